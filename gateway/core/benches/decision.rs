@@ -1,25 +1,34 @@
-//! How long it takes to decide where a request goes: `cargo bench -p gateway-core --bench decision`.
+//! Time of a routing decision: `cargo bench -p gateway-core --bench decision`.
 //!
-//! 64 regions, 1,000 deployments, every region with three quarters of them ready, some suspect, some down. The decision
-//! is all that stands between a body that was read and the first byte to a region: which residency policy it is under, who has the
-//! deployment ready, who of them is well, who is nearest. Each decision is timed alone, for it is the slow one that a
-//! client sees; and the allocator counts, for an allocation is what makes the slow one slow. There is none, but for whoever
-//! narrows its own residency by a header: that policy is worked out for it alone.
+//! 64 regions, 1,000 deployments, each region with three quarters of them ready, some regions suspect, some down. The decision is
+//! all that stands between a body that was read and the first byte to a region: residency, readiness, health, measured response
+//! times, the traffic plan, spillover credits and distance. Each decision is timed alone, because a client notices the slow ones;
+//! and allocations are counted, because they make the slow ones slow. There are none, except for a request whose header narrows
+//! its residency: its allowed regions are computed for it alone.
 
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
 #![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
 
+use gateway_core::circuit::Permille;
+use gateway_core::cold::Outlook;
 use gateway_core::health::{Fleet, Heard};
+use gateway_core::pace::{Patience, Size};
+use gateway_core::priority::Priority;
+use gateway_core::route::{
+    Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route,
+};
+use gateway_core::spill::{Ask, Spill};
+use gateway_core::targets::{Targets, Yardstick};
 use gateway_core::weights::{Told, Weights};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
+use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
-use regions::selection::{self, Candidate, Health, Query, Selection};
 use regions::set::{RegionIndex, RegionSet};
-use regions::weights::{Share, Why, draw};
+use regions::weights::{Share, Why};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -80,8 +89,12 @@ struct World {
     residency: ResidencyPolicy,
     fleet: Fleet,
     latency: LatencyModel,
-    /// What a plan says of every deployment: shares of four regions.
+    /// Response times that were measured for every eighth deployment.
+    targets: Targets<RegionIndex>,
+    /// Shares of four regions for every deployment.
     weights: Weights,
+    /// Credits for every deployment.
+    credits: Spill,
 }
 
 impl World {
@@ -143,41 +156,26 @@ impl World {
             })
             .collect();
         let weights = Weights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
+        let mut targets = Targets::new(Patience::WITH_A_REGION, Yardstick::Own, 8192);
+        targets.watch(routed.iter().copied());
+        for (number, region) in routed.iter().enumerate() {
+            for name in names.iter().step_by(8) {
+                let took = Duration::from_millis(20 + number as u64);
+                targets.took(*region, name, Size::of(100), took, now);
+            }
+        }
+        let mut credits = Spill::default();
+        for region in &routed {
+            credits.heard(*region, names.iter().map(|name| (name.clone(), 1000)).collect(), now);
+        }
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();
-        World { catalogue, routed: set, deployments, residency, fleet, latency, weights }
+        World { catalogue, routed: set, deployments, residency, fleet, latency, targets, weights, credits }
     }
 
-    /// And with a plan: its row, the region that is drawn by it, and what it says of each.
-    fn decide_with_a_plan(
-        &self,
-        name: &str,
-        chance: u16,
-        room: Vec<Candidate>,
-        now: Instant,
-    ) -> (Selection, Option<RegionIndex>) {
-        let mut selection = self.decide(name, Who::Anybody, None, room, now);
-        let (name, RoutedDeployment { anybody: allowed, .. }) = self.deployments.get_key_value(name).unwrap();
-        let shares = self.weights.of(name, self.routed.iter().next().unwrap(), allowed);
-        let usable = |region| allowed.contains(region) && self.fleet.health(region, name) == Health::Healthy;
-        let drawn = draw(shares, usable, chance);
-        for candidate in &mut selection.order {
-            candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
-        }
-        (selection, drawn)
-    }
-
-    /// As the edge decides: the deployment by its name, the residency policy that its request comes under, the choice, in the room of the
-    /// one before.
-    fn decide(
-        &self,
-        name: &str,
-        who: Who<'_>,
-        client: Option<GeoPoint>,
-        room: Vec<Candidate>,
-        now: Instant,
-    ) -> Selection {
-        let (name, RoutedDeployment { anybody, tenant, registered }) =
+    /// Decides as the gateway does: deployment by name, allowed regions, decision, in the memory of the decision before.
+    fn decide(&self, name: &str, who: Who<'_>, request: Request, buffer: Vec<Candidate>) -> RouteDecision {
+        let (deployment, RoutedDeployment { anybody, tenant, registered }) =
             self.deployments.get_key_value(name).unwrap();
         let allowed = match who {
             Who::Anybody => *anybody,
@@ -186,19 +184,89 @@ impl World {
                 anybody.intersect(self.residency.narrow(policy).permitted(&self.catalogue))
             }
         };
-        let query = Query {
-            considered: self.routed,
+        let Request { client, draw, queue, now } = request;
+        let interactive_share = |_| Some(Permille::new(600));
+        let query = RouteQuery {
+            deployment,
+            priority: Priority::Interactive,
             allowed,
             routed: self.routed,
-            serving: self.fleet.serving(name, *registered),
+            serving: self.fleet.serving(deployment, *registered),
             draining: RegionSet::EMPTY,
-            health: &|region| self.fleet.standing(region),
-            rtt: &|region| match client {
-                Some(place) => self.latency.prior_from(place, region),
-                None => self.latency.estimate(region, now),
-            },
+            gateway: self.routed.iter().next().unwrap(),
+            is_client_located: client.is_some(),
+            assigned: None,
+            plan: draw.map(|draw| PlanQuery {
+                weights: &self.weights,
+                draw: Some(draw),
+                interactive_share: &interactive_share,
+            }),
+            spillover: Some(SpilloverQuery {
+                credits: &self.credits,
+                now,
+                request: Ask {
+                    deployment,
+                    priority: Priority::Interactive,
+                    tokens: 100,
+                    left: Duration::from_secs(30),
+                    turned_away: false,
+                    chance: Permille::new(0),
+                },
+            }),
         };
-        selection::select_in(&query, room)
+        route(&query, &Observed { world: self, deployment, client, queue, now }, buffer)
+    }
+}
+
+/// What differs between requests for one deployment.
+#[derive(Clone, Copy)]
+struct Request {
+    client: Option<GeoPoint>,
+    draw: Option<Permille>,
+    queue: Duration,
+    now: Instant,
+}
+
+struct Observed<'a> {
+    world: &'a World,
+    deployment: &'a DeploymentName,
+    client: Option<GeoPoint>,
+    queue: Duration,
+    now: Instant,
+}
+
+impl Observations for Observed<'_> {
+    fn health(&self, region: RegionIndex) -> Health {
+        let health = self.world.fleet.health(region, self.deployment);
+        let ejected = || !self.world.targets.standing(region, self.now).takes(Permille::new(500));
+        if health == Health::Healthy && ejected() { Health::Suspect } else { health }
+    }
+
+    fn rtt(&self, region: RegionIndex) -> Duration {
+        match self.client {
+            Some(point) => self.world.latency.prior_from(point, region),
+            None => self.world.latency.estimate(region, self.now),
+        }
+    }
+
+    fn is_any_cold(&self) -> bool {
+        false
+    }
+
+    fn held_for(&self, _: RegionIndex) -> Option<Duration> {
+        None
+    }
+
+    fn outlook(&self, _: RegionIndex, rtt: Duration) -> Outlook {
+        Outlook { answers_in: rtt, held_for: None }
+    }
+
+    fn fastest(&self, near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex> {
+        self.world.targets.preferred(near, self.deployment, Size::of(100), Permille::new(500), self.now)
+    }
+
+    fn queue_wait(&self, _: RegionIndex) -> Option<Duration> {
+        Some(self.queue)
     }
 }
 
@@ -213,34 +281,33 @@ fn main() {
     );
     println!("{:<44}{:>10}{:>10}{:>10}{:>14}", "", "p50 µs", "p99 µs", "p99.9 µs", "allocations");
     report("the clock alone", &measure(&names, |_| ()));
-    let room = Cell::new(Vec::new());
-    let decide = |who, client| {
+    let buffer = Cell::new(Vec::new());
+    let draws = Cell::new(0u16);
+    let decide = |who, request: Request| {
         measure(&names, |name| {
-            let Selection { order, refused } = world.decide(name, who, client, room.take(), now);
-            black_box((&order, refused));
-            room.set(order);
+            draws.set((draws.get() + 7) % 1000);
+            let draw = request.draw.map(|_| Permille::new(draws.get()));
+            let decision = world.decide(name, who, Request { draw, ..request }, buffer.take());
+            black_box(&decision);
+            buffer.set(decision.candidates);
         })
     };
-    for (what, who, client) in [
-        ("anyone's request", Who::Anybody, None),
-        ("of a tenant with a residency", Who::Tenant, None),
-        ("and from a client whose place is known", Who::Tenant, Some(client)),
+    let plain = Request { client: None, draw: None, queue: Duration::ZERO, now };
+    let located = Request { client: Some(client), ..plain };
+    let planned = Request { draw: Some(Permille::new(0)), ..plain };
+    for (what, who, request) in [
+        ("any tenant's request", Who::Anybody, plain),
+        ("of a tenant with a residency", Who::Tenant, plain),
+        ("and from a client whose location is known", Who::Tenant, located),
+        ("any tenant's, with a traffic plan", Who::Anybody, planned),
     ] {
-        let measured = decide(who, client);
+        let measured = decide(who, request);
         report(what, &measured);
         assert_eq!(measured.1, 0, "{what}: a decision allocates nothing");
     }
-    let chances = Cell::new(0u16);
-    let planned = measure(&names, |name| {
-        chances.set((chances.get() + 7) % 1000);
-        let (Selection { order, refused }, drawn) =
-            world.decide_with_a_plan(name, chances.get(), room.take(), now);
-        black_box((&order, refused, drawn));
-        room.set(order);
-    });
-    report("anyone's, with a plan that has a row for it", &planned);
-    assert_eq!(planned.1, 0, "with a plan: a decision allocates nothing");
-    report("and whose header narrows it further", &decide(Who::Narrowed(&header), Some(client)));
+    let overloaded = Request { queue: Duration::from_millis(400), ..planned };
+    report("and with an overloaded primary (spillover)", &decide(Who::Anybody, overloaded));
+    report("a tenant's, whose header narrows its residency", &decide(Who::Narrowed(&header), located));
 }
 
 /// Nanoseconds of each decision, sorted, and allocations of all.

@@ -23,9 +23,9 @@ use crate::cold::{self, Outlook};
 use crate::priority::Priority;
 use crate::spill::{self, Departure, Spill};
 use crate::weights::{Weights, throw};
+use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::invariants;
-use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::{Share, draw};
 use std::cmp::Reverse;
@@ -265,18 +265,9 @@ pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<C
     order(query, observed, &mut candidates);
     invariants::check_residency(&query.allowed, candidates.iter().map(|candidate| candidate.region))
         .expect("the filter removes forbidden regions first");
-    let departure = departure(query, observed, &candidates, false);
+    let departure = query.spillover.as_ref().and_then(|query| departure(query, observed, &candidates, false));
     let spillover = departure.and_then(|departure| departure.to);
     RouteDecision { candidates, rejected, origin, departure, spillover }
-}
-
-/// Spillover of a request that the admission pool of its primary has rejected.
-pub fn route_rejected(
-    query: &RouteQuery<'_>,
-    observed: &impl Observations,
-    decision: &RouteDecision,
-) -> Option<Departure> {
-    departure(query, observed, &decision.candidates, true)
 }
 
 /// Eligible regions, of which some may be down, and the others with reasons.
@@ -379,14 +370,15 @@ fn mark_fastest(observed: &impl Observations, candidates: &mut [Candidate]) -> b
     fastest == best.region
 }
 
-/// Spillover of a request from its primary. `is_shed`: the primary's admission pool has rejected it.
-fn departure(
-    query: &RouteQuery<'_>,
+/// Decides whether a request spills over from its primary, and to which region. `is_shed`: the primary's admission pool has
+/// rejected it. `None`: there is no primary, or it is calm.
+pub fn departure(
+    query: &SpilloverQuery<'_>,
     observed: &impl Observations,
     candidates: &[Candidate],
     is_shed: bool,
 ) -> Option<Departure> {
-    let SpilloverQuery { credits, now, request } = query.spillover?;
+    let SpilloverQuery { credits, now, request } = *query;
     let request = spill::Ask { turned_away: is_shed, ..request };
     let place = |&Candidate { region, score, .. }: &Candidate| spill::Place {
         region,
@@ -398,7 +390,8 @@ fn departure(
     if request.is_calm_at(home) {
         return None;
     }
-    let usable = |candidate: &&Candidate| candidate.score.health == Health::Healthy && !candidate.score.draining;
+    let usable =
+        |candidate: &&Candidate| candidate.score.health == Health::Healthy && !candidate.score.draining;
     let mut others: Vec<_> = rest.iter().filter(usable).map(place).collect();
     others.sort_unstable_by_key(|other| (other.rtt, other.region));
     credits.decide(&request, home, &others, now)

@@ -1,15 +1,16 @@
 //! From a request's head and body to what the decision hangs on: who asks, for what, for how long, and who may see it.
 
 use super::account::Account;
+use super::admission::{AdmissionPermit, left};
 use super::forward::{Edge, NotForwarded};
 use super::known::About;
 use super::refusals::{
     bad_token, no_bulk, no_model_field, no_model_named, no_region_permitted, not_let_in, residency_too_long,
     unknown_model, unreadable_ask, unreadable_body,
 };
-use super::shedding::{Place, Wants, Way, left};
+use super::router::{RequestDemand, Routable, Route};
 use super::view::{RoutedDeployment, Terms, View};
-use super::watch::{chance, chances};
+use super::watch::chances;
 use crate::intake::{Body, NoBody};
 use crate::names;
 use crate::relay::Crossing;
@@ -86,18 +87,12 @@ pub(super) struct Request {
     pub(super) path: &'static str,
     pub(super) crossing: Crossing,
     pub(super) body: Body,
-    /// Drawn once, so that whoever is asked for it is chosen alike everywhere.
+    /// Draw of the request, made once, so that decisions about it agree.
     pub(super) chance: Permille,
-    /// Where it comes from, as a plan has it: this gateway's place, or the region nearest to a client whose place is known.
-    pub(super) origin: RegionIndex,
-    /// The region that was drawn by the plan's weights.
-    pub(super) drawn: Option<RegionIndex>,
-    /// The region that is asked before all others that may be.
-    pub(super) first: Option<RegionIndex>,
-    /// It is the overflow of a nearer one.
-    pub(super) overflow: bool,
-    /// Its room where it would go first, for as long as it is under way.
-    pub(super) _place: Option<Place>,
+    /// Routing decision.
+    pub(super) route: Route,
+    /// Admission to the pool of the region that it is sent to first, for as long as it is in flight.
+    pub(super) _admission: Option<AdmissionPermit>,
 }
 
 /// A tenant, and what proved it.
@@ -107,17 +102,17 @@ pub(super) struct Authenticated {
 }
 
 impl Request {
-    /// A request for some of the inputs of this one: with another body and another cost, asked of `first` before others,
-    /// and in everything else the same, the regions that may see it before all.
-    /// Its answer must be of the model revision that is `required`.
-    pub(super) fn piece(
+    /// Request for a part of the inputs of this one: with its own body, cost, draw and route, and in everything else the same,
+    /// above all in the regions that may see it. Its response must be of the model revision `required`, if one is given.
+    pub(super) fn part(
         &self,
         body: Body,
         cost: Cost,
-        first: RegionIndex,
+        (chance, route): (Permille, Route),
         required: Option<ModelRevision>,
     ) -> Request {
-        assert!(self.allowed.contains(first), "a piece goes where the whole may go (invariant 1, Residency)");
+        let is_allowed = route.targets().all(|target| self.allowed.contains(target.region));
+        assert!(is_allowed, "a part is sent where the whole may be sent (invariant 1, Residency)");
         Request {
             id: self.id.clone(),
             arrived: self.arrived,
@@ -142,30 +137,29 @@ impl Request {
             path: self.path,
             crossing: self.crossing.clone(),
             body,
-            // Its way is its own.
-            chance: chance(),
-            origin: self.origin,
-            // Pieces are spread by the room that there is.
-            drawn: None,
-            first: Some(first),
-            overflow: false,
-            // The whole has the room of all its pieces.
-            _place: None,
+            chance,
+            route,
+            // The whole was admitted for all of its parts.
+            _admission: None,
         }
     }
 
-    /// Whether `region` has offered to take it from a nearer one.
-    pub(super) fn overflows_to(&self, region: RegionIndex) -> bool {
-        self.overflow && self.first == Some(region)
+    /// Whether the request spills over to `region`.
+    pub(super) fn spills_over_to(&self, region: RegionIndex) -> bool {
+        self.route.spillover == Some(region)
     }
 
-    /// What of it its way hangs on.
+    /// Properties of the request that decisions about it use.
     pub(super) fn about(&self) -> About<'_> {
-        let (size, chance) = (Size::of(self.cost.tokens), self.chance);
+        self.about_part(self.cost, self.chance)
+    }
+
+    /// Properties of a part of the request.
+    pub(super) fn about_part(&self, cost: Cost, chance: Permille) -> About<'_> {
         About {
             deployment: &self.deployment,
             priority: self.priority,
-            size,
+            size: Size::of(cost.tokens),
             chance,
             uses_engine: endpoint::uses_engine(self.path),
         }
@@ -200,7 +194,7 @@ impl Edge {
         let Authenticated { tenant, key } = authenticated;
         let (id, arrived) = (&account.id, account.arrived);
         let ask = self.ask(session)?;
-        self.room_at_the_head(target, view, &tenant, &ask, declared_length(session), arrived)?;
+        self.check_admission(target, view, &tenant, &ask, declared_length(session), arrived)?;
         let body =
             self.intake.body(session, self.owner(session, &tenant)).await.map_err(|none| match none {
                 NoBody::Refused(_, refusal) => NotForwarded::Refused(refusal),
@@ -228,20 +222,14 @@ impl Edge {
             )
             .into());
         }
-        let ([chance, leaves, draw], left) = (chances(), left(ask.timeout, arrived));
-        let planned = self.planned.borrow().clone();
-        let way = Way {
-            view,
-            routed,
-            allowed: **allowed,
-            client: ask.client,
-            chance,
-            draw,
-            place: self.place,
-            weights: planned.as_deref(),
-        };
-        let wants = Wants { tenant: &tenant, residency, priority, tokens: cost.tokens, left, chance: leaves };
-        let room = self.room(&way, &wants)?;
+        let ([chance, leave_draw, draw], left) = (chances(), left(ask.timeout, arrived));
+        let (size, uses_engine) = (Size::of(cost.tokens), endpoint::uses_engine(target.path));
+        let about = About { deployment: &deployment.name, priority, size, chance, uses_engine };
+        let (client, registered) = (ask.client, *registered);
+        let routable = Routable { view, about, allowed: **allowed, registered, client };
+        let demand = RequestDemand { residency, tokens: cost.tokens, left, draw, leave_draw };
+        let mut route = self.router.route(&routable, &demand);
+        let admission = self.admit(&routable, &demand, &tenant, &mut route)?;
         let Terms { policy, allowed } = terms;
         Ok(Request {
             id: id.to_owned(),
@@ -260,7 +248,7 @@ impl Edge {
             key,
             at_ms: account.at_ms,
             tls_ended_here: account.tls_ended_here,
-            registered: *registered,
+            registered,
             revision: *revision,
             required: None,
             may_sleep: deployment.scaling.min == 0,
@@ -268,11 +256,8 @@ impl Edge {
             crossing: Crossing::of(session, &[(headers::PRIORITY, priority.as_str())]),
             body,
             chance,
-            origin: room.origin,
-            drawn: room.drawn,
-            first: room.overflow,
-            overflow: room.overflow.is_some(),
-            _place: room.place,
+            route,
+            _admission: admission,
         })
     }
 

@@ -7,13 +7,14 @@ use super::attempts::Answered;
 use super::cors;
 use super::explain::Explanations;
 use super::models;
+use super::policy::Permit;
 use super::policy_clock::PolicyClock;
 use super::refusals::{no_receipt, no_table_yet, not_served, unknown_model};
+use super::router::Router;
 use super::scatter::Room;
 use super::table::Current;
 use super::tenants::Tenants;
 use super::watch::Watch;
-use super::weights::{Demands, Planned};
 use crate::compress;
 use crate::config::EdgeConfig;
 use crate::events::Times;
@@ -32,7 +33,6 @@ use gateway_core::endpoint::Endpoint;
 use gateway_core::timing::RegionTiming;
 use http::header::CONTENT_ENCODING;
 use pingora::protocols::http::ServerSession;
-use regions::set::RegionIndex;
 use replica_core::wire::error::Fault;
 use replica_core::wire::headers;
 use std::sync::Arc;
@@ -48,11 +48,7 @@ pub(super) struct Edge {
     pub(super) views: watch::Receiver<Current>,
     /// How old what they say may be.
     pub(super) policy_clock: Arc<PolicyClock>,
-    /// What the hub plans for this gateway.
-    pub(super) planned: watch::Receiver<Planned>,
-    pub(super) demands: Arc<Demands>,
-    /// Where it stands.
-    pub(super) place: RegionIndex,
+    pub(super) router: Arc<Router>,
     pub(super) watch: Arc<Watch>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) intake: Arc<Intake>,
@@ -171,12 +167,12 @@ impl Edge {
                 account.admitted(&request);
                 account.promise = self.promise(&request)?;
                 let mut taken = entered.charge(&request.tenant, request.cost, is_packed)?;
-                if let Some(cut) = self.cut(&request, &view).await? {
+                if let Some(cut) = self.cut(&request).await? {
                     return self.scatter(session, &request, &view, cut, &mut taken, account).await;
                 }
                 let answered = tokio::select! {
                     biased;
-                    answered = self.go(&request, &view, &mut account.trail) => answered?,
+                    answered = self.forward(&request, Permit::of(&request, &view), &mut account.trail) => answered?,
                     () = relay::client_gone(session) => return Err(NotForwarded::ClientGone),
                 };
                 Ok(self.relay(session, &request, &mut taken, answered, account).await)

@@ -9,13 +9,14 @@
 //!
 //! [`table`] follows the hub's route table and [`weights`] its plan, and both survive without the hub; [`reports`] hears the regions; [`known`] is
 //! what is known of them, and [`watch`] shares it. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
-//! who asks for what and who may see it, [`tenants`] who may ask at all and [`allowances`] what each has left, [`shedding`] whether there is room
+//! who asks for what and who may see it, [`tenants`] who may ask at all and [`allowances`] what each has left, [`admission`] whether there is room
 //! for it, and [`attempts`] goes from region to region, with a [`race`] of two at most under way. [`scatter`] does that
 //! with the pieces of a request that is too large for one replica. [`policy`] checks, before each attempt, what may be sent by the
 //! newest table, and [`policy_clock`] how old that is. [`account`] is what is told of it afterwards, and
 //! [`operations`] where operators ask.
 
 mod account;
+mod admission;
 mod admit;
 mod allowances;
 mod attempts;
@@ -33,9 +34,9 @@ mod race;
 mod refusals;
 mod reload;
 mod reports;
+mod router;
 mod scatter;
 mod scrape;
-mod shedding;
 mod snapshot;
 mod table;
 mod tenants;
@@ -228,8 +229,15 @@ pub async fn run(
             (None, None)
         }
     };
-    let place =
+    let gateway =
         config.catalogue.index_of(&config.place).expect("a place that is configured is in the catalogue");
+    let router = Arc::new(router::Router {
+        gateway,
+        is_spillover_enabled: config.spill,
+        watch: watch.clone(),
+        planned: planned.subscribe(),
+        demands: Arc::clone(&demands),
+    });
     let explanations = Arc::new(explain::Explanations::new());
     let scattering = Arc::new(scatter::Room::new());
     if let Some(file) = config.tenants.clone() {
@@ -245,11 +253,9 @@ pub async fn run(
         config: config.clone(),
         health: Health::default(),
         tenants: tenants.clone(),
-        place,
         views: views.subscribe(),
         policy_clock: policy_clock.clone(),
-        planned: planned.subscribe(),
-        demands: demands.clone(),
+        router: router.clone(),
         plan_counts,
         watch: watch.clone(),
         metrics: metrics.clone(),
@@ -287,9 +293,7 @@ pub async fn run(
         tenants,
         views: views.subscribe(),
         policy_clock,
-        planned: planned.subscribe(),
-        demands,
-        place,
+        router,
         watch,
         upstream,
         intake,

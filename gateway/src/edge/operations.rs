@@ -10,12 +10,13 @@
 
 use super::explain::{self, Explanations, KEPT_MAX, health_word};
 use super::policy_clock::PolicyClock;
+use super::router::Router;
 use super::scatter::Room;
 use super::scrape;
 use super::table::Current;
 use super::tenants::Tenants;
 use super::watch::Watch;
-use super::weights::{Demands, PlanCounts, Planned};
+use super::weights::PlanCounts;
 use crate::circuits;
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
@@ -24,12 +25,10 @@ use crate::metrics::{CONTENT_TYPE, EdgeMetrics, ListenerMetrics};
 use crate::receipts::Gauge;
 use crate::upstream::Upstream;
 use axum::Json;
-use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use regions::set::RegionIndex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,11 +43,9 @@ pub(super) struct Operations {
     /// Checks of its own state, one at a time.
     pub(super) health: Health,
     pub(super) tenants: Arc<Tenants>,
-    pub(super) place: RegionIndex,
     pub(super) views: watch::Receiver<Current>,
     pub(super) policy_clock: Arc<PolicyClock>,
-    pub(super) planned: watch::Receiver<Planned>,
-    pub(super) demands: Arc<Demands>,
+    pub(super) router: Arc<Router>,
     pub(super) plan_counts: Arc<PlanCounts>,
     pub(super) watch: Arc<Watch>,
     pub(super) metrics: Arc<EdgeMetrics>,
@@ -73,7 +70,7 @@ pub(super) struct Operations {
 
 /// Serves operators for ever.
 pub(super) async fn serve(socket: TcpListener, operations: Operations) {
-    let router = Router::new()
+    let router = axum::Router::new()
         .route("/livez", get(alive))
         .route("/readyz", get(ready))
         .route("/routes", get(routes))
@@ -118,8 +115,8 @@ async fn metrics(State(operations): State<Operations>) -> impl IntoResponse {
 }
 
 async fn routes(State(operations): State<Operations>) -> Json<Value> {
-    let Operations { config, views, planned, watch, .. } = operations;
-    let plan = planned.borrow().as_ref().map(|weights| weights.generation.to_string());
+    let Operations { config, views, router, watch, .. } = operations;
+    let plan = router.planned.borrow().as_ref().map(|weights| weights.generation.to_string());
     let Some(view) = views.borrow().clone() else {
         return Json(json!({"generation": null, "regions": []}));
     };

@@ -5,7 +5,7 @@
 //! a newer table is not wider for it: what it was admitted under is never exceeded.
 //!
 //! While no newer table has come this is one comparison of pointers. Hedges, retries and the parts of a split request all go
-//! through it, because they all go through [`Edge::go`].
+//! through it, because they all go through [`Edge::forward`].
 //!
 //! A gateway that no hub has answered for longer than `policy_max_age` does not know what has been narrowed meanwhile. It
 //! rejects requests of locked deployments, and serves all others ([`PolicyClock`]).

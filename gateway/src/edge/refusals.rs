@@ -11,6 +11,7 @@ use gateway_core::endpoint::{Endpoint, NotServed};
 use gateway_core::jwt::{TOKEN_BYTES_MAX, TokenProblem};
 use gateway_core::keys::KeyProblem;
 use gateway_core::residency::Residency;
+use gateway_core::route::RejectReason;
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::cut::TooManyInputs;
 use gateway_core::shed::{Reason, Shed};
@@ -19,7 +20,6 @@ use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::DeploymentName;
 use regions::residency::{PolicyError, ResidencyPolicy};
-use regions::selection::Ineligible;
 use regions::set::RegionSet;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
@@ -357,11 +357,10 @@ pub(super) fn deadline_passed(timeout: Duration) -> Refusal {
 }
 
 /// Why a region could not take a request.
-pub(super) fn in_words(reason: Ineligible) -> &'static str {
+pub(super) fn in_words(reason: RejectReason) -> &'static str {
     match reason {
-        Ineligible::ForbiddenByResidency => "forbidden",
-        Ineligible::NotInRouteTable => "not registered",
-        Ineligible::NotDeployedThere => "no replica ready",
-        Ineligible::Down => "down",
+        RejectReason::ForbiddenByResidency => "forbidden",
+        RejectReason::NotServing => "no replica ready",
+        RejectReason::Down => "down",
     }
 }

@@ -139,7 +139,7 @@ impl Ear {
         }
         let region = self.way.region;
         self.watch.loaded(region, &report, asked);
-        self.watch.shedding.heard(region, &report);
+        self.watch.admission.reported(region, &report);
         // What it would hold until a replica is ready is served as well.
         let serves = |load: &Load| load.ready > 0 || load.ready_in.is_some();
         let ready = report.deployments.iter().filter(|(_, load)| serves(load));

@@ -27,7 +27,7 @@ pub(super) fn text(operations: &Operations) -> String {
     let Operations {
         config,
         views,
-        planned,
+        router,
         metrics,
         intake,
         connections,
@@ -41,7 +41,7 @@ pub(super) fn text(operations: &Operations) -> String {
 
     let generation = views.borrow().as_ref().map(|view| view.generation);
     let (epoch, number) = generation.map_or((0, 0), |generation| (generation.epoch, generation.number));
-    let plan = planned.borrow().clone();
+    let plan = router.planned.borrow().clone();
     let (plan_epoch, plan_number) =
         plan.as_ref().map_or((0, 0), |plan| (plan.generation.epoch, plan.generation.number));
     let open = operations.connections_max - connections.available_permits();
@@ -103,7 +103,7 @@ pub(super) fn text(operations: &Operations) -> String {
         (
             "meridian_gateway_demand_missed_total",
             "Requests that no plan knows of, because there were too many classes.",
-            operations.demands.missed(),
+            operations.router.demands.missed(),
         ),
     ] {
         text.single(name, Kind::Counter, help, count);

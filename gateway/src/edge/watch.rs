@@ -3,8 +3,8 @@
 //! [`Known`] and `gateway_core` decide; here are the lock around it, the clock, the dice, and the bell that wakes requests
 //! which wait for a region that has got worse. The lock is held for one decision at a time and never across an await.
 
+use super::admission::Admission;
 use super::known::{About, Known};
-use super::shedding::Shedding;
 use gateway_core::circuit::Permille;
 use gateway_core::health::{Heard, LOOK_PERIOD_MAX, Worse};
 use gateway_core::outcome::Failure;
@@ -14,8 +14,8 @@ use gateway_core::targets::{CircuitState, UnderWay};
 use rand::Rng;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
-use regions::id::DeploymentName;
 use regions::health::Health;
+use regions::id::DeploymentName;
 use regions::set::RegionIndex;
 use scheduler_core::spoke::Report;
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ const LOOK_PERIOD: Duration = LOOK_PERIOD_MAX.checked_div(2).expect("two is not 
 pub(crate) struct Watch {
     known: Mutex<Known>,
     /// How much there is before each region, and whose.
-    pub(super) shedding: Shedding,
+    pub(super) admission: Admission,
     bell: watch::Sender<()>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn chances() -> [Permille; 3] {
 impl Watch {
     pub(crate) fn new(place: GeoPoint, catalogue: &Catalogue) -> Watch {
         let known = Known::new(place, catalogue, Instant::now());
-        Watch { known: Mutex::new(known), shedding: Shedding::default(), bell: watch::Sender::new(()) }
+        Watch { known: Mutex::new(known), admission: Admission::default(), bell: watch::Sender::new(()) }
     }
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {

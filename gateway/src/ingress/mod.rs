@@ -328,7 +328,7 @@ impl Ingress {
         }
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
         let whose =
-            if session.get_header(headers::OVERFLOW).is_some() { Whose::Overflow } else { Whose::Own };
+            if session.get_header(headers::SPILLOVER).is_some() { Whose::Overflow } else { Whose::Own };
         let body = self.intake.body(session, Owner::default()).await?;
         let request = Passing {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
@@ -346,7 +346,7 @@ impl Ingress {
             deadline,
             chance: chance(),
             band: hold::band(text(session, headers::PRIORITY)?),
-            elsewhere: milliseconds(session, headers::ELSEWHERE_MS)?,
+            elsewhere: milliseconds(session, headers::ALTERNATIVE_MS)?,
         };
         arrival.commit().await.map_err(|NoReceipt| self.no_receipt())?;
         self.spoke.lock().arrived(&request.deployment, request.tokens, whose, Instant::now());

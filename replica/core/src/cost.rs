@@ -90,12 +90,12 @@ impl CostModel {
     pub fn cost(&self) -> Option<BatchCost> {
         let fixed = self.fixed?;
         let per_token = (self.seconds - fixed * self.count) / self.tokens;
-        // A fixed part that explains everything leaves nothing for the tokens; some billionth of a second is never wrong.
+        // If the fixed cost explains the whole time, the cost per token would be 0; a billionth of a second is harmless.
         Some(BatchCost { fixed, per_token: per_token.max(1e-9) })
     }
 }
 
-/// Seconds to a duration; what is not a time at all is for ever.
+/// Converts seconds to a duration; values that are not a valid time become the maximum.
 pub(crate) fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
@@ -118,7 +118,7 @@ mod tests {
         assert!(near(cost.fixed, fixed) && near(cost.per_token, per_token), "{cost:?}");
     }
 
-    /// Sizes from 10 to 500, in no order.
+    /// Returns sizes from 10 to 500 in pseudorandom order.
     fn sizes() -> impl Iterator<Item = u64> {
         (0..400).map(|n| 10 + n * 7919 % 491)
     }
@@ -134,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn the_fixed_part_and_the_slope_are_found() {
+    fn fixed_cost_and_slope_are_learnt() {
         check(learnt(sizes().map(|n| (n, 2e-3 + 1e-4 * n as f64))), 2e-3, 1e-4);
         check(learnt(sizes().map(|n| (n, 1e-4 * n as f64))), 0.0, 1e-4);
     }
 
     #[test]
-    fn batches_of_one_size_leave_the_fixed_part_as_it_was_learnt() {
+    fn batches_of_one_size_do_not_change_the_fixed_cost() {
         let before = sizes().map(|n| (n, 2e-3 + 1e-4 * n as f64));
         check(learnt(before.chain((0..1000).map(|_| (256, 2e-3 + 1e-4 * 256.0)))), 2e-3, 1e-4);
     }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn short_batches_are_as_fast_as_promised() {
+    fn short_batches_have_the_requested_speed() {
         let cost = BatchCost { fixed: 2e-3, per_token: 1e-4 };
         assert_eq!(cost.tokens_at(0.95), 380);
         let speed = |tokens: u64| tokens as f64 * cost.per_token / cost.time(tokens).as_secs_f64();

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_that_does_not_exist_is_refused_with_those_that_do() {
+    fn an_unknown_priority_is_rejected_with_the_known_ones() {
         for given in ["", "Bulk", "batch"] {
             let refusal = Priority::of(Some(given), 1).expect_err(given);
             assert_eq!((refusal.code, refusal.param), (ErrorCode::InvalidHeader, Some(headers::PRIORITY)));

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_as_large_as_its_next_handful() {
+    fn the_size_of_a_job_is_that_of_its_next_chunk() {
         assert_eq!(JobSize::of(1, CHUNK_BYTES), JobSize::Short);
         assert_eq!(JobSize::of(1, CHUNK_BYTES + 1), JobSize::Long);
         assert_eq!(JobSize::of(HUGE_BYTES, HUGE_BYTES), JobSize::Long);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_job_that_comes_late_waits_for_one_turn_of_others() {
+    fn a_short_job_waits_for_one_turn_of_long_jobs() {
         let mut queue = TokenizationQueue::new(2);
         (100..200).for_each(|job| queue.push(job, JobSize::Long));
         assert_eq!(order(&mut queue, 3), [100, 101, 102]);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn one_worker_always_remains_for_what_is_not_huge() {
+    fn one_worker_is_reserved_for_jobs_that_are_not_huge() {
         let mut queue = TokenizationQueue::new(3);
         (100..110).for_each(|job| queue.push(job, JobSize::Huge));
         assert_eq!(order(&mut queue, 9), [100, 101], "two of three workers");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_worker_takes_huge_texts_too() {
+    fn a_single_worker_takes_huge_texts() {
         let mut queue = TokenizationQueue::new(1);
         queue.push(100, JobSize::Huge);
         assert_eq!(queue.take(), Some((100, JobSize::Huge)));

@@ -23,7 +23,7 @@ std::uint8_t format_of(tle::DataType type) noexcept
     }
 }
 
-// The rows are whatever comes before the last dimension: a beam or a step of one does not count.
+// The number of rows is the product of all dimensions but the last: a dimension for one beam or step does not count.
 void take(Answer& answer, tle::Tensor const& tensor)
 {
     auto const shape = tensor.getShape();
@@ -43,7 +43,7 @@ void take(Answer& answer, tle::Tensor const& tensor)
     answer.kind = kRows;
 }
 
-// Releases differ in whether what was gathered from the context is called so.
+// Releases differ in whether the name of a context output has the prefix `context_`.
 std::optional<tle::Tensor> additional(tle::Result const& result, std::string const& name)
 {
     for (auto const& output : result.additionalOutputs)
@@ -68,7 +68,7 @@ std::optional<tle::Tensor> tensor_of(tle::Result const& result, Wanted const& wa
 
 void read_into(Answer& answer, tle::Response const& response, Wanted const& wanted)
 {
-    // Everything that was submitted has one; 0 belongs to nobody.
+    // Every submitted request has a client id; 0 is never used.
     answer.tag = response.getClientId().value_or(0);
     if (response.hasError())
     {
@@ -86,7 +86,7 @@ void read_into(Answer& answer, tle::Response const& response, Wanted const& want
     auto const tensor = tensor_of(result, wanted);
     if (!tensor)
     {
-        throw std::runtime_error("the answer lacks the output that was asked for; does the engine have it?");
+        throw std::runtime_error("the response lacks the requested output; build the engine with it");
     }
     take(answer, *tensor);
 }

@@ -1,4 +1,4 @@
-// What the executor answered, read once: the tensor that was asked for, or why there is none.
+// Conversion of the executor's responses: the requested tensor, or an error message.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,15 @@ struct Answer
     std::size_t width{0};
 };
 
-// Which tensor of a result is the answer.
+// Selects the tensor of a result.
 struct Wanted
 {
     DecoderOutput output{};
-    // The name of an additional output.
+    // Name of an additional output.
     std::string tensor;
 };
 
-// Never throws: one response that cannot be read is one request's misfortune.
+// Never throws: a response that cannot be converted is an error of its request only.
 Answer read(tle::Response const& response, Wanted const& wanted) noexcept;
 
 class Answers::Impl

@@ -1,11 +1,11 @@
-// Decoders: one prompt in, one token asked for, and of what the model computed on the way the tensor that is wanted.
+// Decoders: one prompt in, one generated token, and the requested tensor of the forward pass.
 //
-// What is known of the executor and shapes this page:
-// * Two threads that enqueue at once can be given one id, so enqueueing has a mutex.
-// * After shutdown every function throws, and a thread that waits for answers then may be thrown out of a map. So whoever
-//   polls has ended before; Rust sees to that.
-// * Parameters were put into the middle of constructors between releases, so objects are made with what cannot move and
-//   then set, field by field. All fields are set: a default that changes is then none of ours.
+// Properties of the executor on which this file relies:
+// * Two threads that enqueue at once can get the same id, so enqueueing has a mutex.
+// * After shutdown every function throws, and a thread that waits for responses then may get an exception from a map.
+//   So the polling thread must have ended before; the Rust side ensures that.
+// * Parameters were inserted into the middle of constructors between releases, so objects are constructed with stable
+//   parameters only and then set, field by field. All fields are set, so that a changed default has no effect.
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -28,7 +28,7 @@
 namespace meridian::trtllm
 {
 
-// Rust counts on these numbers of the vendor's, or this page does.
+// The Rust side or this file relies on these numbers of the vendor.
 static_assert(static_cast<int>(tle::FinishReason::kTIMED_OUT) == 4);
 static_assert(static_cast<int>(tle::FinishReason::kCANCELLED) == 5);
 static_assert(static_cast<int>(tle::ModelType::kDECODER_ONLY) == 0);
@@ -41,7 +41,7 @@ std::string text(rust::String const& given)
     return std::string(given.data(), given.size());
 }
 
-// A decoder answers one token, so that is the least there is to compute; nobody reads it.
+// A decoder must generate at least one token; it is not used.
 constexpr tle::SizeType32 kOneToken = 1;
 
 } // namespace
@@ -56,7 +56,7 @@ public:
         executor_.emplace(std::filesystem::path(text(settings.directory)), tle::ModelType::kDECODER_ONLY, config(settings));
         if (!executor_->canEnqueueRequests())
         {
-            throw std::runtime_error("this process is not the leader of its MPI world and can take no requests");
+            throw std::runtime_error("this process is not the leader of its MPI world and cannot accept requests");
         }
     }
 
@@ -87,7 +87,7 @@ public:
 
     void shutdown()
     {
-        // Whoever is enqueueing finishes first; whoever comes later is told that it is over.
+        // A concurrent enqueue finishes first; later ones fail because the executor is closed.
         std::lock_guard<std::mutex> const one_at_a_time(enqueue_);
         executor().shutdown();
     }
@@ -130,12 +130,12 @@ private:
         return config;
     }
 
-    // The fields that are optional objects (adapters, decoding, debugging, speculation, guidance, cache transfer) are left
-    // absent, which is what they are for an embedder.
+    // The optional object fields (adapters, decoding, debugging, speculation, guidance, cache transfer) are left empty,
+    // as is right for embedding models.
     tle::ExecutorConfig config(DecoderSettings const& settings) const
     {
         tle::KvCacheConfig cache;
-        // Blocks that are found again are not computed again, and then their states are missing from the output.
+        // Reused cache blocks are not computed again, and their states would be missing from the output.
         cache.setEnableBlockReuse(false);
         cache.setEnablePartialReuse(false);
         cache.setCopyOnPartialReuse(false);
@@ -152,7 +152,7 @@ private:
         config.setMaxNumTokens(static_cast<tle::SizeType32>(settings.max_batch_tokens));
         config.setSchedulerConfig(tle::SchedulerConfig(tle::CapacitySchedulerPolicy::kGUARANTEED_NO_EVICT));
         config.setKvCacheConfig(cache);
-        // A prompt in pieces has its last state in the last piece only.
+        // With a chunked context, only the last chunk contains the last state.
         config.setEnableChunkedContext(false);
         config.setNormalizeLogProbs(false);
         config.setIterStatsMaxIterations(1000);
@@ -163,7 +163,7 @@ private:
         config.setGpuWeightsPercent(1.0F);
         config.setMaxQueueSize(static_cast<tle::SizeType32>(settings.max_queue));
         config.setExtendedRuntimePerfKnobConfig(tle::ExtendedRuntimePerfKnobConfig(true, false, false, 0));
-        // 0 would be a loop that never sleeps.
+        // 0 would be a busy loop.
         config.setRecvPollPeriodMs(1);
         config.setMaxSeqIdleMicroseconds(180'000'000);
         config.setAdditionalModelOutputs(taps());

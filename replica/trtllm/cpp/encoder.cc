@@ -1,8 +1,8 @@
-// Encoders: BERT, RoBERTa and XLM-RoBERTa over plain TensorRT, with packed input.
+// Encoders: BERT, RoBERTa and XLM-RoBERTa on plain TensorRT, with packed input.
 //
-// TensorRT-LLM builds these engines and has no executor for them: its `kENCODER_ONLY` is read by nobody. They are ordinary
-// TensorRT engines with one plugin for attention, which takes the tokens of all sequences one after another and their
-// lengths beside them. Positions and token types are inputs like the tokens, so they are what the caller says they are.
+// TensorRT-LLM builds these engines and has no executor for them: its `kENCODER_ONLY` is unused. They are ordinary
+// TensorRT engines with one plugin for attention, whose inputs are the concatenated tokens of all sequences and their
+// lengths. Positions and token types are inputs like the tokens, provided by the caller.
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -42,7 +42,7 @@ void check(bool done, std::string what)
     }
 }
 
-// Memory of the device. It only grows, so a batch allocates nothing once the largest has been seen.
+// Device memory. It only grows, so a batch allocates nothing once the largest has been computed.
 class DeviceBuffer
 {
 public:
@@ -60,7 +60,7 @@ public:
         if (bytes > bytes_)
         {
             void* larger = nullptr;
-            check(cudaMalloc(&larger, bytes), "memory of the GPU");
+            check(cudaMalloc(&larger, bytes), "cannot allocate GPU memory");
             cudaFree(std::exchange(data_, larger));
             bytes_ = bytes;
         }
@@ -77,14 +77,14 @@ class Stream
 public:
     void open()
     {
-        // Whoever waits for the GPU sleeps; by default a core would spin.
+        // A thread that waits for the GPU sleeps; by default it would spin.
         cudaError_t const code = cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync);
-        // A process that has used the GPU before keeps the flags it had.
+        // A process that has used the GPU before keeps its flags.
         if (code != cudaErrorSetOnActiveProcess)
         {
             check(code, "the GPU");
         }
-        check(cudaStreamCreate(&stream_), "a stream of the GPU");
+        check(cudaStreamCreate(&stream_), "cannot create a CUDA stream");
     }
 
     ~Stream()
@@ -146,7 +146,7 @@ constexpr char const* kTokens = "input_ids";
 constexpr char const* kTypes = "token_type_ids";
 constexpr char const* kPositions = "position_ids";
 constexpr char const* kLengths = "input_lengths";
-// Only its shape is read: how long the longest sequence is.
+// Only its shape is used: the length of the longest sequence.
 constexpr char const* kLongest = "max_input_length";
 
 } // namespace
@@ -202,11 +202,11 @@ public:
         std::vector<char> const blob = read_file(path);
         stream_.open();
         runtime_.reset(nvinfer1::createInferRuntime(Log::instance()));
-        check(runtime_ != nullptr, "TensorRT does not start");
+        check(runtime_ != nullptr, "cannot create a TensorRT runtime");
         engine_.reset(runtime_->deserializeCudaEngine(blob.data(), blob.size()));
-        check(engine_ != nullptr, "TensorRT does not accept the engine " + path);
+        check(engine_ != nullptr, "TensorRT cannot deserialize the engine " + path);
         context_.reset(engine_->createExecutionContext());
-        check(context_ != nullptr, "there is no room to run the engine " + path);
+        check(context_ != nullptr, "not enough GPU memory to run the engine " + path);
         for (int at = 0; at < engine_->getNbIOTensors(); ++at)
         {
             std::string const name = engine_->getIOTensorName(at);
@@ -248,18 +248,18 @@ public:
         auto const shape = context_->getTensorShape(outputs_[0].c_str());
         if (shape.nbDims != 2 || shape.d[0] < 0 || shape.d[1] < 1)
         {
-            check(false, "the engine does not say how large its output is");
+            check(false, "the engine does not report the size of its output");
         }
         rows.format = format_;
         rows.rows = static_cast<std::size_t>(shape.d[0]);
         rows.width = static_cast<std::size_t>(shape.d[1]);
         rows.data.resize(rows.rows * rows.width * width_of(format_));
         void* const device = output_.sized(rows.data.size());
-        check(context_->setTensorAddress(outputs_[0].c_str(), device), "the output has no place");
-        check(context_->enqueueV3(stream_.get()), "the engine did not run");
+        check(context_->setTensorAddress(outputs_[0].c_str(), device), "cannot set the address of the output");
+        check(context_->enqueueV3(stream_.get()), "cannot enqueue the engine");
         check(cudaMemcpyAsync(rows.data.data(), device, rows.data.size(), cudaMemcpyDeviceToHost, stream_.get()),
-            "rows from the GPU");
-        check(cudaStreamSynchronize(stream_.get()), "the engine did not finish");
+            "cannot copy rows from the GPU");
+        check(cudaStreamSynchronize(stream_.get()), "the engine failed");
     }
 
     std::string failure;
@@ -293,17 +293,17 @@ private:
         }
         else if (bound.name != kTokens)
         {
-            throw std::runtime_error("the engine has an input `" + bound.name + "` that nobody here knows");
+            throw std::runtime_error("the engine has an input `" + bound.name + "`, which is not supported");
         }
         char const* const name = bound.name.c_str();
         std::size_t const bytes = values.size() * sizeof(std::int32_t);
         void* const device = bound.device->sized(bytes);
-        check(context_->setInputShape(name, line(values.size())), "the batch does not fit the engine's `" + bound.name + "`");
-        check(context_->setTensorAddress(name, device), "`" + bound.name + "` has no place");
-        check(cudaMemcpyAsync(device, values.data(), bytes, cudaMemcpyHostToDevice, stream_.get()), "tokens to the GPU");
+        check(context_->setInputShape(name, line(values.size())), "the batch does not match the shape of the engine's input `" + bound.name + "`");
+        check(context_->setTensorAddress(name, device), "`" + bound.name + "`: cannot set its address");
+        check(cudaMemcpyAsync(device, values.data(), bytes, cudaMemcpyHostToDevice, stream_.get()), "cannot copy tokens to the GPU");
     }
 
-    // In the order in which they need each other; destroyed in reverse.
+    // In the order of dependencies; destroyed in reverse.
     Stream stream_;
     std::unique_ptr<nvinfer1::IRuntime> runtime_;
     std::unique_ptr<nvinfer1::ICudaEngine> engine_;

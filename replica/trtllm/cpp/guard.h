@@ -1,9 +1,9 @@
-// Where exceptions end.
+// Conversion of exceptions to error messages.
 //
-// Nothing that is thrown may pass into Rust. cxx turns what derives from std::exception into an error and ends the process
-// for anything else; the vendor's code throws its own classes, other libraries throw theirs, and MPI throws numbers. So every
-// function of the shim is noexcept and has all that can throw inside of `guarded`, which makes a value of it: bytes, because
-// nobody promises that a message is UTF-8.
+// No exception may pass into Rust. cxx converts exceptions that derive from std::exception and terminates the process
+// for others; the vendor's code throws its own classes, other libraries throw theirs, and MPI throws numbers. So every
+// function of the shim is noexcept and runs all code that can throw inside `guarded`, which returns the message: as
+// bytes, because messages need not be UTF-8.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,8 @@ inline rust::Slice<std::uint8_t const> lent(std::string_view text)
     return {reinterpret_cast<std::uint8_t const*>(text.data()), text.size()};
 }
 
-// Calls `work`; returns what it threw, in words, or nothing. An empty message is replaced, so that it still is a failure.
+// Calls `work`; returns the message of its exception, or an empty string. An empty message is replaced, so that it
+// remains an error.
 template <typename Work>
 std::string guarded(Work&& work) noexcept
 {

@@ -33,7 +33,7 @@ std::string Log::complaint(std::string what) noexcept
 
 Log& Log::instance() noexcept
 {
-    // Never destroyed: the runtime may still write to it while the process ends.
+    // Never destroyed: the runtime may still write to it while the process exits.
     static Log* const log = new Log;
     return *log;
 }

@@ -1,4 +1,4 @@
-// The vendor's plugins and its log, once for the process.
+// The vendor's plugins and logger, once for the process.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 namespace meridian::trtllm
 {
 
-// Keeps the last complaint: TensorRT's functions say only that they failed, and the reason goes to the log.
+// Keeps the last error message: TensorRT's functions report only failure, and the reason is logged.
 class Log : public nvinfer1::ILogger
 {
 public:
     void log(Severity severity, nvinfer1::AsciiChar const* message) noexcept override;
 
-    // `what`, and the last complaint since this was asked.
+    // Returns `what`, with the last error message since the previous call.
     std::string complaint(std::string what) noexcept;
 
     static Log& instance() noexcept;

@@ -1,6 +1,6 @@
-// What Rust sees of TensorRT-LLM and TensorRT: a few classes whose functions never throw.
+// Interface of TensorRT-LLM and TensorRT for Rust: a few classes whose functions never throw.
 //
-// No header of the vendor is included here, so the generated side of the bridge compiles without one.
+// No header of the vendor is included here, so that the generated side of the bridge compiles without them.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Outcome;
 struct Statistics;
 struct Submitted;
 
-// Answers that the executor had ready. They own the tensors and lend them, so nothing is copied at the bridge.
+// Responses that the executor had ready. They own the tensors and return views, so no data is copied at the bridge.
 class Answers
 {
 public:
@@ -28,10 +28,10 @@ public:
     explicit Answers(std::unique_ptr<Impl> impl);
     ~Answers();
 
-    // Why asking failed; empty if it did not.
+    // Error message of the poll; empty on success.
     rust::Slice<std::uint8_t const> failure() const noexcept;
     std::size_t size() const noexcept;
-    // The client's id of the request, which is what Rust gave it.
+    // Client id of the request, as set by Rust.
     std::uint64_t tag(std::size_t index) const noexcept;
     // 0 rows, 1 failed, 2 cancelled, 3 timed out.
     std::uint8_t kind(std::size_t index) const noexcept;
@@ -46,7 +46,7 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// An executor with one model.
+// Executor with one model.
 class Decoder
 {
 public:
@@ -54,17 +54,17 @@ public:
     explicit Decoder(std::unique_ptr<Impl> impl);
     ~Decoder();
 
-    // Why it could not be opened; empty if it was.
+    // Error message of opening; empty on success.
     rust::Slice<std::uint8_t const> failure() const noexcept;
-    // From any thread.
+    // May be called from any thread.
     Submitted submit(std::uint64_t tag, rust::Slice<std::int32_t const> tokens) const noexcept;
-    // From any thread. The answer comes later, as that of the request, if the request was not answered before.
+    // May be called from any thread. The response follows as that of the request, if the request has not ended before.
     Outcome cancel(std::uint64_t id) const noexcept;
-    // From one thread at a time; waits no longer than this for at least one answer.
+    // Must be called from one thread at a time; waits for at least one response, at most for the timeout.
     std::unique_ptr<Answers> poll(std::uint32_t timeout_ms) const noexcept;
-    // Of the iterations since the last call.
+    // Statistics of the iterations since the last call.
     Statistics statistics() const noexcept;
-    // When nobody polls any more. Waits for what is active, so that is cancelled first.
+    // Must be called after polling has ended. Waits for active requests, so they are cancelled first.
     Outcome shutdown() const noexcept;
 
 private:
@@ -73,7 +73,7 @@ private:
 
 std::unique_ptr<Decoder> open_decoder(DecoderSettings const& settings) noexcept;
 
-// The rows of one packed batch.
+// Rows of one packed batch.
 class EncoderRows
 {
 public:
@@ -91,7 +91,7 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// An encoder with packed input.
+// Encoder with packed input.
 class Encoder
 {
 public:
@@ -101,7 +101,7 @@ public:
 
     rust::Slice<std::uint8_t const> failure() const noexcept;
     EncoderLimits limits() const noexcept;
-    // From one thread at a time; returns when the rows are there.
+    // Must be called from one thread at a time; returns when the rows are available.
     std::unique_ptr<EncoderRows> run(EncoderInput const& input) const noexcept;
 
 private:
@@ -110,9 +110,9 @@ private:
 
 std::unique_ptr<Encoder> open_encoder(rust::Str path) noexcept;
 
-// The version whose headers this was compiled against.
+// Returns the version of the headers at compile time.
 rust::String executor_version() noexcept;
-// The version of the library that was loaded: 1000 or 10000 times the major one, as the library counts.
+// Returns the version of the loaded library: 1000 or 10000 times the major version, as encoded by the library.
 std::int32_t tensorrt_version() noexcept;
 
 } // namespace meridian::trtllm

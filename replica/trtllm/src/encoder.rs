@@ -175,7 +175,7 @@ fn work(engine: &UniquePtr<bridge::Encoder>, jobs: &Receiver<EncodeJob>, totals:
             continue;
         }
         let awaited: Vec<bool> = job.slots.iter().map(|slot| slot.is_awaited()).collect();
-        let batch = job.batch.only(|index| awaited[index]);
+        let batch = job.batch.select(|index| awaited[index]);
         let slots: Vec<&ResultSlot> = job
             .slots
             .iter()
@@ -192,7 +192,7 @@ fn work(engine: &UniquePtr<bridge::Encoder>, jobs: &Receiver<EncodeJob>, totals:
             Err(_) => {
                 totals.retried_batches.fetch_add(1, Ordering::Relaxed);
                 for (index, slot) in slots.iter().enumerate() {
-                    let alone = run(engine, &batch.only(|other| other == index), totals);
+                    let alone = run(engine, &batch.select(|other| other == index), totals);
                     let rows = alone.map(|mut rows| rows.pop().unwrap_or_default());
                     slot.put(rows.map_err(ExecutorError::BatchFailed));
                 }

@@ -47,13 +47,13 @@ pub struct Versions {
 pub fn versions() -> Versions {
     Versions {
         tensorrt_llm: bridge::executor_version(),
-        tensorrt: written(bridge::tensorrt_version()),
+        tensorrt: format_version(bridge::tensorrt_version()),
         double: cfg!(feature = "tensorrt-llm-double"),
     }
 }
 
 /// Formats a version number: TensorRT encodes 10.14.1 as 101401, and 8.6.1 as 8601.
-fn written(version: i32) -> String {
+fn format_version(version: i32) -> String {
     let (major, rest) = if version >= 10_000 { (10_000, 100) } else { (1_000, 100) };
     format!("{}.{}.{}", version / major, version % major / rest, version % rest)
 }
@@ -62,8 +62,8 @@ fn written(version: i32) -> String {
 mod tests {
     #[test]
     fn a_version_of_tensorrt_is_formatted_with_dots() {
-        assert_eq!(super::written(101_401), "10.14.1");
-        assert_eq!(super::written(8_601), "8.6.1");
-        assert_eq!(super::written(110_100), "11.1.0");
+        assert_eq!(super::format_version(101_401), "10.14.1");
+        assert_eq!(super::format_version(8_601), "8.6.1");
+        assert_eq!(super::format_version(110_100), "11.1.0");
     }
 }

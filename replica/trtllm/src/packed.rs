@@ -92,7 +92,7 @@ impl PackedBatch {
     }
 
     /// Returns the sequences that `keep` selects, packed again.
-    pub(crate) fn only(&self, keep: impl Fn(usize) -> bool) -> PackedBatch {
+    pub(crate) fn select(&self, keep: impl Fn(usize) -> bool) -> PackedBatch {
         let mut packed = PackedBatch::default();
         let mut begin = 0;
         for (index, length) in self.lengths().enumerate() {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_subset_of_a_batch_is_unchanged() {
-        let part = packed().only(|index| index == 1);
+        let part = packed().select(|index| index == 1);
         assert_eq!((part.tokens, part.types), (vec![8, 9], vec![0, 1]));
         assert_eq!((part.positions, part.lengths), (vec![2, 3], vec![2]));
     }

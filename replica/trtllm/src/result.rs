@@ -172,9 +172,9 @@ mod tests {
 
     use super::*;
 
-    struct Woken(AtomicUsize);
+    struct CountingWaker(AtomicUsize);
 
-    impl Wake for Woken {
+    impl Wake for CountingWaker {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
@@ -212,7 +212,7 @@ mod tests {
     fn a_task_is_woken_by_the_result() {
         let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let mut waiting = pending(&slot, &abandoned);
-        let woken = Arc::new(Woken(AtomicUsize::new(0)));
+        let woken = Arc::new(CountingWaker(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&woken));
         let mut context = Context::from_waker(&waker);
         assert!(Pin::new(&mut waiting).poll(&mut context).is_pending());

@@ -11,12 +11,12 @@ use find::{Machine, find};
 
 /// In-memory machine: files with their content.
 #[derive(Default)]
-struct MadeUp {
+struct InMemoryMachine {
     variables: BTreeMap<String, String>,
     files: BTreeMap<PathBuf, String>,
 }
 
-impl Machine for MadeUp {
+impl Machine for InMemoryMachine {
     fn variable(&self, name: &str) -> Option<String> {
         self.variables.get(name).cloned()
     }
@@ -43,14 +43,14 @@ impl Machine for MadeUp {
     }
 }
 
-impl MadeUp {
-    fn with(mut self, path: &str, content: &str) -> MadeUp {
+impl InMemoryMachine {
+    fn with(mut self, path: &str, content: &str) -> InMemoryMachine {
         self.files.insert(path.into(), content.to_owned());
         self
     }
 
     /// Adds the executor of this version, below this directory.
-    fn executor(self, root: &str, version: &str) -> MadeUp {
+    fn executor(self, root: &str, version: &str) -> InMemoryMachine {
         let headers = format!("{root}/include/tensorrt_llm/executor");
         // The vendor's header has a licence with quoted words above it.
         let version = format!("// under the \"License\"\nconstexpr kTensorRtLlmVersion = \"{version}\";");
@@ -58,7 +58,7 @@ impl MadeUp {
             .with(&format!("{headers}/version.h"), &version)
     }
 
-    fn tensorrt(self, root: &str, major: u32) -> MadeUp {
+    fn tensorrt(self, root: &str, major: u32) -> InMemoryMachine {
         self.with(&format!("{root}/include/NvInferRuntime.h"), "").with(
             &format!("{root}/include/NvInferVersion.h"),
             &format!(
@@ -68,8 +68,8 @@ impl MadeUp {
     }
 
     /// Returns the layout of the vendor's container.
-    fn container(version: &str, tensorrt: u32, symbol: &str) -> MadeUp {
-        MadeUp::default()
+    fn container(version: &str, tensorrt: u32, symbol: &str) -> InMemoryMachine {
+        InMemoryMachine::default()
             .executor("/app/tensorrt_llm", version)
             .with("/app/tensorrt_llm/lib/libtensorrt_llm.so", symbol)
             .with("/app/tensorrt_llm/lib/libnvinfer_plugin_tensorrt_llm.so", "")
@@ -84,7 +84,7 @@ const NEW: &str = "_ZN12tensorrt_llm8executor8ResponseC1EmNSt7__cxx1112basic_str
 const OLD: &str = "_ZN12tensorrt_llm8executor8ResponseC1EmSsSt8optional";
 
 #[track_caller]
-fn refused(machine: &MadeUp, says: &[&str]) {
+fn refused(machine: &InMemoryMachine, says: &[&str]) {
     let sentence = find(machine).expect_err("it is rejected");
     for part in says {
         assert!(sentence.contains(part), "{sentence:?} does not contain {part:?}");
@@ -94,7 +94,7 @@ fn refused(machine: &MadeUp, says: &[&str]) {
 
 #[test]
 fn the_vendors_container_has_everything() {
-    let found = find(&MadeUp::container("1.2.1", 10, NEW)).unwrap();
+    let found = find(&InMemoryMachine::container("1.2.1", 10, NEW)).unwrap();
     let includes = ["/app/tensorrt_llm/include", "/usr/local/tensorrt/include", "/usr/local/cuda/include"];
     assert_eq!(found.includes, includes.map(PathBuf::from));
     assert_eq!(found.libraries[2], Path::new("/usr/local/tensorrt/lib/libnvinfer.so.10"));
@@ -103,7 +103,7 @@ fn the_vendors_container_has_everything() {
 #[test]
 fn files_are_found_in_the_layout_of_pip() {
     let packages = "/venv/lib/python3.12/site-packages";
-    let mut machine = MadeUp::default()
+    let mut machine = InMemoryMachine::default()
         .executor(&format!("{packages}/tensorrt_llm"), "1.2.0")
         .with(&format!("{packages}/tensorrt_llm/libs/libtensorrt_llm.so"), NEW)
         .with(&format!("{packages}/tensorrt_llm/libs/libnvinfer_plugin_tensorrt_llm.so"), "")
@@ -123,7 +123,7 @@ fn files_are_found_in_the_layout_of_pip() {
 
 #[test]
 fn configured_directories_come_first() {
-    let mut machine = MadeUp::container("1.2.1", 10, NEW)
+    let mut machine = InMemoryMachine::container("1.2.1", 10, NEW)
         .executor("/mine", "1.2.0")
         .with("/mine/lib/libtensorrt_llm.so", NEW);
     machine.variables.insert("TRTLLM_ROOT".to_owned(), "/mine".to_owned());
@@ -136,17 +136,26 @@ fn configured_directories_come_first() {
 
 #[test]
 fn unsupported_versions_are_rejected_by_name() {
-    refused(&MadeUp::container("1.0.0", 10, NEW), &["executor.h is of TensorRT-LLM 1.0.0", "1.1 and 1.2"]);
-    refused(&MadeUp::container("1.20.0", 10, NEW), &["1.20.0"]);
-    let later = MadeUp::container("1.3.0", 10, NEW)
+    refused(
+        &InMemoryMachine::container("1.0.0", 10, NEW),
+        &["executor.h is of TensorRT-LLM 1.0.0", "1.1 and 1.2"],
+    );
+    refused(&InMemoryMachine::container("1.20.0", 10, NEW), &["1.20.0"]);
+    let later = InMemoryMachine::container("1.3.0", 10, NEW)
         .with("/app/tensorrt_llm/include/tensorrt_llm/executor/executor.h", "class AdditionalModelOutput\n");
     refused(&later, &["has no class Executor", "1.2.x"]);
     for other in [9, 11] {
         let says = [&*format!("is of TensorRT {other};"), "TensorRT-LLM 1.2 requires TensorRT 10"];
-        refused(&MadeUp::container("1.2.1", other, NEW), &says);
+        refused(&InMemoryMachine::container("1.2.1", other, NEW), &says);
     }
-    refused(&MadeUp::container("1.2.1", 10, OLD), &["libtensorrt_llm.so", "_GLIBCXX_USE_CXX11_ABI=0"]);
-    refused(&MadeUp::container("1.2.1", 10, ""), &["libtensorrt_llm.so", "does not export the executor"]);
+    refused(
+        &InMemoryMachine::container("1.2.1", 10, OLD),
+        &["libtensorrt_llm.so", "_GLIBCXX_USE_CXX11_ABI=0"],
+    );
+    refused(
+        &InMemoryMachine::container("1.2.1", 10, ""),
+        &["libtensorrt_llm.so", "does not export the executor"],
+    );
 }
 
 #[test]
@@ -156,8 +165,8 @@ fn missing_files_are_named_with_the_searched_directories() {
         "TensorRT's library and CUDA's runtime, not found below /app/tensorrt_llm, /usr/local/tensorrt",
         "or build without the feature",
     ];
-    refused(&MadeUp::default(), &everything);
-    let mut machine = MadeUp::container("1.2.1", 10, NEW);
+    refused(&InMemoryMachine::default(), &everything);
+    let mut machine = InMemoryMachine::container("1.2.1", 10, NEW);
     machine.files.remove(Path::new("/usr/local/cuda/lib64/libcudart.so"));
     refused(&machine, &["requires CUDA's runtime, not found"]);
 }

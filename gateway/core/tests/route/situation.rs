@@ -4,7 +4,7 @@ use gateway_core::circuit::Permille;
 use gateway_core::cold::Outlook;
 use gateway_core::priority::Priority;
 use gateway_core::route::{
-    Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route, route_rejected,
+    Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, departure, route,
 };
 use gateway_core::spill::{Ask, Departure, Spill};
 use gateway_core::weights::Weights;
@@ -147,7 +147,7 @@ impl Situation {
     }
 
     pub(crate) fn route_rejected(&self, decision: &RouteDecision) -> Option<Departure> {
-        self.with_query(|query| route_rejected(query, self, decision))
+        self.with_query(|query| departure(query.spillover.as_ref()?, self, &decision.candidates, true))
     }
 
     fn with_query<T>(&self, decide: impl FnOnce(&RouteQuery<'_>) -> T) -> T {

@@ -75,13 +75,13 @@ impl Drop for Trails<'_> {
 
 impl Edge {
     /// How the request is cut, if it is worth it. A small one is not even looked at.
-    pub(super) async fn cut(&self, request: &Request, view: &View) -> Result<Option<Cut<'_>>, Refusal> {
+    pub(super) async fn cut(&self, request: &Request) -> Result<Option<Cut<'_>>, Refusal> {
         let Cost { inputs, tokens } = request.cost;
         if inputs < CUT_INPUTS_MIN && tokens < CUT_TOKENS_MIN {
             return Ok(None);
         }
         let tokens = tokens.saturating_add(inputs * TOKENS_AROUND);
-        let places = self.places(request, view);
+        let places = self.places(request);
         let Some(scale) = spread::scale(inputs, tokens, &places) else { return Ok(None) };
         let Scale { piece_tokens, places } = scale;
         let turn = self.scattering.turn_now();
@@ -102,8 +102,8 @@ impl Edge {
     }
 
     /// The regions that could take the request, best first, and what they say of their room.
-    fn places(&self, request: &Request, view: &View) -> Vec<Place> {
-        let selection = self.choose(request, view, *request.allowed, &request.about());
+    fn places(&self, request: &Request) -> Vec<Place> {
+        let route = &request.route;
         let known = self.watch.known();
         let place = |region: RegionIndex, rtt: Duration| {
             let load = known.load(region, &request.deployment);
@@ -117,8 +117,8 @@ impl Edge {
             }
         };
         // Nothing is spread over a region that is being emptied, while there is another.
-        let only_draining = selection.order.iter().all(|candidate| candidate.score.draining);
-        let order = selection.order.iter().filter(|candidate| only_draining || !candidate.score.draining);
+        let only_draining = route.targets().all(|candidate| candidate.score.draining);
+        let order = route.targets().filter(|candidate| only_draining || !candidate.score.draining);
         // Pieces go where something is ready; where nothing is, to whoever would hold the whole.
         let holds = |region| known.held_for(region, &request.deployment).is_some();
         let warm = order.clone().filter(|candidate| !holds(candidate.region));

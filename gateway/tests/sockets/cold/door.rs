@@ -196,7 +196,7 @@ async fn who_cannot_wait_so_long_is_told_when_and_who_is_answered_sooner_elsewhe
     );
     assert_eq!((hurried.number("retry-after"), hurried.number("retry-after-ms")), (2, 2000));
     assert!(hurried.body.contains("2000 ms"), "{}", hurried.body);
-    let elsewhere = region.ask("x", &[("x-meridian-elsewhere-ms", "300")], BODY).await;
+    let elsewhere = region.ask("x", &[("x-meridian-alternative-ms", "300")], BODY).await;
     assert_eq!(
         (elsewhere.status, elsewhere.header("x-meridian-error")),
         (503, Some("not_ready")),

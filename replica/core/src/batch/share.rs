@@ -17,7 +17,6 @@
 //! that limit is as short as the learnt cost allows at [`SHORT_SPEED`] of the full speed, but not below
 //! [`SHORT_TOKENS`]. Where that would take longer than [`SHORT_TIME`] (a large model), it is shortened further, as far
 //! as [`LEAST_SPEED`] allows, so that bulk keeps its throughput.
-//! large model), it is cut further, as far as [`LEAST_SPEED`] allows: bulk has to keep its pace.
 
 use std::time::{Duration, Instant};
 

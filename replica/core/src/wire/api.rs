@@ -305,8 +305,8 @@ pub const INTERNAL_HEADERS: &[&str] = &[
     headers::TENANT,
     headers::ATTEMPT,
     headers::ATTEMPT_KEY,
-    headers::OVERFLOW,
-    headers::ELSEWHERE_MS,
+    headers::SPILLOVER,
+    headers::ALTERNATIVE_MS,
     headers::REQUIRED_REVISION,
 ];
 

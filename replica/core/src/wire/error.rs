@@ -353,7 +353,7 @@ impl ErrorCode {
     }
 }
 
-/// `docs/errors.md`, rendered.
+/// Renders `docs/errors.md`.
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Errors\n\n\
@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_survives_the_header_it_travels_in() {
+    fn an_error_code_round_trips_through_its_header() {
         for code in ErrorCode::ALL {
             assert_eq!(ErrorCode::parse(code.as_str()), Some(*code));
         }
@@ -391,14 +391,14 @@ mod tests {
     }
 
     #[test]
-    fn only_errors_of_the_server_side_send_a_request_elsewhere() {
+    fn only_server_side_errors_have_the_remedy_elsewhere() {
         for code in ErrorCode::ALL.iter().filter(|code| code.remedy() == Remedy::Elsewhere) {
             assert!(code.fault() != Fault::Caller && code.fault() != Fault::Quota, "{code:?}");
         }
     }
 
     #[test]
-    fn each_path_is_answered_in_the_words_of_its_ecosystem() {
+    fn each_path_has_the_error_format_of_its_ecosystem() {
         for (path, status, body) in [
             (
                 "/v1/embeddings",
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_errors_is_the_one_that_this_file_renders() {
+    fn docs_errors_md_is_up_to_date() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/errors.md");
         let page = std::fs::read_to_string(path).expect("docs/errors.md");
         assert_eq!(page, markdown(), "write the rendered page to docs/errors.md");

@@ -126,7 +126,7 @@ pub(super) fn list<'a, T>(
     if kind_of(raw.get()) != Kind::List {
         return Err(wrong_type(field, path, LIST_EXPECTED));
     }
-    let Capped { elements, given } = capped(raw.get(), limit.count)?;
+    let BoundedList { elements, given } = bounded_list(raw.get(), limit.count)?;
     if given > limit.count {
         return Err(Refusal::too_many_inputs(field, limit, given));
     }
@@ -364,31 +364,31 @@ pub(super) fn first_kind(list: &str) -> Option<Kind> {
 }
 
 /// First elements of a list, and its length.
-struct Capped<'a> {
+struct BoundedList<'a> {
     elements: Vec<&'a RawValue>,
     given: usize,
 }
 
-fn capped(raw: &str, max: usize) -> Result<Capped<'_>, Refusal> {
-    struct Cap(usize);
-    impl<'de> DeserializeSeed<'de> for Cap {
-        type Value = Capped<'de>;
-        fn deserialize<D: serde::Deserializer<'de>>(self, list: D) -> Result<Capped<'de>, D::Error> {
+fn bounded_list(raw: &str, max: usize) -> Result<BoundedList<'_>, Refusal> {
+    struct ListBound(usize);
+    impl<'de> DeserializeSeed<'de> for ListBound {
+        type Value = BoundedList<'de>;
+        fn deserialize<D: serde::Deserializer<'de>>(self, list: D) -> Result<BoundedList<'de>, D::Error> {
             list.deserialize_seq(self)
         }
     }
-    impl<'de> Visitor<'de> for Cap {
-        type Value = Capped<'de>;
+    impl<'de> Visitor<'de> for ListBound {
+        type Value = BoundedList<'de>;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a list")
         }
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Capped<'de>, A::Error> {
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<BoundedList<'de>, A::Error> {
             let mut elements = Vec::new();
             while elements.len() < self.0 {
                 match list.next_element::<&RawValue>()? {
                     Some(element) => elements.push(element),
                     None => {
-                        return Ok(Capped { given: elements.len(), elements });
+                        return Ok(BoundedList { given: elements.len(), elements });
                     }
                 }
             }
@@ -396,10 +396,10 @@ fn capped(raw: &str, max: usize) -> Result<Capped<'_>, Refusal> {
             while list.next_element::<IgnoredAny>()?.is_some() {
                 given += 1;
             }
-            Ok(Capped { elements, given })
+            Ok(BoundedList { elements, given })
         }
     }
-    Cap(max).deserialize(&mut serde_json::Deserializer::from_str(raw)).map_err(Refusal::not_json)
+    ListBound(max).deserialize(&mut serde_json::Deserializer::from_str(raw)).map_err(Refusal::not_json)
 }
 
 #[cfg(test)]

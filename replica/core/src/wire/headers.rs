@@ -38,10 +38,10 @@ pub const ATTEMPT: &str = "x-meridian-attempt";
 /// gateway process, '-', and a number.
 pub const ATTEMPT_KEY: &str = "x-meridian-attempt-key";
 /// Internal: this request is spillover of another region, and uses credit that the receiving region has granted.
-pub const OVERFLOW: &str = "x-meridian-overflow";
+pub const SPILLOVER: &str = "x-meridian-spillover";
 /// Internal: estimated time in which another allowed region with a ready replica would serve the request. A region
 /// without a ready replica uses it to decide whether to hold the request.
-pub const ELSEWHERE_MS: &str = "x-meridian-elsewhere-ms";
+pub const ALTERNATIVE_MS: &str = "x-meridian-alternative-ms";
 /// Out: revision of the model that computed the response ([`regions::ModelRevision`]). From a gateway to a region: the
 /// revision in the gateway's route table, for a region that has no table itself. From a region to a replica: the
 /// required revision of the response; a replica with another revision rejects the request.

@@ -66,16 +66,16 @@ struct AdmittedInputs {
 }
 
 /// Planner with the model of its expected state.
-struct Model {
+struct PlannerModel {
     planner: BatchPlanner<Text>,
     now: Instant,
     requests: BTreeMap<BatchRequestId, AdmittedInputs>,
     running: Vec<Batch<Text>>,
 }
 
-impl Model {
-    fn new() -> Model {
-        Model {
+impl PlannerModel {
+    fn new() -> PlannerModel {
+        PlannerModel {
             planner: BatchPlanner::new(settings(), QUEUE),
             now: origin(),
             requests: BTreeMap::new(),
@@ -290,22 +290,22 @@ proptest! {
 
     #[test]
     fn every_input_has_one_outcome_and_no_batch_is_over_budget(steps in prop::collection::vec(step(), 1..80)) {
-        let mut world = Model::new();
-        steps.into_iter().for_each(|step| world.apply(step));
-        world.drain();
-        world.check();
-        for admitted_inputs in world.requests.values() {
+        let mut model = PlannerModel::new();
+        steps.into_iter().for_each(|step| model.apply(step));
+        model.drain();
+        model.check();
+        for admitted_inputs in model.requests.values() {
             prop_assert!(admitted_inputs.outcomes.iter().all(Option::is_some), "an input without an outcome");
         }
     }
 
     #[test]
     fn queued_tokens_are_bounded_except_for_one_request_per_priority(steps in prop::collection::vec(step(), 1..80)) {
-        let mut world = Model::new();
+        let mut model = PlannerModel::new();
         let largest = 12 * 150;
         for step in steps {
-            world.apply(step);
-            let loads = world.planner.loads();
+            model.apply(step);
+            let loads = model.planner.loads();
             let requested = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
             prop_assert!(requested <= QUEUE + 2 * largest, "{requested} tokens are queued");
         }
@@ -313,13 +313,13 @@ proptest! {
 
     #[test]
     fn no_interactive_request_is_shed_while_bulk_is_admitted(steps in prop::collection::vec(step(), 1..80)) {
-        let mut world = Model::new();
+        let mut model = PlannerModel::new();
         for step in steps {
-            world.apply(step);
+            model.apply(step);
             // Different from all queued texts, because equal ones would share their work.
             let mut ask = |priority: Priority, tokens: u64| {
-                let admitted_inputs = world.planner.push(priority, vec![Text::new(1_000_000, tokens)], None, world.now);
-                admitted_inputs.map(|admitted| world.planner.cancel(admitted.request)).is_ok()
+                let admitted_inputs = model.planner.push(priority, vec![Text::new(1_000_000, tokens)], None, model.now);
+                admitted_inputs.map(|admitted| model.planner.cancel(admitted.request)).is_ok()
             };
             if !ask(Priority::Interactive, 300) {
                 prop_assert!(!ask(Priority::Bulk, 300) && !ask(Priority::Bulk, 1), "bulk is admitted where an interactive request is shed");

@@ -82,7 +82,7 @@ pub(crate) enum Defect {
 
 /// Result of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestResult {
+pub(crate) struct SimulatedResult {
     pub(crate) source: usize,
     pub(crate) arrived_at: f64,
     /// Time of the response; `None` if it expired.
@@ -101,7 +101,7 @@ pub(crate) struct ComputedBatch {
 /// Results of a run.
 #[derive(Default)]
 pub(crate) struct Report {
-    pub(crate) outcomes: Vec<RequestResult>,
+    pub(crate) outcomes: Vec<SimulatedResult>,
     pub(crate) computed: Vec<ComputedBatch>,
     pub(crate) rejected: Vec<(f64, QueueFull)>,
     /// Seconds in which the engine was idle with queued requests.
@@ -318,7 +318,7 @@ impl Simulation {
 
     fn ends(&mut self, request: BatchRequestId, done: Option<f64>) {
         let (source, arrived_at) = self.open.remove(&request).expect("a request ends once");
-        self.report.outcomes.push(RequestResult { source, arrived_at, done });
+        self.report.outcomes.push(SimulatedResult { source, arrived_at, done });
         if let Arrivals::Closed { return_time, .. } = self.sources[source].arrivals {
             let back = self.now + return_time * (0.8 + 0.4 * self.random.part());
             self.at(back, Event::Arrives { source });

@@ -10,7 +10,7 @@ use replica_core::cost::BatchCost;
 use replica_core::priority::Priority;
 
 use crate::settings;
-use crate::sim::{Arrivals, Defect, Report, RequestResult, Simulation, Source};
+use crate::sim::{Arrivals, Defect, Report, SimulatedResult, Simulation, Source};
 
 /// Approximately MiniLM on two cores: some 10 000 tokens a second, and 2 ms before the first.
 const CPU: BatchCost = BatchCost { fixed: 2e-3, per_token: 1e-4 };
@@ -155,7 +155,7 @@ fn deadlines_that_can_be_met_are_met() {
             let patient = Source { tokens: (100, 128), life: Some((4.0, 8.0)), ..peers(60, 0.05) };
             let report = sim(CPU, seed).defect(defect).with(hurried).with(patient).run(60.0);
             let late = |source: usize, life: f64| {
-                let late = |outcome: &&RequestResult| {
+                let late = |outcome: &&SimulatedResult| {
                     outcome.source == source
                         && outcome.done.is_none_or(|done| done - outcome.arrived_at > life)
                 };

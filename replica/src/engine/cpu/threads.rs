@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn helpers_take_parts_too() {
+    fn helpers_take_parts() {
         let mut threads = threads(2);
         let mut matrix = Matrix::default();
         matrix.resize(2, 1);

@@ -113,7 +113,7 @@ impl TransformerWeights {
         let layers: Result<Vec<LayerWeights>, ModelError> =
             (0..architecture.layers.len()).map(|index| reader.layer(index, &mut sources)).collect();
         let layers = layers?;
-        reader.refuse_others(&HeadWeights::names(architecture, reader.prefix));
+        reader.reject_unknown_tensors(&HeadWeights::names(architecture, reader.prefix));
         reader.finish()?;
         let with = move |linears| TransformerWeights {
             words,
@@ -294,7 +294,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Rejects tensors that are neither read here nor in `others`, and that are not known to be unused.
-    fn refuse_others(&self, others: &BTreeSet<String>) {
+    fn reject_unknown_tensors(&self, others: &BTreeSet<String>) {
         let read_names = self.read_names.borrow();
         for name in self.checkpoint.names() {
             if read_names.contains(&name) || others.contains(&name) || self.is_without_effect(&name) {

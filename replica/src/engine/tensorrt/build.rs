@@ -140,7 +140,7 @@ pub fn plan(
     let sizes = BatchSizes { max_batch_size, max_tokens };
     let (lines, programs, form, max_batch_tokens) = match *family {
         EngineFamily::Encoder(begins) => {
-            is_as_wide_as_the_vendors(&model.architecture)?;
+            check_feed_forward_width(&model.architecture)?;
             let Some(product) = max_batch_size.checked_mul(max_tokens) else {
                 return Err(
                     "--max-batch-size times --max-tokens exceeds 2³² tokens; reduce one of them".to_owned()
@@ -155,7 +155,7 @@ pub fn plan(
             (encoder(&class, options.precision, folders, sizes)?, programs, form, product)
         }
         EngineFamily::Decoder(class, converter) => {
-            sees_what_the_executor_sees(&model.architecture.layers, max_tokens)?;
+            check_attention_reach(&model.architecture.layers, max_tokens)?;
             let last = match (&model.head, model.architecture.head_pooling) {
                 (Some(_), HeadPooling::Last { .. }) => true,
                 (Some(_), HeadPooling::First | HeadPooling::Mean) => false,
@@ -183,7 +183,7 @@ pub fn plan(
 }
 
 /// Checks that the inner width of an encoder is four times its outer width, as TensorRT-LLM assumes.
-fn is_as_wide_as_the_vendors(architecture: &Architecture) -> Result<(), String> {
+fn check_feed_forward_width(architecture: &Architecture) -> Result<(), String> {
     let (outside, inside) = (architecture.hidden, architecture.feed_forward.width);
     if inside == 4 * outside {
         return Ok(());
@@ -201,7 +201,7 @@ struct BatchSizes {
 }
 
 /// Checks that all tokens attend to all earlier ones and to no later ones, as in the executor's decoders.
-fn sees_what_the_executor_sees(layers: &[LayerSpec], max_tokens: u32) -> Result<(), String> {
+fn check_attention_reach(layers: &[LayerSpec], max_tokens: u32) -> Result<(), String> {
     if layers.iter().any(|layer| layer.reach.behind > 0) {
         return Err("tokens of this model attend to later ones, which TensorRT-LLM's decoders do not support; run it \
                     on the processor"

@@ -148,25 +148,25 @@ impl TensorrtEngine {
         callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
     ) -> Vec<FailedSequence> {
-        let mut sent = self.send(part, callbacks);
-        self.wait(part, &mut sent, callbacks);
+        let mut submitted = self.send(part, callbacks);
+        self.wait(part, &mut submitted, callbacks);
         let mut failed = Vec::new();
         let mut rows = Vec::new();
-        for (sequence, sent) in part.sequences.clone().zip(sent) {
+        for (sequence, submitted) in part.sequences.clone().zip(submitted) {
             let tokens = part.range(sequence).len();
             let (count, width) = self.shape(tokens);
-            let got = match sent {
-                SubmittedSequence::Ended(got) => got,
+            let computed = match submitted {
+                SubmittedSequence::Ended(computed) => computed,
                 SubmittedSequence::Waiting(_) => Err("the request was cancelled".to_owned()),
             };
-            let fits = got.and_then(|got| match (got.len(), got.width) {
-                (len, wide) if (len, wide) == (count, width) => Ok(got),
-                (len, wide) => Err(format!(
-                    "the engine returned {len} rows of {wide} numbers, and the model requires {count} of {width}"
+            let fits = computed.and_then(|computed| match (computed.len(), computed.width) {
+                (len, actual_width) if (len, actual_width) == (count, width) => Ok(computed),
+                (len, actual_width) => Err(format!(
+                    "the engine returned {len} rows of {actual_width} numbers, and the model requires {count} of {width}"
                 )),
             });
             match fits {
-                Ok(got) => rows.extend_from_slice(&got.numbers),
+                Ok(computed) => rows.extend_from_slice(&computed.numbers),
                 Err(reason) => {
                     rows.resize(rows.len() + count * width, 0.0);
                     failed.push(FailedSequence { sequence, reason });
@@ -196,48 +196,51 @@ impl TensorrtEngine {
                 }
             }
             EngineRuntime::Decoder(decoder) => {
-                let mut sent: Vec<SubmittedSequence> = Vec::new();
+                let mut submitted: Vec<SubmittedSequence> = Vec::new();
                 for sequence in part.sequences.clone() {
                     if !callbacks.is_needed(sequence) {
-                        sent.push(SubmittedSequence::Ended(Err("the request was cancelled".to_owned())));
+                        submitted.push(SubmittedSequence::Ended(Err("the request was cancelled".to_owned())));
                         continue;
                     }
                     let tokens = &part.whole.token_ids()[part.range(sequence)];
-                    sent.push(match wait_for_slot(|| decoder.submit(tokens)) {
+                    submitted.push(match wait_for_slot(|| decoder.submit(tokens)) {
                         Ok(pending) => SubmittedSequence::Waiting(pending),
                         Err(error) => SubmittedSequence::Ended(Err(error.to_string())),
                     });
                 }
-                sent
+                submitted
             }
         }
     }
 
     /// Waits until all sequences have ended, or the remaining ones are cancelled.
-    fn wait(&self, part: &Part<'_>, sent: &mut [SubmittedSequence], callbacks: &dyn BatchCallbacks) {
-        let mut look = Instant::now() + CANCELLATION_POLL;
-        for index in 0..sent.len() {
+    fn wait(&self, part: &Part<'_>, submitted: &mut [SubmittedSequence], callbacks: &dyn BatchCallbacks) {
+        let mut next_check = Instant::now() + CANCELLATION_POLL;
+        for index in 0..submitted.len() {
             loop {
-                let gone = || SubmittedSequence::Ended(Err("the request was cancelled".to_owned()));
-                match std::mem::replace(&mut sent[index], gone()) {
+                let cancelled = || SubmittedSequence::Ended(Err("the request was cancelled".to_owned()));
+                match std::mem::replace(&mut submitted[index], cancelled()) {
                     SubmittedSequence::Ended(ended) => {
-                        sent[index] = SubmittedSequence::Ended(ended);
+                        submitted[index] = SubmittedSequence::Ended(ended);
                         break;
                     }
-                    SubmittedSequence::Waiting(pending) => match pending.wait_until(look) {
-                        Ok(answer) => {
-                            sent[index] = SubmittedSequence::Ended(answer.map_err(|error| error.to_string()))
+                    SubmittedSequence::Waiting(pending) => match pending.wait_until(next_check) {
+                        Ok(result) => {
+                            submitted[index] =
+                                SubmittedSequence::Ended(result.map_err(|error| error.to_string()))
                         }
                         Err(pending) => {
-                            sent[index] = SubmittedSequence::Waiting(pending);
-                            for (sent, sequence) in sent.iter_mut().zip(part.sequences.clone()).skip(index) {
-                                if matches!(sent, SubmittedSequence::Waiting(_))
+                            submitted[index] = SubmittedSequence::Waiting(pending);
+                            for (submitted, sequence) in
+                                submitted.iter_mut().zip(part.sequences.clone()).skip(index)
+                            {
+                                if matches!(submitted, SubmittedSequence::Waiting(_))
                                     && !callbacks.is_needed(sequence)
                                 {
-                                    *sent = gone();
+                                    *submitted = cancelled();
                                 }
                             }
-                            look = Instant::now() + CANCELLATION_POLL;
+                            next_check = Instant::now() + CANCELLATION_POLL;
                         }
                     },
                 }

@@ -1,4 +1,4 @@
-// Stand-in for what the shim uses of TensorRT's runtime: the names, signatures and numbers, and nothing else of it.
+// Test double of TensorRT's runtime: the names, signatures and numbers that the shim uses.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Stand-in. The version that it passes itself off as.
+// Test double: the version that it reports.
 #pragma once
 
 #define NV_TENSORRT_MAJOR 10

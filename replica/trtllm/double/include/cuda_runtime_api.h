@@ -1,4 +1,4 @@
-// Stand-in for what the shim uses of the CUDA runtime. Memory of the device is memory of the machine.
+// Test double of the CUDA runtime, as far as the shim uses it. Device memory is host memory.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,7 @@ DataType type_of(int format)
     return format == 2 ? DataType::kBF16 : format == 1 ? DataType::kFP16 : DataType::kFP32;
 }
 
-// The states after each token from `first` on, `width` numbers each; `salt` tells the outputs apart.
+// States after each token from `first` on, `width` numbers each; `salt` distinguishes the outputs.
 Tensor rows(VecTokens const& tokens, std::size_t first, std::int64_t width, std::uint64_t salt, int format, bool beams)
 {
     std::vector<std::uint8_t> bytes;
@@ -29,7 +29,7 @@ Tensor rows(VecTokens const& tokens, std::size_t first, std::int64_t width, std:
         }
     }
     auto const count = static_cast<std::int64_t>(tokens.size() - first);
-    // What is generated has a dimension for beams in front.
+    // Generated outputs have a leading dimension for beams.
     std::vector<std::int64_t> shape
         = beams ? std::vector<std::int64_t>{1, count, width} : std::vector<std::int64_t>{count, width};
     return {type_of(format), std::move(shape), std::move(bytes)};

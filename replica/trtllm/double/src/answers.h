@@ -1,4 +1,4 @@
-// What the stand-in for the executor answers.
+// Responses of the test double of the executor.
 #pragma once
 
 #include "tensorrt_llm/executor/executor.h"
@@ -8,7 +8,7 @@
 namespace tensorrt_llm::executor
 {
 
-// Whatever the request wants of it. A prompt's state after its token i is a function of the tokens up to i.
+// Returns all outputs that the request selects. A prompt's state after its token i is a function of the tokens up to i.
 Result result_of(Request const& request, meridian::double_::Plan const& plan);
 
 } // namespace tensorrt_llm::executor

@@ -1,8 +1,9 @@
-// Stand-in for the executor: one thread that makes batches of requests, with the vendor's manners, good and bad.
+// Test double of the executor: one thread that batches requests, with the properties of the vendor's, good and bad.
 //
-// A prompt's state after its token i is a function of the tokens up to i. What it copies of the vendor's behaviour is listed
-// in `docs/gpu.md`: ids are given out without a lock; a cancelled request is looked for among the active ones only; an error
-// while computing is everybody's; a full queue throws; after the end everything throws.
+// A prompt's state after its token i is a function of the tokens up to i. The copied properties of the vendor's
+// executor are listed in `docs/gpu.md`: ids are assigned without a lock; a cancelled request is searched among the
+// active ones only; an error during computation affects the whole batch; a full queue throws; after shutdown every
+// function throws.
 #include "tensorrt_llm/executor/executor.h"
 
 #include <algorithm>
@@ -74,7 +75,7 @@ public:
             changed_.notify_all();
             if (answer_first)
             {
-                // The answer is on its way before the caller knows the id; the limit is there for a caller who never asks.
+                // The response is sent before the caller knows the id; the limit is for a caller that never polls.
                 changed_.wait_for(lock, std::chrono::seconds(2), [&] { return handed_out_.count(id) != 0; });
             }
         }
@@ -95,7 +96,7 @@ public:
         {
             changed_.wait(lock, ready);
         }
-        // Whoever asks for answers can be kept inside for longer than it asked.
+        // A polling thread can be kept inside for longer than its timeout.
         changed_.wait_for(lock, std::chrono::milliseconds(plan_.number("linger_ms", 0)), [&] { return ended_; });
         --waiting_;
         if (!responses_.empty() && plan_.text_of("await", "") != "")
@@ -120,14 +121,14 @@ public:
         changed_.notify_all();
     }
 
-    // The vendor throws at whoever waits for answers at the end; here whoever ends it hears of it.
+    // The vendor's executor throws in threads that wait for responses during shutdown; here shutdown itself throws.
     void shutdown()
     {
         {
             std::lock_guard<std::mutex> const lock(mutex_);
             if (waiting_ != 0)
             {
-                throw std::logic_error("somebody still waits for answers");
+                throw std::logic_error("a thread still waits for responses");
             }
         }
         end();
@@ -197,8 +198,8 @@ private:
         (void) config.failFast.get("failFastOnAttentionWindowTooLarge");
     }
 
-    // The vendor's counter is a plain number that is read before any lock is taken. Here whoever finds another there says so,
-    // after having given him the time to come.
+    // The vendor's counter is a plain number that is read before any lock is taken. Here a thread that finds another
+    // one reports it, after having given it time to arrive.
     IdType next_id()
     {
         if (counting_.exchange(true))
@@ -254,7 +255,7 @@ private:
             }
             if (!active_.empty())
             {
-                // Somebody is being held; look again soon for cancellations and for the release.
+                // A request is held; check again soon for cancellations and for the release.
                 changed_.wait_for(lock, std::chrono::milliseconds(1));
             }
         }

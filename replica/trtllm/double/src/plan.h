@@ -1,7 +1,7 @@
-// What an engine of the stand-in is: a text of `key value` lines, which say how large it is and how it misbehaves.
+// Engine of the test double: a text of `key value` lines, which define its sizes and its failures.
 //
-// Numbers are whole and below 256, so that fp32, fp16 and bf16 all hold them exactly and a test can compare without a
-// tolerance. `mixed` is the arithmetic of all of it, and is written down a second time in the tests.
+// Numbers are integers below 256, so that fp32, fp16 and bf16 represent them exactly and a test can compare without a
+// tolerance. `mixed` is the arithmetic of all outputs, with a second implementation in the tests.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline float mixed(std::uint64_t a, std::uint64_t b)
     return static_cast<float>((a * 31 + b * 7) % 251);
 }
 
-// What is written in this number format: 0 fp32, 1 fp16, 2 bf16. Whole numbers below 2048 only.
+// Encodes in this number format: 0 fp32, 1 fp16, 2 bf16. Integers below 2048 only.
 inline void write(std::vector<std::uint8_t>& bytes, int format, float number)
 {
     std::uint32_t bits = 0;
@@ -43,7 +43,7 @@ inline void write(std::vector<std::uint8_t>& bytes, int format, float number)
     }
     for (std::size_t at = 0; at < width; ++at)
     {
-        // The vendor's machines and ours write the low byte first.
+        // Both the vendor's machines and ours are little-endian.
         bytes.push_back(static_cast<std::uint8_t>(bits >> (8 * at)));
     }
 }
@@ -102,7 +102,7 @@ private:
     std::map<std::string, std::string> values_;
 };
 
-// Throws as `how` says: a message, one that is no UTF-8, or something that is no exception.
+// Throws as `how` specifies: a message, one that is not UTF-8, or an object that is not an exception.
 [[noreturn]] inline void misbehave(std::string const& how)
 {
     if (how == "number")

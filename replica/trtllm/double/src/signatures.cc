@@ -1,8 +1,9 @@
-// What the shim relies on of the vendor's headers, said to the compiler.
+// Compile-time checks of the vendor's signatures on which the shim relies.
 //
-// This page is compiled with the stand-in in every test run, and over the vendor's headers by `scripts/drift`. If both accept
-// it, the stand-in is what it stands for, as far as the shim looks. Source that merely compiles is not enough: a duration of
-// milliseconds converts to one of microseconds, and a new parameter with a default is not noticed at all.
+// This file is compiled with the test double in every test run, and with the vendor's headers by `scripts/drift`. If
+// both compile, the double matches the vendor's API as far as the shim uses it. Source that merely compiles is not
+// enough: a duration of milliseconds converts to one of microseconds, and a new parameter with a default goes
+// unnoticed.
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -25,7 +26,7 @@ namespace
 namespace tle = tensorrt_llm::executor;
 using Milliseconds = std::optional<std::chrono::milliseconds>;
 
-// `MEMBER` of `CLASS` has this type; picked by it from among overloads.
+// Checks that `MEMBER` of `CLASS` has this type, which selects it among overloads.
 template <typename Wanted>
 constexpr bool is(Wanted)
 {
@@ -57,7 +58,7 @@ static_assert(std::is_constructible_v<tle::AdditionalModelOutput, std::string, b
 static_assert(std::is_same_v<decltype(tle::OutputConfig::additionalModelOutputs),
     std::optional<std::vector<tle::AdditionalModelOutput>>>);
 
-// Answers.
+// Responses.
 static_assert(is<std::optional<tle::IdType> (tle::Response::*)() const>(&tle::Response::getClientId));
 static_assert(is<bool (tle::Response::*)() const>(&tle::Response::hasError));
 static_assert(is<std::string const& (tle::Response::*)() const>(&tle::Response::getErrorMsg));

@@ -1,4 +1,4 @@
-// The same for TensorRT and CUDA, which can be had without TensorRT-LLM.
+// The same checks for TensorRT and CUDA, which are available without TensorRT-LLM.
 #include <cstddef>
 #include <cstdint>
 

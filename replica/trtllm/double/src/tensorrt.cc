@@ -1,7 +1,7 @@
-// Stand-in for TensorRT and the CUDA runtime: packed encoders that compute on the CPU.
+// Test double of TensorRT and the CUDA runtime: packed encoders that compute on the CPU.
 //
-// A token's state is a function of its id, type and position and of the sum of its sequence's tokens, so that a row shows
-// whether any of the inputs was wrong and whether a neighbour's tokens got into it.
+// A token's state is a function of its id, type and position and of the sum of its sequence's tokens, so that a row
+// shows whether any of the inputs was wrong and whether another sequence's tokens affected it.
 #include <NvInferRuntime.h>
 #include <tensorrt_llm/plugins/api/tllmPlugin.h>
 
@@ -143,7 +143,7 @@ public:
         : plan_(std::move(plan))
         , names_{"input_ids", "position_ids", "input_lengths", "max_input_length", plan_.text_of("output", "hidden_states")}
     {
-        // As of RoBERTa, some engines have no input for types.
+        // Like those of RoBERTa, some engines have no input for types.
         if (plan_.number("types", 1) != 0)
         {
             names_.insert(names_.begin() + 1, "token_type_ids");

@@ -141,7 +141,7 @@ fn shutdown_finishes_the_current_batch_and_ends_the_queued_ones() {
     let encoder = engine.encoder();
     let batch = || packed(&[&[1, 2]], Positions::FromZero);
     let mut batches = vec![encoder.submit(batch()).unwrap()];
-    // The first has left the queue when two more fit into it.
+    // The first batch has left the queue once two more fit.
     while batches.len() < 1 + trtllm::encoder::BATCHES_AHEAD {
         batches.extend(encoder.submit(batch()));
     }

@@ -42,7 +42,7 @@ fn every_output_is_right_in_every_number_format() {
 fn an_engine_without_the_additional_output_is_rejected() {
     let engine = Engine::new("tap another");
     let error = answer(engine.decoder().submit(&[1]).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("lacks the output"), "{error}");
+    assert!(error.to_string().contains("lacks the requested output"), "{error}");
 }
 
 #[test]

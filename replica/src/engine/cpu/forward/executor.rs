@@ -81,7 +81,7 @@ impl Activations {
     }
 
     /// Copies some rows of another batch, after an attention.
-    pub(super) fn pick(&mut self, from: &Activations, rows: &[usize], architecture: &Architecture) {
+    pub(super) fn select(&mut self, from: &Activations, rows: &[usize], architecture: &Architecture) {
         self.resize(rows.len(), architecture);
         for buffer in [ActivationBuffer::States, ActivationBuffer::Attended] {
             let from = &from.0[buffer as usize];
@@ -108,20 +108,20 @@ impl Activations {
         let [.., normed, expanded] = &mut self.0;
         normed.resize(rows, transformer.architecture.hidden);
         expanded.resize(rows, transformer.architecture.feed_forward.width);
-        AllRows { whole: self, transformer, workers }
+        AllRows { activations: self, transformer, workers }
     }
 }
 
 /// Executor over all rows, on all threads.
 pub(super) struct AllRows<'a, 'c> {
-    whole: &'a mut Activations,
+    activations: &'a mut Activations,
     transformer: &'a Transformer,
     workers: &'a mut WorkerSet<'c>,
 }
 
 impl StepExecutor for AllRows<'_, '_> {
     fn product(&mut self, from: ActivationBuffer, linear: LinearId, finish: Finish, to: ActivationBuffer) {
-        let [input, out] = two(&mut self.whole.0, from, to);
+        let [input, out] = two(&mut self.activations.0, from, to);
         let Transformer { isa, weights, .. } = self.transformer;
         let WorkerSet { threads, scratch } = &mut *self.workers;
         weights.linears.apply_by_all(*isa, threads, scratch, linear, input, finish, out);
@@ -136,10 +136,10 @@ impl StepExecutor for AllRows<'_, '_> {
     ) {
         let (input, out) = match from {
             Some(from) => {
-                let [input, out] = two(&mut self.whole.0, from, to);
+                let [input, out] = two(&mut self.activations.0, from, to);
                 (Some(&*input), out)
             }
-            None => (None, &mut self.whole.0[to as usize]),
+            None => (None, &mut self.activations.0[to as usize]),
         };
         if out.data().len() <= SINGLE_THREAD_NUMBERS {
             let input = input.map(|input| input.view(0..out.rows()));

@@ -82,11 +82,11 @@ pub(super) struct Arena {
     /// Start of each group of sequences, and the end of the last one.
     groups: Vec<u32>,
     /// Flags of the groups that are finished.
-    carried: Vec<AtomicBool>,
-    whole: Activations,
-    /// Rows that the last layer ends with; `picks` are their indices in the batch.
-    picked: Activations,
-    picks: Vec<usize>,
+    finished_groups: Vec<AtomicBool>,
+    activations: Activations,
+    /// Rows that the last layer ends with; `selected_rows` are their indices in the batch.
+    selected: Activations,
+    selected_rows: Vec<usize>,
     pooled: [Matrix; 2],
     scratch: Vec<ThreadScratch>,
 }
@@ -99,10 +99,10 @@ impl Arena {
             positions: Vec::new(),
             rotary_tables: architecture.ropes.iter().cloned().map(RotaryTable::new).collect(),
             groups: Vec::new(),
-            carried: Vec::new(),
-            whole: Activations::default(),
-            picked: Activations::default(),
-            picks: Vec::new(),
+            finished_groups: Vec::new(),
+            activations: Activations::default(),
+            selected: Activations::default(),
+            selected_rows: Vec::new(),
             pooled: Default::default(),
             scratch: Vec::new(),
         }
@@ -124,7 +124,7 @@ struct ThreadScratch {
     /// Rows of a block of a tall batch between two attentions.
     block: [Matrix; 2],
     /// Activations of a group of sequences.
-    carried: GroupScratch,
+    group: GroupScratch,
 }
 
 /// Local memory of one thread for attention, in f32 and in bytes.
@@ -235,10 +235,10 @@ impl Transformer {
             positions,
             rotary_tables,
             groups,
-            carried,
-            whole,
-            picked,
-            picks,
+            finished_groups,
+            activations,
+            selected,
+            selected_rows,
             pooled,
             scratch,
         } = arena;
@@ -250,85 +250,92 @@ impl Transformer {
         positions.extend(batch.sequences().flat_map(|sequence| 0..sequence.len() as u32));
         scratch.resize_with(threads.count(), ThreadScratch::default);
         let mut workers = WorkerSet { threads, scratch };
-        let step = LayerContext { transformer: self, tokens, positions, rotary_tables };
-        picks.clear();
+        let context = LayerContext { transformer: self, tokens, positions, rotary_tables };
+        selected_rows.clear();
         if output == Output::Pooled {
-            self.pool.pick(batch, picks);
+            self.pool.select(batch, selected_rows);
         }
         let last = self.architecture.layers.len() - 1;
         if sequence_groups::cut(batch.offsets(), workers.threads.count(), groups) {
             self.run_groups(
-                &step,
+                &context,
                 &mut workers,
-                whole,
+                activations,
                 batch.offsets(),
-                (groups, carried, picks),
+                (groups, finished_groups, selected_rows),
                 preemption,
             );
         } else {
-            self.begin(&step, &mut workers, whole);
+            self.begin(&context, &mut workers, activations);
             for index in 0..last {
                 workers.run_preemption(preemption);
-                self.attend(&mut workers, index, batch.offsets(), whole);
+                self.attend(&mut workers, index, batch.offsets(), activations);
                 workers.run_preemption(preemption);
-                self.follow(&step, &mut workers, whole, index);
+                self.follow(&context, &mut workers, activations, index);
             }
             workers.run_preemption(preemption);
-            self.attend(&mut workers, last, batch.offsets(), whole);
-            if picks.is_empty() {
+            self.attend(&mut workers, last, batch.offsets(), activations);
+            if selected_rows.is_empty() {
                 workers.run_preemption(preemption);
-                self.follow(&step, &mut workers, whole, last);
+                self.follow(&context, &mut workers, activations, last);
             }
         }
-        if !picks.is_empty() {
-            picked.pick(whole, picks, &self.architecture);
-            self.follow(&step, &mut workers, picked, last);
+        if !selected_rows.is_empty() {
+            selected.select(activations, selected_rows, &self.architecture);
+            self.follow(&context, &mut workers, selected, last);
         }
         match output {
-            Output::Pooled if picks.is_empty() => {
-                self.pool.run(self.isa, &mut workers, whole.states(), batch, pooled, out);
+            Output::Pooled if selected_rows.is_empty() => {
+                self.pool.run(self.isa, &mut workers, activations.states(), batch, pooled, out);
             }
-            Output::Pooled => self.pool.finish(self.isa, &mut workers, picked.states(), pooled, out),
-            Output::Tokens => out.copy_from_slice(whole.states().data()),
+            Output::Pooled => self.pool.finish(self.isa, &mut workers, selected.states(), pooled, out),
+            Output::Tokens => out.copy_from_slice(activations.states().data()),
         }
     }
 
     /// Computes the steps from tokens to the first attention.
-    fn begin(&self, step: &LayerContext<'_>, workers: &mut WorkerSet<'_>, whole: &mut Activations) {
-        whole.resize(step.tokens.len(), &self.architecture);
-        match workers.blocks(whole.rows()) {
-            Some(blocks) => workers.each(whole.blocks(blocks), |scratch, parts| {
-                step.begin(&mut RowBlock::new(self, &mut scratch.linear, &mut scratch.block, parts));
+    fn begin(&self, context: &LayerContext<'_>, workers: &mut WorkerSet<'_>, activations: &mut Activations) {
+        activations.resize(context.tokens.len(), &self.architecture);
+        match workers.blocks(activations.rows()) {
+            Some(blocks) => workers.each(activations.blocks(blocks), |scratch, parts| {
+                context.begin(&mut RowBlock::new(self, &mut scratch.linear, &mut scratch.block, parts));
             }),
-            None => step.begin(&mut whole.all_rows(self, workers)),
+            None => context.begin(&mut activations.all_rows(self, workers)),
         }
     }
 
     /// Computes the steps from the attention of this layer to that of the next one, or to the end.
     fn follow(
         &self,
-        step: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         workers: &mut WorkerSet<'_>,
-        whole: &mut Activations,
+        activations: &mut Activations,
         index: usize,
     ) {
-        match workers.blocks(whole.rows()) {
-            Some(blocks) => workers.each(whole.blocks(blocks), |scratch, parts| {
-                step.follow(&mut RowBlock::new(self, &mut scratch.linear, &mut scratch.block, parts), index);
+        match workers.blocks(activations.rows()) {
+            Some(blocks) => workers.each(activations.blocks(blocks), |scratch, parts| {
+                context
+                    .follow(&mut RowBlock::new(self, &mut scratch.linear, &mut scratch.block, parts), index);
             }),
-            None => step.follow(&mut whole.all_rows(self, workers), index),
+            None => context.follow(&mut activations.all_rows(self, workers), index),
         }
     }
 
     /// Computes attention of every head over every sequence, on all threads.
-    fn attend(&self, workers: &mut WorkerSet<'_>, index: usize, offsets: &[u32], whole: &mut Activations) {
+    fn attend(
+        &self,
+        workers: &mut WorkerSet<'_>,
+        index: usize,
+        offsets: &[u32],
+        activations: &mut Activations,
+    ) {
         let attention = &self.architecture.attention;
         let (width, sharing) = (attention.head_width, attention.heads / attention.key_value_heads);
         let queries = self.architecture.query_width();
         let sequences = offsets.len() - 1;
         let together = sequences * attention.key_value_heads >= ATTENTION_PARTS * workers.threads.count();
         let heads = if together { sharing } else { 1 };
-        let (projections, attended) = whole.around_attention();
+        let (projections, attended) = activations.around_attention();
         let cut = Partition::even(queries, queries / (heads * width), heads * width);
         let tiles: Tiles<'_> = attended.tiles(Partition::At(offsets), cut);
         workers.each(tiles, |scratch, mut out| {

@@ -52,11 +52,11 @@ impl PoolingHead {
     }
 
     /// Returns the row in the batch to which each sequence is pooled, if it is the row of one of its tokens.
-    pub(super) fn pick(&self, batch: &RaggedBatch<'_>, picks: &mut Vec<usize>) {
+    pub(super) fn select(&self, batch: &RaggedBatch<'_>, selected_rows: &mut Vec<usize>) {
         let rows = (0..batch.len()).map(|sequence| self.rows(batch, sequence));
         match self.pooling {
-            Pooling::Cls => picks.extend(rows.map(|rows| rows.start)),
-            Pooling::LastToken => picks.extend(rows.map(|rows| rows.end - 1)),
+            Pooling::Cls => selected_rows.extend(rows.map(|rows| rows.start)),
+            Pooling::LastToken => selected_rows.extend(rows.map(|rows| rows.end - 1)),
             Pooling::Mean | Pooling::WeightedMean | Pooling::Max | Pooling::MeanSqrtLength => {}
         }
     }

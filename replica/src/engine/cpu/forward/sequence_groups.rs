@@ -57,17 +57,17 @@ pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> boo
 
 impl Transformer {
     /// Computes the states after the last layer, in `groups` of sequences. If some rows are picked, the computation
-    /// ends with the last attention, whose output is stored for these `picks`.
+    /// ends with the last attention, whose output is stored for these `selected_rows`.
     pub(super) fn run_groups(
         &self,
-        step: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         workers: &mut WorkerSet<'_>,
-        whole: &mut Activations,
+        activations: &mut Activations,
         offsets: &[u32],
-        (groups, done, picks): (&[u32], &mut Vec<AtomicBool>, &[usize]),
+        (groups, done, selected_rows): (&[u32], &mut Vec<AtomicBool>, &[usize]),
         preemption: &mut dyn Preemption,
     ) {
-        let [states, attended] = whole.around_last(step.tokens.len(), &self.architecture);
+        let [states, attended] = activations.around_last(context.tokens.len(), &self.architecture);
         let (hidden, queries) = (states.width(), attended.width());
         done.clear();
         done.resize_with(groups.len(), AtomicBool::default);
@@ -82,11 +82,11 @@ impl Transformer {
                 if interrupted.load(Relaxed) || done.load(Relaxed) {
                     return;
                 }
-                self.run_group(step, scratch, states, offsets, !picks.is_empty());
-                let first = picks.partition_point(|pick| *pick < rows.start);
-                for pick in picks[first..].iter().take_while(|pick| **pick < rows.end) {
-                    let row = pick - rows.start;
-                    attended.row_mut(row).copy_from_slice(scratch.carried.attended.view(row..row + 1).row(0));
+                self.run_group(context, scratch, states, offsets, !selected_rows.is_empty());
+                let first = selected_rows.partition_point(|index| *index < rows.start);
+                for index in selected_rows[first..].iter().take_while(|index| **index < rows.end) {
+                    let row = index - rows.start;
+                    attended.row_mut(row).copy_from_slice(scratch.group.attended.view(row..row + 1).row(0));
                 }
                 done.store(true, Relaxed);
                 if due.is_pending() {
@@ -102,14 +102,14 @@ impl Transformer {
 
     fn run_group(
         &self,
-        step: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         scratch: &mut ThreadScratch,
         mut states: Window<'_>,
         offsets: &[u32],
         to_attention: bool,
     ) {
-        let ThreadScratch { attention: scratch, linear, block, carried } = scratch;
-        let GroupScratch { projections, attended, offsets: own } = carried;
+        let ThreadScratch { attention: scratch, linear, block, group } = scratch;
+        let GroupScratch { projections, attended, offsets: own } = group;
         let rows = states.rows();
         let within = offsets.iter().map(|offset| *offset as usize).filter(|offset| rows.start <= *offset);
         own.clear();
@@ -127,8 +127,8 @@ impl Transformer {
                 ((states.reborrow(), projections.window_from(rows.start)), attended.window_from(rows.start));
             let mut executor = RowBlock::new(self, linear, block, parts);
             match layer {
-                0 => step.begin(&mut executor),
-                _ => step.follow(&mut executor, layer - 1),
+                0 => context.begin(&mut executor),
+                _ => context.follow(&mut executor, layer - 1),
             }
             if layer < layers {
                 attended.tiles(Partition::At(own), heads).one_by_one(|mut out| {

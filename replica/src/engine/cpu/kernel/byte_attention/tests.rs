@@ -28,7 +28,7 @@ fn check(case: &Case) {
     for isa in Isa::available() {
         // The remains of an earlier sequence must not be visible.
         let mut scratch = ByteAttentionScratch::default();
-        let Bytes { data, .. } = &mut scratch.keys;
+        let AlignedBytes { data, .. } = &mut scratch.keys;
         data.resize(1 << 16, 0x7f);
         scratch.values.data.resize(1 << 16, 0x7f);
         let found = computed(case, &projections, isa, &mut scratch);

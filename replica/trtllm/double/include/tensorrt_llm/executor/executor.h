@@ -1,7 +1,8 @@
-// Stand-in for what the shim uses of the executor: the vendor's names and signatures in our own words.
+// Test double of the executor: the vendor's names and signatures with our own implementation.
 //
-// Where the vendor's class has a default that the shim must not rely on, the stand-in has none: `Settable` throws when it is
-// read and was never set. So a field that the shim forgets fails every test, and not the first release that changes a default.
+// Where the vendor's class has a default that the shim must not rely on, the double has none: `Settable` throws when it
+// is read before it was set. So a field that the shim forgets fails every test, instead of the first release that
+// changes a default.
 #pragma once
 
 #include <chrono>

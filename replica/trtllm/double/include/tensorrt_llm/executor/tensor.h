@@ -1,4 +1,4 @@
-// Stand-in for the executor's tensors: always in the machine's memory, shared by whoever copies one.
+// Test double of the executor's tensors: always in host memory, shared by all copies.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace tensorrt_llm::executor
 {
 
-// Points into the tensor that was asked.
+// Points into the tensor.
 class Shape
 {
 public:
@@ -46,7 +46,7 @@ class Tensor
 public:
     Tensor() noexcept = default;
 
-    // Of the stand-in's own: with this content.
+    // Specific to the test double: creates a tensor with this content.
     Tensor(DataType type, std::vector<std::int64_t> shape, std::vector<std::uint8_t> bytes)
         : content_(std::make_shared<Content>(Content{type, std::move(shape), std::move(bytes)}))
     {

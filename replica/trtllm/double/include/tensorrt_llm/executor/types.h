@@ -1,4 +1,4 @@
-// Stand-in for the types that the shim uses of the executor, with the vendor's numbers.
+// Test double of the executor's types, with the vendor's numbers.
 #pragma once
 
 #include <cstddef>

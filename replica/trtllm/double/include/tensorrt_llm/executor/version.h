@@ -1,4 +1,4 @@
-// Stand-in. The version that it passes itself off as, and that it is none.
+// Test double: the version that it reports, and a flag that marks it as a double.
 #pragma once
 
 namespace tensorrt_llm::executor

@@ -1,4 +1,4 @@
-// Stand-in for the registration of plugins.
+// Test double of the registration of plugins.
 #pragma once
 
 #include <NvInferRuntime.h>
