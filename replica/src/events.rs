@@ -15,7 +15,7 @@ use replica_core::wire::error::Fault;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsLocation;
-use crate::metrics::{Metrics, RequestStage, Route};
+use crate::metrics::{Metrics, RequestStage, RouteLabel};
 use crate::tune::file::TunedSettingsMismatch;
 
 /// The process listens; the model is not loaded yet.
@@ -109,7 +109,7 @@ impl RequestReceived {
 
 /// A request was completed.
 pub(crate) struct RequestCompleted<'a> {
-    pub(crate) route: Route,
+    pub(crate) route: RouteLabel,
     pub(crate) priority: Priority,
     pub(crate) request_id: &'a str,
     pub(crate) inputs: u64,
@@ -144,7 +144,7 @@ impl RequestCompleted<'_> {
 
 /// A request was rejected.
 pub(crate) struct RequestRejected<'a> {
-    pub(crate) route: Route,
+    pub(crate) route: RouteLabel,
     pub(crate) request_id: &'a str,
     pub(crate) refusal: &'a Refusal,
 }

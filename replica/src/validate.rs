@@ -9,7 +9,7 @@ use replica_core::input::Readable;
 
 use crate::cache::check_folder;
 use crate::engine::cpu::CpuEngine;
-use crate::model::{Checkpoint, ModelDir, ModelError};
+use crate::model::{ModelCheckpoint, ModelDir, ModelError};
 use crate::tokenize::TextTokenizer;
 
 /// Returns every problem of the model in this folder; none if a replica can load it.
@@ -22,7 +22,7 @@ pub fn problems(folder: &Path) -> Vec<String> {
         Err(error) => {
             // Opening stopped at the first invalid file. The weights are checked independently of it.
             let mut problems = messages(error);
-            let weights = Checkpoint::open(folder).err().into_iter().flat_map(messages);
+            let weights = ModelCheckpoint::open(folder).err().into_iter().flat_map(messages);
             problems.extend(weights);
             problems.dedup();
             return problems;

@@ -25,7 +25,7 @@ use crate::app::{App, Lifecycle, Service};
 use crate::batcher::{ComputeError, ComputeRequest, ComputedRows, TenantKey};
 use crate::engine::Output;
 use crate::events::{RequestCompleted, RequestReceived, RequestRejected, TokenizerFailed};
-use crate::metrics::Route;
+use crate::metrics::RouteLabel;
 use crate::respond;
 use crate::tokenize::{EncodeOptions, MAX_JOBS, TextInput, TokenizeError, Tokenized};
 
@@ -79,7 +79,7 @@ pub(super) struct RequestCost {
 }
 
 /// Rows that the engine computed.
-pub(super) struct EngineRows {
+pub(super) struct ComputeResult {
     pub(super) rows: Vec<f32>,
     /// Number of values in a row.
     pub(super) width: usize,
@@ -107,7 +107,7 @@ where
 {
     RequestReceived.record(&app.metrics);
     let received = Instant::now();
-    let (route, dialect) = (Route::of(request.uri().path()), Dialect::of_path(request.uri().path()));
+    let (route, dialect) = (RouteLabel::of(request.uri().path()), Dialect::of_path(request.uri().path()));
     let request_id = id.clone();
     let request_id = request_id.as_str();
     match within_time(&app, id, received, request, handle).await {
@@ -292,7 +292,7 @@ impl ApiCall {
     }
 
     /// Computes the rows of the tokens.
-    pub(super) async fn compute(&self, tokens: Tokens, output: Output) -> Result<EngineRows, Refusal> {
+    pub(super) async fn compute(&self, tokens: Tokens, output: Output) -> Result<ComputeResult, Refusal> {
         let Tokens { inputs, took, listed } = tokens;
         self.app.limits.check_request_tokens(inputs.iter().map(|input| input.ids.len() as u64).sum())?;
         let priority = self.priority(listed)?;
@@ -310,14 +310,14 @@ impl ApiCall {
         })?;
         let ComputedRows { rows, width, counts, tokens, cached_inputs: _, queue, engine } = computed;
         let cost = RequestCost { priority, inputs: count, tokens, tokenize: took, queue, engine };
-        Ok(EngineRows { rows, width, counts, cost })
+        Ok(ComputeResult { rows, width, counts, cost })
     }
 
     /// Writes the response.
     pub(super) async fn write(
         &self,
-        computed: EngineRows,
-        write: impl FnOnce(EngineRows) -> Vec<u8> + Send + 'static,
+        computed: ComputeResult,
+        write: impl FnOnce(ComputeResult) -> Vec<u8> + Send + 'static,
     ) -> Result<ComputedResponse, Refusal> {
         let cost = computed.cost;
         let json = self.off_reactor(computed.rows.len() > INLINE_NUMBERS, move || write(computed)).await?;

@@ -13,7 +13,7 @@ use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse, check_di
 use replica_core::wire::vllm::{PoolingRequest, PoolingTask, ResponseMetadata};
 use replica_core::wire::voyage::{self, VoyageEmbeddingsRequest};
 
-use super::call::{ApiCall, ComputedResponse, EngineRows};
+use super::call::{ApiCall, ComputeResult, ComputedResponse};
 use crate::engine::Output;
 use crate::purpose::Purpose;
 use crate::tokenize::{EncodeOptions, TextInput};
@@ -30,7 +30,7 @@ pub(super) async fn embeddings(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Comp
     let request =
         EmbeddingRequest { path: "/v1/embeddings", input, named, prompt, truncation, dimensions, normalize };
     let (computed, keep) = embed(&call, request).await?;
-    let write = move |computed: EngineRows| {
+    let write = move |computed: ComputeResult| {
         EmbeddingsResponse::write(&model, RowsView::new(&computed.rows, keep), encoding, computed.cost.tokens)
     };
     call.write(computed, write).await
@@ -63,7 +63,7 @@ async fn cohere(
     let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize: None };
     let (computed, keep) = embed(&call, request).await?;
     let id = call.id.clone();
-    let write = move |computed: EngineRows| {
+    let write = move |computed: ComputeResult| {
         let (rows, tokens) = (RowsView::new(&computed.rows, keep), computed.cost.tokens);
         let types = types.as_deref();
         CohereEmbedResponse { id: id.as_str(), api_version, rows, types, texts: &texts, tokens }.write()
@@ -81,7 +81,7 @@ pub(super) async fn voyage(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Computed
     let path = "/voyage/v1/embeddings";
     let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize: None };
     let (computed, keep) = embed(&call, request).await?;
-    let write = move |computed: EngineRows| {
+    let write = move |computed: ComputeResult| {
         voyage::write_embeddings(&model, RowsView::new(&computed.rows, keep), encoding, computed.cost.tokens)
     };
     call.write(computed, write).await
@@ -120,7 +120,7 @@ pub(super) async fn pooling(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compute
         }
     };
     let (created, id) = (call.app.started_at, call.id.clone());
-    let write = move |computed: EngineRows| {
+    let write = move |computed: ComputeResult| {
         let around =
             ResponseMetadata { id: id.as_str(), created, model: &model, tokens: computed.cost.tokens };
         let counts = (task == PoolingTask::TokenEmbed).then_some(computed.counts.as_slice());
@@ -135,7 +135,7 @@ async fn labelled(
     input: Input,
     named: InputField,
     truncation: Truncation,
-) -> Result<(EngineRows, usize), Refusal> {
+) -> Result<(ComputeResult, usize), Refusal> {
     let classifier = call.service().purpose.labels("/pooling")?;
     let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
     let tokens = match input {
@@ -164,7 +164,10 @@ pub(super) struct EmbeddingRequest {
 }
 
 /// Computes one vector for each input. Returns the rows and the number of values to keep of each.
-pub(super) async fn embed(call: &ApiCall, request: EmbeddingRequest) -> Result<(EngineRows, usize), Refusal> {
+pub(super) async fn embed(
+    call: &ApiCall,
+    request: EmbeddingRequest,
+) -> Result<(ComputeResult, usize), Refusal> {
     rows(call, request, Output::Pooled).await
 }
 
@@ -173,7 +176,7 @@ async fn rows(
     call: &ApiCall,
     request: EmbeddingRequest,
     output: Output,
-) -> Result<(EngineRows, usize), Refusal> {
+) -> Result<(ComputeResult, usize), Refusal> {
     let EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize } = request;
     let embedding = call.service().purpose.embedding(path)?;
     let keep = check_dimensions(dimensions, embedding.width_of(output))?;

@@ -80,18 +80,18 @@ impl RerankFormat {
 
 /// `POST /rerank`: TEI's format; a body in another format is accepted as well.
 pub(super) async fn tei(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
-    enum ParsedRequest {
+    enum RerankBody {
         Tei(TextsRequest),
         Others(RerankRequest),
     }
     let limit = call.app.limits.documents();
     let parse = move |body: &[u8]| match TextsRequest::parse(body, limit)? {
-        Some(request) => Ok(ParsedRequest::Tei(request)),
-        None => RerankRequest::parse(body, limit).map(ParsedRequest::Others),
+        Some(request) => Ok(RerankBody::Tei(request)),
+        None => RerankRequest::parse(body, limit).map(RerankBody::Others),
     };
     let request = match call.parse(body, parse).await? {
-        ParsedRequest::Tei(request) => request,
-        ParsedRequest::Others(request) => return cohere(&call, request, RerankFormat::V1).await,
+        RerankBody::Tei(request) => request,
+        RerankBody::Others(request) => return cohere(&call, request, RerankFormat::V1).await,
     };
     let TextsRequest { query, texts, raw_scores, return_text, truncation } = request;
     let overlong = truncation.overlong(call.app.embeddings.auto_truncate);

@@ -13,7 +13,7 @@ use replica_core::wire::tei::{
 };
 use replica_core::wire::vllm::{ClassifyRequest, ResponseMetadata, write_tokens};
 
-use super::call::{ApiCall, ComputedResponse, EngineRows, RequestCost, text};
+use super::call::{ApiCall, ComputeResult, ComputedResponse, RequestCost, text};
 use super::openai::{self, EmbeddingRequest};
 use super::rerank;
 use crate::engine::Output;
@@ -30,21 +30,21 @@ pub(super) async fn root(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedRe
 }
 
 async fn embed_or_compare(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
-    enum ParsedRequest {
+    enum RootBody {
         Embed(EmbedRequest),
         Compare(SimilarityRequest),
     }
     let (inputs, sentences) = (call.app.limits.inputs(), call.app.limits.sentences());
     let parse = move |body: &[u8]| {
         if SimilarityRequest::is_one(body) {
-            SimilarityRequest::parse(body, sentences).map(ParsedRequest::Compare)
+            SimilarityRequest::parse(body, sentences).map(RootBody::Compare)
         } else {
-            EmbedRequest::parse(body, inputs).map(ParsedRequest::Embed)
+            EmbedRequest::parse(body, inputs).map(RootBody::Embed)
         }
     };
     match call.parse(body, parse).await? {
-        ParsedRequest::Embed(request) => embedded(&call, request).await,
-        ParsedRequest::Compare(request) => compared(&call, request).await,
+        RootBody::Embed(request) => embedded(&call, request).await,
+        RootBody::Compare(request) => compared(&call, request).await,
     }
 }
 
@@ -140,7 +140,7 @@ pub(super) async fn predict(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compute
         }
     }
     let names = head.labels.clone();
-    let write = move |computed: EngineRows| {
+    let write = move |computed: ComputeResult| {
         let top_k = parameters.and_then(|parameters| parameters.top_k);
         // Pipelines of Hugging Face return a list in a list for one text, and their clients take the first.
         let alone = single && parameters.is_none();
@@ -181,7 +181,7 @@ async fn labelled(call: Arc<ApiCall>, body: Vec<u8>, as_infinity: bool) -> Resul
         head.activate(&mut computed.rows);
     }
     let (labels, created, id) = (head.labels.clone(), call.app.started_at, call.id.clone());
-    let write = move |computed: EngineRows| {
+    let write = move |computed: ComputeResult| {
         let around =
             ResponseMetadata { id: id.as_str(), created, model: &model, tokens: computed.cost.tokens };
         let rows = RowsView::new(&computed.rows, computed.width);

@@ -29,7 +29,7 @@ use crate::engine::Statistics;
 
 use self::histogram::{AtomicHistogram, SECONDS, SIZES};
 
-pub(crate) use route::Route;
+pub(crate) use route::RouteLabel;
 pub(crate) use text::CONTENT_TYPE;
 
 /// Monotonic counter.
@@ -160,7 +160,7 @@ pub struct Metrics {
     pub(crate) requests: AtomicCounter,
     pub(crate) errors: AtomicCounter,
     /// By route and error code; no code means success.
-    pub(crate) outcomes: CounterFamily<(Route, Option<ErrorCode>)>,
+    pub(crate) outcomes: CounterFamily<(RouteLabel, Option<ErrorCode>)>,
     pub(crate) inputs: AtomicCounter,
     pub(crate) tokens: AtomicCounter,
     pub(crate) priorities: PerPriority<PriorityMetrics>,

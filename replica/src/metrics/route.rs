@@ -2,7 +2,7 @@
 
 /// Route of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Route(&'static str);
+pub(crate) struct RouteLabel(&'static str);
 
 /// Paths with a label of their own; all others are `other`.
 const PATHS: &[&str] = &[
@@ -35,10 +35,10 @@ const PATHS: &[&str] = &[
     "/embeddings",
 ];
 
-impl Route {
+impl RouteLabel {
     /// Returns the route of a path.
-    pub(crate) fn of(path: &str) -> Route {
-        Route(PATHS.iter().find(|known| **known == path).copied().unwrap_or("other"))
+    pub(crate) fn of(path: &str) -> RouteLabel {
+        RouteLabel(PATHS.iter().find(|known| **known == path).copied().unwrap_or("other"))
     }
 
     /// Returns the value of the label.
@@ -53,9 +53,9 @@ mod tests {
 
     #[test]
     fn an_unknown_path_creates_no_label() {
-        assert_eq!(Route::of("/v1/embeddings").as_str(), "/v1/embeddings");
+        assert_eq!(RouteLabel::of("/v1/embeddings").as_str(), "/v1/embeddings");
         for unknown in ["/v1/embeddings/", "/../etc", "/x\"} 1\n", ""] {
-            assert_eq!(Route::of(unknown).as_str(), "other", "{unknown:?}");
+            assert_eq!(RouteLabel::of(unknown).as_str(), "other", "{unknown:?}");
         }
     }
 }

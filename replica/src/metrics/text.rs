@@ -15,14 +15,14 @@ pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 pub(super) struct ExpositionText(String);
 
 /// Names and values from closed sets, which need no escaping.
-pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
+pub(super) type LabelPairs<'a> = &'a [(&'a str, &'a str)];
 
 impl ExpositionText {
     pub(super) fn head(&mut self, name: &str, kind: &str, help: &str) {
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
     }
 
-    pub(super) fn sample(&mut self, name: &str, labels: Labels<'_>, value: impl Display) {
+    pub(super) fn sample(&mut self, name: &str, labels: LabelPairs<'_>, value: impl Display) {
         let labels = braces(labels, None);
         self.line(format_args!("{name}{labels} {value}"));
     }
@@ -33,7 +33,7 @@ impl ExpositionText {
         self.sample(name, &[], value);
     }
 
-    pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, snapshot: &HistogramSnapshot) {
+    pub(super) fn histogram(&mut self, name: &str, labels: LabelPairs<'_>, snapshot: &HistogramSnapshot) {
         let mut below = 0;
         for (count, end) in snapshot.counts.iter().zip(snapshot.bounds) {
             below += count;
@@ -56,7 +56,7 @@ impl ExpositionText {
     }
 }
 
-fn braces(labels: Labels<'_>, end: Option<&str>) -> String {
+fn braces(labels: LabelPairs<'_>, end: Option<&str>) -> String {
     let all = labels.iter().copied().chain(end.map(|end| ("le", end)));
     let inside = all.map(|(name, value)| format!("{name}=\"{value}\"")).collect::<Vec<_>>().join(",");
     if inside.is_empty() { inside } else { format!("{{{inside}}}") }

@@ -25,7 +25,7 @@ const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"]
 
 /// Tensors of a model or of one of its modules.
 #[derive(Clone, Debug)]
-pub struct Checkpoint {
+pub struct ModelCheckpoint {
     /// The file itself, or the index of the shards.
     path: PathBuf,
     files: Arc<[TensorFile]>,
@@ -48,30 +48,30 @@ struct RawIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-impl Checkpoint {
+impl ModelCheckpoint {
     /// Maps the weights in this folder and validates their headers.
-    pub fn open(folder: &Path) -> Result<Checkpoint, ModelError> {
+    pub fn open(folder: &Path) -> Result<ModelCheckpoint, ModelError> {
         let exists = |name: &str| folder.join(name).is_file();
         if exists(SINGLE) {
-            return Checkpoint::single(folder.join(SINGLE));
+            return ModelCheckpoint::single(folder.join(SINGLE));
         }
         if exists(INDEX) {
-            return Checkpoint::sharded(folder, folder.join(INDEX));
+            return ModelCheckpoint::sharded(folder, folder.join(INDEX));
         }
         if let Some(pickle) = PICKLES.into_iter().find(|name| exists(name)) {
             let problem = formats::pickle(folder);
             return Err(ModelError::Content { path: folder.join(pickle), problem });
         }
         // No weights exist; the error names the file that most models have.
-        Checkpoint::single(folder.join(SINGLE))
+        ModelCheckpoint::single(folder.join(SINGLE))
     }
 
-    fn single(path: PathBuf) -> Result<Checkpoint, ModelError> {
+    fn single(path: PathBuf) -> Result<ModelCheckpoint, ModelError> {
         let file = TensorFile::open(path.clone())?;
-        Ok(Checkpoint { path, files: Arc::new([file]), file_indices: None })
+        Ok(ModelCheckpoint { path, files: Arc::new([file]), file_indices: None })
     }
 
-    fn sharded(folder: &Path, index: PathBuf) -> Result<Checkpoint, ModelError> {
+    fn sharded(folder: &Path, index: PathBuf) -> Result<ModelCheckpoint, ModelError> {
         let RawIndex { weight_map } = json(&index)?;
         let mut files: Vec<(String, TensorFile)> = Vec::new();
         let mut file_indices = BTreeMap::new();
@@ -98,7 +98,7 @@ impl Checkpoint {
             file_indices.insert(tensor, file_index);
         }
         let files = files.into_iter().map(|(_, file)| file).collect();
-        Ok(Checkpoint { path: index, files, file_indices: Some(Arc::new(file_indices)) })
+        Ok(ModelCheckpoint { path: index, files, file_indices: Some(Arc::new(file_indices)) })
     }
 
     /// Returns the path of the file, or of the index of the shards.
@@ -235,10 +235,10 @@ mod tests {
         error.to_string().replace(&*folder.to_string_lossy(), "FOLDER")
     }
 
-    fn open(header: &str, data: usize) -> Result<Checkpoint, String> {
+    fn open(header: &str, data: usize) -> Result<ModelCheckpoint, String> {
         let folder = tempfile::tempdir().unwrap();
         write(&folder.path().join(SINGLE), header, data);
-        Checkpoint::open(folder.path()).map_err(|error| sentence(folder.path(), &error))
+        ModelCheckpoint::open(folder.path()).map_err(|error| sentence(folder.path(), &error))
     }
 
     const THREE: &str = r#"{"__metadata__": {"format": "pt"},
@@ -296,7 +296,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for content in [&[][..], &[1, 2, 3], &[255; 8], &[9, 0, 0, 0, 0, 0, 0, 0, b'{']] {
             fs::write(folder.path().join(SINGLE), content).unwrap();
-            let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
+            let error = ModelCheckpoint::open(folder.path()).unwrap_err().to_string();
             assert!(error.contains("pull the model again"), "{content:?}: {error}");
         }
     }
@@ -304,18 +304,18 @@ mod tests {
     #[test]
     fn pickled_weights_are_rejected_with_the_conversion_command() {
         let folder = tempfile::tempdir().unwrap();
-        let refused = || sentence(folder.path(), &Checkpoint::open(folder.path()).unwrap_err());
+        let refused = || sentence(folder.path(), &ModelCheckpoint::open(folder.path()).unwrap_err());
         assert!(refused().starts_with("FOLDER/model.safetensors cannot be read"), "{}", refused());
         fs::write(folder.path().join("pytorch_model.bin"), "a program").unwrap();
         let error = refused();
         assert!(error.starts_with("FOLDER/pytorch_model.bin: weights in Python's pickle format"), "{error}");
         assert!(error.contains("save_pretrained"), "{error}");
         write(&folder.path().join(SINGLE), THREE, 36);
-        Checkpoint::open(folder.path()).unwrap();
+        ModelCheckpoint::open(folder.path()).unwrap();
     }
 
     /// Opens a folder of two files with this index.
-    fn open_shards(index: &str) -> Result<Checkpoint, String> {
+    fn open_shards(index: &str) -> Result<ModelCheckpoint, String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, tensor, dtype, bytes) in [("one", "a", "F32", 8), ("two", "b", "F16", 4)] {
             let header = format!(
@@ -324,7 +324,7 @@ mod tests {
             write(&folder.path().join(format!("{name}.safetensors")), &header, bytes);
         }
         fs::write(folder.path().join(INDEX), index).unwrap();
-        Checkpoint::open(folder.path()).map_err(|error| sentence(folder.path(), &error))
+        ModelCheckpoint::open(folder.path()).map_err(|error| sentence(folder.path(), &error))
     }
 
     #[test]

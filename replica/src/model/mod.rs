@@ -38,7 +38,7 @@ pub use architecture::{
     HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec, Part,
     Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
 };
-pub use checkpoint::Checkpoint;
+pub use checkpoint::ModelCheckpoint;
 pub use error::{DecidingKeys, ModelError, TensorProblem};
 use head::HeadKind;
 pub use head::{LabelActivation, LabelHead, MAX_LABELS};
@@ -75,7 +75,7 @@ pub struct ModelDir {
     /// deployment without a task. Such a model computes vectors and does not rank.
     pub is_task_ambiguous: bool,
     /// Weights.
-    pub checkpoint: Checkpoint,
+    pub checkpoint: ModelCheckpoint,
 }
 
 impl ModelDir {
@@ -144,7 +144,7 @@ impl ModelDir {
         };
         let mut sentence = modules.config(folder, sizes, purpose, &tokenizer)?;
         sentence.truncate = settings.truncate_dim.filter(|_| purpose == TransformerTask::HiddenStates);
-        let checkpoint = Checkpoint::open(folder)?;
+        let checkpoint = ModelCheckpoint::open(folder)?;
         let is_task_ambiguous = purpose == TransformerTask::HiddenStates
             && task.is_none()
             && is_causal_lm

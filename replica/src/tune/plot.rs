@@ -22,7 +22,7 @@ const MARGIN: f64 = 70.0;
 const COLOURS: [&str; 4] = ["#1f5fa8", "#c4561a", "#3b7d3b", "#7a4fa0"];
 
 /// Points with the chosen number of threads, by precision.
-type Lines<'a> = BTreeMap<Precision, Vec<&'a Point>>;
+type Curves<'a> = BTreeMap<Precision, Vec<&'a Point>>;
 
 /// Maps a value to a share of an axis.
 struct AxisScale {
@@ -44,7 +44,7 @@ struct Axes {
 
 impl Axes {
     /// Returns axes that contain all points; `None` without points.
-    fn around(lines: &Lines<'_>) -> Option<Axes> {
+    fn around(lines: &Curves<'_>) -> Option<Axes> {
         let points = || lines.values().flatten();
         let times = || points().map(|point| millis(point).ln());
         let speeds = points().map(|point| point.tokens_per_second);
@@ -57,8 +57,8 @@ impl Axes {
     }
 }
 
-fn lines<'a>(points: &'a [Point], choices: &[TunedChoice]) -> Lines<'a> {
-    let mut lines = Lines::new();
+fn lines<'a>(points: &'a [Point], choices: &[TunedChoice]) -> Curves<'a> {
+    let mut lines = Curves::new();
     for choice in choices {
         let of_it = |point: &&Point| {
             point.setting.precision == choice.precision && point.setting.threads == choice.threads

@@ -22,8 +22,8 @@ use super::kernel::{Finish, Norm};
 use super::linear::{LinearId, LinearSource, LinearSources, Linears};
 use super::packed::{PackedCache, WeightsLocation};
 use crate::model::{
-    Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource,
-    HeadStep, Logits, ModelError, NormKind, Part, ProjectionNames, Tensor, TensorNames, YesNo,
+    Activation, Architecture, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource, HeadStep,
+    Logits, ModelCheckpoint, ModelError, NormKind, Part, ProjectionNames, Tensor, TensorNames, YesNo,
 };
 
 /// Weights of a transformer.
@@ -71,7 +71,7 @@ pub(super) struct HeadLayer {
 impl TransformerWeights {
     /// Loads every tensor, and packs.
     pub(super) fn load(
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelCheckpoint,
         architecture: &Architecture,
         precision: Precision,
         cache: Option<&PackedCache>,
@@ -82,7 +82,7 @@ impl TransformerWeights {
     }
 
     /// Checks every tensor, and packs nothing.
-    pub(super) fn check(checkpoint: &Checkpoint, architecture: &Architecture) -> Result<(), ModelError> {
+    pub(super) fn check(checkpoint: &ModelCheckpoint, architecture: &Architecture) -> Result<(), ModelError> {
         let (_, sources) = TransformerWeights::look_up(checkpoint, architecture)?;
         sources.check_finite()
     }
@@ -90,7 +90,7 @@ impl TransformerWeights {
     /// Loads every tensor; returns the sources of the large matrices, and the remaining weights. The errors of all
     /// tensors are reported together.
     fn look_up(
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelCheckpoint,
         architecture: &Architecture,
     ) -> Result<(impl FnOnce(Linears) -> TransformerWeights, LinearSources), ModelError> {
         let reader = Reader::new(checkpoint, architecture);
@@ -181,7 +181,7 @@ impl HeadWeights {
 
     /// Loads the tensors of these steps of a label head.
     pub(super) fn of_labels(
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelCheckpoint,
         architecture: &Architecture,
         steps: &[HeadStep],
     ) -> Result<HeadWeights, ModelError> {
@@ -220,7 +220,7 @@ impl HeadWeights {
 
 /// Reader of tensors by the names of the architecture.
 struct Reader<'a> {
-    checkpoint: &'a Checkpoint,
+    checkpoint: &'a ModelCheckpoint,
     architecture: &'a Architecture,
     names: &'static TensorNames,
     prefix: &'static str,
@@ -235,7 +235,7 @@ type LayerPart = (String, usize, f32);
 
 impl<'a> Reader<'a> {
     /// Determines the prefix of the tensor names in the checkpoint.
-    fn new(checkpoint: &'a Checkpoint, architecture: &'a Architecture) -> Reader<'a> {
+    fn new(checkpoint: &'a ModelCheckpoint, architecture: &'a Architecture) -> Reader<'a> {
         let names = architecture.names;
         let has_words = |prefix: &&str| checkpoint.has(&format!("{prefix}{}.weight", names.words));
         // Without any, its tensors are looked up without prefix and reported as missing.

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::model::fields::JsonFields;
-use crate::model::{Checkpoint, ModelError, json};
+use crate::model::{ModelCheckpoint, ModelError, json};
 
 /// Linear layer that is applied to the pooled vector.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct Dense {
     /// Activation of the outputs.
     pub activation: DenseActivation,
     /// Weights: [`Dense::WEIGHT`] and, if there is one, the bias, with validated shapes.
-    pub checkpoint: Checkpoint,
+    pub checkpoint: ModelCheckpoint,
 }
 
 /// Activation of a dense layer.
@@ -50,7 +50,7 @@ impl Dense {
         let raw: Map<String, Value> = json(&path)?;
         let DenseShape { outputs, bias, activation } = parse(&raw, inputs)
             .map_err(|problems| ModelError::Content { path: path.clone(), problem: problems.join("; ") })?;
-        let checkpoint = Checkpoint::open(folder)?;
+        let checkpoint = ModelCheckpoint::open(folder)?;
         let deciding = |error: ModelError| {
             error.decided_by("config.json of the same folder", &["in_features", "out_features", "bias"])
         };
