@@ -12,7 +12,7 @@ use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
 use regions::{DeploymentName, Generation, ModelRevision, RegionId};
 use scheduler_core::access::Denied;
-use scheduler_core::plan::Class;
+use scheduler_core::plan::TrafficClass;
 use scheduler_store::EtcdConfig;
 
 /// The hub takes requests.
@@ -229,7 +229,7 @@ impl SpokeRegistered<'_> {
 
 /// Other classes than before could not bear the loss of a region.
 pub(crate) struct LossNotBorne<'a> {
-    pub(crate) classes: &'a BTreeSet<Class>,
+    pub(crate) classes: &'a BTreeSet<TrafficClass>,
 }
 
 /// Classes that one line of the log names.
@@ -243,8 +243,9 @@ impl LossNotBorne<'_> {
             return;
         }
         let named = classes.iter().take(NAMED_MAX);
-        let named: Vec<_> =
-            named.map(|Class { deployment, residency }| format!("{deployment} under {residency}")).collect();
+        let named: Vec<_> = named
+            .map(|TrafficClass { deployment, residency }| format!("{deployment} under {residency}"))
+            .collect();
         tracing::warn!(
             classes = classes.len(),
             ?named,

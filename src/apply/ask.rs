@@ -1,7 +1,7 @@
 //! The calls to the hub.
 
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
-use scheduler_core::wire::apply::{AppliedV1, ApplyV1, ProblemsV1, RolloutV1, WantedV1};
+use scheduler_core::wire::apply::{AppliedDeploymentsV1, AppliedV1, ApplyV1, ProblemsV1, RolloutV1};
 use scheduler_core::wire::deployment::PromotedV1;
 use scheduler_core::wire::plan::PlanV1;
 use scheduler_core::wire::route::RouteTableV1;
@@ -52,7 +52,7 @@ impl Hub {
         self.good(answer).await
     }
 
-    pub(super) async fn deployments(&self) -> Result<WantedV1, NotDone> {
+    pub(super) async fn deployments(&self) -> Result<AppliedDeploymentsV1, NotDone> {
         self.get("/v1/deployments").await
     }
 

@@ -12,7 +12,7 @@ use crate::cli::{ApplyOptions, GetOptions, Got};
 use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
 use ask::{Hub, NotDone};
 use regions::TenantRules;
-use scheduler_core::wire::apply::{ApplyV1, FileV1, Kind, ProblemV1, WantedV1};
+use scheduler_core::wire::apply::{AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1};
 use scheduler_core::wire::tenant::TenantsV1;
 use scheduler_core::wire::{VERSION, WireError, deployment};
 use serde::Serialize;
@@ -139,7 +139,7 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
             }
             Got::Rollout => {
                 let mut rollout = hub.rollout().await?;
-                rollout.waiting.retain(|waiting| name.as_ref().is_none_or(|name| *name == waiting.name));
+                rollout.pending.retain(|waiting| name.as_ref().is_none_or(|name| *name == waiting.name));
                 rollout.deployments.retain(|known| name.as_ref().is_none_or(|name| *name == known.name));
                 if *json { pretty(&rollout) } else { shown::rollout(&rollout) }
             }
@@ -151,11 +151,13 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
 }
 
 /// A file that is there, and what it is about.
-fn read(path: &Path) -> Result<(Kind, FileV1), String> {
+fn read(path: &Path) -> Result<(Kind, ApplyFileV1), String> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| format!("{name} cannot be read: {error}"))?;
     // What is no TOML is for the hub to tell, with its line.
-    let Ok(keys) = text.parse::<toml::Table>() else { return Ok((Kind::Deployment, FileV1 { name, text })) };
+    let Ok(keys) = text.parse::<toml::Table>() else {
+        return Ok((Kind::Deployment, ApplyFileV1 { name, text }));
+    };
     let kind = match (keys.contains_key("deployment"), keys.contains_key("tenant")) {
         (true, true) => {
             return Err(format!("{name} has deployments and tenants; write them into a file each"));
@@ -170,7 +172,7 @@ fn read(path: &Path) -> Result<(Kind, FileV1), String> {
         // Other keys are for the hub to complain of.
         (true, false) | (false, false) => Kind::Deployment,
     };
-    Ok((kind, FileV1 { name, text }))
+    Ok((kind, ApplyFileV1 { name, text }))
 }
 
 /// The operator's token, which is needed.
@@ -219,7 +221,7 @@ fn told(not_done: NotDone, json: bool) -> ExitCode {
     }
 }
 
-fn only(mut wanted: WantedV1, name: Option<&str>) -> Result<WantedV1, NotDone> {
+fn only(mut wanted: AppliedDeploymentsV1, name: Option<&str>) -> Result<AppliedDeploymentsV1, NotDone> {
     wanted.deployments.retain(|deployment| name.is_none_or(|name| name == deployment.name));
     some(&wanted.deployments, "deployment", name)?;
     Ok(wanted)
@@ -234,7 +236,7 @@ fn some<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), NotDone> {
 }
 
 /// What was applied, as the file that says so.
-fn as_file(wanted: WantedV1) -> Result<String, NotDone> {
+fn as_file(wanted: AppliedDeploymentsV1) -> Result<String, NotDone> {
     let unreadable = |error: &dyn std::fmt::Display| NotDone::Failed(format!("the hub's answer: {error}"));
     let deployments = deployment::read_deployments(wanted.deployments).map_err(|error| unreadable(&error))?;
     regions::write_deployments(deployments.values()).map_err(|error| unreadable(&error))

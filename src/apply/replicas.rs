@@ -2,7 +2,7 @@
 
 use scheduler_core::wire::apply::{DeploymentReplicasV1, RegionReplicasV1};
 use scheduler_core::wire::deployment::EngineV1;
-use scheduler_core::wire::revision::{CountedV1, NextRevisionV1};
+use scheduler_core::wire::revision::{NextRevisionV1, RevisionReplicasV1};
 
 /// The lines of one deployment in `meridian get rollout`.
 pub(super) fn of(deployment: &DeploymentReplicasV1) -> Vec<String> {
@@ -74,7 +74,7 @@ fn mismatched<'a>(
         .iter()
         .filter(move |counted| deployment.revision.is_some() && !expected.contains(&Some(&counted.revision)));
     wrong.map(|counted| {
-        let CountedV1 { revision, source, task: _, engine, replicas, ready: _ } = counted;
+        let RevisionReplicasV1 { revision, source, task: _, engine, replicas, ready: _ } = counted;
         format!(
             "mismatch: {replicas} of {} run {source}, {}, model revision {revision}, and get no requests",
             deployment.name,

@@ -2,7 +2,8 @@
 
 use super::replicas;
 use scheduler_core::wire::apply::{
-    AppliedV1, ChangeV1, DeploymentReplicasV1, FieldV1, ReaderV1, ResidencyChange, RolloutV1, WaitingV1, What,
+    AppliedV1, ChangeKind, ChangeV1, DeploymentReplicasV1, FieldV1, PendingWideningV1, ReaderV1,
+    ResidencyChange, RolloutV1,
 };
 use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
 use scheduler_core::wire::route::RegionRouteV1;
@@ -16,9 +17,9 @@ pub(super) fn difference(seen: &AppliedV1) -> String {
     let mut lines = Vec::new();
     for ChangeV1 { kind, name, change, fields } in changes {
         let word = match change {
-            What::Added => "added",
-            What::Changed => "changed",
-            What::Removed => "removed",
+            ChangeKind::Added => "added",
+            ChangeKind::Changed => "changed",
+            ChangeKind::Removed => "removed",
         };
         lines.push(format!("{} {name}: {word}", kind.as_str()));
         lines.extend(fields.iter().map(|field| format!("  {}", one(field))));
@@ -65,8 +66,8 @@ pub(super) fn plan(plan: &PlanV1) -> String {
         for RowV1 { deployment, residency, origin, shares } in rows {
             let policy = residency.as_deref().unwrap_or("anywhere");
             lines.push(format!("  {deployment} ({policy}) from {origin}"));
-            let line = |ShareV1 { region, permille, why }: &ShareV1| {
-                format!("    {region:<28} {:>5.1} %  {why}", f64::from(*permille) / 10.0)
+            let line = |ShareV1 { region, permille, reason }: &ShareV1| {
+                format!("    {region:<28} {:>5.1} %  {reason}", f64::from(*permille) / 10.0)
             };
             lines.extend(shares.iter().map(line));
         }
@@ -83,22 +84,22 @@ pub(super) fn plan(plan: &PlanV1) -> String {
 
 /// What is waited for.
 pub(super) fn rollout(rollout: &RolloutV1) -> String {
-    let RolloutV1 { version: _, generation, waiting, readers, deployments } = rollout;
+    let RolloutV1 { version: _, generation, pending, readers, deployments } = rollout;
     let mut lines = vec![format!("route table {generation}, {} readers", readers.len())];
     lines.extend(deployments.iter().flat_map(replicas::of));
-    if waiting.is_empty() && deployments.iter().all(|known| known.next.is_none()) {
+    if pending.is_empty() && deployments.iter().all(|known| known.next.is_none()) {
         lines.push("nothing waits: what was applied is so everywhere".to_owned());
     }
-    for WaitingV1 { kind, name, residency, to, since, missing } in waiting {
+    for PendingWideningV1 { kind, name, residency, to, since, outdated_readers } in pending {
         lines.push(format!("{} {name}: {residency} -> {to}, announced by table {since}", kind.as_str()));
-        if missing.is_empty() {
+        if outdated_readers.is_empty() {
             lines.push("  everybody who is known has heard of it".to_owned());
         }
         let runs = |reader: &String| {
             let known = readers.iter().find(|known| known.reader == *reader);
             known.map(|ReaderV1 { generation, .. }| format!(" runs {generation}")).unwrap_or_default()
         };
-        lines.extend(missing.iter().map(|reader| format!("  waits for {reader}{}", runs(reader))));
+        lines.extend(outdated_readers.iter().map(|reader| format!("  waits for {reader}{}", runs(reader))));
     }
     lines.join("\n")
 }
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_person_reads_where_requests_go_and_why() {
-        let share = |region: &str, permille: u16, why: &str| json!({"region": region, "permille": permille, "why": why});
+        let share = |region: &str, permille: u16, why: &str| json!({"region": region, "permille": permille, "reason": why});
         let row = json!({"deployment": "a", "residency": null, "origin": "aws/us-east-1",
                          "shares": [share("aws/us-east-1", 875, "nearest"), share("aws/us-west-2", 125, "room")]});
         let said = json!({"version": 1, "weights": [{"version": 1, "epoch": 1, "generation": 9, "gateway": "aws/us-east-1",
@@ -150,7 +151,7 @@ mod tests {
     fn a_person_reads_who_is_waited_for() {
         let reader = "gateway/aws/us-east-1/00000000000000ff";
         let said = json!({"version": 1, "generation": "1.9", "readers": [{"version": 1, "reader": reader, "generation": "1.7"}],
-                          "waiting": [{"name": "a", "residency": "eu", "to": "eu,us", "since": "1.8", "missing": [reader]}]});
+                          "pending": [{"name": "a", "residency": "eu", "to": "eu,us", "since": "1.8", "outdated_readers": [reader]}]});
         let text = rollout(&serde_json::from_value(said).expect("an answer"));
         for line in
             ["deployment a: eu -> eu,us, announced by table 1.8", &format!("  waits for {reader} runs 1.7")]

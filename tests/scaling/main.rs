@@ -67,7 +67,7 @@ async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
     // While the hub is away none is let go, however little there is to do.
     scene
         .until("the hub's silence keeps them", async || {
-            scene.metric("meridian_scaling_decided_by{deployment=\"minilm\",why=\"hub_silent\"}").await
+            scene.metric("meridian_scaling_decided_by{deployment=\"minilm\",why=\"hub_unreachable\"}").await
                 == Some(1)
         })
         .await;

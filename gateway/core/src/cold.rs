@@ -15,7 +15,7 @@ use crate::route::Candidate;
 use regions::set::RegionIndex;
 use std::time::Duration;
 
-/// Beside what it says: what a replica is given at once of those who were held (`scheduler_core::spoke::AHEAD`), so long the
+/// Beside what it says: what a replica is given at once of those who were held (`scheduler_core::spoke::DISPATCH_AHEAD`), so long the
 /// last of them waits more than any.
 const LET_GO: Duration = Duration::from_millis(500);
 

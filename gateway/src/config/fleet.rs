@@ -43,7 +43,7 @@ mod tests {
         let read = |file: Option<&str>, variable: Option<&str>| {
             read(file.map(PathBuf::from), variable.map(str::to_owned), dir.path(), &environment)
         };
-        let shown = |token: Option<Token>| token.map(|token| token.to_show().to_owned());
+        let shown = |token: Option<Token>| token.map(|token| token.secret().to_owned());
         assert_eq!(read(None, None).map(shown), Ok(None));
         assert_eq!(read(Some("token"), None).map(shown), Ok(Some("0123456789abcdef".to_owned())));
         assert_eq!(read(None, Some("TOKEN")).map(shown), Ok(Some("fedcba9876543210".to_owned())));

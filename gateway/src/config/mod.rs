@@ -24,7 +24,7 @@ use gateway_core::keys::KeyRing;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
-use scheduler_core::hubs::{Hubs, HubsGiven};
+use scheduler_core::hubs::{Hubs, RawHubs};
 use scheduler_core::policy_age;
 use scheduler_core::token::Token;
 use serde::Deserialize;
@@ -41,7 +41,7 @@ struct RawConfig {
     listen: String,
     operations: String,
     place: String,
-    hub: HubsGiven,
+    hub: RawHubs,
     fleet_token_file: Option<PathBuf>,
     fleet_token_env: Option<String>,
     snapshot: PathBuf,

@@ -5,12 +5,13 @@
 //! size is known. A request that the pool of its primary rejects may spill over to a region that has granted credit; then it
 //! enters the pool of that region.
 
-use super::forward::Edge;
 use super::known::About;
 use super::refusals::shed;
-use super::router::{RequestDemand, Routable, Route, waits};
+use super::router::{RequestDemand, Routable, Route, Router, waits};
 use super::view::{RoutedDeployment, View};
 use super::watch::{Watch, chances};
+use crate::config::EdgeConfig;
+use crate::metrics::EdgeMetrics;
 use crate::respond::Refusal;
 use gateway_core::ask::Ask;
 use gateway_core::endpoint::Target;
@@ -31,11 +32,20 @@ const DEPLOYMENTS_CHECKED_MAX: usize = 16;
 
 /// Admission pools, by region and deployment.
 #[derive(Default)]
-pub(crate) struct Admission(Mutex<Pools>);
+pub(crate) struct AdmissionPools(Mutex<Pools>);
+
+/// Admission control of one gateway.
+pub(super) struct AdmissionControl {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) pools: Arc<AdmissionPools>,
+    pub(super) router: Arc<Router>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) metrics: Arc<EdgeMetrics>,
+}
 
 /// Admission of a request, released when this is dropped.
 pub(super) struct AdmissionPermit {
-    watch: Arc<Watch>,
+    pools: Arc<AdmissionPools>,
     /// Until this is dropped.
     entered: Option<Entered>,
 }
@@ -43,31 +53,31 @@ pub(super) struct AdmissionPermit {
 impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         if let Some(entered) = self.entered.take() {
-            self.watch.admission.pools().leave(entered);
+            self.pools.lock().leave(entered);
         }
     }
 }
 
-impl Admission {
+impl AdmissionPools {
     /// Takes the load that a region reports.
     pub(super) fn reported(&self, region: RegionIndex, report: &Report) {
         let waits = report.deployments.iter().map(|(name, load)| (name.clone(), waits(load)));
-        self.pools().heard(region, waits, Instant::now());
+        self.lock().heard(region, waits, Instant::now());
     }
 
-    fn pools(&self) -> MutexGuard<'_, Pools> {
+    /// Whether no pool sheds.
+    pub(super) fn are_calm(&self) -> bool {
+        self.lock().are_calm()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pools> {
         self.0.lock()
     }
 }
 
-/// Whether no pool sheds.
-pub(super) fn is_calm(watch: &Watch) -> bool {
-    watch.admission.pools().are_calm()
-}
-
-impl Edge {
+impl AdmissionControl {
     /// Sheds a request of which only the head was read, if it would be shed whatever its body is.
-    pub(super) fn check_admission(
+    pub(super) fn check_head(
         &self,
         target: Target<'_>,
         view: &View,
@@ -76,7 +86,7 @@ impl Edge {
         body_bytes: u64,
         arrived: Instant,
     ) -> Result<(), Refusal> {
-        if is_calm(&self.watch) {
+        if self.pools.are_calm() {
             return Ok(());
         }
         let named = target.deployment.and_then(|name| view.deployment(name, tenant));
@@ -104,7 +114,7 @@ impl Edge {
         let Some(pools) = pools.collect::<Option<Vec<_>>>() else { return Ok(()) };
         let (now, asked) =
             (Instant::now(), pool_request(tenant, priority, tokens, left(ask.timeout, arrived)));
-        let checked = self.watch.admission.pools().at_the_head(pools.iter().copied(), &asked, now);
+        let checked = self.pools.lock().at_the_head(pools.iter().copied(), &asked, now);
         let Err(why) = checked else { return Ok(()) };
         let known = self.watch.known();
         let has_credit = |(_, name): &(RegionIndex, &DeploymentName)| {
@@ -154,8 +164,8 @@ impl Edge {
         deployment: &DeploymentName,
         asked: &shed::Ask,
     ) -> Result<AdmissionPermit, Shed> {
-        let entered = self.watch.admission.pools().enter(region, deployment, asked, Instant::now())?;
-        Ok(AdmissionPermit { watch: self.watch.clone(), entered: Some(entered) })
+        let entered = self.pools.lock().enter(region, deployment, asked, Instant::now())?;
+        Ok(AdmissionPermit { pools: self.pools.clone(), entered: Some(entered) })
     }
 }
 

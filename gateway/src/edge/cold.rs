@@ -1,7 +1,6 @@
 //! The regions that say they would hold a request, because no replica is ready for it, and what follows from that for a
 //! request. `gateway_core::cold` decides; here is what it is asked with.
 
-use super::admit::Request;
 use super::known::{About, Known};
 use gateway_core::cold::{self, Outlook};
 use gateway_core::route::Candidate;
@@ -68,15 +67,15 @@ impl Known {
     /// only if it responds sooner. A region that may have scaled to zero since its last report gets it as well.
     pub(super) fn elsewhere<'a>(
         &self,
-        request: &Request,
+        about: &About<'_>,
+        may_sleep: bool,
         order: impl Iterator<Item = &'a Candidate>,
         than: RegionIndex,
     ) -> Option<Duration> {
-        if !request.may_sleep && !self.holding.has(than, &request.deployment) {
+        if !may_sleep && !self.holding.has(than, about.deployment) {
             return None;
         }
-        let about = request.about();
-        cold::elsewhere(order, than, |candidate| self.outlook(candidate.region, candidate.score.rtt, &about))
+        cold::elsewhere(order, than, |candidate| self.outlook(candidate.region, candidate.score.rtt, about))
     }
 
     /// Expected response of a region at this round trip.

@@ -3,9 +3,8 @@
 //! A check takes every lock that a request takes and goes through a routing decision, on a thread of its own and within a time
 //! ([`supervision::health`]). So an edge that cannot serve does not report that it can, whatever keeps it from serving.
 
-use super::admission::is_calm;
 use super::known::About;
-use super::operations::Operations;
+use super::operator_state::Operations;
 use super::router::Routable;
 use super::view::{RoutedDeployment, View};
 use super::watch::chances;
@@ -42,7 +41,7 @@ impl Operations {
         self.tenants.applied();
         self.tenants.allowances.kept();
         self.router.demands.missed();
-        is_calm(&self.watch);
+        self.pools.are_calm();
         self.watch.circuits();
         self.upstream.connections();
         self.explanations.find("");

@@ -44,7 +44,7 @@ pub(crate) struct Known {
 /// The work that one deployment has in one region.
 #[derive(Clone, Copy)]
 struct Work {
-    load: spoke::Load,
+    load: spoke::DeploymentLoad,
     /// Everything that waits.
     queue: Queue,
     /// Of it, what goes before a lookup: other lookups, where the region knows them apart.
@@ -53,12 +53,15 @@ struct Work {
 
 impl Work {
     /// What a region says now, after what it said `before`.
-    fn heard(before: Option<&Work>, load: &spoke::Load, now: Instant) -> Work {
+    fn heard(before: Option<&Work>, load: &spoke::DeploymentLoad, now: Instant) -> Work {
         let of = |before, tokens| Queue::heard(before, tokens, load.tokens_per_second, now);
         Work {
             load: *load,
             queue: of(before.map(|work| work.queue), load.pending_tokens),
-            lookups: of(before.map(|work| work.lookups), load.lookup_tokens.unwrap_or(load.pending_tokens)),
+            lookups: of(
+                before.map(|work| work.lookups),
+                load.interactive_tokens.unwrap_or(load.pending_tokens),
+            ),
         }
     }
 
@@ -126,7 +129,7 @@ impl Known {
     }
 
     /// What `region` last said of the work that a deployment has there.
-    pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> spoke::Load {
+    pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> spoke::DeploymentLoad {
         self.work(region, deployment).map(|work| work.load).unwrap_or_default()
     }
 
@@ -238,12 +241,12 @@ mod tests {
         let mut known = Known::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue, now);
         let deployment: DeploymentName = "d".parse().unwrap();
         let mut waits = |lookup_tokens| {
-            let load = spoke::Load {
+            let load = spoke::DeploymentLoad {
                 ready: 1,
                 pending_tokens: 1500,
-                lookup_tokens,
+                interactive_tokens: lookup_tokens,
                 tokens_per_second: 1000.0,
-                ..spoke::Load::default()
+                ..spoke::DeploymentLoad::default()
             };
             let deployments = BTreeMap::from([(deployment.clone(), load)]);
             let report = Report { region: id.clone(), boot_id: 1, sequence: 1, deployments, draining: false };

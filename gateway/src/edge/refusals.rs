@@ -1,6 +1,6 @@
 //! Every sentence with which the edge says no by itself: what is wrong, the limit, what to do.
 
-use super::allowances::duration;
+use super::duration::openai_duration;
 use super::policy_clock::TooOld;
 use super::view::View;
 use crate::respond::Refusal;
@@ -298,7 +298,7 @@ pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Refusal {
         Short::NotYet { wait } => {
             let message = format!(
                 "The tenant '{id}' may use {limit} {what} ({key}) and has used them up; try again in {}.",
-                duration(wait)
+                openai_duration(wait)
             );
             Refusal::new(ErrorCode::RateLimited, message).after(wait)
         }
@@ -315,7 +315,7 @@ pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Refusal {
 /// There is too much for all.
 pub(super) fn shed(tenant: &Tenant, why: Shed) -> Refusal {
     let Shed { reason, wait, retry_after } = why;
-    let (wait, soon) = (duration(wait), duration(retry_after));
+    let (wait, soon) = (openai_duration(wait), openai_duration(retry_after));
     let (code, message) = match reason {
         Reason::OverShare => (
             ErrorCode::Overloaded,

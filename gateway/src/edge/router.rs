@@ -20,7 +20,7 @@ use gateway_core::spill;
 use regions::geography::GeoPoint;
 use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
-use scheduler_core::spoke::Load;
+use scheduler_core::spoke::DeploymentLoad;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -232,6 +232,6 @@ impl Observations for Observed<'_> {
 }
 
 /// Times that a request would wait behind the reported load, by priority.
-pub(super) fn waits(load: &Load) -> Waits {
-    Waits::of(load.lookup_tokens, load.pending_tokens, load.tokens_per_second)
+pub(super) fn waits(load: &DeploymentLoad) -> Waits {
+    Waits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second)
 }

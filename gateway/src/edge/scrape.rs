@@ -1,7 +1,7 @@
 //! `/metrics` of an edge: what it has counted, and what is so at this moment, asked of whoever holds it.
 
 use super::explain::health_word;
-use super::operations::Operations;
+use super::operator_state::Operations;
 use super::scatter::{AT_ONCE_MAX, PIECES_BYTES_MAX};
 use crate::circuits;
 use crate::metrics::{Kind, Names, Text, render_panics};

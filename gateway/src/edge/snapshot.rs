@@ -6,9 +6,9 @@
 //! than what is in hand does (invariant 5, Monotone plans), whoever of the two was slower.
 
 use regions::route::{Generation, RouteTable};
-use scheduler_core::bound::{self, Held};
+use scheduler_core::bound::{self, AcceptedGeneration};
 use scheduler_core::wire::WireError;
-use scheduler_core::wire::plan::{Weights, WeightsV1};
+use scheduler_core::wire::plan::{GatewayWeights, WeightsV1};
 use scheduler_core::wire::route::RouteTableV1;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,9 +37,9 @@ impl Kept for RouteTableV1 {
 }
 
 impl Kept for WeightsV1 {
-    type Meaning = Weights;
+    type Meaning = GatewayWeights;
 
-    fn generation(weights: &Weights) -> Generation {
+    fn generation(weights: &GatewayWeights) -> Generation {
         weights.generation
     }
 }
@@ -107,8 +107,8 @@ impl Since {
     }
 
     /// What is held since then, for [`bound::accept`].
-    pub(super) fn held(self, generation: Option<Generation>) -> Option<Held> {
-        generation.map(|generation| Held { generation, age: self.at.elapsed() + self.before })
+    pub(super) fn held(self, generation: Option<Generation>) -> Option<AcceptedGeneration> {
+        generation.map(|generation| AcceptedGeneration { generation, age: self.at.elapsed() + self.before })
     }
 }
 

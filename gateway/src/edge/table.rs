@@ -13,8 +13,8 @@ use crate::config::EdgeConfig;
 use crate::metrics::EdgeMetrics;
 use http::StatusCode;
 use rand::Rng;
-use scheduler_core::follow;
 use scheduler_core::rollout::{Reader, Role};
+use scheduler_core::table_watch;
 use scheduler_core::wire::route::RouteTableV1;
 use std::io;
 use std::sync::Arc;
@@ -54,15 +54,15 @@ pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants, metrics: &EdgeMetr
 
 /// How this process calls itself before the hub.
 pub(crate) fn reader(config: &EdgeConfig) -> Reader {
-    Reader { role: Role::Gateway, place: config.place.clone(), boot_id: rand::rng().random() }
+    Reader { role: Role::Gateway, region: config.place.clone(), boot_id: rand::rng().random() }
 }
 
 /// Takes leave of the hub: this process reads no table any longer.
 pub(crate) async fn farewell(config: &EdgeConfig, client: &reqwest::Client, reader: &Reader) {
-    let word = client.delete(format!("{}{}", config.hub.now(), follow::farewell(reader)));
-    let word = config.fleet.iter().fold(word, |word, token| word.bearer_auth(token.to_show()));
+    let word = client.delete(format!("{}{}", config.hub.current(), table_watch::deregister_path(reader)));
+    let word = config.fleet.iter().fold(word, |word, token| word.bearer_auth(token.secret()));
     // Nobody to tell; silence says the same later.
-    word.timeout(follow::FAREWELL_TIMEOUT).send().await.ok();
+    word.timeout(table_watch::DEREGISTER_TIMEOUT).send().await.ok();
 }
 
 /// Follows the hub for ever.
@@ -79,7 +79,7 @@ pub(crate) async fn follow(
     let (mut reachable, mut failures) = (true, 0_usize);
     let mut since = Since::written(&config.snapshot);
     loop {
-        let hub = hubs.now();
+        let hub = hubs.current();
         let Err(error) = ask(&config, hub, &client, &reader, &views, &mut since, &tenants).await else {
             // It has the same table, or gave a newer one, which is in hand now.
             clock.confirm().await;
@@ -135,10 +135,9 @@ async fn ask(
         (_, Some(_)) => (LONG_POLL_OF_SEVERAL, GRACE_OF_SEVERAL),
         (_, None) => (FIRST_POLL_OF_SEVERAL, GRACE_OF_SEVERAL),
     };
-    let url = format!("{hub}{}", follow::question(after, reader, wait));
+    let url = format!("{hub}{}", table_watch::watch_path(after, reader, wait));
     let question = client.get(url).timeout(wait + grace);
-    let question =
-        config.fleet.iter().fold(question, |question, token| question.bearer_auth(token.to_show()));
+    let question = config.fleet.iter().fold(question, |question, token| question.bearer_auth(token.secret()));
     let answer = question.send().await?;
     if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
         return Err(AskError::Denied(answer.status()));
@@ -151,7 +150,7 @@ async fn ask(
     let body = answer.bytes().await?;
     let wire = serde_json::from_slice::<RouteTableV1>(&body);
     let mut wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
-    let taken = follow::taken(wire.clone(), since.held(after), since_1970());
+    let taken = table_watch::accept_table(wire.clone(), since.held(after), since_1970());
     let mut table = taken.map_err(|error| AskError::Table(error.to_string()))?;
     if table.tenants.is_none()
         && let Some(applied) = tenants.applied()

@@ -3,7 +3,6 @@
 //! [`Known`] and `gateway_core` decide; here are the lock around it, the clock, the dice, and the bell that wakes requests
 //! which wait for a region that has got worse. The lock is held for one decision at a time and never across an await.
 
-use super::admission::Admission;
 use super::known::{About, Known};
 use gateway_core::circuit::Permille;
 use gateway_core::health::{Heard, LOOK_PERIOD_MAX, Worse};
@@ -30,8 +29,6 @@ const LOOK_PERIOD: Duration = LOOK_PERIOD_MAX.checked_div(2).expect("two is not 
 /// What is known, and the bell.
 pub(crate) struct Watch {
     known: Mutex<Known>,
-    /// How much there is before each region, and whose.
-    pub(super) admission: Admission,
     bell: watch::Sender<()>,
 }
 
@@ -63,7 +60,7 @@ pub(crate) fn chances() -> [Permille; 3] {
 impl Watch {
     pub(crate) fn new(place: GeoPoint, catalogue: &Catalogue) -> Watch {
         let known = Known::new(place, catalogue, Instant::now());
-        Watch { known: Mutex::new(known), admission: Admission::default(), bell: watch::Sender::new(()) }
+        Watch { known: Mutex::new(known), bell: watch::Sender::new(()) }
     }
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {

@@ -20,7 +20,7 @@ use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::Share;
 use scheduler_core::bound;
-use scheduler_core::plan::Class;
+use scheduler_core::plan::TrafficClass;
 use scheduler_core::wire::plan::{
     self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, WeightsV1,
 };
@@ -113,15 +113,16 @@ pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> Planned {
 }
 
 /// Rows as requests need them. A region that the catalogue does not know has no share.
-fn meaning(weights: &wire::Weights, catalogue: &Catalogue) -> Weights {
-    let wire::Weights { generation, gateway: _, rows } = weights;
-    let told =
-        rows.iter().filter_map(|((Class { deployment, residency }, origin), shares)| -> Option<Told> {
-            let shares = shares.iter().filter_map(|NamedShare { region, permille, why }| {
-                Some(Share { region: catalogue.index_of(region)?, permille: *permille, why: *why })
+fn meaning(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> Weights {
+    let wire::GatewayWeights { generation, gateway: _, rows } = weights;
+    let told = rows.iter().filter_map(
+        |((TrafficClass { deployment, residency }, origin), shares)| -> Option<Told> {
+            let shares = shares.iter().filter_map(|NamedShare { region, permille, reason }| {
+                Some(Share { region: catalogue.index_of(region)?, permille: *permille, why: *reason })
             });
             Some((deployment.clone(), residency.clone(), catalogue.index_of(origin)?, shares.collect()))
-        });
+        },
+    );
     Weights::new(*generation, told, catalogue)
 }
 
@@ -144,7 +145,7 @@ pub(crate) async fn follow(
         let told = demands.demand().tell(Instant::now());
         let heard = regions.known().fleet.heard().collect();
         let told = in_words(&config, boot_id, told, heard);
-        let hub = config.hub.now();
+        let hub = config.hub.current();
         match ask(&config, hub, &client, &told, &planned, &mut since).await {
             Ok(()) => {
                 if !std::mem::replace(&mut reachable, true) {
@@ -176,15 +177,15 @@ fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>, heard: Vec<Regi
             }
         };
         let origin = config.catalogue.region(origin).id.clone();
-        let sum: &mut u64 = classes.entry((Class { deployment, residency }, origin)).or_default();
+        let sum: &mut u64 = classes.entry((TrafficClass { deployment, residency }, origin)).or_default();
         *sum = sum.saturating_add(tokens_per_second);
     }
-    let gateway = GatewayBoot { place: config.place.clone(), boot_id };
+    let gateway = GatewayBoot { region: config.place.clone(), boot_id };
     let heard: BTreeSet<_> =
         heard.into_iter().map(|region| config.catalogue.region(region).id.clone()).collect();
     // Who hears nobody may be cut off, and has nothing to say of others.
-    let reaches = (!heard.is_empty()).then_some(heard);
-    DemandV1::from(&GatewayDemand { gateway, classes, reaches })
+    let reachable_regions = (!heard.is_empty()).then_some(heard);
+    DemandV1::from(&GatewayDemand { gateway, classes, reachable_regions })
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -209,8 +210,7 @@ async fn ask(
         None => format!("{hub}/v1/demand"),
     };
     let question = client.post(url).json(told).timeout(TIMEOUT);
-    let question =
-        config.fleet.iter().fold(question, |question, token| question.bearer_auth(token.to_show()));
+    let question = config.fleet.iter().fold(question, |question, token| question.bearer_auth(token.secret()));
     let mut answer = question.send().await?.error_for_status()?;
     if answer.status() == http::StatusCode::NO_CONTENT {
         return Ok(());
@@ -224,7 +224,7 @@ async fn ask(
     }
     let refused = |error: String| AskError::Plan(error);
     let wire: WeightsV1 = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
-    let weights = wire::Weights::try_from(wire.clone()).map_err(|error| refused(error.to_string()))?;
+    let weights = wire::GatewayWeights::try_from(wire.clone()).map_err(|error| refused(error.to_string()))?;
     let (generation, place) = (weights.generation, &weights.gateway);
     if *place != config.place {
         return Err(refused(format!("it is of a gateway at {place}, and this one is at {}", config.place)));

@@ -1,19 +1,19 @@
 //! Replicas that do not run what their deployment is served with.
 
 use regions::{ModelRevision, RegionId};
-use scheduler_core::spoke::Mismatch;
+use scheduler_core::spoke::RevisionMismatch;
 use std::net::SocketAddr;
 
 /// A replica reports another model than its deployment is served with. It is counted in the spoke.
 pub(crate) struct ReplicaMismatch<'a> {
     pub(crate) region: &'a RegionId,
-    pub(crate) mismatch: Mismatch,
+    pub(crate) mismatch: RevisionMismatch,
 }
 
 impl ReplicaMismatch<'_> {
     pub(crate) fn record(self) {
         let ReplicaMismatch { region, mismatch } = self;
-        let Mismatch { replica: _, endpoint, deployment, expected, found } = mismatch;
+        let RevisionMismatch { replica: _, endpoint, deployment, expected, found } = mismatch;
         match found {
             Some(found) => tracing::warn!(
                 %region, replica = %endpoint, %deployment, %expected,

@@ -22,8 +22,8 @@ use regions::ModelRevision;
 use regions::id::DeploymentName;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
-use scheduler_core::spoke::hold::{Band, Bound, Bounds, NotHeld};
-use scheduler_core::spoke::{self, RevisionAsked};
+use scheduler_core::spoke::hold::{HoldLimit, HoldLimits, HoldPriority, HoldRejection};
+use scheduler_core::spoke::{self, RequestedRevision};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -41,13 +41,13 @@ pub(super) struct Passing {
     pub(super) policy: AllowedRegions,
     pub(super) body: Bytes,
     /// What its gateway says of the model revision of its answer.
-    pub(super) revision: RevisionAsked,
+    pub(super) revision: RequestedRevision,
     /// By estimate.
     pub(super) tokens: u64,
     pub(super) deadline: Instant,
     /// The request's own, drawn once.
     pub(super) chance: Permille,
-    pub(super) band: Band,
+    pub(super) band: HoldPriority,
     /// In what time a region that has a replica ready would answer it, if its edge knows one.
     pub(super) elsewhere: Option<Duration>,
 }
@@ -153,7 +153,7 @@ impl Ingress {
             let waited = place.is_some() || !tried.is_empty();
             let refusal = match self.replicas.choose(request, tried, waited) {
                 Ok(sent) => return Ok(sent),
-                Err(refusal @ (spoke::Refusal::Full { .. } | spoke::Refusal::OtherRevision)) => {
+                Err(refusal @ (spoke::NoReplica::Full { .. } | spoke::NoReplica::RevisionNotServed)) => {
                     return Err(self.none(request, refusal));
                 }
                 Err(refusal) => refusal,
@@ -162,7 +162,7 @@ impl Ingress {
             let mut waits = match self.hold.comes(request) {
                 // Somebody became ready at this moment; if it is not those who were tried, it takes this one.
                 Ok(None) if tried.is_empty() => continue,
-                Ok(None) | Err(NotHeld::NobodyStarts) => return Err(self.none(request, refusal)),
+                Ok(None) | Err(HoldRejection::NotProvisioned) => return Err(self.none(request, refusal)),
                 Ok(Some(waits)) => waits,
                 Err(why) => return Err(self.not_held(request, why)),
             };
@@ -182,25 +182,25 @@ impl Ingress {
     }
 
     /// Why nobody takes a request that was not held.
-    fn none(&self, request: &Passing, refusal: spoke::Refusal) -> Refusal {
+    fn none(&self, request: &Passing, refusal: spoke::NoReplica) -> Refusal {
         let (deployment, region) = (&request.deployment, &self.region);
         match refusal {
-            spoke::Refusal::UnknownHere => {
+            spoke::NoReplica::UnknownDeployment => {
                 let message = format!("Region {region} has no replica for '{deployment}'.");
                 Refusal::new(ErrorCode::NotReady, message)
             }
-            spoke::Refusal::NoneReady { .. } | spoke::Refusal::OthersWait => {
+            spoke::NoReplica::NoneReady { .. } | spoke::NoReplica::QueueNotEmpty => {
                 let message = format!("No replica for '{deployment}' is ready in region {region}.");
                 Refusal::new(ErrorCode::NotReady, message)
             }
-            spoke::Refusal::OtherRevision => {
+            spoke::NoReplica::RevisionNotServed => {
                 let message = format!(
                     "No replica for '{deployment}' in region {region} has the model revision that this request must be \
                      computed with."
                 );
                 Refusal::new(ErrorCode::ModelRevisionUnavailable, message)
             }
-            spoke::Refusal::Full { retry_after } => {
+            spoke::NoReplica::Full { retry_after } => {
                 let message = format!(
                     "As many requests as may, {}, wait for each replica of '{deployment}' in region {region}; try again \
                      shortly, or send fewer at once.",
@@ -212,11 +212,11 @@ impl Ingress {
     }
 
     /// Why a request that found no replica does not wait for one here.
-    fn not_held(&self, request: &Passing, why: NotHeld) -> Refusal {
+    fn not_held(&self, request: &Passing, why: HoldRejection) -> Refusal {
         let (deployment, region) = (&request.deployment, &self.region);
         let (ready_in, code, message) = match why {
-            NotHeld::NobodyStarts => return self.none(request, spoke::Refusal::UnknownHere),
-            NotHeld::Elsewhere { ready_in } => (
+            HoldRejection::NotProvisioned => return self.none(request, spoke::NoReplica::UnknownDeployment),
+            HoldRejection::OtherRegion { ready_in } => (
                 ready_in,
                 ErrorCode::NotReady,
                 format!(
@@ -225,7 +225,7 @@ impl Ingress {
                     ready_in.as_millis()
                 ),
             ),
-            NotHeld::TooLate { ready_in } => (
+            HoldRejection::PastDeadline { ready_in } => (
                 ready_in,
                 ErrorCode::ColdStart,
                 format!(
@@ -235,25 +235,25 @@ impl Ingress {
                     headers::TIMEOUT_MS
                 ),
             ),
-            NotHeld::Full { bound: Bound::TenantRequests | Bound::TenantBytes, ready_in } => (
+            HoldRejection::Full { limit: HoldLimit::TenantRequests | HoldLimit::TenantBytes, ready_in } => (
                 ready_in,
                 ErrorCode::Overloaded,
                 format!(
                     "As much of this tenant waits for a replica of '{deployment}' in region {region} as may, {} requests or \
                      {} bytes; one is ready in {} ms.",
-                    Bounds::USUAL.tenant_requests,
-                    Bounds::USUAL.tenant_bytes,
+                    HoldLimits::DEFAULT.tenant_requests,
+                    HoldLimits::DEFAULT.tenant_bytes,
                     ready_in.as_millis()
                 ),
             ),
-            NotHeld::Full { bound: Bound::Requests | Bound::Bytes, ready_in } => (
+            HoldRejection::Full { limit: HoldLimit::Requests | HoldLimit::Bytes, ready_in } => (
                 ready_in,
                 ErrorCode::Saturated,
                 format!(
                     "As much waits for replicas in region {region} as may, {} requests or {} bytes; one for \
                      '{deployment}' is ready in {} ms.",
-                    Bounds::USUAL.requests,
-                    Bounds::USUAL.bytes,
+                    HoldLimits::DEFAULT.requests,
+                    HoldLimits::DEFAULT.bytes,
                     ready_in.as_millis()
                 ),
             ),

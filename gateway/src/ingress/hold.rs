@@ -10,7 +10,9 @@
 use super::attempts::Passing;
 use crate::metrics::{HoldMetrics, NotHeldBy};
 use scheduler_core::spoke::Spoke;
-use scheduler_core::spoke::hold::{Band, Bound, Call, CalledTo, Comes, Fate, NotHeld, Ticket};
+use scheduler_core::spoke::hold::{
+    HoldDecision, HoldLimit, HoldPriority, HoldRejection, HoldRequest, HoldTicket, Release, ReleaseReason,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +22,7 @@ use tokio::sync::{Notify, oneshot};
 /// Everybody who waits.
 pub(super) struct Hold {
     spoke: Arc<Mutex<Spoke>>,
-    waiting: Mutex<BTreeMap<u64, oneshot::Sender<CalledTo>>>,
+    waiting: Mutex<BTreeMap<u64, oneshot::Sender<ReleaseReason>>>,
     /// Rung when the first request finds no replica.
     wake: Arc<Notify>,
     pub(super) metrics: HoldMetrics,
@@ -30,8 +32,8 @@ pub(super) struct Hold {
 pub(super) struct Place<'a> {
     hold: &'a Hold,
     /// There until it is given back.
-    ticket: Option<Ticket>,
-    called: oneshot::Receiver<CalledTo>,
+    ticket: Option<HoldTicket>,
+    called: oneshot::Receiver<ReleaseReason>,
     since: Instant,
 }
 
@@ -51,22 +53,22 @@ impl Hold {
     }
 
     /// A place for a request, or none where it need not wait.
-    pub(super) fn comes(&self, request: &Passing) -> Result<Option<Place<'_>>, NotHeld> {
+    pub(super) fn comes(&self, request: &Passing) -> Result<Option<Place<'_>>, HoldRejection> {
         let now = Instant::now();
-        let comes = Comes {
+        let hold_request = HoldRequest {
             deployment: &request.deployment,
             tenant: request.tenant.as_deref().unwrap_or_default(),
-            band: request.band,
+            priority: request.band,
             bytes: request.body.len() as u64,
             tokens: request.tokens,
             deadline: request.deadline,
-            elsewhere: request.elsewhere,
+            other_region_in: request.elsewhere,
         };
         let mut waiting = self.waiting();
-        let fate = self.spoke.lock().comes(&comes, now);
+        let fate = self.spoke.lock().hold_or_forward(&hold_request, now);
         let (ticket, wakes) = match fate {
-            Ok(Fate::Now) => return Ok(None),
-            Ok(Fate::Held { ticket, wakes }) => (ticket, wakes),
+            Ok(HoldDecision::Forward) => return Ok(None),
+            Ok(HoldDecision::Held { ticket, needs_start: wakes }) => (ticket, wakes),
             Err(why) => {
                 self.count(why);
                 return Err(why);
@@ -82,15 +84,15 @@ impl Hold {
         Ok(Some(Place { hold: self, ticket: Some(ticket), called, since: now }))
     }
 
-    fn count(&self, why: NotHeld) {
+    fn count(&self, why: HoldRejection) {
         let by = match why {
-            NotHeld::NobodyStarts => NotHeldBy::NobodyStarts,
-            NotHeld::Elsewhere { .. } => NotHeldBy::Elsewhere,
-            NotHeld::TooLate { .. } => NotHeldBy::TooLate,
-            NotHeld::Full { bound: Bound::TenantRequests, .. } => NotHeldBy::TenantRequests,
-            NotHeld::Full { bound: Bound::TenantBytes, .. } => NotHeldBy::TenantBytes,
-            NotHeld::Full { bound: Bound::Requests, .. } => NotHeldBy::Requests,
-            NotHeld::Full { bound: Bound::Bytes, .. } => NotHeldBy::Bytes,
+            HoldRejection::NotProvisioned => NotHeldBy::NobodyStarts,
+            HoldRejection::OtherRegion { .. } => NotHeldBy::Elsewhere,
+            HoldRejection::PastDeadline { .. } => NotHeldBy::TooLate,
+            HoldRejection::Full { limit: HoldLimit::TenantRequests, .. } => NotHeldBy::TenantRequests,
+            HoldRejection::Full { limit: HoldLimit::TenantBytes, .. } => NotHeldBy::TenantBytes,
+            HoldRejection::Full { limit: HoldLimit::Requests, .. } => NotHeldBy::Requests,
+            HoldRejection::Full { limit: HoldLimit::Bytes, .. } => NotHeldBy::Bytes,
         };
         self.metrics.not_held.count(by);
     }
@@ -98,15 +100,15 @@ impl Hold {
     /// Something may have changed: whoever has no reason to wait any longer is called.
     pub(super) fn call(&self) {
         let mut waiting = self.waiting();
-        for Call { number, to } in self.spoke.lock().call(Instant::now()) {
+        for Release { number, reason } in self.spoke.lock().release(Instant::now()) {
             // Whoever has a ticket listens until it is given back; one that is being dropped at this moment gives it back.
             if let Some(listens) = waiting.remove(&number) {
-                listens.send(to).ok();
+                listens.send(reason).ok();
             }
         }
     }
 
-    pub(super) fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<CalledTo>>> {
+    pub(super) fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<ReleaseReason>>> {
         self.waiting.lock()
     }
 }
@@ -115,9 +117,9 @@ impl Place<'_> {
     /// Waits until it is called, or until `deadline`.
     pub(super) async fn wait(&mut self, deadline: Instant) -> Waited {
         match tokio::time::timeout_at(deadline.into(), &mut self.called).await {
-            Ok(Ok(CalledTo::Replica { cold_start })) => Waited::Called { cold_start },
+            Ok(Ok(ReleaseReason::ReplicaReady { cold_start })) => Waited::Called { cold_start },
             // The other end is dropped only with the ingress.
-            Ok(Ok(CalledTo::Nothing) | Err(_)) => Waited::Nothing,
+            Ok(Ok(ReleaseReason::Unservable) | Err(_)) => Waited::Nothing,
             Err(_) => Waited::TooLong,
         }
     }
@@ -134,7 +136,7 @@ impl Drop for Place<'_> {
         {
             let mut waiting = self.hold.waiting();
             waiting.remove(&ticket.number());
-            self.hold.spoke.lock().left(ticket);
+            self.hold.spoke.lock().return_ticket(ticket);
         }
         self.hold.metrics.seconds.observe(self.since.elapsed());
         // What it held back may go now.
@@ -143,6 +145,6 @@ impl Drop for Place<'_> {
 }
 
 /// How urgent a request is, as its edge has decided.
-pub(super) fn band(priority: Option<&str>) -> Band {
-    if priority == Some("bulk") { Band::Bulk } else { Band::Interactive }
+pub(super) fn band(priority: Option<&str>) -> HoldPriority {
+    if priority == Some("bulk") { HoldPriority::Bulk } else { HoldPriority::Interactive }
 }

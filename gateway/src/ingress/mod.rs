@@ -43,7 +43,7 @@ use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use replicas::{Replicas, chance};
 use scheduler_core::spoke::hold::HELD_MAX;
-use scheduler_core::spoke::{GATEWAYS_MAX, Question, RevisionAsked, Spoke, Whose};
+use scheduler_core::spoke::{ExchangeRequest, GATEWAYS_MAX, RequestedRevision, Spoke, TrafficOrigin};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
 use std::future::Future;
 use std::io;
@@ -301,11 +301,11 @@ impl Ingress {
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Refusal::new(ErrorCode::InvalidJson, format!("No exchange request: {error}."))
         })?;
-        let question = Question::try_from(question).map_err(|error| {
+        let question = ExchangeRequest::try_from(question).map_err(|error| {
             Refusal::new(ErrorCode::InvalidValue, format!("No exchange request: {error}."))
         })?;
         self.metrics.exchanges.add(1);
-        let report = self.spoke.lock().answer(&question, Instant::now());
+        let report = self.spoke.lock().exchange(&question, Instant::now());
         let body = serde_json::to_vec(&ReportV1::from(report)).expect("a report serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)
     }
@@ -327,8 +327,11 @@ impl Ingress {
             return Err(self.no_receipt().into());
         }
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
-        let whose =
-            if session.get_header(headers::SPILLOVER).is_some() { Whose::Overflow } else { Whose::Own };
+        let whose = if session.get_header(headers::SPILLOVER).is_some() {
+            TrafficOrigin::Spillover
+        } else {
+            TrafficOrigin::Local
+        };
         let body = self.intake.body(session, Owner::default()).await?;
         let request = Passing {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
@@ -338,7 +341,7 @@ impl Ingress {
             deployment,
             body: body.bytes.clone(),
             policy,
-            revision: RevisionAsked {
+            revision: RequestedRevision {
                 required: revision(session, headers::REQUIRED_REVISION)?,
                 known: revision(session, headers::MODEL_REVISION)?,
             },

@@ -10,8 +10,8 @@ use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
-use scheduler_core::spoke::Load;
-use scheduler_core::spoke::hold::Held;
+use scheduler_core::spoke::DeploymentLoad;
+use scheduler_core::spoke::hold::HeldTotals;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -83,8 +83,8 @@ impl Ingress {
     /// How each deployment stands here, and who waits for it.
     fn deployments(&self) -> Vec<Value> {
         let spoke = self.spoke.lock();
-        let shown = |(name, load): (&DeploymentName, &Load)| {
-            let Held { requests, tokens } = spoke.held(name);
+        let shown = |(name, load): (&DeploymentName, &DeploymentLoad)| {
+            let HeldTotals { requests, tokens } = spoke.held(name);
             json!({
                 "name": name.as_str(),
                 "ready": load.ready,

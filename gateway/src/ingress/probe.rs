@@ -3,7 +3,7 @@
 use super::hold::Hold;
 use crate::events::ReplicaMismatch;
 use replica_core::wire::status::{StateV1, StatusV1};
-use scheduler_core::spoke::{ReplicaObserved, Spoke};
+use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(super) async fn watch(
                 spoke.lock().replica_failed(number, Instant::now());
             }
         }
-        if spoke.lock().somebody_waits() {
+        if spoke.lock().any_request_held() {
             hold.call();
         }
     }
@@ -58,13 +58,13 @@ enum ProbeError {
     Status(String),
 }
 
-async fn ask(client: &reqwest::Client, url: &str) -> Result<ReplicaObserved, ProbeError> {
+async fn ask(client: &reqwest::Client, url: &str) -> Result<ReplicaStatus, ProbeError> {
     let answer = client.get(url).timeout(TIMEOUT).send().await?.error_for_status()?;
     observed(answer.json().await?).map_err(ProbeError::Status)
 }
 
 /// What the region makes of a replica's own words.
-fn observed(status: StatusV1) -> Result<ReplicaObserved, String> {
+fn observed(status: StatusV1) -> Result<ReplicaStatus, String> {
     let StatusV1 {
         version,
         names,
@@ -82,13 +82,13 @@ fn observed(status: StatusV1) -> Result<ReplicaObserved, String> {
     }
     let names = names.iter().map(|name| name.parse()).collect::<Result<_, _>>();
     let model = identity.map(|identity| identity.reported(&source)).transpose()?;
-    Ok(ReplicaObserved {
+    Ok(ReplicaStatus {
         model,
         names: names.map_err(|error| format!("names: {error}"))?,
         ready: state == StateV1::Ready,
         draining: state == StateV1::Draining,
         pending_tokens,
-        lookup_tokens: interactive_tokens,
+        interactive_tokens,
         tokens_per_second,
     })
 }

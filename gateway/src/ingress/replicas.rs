@@ -16,7 +16,7 @@ use gateway_core::pace::Patience;
 use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
 use rand::Rng;
 use regions::ModelRevision;
-use scheduler_core::spoke::{self, Outcome, ReplicaChoice, Spoke, Turn};
+use scheduler_core::spoke::{self, Eligibility, ReplicaOutcome, SelectedReplica, Spoke};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -85,13 +85,13 @@ impl Replicas {
         request: &Passing,
         tried: &[usize],
         waited: bool,
-    ) -> Result<Sent<'_>, spoke::Refusal> {
+    ) -> Result<Sent<'_>, spoke::NoReplica> {
         let now = Instant::now();
         let known = &mut *self.known();
         let choice = {
             let mut spoke = self.spoke.lock();
-            if !waited && spoke.has_a_line(&request.deployment) {
-                return Err(spoke::Refusal::OthersWait);
+            if !waited && spoke.has_held_requests(&request.deployment) {
+                return Err(spoke::NoReplica::QueueNotEmpty);
             }
             known.choose(&mut spoke, request, tried, now)?
         };
@@ -119,7 +119,7 @@ impl Replicas {
             let choice = known.choose(&mut spoke, request, tried, now).ok()?;
             let open = known.targets.standing(choice.index, now).takes(request.chance);
             if !open || !known.pays(sent.index(), now) {
-                spoke.finished(&choice, Outcome::GivenUp, now);
+                spoke.finished(&choice, ReplicaOutcome::Canceled, now);
                 return None;
             }
             choice
@@ -148,9 +148,16 @@ impl Replicas {
         (known.retry.left(now), known.targets.states(now))
     }
 
-    fn sent(&self, known: &mut Known, choice: ReplicaChoice, now: Instant) -> Sent<'_> {
+    fn sent(&self, known: &mut Known, choice: SelectedReplica, now: Instant) -> Sent<'_> {
         let under_way = known.targets.began(choice.index, now);
-        Sent { replicas: self, choice, under_way, begun: now, in_time: true, outcome: Outcome::GivenUp }
+        Sent {
+            replicas: self,
+            choice,
+            under_way,
+            begun: now,
+            in_time: true,
+            outcome: ReplicaOutcome::Canceled,
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -165,20 +172,20 @@ impl Known {
         request: &Passing,
         tried: &[usize],
         now: Instant,
-    ) -> Result<ReplicaChoice, spoke::Refusal> {
+    ) -> Result<SelectedReplica, spoke::NoReplica> {
         let turn = |index: usize| {
             if tried.contains(&index) {
-                Turn::Tried
+                Eligibility::AlreadyTried
             } else if self.targets.is_full(index) {
-                Turn::Full
+                Eligibility::Full
             } else if self.targets.standing(index, now).takes(request.chance) {
-                Turn::Open
+                Eligibility::Normal
             } else {
-                Turn::LastResort
+                Eligibility::LastResort
             }
         };
-        let seen = |index: usize| spoke::Seen {
-            turn: turn(index),
+        let seen = |index: usize| spoke::PassiveHealth {
+            eligibility: turn(index),
             slowness_permille: self.targets.slowness_permille(
                 index,
                 &request.deployment,
@@ -186,7 +193,7 @@ impl Known {
                 now,
             ),
         };
-        spoke.choose_for(&request.deployment, request.revision, request.tokens, seen, now)
+        spoke.select_replica_for(&request.deployment, request.revision, request.tokens, seen, now)
     }
 
     fn saw(&mut self, index: usize, evidence: Option<Evidence>, now: Instant) {
@@ -207,11 +214,11 @@ impl Known {
 /// A request that waits for a replica, until this is dropped: also when whoever waited hung up.
 pub(super) struct Sent<'a> {
     replicas: &'a Replicas,
-    choice: ReplicaChoice,
+    choice: SelectedReplica,
     under_way: UnderWay<usize>,
     begun: Instant,
     in_time: bool,
-    outcome: Outcome,
+    outcome: ReplicaOutcome,
 }
 
 impl Sent<'_> {
@@ -250,14 +257,14 @@ impl Sent<'_> {
 
     /// Its answer was passed on.
     pub(super) fn answered(mut self) {
-        self.outcome = Outcome::Answered;
+        self.outcome = ReplicaOutcome::Responded;
     }
 
     /// The attempt failed; it speaks against the replica only where that is the replica's doing.
     pub(super) fn failed(&mut self, failure: Failure) {
         let evidence = failure.evidence(None);
         if evidence.is_some_and(Evidence::is_failure) {
-            self.outcome = Outcome::Failed;
+            self.outcome = ReplicaOutcome::Failed;
         }
         self.replicas.known().saw(self.choice.index, evidence, Instant::now());
     }
@@ -265,12 +272,12 @@ impl Sent<'_> {
     /// The replica runs another model than it has reported: it gets nothing until it is observed again. That is no failure
     /// of the replica.
     pub(super) fn changed(&mut self) {
-        self.outcome = Outcome::Failed;
+        self.outcome = ReplicaOutcome::Failed;
     }
 
     /// The replica was late, and another has taken over.
     pub(super) fn left(&mut self, request: &Passing) {
-        self.outcome = Outcome::Late;
+        self.outcome = ReplicaOutcome::TimedOut;
         let now = Instant::now();
         let waited = now.saturating_duration_since(self.begun);
         let targets = &mut self.replicas.known().targets;
@@ -284,7 +291,7 @@ impl Drop for Sent<'_> {
         let somebody_waits = {
             let mut spoke = self.replicas.spoke.lock();
             spoke.finished(&self.choice, self.outcome, now);
-            spoke.somebody_waits()
+            spoke.any_request_held()
         };
         self.replicas.known().targets.ended(&self.under_way, now);
         if somebody_waits {

@@ -10,14 +10,14 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
 use pingora::protocols::http::ServerSession;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
-use scheduler_core::spoke::{Decided, Load};
+use scheduler_core::spoke::{DeploymentLoad, ScalingStatus};
 use std::time::Instant;
 
 /// One of the numbers of a deployment's load.
-type Part = fn(&Load) -> f64;
+type Part = fn(&DeploymentLoad) -> f64;
 
 /// A metric of what was decided: its name, kind, what it says, and its value.
-type Scaled = (&'static str, Kind, &'static str, fn(&Decided) -> u64);
+type Scaled = (&'static str, Kind, &'static str, fn(&ScalingStatus) -> u64);
 
 impl Ingress {
     pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterAnswer {
@@ -37,7 +37,7 @@ impl Ingress {
             let report = spoke.report(0, Instant::now());
             let granted = report.deployments.keys().map(|name| (name.clone(), spoke.granted(name)));
             let granted: Vec<_> = granted.collect();
-            (report, granted, spoke.held_in_all())
+            (report, granted, spoke.held_totals())
         };
         let parts: [(&str, &str, Part); 3] = [
             ("meridian_ingress_replicas_ready", "Replicas that take work for a deployment.", |load| {
@@ -79,7 +79,7 @@ impl Ingress {
         }
         let name = "meridian_ingress_tables_refused_total";
         let help = "Route tables of a hub that were not taken: they could not be read, or were no newer.";
-        text.single(name, Kind::Counter, help, self.spoke.lock().tables_refused());
+        text.single(name, Kind::Counter, help, self.spoke.lock().tables_rejected());
         if let Some((age, max)) = self.spoke.lock().policy_age(Instant::now()) {
             let name = "meridian_ingress_policy_age_seconds";
             let help = "Time since a hub last confirmed the route table in hand, or since the start.";
@@ -143,7 +143,7 @@ impl Ingress {
 
     /// What the region's scaler has decided, where there is one.
     fn scaling(&self, text: &mut Text) {
-        let decided = self.spoke.lock().decided().clone();
+        let decided = self.spoke.lock().scaling_status().clone();
         if decided.is_empty() {
             return;
         }
@@ -152,17 +152,17 @@ impl Ingress {
                 "wanted",
                 Kind::Gauge,
                 "Replicas that a deployment should have, ready and ordered together.",
-                |it| u64::from(it.wanted.replicas),
+                |it| u64::from(it.decision.replicas),
             ),
-            ("ordered", Kind::Gauge, "Replicas that are on their way.", |it| u64::from(it.ordered)),
+            ("ordered", Kind::Gauge, "Replicas that are on their way.", |it| u64::from(it.provisioning)),
             ("leaving", Kind::Gauge, "Replicas that finish what they have and go.", |it| {
-                u64::from(it.leaving)
+                u64::from(it.draining)
             }),
             (
                 "died_total",
                 Kind::Counter,
                 "Replicas that ended without being told to, since the spoke started.",
-                |it| it.deaths,
+                |it| it.crashes,
             ),
             (
                 "start_ms",
@@ -181,7 +181,7 @@ impl Ingress {
         let name = "meridian_scaling_decided_by";
         text.head(name, Kind::Gauge, "1 for what decided how many are wanted.");
         for (deployment, decided) in &decided {
-            let labels = [("deployment", deployment.as_str()), ("why", decided.wanted.why.name())];
+            let labels = [("deployment", deployment.as_str()), ("why", decided.decision.reason.name())];
             text.sample(name, &labels, 1);
         }
     }

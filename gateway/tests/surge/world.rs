@@ -10,8 +10,8 @@ use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::set::RegionIndex;
 use scheduler_core::spoke::{
-    GRANT_PERIOD, Gateway, Load, Outcome as Ended, Question, ReplicaChoice, ReplicaObserved, Report, Seen,
-    Spoke, Whose,
+    DeploymentLoad, ExchangeRequest, GRANT_PERIOD, Gateway, PassiveHealth, ReplicaOutcome, ReplicaStatus,
+    Report, SelectedReplica, Spoke, TrafficOrigin,
 };
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -75,7 +75,7 @@ enum Event {
     /// A region is done with it.
     Done {
         region: usize,
-        choice: ReplicaChoice,
+        choice: SelectedReplica,
     },
     /// A gateway asks a region how it is, and the answers to that.
     Questions {
@@ -85,7 +85,7 @@ enum Event {
     Answers {
         region: usize,
         gateway: usize,
-        question: Question,
+        question: ExchangeRequest,
         asked: Instant,
     },
     Hears {
@@ -104,13 +104,13 @@ struct Request {
     gateway: usize,
     tokens: u64,
     asked: Instant,
-    whose: Whose,
+    whose: TrafficOrigin,
 }
 
 struct Edge {
     home: usize,
     spill: Spill,
-    loads: Vec<Load>,
+    loads: Vec<DeploymentLoad>,
     rtt: Vec<Duration>,
     sequence: u64,
 }
@@ -165,7 +165,7 @@ impl Running {
             let at = catalogue.region(index(REGIONS[home])).point;
             let latency = LatencyModel::new(at, &catalogue);
             let rtt = REGIONS.iter().map(|name| latency.estimate(index(name), start)).collect();
-            let loads = vec![Load::default(); REGIONS.len()];
+            let loads = vec![DeploymentLoad::default(); REGIONS.len()];
             Edge { home, spill: Spill::default(), loads, rtt, sequence: 0 }
         });
         let mut running = Running {
@@ -214,20 +214,20 @@ impl Running {
             Event::Asks { gateway } => self.asks(gateway),
             Event::Comes { region, request } => self.comes(region, request),
             Event::Done { region, choice } => {
-                self.regions[region].spoke.finished(&choice, Ended::Answered, self.now);
+                self.regions[region].spoke.finished(&choice, ReplicaOutcome::Responded, self.now);
             }
             Event::Questions { gateway, region } => {
                 let edge = &mut self.edges[gateway];
                 edge.sequence += 1;
                 let wanted = [(self.name.clone(), edge.spill.wanted(&self.name, self.now))].into();
-                let who = Gateway { place: String::new(), boot_id: gateway as u64 };
-                let question = Question { gateway: who, sequence: edge.sequence, wanted };
+                let who = Gateway { location: String::new(), boot_id: gateway as u64 };
+                let question = ExchangeRequest { gateway: who, sequence: edge.sequence, requested: wanted };
                 let (there, asked) = (edge.rtt[region] / 2, self.now);
                 self.later(there, Event::Answers { region, gateway, question, asked });
                 self.later(GRANT_PERIOD, Event::Questions { gateway, region });
             }
             Event::Answers { region, gateway, question, asked } => {
-                let report = self.regions[region].spoke.answer(&question, self.now);
+                let report = self.regions[region].spoke.exchange(&question, self.now);
                 let back = self.edges[gateway].rtt[region] / 2;
                 self.later(back, Event::Hears { gateway, region, report, asked });
             }
@@ -244,13 +244,13 @@ impl Running {
                     self.world.worst_neighbour = self.world.worst_neighbour.max(waits);
                 }
                 let pending_tokens = (waits.as_secs_f64() * SPEED) as u64;
-                let observed = ReplicaObserved {
+                let observed = ReplicaStatus {
                     model: None,
                     names: [self.name.clone()].into(),
                     ready: true,
                     draining: false,
                     pending_tokens,
-                    lookup_tokens: Some(pending_tokens),
+                    interactive_tokens: Some(pending_tokens),
                     tokens_per_second: SPEED,
                 };
                 self.regions[region].spoke.observe_replica(0, observed, self.now);
@@ -275,7 +275,7 @@ impl Running {
         self.later(there, Event::Comes { region, request });
     }
 
-    fn goes(&mut self, gateway: usize, tokens: u64) -> (usize, Whose) {
+    fn goes(&mut self, gateway: usize, tokens: u64) -> (usize, TrafficOrigin) {
         let chance = Permille::new(self.chance.random_range(0..1000));
         let edge = &mut self.edges[gateway];
         let place = |region: usize| {
@@ -287,10 +287,10 @@ impl Running {
         let mut places: Vec<_> = (0..REGIONS.len()).map(place).collect();
         let at = |found: RegionIndex| self.regions.iter().position(|region| region.index == found).unwrap();
         match self.policy {
-            Policy::Nearest => (edge.home, Whose::Own),
+            Policy::Nearest => (edge.home, TrafficOrigin::Local),
             Policy::Greedy => {
                 let least = places.iter().min_by_key(|place| place.rtt + place.wait.unwrap_or_default());
-                (at(least.unwrap().region), Whose::Own)
+                (at(least.unwrap().region), TrafficOrigin::Local)
             }
             Policy::Credits => {
                 places.sort_by_key(|place| place.rtt);
@@ -307,8 +307,8 @@ impl Running {
                     edge.spill.commit(&self.name, departure, self.now);
                 }
                 match departure.and_then(|departure| departure.to) {
-                    Some(region) => (at(region), Whose::Overflow),
-                    None => (edge.home, Whose::Own),
+                    Some(region) => (at(region), TrafficOrigin::Spillover),
+                    None => (edge.home, TrafficOrigin::Local),
                 }
             }
         }
@@ -326,7 +326,8 @@ impl Running {
             let now = self.now;
             let here = &mut self.regions[region];
             here.spoke.arrived(&self.name, tokens, whose, now);
-            let choice = here.spoke.choose(&self.name, tokens, |_| Seen::FINE, now).unwrap();
+            let choice =
+                here.spoke.select_replica(&self.name, tokens, |_| PassiveHealth::HEALTHY, now).unwrap();
             here.free = here.free.max(now) + compute;
             self.later(turn + compute, Event::Done { region, choice });
         }

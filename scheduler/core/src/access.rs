@@ -1,11 +1,11 @@
 //! Access control of the hub: which callers may use which path.
 //!
 //! Each path of the hub needs one level of access, and a bearer token grants one. Gateways and spokes share the fleet
-//! token; operators have a token of their own, which also grants what the fleet token does. The tokens travel over plain
-//! HTTP, so they keep out callers that cannot read the network; mutual TLS is to replace them.
+//! token; operators have a token of their own, which also grants the access of the fleet token. The tokens travel over
+//! plain HTTP, so they keep out callers that cannot read the network; mutual TLS is to replace them.
 //!
-//! A hub without a fleet token serves everybody who can connect to it. So it listens on loopback only
-//! ([`Tokens::may_listen_at`]), where that is every process of one machine.
+//! A hub without a fleet token serves every client that can connect to it. It therefore listens on loopback only
+//! ([`Tokens::may_listen_at`]), which limits its clients to the processes of one machine.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,47 +15,47 @@ use crate::token::Token;
 /// Access that a path of the hub requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The fleet token or the operator token: registrations, leases, demand, and everything that is read.
+    /// Fleet token or operator token: registrations, leases, demand, and all reads.
     Fleet,
-    /// The operator token: what changes deployments, tenants or drains.
+    /// Operator token: changes of deployments, tenants or drains.
     Operator,
 }
 
-/// The tokens that a hub accepts.
+/// Tokens that a hub accepts.
 #[derive(Clone, Debug, Default)]
 pub struct Tokens {
-    /// Tokens of gateways and spokes; several while one is replaced by another.
+    /// Tokens of gateways and spokes; several during a token rotation.
     pub fleet: Vec<Token>,
-    /// The token of operators; without it, no operator request is accepted.
+    /// Token of operators; without it, no operator request is accepted.
     pub operator: Option<Token>,
 }
 
-/// Why a request is denied.
+/// Reason for denying a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// The request carries no bearer token, or more than one `authorization` header.
     #[error(
         "the request carries no token: send one header `authorization: Bearer TOKEN` with {0} of this hub"
     )]
-    NoToken(Wanted),
-    /// The token is none of those that this hub knows.
+    NoToken(AcceptedToken),
+    /// The token is none of this hub's tokens.
     #[error("the token is not {0} of this hub; compare the files or variables on both sides")]
-    UnknownToken(Wanted),
-    /// The fleet token was sent where the operator token is needed.
+    UnknownToken(AcceptedToken),
+    /// The fleet token was sent where the operator token is required.
     #[error("this request changes what is deployed: the fleet token is not enough, send the operator token")]
     NotAnOperator,
-    /// The hub has no operator token, so nobody can be an operator.
+    /// The hub has no operator token, so no operator request is accepted.
     #[error(
         "this hub accepts no changes: it has no operator_token_file in its configuration; add one and restart it"
     )]
     NoOperatorConfigured,
 }
 
-/// The token that would have been accepted, in words.
+/// Text that names the accepted tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted(Access);
+pub struct AcceptedToken(Access);
 
-impl fmt::Display for Wanted {
+impl fmt::Display for AcceptedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Access::Fleet => "the fleet token or the operator token",
@@ -64,30 +64,31 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// A hub without a fleet token was to listen where other machines can connect.
+/// A hub without a fleet token was configured to listen on an address that other machines can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0} can be reached from other machines, and without a fleet token everybody there could register regions and read API \
-     key hashes; set fleet_token_file or fleet_token_env, or listen on 127.0.0.1 or [::1]"
+    "{0} can be reached from other machines, and without a fleet token every client there could register regions and \
+     read API key hashes; set fleet_token_file or fleet_token_env, or listen on 127.0.0.1 or [::1]"
 )]
 pub struct NoFleetToken(pub IpAddr);
 
 impl Tokens {
-    /// Whether a hub with these tokens may listen at `address`.
+    /// Checks whether a hub with these tokens may listen at `address`.
     ///
     /// # Errors
     ///
-    /// When other machines can reach that address and there is no fleet token.
+    /// Fails if other machines can reach that address and there is no fleet token.
     pub fn may_listen_at(&self, address: IpAddr) -> Result<(), NoFleetToken> {
         if self.fleet.is_empty() && !address.is_loopback() { Err(NoFleetToken(address)) } else { Ok(()) }
     }
 
-    /// Whether a request with this value of its only `authorization` header may use a path that needs `access`. All
-    /// tokens are compared, each in constant time, so the time taken does not tell which one was nearly right.
+    /// Checks whether a request may use a path that requires `access`. `authorization` is the value of its only
+    /// `authorization` header. All tokens are compared, each in constant time, so that timing does not reveal a partial
+    /// match.
     ///
     /// # Errors
     ///
-    /// Why not. A denial reads the same whatever the request asks for, so it discloses nothing else.
+    /// The reason for the denial. It does not depend on the requested resource, so it discloses nothing else.
     pub fn check(&self, access: Access, authorization: Option<&[u8]>) -> Result<(), Denied> {
         if access == Access::Operator && self.operator.is_none() {
             return Err(Denied::NoOperatorConfigured);
@@ -95,15 +96,15 @@ impl Tokens {
         if access == Access::Fleet && self.fleet.is_empty() {
             return Ok(());
         }
-        let Some(shown) = authorization.filter(|value| value.starts_with(b"Bearer ")) else {
-            return Err(Denied::NoToken(Wanted(access)));
+        let Some(presented) = authorization.filter(|value| value.starts_with(b"Bearer ")) else {
+            return Err(Denied::NoToken(AcceptedToken(access)));
         };
-        let operator = self.operator.iter().fold(false, |any, token| any | token.is_shown_by(shown));
-        let fleet = self.fleet.iter().fold(false, |any, token| any | token.is_shown_by(shown));
+        let operator = self.operator.iter().fold(false, |any, token| any | token.is_presented_by(presented));
+        let fleet = self.fleet.iter().fold(false, |any, token| any | token.is_presented_by(presented));
         match (access, operator, fleet) {
             (_, true, _) | (Access::Fleet, _, true) => Ok(()),
             (Access::Operator, false, true) => Err(Denied::NotAnOperator),
-            (_, false, false) => Err(Denied::UnknownToken(Wanted(access))),
+            (_, false, false) => Err(Denied::UnknownToken(AcceptedToken(access))),
         }
     }
 }
@@ -122,10 +123,10 @@ mod tests {
     }
 
     #[test]
-    fn each_token_grants_its_own_level_and_nothing_else_does() {
+    fn each_token_grants_its_own_level_and_no_other() {
         let tokens = tokens(&[FLEET, NEXT], Some(OPERATOR));
         let check = |access, header: Option<&str>| tokens.check(access, header.map(str::as_bytes));
-        let (fleet, operator) = (Wanted(Access::Fleet), Wanted(Access::Operator));
+        let (fleet, operator) = (AcceptedToken(Access::Fleet), AcceptedToken(Access::Operator));
         for token in [FLEET, NEXT] {
             let header = format!("Bearer {token}");
             assert_eq!(check(Access::Fleet, Some(&header)), Ok(()));
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hub_without_an_operator_token_accepts_no_changes_whatever_is_sent() {
+    fn a_hub_without_an_operator_token_accepts_no_changes() {
         for tokens in [tokens(&[], None), tokens(&[FLEET], None)] {
             for header in [None, Some(format!("Bearer {FLEET}"))] {
                 let header = header.as_deref().map(str::as_bytes);

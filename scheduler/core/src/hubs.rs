@@ -1,12 +1,12 @@
-//! Which of several hubs is asked.
+//! List of hub URLs with failover.
 //!
-//! Hubs that stand on one store give out the same table, and any of them takes registrations, so whoever needs a hub may
-//! ask any. One is asked until it fails (it refuses, it is silent, what it says is of no use), then the next, and so on
-//! round; the one that answered stays the one that is asked, also when an earlier one of the list is back. Changing back
-//! would gain nothing, and somebody who is up and down would be asked again and again.
+//! Hubs with the same store publish the same table, and each of them accepts registrations, so a client may use any of
+//! them. A client uses one hub until it fails (connection refused, timeout, invalid response), then the next in the
+//! list, round robin. The last working hub stays the current one, also when an earlier one of the list recovers:
+//! switching back has no benefit, and a flapping hub would be tried again and again.
 //!
-//! All parts of a process share one [`Hubs`], so that what one of them has found out saves the others the wait. Two that
-//! fail at the same one move on once.
+//! All parts of a process share one [`Hubs`], so that a failure that one of them detects saves the others the timeout.
+//! Two parts that fail at the same hub advance the list once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,68 +15,68 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 
-/// Hubs of one list: five, and as many again while others are taken away.
+/// Maximum length of the list: five hubs, and five replacements while they are rolled.
 pub const HUBS_MAX: usize = 10;
 
-/// What stands under `hub` in a file: one URL, or a list of them.
+/// Value of the configuration key `hub`: one URL, or a list of URLs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HubsGiven(Vec<String>);
+pub struct RawHubs(Vec<String>);
 
-impl<'de> Deserialize<'de> for HubsGiven {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<HubsGiven, D::Error> {
-        struct OneOrMore;
-        impl<'de> Visitor<'de> for OneOrMore {
-            type Value = HubsGiven;
+impl<'de> Deserialize<'de> for RawHubs {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<RawHubs, D::Error> {
+        struct RawHubsVisitor;
+        impl<'de> Visitor<'de> for RawHubsVisitor {
+            type Value = RawHubs;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the URL of a hub, or a list of such")
+                f.write_str("the URL of a hub, or a list of URLs")
             }
 
-            fn visit_str<E: de::Error>(self, one: &str) -> Result<HubsGiven, E> {
-                Ok(HubsGiven(vec![one.to_owned()]))
+            fn visit_str<E: de::Error>(self, one: &str) -> Result<RawHubs, E> {
+                Ok(RawHubs(vec![one.to_owned()]))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<HubsGiven, A::Error> {
-                let mut given = Vec::new();
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawHubs, A::Error> {
+                let mut raw = Vec::new();
                 while let Some(one) = list.next_element()? {
-                    given.push(one);
+                    raw.push(one);
                 }
-                Ok(HubsGiven(given))
+                Ok(RawHubs(raw))
             }
         }
-        from.deserialize_any(OneOrMore)
+        from.deserialize_any(RawHubsVisitor)
     }
 }
 
-/// The hubs that may be asked; clones share what is known of them. It shows as the one that is asked now.
+/// Hub URLs with a current one; clones share the position. `Display` shows the current URL.
 #[derive(Clone, Debug)]
 pub struct Hubs {
-    /// Base URLs, without a slash at their ends.
+    /// Base URLs, without a trailing slash.
     urls: Arc<[String]>,
-    asked: Arc<AtomicUsize>,
+    current: Arc<AtomicUsize>,
 }
 
 impl Hubs {
-    /// The hubs of a file.
+    /// Validates the hubs of a configuration file.
     ///
     /// # Errors
     ///
-    /// Every problem at once, each naming the key, the value and what to write instead.
-    pub fn read(HubsGiven(given): HubsGiven) -> Result<Hubs, Vec<String>> {
+    /// All problems together, each with the key, the value and the fix.
+    pub fn read(RawHubs(raw): RawHubs) -> Result<Hubs, Vec<String>> {
         let mut problems = Vec::new();
-        if given.is_empty() {
-            problems.push("hub = [] names no hub; write \"http://HOST:PORT\", or a list of such".to_owned());
+        if raw.is_empty() {
+            problems.push("hub = [] names no hub; write \"http://HOST:PORT\", or a list of URLs".to_owned());
         }
-        if given.len() > HUBS_MAX {
-            problems.push(format!("hub names {} hubs; write at most {HUBS_MAX}", given.len()));
+        if raw.len() > HUBS_MAX {
+            problems.push(format!("hub names {} hubs; write at most {HUBS_MAX}", raw.len()));
         }
         let mut urls: Vec<String> = Vec::new();
-        for text in given.iter().take(HUBS_MAX) {
+        for text in raw.iter().take(HUBS_MAX) {
             let url = text.trim_end_matches('/');
             if !is_url(url) {
-                problems.push(format!("hub = \"{text}\" is no URL of a hub; write \"http://HOST:PORT\""));
+                problems.push(format!("hub = \"{text}\" is not a hub URL; write \"http://HOST:PORT\""));
             } else if urls.iter().any(|known| known == url) {
-                problems.push(format!("hub = \"{text}\" stands there twice; write it once"));
+                problems.push(format!("hub = \"{text}\" is listed twice; remove one"));
             } else {
                 urls.push(url.to_owned());
             }
@@ -84,39 +84,39 @@ impl Hubs {
         if !problems.is_empty() {
             return Err(problems);
         }
-        Ok(Hubs { urls: urls.into(), asked: Arc::default() })
+        Ok(Hubs { urls: urls.into(), current: Arc::default() })
     }
 
-    /// The one to ask now.
-    pub fn now(&self) -> &str {
-        &self.urls[self.asked.load(Ordering::Relaxed)]
+    /// Returns the URL of the current hub.
+    pub fn current(&self) -> &str {
+        &self.urls[self.current.load(Ordering::Relaxed)]
     }
 
-    /// How many there are.
+    /// Returns the number of hubs.
     pub fn count(&self) -> usize {
         self.urls.len()
     }
 
-    /// The hub at `url` has failed: the next is asked, unless somebody has moved on from it already.
+    /// Reports a failure of the hub at `url` and advances to the next hub, unless another caller already did.
     pub fn failed(&self, url: &str) {
         let Some(at) = self.urls.iter().position(|known| known == url) else { return };
         let next = (at + 1) % self.urls.len();
-        // Whoever comes second finds another one asked, and leaves it at that.
-        self.asked.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed).ok();
+        // If another caller advanced first, the exchange fails and the position stays.
+        self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed).ok();
     }
 }
 
 impl fmt::Display for Hubs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.now())
+        f.write_str(self.current())
     }
 }
 
-/// `http://` and what can be a host and a port.
+/// Returns whether `text` is `http://` followed by a valid host and port.
 fn is_url(text: &str) -> bool {
     let Some(authority) = text.strip_prefix("http://") else { return false };
     let (host, port) = match authority.rsplit_once(':') {
-        // The colons of an IPv6 address stand within its brackets.
+        // The colons of an IPv6 address are inside its brackets.
         Some((host, port)) if !port.ends_with(']') => (host, port),
         Some(_) | None => (authority, "80"),
     };
@@ -134,21 +134,21 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(given: serde_json::Value) -> Result<Hubs, Vec<String>> {
-        Hubs::read(serde_json::from_value(given).unwrap())
+    fn read(raw: serde_json::Value) -> Result<Hubs, Vec<String>> {
+        Hubs::read(serde_json::from_value(raw).unwrap())
     }
 
     #[test]
     fn one_url_or_a_list_of_them_may_be_written() {
-        assert_eq!(read(json!("http://127.0.0.1:7000")).unwrap().now(), "http://127.0.0.1:7000");
+        assert_eq!(read(json!("http://127.0.0.1:7000")).unwrap().current(), "http://127.0.0.1:7000");
         let hubs = read(json!(["http://a:1/", "http://[::1]:7000", "http://hub.internal"])).unwrap();
         assert_eq!((hubs.count(), hubs.to_string().as_str()), (3, "http://a:1"));
-        let wrong = serde_json::from_value::<HubsGiven>(json!(7)).unwrap_err().to_string();
-        assert!(wrong.contains("the URL of a hub, or a list of such"), "{wrong}");
+        let wrong = serde_json::from_value::<RawHubs>(json!(7)).unwrap_err().to_string();
+        assert!(wrong.contains("the URL of a hub, or a list of URLs"), "{wrong}");
     }
 
     #[test]
-    fn every_url_that_is_none_is_named_at_once() {
+    fn all_invalid_urls_are_reported_together() {
         let wrong = [
             "",
             "hub:7000",
@@ -174,19 +174,19 @@ mod tests {
     }
 
     #[test]
-    fn one_is_asked_until_it_fails_and_then_the_next_round_and_round() {
+    fn one_hub_is_used_until_it_fails_and_then_the_next_round_robin() {
         let hubs = read(json!(["http://a", "http://b", "http://c"])).unwrap();
         let (one, other) = (hubs.clone(), hubs.clone());
         one.failed("http://a");
         other.failed("http://a");
-        assert_eq!(hubs.now(), "http://b", "two that fail at the same one move on once");
-        hubs.failed("http://nobody");
-        assert_eq!((one.now(), other.now()), ("http://b", "http://b"), "it stays while it answers");
+        assert_eq!(hubs.current(), "http://b", "two failures at the same hub advance the list once");
+        hubs.failed("http://unlisted");
+        assert_eq!((one.current(), other.current()), ("http://b", "http://b"), "it stays while it responds");
         hubs.failed("http://b");
         hubs.failed("http://c");
-        assert_eq!(hubs.now(), "http://a");
+        assert_eq!(hubs.current(), "http://a");
         let only = read(json!("http://a")).unwrap();
         only.failed("http://a");
-        assert_eq!(only.now(), "http://a");
+        assert_eq!(only.current(), "http://a");
     }
 }

@@ -1,15 +1,15 @@
-//! Named invariants, as functions. What makes a decision asserts them, properties check them after each step, and a test
-//! breaks them on purpose.
+//! Named invariants, as functions. The deciding code asserts them, property tests check them after each step, and one
+//! test for each breaks it on purpose.
 
 use regions::{Generation, RegionSet};
 
-/// A route table does not supersede the one before it.
+/// A route table does not supersede its predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("generation {next} does not supersede {previous}, which came before it")]
+#[error("generation {next} does not supersede its predecessor {previous}")]
 pub struct NotMonotone {
-    /// The one in hand.
+    /// Generation of the current table.
     pub previous: Generation,
-    /// The one that came after it.
+    /// Generation of the next table.
     pub next: Generation,
 }
 
@@ -18,51 +18,57 @@ pub fn monotone(previous: Generation, next: Generation) -> Result<(), NotMonoton
     if next > previous { Ok(()) } else { Err(NotMonotone { previous, next }) }
 }
 
-/// More of a region's room is given out than there is.
+/// A region grants more than its spare capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{given} tokens are granted where {held} are held already and {spare} were spare")]
+#[error("{given} tokens are granted on top of {held} outstanding ones, but only {spare} tokens are spare")]
 pub struct NotRationed {
-    /// What the region can take for a period beyond what comes by itself, in tokens.
+    /// Capacity of the region in one period beyond its own traffic, in tokens.
     pub spare: u64,
-    /// What others may send already.
+    /// Tokens that other gateways may already send.
     pub held: u64,
-    /// What is given out now.
+    /// Tokens of the new grant.
     pub given: u64,
 }
 
-/// **Rationed spill**: whatever is given out is taken from the spare room that nobody else holds.
+/// **Rationed spill**: a grant is taken from spare capacity that no other grant covers.
 pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), NotRationed> {
     if given <= spare.saturating_sub(held) { Ok(()) } else { Err(NotRationed { spare, held, given }) }
 }
 
-/// Requests may be sent to where not every reader knows that they may.
+/// Requests may be sent to regions for which a reader has not acknowledged the wider policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("requests may be sent to {} regions of which a reader has not heard that they may", unheard.len())]
-pub struct NotHeard {
-    /// Where.
-    pub unheard: RegionSet,
+#[error("requests may be sent to {} regions that not every reader has acknowledged as allowed", unacknowledged.len())]
+pub struct NotAcknowledged {
+    /// The regions.
+    pub unacknowledged: RegionSet,
 }
 
-/// **Heard before widened**: where the table lets a request be sent, a reader of an older one takes it.
-pub fn heard(sent: RegionSet, taken: RegionSet) -> Result<(), NotHeard> {
-    if sent.is_subset(&taken) { Ok(()) } else { Err(NotHeard { unheard: sent.minus(taken) }) }
+/// **Acknowledged before widened**: a reader of the previous table accepts requests wherever the new table sends them.
+pub fn acknowledged_before_widened(sent: RegionSet, accepted: RegionSet) -> Result<(), NotAcknowledged> {
+    if sent.is_subset(&accepted) {
+        Ok(())
+    } else {
+        Err(NotAcknowledged { unacknowledged: sent.minus(accepted) })
+    }
 }
 
-/// More is held than may be.
+/// Held requests exceed their limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{requests} requests of {bytes} bytes are held where {requests_max} of {bytes_max} may be")]
+#[error(
+    "{requests} requests of {bytes} bytes are held; the limits are {requests_max} requests and {bytes_max} bytes"
+)]
 pub struct NotBounded {
-    /// What is held.
+    /// Number of held requests.
     pub requests: usize,
-    /// What may be.
+    /// Maximum number of held requests.
     pub requests_max: usize,
-    /// What is held.
+    /// Bytes of the held requests.
     pub bytes: u64,
-    /// What may be.
+    /// Maximum bytes of the held requests.
     pub bytes_max: u64,
 }
 
-/// **Bounded**: what is held for replicas that are not ready stays within its limits.
+/// **Bounded**: requests held for replicas that are not ready stay within their limits.
 pub fn held_within(
     requests: usize,
     bytes: u64,
@@ -79,11 +85,14 @@ mod tests {
     use regions::RegionIndex;
 
     #[test]
-    fn a_region_that_a_reader_has_not_heard_of_breaks_heard_before_widened() {
+    fn a_region_that_a_reader_has_not_acknowledged_breaks_acknowledged_before_widened() {
         let set = |ordinals: &[usize]| ordinals.iter().filter_map(|at| RegionIndex::new(*at)).collect();
-        assert_eq!(heard(set(&[1]), set(&[1, 2])), Ok(()));
-        assert_eq!(heard(set(&[]), set(&[])), Ok(()));
-        assert_eq!(heard(set(&[1, 3]), set(&[1, 2])), Err(NotHeard { unheard: set(&[3]) }));
+        assert_eq!(acknowledged_before_widened(set(&[1]), set(&[1, 2])), Ok(()));
+        assert_eq!(acknowledged_before_widened(set(&[]), set(&[])), Ok(()));
+        assert_eq!(
+            acknowledged_before_widened(set(&[1, 3]), set(&[1, 2])),
+            Err(NotAcknowledged { unacknowledged: set(&[3]) })
+        );
     }
 
     #[test]
@@ -105,7 +114,7 @@ mod tests {
     fn a_grant_of_what_another_holds_breaks_rationed_spill() {
         assert_eq!(rationed(10, 4, 6), Ok(()));
         assert_eq!(rationed(10, 4, 7), Err(NotRationed { spare: 10, held: 4, given: 7 }));
-        // Less is spare than was when the others were given theirs: nothing more until they have asked again.
+        // Less is spare than at the time of the other grants: no further grant until those are renewed.
         assert_eq!(rationed(3, 4, 0), Ok(()));
         assert_eq!(rationed(3, 4, 1), Err(NotRationed { spare: 3, held: 4, given: 1 }));
     }

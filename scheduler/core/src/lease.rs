@@ -1,9 +1,9 @@
-//! The identifier of a spoke's lease, and who may use it.
+//! Identifier of a spoke's lease, and the authorization to use it.
 //!
-//! A lease is renewed and ended by whoever knows its identifier: 128 random bits, drawn by the hub at each registration and
-//! sent to the registered spoke alone. A request names the spoke instance as well, and the hub compares the identifier with
-//! the one that it has stored for that instance. So nobody finds a lease by counting, and the identifier of one instance is
-//! of no use for another.
+//! Knowledge of the identifier authorizes to renew and end a lease. It consists of 128 random bits, drawn by the hub at
+//! each registration and sent only to the registered spoke. A request also names the spoke instance, and the hub
+//! compares the identifier with the stored one of that instance. Identifiers can therefore not be found by counting,
+//! and the identifier of one instance does not work for another.
 
 use std::fmt;
 use std::hint::black_box;
@@ -13,36 +13,36 @@ use regions::RegionId;
 
 use crate::rollout::{Reader, Role};
 
-/// The identifier of a spoke's lease. Written as 32 hexadecimal digits; `Debug` shows none of them.
+/// Identifier of a spoke's lease. Written as 32 hexadecimal digits; hidden in `Debug` output.
 #[derive(Clone, Copy)]
 pub struct LeaseId(u128);
 
-/// A text that is no identifier of a lease.
+/// Text that is not a lease identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a lease is named by the 32 hexadecimal digits that its registration returned")]
+#[error("invalid lease identifier; send the 32 hexadecimal digits that the registration returned")]
 pub struct LeaseIdError;
 
-/// The spoke instance that holds a lease.
+/// Spoke instance that holds a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// Its region.
+pub struct LeaseHolder {
+    /// Region of the spoke.
     pub region: RegionId,
-    /// Drawn anew whenever the spoke starts.
+    /// Random number drawn at each start of the spoke.
     pub boot_id: u64,
 }
 
-/// A text that names no spoke instance.
+/// Text that does not name a spoke instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a holder is named as spoke/CLOUD/REGION/BOOT, such as spoke/aws/us-east-1/00000000000000ff")]
-pub struct HolderError;
+#[error("invalid lease holder; write spoke/CLOUD/REGION/BOOT, such as spoke/aws/us-east-1/00000000000000ff")]
+pub struct LeaseHolderError;
 
 impl LeaseId {
-    /// The identifier of these bits, which must come from a cryptographic random generator.
+    /// Creates an identifier from these bits, which must come from a cryptographic random generator.
     pub fn from_random(bits: u128) -> LeaseId {
         LeaseId(bits)
     }
 
-    /// Whether both are the same identifier, compared in constant time.
+    /// Compares two identifiers in constant time.
     pub fn matches(self, other: LeaseId) -> bool {
         black_box(self.0 ^ other.0) == 0
     }
@@ -69,31 +69,31 @@ impl FromStr for LeaseId {
     }
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for LeaseHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Holder { region, boot_id } = self;
-        Reader { role: Role::Spoke, place: region.clone(), boot_id: *boot_id }.fmt(f)
+        let LeaseHolder { region, boot_id } = self;
+        Reader { role: Role::Spoke, region: region.clone(), boot_id: *boot_id }.fmt(f)
     }
 }
 
-impl FromStr for Holder {
-    type Err = HolderError;
+impl FromStr for LeaseHolder {
+    type Err = LeaseHolderError;
 
-    fn from_str(text: &str) -> Result<Holder, HolderError> {
+    fn from_str(text: &str) -> Result<LeaseHolder, LeaseHolderError> {
         match text.parse() {
-            Ok(Reader { role: Role::Spoke, place: region, boot_id }) => Ok(Holder { region, boot_id }),
-            Ok(Reader { role: Role::Gateway, .. }) | Err(_) => Err(HolderError),
+            Ok(Reader { role: Role::Spoke, region, boot_id }) => Ok(LeaseHolder { region, boot_id }),
+            Ok(Reader { role: Role::Gateway, .. }) | Err(_) => Err(LeaseHolderError),
         }
     }
 }
 
-/// The path and query at which `holder` renews its lease (`POST`).
-pub fn keep_alive_path(lease: LeaseId, holder: &Holder) -> String {
+/// Returns the path and query at which `holder` renews its lease (`POST`).
+pub fn keep_alive_path(lease: LeaseId, holder: &LeaseHolder) -> String {
     format!("/v1/leases/{lease}/keepalive?holder={holder}")
 }
 
-/// The path and query at which `holder` ends its lease (`DELETE`).
-pub fn end_path(lease: LeaseId, holder: &Holder) -> String {
+/// Returns the path and query at which `holder` ends its lease (`DELETE`).
+pub fn end_path(lease: LeaseId, holder: &LeaseHolder) -> String {
     format!("/v1/leases/{lease}?holder={holder}")
 }
 
@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_identifier_comes_back_as_it_went_and_matches_itself_only(one: u128, bit in 0..128u32) {
+        fn an_identifier_survives_a_round_trip_and_matches_only_itself(one: u128, bit in 0..128u32) {
             let id = LeaseId::from_random(one);
             let read: LeaseId = id.to_string().parse().unwrap();
             prop_assert!(read.matches(id));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_identifier_is_refused_and_none_is_printed() {
+    fn an_invalid_identifier_is_rejected_and_none_is_printed() {
         for text in ["", "1", "+0000000000000000000000000000001", "g0000000000000000000000000000000"] {
             assert_eq!(text.parse::<LeaseId>().err(), Some(LeaseIdError), "{text}");
         }
@@ -123,11 +123,11 @@ mod tests {
 
     #[test]
     fn a_holder_is_a_spoke_and_no_gateway() {
-        let holder = Holder { region: "aws/us-east-1".parse().unwrap(), boot_id: 255 };
+        let holder = LeaseHolder { region: "aws/us-east-1".parse().unwrap(), boot_id: 255 };
         assert_eq!(holder.to_string(), "spoke/aws/us-east-1/00000000000000ff");
         assert_eq!(holder.to_string().parse(), Ok(holder.clone()));
         for text in ["gateway/aws/us-east-1/00000000000000ff", "spoke/aws/us-east-1", ""] {
-            assert_eq!(text.parse::<Holder>(), Err(HolderError), "{text}");
+            assert_eq!(text.parse::<LeaseHolder>(), Err(LeaseHolderError), "{text}");
         }
         let path = keep_alive_path(LeaseId::from_random(1), &holder);
         assert_eq!(

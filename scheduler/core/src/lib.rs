@@ -1,25 +1,27 @@
-//! What the hub and the spokes decide, and what they and the gateways say to each other. Pure: the shells around it own
-//! the sockets, the files and the clock.
+//! Decisions of the hub and the spokes, and the wire types between gateways, spokes and the hub. The crate is pure:
+//! sockets, files and the clock belong to the shells around it.
 //!
 //! In reading order:
 //!
-//! - [`spoke`]: a region by itself. Which replica takes a request, and what the region reports.
-//! - [`scale`]: how many replicas a deployment should have there.
-//! - [`registry`]: the spokes that the hub knows, and for how long it remembers one that fell silent.
-//! - [`rollout`]: what an operator wants, checked and compared, and how it comes about without anybody being overtaken.
-//! - [`revisions`]: which model revision each deployment is served with, and when another one replaces it.
-//! - [`publish`]: from what is registered and what is deployed to the next route table, if it differs from the last.
-//! - [`plan`]: what share of each class goes to which region, and how many replicas there should be against a loss.
-//! - [`hub`]: the machine around these: events in, commands out.
-//! - [`hubs`]: which of several hubs is asked; [`follow`]: for what, and which answer is taken.
-//! - [`bound`]: how fast generations rise, and how far a reader lets them.
-//! - [`access`]: which callers may use which path of a hub, by which [`token`]; [`lease`]: who may renew a spoke's lease.
-//! - [`wire`]: what crosses a process, each message with its version.
-//! - [`invariants`]: what must hold of it, as functions that the code and its tests share.
+//! - [`spoke`]: one region. Replica selection, held requests, and the region's reports.
+//! - [`scale`]: autoscaler of a deployment in a region.
+//! - [`registry`]: registered spokes, and the routes of regions whose leases have ended.
+//! - [`rollout`]: desired deployments and tenants: parsing, diff, and rollout in two steps where a residency widens.
+//! - [`revisions`]: model revision that each deployment is served with, and the switch to a new one.
+//! - [`publish`]: next route table, if it differs from the last one.
+//! - [`plan`]: traffic plan: shares of each class by region, and minimum numbers of replicas against the loss of a
+//!   region.
+//! - [`hub`]: state machine of the hub: events in, commands out.
+//! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
+//! - [`bound`]: limits on published generations.
+//! - [`access`]: access control of the hub's paths, with bearer tokens ([`token`]); [`lease`]: identifiers of spokes'
+//!   leases.
+//! - [`policy_age`]: maximum age of residency policies without a reachable hub.
+//! - [`wire`]: versioned messages and stored records.
+//! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
 pub mod access;
 pub mod bound;
-pub mod follow;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
@@ -32,14 +34,15 @@ pub mod revisions;
 pub mod rollout;
 pub mod scale;
 pub mod spoke;
+pub mod table_watch;
 pub mod token;
 pub mod wire;
 
-/// Some instant for tests to count from.
+/// Returns an arbitrary instant for tests.
 #[cfg(test)]
 #[expect(
     clippy::disallowed_methods,
-    reason = "an Instant cannot be made from nothing, and no test looks at which it is"
+    reason = "an Instant has no constant constructor, and no test depends on its value"
 )]
 fn some_instant() -> std::time::Instant {
     std::time::Instant::now()

@@ -1,37 +1,39 @@
-//! The age of the residency policies that a process goes by: the time since a hub last confirmed its route table.
+//! Age of the residency policies of a process: the time since a hub last confirmed its route table.
 //!
-//! Gateways and spokes serve from the table that they have while no hub answers, for days if need be. What was narrowed at
-//! the hub meanwhile they do not know. So there is a maximum age, past which requests of locked deployments are rejected.
+//! While no hub is reachable, gateways and spokes serve from the table that they have, for days if necessary, and do
+//! not learn of policies that were narrowed in the meantime. Past a maximum age, requests of deployments with a
+//! residency policy are therefore rejected.
 //!
-//! The age is measured by two clocks, and the larger counts. The monotonic clock cannot be set back, but stands still while a
-//! machine sleeps and begins anew with it; only the wall clock can say how long a process was not running.
+//! The age is measured by two clocks, and the larger value counts. The monotonic clock cannot be set back, but it stops
+//! while a machine is suspended and restarts with the machine; only the wall clock covers the time in which a process
+//! was not running.
 
 use std::time::Duration;
 
-/// The maximum age where nothing else is configured.
+/// Default maximum age.
 pub const POLICY_MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The least that it may be: a hub that has nothing new confirms the table every 20 s.
+/// Lowest configurable maximum age. A hub confirms an unchanged table every 20 s.
 pub const POLICY_MAX_AGE_MIN: Duration = Duration::from_secs(60);
-/// The most that it may be.
+/// Highest configurable maximum age.
 pub const POLICY_MAX_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A point in time by both clocks, in milliseconds.
+/// Point in time by both clocks, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// Since a point in the past that is the same for all moments of a process.
+    /// Milliseconds since a fixed point of this process.
     pub monotonic_ms: u64,
-    /// Since 1970.
+    /// Milliseconds since 1970.
     pub unix_ms: u64,
 }
 
 impl Moment {
-    /// When a table was confirmed by a process that has ended since, which noted the wall clock.
+    /// Returns the moment of a confirmation that an earlier process recorded by the wall clock.
     pub fn restored(confirmed_unix_ms: u64, now: Moment) -> Moment {
         let age_ms = now.unix_ms.saturating_sub(confirmed_unix_ms);
         Moment { monotonic_ms: now.monotonic_ms.saturating_sub(age_ms), unix_ms: confirmed_unix_ms }
     }
 
-    /// The age of what was confirmed then.
+    /// Returns the age of a confirmation at this moment.
     pub fn age(self, now: Moment) -> Duration {
         let monotonic = now.monotonic_ms.saturating_sub(self.monotonic_ms);
         let wall = now.unix_ms.saturating_sub(self.unix_ms);
@@ -39,11 +41,11 @@ impl Moment {
     }
 }
 
-/// Reads `policy_max_age`: a whole number with its unit, as `7d`, `36h` or `90m`.
+/// Parses `policy_max_age`: an integer with a unit, such as `7d`, `36h` or `90m`.
 ///
 /// # Errors
 ///
-/// When it is none, or outside of the limits; in a sentence for a person.
+/// A message for the operator if the value is not a duration or is outside the limits.
 pub fn read_max_age(text: Option<&str>) -> Result<Duration, String> {
     let Some(text) = text else { return Ok(POLICY_MAX_AGE) };
     let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
@@ -53,8 +55,8 @@ pub fn read_max_age(text: Option<&str>) -> Result<Duration, String> {
     };
     length.filter(|length| (POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX).contains(length)).ok_or_else(|| {
         format!(
-            "policy_max_age = \"{text}\" is no time from 1m to 365d; write one as \"7d\", \"36h\" or \"90m\", or leave it out \
-             for 7d"
+            "policy_max_age = \"{text}\" is not a duration from 1m to 365d; write one such as \"7d\", \"36h\" or \
+             \"90m\", or leave it out for 7d"
         )
     })
 }
@@ -68,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_that_says_more_counts() {
+    fn the_clock_with_the_larger_age_counts() {
         let confirmed = moment(1_000, 50_000);
         let check = |now: Moment, age_ms: u64| assert_eq!(confirmed.age(now), Duration::from_millis(age_ms));
         check(confirmed, 0);
@@ -79,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_goes_on_over_a_restart() {
+    fn the_age_continues_across_a_restart() {
         let now = moment(1 << 40, 90_000);
         let confirmed = Moment::restored(50_000, now);
         assert_eq!(confirmed.age(now), Duration::from_secs(40));
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maximum_age_is_taken_at_its_limits_and_refused_past_them() {
+    fn a_maximum_age_is_accepted_at_its_limits_and_rejected_past_them() {
         let hours = |hours: u64| Ok(Duration::from_secs(hours * 3600));
         assert_eq!(read_max_age(None), hours(168));
         assert_eq!(read_max_age(Some("7d")), hours(168));

@@ -1,7 +1,7 @@
-//! From what is registered and what is deployed to the next route table.
+//! Construction of the next route table, from registrations, deployments and drains.
 //!
-//! There is a next one only if it says something else than the last: generations are what gateways install, write to
-//! disk and log, and one that changes nothing would teach people to overlook the others.
+//! A new table is published only if it differs from the last one. Gateways install, store and log each generation; a
+//! generation without a change would teach operators to ignore generations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use crate::invariants;
 use crate::rollout::Staged;
 use regions::{Deployment, DeploymentName, Generation, RegionId, RegionRoute, RouteTable, Tenants};
 
-/// The table that follows `previous`, if there is anything new to say. A region may serve names that are not deployed
-/// (yet, or any longer); the table leaves them out.
+/// Returns the table that follows `previous`, if anything has changed. A region may serve names that are not deployed
+/// (yet, or any longer); the table omits them.
 ///
-/// A higher `epoch` is news even where nothing else is: readers that know a higher number of the old epoch take no other.
+/// A higher `epoch` counts as a change: readers that know a higher number of the old epoch accept nothing else.
 pub fn publish(
     previous: &RouteTable,
     epoch: u64,
@@ -35,8 +35,8 @@ pub fn publish(
     if epoch == known.epoch && regions == previous.regions && deployed && same_revisions && same_tenants {
         return None;
     }
-    let generation = following(previous, epoch);
-    invariants::monotone(known, generation).expect("an epoch never falls, and the number has just risen");
+    let generation = next_generation(previous, epoch);
+    invariants::monotone(known, generation).expect("epochs never fall, and the number has just been raised");
     let tenants = tenants.map(|staged| Tenants { all: staged.all.into_owned(), widening: staged.widening });
     Some(RouteTable {
         generation,
@@ -48,13 +48,13 @@ pub fn publish(
     })
 }
 
-/// The generation of the table that follows `previous`. The number goes on across epochs: nothing is gained by starting
-/// again, and a log reads better.
-pub fn following(previous: &RouteTable, epoch: u64) -> Generation {
+/// Returns the generation of the table that follows `previous`. The number continues across epochs: a restart at one
+/// has no benefit and makes logs harder to read.
+pub fn next_generation(previous: &RouteTable, epoch: u64) -> Generation {
     Generation { epoch, number: previous.generation.number + 1 }
 }
 
-/// Names among `ready` that are not deployed.
+/// Returns the names in `ready` that are not deployed.
 pub fn unknown<'a>(
     ready: &'a BTreeSet<DeploymentName>,
     deployments: &'a BTreeMap<DeploymentName, Deployment>,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_new_is_no_new_generation() {
+    fn no_change_gives_no_new_generation() {
         let (all, none) = (deployments(&["a"]), BTreeSet::new());
         let first =
             publish(&RouteTable::empty(), 1, routes("aws/us-east-1", &["a"]), staged(&all), &none).unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_is_to_be_drained_is_published_as_such_until_it_is_not() {
+    fn a_region_is_published_as_draining_until_its_drain_is_cancelled() {
         let (all, ready) = (deployments(&["a"]), routes("aws/us-east-1", &["a"]));
         let drains = BTreeSet::from(["aws/us-east-1".parse().unwrap(), "oci/ap-tokyo-1".parse().unwrap()]);
         let first = publish(&RouteTable::empty(), 1, ready.clone(), staged(&all), &BTreeSet::new()).unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_deployed_is_left_out_until_it_is() {
+    fn a_name_is_omitted_until_it_is_deployed() {
         let ready = routes("aws/us-east-1", &["a", "b"]);
         let (one, two, none) = (deployments(&["a"]), deployments(&["a", "b"]), BTreeSet::new());
         let first = publish(&RouteTable::empty(), 1, ready.clone(), staged(&one), &none).unwrap();
@@ -137,26 +137,26 @@ mod tests {
     }
 
     #[test]
-    fn other_tenants_are_news_and_the_same_are_not() {
+    fn changed_tenants_give_a_new_generation_and_unchanged_ones_do_not() {
         let (all, none) = (deployments(&["a"]), BTreeSet::new());
         let tenants = |text: &str| regions::parse_tenants(text, &regions::Catalogue::builtin()).unwrap();
         let one = tenants("[[tenant]]\nname = \"acme\"\nissuer = \"i\"\n");
         let next = |last: &RouteTable, tenants: Option<&BTreeMap<TenantId, TenantRules>>| {
-            let who = |all| StagedTenants { all: Cow::Borrowed(all), widening: BTreeMap::new() };
-            let staged = Staged { tenants: tenants.map(who), ..staged(&all) };
+            let staged_tenants = |all| StagedTenants { all: Cow::Borrowed(all), widening: BTreeMap::new() };
+            let staged = Staged { tenants: tenants.map(staged_tenants), ..staged(&all) };
             publish(last, 1, routes("aws/us-east-1", &["a"]), staged, &none)
         };
         let first = next(&RouteTable::empty(), None).unwrap();
         let second = next(&first, Some(&one)).unwrap();
         assert_eq!(second.tenants.as_ref().unwrap().all, one);
         assert_eq!(next(&second, Some(&one)), None);
-        let nobody = BTreeMap::new();
-        assert_eq!(next(&second, Some(&nobody)).unwrap().tenants, Some(Tenants::default()));
+        let no_tenants = BTreeMap::new();
+        assert_eq!(next(&second, Some(&no_tenants)).unwrap().tenants, Some(Tenants::default()));
     }
 
     proptest! {
         #[test]
-        fn whatever_happens_generations_rise(
+        fn generations_always_rise(
             steps in proptest::collection::vec((0..3usize, 0..3usize, any::<bool>()), 1..20)
         ) {
             let (regions, ready) = (["aws/us-east-1", "oci/ap-tokyo-1", "gcp/europe-west4"], ["a", "b", "c"]);

@@ -1,176 +1,180 @@
-//! The spokes that the hub knows, as a view of what stands in the store under `spokes/`.
+//! Spokes that the hub knows, as a view of the keys under `spokes/` in the store.
 //!
-//! A spoke stands there under its lease, so who is alive is the store's question and not asked here. Here it is decided
-//! what that means for routing:
+//! A spoke's key is attached to its lease, so the store decides which spokes are alive. This module decides what that
+//! means for routing:
 //!
-//! - Of several spokes of one region the one that registered last is routed to. During a rolling restart the new one
-//!   takes over as it registers; if it dies at once, the old one has it back. Neither has to know of the other.
-//! - A region whose last spoke is gone *lapses*: it keeps its route for [`LAPSED_KEEP`]. Gateways judge a region by its
-//!   own reports, five a second, and need the hub's opinion for nothing; whereas a store that stalls can revoke every
-//!   lease at once (etcd issue 15247), and a table without regions would turn that hiccup into an outage.
-//! - Where many leases end in one moment ([`MASS_LOSS`]) it is the store's doing and not the regions': then these regions
-//!   are *held* beyond that, until so many are back that the rest can be taken at its word. Their time begins then.
-//! - Gateways hear regions directly, and say which ([`Registry::heard`]). Who is heard by any of them lives, and keeps its
-//!   route whatever became of its lease; who is heard by none goes when its time is over, also where it would be held
-//!   ([`Evidence`]). A gateway that hears nobody may be cut off itself, and is no witness.
+//! - Of several spokes of one region, the latest registration gets the traffic. During a rolling restart the new spoke
+//!   takes over when it registers; if it crashes at once, the old one takes over again. The two need no coordination.
+//! - A region whose last spoke is gone *lapses*: it keeps its route for [`LAPSED_KEEP`]. Gateways judge the health of a
+//!   region by its own reports, five per second, and do not need the hub for that. A stalling store, on the other hand,
+//!   can revoke every lease at once (etcd issue 15247), and a table without regions would turn that stall into an
+//!   outage.
+//! - If many leases end at once ([`MASS_LOSS`]), the cause is the store, not the regions. These regions are *held*
+//!   beyond `LAPSED_KEEP`, until so many spokes are back that the remaining losses are credible. Their time then
+//!   starts.
+//! - Gateways exchange reports with regions directly and report to the hub which regions they reach
+//!   ([`Registry::gateway_reported`]). A region that any gateway reaches keeps its route regardless of its lease. A
+//!   region that no gateway reaches loses its route when its time is over, even if it would be held ([`Reachability`]).
+//!   A gateway that reaches no region may be isolated itself and does not count.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::plan::capacity::Capacity;
-use crate::revisions::{Reported, Reports};
+use crate::plan::capacity::RegionCapacity;
+use crate::revisions::{ReplicaRevisions, Reports};
 use crate::wire::plan::GatewayBoot;
 use regions::{DeploymentName, RegionId, RegionRoute};
 
-/// How long a region keeps its route after its last lease ended: a dozen leases' worth, in which every spoke that lives
-/// has come back, and after which a region that was given up is no longer asked for reports.
+/// Time for which a region keeps its route after its last lease ended: a dozen lease periods. Every running spoke has
+/// registered again by then, and gateways stop polling a region that was shut down.
 pub const LAPSED_KEEP: Duration = Duration::from_secs(60);
 
-/// When the end of leases is taken for the store's fault: when of all that stood more than this share ended within this
-/// time, and at least so many of them. One region that dies, or two that share a site, are no fault of the store however
-/// few there are; three that have nothing in common but their store are.
+/// Rule for blaming the store for ended leases: more than this share of all spokes lost within this time, and at least
+/// this many of them. The loss of one region, or of two that share a site, is never blamed on the store, however small
+/// the fleet; three losses without another common cause are.
 pub const MASS_LOSS: MassLoss = MassLoss { percent_over: 30, within: Duration::from_secs(2), spokes_min: 3 };
 
-/// See [`MASS_LOSS`].
+/// Thresholds of the mass-loss detection.
 #[derive(Clone, Copy, Debug)]
 pub struct MassLoss {
-    /// More than this many of a hundred.
+    /// Percentage of the spokes that must be exceeded.
     pub percent_over: usize,
-    /// In this time.
+    /// Time window.
     pub within: Duration,
-    /// At least so many.
+    /// Minimum number of lost spokes.
     pub spokes_min: usize,
 }
 
-/// How long regions are held at most. By then somebody has looked, or has taken them away on purpose.
-pub const HELD_MAX: Duration = Duration::from_secs(3600);
+/// Maximum time for which regions are held. An operator has inspected or removed them by then.
+pub const HOLD_MAX: Duration = Duration::from_secs(3600);
 
-/// Spokes that one region may have at a time: an old and a new one, and room for a few failed starts whose leases run.
+/// Maximum number of spokes of one region at a time: an old and a new one, and some failed starts whose leases still
+/// run.
 pub const SPOKES_PER_REGION_MAX: usize = 8;
 
-/// What a spoke says of itself when it registers.
+/// Registration of a spoke.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The region whose spoke it is.
+    /// Region of the spoke.
     pub region: RegionId,
-    /// Where gateways reach it.
+    /// Address at which gateways reach it.
     pub endpoint: SocketAddr,
-    /// Drawn anew whenever the spoke starts.
+    /// Random number drawn at each start of the spoke.
     pub boot_id: u64,
-    /// The deployments that have a replica ready, or would have one for whoever asks.
+    /// Deployments that have a ready replica, or would start one on demand.
     pub deployments: BTreeSet<DeploymentName>,
-    /// What the region can do.
-    pub capacity: Capacity,
-    /// What its replicas run.
-    pub models: BTreeMap<DeploymentName, Reported>,
+    /// Capacity of the region.
+    pub capacity: RegionCapacity,
+    /// Model revisions that its replicas run.
+    pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
 }
 
-/// A registration that stands, and when it came to stand.
+/// Registered spoke.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
-    /// What the spoke said.
+pub struct RegisteredSpoke {
+    /// Its registration.
     pub registration: Registration,
-    /// The store's revision at which this spoke first registered; of two spokes the later has the higher.
+    /// Store revision of its first registration; the later of two spokes has the higher one.
     pub created: u64,
 }
 
-/// The spokes that are registered, and the regions that were until lately.
+/// Registered spokes and lapsed regions.
 #[derive(Debug)]
 pub struct Registry {
     lapsed_keep: Duration,
-    spokes: BTreeMap<(RegionId, u64), Standing>,
+    spokes: BTreeMap<(RegionId, u64), RegisteredSpoke>,
     lapsed: BTreeMap<RegionId, Lapsed>,
-    /// The regions that each gateway hears, if it says.
-    witnesses: Witnesses,
-    /// When leases have ended lately.
-    ended: VecDeque<Instant>,
-    /// The last end of many leases in one moment, while it is taken for the store's fault.
-    held: Option<Held>,
+    /// Regions that each gateway reaches, if it reports them.
+    gateways: GatewayReach,
+    /// Times of the recent lease losses.
+    recent_losses: VecDeque<Instant>,
+    /// Current mass loss that is blamed on the store, if any.
+    hold: Option<MassLossHold>,
 }
 
+/// Region whose last spoke is gone.
 #[derive(Debug)]
 struct Lapsed {
     route: RegionRoute,
     since: Instant,
-    /// How long it keeps its route where no gateway knows better.
+    /// End of its route while reachability is unknown.
     until: Instant,
-    /// When gateways ceased to hear it, if any did since.
-    unheard: Option<Instant>,
+    /// Time since which no gateway reaches it, if one did after it lapsed.
+    unreachable_since: Option<Instant>,
 }
 
-/// The regions that each gateway hears, if it says.
-type Witnesses = BTreeMap<GatewayBoot, Option<BTreeSet<RegionId>>>;
+/// Regions that each gateway reaches, if it reports them.
+type GatewayReach = BTreeMap<GatewayBoot, Option<BTreeSet<RegionId>>>;
 
-/// What gateways say of a region.
+/// Reachability of a region according to the gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Evidence {
-    /// One hears it, at least.
-    Heard,
-    /// All hear others and none hears it.
-    Unheard,
-    /// There is none, or one that does not say.
-    None,
+pub enum Reachability {
+    /// At least one gateway reaches it.
+    Reachable,
+    /// All gateways reach other regions, and none reaches this one.
+    Unreachable,
+    /// There are no gateways, or one does not report its regions.
+    Unknown,
 }
 
-/// What the gateways that speak say of `region`.
-pub fn evidence<'a>(
-    witnesses: impl IntoIterator<Item = &'a Option<BTreeSet<RegionId>>>,
+/// Returns the reachability of `region` by the reports of all gateways.
+pub fn reachability<'a>(
+    gateways: impl IntoIterator<Item = &'a Option<BTreeSet<RegionId>>>,
     region: &RegionId,
-) -> Evidence {
-    let (mut some, mut all_say) = (false, true);
-    for witness in witnesses {
-        match witness.as_ref().filter(|heard| !heard.is_empty()) {
-            Some(heard) if heard.contains(region) => return Evidence::Heard,
-            Some(_) => some = true,
-            None => all_say = false,
+) -> Reachability {
+    let (mut any_reports, mut all_report) = (false, true);
+    for reached in gateways {
+        match reached.as_ref().filter(|reached| !reached.is_empty()) {
+            Some(reached) if reached.contains(region) => return Reachability::Reachable,
+            Some(_) => any_reports = true,
+            None => all_report = false,
         }
     }
-    if some && all_say { Evidence::Unheard } else { Evidence::None }
+    if any_reports && all_report { Reachability::Unreachable } else { Reachability::Unknown }
 }
 
 impl Lapsed {
-    /// When it loses its route, by what gateways say of it; never, while one hears it.
-    fn ends(&self, evidence: Evidence, keep: Duration) -> Option<Instant> {
-        let given = self.unheard.unwrap_or(self.since) + keep;
-        match evidence {
-            Evidence::Heard => None,
-            Evidence::Unheard => Some(given),
-            Evidence::None => Some(self.until.max(given)),
+    /// Returns the time at which the route ends; `None` while a gateway reaches the region.
+    fn ends(&self, reachability: Reachability, keep: Duration) -> Option<Instant> {
+        let earliest = self.unreachable_since.unwrap_or(self.since) + keep;
+        match reachability {
+            Reachability::Reachable => None,
+            Reachability::Unreachable => Some(earliest),
+            Reachability::Unknown => Some(self.until.max(earliest)),
         }
     }
 }
 
-/// Regions that have lapsed since then are held.
+/// Hold of the regions that lapsed since the start of a mass loss.
 #[derive(Debug)]
-struct Held {
+struct MassLossHold {
     since: Instant,
-    /// Spokes that stood before it.
-    stood: usize,
+    /// Number of spokes before it.
+    spokes_before: usize,
 }
 
 impl Registry {
-    /// A registry that starts with the routes that were published last: each of these regions has `lapsed_keep` to
-    /// come forward.
+    /// Creates a registry from the routes published last: the spokes of these regions have `lapsed_keep` to register.
     pub fn new(published: &BTreeMap<RegionId, RegionRoute>, lapsed_keep: Duration, now: Instant) -> Registry {
-        let (spokes, lapsed, witnesses) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let ended = VecDeque::new();
-        let mut registry = Registry { lapsed_keep, spokes, lapsed, witnesses, ended, held: None };
+        let (spokes, lapsed, gateways) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let recent_losses = VecDeque::new();
+        let mut registry = Registry { lapsed_keep, spokes, lapsed, gateways, recent_losses, hold: None };
         for (region, route) in published {
             registry.lapse(region.clone(), route.clone(), now);
         }
         registry
     }
 
-    /// A spoke registered, or said anew what is ready.
-    pub fn put(&mut self, standing: Standing, now: Instant) {
-        let Registration { region, boot_id, .. } = &standing.registration;
+    /// Adds a spoke, or updates its registration.
+    pub fn put(&mut self, spoke: RegisteredSpoke, now: Instant) {
+        let Registration { region, boot_id, .. } = &spoke.registration;
         self.lapsed.remove(region);
-        self.spokes.insert((region.clone(), *boot_id), standing);
-        self.let_go(now);
+        self.spokes.insert((region.clone(), *boot_id), spoke);
+        self.release_hold(now);
     }
 
-    /// A spoke's lease ended, or the spoke ended it.
+    /// Removes a spoke whose lease ended, by expiry or at the spoke's request.
     pub fn remove(&mut self, region: &RegionId, boot_id: u64, now: Instant) {
         let Some(last) = self.spokes.remove(&(region.clone(), boot_id)) else {
             return;
@@ -178,141 +182,146 @@ impl Registry {
         if self.of(region).next().is_none() {
             self.lapse(region.clone(), route(&last), now);
         }
-        self.suspect(now);
+        self.detect_mass_loss(now);
     }
 
-    /// A gateway hears these regions; nothing, if it does not say.
-    pub fn heard(&mut self, gateway: GatewayBoot, reaches: Option<BTreeSet<RegionId>>, now: Instant) {
-        self.note_unheard(now, |witnesses| drop(witnesses.insert(gateway, reaches)));
+    /// Stores the regions that a gateway reaches; `None` if it does not report them.
+    pub fn gateway_reported(
+        &mut self,
+        gateway: GatewayBoot,
+        reachable_regions: Option<BTreeSet<RegionId>>,
+        now: Instant,
+    ) {
+        self.update_reach(now, |gateways| drop(gateways.insert(gateway, reachable_regions)));
     }
 
-    /// A gateway is gone, and its word with it.
-    pub fn silent(&mut self, gateway: &GatewayBoot, now: Instant) {
-        self.note_unheard(now, |witnesses| drop(witnesses.remove(gateway)));
+    /// Removes an expired gateway and its report.
+    pub fn gateway_expired(&mut self, gateway: &GatewayBoot, now: Instant) {
+        self.update_reach(now, |gateways| drop(gateways.remove(gateway)));
     }
 
-    /// These are all the gateways there are.
-    pub fn hear_only(
+    /// Replaces the reports of all gateways.
+    pub fn replace_gateways(
         &mut self,
         all: impl IntoIterator<Item = (GatewayBoot, Option<BTreeSet<RegionId>>)>,
         now: Instant,
     ) {
-        self.note_unheard(now, |witnesses| *witnesses = all.into_iter().collect());
+        self.update_reach(now, |gateways| *gateways = all.into_iter().collect());
     }
 
-    /// Changes who says what. Of whom that was the last good word, the time begins now.
-    fn note_unheard(&mut self, now: Instant, change: impl FnOnce(&mut Witnesses)) {
-        let heard = |witnesses: &Witnesses, region: &RegionId| {
-            evidence(witnesses.values(), region) == Evidence::Heard
+    /// Changes the gateway reports. For a lapsed region that no gateway reaches any longer, the time starts now.
+    fn update_reach(&mut self, now: Instant, change: impl FnOnce(&mut GatewayReach)) {
+        let is_reachable = |gateways: &GatewayReach, region: &RegionId| {
+            reachability(gateways.values(), region) == Reachability::Reachable
         };
         let before: BTreeSet<_> =
-            self.lapsed.keys().filter(|region| heard(&self.witnesses, region)).cloned().collect();
-        change(&mut self.witnesses);
+            self.lapsed.keys().filter(|region| is_reachable(&self.gateways, region)).cloned().collect();
+        change(&mut self.gateways);
         for (region, lapsed) in self.lapsed.iter_mut().filter(|(region, _)| before.contains(*region)) {
-            if !heard(&self.witnesses, region) {
-                lapsed.unheard = Some(now);
+            if !is_reachable(&self.gateways, region) {
+                lapsed.unreachable_since = Some(now);
             }
         }
     }
 
-    /// Whether regions are held because many leases ended in one moment.
-    pub fn holds(&self) -> bool {
-        self.held.is_some()
+    /// Returns whether regions are held because of a mass loss of leases.
+    pub fn is_holding(&self) -> bool {
+        self.hold.is_some()
     }
 
-    /// These are all the spokes there are.
-    pub fn replace(&mut self, all: Vec<Standing>, now: Instant) {
-        let key = |standing: &Standing| (standing.registration.region.clone(), standing.registration.boot_id);
+    /// Replaces all spokes.
+    pub fn replace(&mut self, all: Vec<RegisteredSpoke>, now: Instant) {
+        let key = |spoke: &RegisteredSpoke| (spoke.registration.region.clone(), spoke.registration.boot_id);
         let named: BTreeSet<_> = all.iter().map(key).collect();
-        all.into_iter().for_each(|standing| self.put(standing, now));
+        all.into_iter().for_each(|spoke| self.put(spoke, now));
         let gone: Vec<_> = self.spokes.keys().filter(|spoke| !named.contains(*spoke)).cloned().collect();
         for (region, boot_id) in gone {
             self.remove(&region, boot_id, now);
         }
     }
 
-    /// Forgets the regions that lapsed too long ago.
+    /// Removes the lapsed regions whose time is over.
     pub fn expire(&mut self, now: Instant) {
-        let Registry { lapsed, witnesses, lapsed_keep, .. } = self;
+        let Registry { lapsed, gateways, lapsed_keep, .. } = self;
         lapsed.retain(|region, lapsed| {
-            let ends = lapsed.ends(evidence(witnesses.values(), region), *lapsed_keep);
+            let ends = lapsed.ends(reachability(gateways.values(), region), *lapsed_keep);
             ends.is_none_or(|ends| ends > now)
         });
-        if self.held.as_ref().is_some_and(|held| held.since + HELD_MAX <= now) {
-            self.held = None;
+        if self.hold.as_ref().is_some_and(|hold| hold.since + HOLD_MAX <= now) {
+            self.hold = None;
         }
     }
 
-    /// When [`Registry::expire`] next has something to do.
+    /// Returns the next time at which [`Registry::expire`] has an effect.
     pub fn next_expiry(&self) -> Option<Instant> {
         let ends = |(region, lapsed): (&RegionId, &Lapsed)| {
-            lapsed.ends(evidence(self.witnesses.values(), region), self.lapsed_keep)
+            lapsed.ends(reachability(self.gateways.values(), region), self.lapsed_keep)
         };
         self.lapsed.iter().filter_map(ends).min()
     }
 
-    /// Where each region is reached and what is ready there.
+    /// Returns the route of each region, registered or lapsed.
     pub fn routes(&self) -> BTreeMap<RegionId, RegionRoute> {
         let newest = self.newest().into_iter();
-        let standing = newest.map(|(region, standing)| (region.clone(), route(standing)));
+        let registered = newest.map(|(region, registered)| (region.clone(), route(registered)));
         let lapsed = self.lapsed.iter().map(|(region, lapsed)| (region.clone(), lapsed.route.clone()));
-        standing.chain(lapsed).collect()
+        registered.chain(lapsed).collect()
     }
 
-    /// Of the spokes of each region the one that is routed to.
-    pub fn newest(&self) -> BTreeMap<&RegionId, &Standing> {
-        let mut newest: BTreeMap<&RegionId, &Standing> = BTreeMap::new();
-        for ((region, _), standing) in &self.spokes {
-            let known = newest.entry(region).or_insert(standing);
-            if standing.created > known.created {
-                *known = standing;
+    /// Returns the latest spoke of each region.
+    pub fn newest(&self) -> BTreeMap<&RegionId, &RegisteredSpoke> {
+        let mut newest: BTreeMap<&RegionId, &RegisteredSpoke> = BTreeMap::new();
+        for ((region, _), spoke) in &self.spokes {
+            let known = newest.entry(region).or_insert(spoke);
+            if spoke.created > known.created {
+                *known = spoke;
             }
         }
         newest
     }
 
-    /// What the replicas of each region with a spoke run.
+    /// Returns the model reports of all regions with a spoke.
     pub fn reports(&self) -> Reports<'_> {
         let newest = self.newest().into_iter();
-        newest.map(|(region, standing)| (region, &standing.registration.models)).collect()
+        newest.map(|(region, spoke)| (region, &spoke.registration.models)).collect()
     }
 
-    fn of(&self, region: &RegionId) -> impl Iterator<Item = &Standing> {
-        self.spokes.range((region.clone(), 0)..=(region.clone(), u64::MAX)).map(|(_, standing)| standing)
+    fn of(&self, region: &RegionId) -> impl Iterator<Item = &RegisteredSpoke> {
+        self.spokes.range((region.clone(), 0)..=(region.clone(), u64::MAX)).map(|(_, spoke)| spoke)
     }
 
     fn lapse(&mut self, region: RegionId, route: RegionRoute, now: Instant) {
-        let keep = if self.held.is_some() { HELD_MAX } else { self.lapsed_keep };
-        self.lapsed.insert(region, Lapsed { route, since: now, until: now + keep, unheard: None });
+        let keep = if self.hold.is_some() { HOLD_MAX } else { self.lapsed_keep };
+        self.lapsed.insert(region, Lapsed { route, since: now, until: now + keep, unreachable_since: None });
     }
 
-    /// A lease has ended. If that makes too many in one moment, everything that has lapsed in it is held.
-    fn suspect(&mut self, now: Instant) {
+    /// Records a lost lease. If that makes a mass loss, the regions that lapsed in it are held.
+    fn detect_mass_loss(&mut self, now: Instant) {
         let MassLoss { percent_over, within, spokes_min } = MASS_LOSS;
-        self.ended.push_back(now);
-        while self.ended.front().is_some_and(|ended| *ended + within < now) {
-            self.ended.pop_front();
+        self.recent_losses.push_back(now);
+        while self.recent_losses.front().is_some_and(|lost| *lost + within < now) {
+            self.recent_losses.pop_front();
         }
-        let (ended, stood) = (self.ended.len(), self.spokes.len() + self.ended.len());
-        if self.held.is_some() || ended < spokes_min || ended * 100 <= stood * percent_over {
+        let (lost, spokes_before) = (self.recent_losses.len(), self.spokes.len() + self.recent_losses.len());
+        if self.hold.is_some() || lost < spokes_min || lost * 100 <= spokes_before * percent_over {
             return;
         }
-        let since = *self.ended.front().expect("it has just been added to");
-        self.held = Some(Held { since, stood });
+        let since = *self.recent_losses.front().expect("an entry has just been added");
+        self.hold = Some(MassLossHold { since, spokes_before });
         for lapsed in self.lapsed.values_mut().filter(|lapsed| lapsed.since >= since) {
-            lapsed.until = since + HELD_MAX;
+            lapsed.until = since + HOLD_MAX;
         }
     }
 
-    /// A spoke has come. If so many have that the store takes leases again and no more are missing than may be missing,
-    /// the rest is believed to be gone, and has its time from now.
-    fn let_go(&mut self, now: Instant) {
-        let Some(Held { since, stood }) = self.held else { return };
-        let missing = stood.saturating_sub(self.spokes.len());
-        if missing * 100 > stood * MASS_LOSS.percent_over {
+    /// Ends the hold when so many spokes have registered again that the store works and the number of missing spokes is
+    /// below the mass-loss threshold. The remaining losses are then credible, and their time starts now.
+    fn release_hold(&mut self, now: Instant) {
+        let Some(MassLossHold { since, spokes_before }) = self.hold else { return };
+        let missing = spokes_before.saturating_sub(self.spokes.len());
+        if missing * 100 > spokes_before * MASS_LOSS.percent_over {
             return;
         }
-        self.held = None;
+        self.hold = None;
         let until = now + self.lapsed_keep;
         for lapsed in self.lapsed.values_mut().filter(|lapsed| lapsed.since >= since) {
             lapsed.until = until;
@@ -320,9 +329,9 @@ impl Registry {
     }
 }
 
-fn route(standing: &Standing) -> RegionRoute {
+fn route(spoke: &RegisteredSpoke) -> RegionRoute {
     let Registration { region: _, endpoint, boot_id: _, deployments, capacity: _, models: _ } =
-        &standing.registration;
+        &spoke.registration;
     RegionRoute { endpoint: *endpoint, deployments: deployments.clone(), draining: false }
 }
 

@@ -1,23 +1,27 @@
-//! Which model revision each deployment is served with, and when a new one replaces it.
+//! Model revision that each deployment is served with, and the switch to a new one.
 //!
-//! The route table pins one [`ModelRevision`] for each deployment, and every region routes to replicas of that revision only
-//! ([`crate::spoke`]). A deployment without a pin gets the first revision that a ready replica of its spec reports.
+//! The route table pins one [`ModelRevision`] for each deployment, and every region routes to replicas of that revision
+//! only ([`crate::spoke`]). A deployment without a pin gets the first revision that a ready replica of its spec
+//! reports.
 //!
-//! A deployment whose spec (model reference, engine, precision) changes is served as before until the new model is ready:
+//! A deployment whose spec (model reference, engine, precision) changes is served as before until the new model is
+//! ready:
 //!
 //! ```text
-//!  wanted   cpu f32 ─────── cpu int8 ───────────────────────────── cpu int8
+//!  desired  cpu f32 ─────── cpu int8 ───────────────────────────── cpu int8
 //!  table    cpu f32         cpu f32, next: cpu int8 (no replica)    cpu int8
 //!  pin      9a41…           9a41…, next: 03cd… (ready in 1 of 2)    03cd…
 //! ```
 //!
-//! The table keeps the old spec, and names the new one as *next*. Regions start replicas of it beside the old ones, or an
-//! operator does. When each region that has replicas of the old revision has as many ready of the new one, the next table
-//! pins the new revision and has the new spec. A region whose spoke is gone is waited for as long as it keeps its route. A region switches all of its traffic in the moment in which it takes that
-//! table. A rollback is the same change in the other direction.
+//! The table keeps the old spec and names the new one as *next*. Regions, or an operator, start replicas of it beside
+//! the old ones. When each region with replicas of the old revision has as many ready ones of the new revision, the
+//! next table pins the new revision and contains the new spec. A region whose spoke is gone is waited for as long as it
+//! keeps its route. A region switches all of its traffic when it accepts that table. A rollback is the same change in
+//! the other direction.
 //!
-//! A replica of the current spec may report another revision, because the files behind its model reference have changed.
-//! It gets no traffic. The table names its revision as held, and it replaces the current one when an operator promotes it.
+//! A replica of the current spec may report another revision, because the files behind its model reference have
+//! changed. It gets no traffic. The table names its revision as held; it replaces the current one when an operator
+//! promotes it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,18 +31,18 @@ use regions::{
     RouteTable, ServedRevision,
 };
 
-/// The replicas of one deployment in one region.
+/// Replicas of one deployment in one region, by model revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reported {
+pub struct ReplicaRevisions {
     /// Desired number of replicas, where the region starts and stops them itself.
     pub target: Option<u32>,
-    /// Those that are there, by what they run; in the order of their revisions.
-    pub models: Vec<Counted>,
+    /// Replicas by model, ordered by revision.
+    pub models: Vec<RevisionReplicas>,
 }
 
-/// Replicas that run the same.
+/// Replicas that run the same model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counted {
+pub struct RevisionReplicas {
     /// Model that they run.
     pub model: ReportedModel,
     /// Number of replicas.
@@ -47,11 +51,11 @@ pub struct Counted {
     pub ready: u32,
 }
 
-impl Reported {
-    /// Ready replicas of this revision.
+impl ReplicaRevisions {
+    /// Returns the number of ready replicas of this revision.
     pub fn ready(&self, revision: ModelRevision) -> u32 {
-        let of = self.models.iter().filter(|counted| counted.model.revision == revision);
-        of.map(|counted| counted.ready).sum()
+        let of = self.models.iter().filter(|replicas| replicas.model.revision == revision);
+        of.map(|replicas| replicas.ready).sum()
     }
 }
 
@@ -67,21 +71,22 @@ pub struct Orders {
 type Deployments = BTreeMap<DeploymentName, Deployment>;
 type Revisions = BTreeMap<DeploymentName, ServedRevision>;
 /// Reports of the regions with a spoke.
-pub type Reports<'a> = BTreeMap<&'a RegionId, &'a BTreeMap<DeploymentName, Reported>>;
+pub type Reports<'a> = BTreeMap<&'a RegionId, &'a BTreeMap<DeploymentName, ReplicaRevisions>>;
 
-/// Returns the deployments of the table that follows `last`, with the specs that are served meanwhile, and their revisions.
-/// While the store is in `doubt` of which regions are there, no revision replaces another.
+/// Returns the deployments of the table that follows `last`, with the specs that are served for now, and their
+/// revisions. No revision replaces another while the set of regions is `in_doubt`.
 pub fn stage<'a>(
-    wanted: &'a Deployments,
+    desired: &'a Deployments,
     orders: &Orders,
     last: &RouteTable,
     reports: &Reports<'_>,
-    doubt: bool,
+    in_doubt: bool,
 ) -> (Cow<'a, Deployments>, Revisions) {
-    let mut deployments = Cow::Borrowed(wanted);
+    let mut deployments = Cow::Borrowed(desired);
     let mut revisions = Revisions::new();
-    for (name, deployment) in wanted {
-        let reported: Vec<&Reported> = reports.values().filter_map(|region| region.get(name)).collect();
+    for (name, deployment) in desired {
+        let reported: Vec<&ReplicaRevisions> =
+            reports.values().filter_map(|region| region.get(name)).collect();
         let spec = deployment.model_spec();
         let Some(before) = last.revision(name) else {
             if let Some(current) = preferred(&reported, &spec, |model| model.runs(&spec, Agreement::Engine)) {
@@ -90,15 +95,16 @@ pub fn stage<'a>(
             continue;
         };
         let served = last.deployments.get(name).map_or_else(|| spec.clone(), Deployment::model_spec);
-        let silent = last
+        let has_silent_region = last
             .regions
             .iter()
             .any(|(region, route)| route.deployments.contains(name) && !reports.contains_key(region));
-        let change = Change { before, served: &served, spec: &spec, reported: &reported, silent };
+        let change =
+            ModelChange { before, served: &served, spec: &spec, reported: &reported, has_silent_region };
         let promoted = orders.promoted.get(name).copied();
         let next = change.next(promoted, orders.held.contains(name));
         let ready = next.as_ref().and_then(|next| {
-            let revision = next.revision.filter(|_| !next.held && !doubt)?;
+            let revision = next.revision.filter(|_| !next.held && !in_doubt)?;
             change.is_ready(revision).then_some(revision)
         });
         if let Some(current) = ready {
@@ -113,24 +119,24 @@ pub fn stage<'a>(
     (deployments, revisions)
 }
 
-/// A deployment whose model may change.
-struct Change<'a> {
+/// Deployment whose model may change.
+struct ModelChange<'a> {
     before: &'a ServedRevision,
-    /// Model that is served.
+    /// Served model.
     served: &'a ModelSpec,
-    /// Model that is desired.
+    /// Desired model.
     spec: &'a ModelSpec,
-    reported: &'a [&'a Reported],
-    /// A region that serves the deployment has no spoke now: it is not known what it has.
-    silent: bool,
+    reported: &'a [&'a ReplicaRevisions],
+    /// A region that serves the deployment has no spoke now, so its replicas are unknown.
+    has_silent_region: bool,
 }
 
-impl Change<'_> {
-    /// Revision that replaces the current one, if there is one.
+impl ModelChange<'_> {
+    /// Returns the revision that replaces the current one, if any.
     fn next(&self, promoted: Option<ModelRevision>, held: bool) -> Option<NextRevision> {
         let changes = self.served != self.spec;
         let current = self.before.current;
-        // With the same engine only the model reference tells new replicas from old ones.
+        // With the same engine, only the model reference distinguishes new replicas from old ones.
         let agreement = match changes && self.served.engine != self.spec.engine {
             true => Agreement::Engine,
             false => Agreement::EngineAndModel,
@@ -141,7 +147,7 @@ impl Change<'_> {
         let known = self.before.next.as_ref().filter(|next| next.spec == *self.spec);
         let known = known.and_then(|next| next.revision).filter(|revision| {
             let mut models = self.reported.iter().flat_map(|reported| &reported.models);
-            models.any(|counted| counted.model.revision == *revision && candidate(&counted.model))
+            models.any(|replicas| replicas.model.revision == *revision && candidate(&replicas.model))
         });
         let revision = known.or_else(|| preferred(self.reported, self.spec, candidate));
         if !changes && revision.is_none() {
@@ -152,32 +158,32 @@ impl Change<'_> {
         Some(NextRevision { spec: self.spec.clone(), revision, held })
     }
 
-    /// Whether every region can serve `next` as it serves the current revision.
+    /// Returns whether every region can serve `next` as it serves the current revision.
     fn is_ready(&self, next: ModelRevision) -> bool {
         let current = self.before.current;
-        let enough = |reported: &&Reported| {
+        let enough = |reported: &&ReplicaRevisions| {
             let ready = reported.ready(current);
             reported.ready(next) >= reported.target.map_or(ready, |target| ready.min(target))
         };
         next == current
-            || !self.silent
+            || !self.has_silent_region
                 && self.reported.iter().all(enough)
                 && self.reported.iter().any(|reported| reported.ready(next) > 0)
     }
 }
 
-/// Returns the revision of those that `may` be chosen which most ready replicas have; first those with the model reference of
-/// the deployment, and of equals the smallest.
+/// Returns the eligible revision with the most ready replicas. Revisions with the deployment's model reference come
+/// first; of equals, the smallest wins.
 fn preferred(
-    reported: &[&Reported],
+    reported: &[&ReplicaRevisions],
     spec: &ModelSpec,
-    may: impl Fn(&ReportedModel) -> bool,
+    is_eligible: impl Fn(&ReportedModel) -> bool,
 ) -> Option<ModelRevision> {
     let mut ready: BTreeMap<(bool, ModelRevision), u32> = BTreeMap::new();
-    for counted in reported.iter().flat_map(|reported| &reported.models) {
-        if counted.ready > 0 && may(&counted.model) {
-            let exact = counted.model.source == spec.model;
-            *ready.entry((exact, counted.model.revision)).or_default() += counted.ready;
+    for replicas in reported.iter().flat_map(|reported| &reported.models) {
+        if replicas.ready > 0 && is_eligible(&replicas.model) {
+            let exact = replicas.model.source == spec.model;
+            *ready.entry((exact, replicas.model.revision)).or_default() += replicas.ready;
         }
     }
     let best = ready

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::{RequestBuilder, Response, StatusCode};
 use scheduler_core::hubs::Hubs;
-use scheduler_core::lease::{self, Holder, LeaseId, LeaseIdError};
+use scheduler_core::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_core::token::Token;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 
@@ -55,7 +55,7 @@ impl Client {
     pub(super) async fn keep_alive(
         &self,
         lease: LeaseId,
-        holder: &Holder,
+        holder: &LeaseHolder,
         message: &KeepAliveV1,
     ) -> Result<LeaseV1, NoAnswer> {
         let path = lease::keep_alive_path(lease, holder);
@@ -66,20 +66,20 @@ impl Client {
         self.ask(ask).await
     }
 
-    pub(super) async fn leave(&self, lease: LeaseId, holder: &Holder) -> Result<(), NoAnswer> {
+    pub(super) async fn leave(&self, lease: LeaseId, holder: &LeaseHolder) -> Result<(), NoAnswer> {
         let path = lease::end_path(lease, holder);
         let ask = async |hub: &str| self.send(self.http.delete(format!("{hub}{path}"))).await.map(drop);
         self.ask(ask).await
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Response, NoAnswer> {
-        answer(self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.to_show()))).await
+        answer(self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()))).await
     }
 
     /// Asks the hub whose turn it is. If it has nothing to say the next one is asked from now on; one that does not know
     /// what it was asked about has something to say.
     async fn ask<T>(&self, ask: impl AsyncFnOnce(&str) -> Result<T, NoAnswer>) -> Result<T, NoAnswer> {
-        let hub = self.hub.now();
+        let hub = self.hub.current();
         let answer = ask(hub).await;
         match &answer {
             Ok(_) | Err(NoAnswer::NotFound(_)) => {}

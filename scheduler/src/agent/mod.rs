@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::DeploymentName;
-use scheduler_core::lease::{Holder, LeaseId};
+use scheduler_core::lease::{LeaseHolder, LeaseId};
 use scheduler_core::registry::Registration;
 use scheduler_core::spoke::Spoke;
-use scheduler_core::wire::plan::heard;
+use scheduler_core::wire::plan::floors_from_wire;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegionState, RegisterV1};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -130,7 +130,7 @@ impl Agent {
             let answer = self.client.register(&RegisterV1::from(&registration)).await;
             match answer.and_then(|answer| Ok((answer.lease.parse::<LeaseId>()?, answer))) {
                 Ok((lease, answer)) => {
-                    let (region, hub) = (&self.config.region, self.config.hub.now());
+                    let (region, hub) = (&self.config.region, self.config.hub.current());
                     let Registration { deployments, capacity, models, .. } = registration.clone();
                     let told = RegionState { deployments, capacity, models };
                     Registered { region, hub }.emit();
@@ -207,8 +207,8 @@ impl Agent {
         }
     }
 
-    fn holder(&self) -> Holder {
-        Holder { region: self.config.region.clone(), boot_id: self.with_spoke(|spoke| spoke.boot_id()) }
+    fn holder(&self) -> LeaseHolder {
+        LeaseHolder { region: self.config.region.clone(), boot_id: self.with_spoke(|spoke| spoke.boot_id()) }
     }
 
     /// What the hub is told of the region.
@@ -228,9 +228,9 @@ impl Agent {
     /// The hub answered.
     fn heard(&mut self, answer: &LeaseV1, told: &BTreeSet<DeploymentName>) {
         if std::mem::take(&mut self.lost) {
-            HubBack { hub: self.config.hub.now() }.emit();
+            HubBack { hub: self.config.hub.current() }.emit();
         }
-        match answer.floors.as_deref().map(heard).transpose() {
+        match answer.floors.as_deref().map(floors_from_wire).transpose() {
             Ok(None) => {}
             Ok(Some(floors)) => self.with_spoke(|spoke| spoke.set_floors(floors)),
             Err(error) => FloorsRefused { error: &error }.emit(),
@@ -250,10 +250,10 @@ impl Agent {
         *failures = failures.saturating_add(1);
         let hubs = u32::try_from(self.config.hub.count()).expect("there are few hubs");
         if !failures.is_multiple_of(hubs) {
-            return HubPassedOver { next: self.config.hub.now(), error }.emit();
+            return HubPassedOver { next: self.config.hub.current(), error }.emit();
         }
         if !std::mem::replace(&mut self.lost, true) {
-            HubLost { hub: self.config.hub.now(), error }.emit();
+            HubLost { hub: self.config.hub.current(), error }.emit();
         }
         sleep(backoff::pause(*failures / hubs, rand::random())).await;
     }

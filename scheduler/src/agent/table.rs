@@ -19,11 +19,11 @@ use supervision::Mutex;
 
 use regions::{Catalogue, Generation, RouteTable};
 use reqwest::StatusCode;
-use scheduler_core::bound::{self, Held};
-use scheduler_core::follow;
+use scheduler_core::bound::{self, AcceptedGeneration};
 use scheduler_core::hubs::Hubs;
 use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::spoke::Spoke;
+use scheduler_core::table_watch;
 use scheduler_core::token::Token;
 use scheduler_core::wire::route::RouteTableV1;
 use sha2::{Digest, Sha256};
@@ -77,9 +77,9 @@ impl Followed {
         self.table.as_ref().map(|table| table.generation)
     }
 
-    fn held(&self) -> Option<Held> {
+    fn held(&self) -> Option<AcceptedGeneration> {
         let age = self.since.map_or(Duration::ZERO, Since::age);
-        self.generation().map(|generation| Held { generation, age })
+        self.generation().map(|generation| AcceptedGeneration { generation, age })
     }
 }
 
@@ -115,7 +115,7 @@ impl Source {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Followed::default(),
             Err(error) => {
-                self.spoke.lock().refuse_table();
+                self.spoke.lock().count_rejected_table();
                 TableUnusable { snapshot, error: &error }.emit();
                 Followed::default()
             }
@@ -124,7 +124,7 @@ impl Source {
 
     /// The region goes by the residency policy of this table from now on.
     fn heed(&self, table: &RouteTable) {
-        self.spoke.lock().heed(table, &self.catalogue);
+        self.spoke.lock().apply_route_table(table, &self.catalogue);
     }
 
     /// A hub has confirmed the table in hand.
@@ -136,7 +136,7 @@ impl Source {
     /// How the region calls itself before the hub.
     fn reader(&self) -> Reader {
         let spoke = self.spoke.lock();
-        Reader { role: Role::Spoke, place: spoke.region().clone(), boot_id: spoke.boot_id() }
+        Reader { role: Role::Spoke, region: spoke.region().clone(), boot_id: spoke.boot_id() }
     }
 
     /// Follows the hub for ever.
@@ -144,13 +144,13 @@ impl Source {
         let mut failures = 0u32;
         let hubs = u32::try_from(self.hub.count()).expect("there are few hubs");
         loop {
-            let hub = self.hub.now();
+            let hub = self.hub.current();
             let Err(error) = self.ask(hub, client, followed).await else {
                 failures = 0;
                 continue;
             };
             if matches!(error, AskError::Table(_)) {
-                self.spoke.lock().refuse_table();
+                self.spoke.lock().count_rejected_table();
             }
             self.hub.failed(hub);
             failures = failures.saturating_add(1);
@@ -166,10 +166,11 @@ impl Source {
 
     /// Takes leave of the hub: the region reads no table any longer.
     pub(crate) async fn farewell(&self, client: &reqwest::Client) {
-        let word = client.delete(format!("{}{}", self.hub.now(), follow::farewell(&self.reader())));
-        let word = self.fleet.iter().fold(word, |word, token| word.bearer_auth(token.to_show()));
+        let word =
+            client.delete(format!("{}{}", self.hub.current(), table_watch::deregister_path(&self.reader())));
+        let word = self.fleet.iter().fold(word, |word, token| word.bearer_auth(token.secret()));
         // Nobody to tell; silence says the same later.
-        word.timeout(follow::FAREWELL_TIMEOUT).send().await.ok();
+        word.timeout(table_watch::DEREGISTER_TIMEOUT).send().await.ok();
     }
 
     async fn ask(
@@ -179,10 +180,10 @@ impl Source {
         followed: &watch::Sender<Followed>,
     ) -> Result<(), AskError> {
         let after = followed.borrow().generation();
-        let url = format!("{hub}{}", follow::question(after, &self.reader(), LONG_POLL));
+        let url = format!("{hub}{}", table_watch::watch_path(after, &self.reader(), LONG_POLL));
         let question = client.get(url).timeout(LONG_POLL + GRACE);
         let question =
-            self.fleet.iter().fold(question, |question, token| question.bearer_auth(token.to_show()));
+            self.fleet.iter().fold(question, |question, token| question.bearer_auth(token.secret()));
         let answer = question.send().await?.error_for_status()?;
         if answer.status() == StatusCode::NO_CONTENT {
             self.confirm();
@@ -193,7 +194,7 @@ impl Source {
         let wire = serde_json::from_slice::<RouteTableV1>(&body);
         let wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
         let held = followed.borrow().held();
-        let taken = follow::taken(wire.clone(), held, since_1970());
+        let taken = table_watch::accept_table(wire.clone(), held, since_1970());
         let table = taken.map_err(|error| AskError::Table(error.to_string()))?;
         if let Some(snapshot) = self.snapshot.clone() {
             let kept = snapshot.clone();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
-use scheduler_core::rollout::{READER_KEEP, SETTLE};
+use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
 use scheduler_core::token::Token;
 use serde::Deserialize;
 
@@ -51,9 +51,9 @@ pub struct HubConfig {
     pub lease_ttl: Duration,
     /// How long a region keeps its route without a spoke; [`LAPSED_KEEP`], as above.
     pub lapsed_keep: Duration,
-    /// How long a reader that has fallen silent is waited for; [`READER_KEEP`], as above.
+    /// How long a reader that has fallen silent is waited for; [`READER_TIMEOUT`], as above.
     pub reader_keep: Duration,
-    /// How long nothing is widened when a term begins; [`SETTLE`], as above.
+    /// How long nothing is widened when a term begins; [`SETTLE_TIME`], as above.
     pub settle: Duration,
 }
 
@@ -107,8 +107,8 @@ impl HubConfig {
                     catalogue: Arc::new(catalogue),
                     lease_ttl: LEASE_TTL,
                     lapsed_keep: LAPSED_KEEP,
-                    reader_keep: READER_KEEP,
-                    settle: SETTLE,
+                    reader_keep: READER_TIMEOUT,
+                    settle: SETTLE_TIME,
                 })
             }
             _ => Err(problems.0),

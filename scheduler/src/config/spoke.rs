@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RegionId};
-use scheduler_core::hubs::{Hubs, HubsGiven};
+use scheduler_core::hubs::{Hubs, RawHubs};
 use scheduler_core::policy_age;
 use scheduler_core::spoke::Spoke;
 use scheduler_core::token::Token;
@@ -26,7 +26,7 @@ struct RawConfig {
     region: Option<String>,
     listen: Option<String>,
     advertise: Option<String>,
-    hub: Option<HubsGiven>,
+    hub: Option<RawHubs>,
     fleet_token_file: Option<PathBuf>,
     fleet_token_env: Option<String>,
     policy_max_age: Option<String>,
@@ -275,7 +275,10 @@ mod tests {
     #[test]
     fn the_example_that_people_edit_is_a_valid_configuration() {
         let config = parse(EXAMPLE, Some("gcp/europe-west4")).unwrap();
-        assert_eq!((config.region.as_str(), config.hub.now()), ("gcp/europe-west4", "http://127.0.0.1:7000"));
+        assert_eq!(
+            (config.region.as_str(), config.hub.current()),
+            ("gcp/europe-west4", "http://127.0.0.1:7000")
+        );
         assert_eq!((config.advertise.port(), config.replicas.len()), (7100, 1));
         assert_eq!(config.spoke(7).boot_id(), 7);
     }

@@ -9,9 +9,10 @@ use std::fmt::Display;
 
 use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
 use scheduler_core::revisions::Orders;
-use scheduler_core::rollout::{Wanted, candidate, diff};
+use scheduler_core::rollout::{DesiredDeployments, apply_files, diff};
 use scheduler_core::wire::apply::{
-    AppliedV1, ApplyV1, ChangeV1, Kind, ProblemsV1, ReaderV1, ResidencyChange, RolloutV1, WaitingV1, WantedV1,
+    AppliedDeploymentsV1, AppliedV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemsV1, ReaderV1,
+    ResidencyChange, RolloutV1,
 };
 use scheduler_core::wire::deployment::{DeploymentV1, DeploymentsV1};
 use scheduler_core::wire::tenant::TenantsV1;
@@ -70,7 +71,7 @@ impl<T> Before<T> {
 
 /// Both records, which change together or not at all.
 struct Stands {
-    deployments: Before<Wanted>,
+    deployments: Before<DesiredDeployments>,
     /// Nothing where none were ever applied.
     tenants: Before<Option<Tenants>>,
 }
@@ -82,12 +83,12 @@ impl Stands {
         let deployments = Before::of(
             desk.store.get(keys::DEPLOYMENTS).await.map_err(refusal)?,
             records::wanted,
-            || Wanted {
+            || DesiredDeployments {
                 applied: true,
                 deployments: table.map(|table| table.deployments.clone()).unwrap_or_default(),
                 orders: Orders::default(),
             },
-            Wanted::default(),
+            DesiredDeployments::default(),
         );
         let tenants = Before::of(
             desk.store.get(keys::TENANTS).await.map_err(refusal)?,
@@ -114,9 +115,9 @@ impl Stands {
 pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<AppliedV1, NotApplied> {
     let ApplyV1 { version: _, dry_run, base, hold, deployments, tenants } = message;
     let mut problems = Vec::new();
-    let deployments = deployments.map(|files| candidate::deployments(&files, &desk.catalogue));
+    let deployments = deployments.map(|files| apply_files::deployments(&files, &desk.catalogue));
     let deployments = deployments.transpose().map_err(|found| problems.extend(found));
-    let tenants = tenants.map(|files| candidate::tenants(&files, &desk.catalogue));
+    let tenants = tenants.map(|files| apply_files::tenants(&files, &desk.catalogue));
     let tenants = tenants.transpose().map_err(|found| problems.extend(found));
     let (Ok(deployments), Ok(tenants)) = (deployments, tenants) else {
         return Err(NotApplied::Problems(ProblemsV1 { version: VERSION, problems }));
@@ -139,7 +140,7 @@ pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<
         notes.extend(model_changes(before, deployments, &orders));
         // What cannot be read is written anew even where it changes nothing.
         if changed || stands.deployments.note.is_some() {
-            let wanted = Wanted { applied: true, deployments: deployments.clone(), orders };
+            let wanted = DesiredDeployments { applied: true, deployments: deployments.clone(), orders };
             puts.push((keys::DEPLOYMENTS, records::packed(&DeploymentsV1::from(&wanted))));
         }
         notes.extend(stands.deployments.note.clone());
@@ -178,7 +179,7 @@ fn named(deployments: Vec<Deployment>) -> Deployments {
 }
 
 /// What an operator has to know of models that change.
-fn model_changes(before: &Wanted, deployments: &Deployments, orders: &Orders) -> Vec<String> {
+fn model_changes(before: &DesiredDeployments, deployments: &Deployments, orders: &Orders) -> Vec<String> {
     let changes = deployments.iter().filter(|(name, deployment)| {
         let known = before.deployments.get(*name);
         known.is_some_and(|known| known.model_spec() != deployment.model_spec())
@@ -264,14 +265,14 @@ fn overtaken(seen: u64, stands: u64) -> Refusal {
 }
 
 /// What was applied.
-pub(super) async fn wanted<S: Store>(desk: &Desk<S>) -> Result<WantedV1, Refusal> {
+pub(super) async fn wanted<S: Store>(desk: &Desk<S>) -> Result<AppliedDeploymentsV1, Refusal> {
     let entry = desk.store.get(keys::DEPLOYMENTS).await.map_err(refusal)?;
     let Some(entry) = entry else {
-        return Ok(WantedV1 { version: VERSION, revision: 0, deployments: Vec::new() });
+        return Ok(AppliedDeploymentsV1 { version: VERSION, revision: 0, deployments: Vec::new() });
     };
     let wanted = records::wanted(&entry).map_err(unreadable)?;
     let deployments = wanted.deployments.values().map(DeploymentV1::from).collect();
-    Ok(WantedV1 { version: VERSION, revision: entry.mod_revision, deployments })
+    Ok(AppliedDeploymentsV1 { version: VERSION, revision: entry.mod_revision, deployments })
 }
 
 /// The tenants that were applied; nobody's, if none were.
@@ -293,18 +294,19 @@ pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refus
     let readers: Vec<_> = found.iter().filter_map(|entry| records::reader(entry).ok()).collect();
     let spokes = desk.store.range(keys::SPOKES).await.map_err(refusal)?.entries;
     let spokes = spokes.iter().filter_map(|entry| records::standing(entry).ok()).collect();
-    let waiting = |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| WaitingV1 {
-        kind,
-        name: name.to_string(),
-        residency: now.map(ToString::to_string).unwrap_or_default(),
-        to: widening.to.to_string(),
-        since: widening.since.to_string(),
-        missing: readers
-            .iter()
-            .filter(|(_, running)| *running < widening.since)
-            .map(|(reader, _)| reader.to_string())
-            .collect(),
-    };
+    let waiting =
+        |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| PendingWideningV1 {
+            kind,
+            name: name.to_string(),
+            residency: now.map(ToString::to_string).unwrap_or_default(),
+            to: widening.to.to_string(),
+            since: widening.since.to_string(),
+            outdated_readers: readers
+                .iter()
+                .filter(|(_, running)| *running < widening.since)
+                .map(|(reader, _)| reader.to_string())
+                .collect(),
+        };
     let deployments = table.widening.iter().map(|(name, widening)| {
         let now = table.deployments.get(name).map(|known| &known.residency);
         waiting(Kind::Deployment, name, now, widening)
@@ -324,7 +326,7 @@ pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refus
     Ok(RolloutV1 {
         version: VERSION,
         generation: table.generation.to_string(),
-        waiting,
+        pending: waiting,
         readers: said.collect(),
         deployments: replicas::of(table, spokes),
     })

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regions::{Generation, RouteTable};
-use scheduler_core::hub::planning::Part;
+use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::wire::route::RouteTableV1;
 use scheduler_store::StoreError;
 use tokio::sync::watch;
@@ -25,7 +25,7 @@ impl Board {
     }
 
     /// Gives these parts of a plan out, as far as they supersede those that are.
-    pub(super) fn publish_plan(&self, parts: impl IntoIterator<Item = Part>) {
+    pub(super) fn publish_plan(&self, parts: impl IntoIterator<Item = PlanPart>) {
         parts.into_iter().for_each(|part| self.plans.publish(part));
     }
 

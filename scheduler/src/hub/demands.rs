@@ -67,7 +67,7 @@ impl Demands {
 /// Notes what a gateway is asked for, if that is news.
 pub(super) async fn note<S: Store>(desk: &Desk<S>, demand: GatewayDemand) -> Result<(), Refusal> {
     let now = Instant::now();
-    let GatewayBoot { place, boot_id } = demand.gateway.clone();
+    let GatewayBoot { region: place, boot_id } = demand.gateway.clone();
     known(desk, &place)?;
     let before = desk.demands.of(&demand.gateway, now)?;
     let stands = match &before {
@@ -97,7 +97,7 @@ async fn stands<S: Store>(desk: &Desk<S>, lease: Lease) -> Result<Option<Lease>,
 /// Whether a plan would hardly be another with this in the place of what was said before, and no region's standing.
 fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
     let like = |(one, other): (&u64, &u64)| one.abs_diff(*other) <= (*one / NEWS_PART).max(NEWS_TOKENS);
-    before.reaches == now.reaches
+    before.reachable_regions == now.reachable_regions
         && before.classes.len() == now.classes.len()
         && before.classes.keys().eq(now.classes.keys())
         && before.classes.values().zip(now.classes.values()).all(like)
@@ -106,16 +106,16 @@ fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_core::plan::Class;
+    use scheduler_core::plan::TrafficClass;
 
     fn demand(boot_id: u64, classes: &[(&str, u64)]) -> GatewayDemand {
         let place: regions::RegionId = "aws/us-east-1".parse().unwrap();
-        let class = |name: &str| Class {
+        let class = |name: &str| TrafficClass {
             deployment: name.parse().unwrap(),
             residency: regions::ResidencyPolicy::Anywhere,
         };
         let classes = classes.iter().map(|(name, tokens)| ((class(name), place.clone()), *tokens)).collect();
-        GatewayDemand { gateway: GatewayBoot { place, boot_id }, classes, reaches: None }
+        GatewayDemand { gateway: GatewayBoot { region: place, boot_id }, classes, reachable_regions: None }
     }
 
     #[test]

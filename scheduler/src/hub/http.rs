@@ -14,11 +14,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use regions::{Catalogue, Generation, RegionId};
 use scheduler_core::access::{Access, Tokens};
-use scheduler_core::lease::{Holder, LeaseId};
+use scheduler_core::lease::{LeaseHolder, LeaseId};
 use scheduler_core::registry::Registration;
 use scheduler_core::rollout::Reader;
 use scheduler_core::wire::WireError;
-use scheduler_core::wire::apply::{AppliedV1, ApplyV1, RolloutV1, WantedV1};
+use scheduler_core::wire::apply::{AppliedDeploymentsV1, AppliedV1, ApplyV1, RolloutV1};
 use scheduler_core::wire::deployment::PromotedV1;
 use scheduler_core::wire::plan::{DemandV1, DrainV1, GatewayDemand, PlanV1};
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
@@ -124,7 +124,7 @@ async fn keep_alive<S: Store>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<LeaseV1>, Refusal> {
     let (lease, holder) = held(&lease, query.as_deref())?;
-    let state = json::<KeepAliveV1>(body)?.said().map_err(wrong)?;
+    let state = json::<KeepAliveV1>(body)?.into_state().map_err(wrong)?;
     spokes::keep_alive(&desk, lease, &holder, state).await.map(axum::Json)
 }
 
@@ -137,7 +137,7 @@ async fn demand<S: Store>(
 ) -> Result<Response, Refusal> {
     let Question { after, wait: _, reader: _ } = Question::read(query.as_deref().unwrap_or_default())?;
     let demand = GatewayDemand::try_from(json::<DemandV1>(body)?).map_err(wrong)?;
-    let place = demand.gateway.place.clone();
+    let place = demand.gateway.region.clone();
     demands::note(&desk, demand).await?;
     Ok(match desk.plans.rows(&place, after) {
         Some(rows) => ([(header::CONTENT_TYPE, "application/json")], rows.body()).into_response(),
@@ -192,7 +192,7 @@ async fn promoted<S: Store>(
     promote::promote(&desk, name).await.map(axum::Json)
 }
 
-async fn wanted<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<WantedV1>, Refusal> {
+async fn wanted<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<AppliedDeploymentsV1>, Refusal> {
     apply::wanted(&desk).await.map(axum::Json)
 }
 
@@ -321,7 +321,7 @@ fn invalid(field: &str, message: &str) -> Refusal {
 }
 
 /// The lease that a path names, and the holder that its query names.
-fn held(lease: &str, query: Option<&str>) -> Result<(LeaseId, Holder), Refusal> {
+fn held(lease: &str, query: Option<&str>) -> Result<(LeaseId, LeaseHolder), Refusal> {
     let lease = lease.parse().map_err(|error| invalid("lease", &format!("`lease`: {error}.")))?;
     let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     let holder = pairs.filter(|(key, _)| *key == "holder").map(|(_, value)| value).next();

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RouteTable};
-use scheduler_core::bound::Pace;
-use scheduler_core::hub::planning::Part;
-use scheduler_core::hub::{Command, Event, Hub};
-use scheduler_core::plan::{Class, Plan, plan};
+use scheduler_core::bound::PublishRateLimiter;
+use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::hub::{Event, HubCommand, HubState};
+use scheduler_core::plan::{TrafficClass, TrafficPlan, plan};
 use scheduler_core::rollout::Rollout;
 use scheduler_core::wire::keys;
 use scheduler_core::wire::route::RouteTableV1;
@@ -40,7 +40,7 @@ pub(super) struct Patience {
 
 /// The keeper of the route table.
 pub(super) struct Keeper<'a, S: Store> {
-    hub: Hub,
+    hub: HubState,
     term: Term,
     store: S,
     watch: S::Watch,
@@ -51,11 +51,11 @@ pub(super) struct Keeper<'a, S: Store> {
     unconfirmed: Option<RouteTable>,
     holding: bool,
     /// The plan that is being made.
-    planning: Option<JoinHandle<Plan>>,
+    planning: Option<JoinHandle<TrafficPlan>>,
     /// Classes that were told to be short.
-    short: BTreeSet<Class>,
+    short: BTreeSet<TrafficClass>,
     /// How often tables are published; readers reject what is published faster.
-    pace: Pace,
+    pace: PublishRateLimiter,
 }
 
 impl<'a, S: Store> Keeper<'a, S> {
@@ -71,9 +71,9 @@ impl<'a, S: Store> Keeper<'a, S> {
         let watch = store.watch("", next);
         let (now, Patience { lapsed_keep, settle }) = (Instant::now(), patience);
         let rollout = Rollout::new(catalogue.clone(), settle, now);
-        let hub = Hub::new(found, catalogue, lapsed_keep, rollout, now);
+        let hub = HubState::new(found, catalogue, lapsed_keep, rollout, now);
         let (unconfirmed, holding, planning, short) = (None, false, None, BTreeSet::new());
-        let pace = Pace::new(now);
+        let pace = PublishRateLimiter::new(now);
         Keeper { hub, term, store, watch, board, routes_at, unconfirmed, holding, planning, short, pace }
     }
 
@@ -99,7 +99,7 @@ impl<'a, S: Store> Keeper<'a, S> {
                 },
                 () = wakeup => self.hub.handle_timeout(Instant::now()),
                 plan = made(&mut self.planning) => {
-                    self.tell(Event::Planned(plan));
+                    self.tell(Event::PlanComputed(plan));
                     self.tell_of_short();
                 }
             }
@@ -110,7 +110,7 @@ impl<'a, S: Store> Keeper<'a, S> {
     fn take(&mut self, changes: Vec<store::Event>) {
         let events = changes.iter().filter_map(records::event).filter_map(readable);
         for event in events.collect::<Vec<_>>() {
-            if let Event::SpokeGone { region, boot_id } = &event {
+            if let Event::SpokeRemoved { region, boot_id } = &event {
                 SpokeGone { region, boot_id: *boot_id }.emit();
             }
             self.tell(event);
@@ -141,7 +141,7 @@ impl<'a, S: Store> Keeper<'a, S> {
     }
 
     fn tell_of_held(&mut self) {
-        let holds = self.hub.suspects_the_store();
+        let holds = self.hub.suspects_store_failure();
         match (std::mem::replace(&mut self.holding, holds), holds) {
             (false, true) => LeasesHeld.emit(),
             (true, false) => LeasesLetGo.emit(),
@@ -151,7 +151,7 @@ impl<'a, S: Store> Keeper<'a, S> {
 
     /// Tells when other classes could not bear the loss of a region than before.
     fn tell_of_short(&mut self) {
-        let short = self.hub.short();
+        let short = self.hub.uncovered_classes();
         if *short != self.short {
             self.short = short.clone();
             LossNotBorne { classes: &self.short }.emit();
@@ -161,30 +161,30 @@ impl<'a, S: Store> Keeper<'a, S> {
     async fn obey(&mut self) -> Result<Option<Deposed>, HubError> {
         while let Some(command) = self.hub.poll() {
             match command {
-                Command::Persist(table) => {
+                HubCommand::Persist(table) => {
                     if let Some(deposed) = self.persist(table).await? {
                         return Ok(Some(deposed));
                     }
                 }
-                Command::Publish(table) => self.board.publish(table),
-                Command::Plan(problem, before) => {
+                HubCommand::Publish(table) => self.board.publish(table),
+                HubCommand::Plan(problem, before) => {
                     self.planning = Some(spawn_blocking(move || plan(&problem, &before)));
                 }
-                Command::PersistPlan(parts) => {
+                HubCommand::PersistPlan(parts) => {
                     if let Some(deposed) = self.persist_plan(parts).await? {
                         return Ok(Some(deposed));
                     }
                 }
-                Command::PublishPlan(parts) => self.board.publish_plan(parts),
+                HubCommand::PublishPlan(parts) => self.board.publish_plan(parts),
             }
         }
         Ok(None)
     }
 
     /// Writes these parts of the plan in this term, or says that they may not stand there.
-    async fn persist_plan(&mut self, parts: Vec<Part>) -> Result<Option<Deposed>, HubError> {
+    async fn persist_plan(&mut self, parts: Vec<PlanPart>) -> Result<Option<Deposed>, HubError> {
         let packing = spawn_blocking(move || {
-            let put = |part: &Part| (records::key_of(part), records::packed_part(part));
+            let put = |part: &PlanPart| (records::key_of(part), records::packed_part(part));
             (parts.iter().map(put).collect::<Vec<_>>(), parts)
         });
         let (puts, parts) = packing.await.expect("packing does not panic");
@@ -195,7 +195,7 @@ impl<'a, S: Store> Keeper<'a, S> {
                 Err(StoreError::Closed) => return Err(StoreError::Closed.into()),
                 Err(error) => {
                     self.board.note(Some(&error));
-                    self.tell(Event::PlanNotPersisted);
+                    self.tell(Event::PlanPersistFailed);
                     return Ok(None);
                 }
             }
@@ -226,7 +226,7 @@ impl<'a, S: Store> Keeper<'a, S> {
             Err(error) => {
                 self.board.note(Some(&error));
                 self.unconfirmed = Some(table);
-                self.tell(Event::NotPersisted);
+                self.tell(Event::PersistFailed);
                 Ok(None)
             }
         }
@@ -241,7 +241,7 @@ impl<'a, S: Store> Keeper<'a, S> {
             Err(error) => {
                 self.board.note(Some(&error));
                 self.unconfirmed = Some(table);
-                self.tell(Event::NotPersisted);
+                self.tell(Event::PersistFailed);
                 return Ok(None);
             }
         };
@@ -281,7 +281,7 @@ fn in_transactions(puts: Vec<(String, Vec<u8>)>) -> Vec<Vec<Op>> {
 }
 
 /// The plan that is being made, once it is; for ever, while none is.
-async fn made(planning: &mut Option<JoinHandle<Plan>>) -> Plan {
+async fn made(planning: &mut Option<JoinHandle<TrafficPlan>>) -> TrafficPlan {
     let Some(making) = planning else { return std::future::pending().await };
     let plan = making.await.expect("planning does not panic");
     *planning = None;
@@ -391,7 +391,7 @@ mod tests {
         register(&store, 1).await;
         let changes = keeper.watch.next().await.unwrap();
         keeper.take(changes);
-        let Some(Command::Persist(next)) = keeper.hub.poll() else { panic!("a table") };
+        let Some(HubCommand::Persist(next)) = keeper.hub.poll() else { panic!("a table") };
         write(&store, &next).await;
         assert_eq!(keeper.persist(next).await.unwrap(), None);
         assert_eq!(keeper.obey().await.unwrap(), None);

@@ -7,9 +7,11 @@ use supervision::{Mutex, MutexGuard};
 
 use axum::body::Bytes;
 use regions::{Generation, RegionId};
-use scheduler_core::hub::planning::Part;
+use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::wire::VERSION;
-use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloors, RegionFloorsV1, Weights, WeightsV1, told};
+use scheduler_core::wire::plan::{
+    FloorV1, GatewayWeights, PlanV1, RegionFloors, RegionFloorsV1, WeightsV1, floors_to_wire,
+};
 
 use super::records;
 
@@ -25,7 +27,7 @@ struct Parts {
 
 /// The rows of the gateways at one place.
 pub(super) struct Rows {
-    weights: Weights,
+    weights: GatewayWeights,
     /// `WeightsV1` as JSON, made when somebody asks.
     body: OnceLock<Bytes>,
 }
@@ -42,17 +44,17 @@ impl Plans {
     }
 
     /// Gives this part out, if it supersedes the one that is: nobody is told an older one, whatever a store says.
-    pub(super) fn publish(&self, part: Part) {
+    pub(super) fn publish(&self, part: PlanPart) {
         let (parts, generation) = (&mut *self.parts(), part.generation());
         let newer = |known: Option<Generation>| known.is_none_or(|known| generation > known);
         match part {
-            Part::Weights(weights) => {
+            PlanPart::Weights(weights) => {
                 if newer(parts.weights.get(&weights.gateway).map(|rows| rows.weights.generation)) {
                     let place = weights.gateway.clone();
                     parts.weights.insert(place, Arc::new(Rows { weights, body: OnceLock::new() }));
                 }
             }
-            Part::Floors(floors) => {
+            PlanPart::Floors(floors) => {
                 if newer(parts.floors.get(&floors.region).map(|known| known.generation)) {
                     parts.floors.insert(floors.region.clone(), floors);
                 }
@@ -84,7 +86,7 @@ impl Plans {
 
     /// The floors of a region; none, where nobody has planned any yet.
     pub(super) fn floors(&self, region: &RegionId) -> Option<Vec<FloorV1>> {
-        self.parts().floors.get(region).map(|floors| told(&floors.floors))
+        self.parts().floors.get(region).map(|floors| floors_to_wire(&floors.floors))
     }
 }
 
@@ -100,13 +102,13 @@ mod tests {
     fn a_part_that_does_not_supersede_is_not_given_out_and_is_given_to_whoever_has_an_older_one() {
         let plans = Plans::default();
         let place: RegionId = "aws/us-east-1".parse().unwrap();
-        let weights = |text: &str| Weights {
+        let weights = |text: &str| GatewayWeights {
             generation: generation(text),
             gateway: place.clone(),
             rows: BTreeMap::new(),
         };
         for (text, given_out) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
-            plans.publish(Part::Weights(weights(text)));
+            plans.publish(PlanPart::Weights(weights(text)));
             let now = plans.rows(&place, None).map(|rows| rows.weights.generation);
             assert_eq!(now, Some(generation(given_out)));
         }
@@ -121,7 +123,7 @@ mod tests {
         let region: RegionId = "aws/us-east-1".parse().unwrap();
         let floors = |text: &str, replicas: &[(&str, u32)]| {
             let floors = replicas.iter().map(|(name, replicas)| (name.parse().unwrap(), *replicas)).collect();
-            Part::Floors(RegionFloors { generation: generation(text), region: region.clone(), floors })
+            PlanPart::Floors(RegionFloors { generation: generation(text), region: region.clone(), floors })
         };
         assert_eq!(plans.floors(&region), None);
         plans.publish(floors("1.2", &[("m", 2)]));

@@ -149,7 +149,7 @@ mod tests {
     const KEEP: Duration = Duration::from_secs(60);
 
     fn reader(boot_id: u64) -> Reader {
-        Reader { role: Role::Gateway, place: "aws/us-east-1".parse().unwrap(), boot_id }
+        Reader { role: Role::Gateway, region: "aws/us-east-1".parse().unwrap(), boot_id }
     }
 
     fn generation(number: u64) -> Generation {

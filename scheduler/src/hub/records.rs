@@ -15,15 +15,15 @@ use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 use regions::{Generation, RegionId, RouteTable, TenantId, TenantRules};
 use scheduler_core::hub::Event;
-use scheduler_core::hub::planning::Part;
-use scheduler_core::registry::{Registration, Standing};
-use scheduler_core::rollout::{Reader, Wanted};
+use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::registry::{RegisteredSpoke, Registration};
+use scheduler_core::rollout::{DesiredDeployments, Reader};
 use scheduler_core::wire::WireError;
 use scheduler_core::wire::apply::ReaderV1;
 use scheduler_core::wire::deployment::DeploymentsV1;
 use scheduler_core::wire::keys;
 use scheduler_core::wire::plan::{
-    DemandV1, DrainV1, GatewayBoot, GatewayDemand, RegionFloors, RegionFloorsV1, Weights, WeightsV1,
+    DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1, WeightsV1,
 };
 use scheduler_core::wire::registry::RegisterV1;
 use scheduler_core::wire::route::RouteTableV1;
@@ -98,20 +98,20 @@ fn wrong(entry: &KeyValue, problem: impl ToString) -> RecordError {
 }
 
 /// The spoke of an entry under `spokes/`.
-pub(super) fn standing(entry: &KeyValue) -> Result<Standing, RecordError> {
+pub(super) fn standing(entry: &KeyValue) -> Result<RegisteredSpoke, RecordError> {
     let registration = read::<RegisterV1, Registration>(entry)?;
     if entry.key != keys::spoke(&registration.region, registration.boot_id) {
         return Err(wrong(entry, format!("it is of {} {:x}", registration.region, registration.boot_id)));
     }
-    Ok(Standing { registration, created: entry.create_revision })
+    Ok(RegisteredSpoke { registration, created: entry.create_revision })
 }
 
-/// The deployments of the entry `wanted/deployments`.
-pub(super) fn wanted(entry: &KeyValue) -> Result<Wanted, RecordError> {
-    meaning::<DeploymentsV1, Wanted>(entry, &unpacked(entry)?)
+/// The deployments of the entry `desired/deployments`.
+pub(super) fn wanted(entry: &KeyValue) -> Result<DesiredDeployments, RecordError> {
+    meaning::<DeploymentsV1, DesiredDeployments>(entry, &unpacked(entry)?)
 }
 
-/// The tenants of the entry `wanted/tenants`.
+/// The tenants of the entry `desired/tenants`.
 pub(super) fn tenants(entry: &KeyValue) -> Result<BTreeMap<TenantId, TenantRules>, RecordError> {
     read::<TenantsV1, BTreeMap<TenantId, TenantRules>>(entry)
 }
@@ -135,9 +135,9 @@ pub(super) fn table(entry: &KeyValue) -> Result<RouteTable, RecordError> {
 /// The gateway's demand of an entry under `demand/`.
 pub(super) fn demand(entry: &KeyValue) -> Result<GatewayDemand, RecordError> {
     let demand = read::<DemandV1, GatewayDemand>(entry)?;
-    let GatewayBoot { place, boot_id } = &demand.gateway;
-    if entry.key != keys::demand(place, *boot_id) {
-        return Err(wrong(entry, format!("it is of {place} {boot_id:x}")));
+    let GatewayBoot { region, boot_id } = &demand.gateway;
+    if entry.key != keys::demand(region, *boot_id) {
+        return Err(wrong(entry, format!("it is of {region} {boot_id:x}")));
     }
     Ok(demand)
 }
@@ -152,11 +152,11 @@ pub(super) fn drain(entry: &KeyValue) -> Result<RegionId, RecordError> {
 }
 
 /// The part of the plan of an entry under `plan/`.
-pub(super) fn part(entry: &KeyValue) -> Result<Part, RecordError> {
+pub(super) fn part(entry: &KeyValue) -> Result<PlanPart, RecordError> {
     let part = if entry.key.starts_with(keys::WEIGHTS) {
-        read::<WeightsV1, Weights>(entry).map(Part::Weights)
+        read::<WeightsV1, GatewayWeights>(entry).map(PlanPart::Weights)
     } else {
-        read::<RegionFloorsV1, RegionFloors>(entry).map(Part::Floors)
+        read::<RegionFloorsV1, RegionFloors>(entry).map(PlanPart::Floors)
     }?;
     if entry.key != key_of(&part) {
         return Err(wrong(entry, format!("it is of {}", key_of(&part))));
@@ -165,18 +165,18 @@ pub(super) fn part(entry: &KeyValue) -> Result<Part, RecordError> {
 }
 
 /// Where a part of the plan is kept.
-pub(super) fn key_of(part: &Part) -> String {
+pub(super) fn key_of(part: &PlanPart) -> String {
     match part {
-        Part::Weights(weights) => keys::weights(&weights.gateway),
-        Part::Floors(floors) => keys::floors(&floors.region),
+        PlanPart::Weights(weights) => keys::weights(&weights.gateway),
+        PlanPart::Floors(floors) => keys::floors(&floors.region),
     }
 }
 
 /// A part of the plan, as the store keeps it.
-pub(super) fn packed_part(part: &Part) -> Vec<u8> {
+pub(super) fn packed_part(part: &PlanPart) -> Vec<u8> {
     match part {
-        Part::Weights(weights) => packed(&WeightsV1::from(weights)),
-        Part::Floors(floors) => packed(&RegionFloorsV1::from(floors)),
+        PlanPart::Weights(weights) => packed(&WeightsV1::from(weights)),
+        PlanPart::Floors(floors) => packed(&RegionFloorsV1::from(floors)),
     }
 }
 
@@ -191,15 +191,21 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
     let key = change.key();
     match change {
         store::Event::Put(entry) if key.starts_with(keys::SPOKES) => {
-            Some(standing(entry).map(Event::SpokeStands))
+            Some(standing(entry).map(Event::SpokeRegistered))
         }
         store::Event::Put(entry) if key.starts_with(keys::READERS) => {
             Some(reader(entry).map(|(reader, generation)| Event::Acknowledged(reader, generation)))
         }
-        store::Event::Put(entry) if key == keys::DEPLOYMENTS => Some(wanted(entry).map(Event::Wanted)),
-        store::Event::Put(entry) if key == keys::TENANTS => Some(tenants(entry).map(Event::TenantsWanted)),
-        store::Event::Put(entry) if key.starts_with(keys::DEMAND) => Some(demand(entry).map(Event::Asked)),
-        store::Event::Put(entry) if key.starts_with(keys::DRAINS) => Some(drain(entry).map(Event::Drained)),
+        store::Event::Put(entry) if key == keys::DEPLOYMENTS => {
+            Some(wanted(entry).map(Event::DeploymentsChanged))
+        }
+        store::Event::Put(entry) if key == keys::TENANTS => Some(tenants(entry).map(Event::TenantsChanged)),
+        store::Event::Put(entry) if key.starts_with(keys::DEMAND) => {
+            Some(demand(entry).map(Event::DemandReported))
+        }
+        store::Event::Put(entry) if key.starts_with(keys::DRAINS) => {
+            Some(drain(entry).map(Event::DrainStarted))
+        }
         store::Event::Put(_) => None,
         // A record of deployments or tenants that is gone says nothing; only one that says so takes them away.
         store::Event::Delete { .. } => gone(key).map(Ok),
@@ -208,12 +214,12 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
 
 /// What it means that a key is gone.
 fn gone(key: &str) -> Option<Event> {
-    let spoke = || keys::spoke_of(key).map(|(region, boot_id)| Event::SpokeGone { region, boot_id });
-    let gateway = || keys::demand_of(key).map(|(place, boot_id)| GatewayBoot { place, boot_id });
+    let spoke = || keys::spoke_of(key).map(|(region, boot_id)| Event::SpokeRemoved { region, boot_id });
+    let gateway = || keys::demand_of(key).map(|(region, boot_id)| GatewayBoot { region, boot_id });
     spoke()
-        .or_else(|| gateway().map(Event::GatewayGone))
-        .or_else(|| keys::drain_of(key).map(Event::Undrained))
-        .or_else(|| keys::reader_of(key).map(Event::ReaderGone))
+        .or_else(|| gateway().map(Event::GatewayExpired))
+        .or_else(|| keys::drain_of(key).map(Event::DrainCancelled))
+        .or_else(|| keys::reader_of(key).map(Event::ReaderExpired))
 }
 
 #[cfg(test)]
@@ -248,8 +254,8 @@ mod tests {
             assert!(error.contains(change.key()) && error.contains(word), "{error}");
         };
         check(store::Event::Put(entry("spokes/aws/us-east-1/01", "{}")), "version");
-        check(store::Event::Put(entry("wanted/deployments", r#"{"version":9}"#)), "version 9");
-        check(store::Event::Put(entry("wanted/deployments", "")), "wanted/deployments");
+        check(store::Event::Put(entry("desired/deployments", r#"{"version":9}"#)), "version 9");
+        check(store::Event::Put(entry("desired/deployments", "")), "desired/deployments");
         check(store::Event::Put(entry("readers/gateway/aws/us-east-1/00000000000000ff", "{}")), "version");
         assert!(epoch(&entry("meta/epoch", "one")).is_err());
         assert!(table(&entry("routes", "")).is_err());
@@ -304,8 +310,11 @@ mod tests {
             |n: u64| format!("tenant-{:x}.embed-{n:05}", n.wrapping_mul(2_654_435_761)).parse().unwrap();
         let most = 0..regions::deployment::MAX_DEPLOYMENTS as u64;
         let deployment = |n| (name(n), regions::Deployment { name: name(n), ..one.clone() });
-        let all =
-            Wanted { applied: true, deployments: most.map(deployment).collect(), orders: Orders::default() };
+        let all = DesiredDeployments {
+            applied: true,
+            deployments: most.map(deployment).collect(),
+            orders: Orders::default(),
+        };
         let packed = packed(&DeploymentsV1::from(&all));
         println!("10000 deployments: {} bytes in the store", packed.len());
         assert!(packed.len() + keys::DEPLOYMENTS.len() <= store::model::TXN_BYTES_MAX, "{}", packed.len());

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use regions::{DeploymentName, NextRevision, RegionId, RouteTable};
-use scheduler_core::registry::Standing;
-use scheduler_core::revisions::Reported;
+use scheduler_core::registry::RegisteredSpoke;
+use scheduler_core::revisions::ReplicaRevisions;
 use scheduler_core::wire::apply::{DeploymentReplicasV1, RegionReplicasV1};
-use scheduler_core::wire::revision::{counted_v1, engine_v1, next_v1};
+use scheduler_core::wire::revision::{engine_v1, next_v1, revision_replicas_v1};
 
 /// The replicas of each deployment of a table, by what the regions said last.
-pub(super) fn of(table: &RouteTable, spokes: Vec<Standing>) -> Vec<DeploymentReplicasV1> {
-    let mut newest: BTreeMap<RegionId, Standing> = BTreeMap::new();
+pub(super) fn of(table: &RouteTable, spokes: Vec<RegisteredSpoke>) -> Vec<DeploymentReplicasV1> {
+    let mut newest: BTreeMap<RegionId, RegisteredSpoke> = BTreeMap::new();
     for standing in spokes {
         let region = standing.registration.region.clone();
         if newest.get(&region).is_none_or(|known| known.created < standing.created) {
@@ -34,18 +34,22 @@ pub(super) fn of(table: &RouteTable, spokes: Vec<Standing>) -> Vec<DeploymentRep
     each.collect()
 }
 
-fn in_region(name: &DeploymentName, region: &RegionId, standing: &Standing) -> Option<RegionReplicasV1> {
+fn in_region(
+    name: &DeploymentName,
+    region: &RegionId,
+    standing: &RegisteredSpoke,
+) -> Option<RegionReplicasV1> {
     let registration = &standing.registration;
     let reported = registration.models.get(name);
     // A region that could start replicas of it, and has none, is shown as well.
     if reported.is_none() && !registration.deployments.contains(name) {
         return None;
     }
-    let nothing = Reported::default();
-    let Reported { target, models } = reported.unwrap_or(&nothing);
+    let nothing = ReplicaRevisions::default();
+    let ReplicaRevisions { target, models } = reported.unwrap_or(&nothing);
     Some(RegionReplicasV1 {
         region: region.to_string(),
         target: *target,
-        models: models.iter().map(counted_v1).collect(),
+        models: models.iter().map(revision_replicas_v1).collect(),
     })
 }

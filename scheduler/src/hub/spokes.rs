@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use regions::{DeploymentName, RegionId};
-use scheduler_core::lease::{Holder, LeaseId};
+use scheduler_core::lease::{LeaseHolder, LeaseId};
 use scheduler_core::publish::unknown;
 use scheduler_core::registry::{Registration, SPOKES_PER_REGION_MAX};
 use scheduler_core::wire::registry::{LeaseV1, RegionState, RegisterV1};
@@ -38,7 +38,7 @@ pub(super) async fn register<S: Store>(
     }
     let lease = desk.store.lease_grant(desk.lease_ttl, Instant::now()).await.map_err(refusal)?;
     let id = LeaseId::from_random(rand::random());
-    let holder = Holder { region: region.clone(), boot_id: *boot_id };
+    let holder = LeaseHolder { region: region.clone(), boot_id: *boot_id };
     let put = |key: String, value: Vec<u8>| Op::Put { key, value, lease: Some(lease) };
     let then = vec![
         put(key, records::packed(&RegisterV1::from(&registration))),
@@ -57,7 +57,7 @@ pub(super) async fn register<S: Store>(
 pub(super) async fn keep_alive<S: Store>(
     desk: &Desk<S>,
     id: LeaseId,
-    holder: &Holder,
+    holder: &LeaseHolder,
     state: RegionState,
 ) -> Result<LeaseV1, Refusal> {
     let lease = lease_of(desk, id, holder).await?;
@@ -81,7 +81,7 @@ async fn note<S: Store>(
     let region = registration.region.clone();
     let RegionState { deployments, capacity, models } = state;
     let same = registration.deployments == deployments && registration.models == models;
-    if same && capacity.is_like(&registration.capacity) {
+    if same && capacity.is_similar_to(&registration.capacity) {
         return Ok(region);
     }
     (registration.deployments, registration.capacity) = (deployments, capacity);
@@ -101,14 +101,18 @@ async fn note<S: Store>(
 }
 
 /// Ends a spoke's lease.
-pub(super) async fn leave<S: Store>(desk: &Desk<S>, id: LeaseId, holder: &Holder) -> Result<(), Refusal> {
+pub(super) async fn leave<S: Store>(
+    desk: &Desk<S>,
+    id: LeaseId,
+    holder: &LeaseHolder,
+) -> Result<(), Refusal> {
     let lease = lease_of(desk, id, holder).await?;
     desk.store.lease_revoke(lease).await.map_err(refusal)
 }
 
 /// The store's lease of this spoke instance, if `id` is the identifier that it was given. The answer is the same whether the
 /// instance is unknown, has registered again since, or is another one.
-async fn lease_of<S: Store>(desk: &Desk<S>, id: LeaseId, holder: &Holder) -> Result<Lease, Refusal> {
+async fn lease_of<S: Store>(desk: &Desk<S>, id: LeaseId, holder: &LeaseHolder) -> Result<Lease, Refusal> {
     let entry = desk.store.get(&keys::lease(holder)).await.map_err(refusal)?;
     let lease = entry.and_then(|entry| {
         let given = std::str::from_utf8(&entry.value).ok()?.parse::<LeaseId>().ok()?;

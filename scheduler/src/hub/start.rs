@@ -2,10 +2,10 @@
 //! its writes are guarded by the term.
 
 use regions::{Deployment, Generation};
-use scheduler_core::hub::planning::Part;
-use scheduler_core::hub::{Everything, Found, epoch_to_begin};
+use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::hub::{HubInitialState, StoreState, required_epoch};
 use scheduler_core::revisions::Orders;
-use scheduler_core::rollout::Wanted;
+use scheduler_core::rollout::DesiredDeployments;
 use scheduler_core::wire::deployment::DeploymentsV1;
 use scheduler_core::wire::keys;
 use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};
@@ -16,7 +16,7 @@ use crate::events::{FileOverruled, RecordRefused, StoreWentBack};
 
 /// Where the hub starts from.
 pub(super) struct Start {
-    pub(super) found: Found,
+    pub(super) found: HubInitialState,
     /// The revision of the table in the store; 0 if there is none.
     pub(super) routes_at: u64,
     /// The first revision that is not in `found`.
@@ -47,12 +47,12 @@ pub(super) async fn start<S: Store>(
     let generation = table.as_ref().map(|table| table.generation);
     let parts = under(&entries, keys::PLAN).filter_map(|entry| readable(records::part(entry)));
     let plan: Vec<_> = parts.collect();
-    let published = plan.iter().map(Part::generation).chain(generation);
+    let published = plan.iter().map(PlanPart::generation).chain(generation);
     if let Some(published) = published.map(|it| it.epoch).max().filter(|published| *published > epoch) {
         return Err(HubError::EpochFell { epoch, published });
     }
-    let mut found = Found { epoch, table, plan, all: everything(&entries) };
-    if let Some(next) = epoch_to_begin(known, epoch, generation) {
+    let mut found = HubInitialState { epoch, table, plan, all: everything(&entries) };
+    if let Some(next) = required_epoch(known, epoch, generation) {
         StoreWentBack { known, found: generation, epoch: next }.emit();
         let when = vec![term.guard(), Compare::ModRevision(keys::EPOCH.to_owned(), epoch_at)];
         let value = next.to_string().into_bytes();
@@ -67,7 +67,7 @@ pub(super) async fn start<S: Store>(
 }
 
 /// What can be read of what a hub goes by among these entries; the rest is told and left out.
-pub(super) fn everything(entries: &[KeyValue]) -> Everything {
+pub(super) fn everything(entries: &[KeyValue]) -> StoreState {
     let spokes = under(entries, keys::SPOKES).filter_map(|entry| readable(records::standing(entry)));
     let readers = under(entries, keys::READERS).filter_map(|entry| readable(records::reader(entry)));
     let drains = under(entries, keys::DRAINS).filter_map(|entry| readable(records::drain(entry)));
@@ -75,7 +75,7 @@ pub(super) fn everything(entries: &[KeyValue]) -> Everything {
     let wanted = entries.iter().find(|entry| entry.key == keys::DEPLOYMENTS);
     let deployments = wanted.and_then(|entry| readable(records::wanted(entry)));
     let tenants = entries.iter().find(|entry| entry.key == keys::TENANTS);
-    Everything {
+    StoreState {
         spokes: spokes.collect(),
         deployments,
         tenants: tenants.and_then(|entry| readable(records::tenants(entry))),
@@ -108,7 +108,8 @@ async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Res
 /// applied stands. What cannot be read stays as well, since it may have been applied.
 async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -> Result<(), StoreError> {
     let named = deployments.iter().map(|deployment| (deployment.name.clone(), deployment.clone()));
-    let mut ours = Wanted { applied: false, deployments: named.collect(), orders: Orders::default() };
+    let mut ours =
+        DesiredDeployments { applied: false, deployments: named.collect(), orders: Orders::default() };
     let revision = match store.get(keys::DEPLOYMENTS).await? {
         None => 0,
         Some(entry) => match records::wanted(&entry) {
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(begun(&store, &term, &file, 1).await.next, before.revision + 1, "nothing has changed");
         assert_eq!(names(&begun(&store, &term, &file[1..], 1).await), ["b"]);
 
-        let applied = Wanted {
+        let applied = DesiredDeployments {
             applied: true,
             deployments: BTreeMap::from([("c".parse().unwrap(), deployment("c", "pypi://m"))]),
             orders: Orders::default(),

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant, SystemTime};
 use regions::Deployment;
 use regions::deployment::timetable;
 use scheduler_core::scale::restarts;
-use scheduler_core::scale::starts::Starts;
-use scheduler_core::scale::step::Own;
-use scheduler_core::scale::{Brake, Scaler, Seen, Wanted, Why};
-use scheduler_core::spoke::{Demand, Standing};
+use scheduler_core::scale::starts::StartTimes;
+use scheduler_core::scale::step::OwnReplica;
+use scheduler_core::scale::{ScaleDownBlocker, Scaler, ScalingDecision, ScalingObservation, ScalingReason};
+use scheduler_core::spoke::{DeploymentDemand, MemberState};
 
 use crate::actuator::{Deaths, ReplicaId};
 use crate::agent::table::Followed;
@@ -29,8 +29,8 @@ pub(super) struct Deployed {
     pub(super) target: u32,
     /// So many of `next` should run, beside those that stop.
     pub(super) next_target: u32,
-    pub(super) wanted: Option<Wanted>,
-    pub(super) starts: Starts,
+    pub(super) wanted: Option<ScalingDecision>,
+    pub(super) starts: StartTimes,
     /// The last that was measured: with no replica there is nobody to ask.
     pub(super) speed: u64,
     pub(super) overflow: Option<Instant>,
@@ -55,7 +55,7 @@ impl Deployed {
             target: 0,
             next_target: 0,
             wanted: None,
-            starts: Starts::default(),
+            starts: StartTimes::default(),
             speed: 0,
             overflow: None,
             deaths: Deaths::default(),
@@ -64,15 +64,15 @@ impl Deployed {
     }
 
     /// Why none may be let go, if somebody knows better than traffic.
-    fn brake(&self, hub: &Followed, now: Instant) -> Option<Brake> {
+    fn brake(&self, hub: &Followed, now: Instant) -> Option<ScaleDownBlocker> {
         let lately =
             |at: Option<Instant>, lasts| at.is_some_and(|at| now.saturating_duration_since(at) < lasts);
-        if lately(self.died, restarts::BRAKE) {
-            Some(Brake::Crashed)
+        if lately(self.died, restarts::SCALE_DOWN_BLOCK) {
+            Some(ScaleDownBlocker::ReplicaCrashed)
         } else if hub.hub_is_silent(now) {
-            Some(Brake::HubSilent)
+            Some(ScaleDownBlocker::HubUnreachable)
         } else if lately(self.overflow, OVERFLOW_LASTS) {
-            Some(Brake::TakesOverflow)
+            Some(ScaleDownBlocker::ReceivesSpillover)
         } else {
             None
         }
@@ -84,7 +84,7 @@ impl Deployed {
             let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             timetable::floor(&self.deployment.scaling.timetable, seconds)
         };
-        at(now).max(at(now + self.starts.nearly_all()))
+        at(now).max(at(now + self.starts.p90()))
     }
 
     /// Whether what somebody was started for is not what is deployed now.
@@ -115,21 +115,21 @@ impl Deployed {
 
     /// So many of the next model should run: as many as of the one that is served, and one at least, by which the hub learns
     /// its revision.
-    pub(super) fn next_wanted(&self, wanted: Wanted) -> u32 {
+    pub(super) fn next_wanted(&self, wanted: ScalingDecision) -> u32 {
         if self.next.is_some() && !self.retired { wanted.replicas.max(1) } else { 0 }
     }
 
     /// How long it takes from an order that is not carried out yet.
     pub(super) fn start_from(&self, now: Instant) -> Duration {
         let pause = self.deaths.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-        pause + self.starts.nearly_all()
+        pause + self.starts.p90()
     }
 
     /// Those on their way, each with the time until it is ready.
-    pub(super) fn ordered(&self, own: &[Own<Id>], now: Instant) -> Vec<Duration> {
-        let on_the_way = own.iter().filter(|it| it.standing == Standing::Unheard);
+    pub(super) fn ordered(&self, own: &[OwnReplica<Id>], now: Instant) -> Vec<Duration> {
+        let on_the_way = own.iter().filter(|it| it.state == MemberState::Pending);
         let left = on_the_way.map(|it| match it.id {
-            Id::There(_) => self.starts.left(now.saturating_duration_since(it.since)),
+            Id::There(_) => self.starts.remaining(now.saturating_duration_since(it.ordered_at)),
             Id::Ordered(_) => self.start_from(now),
         });
         left.collect()
@@ -138,19 +138,19 @@ impl Deployed {
     pub(super) fn wants(
         &mut self,
         hub: &Followed,
-        demand: Demand,
+        demand: DeploymentDemand,
         mut ordered: Vec<Duration>,
         rolls_out: bool,
         floor: u32,
         now: Instant,
-    ) -> Wanted {
+    ) -> ScalingDecision {
         if self.retired {
-            return Wanted { replicas: 0, why: Why::Zero };
+            return ScalingDecision { replicas: 0, reason: ScalingReason::Idle };
         }
         if demand.speed > 0 {
             self.speed = demand.speed;
         }
-        if demand.overflow {
+        if demand.has_spillover {
             self.overflow = Some(now);
         }
         let mut ready = demand.ready;
@@ -160,16 +160,16 @@ impl Deployed {
             ready = ready.min(most);
             ordered.truncate(most.saturating_sub(ready) as usize);
         }
-        let seen = Seen {
+        let seen = ScalingObservation {
             arrived: demand.arrived,
             backlog: demand.pending,
             in_flight: demand.in_flight,
             ready,
-            ordered,
+            provisioning: ordered,
             speed: self.speed,
-            start: self.starts.nearly_all(),
+            start: self.starts.p90(),
             floor: floor.max(self.scheduled(SystemTime::now())),
-            brake: self.brake(hub, now).or(rolls_out.then_some(Brake::RollsOut)),
+            blocker: self.brake(hub, now).or(rolls_out.then_some(ScaleDownBlocker::RolloutInProgress)),
         };
         self.scaler.tick(&seen, now)
     }

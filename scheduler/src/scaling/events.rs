@@ -6,21 +6,27 @@ use std::path::Path;
 use std::time::Duration;
 
 use regions::DeploymentName;
-use scheduler_core::scale::Wanted;
+use scheduler_core::scale::ScalingDecision;
 
 /// Another number of replicas is wanted than before.
 pub(crate) struct WantedChanged<'a> {
     pub(crate) deployment: &'a DeploymentName,
     pub(crate) before: u32,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: ScalingDecision,
     pub(crate) ready: u32,
     pub(crate) ordered: usize,
 }
 
 impl WantedChanged<'_> {
     pub(crate) fn emit(self) {
-        let WantedChanged { deployment, before, wanted: Wanted { replicas, why }, ready, ordered } = self;
-        let why = why.name();
+        let WantedChanged {
+            deployment,
+            before,
+            wanted: ScalingDecision { replicas, reason },
+            ready,
+            ordered,
+        } = self;
+        let why = reason.name();
         tracing::info!(%deployment, before, wanted = replicas, why, ready, ordered, "another number of replicas is wanted");
     }
 }

@@ -9,7 +9,7 @@
 //! It looks every [`TICK`], and at once when somebody asks for what has no replica, when a replica has become ready or has
 //! died, and when there is a newer table. What is decided is in `scheduler_core::scale`; [`region`] puts together what is
 //! seen and carries out what is decided. Up it goes whether or not anybody outside is to be reached; down only while the hub
-//! is ([`Brake::HubSilent`](scheduler_core::scale::Brake)).
+//! is ([`ScaleDownBlocker::HubUnreachable`](scheduler_core::scale::ScaleDownBlocker)).
 
 mod deployed;
 pub(crate) mod events;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::{Catalogue, Deployment, DeploymentName, RegionId};
-use scheduler_core::scale::step::{Own, Step, step};
-use scheduler_core::spoke::hold::Held;
-use scheduler_core::spoke::{Decided, Demand, Member, Spoke, Standing};
+use scheduler_core::scale::step::{OwnReplica, Step, step};
+use scheduler_core::spoke::hold::HeldTotals;
+use scheduler_core::spoke::{DeploymentDemand, MemberState, ReplicaMember, ScalingStatus, Spoke};
 use tokio::sync::{Notify, watch};
 
 use super::deployed::{Deployed, Id};
@@ -72,7 +72,7 @@ impl Region {
     /// Whether somebody of the region's file was not heard of yet.
     pub(super) fn others_are_unheard(&self, now: Instant) -> bool {
         let members = self.with_spoke(|spoke| spoke.members(self.others.iter().copied(), now));
-        members.values().any(|member| member.standing == Standing::Unheard)
+        members.values().any(|member| member.state == MemberState::Pending)
     }
 
     /// The hub has said something; what should run here may be something else.
@@ -98,7 +98,7 @@ impl Region {
             let deployed = deployed.or_insert_with(|| Deployed::new(shared.clone(), now));
             deployed.retired = false;
             if deployed.deployment != shared {
-                deployed.scaler.set_knobs(shared.scaling.clone());
+                deployed.scaler.set_config(shared.scaling.clone());
                 deployed.deployment = shared;
             }
             let served = table.as_ref().and_then(|table| table.revision(&deployment.name));
@@ -113,7 +113,7 @@ impl Region {
             counted.map(|(name, deployed)| (name.clone(), deployed.deployment.scaling.max)).collect();
         let counted: BTreeSet<_> = most.keys().cloned().collect();
         self.with_spoke(|spoke| {
-            spoke.count_for(&counted);
+            spoke.track_demand(&counted);
             spoke.set_replicas_max(most);
         });
     }
@@ -148,7 +148,7 @@ impl Region {
                 ReplicaReady { id, deployment: &found.deployment.name, took }.emit();
                 replica.number = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint)));
                 if let (Some(deployed), Some(took)) = (self.deployed.get_mut(&found.deployment.name), took) {
-                    deployed.starts.took(took);
+                    deployed.starts.record(took);
                 }
                 changed = true;
             }
@@ -187,7 +187,7 @@ impl Region {
         let (demand, members, floors) = self.with_spoke(|spoke| {
             let mut demand = spoke.demand(now);
             for (name, demand) in &mut demand {
-                let Held { requests, tokens } = spoke.held(name);
+                let HeldTotals { requests, tokens } = spoke.held(name);
                 demand.pending = demand.pending.saturating_add(tokens);
                 demand.in_flight =
                     demand.in_flight.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
@@ -199,11 +199,11 @@ impl Region {
         for (name, deployed) in &mut self.deployed {
             let demand = demand.get(name).copied().unwrap_or_default();
             let All { served: mut own, next: mut coming } = own.remove(name).unwrap_or_default();
-            let serving = own.iter().filter(|it| it.standing == Standing::Serving).count() as u32;
+            let serving = own.iter().filter(|it| it.state == MemberState::Serving).count() as u32;
             own.extend(missing(deployed.target, own.len(), now));
             coming.extend(missing(deployed.next_target, coming.len(), now));
             let ordered = deployed.ordered(&own, now);
-            let rolls_out = own.iter().any(|it| it.stale);
+            let rolls_out = own.iter().any(|it| it.is_stale);
             let wanted = deployed.wants(&self.hub, demand, ordered.clone(), rolls_out, floors[name], now);
             let before = deployed.wanted.replace(wanted);
             let before = before.map_or(0, |before| before.replicas);
@@ -218,14 +218,14 @@ impl Region {
                 (step(&own, others, wanted.replicas, now), &mut deployed.target),
                 (step(&coming, 0, next_wanted, now), &mut deployed.next_target),
             ];
-            for (Step { keep, let_go, order }, target) in steps {
-                *target += order;
-                for id in keep {
+            for (Step { undrain, drain, start }, target) in steps {
+                *target += start;
+                for id in undrain {
                     if let Id::There(id) = id {
                         keep_it(&mut self.own, &self.spoke, &id);
                     }
                 }
-                for id in let_go {
+                for id in drain {
                     match id {
                         Id::Ordered(_) => *target -= 1,
                         Id::There(id) => let_it_go(&mut self.own, &self.spoke, &id, now),
@@ -242,7 +242,7 @@ impl Region {
     /// one that is lost if it was served before, and nobody is let go because of it.
     fn by_deployment(
         &mut self,
-        members: &BTreeMap<usize, Member>,
+        members: &BTreeMap<usize, ReplicaMember>,
         now: Instant,
     ) -> BTreeMap<DeploymentName, All> {
         let mut each: BTreeMap<_, All> = BTreeMap::new();
@@ -250,38 +250,38 @@ impl Region {
         for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.stop) {
             let member = replica.number.and_then(|number| members.get(&number));
             let standing = match (replica.leaving, member) {
-                (Some(_), _) => Standing::Leaving,
-                (None, Some(member)) => member.standing,
-                (None, None) => Standing::Unheard,
+                (Some(_), _) => MemberState::Draining,
+                (None, Some(member)) => member.state,
+                (None, None) => MemberState::Pending,
             };
             let name = &replica.found.deployment.name;
             let deployed = self.deployed.get(name);
             let is_next = deployed.is_some_and(|it| it.is_next(&replica.found.deployment));
             let stale = !is_next && deployed.is_some_and(|it| it.is_stale(&replica.found.deployment));
             let matches = replica.number.is_some_and(|it| spoke.replica_matches(it, name));
-            replica.served |= matches && standing == Standing::Serving;
+            replica.served |= matches && standing == MemberState::Serving;
             let standing = match standing {
                 // The revision of its spec is another one now: one that is started anew has that.
-                Standing::Serving if !matches && !is_next && !stale && replica.served => Standing::Lost,
-                Standing::Serving if !matches && !is_next && !stale => Standing::Unheard,
+                MemberState::Serving if !matches && !is_next && !stale && replica.served => MemberState::Lost,
+                MemberState::Serving if !matches && !is_next && !stale => MemberState::Pending,
                 standing => standing,
             };
-            replica.heard = standing != Standing::Unheard;
+            replica.heard = standing != MemberState::Pending;
             replica.lost = match standing {
-                Standing::Lost => Some(replica.lost.unwrap_or(now)),
+                MemberState::Lost => Some(replica.lost.unwrap_or(now)),
                 // One that goes because it is lost does not come back because it is warm.
-                Standing::Leaving => replica.lost,
-                Standing::Unheard | Standing::Serving => None,
+                MemberState::Draining => replica.lost,
+                MemberState::Pending | MemberState::Serving => None,
             };
             let all = each.entry(name.clone()).or_default();
             let all = if is_next { &mut all.next } else { &mut all.served };
-            all.push(Own {
+            all.push(OwnReplica {
                 id: Id::There(id.clone()),
-                rank: replica.found.rank,
-                stale,
-                since: replica.found.since,
-                standing,
-                lost: replica.lost,
+                removal_rank: replica.found.rank,
+                is_stale: stale,
+                ordered_at: replica.found.since,
+                state: standing,
+                lost_since: replica.lost,
                 in_flight: member.map_or(0, |member| member.in_flight),
             });
         }
@@ -337,7 +337,7 @@ impl Region {
     }
 
     /// Tells the spoke, and by it the region's door, what was decided and what is on its way.
-    fn tell(&mut self, demand: &BTreeMap<DeploymentName, Demand>, now: Instant) {
+    fn tell(&mut self, demand: &BTreeMap<DeploymentName, DeploymentDemand>, now: Instant) {
         let own = &self.own;
         let used = |name: &DeploymentName| own.values().any(|it| it.found.deployment.name == *name);
         let over: Vec<_> = self.deployed.extract_if(.., |name, it| it.retired && !used(name)).collect();
@@ -353,16 +353,16 @@ impl Region {
             let missing = deployed.target.saturating_sub(there.len() as u32);
             let starting = there.iter().filter(|it| it.leaving.is_none() && !it.heard);
             let since = starting.map(|it| now.saturating_duration_since(it.found.since));
-            let mut left: Vec<_> = since.map(|lasted| deployed.starts.left(lasted)).collect();
+            let mut left: Vec<_> = since.map(|lasted| deployed.starts.remaining(lasted)).collect();
             left.extend((0..missing).map(|_| deployed.start_from(now)));
             let start = (!deployed.retired).then(|| deployed.start_from(now));
-            let start_ms = deployed.starts.nearly_all().as_millis();
-            let one = Decided {
-                wanted,
+            let start_ms = deployed.starts.p90().as_millis();
+            let one = ScalingStatus {
+                decision: wanted,
                 ready: demand.get(name).map_or(0, |demand| demand.ready),
-                ordered: left.len() as u32,
-                leaving: there.iter().filter(|it| it.leaving.is_some()).count() as u32,
-                deaths: deployed.deaths.count,
+                provisioning: left.len() as u32,
+                draining: there.iter().filter(|it| it.leaving.is_some()).count() as u32,
+                crashes: deployed.deaths.count,
                 start_ms: u64::try_from(start_ms).unwrap_or(u64::MAX),
             };
             decided.insert(name.clone(), one);
@@ -370,15 +370,15 @@ impl Region {
         }
         let changed = self.with_spoke(|spoke| {
             for (name, (left, start)) in coming {
-                spoke.set_ordered(name, left, now);
-                spoke.set_start(name, start);
+                spoke.set_provisioning(name, left, now);
+                spoke.set_start_time(name, start);
             }
             for (name, _) in over {
-                spoke.set_ordered(&name, Vec::new(), now);
-                spoke.set_start(&name, None);
+                spoke.set_provisioning(&name, Vec::new(), now);
+                spoke.set_start_time(&name, None);
             }
-            let changed = *spoke.decided() != decided;
-            spoke.set_decided(decided);
+            let changed = *spoke.scaling_status() != decided;
+            spoke.set_scaling_status(decided);
             changed
         });
         if changed {
@@ -391,20 +391,20 @@ impl Region {
 #[derive(Default)]
 struct All {
     /// Of the model that is served, or of one that was.
-    served: Vec<Own<Id>>,
+    served: Vec<OwnReplica<Id>>,
     /// Of the model that is to replace it.
-    next: Vec<Own<Id>>,
+    next: Vec<OwnReplica<Id>>,
 }
 
 /// Those that should run beside as many as there are.
-fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = Own<Id>> {
-    (0..target.saturating_sub(there as u32)).map(move |number| Own {
+fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = OwnReplica<Id>> {
+    (0..target.saturating_sub(there as u32)).map(move |number| OwnReplica {
         id: Id::Ordered(number),
-        rank: u64::MAX,
-        stale: false,
-        since: now,
-        standing: Standing::Unheard,
-        lost: None,
+        removal_rank: u64::MAX,
+        is_stale: false,
+        ordered_at: now,
+        state: MemberState::Pending,
+        lost_since: None,
         in_flight: 0,
     })
 }
@@ -413,7 +413,7 @@ fn keep_it(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &Re
     let Some(replica) = own.get_mut(id) else { return };
     replica.leaving = None;
     if let Some(number) = replica.number {
-        spoke.lock().keep(number);
+        spoke.lock().undrain_replica(number);
     }
 }
 
@@ -423,7 +423,7 @@ fn let_it_go(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &
     let mut in_flight = 0;
     if let Some(number) = replica.number {
         let mut spoke = spoke.lock();
-        spoke.let_go(number);
+        spoke.drain_replica(number);
         in_flight = spoke.members([number], now).get(&number).map_or(0, |member| member.in_flight);
     }
     ReplicaLeaves { id, deployment: &replica.found.deployment.name, in_flight }.emit();

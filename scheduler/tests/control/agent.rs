@@ -3,7 +3,7 @@
 use super::world::{AMERICA, EUROPE, FLEET_TOKEN, Hub, config, port, ready, until};
 use scheduler::agent::{self, AgentError};
 use scheduler::config::SpokeConfig;
-use scheduler_core::spoke::{ReplicaObserved, Spoke};
+use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use scheduler_core::token::Token;
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -43,13 +43,13 @@ impl Agent {
     /// What the replica says: from now on these are ready.
     fn serves(&self, names: &[&str]) {
         let names: BTreeSet<_> = names.iter().map(|name| name.parse().unwrap()).collect();
-        let observed = ReplicaObserved {
+        let observed = ReplicaStatus {
             model: None,
             names,
             ready: true,
             draining: false,
             pending_tokens: 0,
-            lookup_tokens: Some(0),
+            interactive_tokens: Some(0),
             tokens_per_second: 1.0,
         };
         self.spoke.lock().observe_replica(0, observed, Instant::now());

@@ -196,7 +196,7 @@ async fn a_wider_residency_waits_until_every_reader_has_heard_of_it() {
     assert_eq!(policy(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
     let (_, _, rollout) = hub.get("/v1/rollout").await;
     assert_eq!(
-        (&rollout["waiting"][0]["to"], &rollout["waiting"][0]["missing"]),
+        (&rollout["pending"][0]["to"], &rollout["pending"][0]["outdated_readers"]),
         (&json!("eea"), &json!([reader]))
     );
     // Something else is published meanwhile, and widens nothing.
@@ -299,7 +299,7 @@ async fn a_record_that_cannot_be_read_changes_nothing_until_somebody_mends_it() 
     let lost = blank.replace(r#""residency":"","#, "");
     for poison in ["", "[]", blank, &lost, &huge, r#"{"version":1,"applied":true,"deployments":7}"#] {
         let store = Embedded::open(&dir.path().join("hub/hub.redb"), Instant::now()).await.unwrap();
-        store.put("wanted/deployments", poison.into(), None).await.unwrap();
+        store.put("desired/deployments", poison.into(), None).await.unwrap();
         store.close().await;
         let hub = Hub::start(config(dir.path())).await;
         assert_eq!(hub.routes().await.deployments, good.deployments, "the last good one stays");
@@ -307,7 +307,7 @@ async fn a_record_that_cannot_be_read_changes_nothing_until_somebody_mends_it() 
         assert!(status == 503 && body.to_string().contains("the last good one stays"), "{body}");
         let mended = apply(&hub, &locked("m", "eu")).await;
         assert_eq!((&mended["applied"], &mended["changes"]), (&json!(true), &json!([])), "{mended}");
-        assert!(mended["notes"][0].as_str().unwrap().contains("wanted/deployments"), "{mended}");
+        assert!(mended["notes"][0].as_str().unwrap().contains("desired/deployments"), "{mended}");
         assert_eq!(wanted(&hub).await.1, ["m"]);
         hub.stop().await;
     }

@@ -3,7 +3,7 @@
 
 use super::world::{self, AMERICA, EUROPE, Hub, Lease, TOKEN, until};
 use scheduler::config::HubConfig;
-use scheduler_core::wire::plan::{Weights, WeightsV1};
+use scheduler_core::wire::plan::{GatewayWeights, WeightsV1};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn demand(tokens_per_second: u64) -> Value {
 /// A gateway in America that takes what is newer than what it has.
 #[derive(Default)]
 struct Gateway {
-    weights: Option<Weights>,
+    weights: Option<GatewayWeights>,
     taken: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl Gateway {
         }
         assert_eq!(status, 200, "{body}");
         let wire: WeightsV1 = serde_json::from_value(body).unwrap();
-        let weights = Weights::try_from(wire).unwrap();
+        let weights = GatewayWeights::try_from(wire).unwrap();
         assert!(self.weights.as_ref().is_none_or(|before| before.generation < weights.generation));
         self.taken.push(weights.generation.to_string());
         self.weights = Some(weights);

@@ -102,8 +102,8 @@ async fn a_tenant_is_wider_when_every_reader_has_heard_of_it() {
     let announced = ("eu".to_owned(), Some("eea".to_owned()));
     let second = hub.until_routes("it is announced", |table| policy(table) == Some(announced.clone())).await;
     let (_, _, rollout) = hub.get("/v1/rollout").await;
-    let waiting = &rollout["waiting"][0];
-    assert_eq!((&waiting["kind"], &waiting["missing"]), (&json!("tenant"), &json!([reader])));
+    let waiting = &rollout["pending"][0];
+    assert_eq!((&waiting["kind"], &waiting["outdated_readers"]), (&json!("tenant"), &json!([reader])));
     has(&second).await;
     hub.until_routes("it is wider", |table| policy(table) == Some(("eea".to_owned(), None))).await;
     apply(&hub, &[("tenants", &only("de"))], None).await;
@@ -121,7 +121,7 @@ async fn tenants_that_cannot_be_read_change_nothing_until_somebody_mends_them() 
     hub.stop().await;
 
     let store = Embedded::open(&dir.path().join("hub/hub.redb"), Instant::now()).await.unwrap();
-    store.put("wanted/tenants", br#"{"version":1,"tenants":[{"name":"acme"}]}"#.into(), None).await.unwrap();
+    store.put("desired/tenants", br#"{"version":1,"tenants":[{"name":"acme"}]}"#.into(), None).await.unwrap();
     store.close().await;
     let hub = Hub::start(config(dir.path())).await;
     assert_eq!(hub.routes().await.tenants, good.tenants, "those that are known stay");

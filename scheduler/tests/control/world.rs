@@ -11,7 +11,7 @@ use scheduler::config::{HubConfig, LEASE_TTL, StoreConfig};
 use scheduler::hub::{self, HubError};
 use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
-use scheduler_core::rollout::{READER_KEEP, SETTLE};
+use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
 use scheduler_core::token::Token;
 use scheduler_core::wire::route::RouteTableV1;
 use serde_json::{Value, json};
@@ -74,8 +74,8 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         catalogue: Arc::new(catalogue),
         lease_ttl: LEASE_TTL,
         lapsed_keep: LAPSED_KEEP,
-        reader_keep: READER_KEEP,
-        settle: SETTLE,
+        reader_keep: READER_TIMEOUT,
+        settle: SETTLE_TIME,
         tokens: Tokens {
             operator: Some(Token::read(TOKEN).unwrap()),
             fleet: vec![Token::read(FLEET_TOKEN).unwrap()],

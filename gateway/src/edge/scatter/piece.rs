@@ -1,14 +1,15 @@
 //! One piece: from its body to its part of the answer.
 
 use super::super::account::Receipts;
-use super::super::admit::Request;
-use super::super::attempts::Answered;
-use super::super::forward::{Edge, NotForwarded};
 use super::super::policy::Permit;
+use super::super::race::Answered;
+use super::super::request::NotForwarded;
+use super::super::request::Request;
 use super::super::router::Routable;
 use super::super::view::View;
 use super::super::watch::chance;
 use super::joining::{Arrived, PIECE_ANSWER_MAX, Source, too_much};
+use super::split::Splitter;
 use crate::intake::Body;
 use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, AnswerBody, Coming};
@@ -98,7 +99,7 @@ impl From<Refusal> for Failed {
     }
 }
 
-impl Edge {
+impl Splitter {
     /// Has a piece computed, `region` being asked first. Its answer is of the model revision that is `required`, if one is. Without a `place` for its body it waits for one.
     pub(super) async fn ask_for<'t>(
         &self,
@@ -159,14 +160,14 @@ impl Edge {
         trail: &mut Trail,
     ) -> Result<Answered, NotForwarded> {
         let mut permit = Permit::of(request, view);
-        self.renew(request, &mut permit)?;
+        self.policy.renew(request, &mut permit)?;
         let chance = chance();
         let (about, allowed) = (request.about_part(cost, chance), *permit.allowed);
         let (client, registered) = (request.client, request.registered);
         let part = Routable { view: &permit.view, about, allowed, registered, client };
         let route = self.router.route_part(&part, region);
         let part = request.part(body, cost, (chance, route), required);
-        self.forward(&part, permit, trail).await
+        self.forwarder.forward(&part, permit, trail).await
     }
 
     /// Reads the rest of an answer for which there is room now.

@@ -10,13 +10,14 @@
 //! waits in the region and the network. The piece whose turn it is in the answer is always let in, or nothing would move.
 
 use super::super::account::Receipts;
-use super::super::admit::Request;
-use super::super::forward::{Edge, NotForwarded};
 use super::super::refusals::deadline_passed;
+use super::super::request::NotForwarded;
+use super::super::request::Request;
 use super::super::view::View;
-use super::Cut;
 use super::joining::{Joining, Told};
 use super::piece::{Begun, Failed, Landed, Outcome, Waiting, Whole};
+use super::split::Cut;
+use super::split::Splitter;
 use crate::metrics::Piece;
 use crate::respond::{RETRY_AFTER_MS, Refusal};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -57,7 +58,7 @@ struct Again {
     by: Option<RegionIndex>,
 }
 
-impl Edge {
+impl Splitter {
     /// Starts pieces while there is room, joins what arrives, and tells it.
     pub(super) async fn produce(
         &self,

@@ -5,7 +5,7 @@ use regions::catalogue::Catalogue;
 use regions::deployment::parse_deployments;
 use regions::route::RouteTable;
 use scheduler_core::spoke::RAMP_TOKENS;
-use scheduler_core::spoke::hold::Bounds;
+use scheduler_core::spoke::hold::HoldLimits;
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,7 +44,7 @@ async fn a_thousand_who_find_nobody_are_all_answered_when_somebody_is_there() {
     // Whoever starts replicas is told once, and that there is somebody to start one for.
     tokio::time::timeout(S, wake.notified()).await.expect("the first who waits wakes it");
     assert_eq!(region.scraped("meridian_ingress_wakes_total").await, "1");
-    region.spoke().set_ordered(&name(), vec![2 * S], Instant::now());
+    region.spoke().set_provisioning(&name(), vec![2 * S], Instant::now());
     let status = region.status().await;
     let shown = &status["deployments"][0];
     assert_eq!((&shown["held"], &shown["ready"]), (&json!(1000), &json!(0)), "{status}");
@@ -71,7 +71,7 @@ async fn a_thousand_who_find_nobody_are_all_answered_when_somebody_is_there() {
     let mut ids: Vec<u64> = region.replica.ids().iter().map(|id| id.parse().unwrap()).collect();
     ids.sort_unstable();
     assert_eq!(ids, (0..1000).collect::<Vec<_>>(), "each came to the replica once");
-    until("nobody is left", async || region.spoke().held_in_all() == (0, 0)).await;
+    until("nobody is left", async || region.spoke().held_totals() == (0, 0)).await;
     // On a starved machine some were called, found that the replica did not answer in time, and waited again.
     let waits: u64 = region.scraped("meridian_ingress_held_seconds_count").await.parse().unwrap();
     assert!(waits >= 1000, "{waits}");
@@ -129,7 +129,7 @@ async fn lookups_go_before_bulk_and_the_hurried_before_the_patient() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_has_its_share_and_whoever_leaves_makes_room_at_once() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
-    let mut asking = burst(&region, Bounds::USUAL.tenant_requests, "greedy").await;
+    let mut asking = burst(&region, HoldLimits::DEFAULT.tenant_requests, "greedy").await;
     let refused = region.ask("x", &[("x-meridian-tenant", "greedy")], BODY).await;
     assert_eq!(
         (refused.status, refused.header("x-meridian-error")),
@@ -140,7 +140,7 @@ async fn a_tenant_has_its_share_and_whoever_leaves_makes_room_at_once() {
     let others = burst(&region, 1, "modest").await;
     assert_eq!(region.scraped("meridian_ingress_not_held_total{why=\"tenant_requests\"}").await, "1");
 
-    let all = Bounds::USUAL.tenant_requests + 1;
+    let all = HoldLimits::DEFAULT.tenant_requests + 1;
     // To abort is to hang up.
     let mut gone = 0;
     while gone < 10 {
@@ -170,7 +170,7 @@ async fn when_all_bytes_are_held_one_more_is_told_when_to_come_back() {
         asking.spawn(async move { region.ask(tenant, &headers, &body).await });
     }
     region.until_held(TENANTS.len()).await;
-    assert_eq!(region.spoke().held_in_all().1, Bounds::USUAL.bytes);
+    assert_eq!(region.spoke().held_totals().1, HoldLimits::DEFAULT.bytes);
     let headers = |tenant| [("x-meridian-tenant", tenant), ("x-meridian-timeout-ms", "600000")];
     let refused = region.ask("x", &headers("i"), BODY).await;
     assert_eq!((refused.status, refused.header("x-meridian-error")), (503, Some("saturated")), "{refused:?}");
@@ -239,7 +239,7 @@ async fn a_replica_that_comes_and_breaks_off_costs_those_who_waited_nothing_but_
         "{:?}",
         answers.iter().find(|a| a.status != 200)
     );
-    until("nobody is left", async || region.spoke().held_in_all() == (0, 0)).await;
+    until("nobody is left", async || region.spoke().held_totals() == (0, 0)).await;
 }
 
 /// Invariant 1 (Residency): what waits is not yet at a replica, and the residency policy that holds is the newest.
@@ -252,7 +252,7 @@ async fn what_is_narrowed_while_a_request_waits_holds_for_it_too() {
                 engine = { kind = \"cpu\", precision = \"f32\" }\nresidency = { allow = [\"eu\"] }";
     let mut table = RouteTable::empty();
     table.deployments.insert(name(), parse_deployments(text, &catalogue).unwrap().remove(0));
-    region.spoke().heed(&table, &catalogue);
+    region.spoke().apply_route_table(&table, &catalogue);
     region.is_seen_ready();
     for answer in asking.join_all().await {
         assert_eq!(

@@ -9,7 +9,7 @@ use gateway::config::EdgeConfig;
 use gateway::ingress::{self, IngressConfig, Signals};
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
-use scheduler_core::spoke::{ReplicaObserved, Spoke};
+use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -131,20 +131,20 @@ impl Region {
     }
 
     pub(crate) fn would_start_in(&self, takes: Option<Duration>) {
-        self.spoke().set_start(&name(), takes);
+        self.spoke().set_start_time(&name(), takes);
         self.signals.changed.notify_one();
     }
 
     /// Whoever starts replicas has seen that it is ready: nobody had to ask it.
     pub(crate) fn is_seen_ready(&self) {
         self.replica.ready.store(true, Ordering::SeqCst);
-        let observed = ReplicaObserved {
+        let observed = ReplicaStatus {
             model: None,
             names: [name()].into(),
             ready: true,
             draining: false,
             pending_tokens: 0,
-            lookup_tokens: None,
+            interactive_tokens: None,
             tokens_per_second: self.replica.speed.load(Ordering::SeqCst) as f64,
         };
         self.spoke().observe_replica(0, observed, Instant::now());

@@ -7,7 +7,7 @@ mod scene;
 mod wire;
 
 use scene::{BUSY, FAR, NEAR, SPEED, Scene};
-use scheduler_core::spoke::{GRANT_FOR, GRANT_PERIOD};
+use scheduler_core::spoke::{GRANT_PERIOD, GRANT_TTL};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -58,7 +58,7 @@ async fn overflow_never_exceeds_what_was_granted() {
     while since.elapsed() < 6 * GRANT_PERIOD {
         scene.asks().await;
     }
-    let periods = (since.elapsed() + GRANT_FOR).as_millis() / GRANT_PERIOD.as_millis() + 1;
+    let periods = (since.elapsed() + GRANT_TTL).as_millis() / GRANT_PERIOD.as_millis() + 1;
     let offered =
         FAR_SPEED * GRANT_PERIOD.as_millis() as u64 / 1000 * 9 / 10 * u64::try_from(periods).unwrap();
     let came = scene.far.tokens.load(Ordering::SeqCst);

@@ -73,7 +73,7 @@ async fn what_has_been_narrowed_is_refused_at_the_door_before_a_byte_of_it_is_re
         (status, answer.json::<Value>().await.unwrap())
     };
     while ask().await.0 != 200 {}
-    let heed = |residency, to| spoke.lock().heed(&table(residency, to), &catalogue);
+    let heed = |residency, to| spoke.lock().apply_route_table(&table(residency, to), &catalogue);
 
     heed("eu", None);
     let before = asked.load(Ordering::SeqCst);

@@ -38,7 +38,7 @@ pub(crate) struct Hub {
 
 /// How one class is divided.
 pub(crate) fn row(deployment: &str, residency: Value, shares: &[(&str, u16)]) -> Value {
-    let share = |(region, permille): &(&str, u16)| json!({"region": region, "permille": permille, "why": "nearer_full"});
+    let share = |(region, permille): &(&str, u16)| json!({"region": region, "permille": permille, "reason": "nearer_full"});
     json!({"deployment": deployment, "residency": residency, "origin": NEAR,
            "shares": shares.iter().map(share).collect::<Vec<_>>()})
 }
@@ -70,7 +70,7 @@ async fn serve(router: axum::Router) -> SocketAddr {
 pub(crate) async fn region(id: &'static str) -> SocketAddr {
     let report = move |body: Bytes| async move {
         let question: ExchangeRequestV1 = serde_json::from_slice(&body).unwrap();
-        let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "lookup_tokens": 0, "tokens_per_second": 1e4});
+        let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "interactive_tokens": 0, "tokens_per_second": 1e4});
         if id == FAR {
             tokio::time::sleep(AWAY).await;
         }

@@ -1,13 +1,13 @@
-//! The hub: events in, commands out.
+//! State machine of the hub: events in, commands out.
 //!
-//! What stands in the store arrives as events, and what is to be published leaves as a command. A table is *persisted*
-//! before it is *published*: a hub that dies between the two has shown nobody a generation that its successor would
-//! give out a second time. While one table is being persisted, changes gather, and the next table holds them all.
+//! Changes of the store arrive as events, and tables to publish leave as commands. A table is *persisted* before it is
+//! *published*, so that a hub that crashes between the two has not shown any reader a generation that its successor
+//! would use again. Changes that arrive while a table is being persisted are collected in the next table.
 //!
-//! Beside the table there is the plan (see [`planning`]), which is made and written in the same way, once a second.
+//! The traffic plan (see [`planning`]) is computed, persisted and published in the same way, once a second.
 //!
-//! The shell's loop is: wait for an event or for [`Hub::next_wakeup`], hand it in, then do what [`Hub::poll`] says until
-//! it says nothing.
+//! The shell's loop is: wait for an event or for [`HubState::next_wakeup`], pass it to [`HubState::handle`] or
+//! [`HubState::handle_timeout`], then execute the commands of [`HubState::poll`] until it returns `None`.
 
 pub mod planning;
 
@@ -16,179 +16,180 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
-use crate::plan::{Class, Plan, Problem};
-use crate::publish::{following, publish};
-use crate::registry::{Registry, Standing};
+use crate::plan::{PlanInput, TrafficClass, TrafficPlan};
+use crate::publish::{next_generation, publish};
+use crate::registry::{RegisteredSpoke, Registry};
 use crate::revisions::{self, Orders};
-use crate::rollout::{Reader, Rollout, Wanted};
+use crate::rollout::{DesiredDeployments, Reader, Rollout};
 use crate::wire::plan::{GatewayBoot, GatewayDemand};
-use planning::{Around, Part, Planner};
+use planning::{HubView, PlanPart, Planner};
 use regions::{
     Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable, TenantId, TenantRules,
 };
 
-/// How long the hub waits before it asks a store again that did not take a table.
+/// Delay before the next attempt to persist a table that the store did not accept.
 pub const PERSIST_RETRY: Duration = Duration::from_secs(1);
 
-/// What the hub is told.
+/// Input of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Everything that stands in the store, after the watch on it broke off.
-    Listed(Everything),
-    /// A spoke registered, or said anew what is ready.
-    SpokeStands(Standing),
-    /// A spoke's lease ended, or the spoke ended it.
-    SpokeGone {
-        /// The region whose spoke it was.
+    /// Complete content of the store, after its watch was interrupted.
+    Listed(StoreState),
+    /// A spoke registered, or updated its registration.
+    SpokeRegistered(RegisteredSpoke),
+    /// A spoke's lease ended, by expiry or at the spoke's request.
+    SpokeRemoved {
+        /// Region of the spoke.
         region: RegionId,
-        /// Which of its starts.
+        /// Boot id of the spoke instance.
         boot_id: u64,
     },
-    /// These are all the deployments that there shall be.
-    Wanted(Wanted),
-    /// These are all the tenants that there shall be.
-    TenantsWanted(BTreeMap<TenantId, TenantRules>),
+    /// The complete set of desired deployments changed.
+    DeploymentsChanged(DesiredDeployments),
+    /// The complete set of tenants changed.
+    TenantsChanged(BTreeMap<TenantId, TenantRules>),
     /// A reader runs the table of this generation.
     Acknowledged(Reader, Generation),
-    /// A reader was not heard of for too long.
-    ReaderGone(Reader),
-    /// A gateway says what it is asked for.
-    Asked(GatewayDemand),
-    /// A gateway does not say it any longer.
-    GatewayGone(GatewayBoot),
-    /// A region is to be emptied.
-    Drained(RegionId),
-    /// It is not, or no longer.
-    Undrained(RegionId),
-    /// The problem of the last [`Command::Plan`] is solved.
-    Planned(Plan),
-    /// The store holds the parts of the last [`Command::PersistPlan`].
-    PlanPersisted(Vec<Part>),
-    /// It may not.
-    PlanNotPersisted,
-    /// The store holds this table: that of the last [`Command::Persist`], or of one before it of which the store said
-    /// that it might not hold it.
+    /// A reader has not been heard of for longer than its timeout.
+    ReaderExpired(Reader),
+    /// A gateway reported its demand.
+    DemandReported(GatewayDemand),
+    /// A gateway's demand report expired.
+    GatewayExpired(GatewayBoot),
+    /// An operator started to drain a region.
+    DrainStarted(RegionId),
+    /// The drain of a region was cancelled.
+    DrainCancelled(RegionId),
+    /// The planner computed the plan for the last [`HubCommand::Plan`].
+    PlanComputed(TrafficPlan),
+    /// The store holds the parts of the last [`HubCommand::PersistPlan`].
+    PlanPersisted(Vec<PlanPart>),
+    /// The outcome of the last [`HubCommand::PersistPlan`] is unknown or a failure.
+    PlanPersistFailed,
+    /// The store holds this table: that of the last [`HubCommand::Persist`], or an earlier one whose outcome was
+    /// unknown.
     Persisted(RouteTable),
-    /// It has not, and is to be asked again.
-    NotPersisted,
+    /// The last [`HubCommand::Persist`] failed and is to be retried.
+    PersistFailed,
 }
 
-/// Everything that stands in the store and that a hub goes by.
+/// Complete content of the store, as far as the hub uses it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Everything {
-    /// Every spoke.
-    pub spokes: Vec<Standing>,
-    /// Every deployment; nothing, if what the store holds cannot be read, and then those that are known stay.
-    pub deployments: Option<Wanted>,
-    /// Every tenant, if any were ever applied and can be read.
+pub struct StoreState {
+    /// All registered spokes.
+    pub spokes: Vec<RegisteredSpoke>,
+    /// All desired deployments; `None` if the stored record cannot be read, in which case the current ones stay.
+    pub deployments: Option<DesiredDeployments>,
+    /// All tenants, if any were ever applied and can be read.
     pub tenants: Option<BTreeMap<TenantId, TenantRules>>,
-    /// Every region that is to be emptied.
+    /// Regions that are being drained.
     pub drains: Vec<RegionId>,
-    /// What every gateway is asked for.
+    /// Demand reports of all gateways.
     pub demand: Vec<GatewayDemand>,
-    /// Who runs which table.
+    /// Generation that each reader runs.
     pub readers: BTreeMap<Reader, Generation>,
 }
 
-/// What the hub wants done.
+/// Output of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// Write this table to the store and say whether that succeeded.
+pub enum HubCommand {
+    /// Write this table to the store and report the result as an event.
     Persist(RouteTable),
-    /// Give this table to whoever asks for one.
+    /// Publish this table to all readers.
     Publish(RouteTable),
-    /// Solve this problem after this plan ([`crate::plan::plan`]) and say what came of it. It may take long enough for
-    /// something else to be done meanwhile.
-    Plan(Box<Problem>, Arc<Plan>),
-    /// Write these parts of the plan to the store and say whether that succeeded.
-    PersistPlan(Vec<Part>),
-    /// Give these parts of the plan to whoever asks for them.
-    PublishPlan(Vec<Part>),
+    /// Compute the plan that follows the given one from this input ([`crate::plan::plan`]) and report it as an event.
+    /// The computation may take long enough to run it in the background.
+    Plan(Box<PlanInput>, Arc<TrafficPlan>),
+    /// Write these parts of the plan to the store and report the result as an event.
+    PersistPlan(Vec<PlanPart>),
+    /// Publish these parts of the plan.
+    PublishPlan(Vec<PlanPart>),
 }
 
-/// The epoch that has to begin before anything is published on this store, if one has to.
+/// Returns the epoch that must begin before anything is published on this store, if one is required.
 ///
-/// `known` is the table that a hub has seen before, `epoch` and `table` are what the store says now. A store that knows
-/// less than it knew has been set back to an older copy of itself: what is counted up from there would be given out a
-/// second time, or never be taken by whoever has the higher one. Whoever restores a store raises its epoch; where that
-/// was forgotten, a hub that lives can tell.
-pub fn epoch_to_begin(known: Option<Generation>, epoch: u64, table: Option<Generation>) -> Option<u64> {
+/// `known` is the newest generation that a hub has seen; `epoch` and `table` are the current values of the store. A
+/// store that holds less than was seen before has been set back to an older copy. Generations counted from there would
+/// be used a second time, or be rejected by every reader of a higher one. Restoring a store includes raising its epoch;
+/// if the operator forgot this, a hub that kept running detects it here.
+pub fn required_epoch(known: Option<Generation>, epoch: u64, table: Option<Generation>) -> Option<u64> {
     let known = known?;
     let went_back = epoch <= known.epoch && table.is_none_or(|table| table < known);
     went_back.then_some(known.epoch + 1)
 }
 
-/// What the hub finds in its store when it starts.
+/// Content of the store at the start of a hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Of the store.
+pub struct HubInitialState {
+    /// Epoch of the store.
     pub epoch: u64,
-    /// The table that was published last, if one ever was.
+    /// Table that was published last, if any.
     pub table: Option<RouteTable>,
-    /// The parts of the plan that was made last.
-    pub plan: Vec<Part>,
-    /// The rest.
-    pub all: Everything,
+    /// Parts of the last plan.
+    pub plan: Vec<PlanPart>,
+    /// Everything else.
+    pub all: StoreState,
 }
 
 /// The hub.
 #[derive(Debug)]
-pub struct Hub {
+pub struct HubState {
     epoch: u64,
-    /// What an operator wants; the table says it as far as everybody has heard of it.
+    /// Desired deployments. The table contains them as far as all readers have acknowledged a wider residency.
     deployments: BTreeMap<DeploymentName, Deployment>,
-    /// What an operator has said about changes of their models.
+    /// Operator's orders for model changes.
     orders: Orders,
-    /// Whom an operator wants let in; nothing as long as none has said so.
+    /// Desired tenants; `None` until an operator has applied some.
     tenants: Option<BTreeMap<TenantId, TenantRules>>,
     rollout: Rollout,
     registry: Registry,
-    /// The table in the store.
+    /// Table in the store.
     persisted: RouteTable,
-    writing: Writing,
-    /// [`Hub::persisted`] has not been given out yet.
+    table_write: TableWrite,
+    /// [`HubState::persisted`] has not been published yet.
     to_publish: bool,
     drains: BTreeSet<RegionId>,
     planner: Planner,
-    /// Of the plan, what has to be written or given out.
-    planned: Planned,
+    /// Progress of the last plan.
+    plan_write: PlanWrite,
     now: Instant,
 }
 
-/// Where the parts of a plan stand on their way out.
+/// Progress of the parts of a plan.
 #[derive(Debug)]
-enum Planned {
-    Nothing,
-    ToPersist(Vec<Part>),
-    ToPublish(Vec<Part>),
+enum PlanWrite {
+    Idle,
+    ToPersist(Vec<PlanPart>),
+    ToPublish(Vec<PlanPart>),
 }
 
-/// Where the next table stands on its way into the store.
+/// Progress of the next table on its way to the store.
 #[derive(Debug)]
-enum Writing {
-    Nothing,
-    UnderWay,
-    /// The store did not take one.
-    Again {
+enum TableWrite {
+    Idle,
+    InFlight,
+    /// The store did not accept the table.
+    RetryAt {
         at: Instant,
     },
 }
 
-impl Hub {
-    /// A hub that starts with what it finds. Regions of the last table have `lapsed_keep` to come forward.
+impl HubState {
+    /// Creates a hub from the content of its store. Spokes of the regions in the last table have `lapsed_keep` to
+    /// register.
     pub fn new(
-        found: Found,
+        initial: HubInitialState,
         catalogue: Arc<Catalogue>,
         lapsed_keep: Duration,
         rollout: Rollout,
         now: Instant,
-    ) -> Hub {
-        let Found { epoch, table, plan, all } = found;
+    ) -> HubState {
+        let HubInitialState { epoch, table, plan, all } = initial;
         let to_publish = table.is_some();
         let persisted = table.unwrap_or_else(RouteTable::empty);
         let registry = Registry::new(&persisted.regions, lapsed_keep, now);
-        let planned = if plan.is_empty() { Planned::Nothing } else { Planned::ToPublish(plan.clone()) };
-        let mut hub = Hub {
+        let plan_write = if plan.is_empty() { PlanWrite::Idle } else { PlanWrite::ToPublish(plan.clone()) };
+        let mut hub = HubState {
             epoch,
             deployments: persisted.deployments.clone(),
             orders: Orders::default(),
@@ -196,156 +197,158 @@ impl Hub {
             rollout,
             registry,
             persisted,
-            writing: Writing::Nothing,
+            table_write: TableWrite::Idle,
             to_publish,
             drains: BTreeSet::new(),
             planner: Planner::new(catalogue, epoch, plan, now),
-            planned,
+            plan_write,
             now,
         };
         hub.handle(Event::Listed(all), now);
         hub
     }
 
-    /// Takes note of what happened.
+    /// Processes one event.
     ///
     /// # Panics
     ///
-    /// When told that the store holds a table which does not supersede the one before it.
+    /// Panics if the store holds a table that does not supersede the one before it.
     pub fn handle(&mut self, event: Event, now: Instant) {
         self.now = self.now.max(now);
         match event {
-            Event::Listed(Everything { spokes, deployments, tenants, drains, demand, readers }) => {
+            Event::Listed(StoreState { spokes, deployments, tenants, drains, demand, readers }) => {
                 self.registry.replace(spokes, now);
                 self.drains = drains.into_iter().collect();
-                self.registry.hear_only(demand.iter().map(heard), now);
+                self.registry.replace_gateways(demand.iter().map(gateway_reach), now);
                 self.planner.replace(demand, now);
                 self.rollout.replace(readers);
-                if let Some(Wanted { applied: _, deployments, orders }) = deployments {
+                if let Some(DesiredDeployments { applied: _, deployments, orders }) = deployments {
                     (self.deployments, self.orders) = (deployments, orders);
                 }
                 self.tenants = tenants.or(self.tenants.take());
             }
-            Event::SpokeStands(standing) => self.registry.put(standing, now),
-            Event::SpokeGone { region, boot_id } => self.registry.remove(&region, boot_id, now),
-            Event::Wanted(Wanted { applied: _, deployments, orders }) => {
+            Event::SpokeRegistered(spoke) => self.registry.put(spoke, now),
+            Event::SpokeRemoved { region, boot_id } => self.registry.remove(&region, boot_id, now),
+            Event::DeploymentsChanged(DesiredDeployments { applied: _, deployments, orders }) => {
                 (self.deployments, self.orders) = (deployments, orders);
             }
-            Event::TenantsWanted(tenants) => self.tenants = Some(tenants),
+            Event::TenantsChanged(tenants) => self.tenants = Some(tenants),
             Event::Acknowledged(reader, generation) => self.rollout.acknowledged(reader, generation),
-            Event::ReaderGone(reader) => self.rollout.gone(&reader),
-            Event::Asked(demand) => {
-                let (gateway, reaches) = heard(&demand);
-                self.registry.heard(gateway, reaches, now);
-                self.planner.asked(demand);
+            Event::ReaderExpired(reader) => self.rollout.remove_reader(&reader),
+            Event::DemandReported(demand) => {
+                let (gateway, reachable_regions) = gateway_reach(&demand);
+                self.registry.gateway_reported(gateway, reachable_regions, now);
+                self.planner.report_demand(demand);
             }
-            Event::GatewayGone(gateway) => {
-                self.registry.silent(&gateway, now);
-                self.planner.silent(&gateway, now);
+            Event::GatewayExpired(gateway) => {
+                self.registry.gateway_expired(&gateway, now);
+                self.planner.gateway_expired(&gateway, now);
             }
-            Event::Drained(region) => drop(self.drains.insert(region)),
-            Event::Undrained(region) => drop(self.drains.remove(&region)),
-            Event::Planned(plan) => {
-                let news = self.planner.solved(plan);
-                self.planned = if news.is_empty() { Planned::Nothing } else { Planned::ToPersist(news) };
+            Event::DrainStarted(region) => drop(self.drains.insert(region)),
+            Event::DrainCancelled(region) => drop(self.drains.remove(&region)),
+            Event::PlanComputed(plan) => {
+                let changes = self.planner.plan_computed(plan);
+                self.plan_write =
+                    if changes.is_empty() { PlanWrite::Idle } else { PlanWrite::ToPersist(changes) };
             }
             Event::PlanPersisted(parts) => {
                 self.planner.written(&parts);
-                self.planned = Planned::ToPublish(parts);
+                self.plan_write = PlanWrite::ToPublish(parts);
             }
-            Event::PlanNotPersisted => self.planner.not_written(),
+            Event::PlanPersistFailed => self.planner.write_failed(),
             Event::Persisted(table) => {
                 invariants::monotone(self.persisted.generation, table.generation)
-                    .expect("the store is written by this hub alone, and this hub counts upwards");
+                    .expect("the store is written by this hub only, and its generations rise");
                 self.rollout.persisted(&self.persisted, &table);
                 self.persisted = table;
                 self.to_publish = true;
-                self.writing = Writing::Nothing;
+                self.table_write = TableWrite::Idle;
             }
-            Event::NotPersisted => self.writing = Writing::Again { at: now + PERSIST_RETRY },
+            Event::PersistFailed => self.table_write = TableWrite::RetryAt { at: now + PERSIST_RETRY },
         }
     }
 
-    /// What is to be done next, if anything.
-    pub fn poll(&mut self) -> Option<Command> {
+    /// Returns the next command, if any.
+    pub fn poll(&mut self) -> Option<HubCommand> {
         if std::mem::take(&mut self.to_publish) {
-            return Some(Command::Publish(self.persisted.clone()));
+            return Some(HubCommand::Publish(self.persisted.clone()));
         }
-        self.next_table().or_else(|| self.next_of_the_plan())
+        self.next_table().or_else(|| self.next_plan_command())
     }
 
-    fn next_table(&mut self) -> Option<Command> {
-        match self.writing {
-            Writing::UnderWay | Writing::Again { .. } => None,
-            Writing::Nothing => {
-                let next = following(&self.persisted, self.epoch);
-                let doubt = self.registry.holds();
+    fn next_table(&mut self) -> Option<HubCommand> {
+        match self.table_write {
+            TableWrite::InFlight | TableWrite::RetryAt { .. } => None,
+            TableWrite::Idle => {
+                let next = next_generation(&self.persisted, self.epoch);
+                let in_doubt = self.registry.is_holding();
                 let (rollout, last) = (&self.rollout, &self.persisted);
                 let reports = self.registry.reports();
                 let (deployments, revisions) =
-                    revisions::stage(&self.deployments, &self.orders, last, &reports, doubt);
-                let mut staged = rollout.stage(&deployments, last, next, doubt);
+                    revisions::stage(&self.deployments, &self.orders, last, &reports, in_doubt);
+                let mut staged = rollout.stage(&deployments, last, next, in_doubt);
                 staged.revisions = revisions;
                 let tenants = self.tenants.as_ref();
-                staged.tenants = tenants.map(|tenants| rollout.stage_tenants(tenants, last, next, doubt));
+                staged.tenants = tenants.map(|tenants| rollout.stage_tenants(tenants, last, next, in_doubt));
                 let routes = self.registry.routes();
                 let next = publish(&self.persisted, self.epoch, routes, staged, &self.drains)?;
-                self.writing = Writing::UnderWay;
-                Some(Command::Persist(next))
+                self.table_write = TableWrite::InFlight;
+                Some(HubCommand::Persist(next))
             }
         }
     }
 
-    fn next_of_the_plan(&mut self) -> Option<Command> {
-        match std::mem::replace(&mut self.planned, Planned::Nothing) {
-            Planned::ToPersist(parts) => return Some(Command::PersistPlan(parts)),
-            Planned::ToPublish(parts) => return Some(Command::PublishPlan(parts)),
-            Planned::Nothing => {}
+    fn next_plan_command(&mut self) -> Option<HubCommand> {
+        match std::mem::replace(&mut self.plan_write, PlanWrite::Idle) {
+            PlanWrite::ToPersist(parts) => return Some(HubCommand::PersistPlan(parts)),
+            PlanWrite::ToPublish(parts) => return Some(HubCommand::PublishPlan(parts)),
+            PlanWrite::Idle => {}
         }
-        let Hub { registry, persisted, drains, .. } = self;
-        // What is in force, and not what is wanted: of what is to be wider not everybody has heard.
-        let around = Around { registry, deployments: &persisted.deployments, drains };
-        let (problem, before) = self.planner.begin(&around, self.now)?;
-        Some(Command::Plan(Box::new(problem), before))
+        let HubState { registry, persisted, drains, .. } = self;
+        // The plan uses the published policies, not the desired ones: not every reader has acknowledged the wider ones.
+        let view = HubView { registry, deployments: &persisted.deployments, drains };
+        let (input, previous) = self.planner.begin(&view, self.now)?;
+        Some(HubCommand::Plan(Box::new(input), previous))
     }
 
-    /// Whether so many leases ended in one moment that their regions are held, the store being suspected.
-    pub fn suspects_the_store(&self) -> bool {
-        self.registry.holds()
+    /// Returns whether so many leases ended at once that the hub suspects the store and holds their regions.
+    pub fn suspects_store_failure(&self) -> bool {
+        self.registry.is_holding()
     }
 
-    /// Classes that could not bear the loss of their largest region, by the last plan, however many replicas were started.
-    pub fn short(&self) -> &BTreeSet<Class> {
-        self.planner.short()
+    /// Returns the classes that cannot survive the loss of their largest region with the replicas allowed, by the last
+    /// plan.
+    pub fn uncovered_classes(&self) -> &BTreeSet<TrafficClass> {
+        self.planner.uncovered_classes()
     }
 
-    /// When [`Hub::handle_timeout`] wants to be called, at the latest.
+    /// Returns the latest time at which [`HubState::handle_timeout`] must be called.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        let again = match self.writing {
-            Writing::Again { at } => Some(at),
-            Writing::Nothing | Writing::UnderWay => None,
+        let retry = match self.table_write {
+            TableWrite::RetryAt { at } => Some(at),
+            TableWrite::Idle | TableWrite::InFlight => None,
         };
-        let settles = self.rollout.next_wakeup(&self.persisted);
+        let settled = self.rollout.next_wakeup(&self.persisted);
         let planned = self.planner.next_due();
-        self.registry.next_expiry().into_iter().chain(again).chain(settles).chain(planned).min()
+        self.registry.next_expiry().into_iter().chain(retry).chain(settled).chain(planned).min()
     }
 
-    /// Time has passed.
+    /// Processes the passage of time.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = self.now.max(now);
         self.registry.expire(now);
         self.rollout.tick(now);
-        if let Writing::Again { at } = self.writing
+        if let TableWrite::RetryAt { at } = self.table_write
             && at <= now
         {
-            self.writing = Writing::Nothing;
+            self.table_write = TableWrite::Idle;
         }
     }
 }
 
-/// Which regions a gateway hears, by its own word.
-fn heard(demand: &GatewayDemand) -> (GatewayBoot, Option<BTreeSet<RegionId>>) {
-    (demand.gateway.clone(), demand.reaches.clone())
+/// Returns the regions that a gateway reports as reachable.
+fn gateway_reach(demand: &GatewayDemand) -> (GatewayBoot, Option<BTreeSet<RegionId>>) {
+    (demand.gateway.clone(), demand.reachable_regions.clone())
 }
 
 #[cfg(test)]

@@ -1,110 +1,111 @@
-//! When the hub plans, from what, and what of a plan has to be written.
+//! Schedule, input and persistence of the traffic plan.
 //!
-//! Once a second, for as long as some gateway is asked for something. The work itself is a [`Problem`] that is handed out
-//! and a [`Plan`] that is handed back, so that it can be done beside whatever else the hub does. Of a plan only those
-//! parts are written that say something else than what stands in the store: the rows of the gateways at one place, the
-//! floors of one region. Each is given the number of the plan that changed it, and numbers only rise, also over hubs: they
-//! go on from the highest that stands in the store, and where a store was set back, in a higher epoch.
+//! A plan is computed once a second while at least one gateway reports demand. The hub hands out a [`PlanInput`] and
+//! receives a [`TrafficPlan`], so that the computation can run in the background. Only those parts of a plan are
+//! written that differ from the store: the rows of the gateways in one region, or the floors of one region. Each part
+//! carries the number of the plan that changed it. Numbers only rise, also across hubs: they continue from the highest
+//! number in the store, or, where a store was set back, in a higher epoch.
 //!
-//! A gateway that falls silent is planned for a little longer, since its clients have gone to another that will say so a
-//! moment later; a region that falls silent is not, unless so many do that the store is suspected.
+//! An expired gateway is still planned for during [`DEMAND_RETENTION`], because its clients have moved to another gateway
+//! that will report their demand a moment later. An expired region is not, unless so many expire at once that the store
+//! is suspected.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
-use crate::plan::capacity::{Capacity, count};
-use crate::plan::{Class, Demand, Plan, Problem, Source};
+use crate::plan::capacity::{RegionCapacity, plannable_capacity};
+use crate::plan::{ClassDemand, PlanInput, Source, TrafficClass, TrafficPlan};
 use crate::registry::Registry;
-use crate::wire::plan::{GatewayBoot, GatewayDemand, NamedShare, RegionFloors, Weights};
+use crate::wire::plan::{GatewayBoot, GatewayDemand, GatewayWeights, NamedShare, RegionFloors};
 use regions::latency::prior_rtt;
 use regions::{Catalogue, Deployment, DeploymentName, Generation, RegionId, RegionIndex, Share};
 
-/// How often there is a plan.
+/// Interval between plans.
 pub const PLAN_PERIOD: Duration = Duration::from_secs(1);
-/// How long a gateway that has fallen silent is planned for: three leases.
-pub const DEMAND_KEPT: Duration = Duration::from_secs(15);
-/// For how long the most that was asked for is remembered, in so many steps.
-const PEAK_KEPT: Duration = Duration::from_secs(3600);
+/// Time for which the demand of an expired gateway is still planned for: three leases.
+pub const DEMAND_RETENTION: Duration = Duration::from_secs(15);
+/// Time window of the demand peaks, and the number of its steps.
+const PEAK_WINDOW: Duration = Duration::from_secs(3600);
 const PEAK_STEPS: u32 = 12;
 
-/// A part of a plan that is written by itself.
+/// Part of a plan with its own key in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The rows of the gateways at one place.
-    Weights(Weights),
-    /// The floors of one region.
+pub enum PlanPart {
+    /// Rows of the gateways in one region.
+    Weights(GatewayWeights),
+    /// Floors of one region.
     Floors(RegionFloors),
 }
 
-impl Part {
-    /// How new it is.
+impl PlanPart {
+    /// Generation of this part.
     pub fn generation(&self) -> Generation {
         match self {
-            Part::Weights(weights) => weights.generation,
-            Part::Floors(floors) => floors.generation,
+            PlanPart::Weights(weights) => weights.generation,
+            PlanPart::Floors(floors) => floors.generation,
         }
     }
 }
 
-/// What is planned from and what came of it.
+/// Input and result of the planning.
 #[derive(Debug)]
 pub(super) struct Planner {
     catalogue: Arc<Catalogue>,
     epoch: u64,
-    demand: BTreeMap<GatewayBoot, Held>,
-    peaks: BTreeMap<Class, Peak>,
-    /// Of the last plan, by region: what a region could do whose lease ended with many others.
-    capacities: BTreeMap<RegionId, Capacity>,
-    plan: Arc<Plan>,
-    /// What stands in the store.
-    weights: BTreeMap<RegionId, Weights>,
+    demand: BTreeMap<GatewayBoot, GatewayState>,
+    peaks: BTreeMap<TrafficClass, Peak>,
+    /// Reported capacities by region, kept for regions whose lease ended together with many others.
+    capacities: BTreeMap<RegionId, RegionCapacity>,
+    plan: Arc<TrafficPlan>,
+    /// Parts that the store holds.
+    weights: BTreeMap<RegionId, GatewayWeights>,
     floors: BTreeMap<RegionId, RegionFloors>,
-    /// The highest number that was ever given out.
+    /// Highest number ever assigned.
     number: u64,
     due: Instant,
     busy: bool,
 }
 
-/// What a gateway is asked for.
+/// Last demand report of a gateway.
 #[derive(Debug)]
-struct Held {
-    classes: BTreeMap<(Class, RegionId), u64>,
-    /// When it fell silent.
-    gone: Option<Instant>,
+struct GatewayState {
+    classes: BTreeMap<(TrafficClass, RegionId), u64>,
+    /// Time at which its report expired.
+    expired_at: Option<Instant>,
 }
 
-/// The most that was asked for in each step of the last hour, the newest last.
+/// Highest demand of each step of the last hour, newest last.
 #[derive(Debug, Default)]
 struct Peak(VecDeque<(Instant, u64)>);
 
 impl Peak {
-    fn saw(&mut self, tokens_per_second: u64, now: Instant) -> u64 {
-        let step = PEAK_KEPT / PEAK_STEPS;
+    fn record(&mut self, tokens_per_second: u64, now: Instant) -> u64 {
+        let step = PEAK_WINDOW / PEAK_STEPS;
         match self.0.back_mut() {
             Some((since, most)) if now.saturating_duration_since(*since) < step => {
                 *most = tokens_per_second.max(*most);
             }
             Some(_) | None => self.0.push_back((now, tokens_per_second)),
         }
-        while self.0.front().is_some_and(|(since, _)| now.saturating_duration_since(*since) >= PEAK_KEPT) {
+        while self.0.front().is_some_and(|(since, _)| now.saturating_duration_since(*since) >= PEAK_WINDOW) {
             self.0.pop_front();
         }
         self.0.iter().map(|(_, most)| *most).max().unwrap_or(0)
     }
 }
 
-/// What of the rest of the hub a plan hangs on.
-pub(super) struct Around<'a> {
+/// State of the hub that a plan depends on.
+pub(super) struct HubView<'a> {
     pub(super) registry: &'a Registry,
     pub(super) deployments: &'a BTreeMap<DeploymentName, Deployment>,
     pub(super) drains: &'a BTreeSet<RegionId>,
 }
 
 impl Planner {
-    /// Goes on from the parts that stand in the store.
-    pub(super) fn new(catalogue: Arc<Catalogue>, epoch: u64, parts: Vec<Part>, now: Instant) -> Planner {
+    /// Creates a planner that continues from the parts in the store.
+    pub(super) fn new(catalogue: Arc<Catalogue>, epoch: u64, parts: Vec<PlanPart>, now: Instant) -> Planner {
         let number = parts.iter().map(|part| part.generation().number).max().unwrap_or(0);
         let mut planner = Planner {
             catalogue,
@@ -119,99 +120,104 @@ impl Planner {
             due: now + PLAN_PERIOD,
             busy: false,
         };
-        parts.into_iter().for_each(|part| planner.stands(part));
-        planner.plan = Arc::new(planner.recalled());
+        parts.into_iter().for_each(|part| planner.record_part(part));
+        planner.plan = Arc::new(planner.restored_plan());
         planner
     }
 
-    /// This is what a gateway is asked for.
-    pub(super) fn asked(&mut self, demand: GatewayDemand) {
-        let GatewayDemand { gateway, classes, reaches: _ } = demand;
-        self.demand.insert(gateway, Held { classes, gone: None });
+    /// Stores a gateway's demand report.
+    pub(super) fn report_demand(&mut self, demand: GatewayDemand) {
+        let GatewayDemand { gateway, classes, reachable_regions: _ } = demand;
+        self.demand.insert(gateway, GatewayState { classes, expired_at: None });
     }
 
-    /// A gateway has fallen silent.
-    pub(super) fn silent(&mut self, gateway: &GatewayBoot, now: Instant) {
-        if let Some(held) = self.demand.get_mut(gateway) {
-            held.gone.get_or_insert(now);
+    /// Marks a gateway as expired.
+    pub(super) fn gateway_expired(&mut self, gateway: &GatewayBoot, now: Instant) {
+        if let Some(state) = self.demand.get_mut(gateway) {
+            state.expired_at.get_or_insert(now);
         }
     }
 
-    /// These are all that are asked for anything.
+    /// Replaces all demand reports.
     pub(super) fn replace(&mut self, all: Vec<GatewayDemand>, now: Instant) {
         let named: BTreeSet<_> = all.iter().map(|demand| demand.gateway.clone()).collect();
-        let gone: Vec<_> = self.demand.keys().filter(|gateway| !named.contains(gateway)).cloned().collect();
-        gone.iter().for_each(|gateway| self.silent(gateway, now));
-        all.into_iter().for_each(|demand| self.asked(demand));
+        let expired: Vec<_> =
+            self.demand.keys().filter(|gateway| !named.contains(gateway)).cloned().collect();
+        expired.iter().for_each(|gateway| self.gateway_expired(gateway, now));
+        all.into_iter().for_each(|demand| self.report_demand(demand));
     }
 
-    /// When the next plan is due; never, while nobody is asked for anything.
+    /// Returns the due time of the next plan; `None` without demand.
     pub(super) fn next_due(&self) -> Option<Instant> {
         (!self.busy && !self.demand.is_empty()).then_some(self.due)
     }
 
-    /// The problem that is to be solved now, if one is due, and the plan that its solution follows.
-    pub(super) fn begin(&mut self, around: &Around<'_>, now: Instant) -> Option<(Problem, Arc<Plan>)> {
+    /// Returns the input of the next plan and the previous plan, if a plan is due now.
+    pub(super) fn begin(
+        &mut self,
+        view: &HubView<'_>,
+        now: Instant,
+    ) -> Option<(PlanInput, Arc<TrafficPlan>)> {
         if self.next_due().is_none_or(|due| due > now) {
             return None;
         }
         self.due = now + PLAN_PERIOD;
-        self.demand.retain(|_, held| held.gone.is_none_or(|gone| gone + DEMAND_KEPT > now));
+        self.demand.retain(|_, state| state.expired_at.is_none_or(|at| at + DEMAND_RETENTION > now));
         self.busy = true;
-        let problem = self.problem(around, now);
-        Some((problem, self.plan.clone()))
+        let input = self.input(view, now);
+        Some((input, self.plan.clone()))
     }
 
-    /// The plan that was made. What of it has to be written; nothing, if it says what stands there already.
-    pub(super) fn solved(&mut self, plan: Plan) -> Vec<Part> {
+    /// Takes the computed plan. Returns the parts to write; empty if the store already holds all of them.
+    pub(super) fn plan_computed(&mut self, plan: TrafficPlan) -> Vec<PlanPart> {
         self.busy = false;
         self.plan = Arc::new(plan);
         let generation = Generation { epoch: self.epoch, number: self.number + 1 };
-        let news = self.news(generation);
-        if !news.is_empty() {
-            // Also when it is not written after all: somebody may have seen it.
+        let changes = self.changes(generation);
+        if !changes.is_empty() {
+            // The number is used up even if the write fails: a reader may have observed it.
             self.number = generation.number;
             self.busy = true;
         }
-        news
+        changes
     }
 
-    /// Classes that could not bear the loss of their largest region, by the last plan.
-    pub(super) fn short(&self) -> &BTreeSet<Class> {
-        &self.plan.floors.short
+    /// Returns the classes that cannot survive the loss of their largest region, by the last plan.
+    pub(super) fn uncovered_classes(&self) -> &BTreeSet<TrafficClass> {
+        &self.plan.floors.uncovered_classes
     }
 
-    /// These parts stand in the store now.
-    pub(super) fn written(&mut self, parts: &[Part]) {
+    /// Records that the store holds these parts now.
+    pub(super) fn written(&mut self, parts: &[PlanPart]) {
         self.busy = false;
-        parts.iter().cloned().for_each(|part| self.stands(part));
+        parts.iter().cloned().for_each(|part| self.record_part(part));
     }
 
-    /// They may not: the next plan says what is missing.
-    pub(super) fn not_written(&mut self) {
+    /// Records a failed write; the next plan contains the missing parts.
+    pub(super) fn write_failed(&mut self) {
         self.busy = false;
     }
 
-    fn stands(&mut self, part: Part) {
+    fn record_part(&mut self, part: PlanPart) {
         let generation = part.generation();
         let before = match &part {
-            Part::Weights(weights) => self.weights.get(&weights.gateway).map(|known| known.generation),
-            Part::Floors(floors) => self.floors.get(&floors.region).map(|known| known.generation),
+            PlanPart::Weights(weights) => self.weights.get(&weights.gateway).map(|known| known.generation),
+            PlanPart::Floors(floors) => self.floors.get(&floors.region).map(|known| known.generation),
         };
         if let Some(before) = before {
-            invariants::monotone(before, generation).expect("numbers of plans are counted upwards");
+            invariants::monotone(before, generation).expect("plan numbers only rise");
         }
         match part {
-            Part::Weights(weights) => drop(self.weights.insert(weights.gateway.clone(), weights)),
-            Part::Floors(floors) => drop(self.floors.insert(floors.region.clone(), floors)),
+            PlanPart::Weights(weights) => drop(self.weights.insert(weights.gateway.clone(), weights)),
+            PlanPart::Floors(floors) => drop(self.floors.insert(floors.region.clone(), floors)),
         }
     }
 
-    /// What the plan says and the store does not. What nobody asks for any longer stays as an empty part, so that its
-    /// number is not forgotten.
-    fn news(&self, generation: Generation) -> Vec<Part> {
-        let (mut rows, mut floors) = (self.rows(), self.kept());
-        let mut news = Vec::new();
+    /// Returns the parts in which the plan differs from the store. A class without demand stays as an empty part, so
+    /// that its number is not lost.
+    fn changes(&self, generation: Generation) -> Vec<PlanPart> {
+        let (mut rows, mut floors) = (self.rows(), self.floors());
+        let mut changes = Vec::new();
         for gateway in self.weights.keys() {
             rows.entry(gateway.clone()).or_default();
         }
@@ -221,59 +227,63 @@ impl Planner {
         for (gateway, rows) in rows {
             let known = self.weights.get(&gateway);
             if known.is_none_or(|known| known.rows != rows || known.generation.epoch < self.epoch) {
-                news.push(Part::Weights(Weights { generation, gateway, rows }));
+                changes.push(PlanPart::Weights(GatewayWeights { generation, gateway, rows }));
             }
         }
         for (region, floors) in floors {
             let known = self.floors.get(&region);
             if known.is_none_or(|known| known.floors != floors || known.generation.epoch < self.epoch) {
-                news.push(Part::Floors(RegionFloors { generation, region, floors }));
+                changes.push(PlanPart::Floors(RegionFloors { generation, region, floors }));
             }
         }
-        news
+        changes
     }
 
-    fn named(&self, region: RegionIndex) -> RegionId {
+    fn region_id(&self, region: RegionIndex) -> RegionId {
         self.catalogue.region(region).id.clone()
     }
 
-    /// The plan's rows by gateway.
-    fn rows(&self) -> BTreeMap<RegionId, BTreeMap<(Class, RegionId), Vec<NamedShare>>> {
+    /// Returns the plan's rows by gateway.
+    fn rows(&self) -> BTreeMap<RegionId, BTreeMap<(TrafficClass, RegionId), Vec<NamedShare>>> {
         let mut rows: BTreeMap<RegionId, BTreeMap<_, _>> = BTreeMap::new();
         for (class, sources) in &self.plan.rows {
             for (source, row) in sources {
                 let shares = row.iter().map(|Share { region, permille, why }| NamedShare {
-                    region: self.named(*region),
+                    region: self.region_id(*region),
                     permille: *permille,
-                    why: *why,
+                    reason: *why,
                 });
-                let of = rows.entry(self.named(source.gateway)).or_default();
-                of.insert((class.clone(), self.named(source.origin)), shares.collect());
+                let of = rows.entry(self.region_id(source.gateway)).or_default();
+                of.insert((class.clone(), self.region_id(source.origin)), shares.collect());
             }
         }
         rows
     }
 
-    /// The plan's floors by region.
-    fn kept(&self) -> BTreeMap<RegionId, BTreeMap<DeploymentName, u32>> {
-        let mut kept: BTreeMap<RegionId, BTreeMap<DeploymentName, u32>> = BTreeMap::new();
+    /// Returns the plan's floors by region.
+    fn floors(&self) -> BTreeMap<RegionId, BTreeMap<DeploymentName, u32>> {
+        let mut floors: BTreeMap<RegionId, BTreeMap<DeploymentName, u32>> = BTreeMap::new();
         for (name, regions) in &self.plan.floors.replicas {
             for (region, floor) in regions {
-                kept.entry(self.named(*region)).or_default().insert(name.clone(), floor.replicas);
+                floors.entry(self.region_id(*region)).or_default().insert(name.clone(), floor.replicas);
             }
         }
-        kept
+        floors
     }
 
-    /// The plan that stands in the store, as far as this catalogue knows its regions.
-    fn recalled(&self) -> Plan {
-        let mut plan = Plan::default();
-        for Weights { generation: _, gateway, rows } in self.weights.values() {
+    /// Returns the plan in the store, restricted to the regions of this catalogue.
+    fn restored_plan(&self) -> TrafficPlan {
+        let mut plan = TrafficPlan::default();
+        for GatewayWeights { generation: _, gateway, rows } in self.weights.values() {
             let Some(gateway) = self.catalogue.index_of(gateway) else { continue };
             for ((class, origin), shares) in rows {
                 let Some(origin) = self.catalogue.index_of(origin) else { continue };
-                let known = shares.iter().filter_map(|NamedShare { region, permille, why }| {
-                    Some(Share { region: self.catalogue.index_of(region)?, permille: *permille, why: *why })
+                let known = shares.iter().filter_map(|NamedShare { region, permille, reason }| {
+                    Some(Share {
+                        region: self.catalogue.index_of(region)?,
+                        permille: *permille,
+                        why: *reason,
+                    })
                 });
                 let mut row: Vec<Share> = known.collect();
                 row.sort_unstable_by_key(|share| share.region);
@@ -283,50 +293,51 @@ impl Planner {
         plan
     }
 
-    fn problem(&mut self, around: &Around<'_>, now: Instant) -> Problem {
-        self.look_at_capacities(around.registry);
+    fn input(&mut self, view: &HubView<'_>, now: Instant) -> PlanInput {
+        self.refresh_capacities(view.registry);
         let capacities = self
             .capacities
             .iter()
             .filter_map(|(region, capacity)| Some((self.catalogue.index_of(region)?, capacity)));
-        let (pools, places) = count(capacities);
-        let demand = self.classes(around.deployments, now);
-        let mut away = BTreeMap::new();
+        let (pools, deployments) = plannable_capacity(capacities);
+        let demand = self.classes(view.deployments, now);
+        let mut rtt = BTreeMap::new();
         let origins: BTreeSet<_> =
             demand.values().flat_map(|demand| demand.by_source.keys()).map(|source| source.origin).collect();
         let regions: BTreeSet<_> = pools.iter().map(|pool| pool.region).collect();
         for origin in origins {
             for region in &regions {
                 let (from, to) = (self.catalogue.region(origin).point, self.catalogue.region(*region).point);
-                away.insert((origin, *region), prior_rtt(from.distance_km(to)));
+                rtt.insert((origin, *region), prior_rtt(from.distance_km(to)));
             }
         }
         let cost = regions.iter().filter_map(|region| Some((*region, self.catalogue.region(*region).cost?)));
-        let draining = around.drains.iter().filter_map(|region| self.catalogue.index_of(region)).collect();
-        Problem { away, draining, cost: cost.collect(), pools, places, demand }
+        let draining = view.drains.iter().filter_map(|region| self.catalogue.index_of(region)).collect();
+        PlanInput { rtt, draining, cost: cost.collect(), pools, deployments, demand }
     }
 
-    /// What the regions that are registered can do; and those whose leases have ended with too many others.
-    fn look_at_capacities(&mut self, registry: &Registry) {
+    /// Updates the capacities from the registered spokes. While a mass loss is suspected, those of the lost regions
+    /// stay.
+    fn refresh_capacities(&mut self, registry: &Registry) {
         let newest = registry.newest();
-        if !registry.holds() {
+        if !registry.is_holding() {
             self.capacities.retain(|region, _| newest.contains_key(region));
         }
-        for (region, standing) in newest {
-            self.capacities.insert(region.clone(), standing.registration.capacity.clone());
+        for (region, spoke) in newest {
+            self.capacities.insert(region.clone(), spoke.registration.capacity.clone());
         }
     }
 
-    /// What is asked for, by class and source, with the peak of each class.
+    /// Returns the demand by class and source, with the peak of each class.
     fn classes(
         &mut self,
         deployments: &BTreeMap<DeploymentName, Deployment>,
         now: Instant,
-    ) -> BTreeMap<Class, Demand> {
-        let mut classes: BTreeMap<Class, Demand> = BTreeMap::new();
-        for (gateway, held) in &self.demand {
-            let Some(at) = self.catalogue.index_of(&gateway.place) else { continue };
-            for ((class, origin), tokens) in &held.classes {
+    ) -> BTreeMap<TrafficClass, ClassDemand> {
+        let mut classes: BTreeMap<TrafficClass, ClassDemand> = BTreeMap::new();
+        for (gateway, state) in &self.demand {
+            let Some(at) = self.catalogue.index_of(&gateway.region) else { continue };
+            for ((class, origin), tokens) in &state.classes {
                 let Some(origin) = self.catalogue.index_of(origin) else { continue };
                 let demand = match classes.get_mut(class) {
                     Some(demand) => demand,
@@ -335,7 +346,7 @@ impl Planner {
                         let policy = class.residency.narrow(&deployment.residency);
                         let placed = deployment.placed(&self.catalogue);
                         let allowed = policy.permitted(&self.catalogue).intersect(placed);
-                        let empty = Demand { allowed, peak: 0, by_source: BTreeMap::new() };
+                        let empty = ClassDemand { allowed, peak: 0, by_source: BTreeMap::new() };
                         classes.entry(class.clone()).or_insert(empty)
                     }
                 };
@@ -346,8 +357,8 @@ impl Planner {
         }
         self.peaks.retain(|class, _| classes.contains_key(class));
         for (class, demand) in &mut classes {
-            let now_asked = demand.by_source.values().fold(0u64, |sum, tokens| sum.saturating_add(*tokens));
-            demand.peak = self.peaks.entry(class.clone()).or_default().saw(now_asked, now);
+            let total = demand.by_source.values().fold(0u64, |sum, tokens| sum.saturating_add(*tokens));
+            demand.peak = self.peaks.entry(class.clone()).or_default().record(total, now);
         }
         classes
     }

@@ -1,9 +1,9 @@
-//! A hub's life, told as what happens to it.
+//! Tests of the hub, as sequences of events.
 
 use super::*;
-use crate::plan::capacity::Capacity;
+use crate::plan::capacity::RegionCapacity;
 use crate::registry::{LAPSED_KEEP, Registration};
-use crate::rollout::{Role, SETTLE};
+use crate::rollout::{Role, SETTLE_TIME};
 use crate::some_instant;
 use regions::{Catalogue, EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
 use std::collections::BTreeSet;
@@ -12,16 +12,16 @@ use std::sync::Arc;
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
 
-fn standing(region: &str, created: u64) -> Standing {
+fn spoke(region: &str, created: u64) -> RegisteredSpoke {
     let registration = Registration {
         region: region.parse().unwrap(),
         endpoint: ([10, 0, 0, 1], 7100).into(),
         boot_id: created,
         deployments: BTreeSet::from(["minilm".parse().unwrap()]),
-        capacity: Capacity::default(),
+        capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
     };
-    Standing { registration, created }
+    RegisteredSpoke { registration, created }
 }
 
 fn deployment(name: &str) -> Deployment {
@@ -36,52 +36,52 @@ fn deployment(name: &str) -> Deployment {
     }
 }
 
-fn wanted(deployments: impl IntoIterator<Item = Deployment>) -> Wanted {
+fn desired(deployments: impl IntoIterator<Item = Deployment>) -> DesiredDeployments {
     let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
-    Wanted { applied: true, deployments: named.collect(), orders: Orders::default() }
+    DesiredDeployments { applied: true, deployments: named.collect(), orders: Orders::default() }
 }
 
-/// A hub whose store takes every table, in a time that passes when the test says so.
-struct World {
-    hub: Hub,
+/// Hub whose store accepts every table, with a clock that the test controls.
+struct HubTest {
+    hub: HubState,
     now: Instant,
     published: Vec<RouteTable>,
 }
 
-impl World {
-    fn start(table: Option<RouteTable>, epoch: u64, spokes: Vec<Standing>) -> World {
-        let deployments = Some(wanted([deployment("minilm")]));
-        let all = Everything { spokes, deployments, ..Everything::default() };
-        World::found(Found { epoch, table, plan: Vec::new(), all })
+impl HubTest {
+    fn start(table: Option<RouteTable>, epoch: u64, spokes: Vec<RegisteredSpoke>) -> HubTest {
+        let deployments = Some(desired([deployment("minilm")]));
+        let all = StoreState { spokes, deployments, ..StoreState::default() };
+        HubTest::from_state(HubInitialState { epoch, table, plan: Vec::new(), all })
     }
 
-    fn found(found: Found) -> World {
+    fn from_state(initial: HubInitialState) -> HubTest {
         let (now, catalogue) = (some_instant(), Arc::new(Catalogue::builtin()));
-        let rollout = Rollout::new(catalogue.clone(), SETTLE, now);
-        let hub = Hub::new(found, catalogue, LAPSED_KEEP, rollout, now);
-        World { hub, now, published: Vec::new() }
+        let rollout = Rollout::new(catalogue.clone(), SETTLE_TIME, now);
+        let hub = HubState::new(initial, catalogue, LAPSED_KEEP, rollout, now);
+        HubTest { hub, now, published: Vec::new() }
     }
 
-    fn tell(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         self.hub.handle(event, self.now);
     }
 
-    /// Does what the hub wants until it wants nothing.
+    /// Executes the hub's commands until there are none.
     fn settle(&mut self) {
         while let Some(command) = self.hub.poll() {
             match command {
-                Command::Persist(table) => self.tell(Event::Persisted(table)),
-                Command::Publish(table) => self.published.push(table),
-                Command::Plan(..) | Command::PersistPlan(_) | Command::PublishPlan(_) => {
-                    panic!("nobody asks for anything: {command:?}")
+                HubCommand::Persist(table) => self.handle(Event::Persisted(table)),
+                HubCommand::Publish(table) => self.published.push(table),
+                HubCommand::Plan(..) | HubCommand::PersistPlan(_) | HubCommand::PublishPlan(_) => {
+                    panic!("there is no demand: {command:?}")
                 }
             }
         }
     }
 
-    /// Sleeps until the hub wants to be woken.
+    /// Advances the clock to the hub's next wakeup.
     fn sleep(&mut self) {
-        self.now = self.hub.next_wakeup().expect("something to wait for");
+        self.now = self.hub.next_wakeup().expect("a wakeup is scheduled");
         self.hub.handle_timeout(self.now);
     }
 
@@ -90,179 +90,180 @@ impl World {
     }
 
     fn routed(&self) -> Vec<&str> {
-        self.published.last().expect("something was published").regions.keys().map(RegionId::as_str).collect()
+        self.published.last().expect("a table was published").regions.keys().map(RegionId::as_str).collect()
     }
 }
 
 #[test]
-fn a_region_is_published_when_it_registers_and_for_a_while_after_it_fell_silent() {
-    let mut world = World::start(None, 1, Vec::new());
-    world.settle();
-    assert_eq!(world.generations(), ["1.1"], "the deployments are news");
-    world.tell(Event::SpokeStands(standing(EUROPE, 5)));
-    world.settle();
-    assert_eq!((world.generations(), world.routed()), (vec!["1.1".into(), "1.2".into()], vec![EUROPE]));
+fn a_region_is_published_when_it_registers_and_for_a_while_after_its_lease_ended() {
+    let mut test = HubTest::start(None, 1, Vec::new());
+    test.settle();
+    assert_eq!(test.generations(), ["1.1"], "the deployments are new");
+    test.handle(Event::SpokeRegistered(spoke(EUROPE, 5)));
+    test.settle();
+    assert_eq!((test.generations(), test.routed()), (vec!["1.1".into(), "1.2".into()], vec![EUROPE]));
 
-    world.tell(Event::SpokeGone { region: EUROPE.parse().unwrap(), boot_id: 5 });
-    world.settle();
-    assert_eq!(world.generations().len(), 2, "nothing has changed for a gateway");
-    let gone = world.now;
-    world.sleep();
-    world.settle();
-    assert_eq!(world.now - gone, LAPSED_KEEP);
-    assert_eq!((world.generations().len(), world.routed()), (3, vec![]));
-    assert_eq!(world.hub.next_wakeup(), None);
+    test.handle(Event::SpokeRemoved { region: EUROPE.parse().unwrap(), boot_id: 5 });
+    test.settle();
+    assert_eq!(test.generations().len(), 2, "nothing has changed for a gateway");
+    let removed_at = test.now;
+    test.sleep();
+    test.settle();
+    assert_eq!(test.now - removed_at, LAPSED_KEEP);
+    assert_eq!((test.generations().len(), test.routed()), (3, vec![]));
+    assert_eq!(test.hub.next_wakeup(), None);
 }
 
 #[test]
-fn a_hub_that_starts_again_publishes_at_once_what_it_published_last() {
-    let mut before = World::start(None, 4, vec![standing(EUROPE, 1), standing(AMERICA, 2)]);
+fn a_restarted_hub_publishes_the_last_table_at_once() {
+    let mut before = HubTest::start(None, 4, vec![spoke(EUROPE, 1), spoke(AMERICA, 2)]);
     before.settle();
     let last = before.published.pop();
 
-    let mut after = World::start(last.clone(), 4, Vec::new());
-    assert_eq!(after.hub.poll(), last.map(Command::Publish));
-    assert_eq!(after.hub.poll(), None, "no spoke has come forward, and no region is taken away for it");
-    after.tell(Event::SpokeStands(standing(AMERICA, 9)));
+    let mut after = HubTest::start(last.clone(), 4, Vec::new());
+    assert_eq!(after.hub.poll(), last.map(HubCommand::Publish));
+    assert_eq!(after.hub.poll(), None, "no spoke has registered yet, and no region is removed");
+    after.handle(Event::SpokeRegistered(spoke(AMERICA, 9)));
     after.sleep();
     after.settle();
     assert_eq!((after.generations(), after.routed()), (vec!["4.2".into()], vec![AMERICA]));
 }
 
 #[test]
-fn a_store_that_was_restored_and_given_a_new_epoch_has_its_table_published_again() {
-    let mut before = World::start(None, 4, vec![standing(EUROPE, 1)]);
+fn a_store_with_a_new_epoch_has_its_table_published_again() {
+    let mut before = HubTest::start(None, 4, vec![spoke(EUROPE, 1)]);
     before.settle();
-    let mut after = World::start(before.published.pop(), 5, vec![standing(EUROPE, 1)]);
+    let mut after = HubTest::start(before.published.pop(), 5, vec![spoke(EUROPE, 1)]);
     after.settle();
     assert_eq!(after.generations(), ["4.1", "5.2"]);
 }
 
 #[test]
-fn nothing_is_published_before_it_is_persisted_and_changes_gather_meanwhile() {
-    let mut world = World::start(None, 1, Vec::new());
-    let Some(Command::Persist(first)) = world.hub.poll() else { panic!("the first table") };
-    world.tell(Event::SpokeStands(standing(EUROPE, 1)));
-    world.tell(Event::SpokeStands(standing(AMERICA, 2)));
-    world.tell(Event::Wanted(wanted([deployment("minilm"), deployment("minilm-eu")])));
-    assert_eq!(world.hub.poll(), None, "one table at a time");
-    world.tell(Event::Persisted(first.clone()));
-    assert_eq!(world.hub.poll(), Some(Command::Publish(first)));
-    world.settle();
-    assert_eq!((world.generations(), world.routed()), (vec!["1.2".into()], vec![AMERICA, EUROPE]));
-    assert_eq!(world.published[0].deployments.len(), 2);
+fn a_table_is_published_after_it_is_persisted_and_changes_are_collected() {
+    let mut test = HubTest::start(None, 1, Vec::new());
+    let Some(HubCommand::Persist(first)) = test.hub.poll() else { panic!("the first table") };
+    test.handle(Event::SpokeRegistered(spoke(EUROPE, 1)));
+    test.handle(Event::SpokeRegistered(spoke(AMERICA, 2)));
+    test.handle(Event::DeploymentsChanged(desired([deployment("minilm"), deployment("minilm-eu")])));
+    assert_eq!(test.hub.poll(), None, "one table at a time");
+    test.handle(Event::Persisted(first.clone()));
+    assert_eq!(test.hub.poll(), Some(HubCommand::Publish(first)));
+    test.settle();
+    assert_eq!((test.generations(), test.routed()), (vec!["1.2".into()], vec![AMERICA, EUROPE]));
+    assert_eq!(test.published[0].deployments.len(), 2);
 }
 
 #[test]
-fn a_store_that_does_not_take_a_table_is_asked_again_with_the_newest() {
-    let mut world = World::start(None, 1, Vec::new());
-    assert!(matches!(world.hub.poll(), Some(Command::Persist(_))));
-    world.tell(Event::NotPersisted);
-    world.tell(Event::SpokeStands(standing(EUROPE, 1)));
-    assert_eq!(world.hub.poll(), None);
-    let failed = world.now;
-    world.sleep();
-    assert_eq!(world.now - failed, PERSIST_RETRY);
-    world.settle();
+fn a_failed_persist_is_retried_with_the_newest_table() {
+    let mut test = HubTest::start(None, 1, Vec::new());
+    assert!(matches!(test.hub.poll(), Some(HubCommand::Persist(_))));
+    test.handle(Event::PersistFailed);
+    test.handle(Event::SpokeRegistered(spoke(EUROPE, 1)));
+    assert_eq!(test.hub.poll(), None);
+    let failed = test.now;
+    test.sleep();
+    assert_eq!(test.now - failed, PERSIST_RETRY);
+    test.settle();
     let first = Generation { epoch: 1, number: 1 };
-    assert_eq!((world.published[0].generation, world.routed()), (first, vec![EUROPE]));
+    assert_eq!((test.published[0].generation, test.routed()), (first, vec![EUROPE]));
 }
 
 #[test]
-fn a_table_that_the_store_holds_after_all_is_published_and_then_superseded() {
-    let mut world = World::start(None, 1, Vec::new());
-    let Some(Command::Persist(first)) = world.hub.poll() else { panic!("the first table") };
-    world.tell(Event::NotPersisted);
-    world.tell(Event::SpokeStands(standing(EUROPE, 1)));
-    world.sleep();
-    assert!(matches!(world.hub.poll(), Some(Command::Persist(_))), "another table of the same generation");
-    world.tell(Event::Persisted(first));
-    world.settle();
-    assert_eq!((world.generations(), world.routed()), (vec!["1.1".into(), "1.2".into()], vec![EUROPE]));
+fn a_table_that_was_persisted_after_all_is_published_and_then_superseded() {
+    let mut test = HubTest::start(None, 1, Vec::new());
+    let Some(HubCommand::Persist(first)) = test.hub.poll() else { panic!("the first table") };
+    test.handle(Event::PersistFailed);
+    test.handle(Event::SpokeRegistered(spoke(EUROPE, 1)));
+    test.sleep();
+    assert!(matches!(test.hub.poll(), Some(HubCommand::Persist(_))), "another table of the same generation");
+    test.handle(Event::Persisted(first));
+    test.settle();
+    assert_eq!((test.generations(), test.routed()), (vec!["1.1".into(), "1.2".into()], vec![EUROPE]));
 }
 
 #[test]
 #[should_panic(expected = "NotMonotone")]
 fn a_store_that_holds_an_older_table_breaks_monotone_plans() {
-    let mut world = World::start(None, 1, vec![standing(EUROPE, 1)]);
-    world.settle();
-    world.tell(Event::Persisted(RouteTable::empty()));
+    let mut test = HubTest::start(None, 1, vec![spoke(EUROPE, 1)]);
+    test.settle();
+    test.handle(Event::Persisted(RouteTable::empty()));
 }
 
 #[test]
-fn a_list_of_everything_stands_for_the_events_that_were_missed() {
-    let mut world = World::start(None, 1, vec![standing(EUROPE, 1)]);
-    world.settle();
-    let everything = |deployments| {
-        let spokes = vec![standing(AMERICA, 2)];
-        Event::Listed(Everything { spokes, deployments, ..Everything::default() })
+fn a_list_replaces_the_events_that_were_missed() {
+    let mut test = HubTest::start(None, 1, vec![spoke(EUROPE, 1)]);
+    test.settle();
+    let listed = |deployments| {
+        let spokes = vec![spoke(AMERICA, 2)];
+        Event::Listed(StoreState { spokes, deployments, ..StoreState::default() })
     };
-    world.tell(everything(Some(wanted([deployment("minilm-eu")]))));
-    world.settle();
-    assert_eq!(world.routed(), [AMERICA, EUROPE], "Europe has lapsed and keeps its route");
-    world.tell(everything(None));
-    world.settle();
-    assert_eq!(world.published.last().unwrap().deployments.len(), 1, "what cannot be read changes nothing");
-    world.tell(Event::Wanted(Wanted::default()));
-    world.settle();
-    assert!(world.published.last().unwrap().deployments.is_empty());
+    test.handle(listed(Some(desired([deployment("minilm-eu")]))));
+    test.settle();
+    assert_eq!(test.routed(), [AMERICA, EUROPE], "Europe has lapsed and keeps its route");
+    test.handle(listed(None));
+    test.settle();
+    assert_eq!(test.published.last().unwrap().deployments.len(), 1, "an unreadable record changes nothing");
+    test.handle(Event::DeploymentsChanged(DesiredDeployments::default()));
+    test.settle();
+    assert!(test.published.last().unwrap().deployments.is_empty());
 }
 
 #[test]
-fn a_hub_that_cannot_read_what_is_wanted_goes_on_with_what_was_published() {
-    let mut before = World::start(None, 4, vec![standing(EUROPE, 1)]);
+fn a_hub_that_cannot_read_the_desired_deployments_keeps_the_published_ones() {
+    let mut before = HubTest::start(None, 4, vec![spoke(EUROPE, 1)]);
     before.settle();
     let table = before.published.pop();
-    let all = Everything { spokes: vec![standing(EUROPE, 1)], ..Everything::default() };
-    let mut after = World::found(Found { epoch: 5, table: table.clone(), plan: Vec::new(), all });
+    let all = StoreState { spokes: vec![spoke(EUROPE, 1)], ..StoreState::default() };
+    let mut after =
+        HubTest::from_state(HubInitialState { epoch: 5, table: table.clone(), plan: Vec::new(), all });
     after.settle();
     assert_eq!(after.generations(), ["4.1", "5.2"]);
     assert_eq!(after.published.last().unwrap().deployments, table.unwrap().deployments);
 }
 
 #[test]
-fn what_a_hub_has_announced_its_successor_carries_out() {
+fn an_announced_widening_is_completed_by_the_next_hub() {
     let policy = |policy: &str| Deployment { residency: policy.parse().unwrap(), ..deployment("minilm") };
-    let gateway = Reader { role: Role::Gateway, place: AMERICA.parse().unwrap(), boot_id: 1 };
-    let said = |world: &World| {
-        let table = world.published.last().unwrap();
+    let gateway = Reader { role: Role::Gateway, region: AMERICA.parse().unwrap(), boot_id: 1 };
+    let residency = |test: &HubTest| {
+        let table = test.published.last().unwrap();
         let to = table.widening.values().map(|widening| widening.to.to_string()).next();
         (table.generation.to_string(), table.deployments["minilm"].residency.to_string(), to)
     };
-    let mut first = World::start(None, 1, Vec::new());
-    first.tell(Event::Wanted(wanted([policy("eu")])));
+    let mut first = HubTest::start(None, 1, Vec::new());
+    first.handle(Event::DeploymentsChanged(desired([policy("eu")])));
     first.settle();
-    first.tell(Event::Acknowledged(gateway.clone(), "1.1".parse().unwrap()));
-    first.tell(Event::Wanted(wanted([policy("eu,us")])));
+    first.handle(Event::Acknowledged(gateway.clone(), "1.1".parse().unwrap()));
+    first.handle(Event::DeploymentsChanged(desired([policy("eu,us")])));
     first.settle();
-    assert_eq!(said(&first), ("1.2".into(), "eu".into(), Some("eu,us".into())));
-    first.tell(Event::Acknowledged(gateway.clone(), "1.2".parse().unwrap()));
+    assert_eq!(residency(&first), ("1.2".into(), "eu".into(), Some("eu,us".into())));
+    first.handle(Event::Acknowledged(gateway.clone(), "1.2".parse().unwrap()));
     first.settle();
-    assert_eq!(first.published.len(), 2, "not while a term is young");
+    assert_eq!(first.published.len(), 2, "not during the settle time");
 
-    let all = Everything {
-        deployments: Some(wanted([policy("eu,us")])),
+    let all = StoreState {
+        deployments: Some(desired([policy("eu,us")])),
         readers: BTreeMap::from([(gateway.clone(), "1.1".parse().unwrap())]),
-        ..Everything::default()
+        ..StoreState::default()
     };
     let table = first.published.pop();
-    let mut second = World::found(Found { epoch: 1, table, plan: Vec::new(), all });
+    let mut second = HubTest::from_state(HubInitialState { epoch: 1, table, plan: Vec::new(), all });
     let begun = second.now;
     second.settle();
     second.sleep();
     second.settle();
-    assert_eq!((second.now - begun, said(&second).2), (SETTLE, Some("eu,us".into())));
-    second.tell(Event::Acknowledged(gateway, "1.2".parse().unwrap()));
+    assert_eq!((second.now - begun, residency(&second).2), (SETTLE_TIME, Some("eu,us".into())));
+    second.handle(Event::Acknowledged(gateway, "1.2".parse().unwrap()));
     second.settle();
-    assert_eq!(said(&second), ("1.3".into(), "eu,us".into(), None));
+    assert_eq!(residency(&second), ("1.3".into(), "eu,us".into(), None));
 }
 
 #[test]
-fn a_store_that_knows_less_than_it_did_begins_a_new_epoch() {
+fn a_store_that_was_set_back_begins_a_new_epoch() {
     let check = |known: Option<&str>, epoch: u64, table: Option<&str>, begins: Option<u64>| {
         let generation = |text: Option<&str>| text.map(|text| text.parse().unwrap());
         assert_eq!(
-            epoch_to_begin(generation(known), epoch, generation(table)),
+            required_epoch(generation(known), epoch, generation(table)),
             begins,
             "{known:?} {table:?}"
         );

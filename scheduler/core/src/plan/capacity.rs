@@ -1,111 +1,127 @@
-//! What a region says that it can do, and from that what a plan may count on.
+//! Capacity that regions report, and the capacity that a plan may use.
 //!
-//! Replicas that answer to the same deployments are one *pool*: what one deployment takes of it the others cannot have. A
-//! pool of which nobody has measured the speed yet is taken for as fast, a replica, as the slowest that is known for its
-//! deployments: given work, it will be known. Where none is known anywhere it is without limit, and everything goes to the
-//! nearest, as without a plan.
+//! Replicas that serve the same deployments form one *pool*: capacity used by one deployment is not available to the
+//! others. A pool without a measured speed is assumed to be as fast per replica as the slowest known replica of its
+//! deployments, so that it gets work and its speed becomes known. If no speed is known anywhere, the capacity is
+//! unlimited, and everything goes to the nearest region, as without a plan.
 
 use std::collections::BTreeMap;
 
-use super::{OBJECTIVE_PERCENT, Place, Pool};
+use super::{CapacityPool, DeploymentCapacity, TARGET_UTILIZATION_PERCENT};
 use regions::{DeploymentName, RegionIndex};
 
-/// A replica that says that it does more is not believed: a hundred times the fastest that we have seen.
+/// Highest accepted speed of a replica: a hundred times the fastest replica observed.
 pub const REPLICA_TOKENS_PER_SECOND_MAX: u64 = 100_000_000;
 
-/// A speed is news when it differs by more than a tenth of the one before it.
-const NEWS_PART: u64 = 10;
+/// A speed change is significant above a tenth of the previous speed.
+const CHANGE_THRESHOLD_DIVISOR: u64 = 10;
 
-/// A pool without limit, in tokens per second: more than all gateways together send.
+/// Speed of a pool without limit, in tokens per second: more than all gateways together send.
 const UNLIMITED: u64 = 1 << 50;
 
-/// What a region can do.
+/// Capacity of a region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
-    /// Its pools.
-    pub pools: Vec<Replicas>,
+pub struct RegionCapacity {
+    /// Pools of replicas.
+    pub pools: Vec<ReplicaPool>,
 }
 
-/// Replicas that work for the same deployments.
+/// Replicas that serve the same deployments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Replicas {
-    /// How many take work.
+pub struct ReplicaPool {
+    /// Number of ready replicas.
     pub ready: u32,
-    /// What they compute together; 0 until it is known.
+    /// Total speed; 0 while unknown.
     pub tokens_per_second: u64,
-    /// What they answer to.
-    pub deployments: BTreeMap<DeploymentName, Count>,
+    /// Deployments that the replicas serve.
+    pub deployments: BTreeMap<DeploymentName, ReplicaCount>,
 }
 
-/// The replicas of one deployment.
+/// Replica counts of one deployment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
-    /// Those that take its work.
+pub struct ReplicaCount {
+    /// Number of ready replicas.
     pub ready: u32,
-    /// As many as there may be: those that there are, where nobody starts any.
+    /// Maximum number of replicas; the current number where nothing starts replicas.
     pub max: u32,
 }
 
-impl Capacity {
-    /// Whether a plan would hardly be another with this in the place of `other`.
-    pub fn is_like(&self, other: &Capacity) -> bool {
-        let like = |one: &Replicas, other: &Replicas| {
-            let more = one.tokens_per_second.abs_diff(other.tokens_per_second);
+impl RegionCapacity {
+    /// Returns whether the difference from `other` is too small to change a plan.
+    pub fn is_similar_to(&self, other: &RegionCapacity) -> bool {
+        let similar = |one: &ReplicaPool, other: &ReplicaPool| {
+            let difference = one.tokens_per_second.abs_diff(other.tokens_per_second);
             one.ready == other.ready
                 && one.deployments == other.deployments
                 && (one.tokens_per_second == 0) == (other.tokens_per_second == 0)
-                && more <= other.tokens_per_second / NEWS_PART
+                && difference <= other.tokens_per_second / CHANGE_THRESHOLD_DIVISOR
         };
         self.pools.len() == other.pools.len()
-            && self.pools.iter().zip(&other.pools).all(|(one, other)| like(one, other))
+            && self.pools.iter().zip(&other.pools).all(|(one, other)| similar(one, other))
     }
 }
 
-/// All pools, and where each deployment runs.
-pub type Counted = (Vec<Pool>, BTreeMap<DeploymentName, BTreeMap<RegionIndex, Place>>);
+/// All pools, and the capacity of each deployment by region.
+pub type PlannableCapacity =
+    (Vec<CapacityPool>, BTreeMap<DeploymentName, BTreeMap<RegionIndex, DeploymentCapacity>>);
 
-/// What can be counted on, of what the regions say.
-pub fn count<'a>(capacities: impl Iterator<Item = (RegionIndex, &'a Capacity)> + Clone) -> Counted {
+/// Returns the capacity that a plan may use, from the reports of the regions.
+pub fn plannable_capacity<'a>(
+    capacities: impl Iterator<Item = (RegionIndex, &'a RegionCapacity)> + Clone,
+) -> PlannableCapacity {
     let slowest = slowest(capacities.clone().flat_map(|(_, capacity)| &capacity.pools));
     let mut pools = Vec::new();
-    let mut places: BTreeMap<DeploymentName, BTreeMap<RegionIndex, Place>> = BTreeMap::new();
+    let mut deployments: BTreeMap<DeploymentName, BTreeMap<RegionIndex, DeploymentCapacity>> =
+        BTreeMap::new();
     for (region, capacity) in capacities {
         for replicas in &capacity.pools {
             let guess = || replicas.deployments.keys().filter_map(|name| slowest.get(name)).min().copied();
-            let each = each(replicas).or_else(guess);
-            let speed = each.map_or(UNLIMITED, |each| each.saturating_mul(u64::from(replicas.ready)));
-            pools.push(Pool { region, tokens_per_second: at_the_objective(speed) });
-            for (name, Count { ready, max }) in &replicas.deployments {
-                let each = at_the_objective(each.unwrap_or(0));
-                let place = Place { pool: pools.len() - 1, ready: *ready, max: *max, each };
-                places.entry(name.clone()).or_default().insert(region, place);
+            let tokens_per_replica = tokens_per_replica(replicas).or_else(guess);
+            let speed = tokens_per_replica.map_or(UNLIMITED, |tokens_per_replica| {
+                tokens_per_replica.saturating_mul(u64::from(replicas.ready))
+            });
+            pools.push(CapacityPool { region, tokens_per_second: at_target_utilization(speed) });
+            for (name, ReplicaCount { ready, max }) in &replicas.deployments {
+                let tokens_per_replica = at_target_utilization(tokens_per_replica.unwrap_or(0));
+                let entry = DeploymentCapacity {
+                    pool: pools.len() - 1,
+                    ready: *ready,
+                    max: *max,
+                    tokens_per_replica,
+                };
+                deployments.entry(name.clone()).or_default().insert(region, entry);
             }
         }
     }
-    (pools, places)
+    (pools, deployments)
 }
 
-/// What one of these replicas computes, if that is known.
-fn each(replicas: &Replicas) -> Option<u64> {
-    let each = replicas.tokens_per_second.checked_div(u64::from(replicas.ready))?;
-    (each > 0).then_some(each.min(REPLICA_TOKENS_PER_SECOND_MAX))
+/// Returns the speed of one of these replicas, if known.
+fn tokens_per_replica(replicas: &ReplicaPool) -> Option<u64> {
+    let tokens_per_replica = replicas.tokens_per_second.checked_div(u64::from(replicas.ready))?;
+    (tokens_per_replica > 0).then_some(tokens_per_replica.min(REPLICA_TOKENS_PER_SECOND_MAX))
 }
 
-/// What the slowest replica of each deployment computes.
-fn slowest<'a>(pools: impl Iterator<Item = &'a Replicas>) -> BTreeMap<&'a DeploymentName, u64> {
+/// Returns the speed of the slowest replica of each deployment.
+fn slowest<'a>(pools: impl Iterator<Item = &'a ReplicaPool>) -> BTreeMap<&'a DeploymentName, u64> {
     let mut slowest = BTreeMap::new();
     for replicas in pools {
-        for (name, each) in replicas.deployments.keys().zip(std::iter::repeat(each(replicas))) {
-            if let Some(each) = each {
-                slowest.entry(name).and_modify(|known: &mut u64| *known = each.min(*known)).or_insert(each);
+        for (name, tokens_per_replica) in
+            replicas.deployments.keys().zip(std::iter::repeat(tokens_per_replica(replicas)))
+        {
+            if let Some(tokens_per_replica) = tokens_per_replica {
+                slowest
+                    .entry(name)
+                    .and_modify(|known: &mut u64| *known = tokens_per_replica.min(*known))
+                    .or_insert(tokens_per_replica);
             }
         }
     }
     slowest
 }
 
-fn at_the_objective(speed: u64) -> u64 {
-    speed / 100 * OBJECTIVE_PERCENT + speed % 100 * OBJECTIVE_PERCENT / 100
+fn at_target_utilization(speed: u64) -> u64 {
+    speed / 100 * TARGET_UTILIZATION_PERCENT + speed % 100 * TARGET_UTILIZATION_PERCENT / 100
 }
 
 #[cfg(test)]
@@ -113,40 +129,43 @@ mod tests {
     use super::super::tests::at;
     use super::*;
 
-    fn pool(ready: u32, tokens_per_second: u64, names: &[&str]) -> Replicas {
-        let count = Count { ready, max: ready };
+    fn pool(ready: u32, tokens_per_second: u64, names: &[&str]) -> ReplicaPool {
+        let count = ReplicaCount { ready, max: ready };
         let deployments = names.iter().map(|name| (name.parse().unwrap(), count)).collect();
-        Replicas { ready, tokens_per_second, deployments }
+        ReplicaPool { ready, tokens_per_second, deployments }
     }
 
-    fn counted(regions: &[Capacity]) -> Counted {
-        count(regions.iter().enumerate().map(|(number, capacity)| (at(number), capacity)))
+    fn plannable(regions: &[RegionCapacity]) -> PlannableCapacity {
+        plannable_capacity(regions.iter().enumerate().map(|(number, capacity)| (at(number), capacity)))
     }
 
     #[test]
-    fn a_pool_counts_once_whatever_it_answers_to() {
-        let (pools, places) = counted(&[Capacity { pools: vec![pool(2, 2000, &["d", "e"])] }]);
-        assert_eq!(pools, [Pool { region: at(0), tokens_per_second: 1500 }]);
+    fn a_pool_is_counted_once_for_all_its_deployments() {
+        let (pools, deployments) = plannable(&[RegionCapacity { pools: vec![pool(2, 2000, &["d", "e"])] }]);
+        assert_eq!(pools, [CapacityPool { region: at(0), tokens_per_second: 1500 }]);
         for name in ["d", "e"] {
-            assert_eq!(places[name][&at(0)], Place { pool: 0, ready: 2, max: 2, each: 750 });
+            assert_eq!(
+                deployments[name][&at(0)],
+                DeploymentCapacity { pool: 0, ready: 2, max: 2, tokens_per_replica: 750 }
+            );
         }
     }
 
     #[test]
-    fn a_speed_that_nobody_has_measured_is_that_of_the_slowest_that_was_and_without_limit_where_none_was() {
+    fn an_unknown_speed_is_assumed_to_be_the_slowest_known_one_or_unlimited() {
         let capacity =
-            |tokens_per_second, name| Capacity { pools: vec![pool(2, tokens_per_second, &[name])] };
+            |tokens_per_second, name| RegionCapacity { pools: vec![pool(2, tokens_per_second, &[name])] };
         let (pools, _) =
-            counted(&[capacity(2000, "d"), capacity(800, "d"), capacity(0, "d"), capacity(0, "e")]);
-        let each: Vec<u64> = pools.iter().map(|pool| pool.tokens_per_second).collect();
-        assert_eq!(each[..3], [1500, 600, 600]);
-        assert!(each[3] > 1 << 49);
+            plannable(&[capacity(2000, "d"), capacity(800, "d"), capacity(0, "d"), capacity(0, "e")]);
+        let tokens_per_replica: Vec<u64> = pools.iter().map(|pool| pool.tokens_per_second).collect();
+        assert_eq!(tokens_per_replica[..3], [1500, 600, 600]);
+        assert!(tokens_per_replica[3] > 1 << 49);
     }
 
     #[test]
-    fn nobody_is_believed_to_be_faster_than_anybody_is() {
+    fn a_reported_speed_is_capped() {
         let check = |claimed: u64, counted_on: u64| {
-            let (pools, _) = counted(&[Capacity { pools: vec![pool(1, claimed, &["d"])] }]);
+            let (pools, _) = plannable(&[RegionCapacity { pools: vec![pool(1, claimed, &["d"])] }]);
             assert_eq!(pools[0].tokens_per_second, counted_on, "{claimed}");
         };
         check(REPLICA_TOKENS_PER_SECOND_MAX, 75_000_000);
@@ -155,15 +174,17 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_more_or_less_is_no_news_and_a_replica_more_is() {
-        let one = |ready, speed| Capacity { pools: vec![pool(ready, speed, &["d"])] };
-        let check = |now: Capacity, like: bool| assert_eq!(now.is_like(&one(2, 1000)), like, "{now:?}");
+    fn a_tenth_more_or_less_is_similar_and_a_replica_more_is_not() {
+        let one = |ready, speed| RegionCapacity { pools: vec![pool(ready, speed, &["d"])] };
+        let check = |now: RegionCapacity, similar: bool| {
+            assert_eq!(now.is_similar_to(&one(2, 1000)), similar, "{now:?}")
+        };
         check(one(2, 1100), true);
         check(one(2, 1101), false);
         check(one(2, 900), true);
         check(one(2, 899), false);
         check(one(3, 1000), false);
         check(one(2, 0), false);
-        check(Capacity::default(), false);
+        check(RegionCapacity::default(), false);
     }
 }

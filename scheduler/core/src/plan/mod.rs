@@ -1,29 +1,33 @@
-//! Where traffic should go: how much of what each gateway receives for each class goes to which region.
+//! Traffic plan: the share of each gateway's requests, by class, that each region receives.
 //!
-//! Left to themselves gateways send everything to the nearest region, and what is too much goes elsewhere by credits, beat
-//! by beat. That answers a surge within a second and knows nothing of tomorrow: that two gateways share one region, that
-//! a class which may go nowhere else needs the room that another takes there. The plan knows, because it looks at
-//! everything at once, and is slow for the same reason: once a second, from numbers that are seconds old. So it says in
-//! what *proportion* requests go, and everything quicker stands above it: policy, health, credits.
+//! Without a plan, gateways send everything to the nearest region, and the overflow to other regions by credits, which
+//! are renewed five times a second. Credits react to a surge within a second, but they are local: they cannot know that
+//! two gateways share one region, or that a class with a single allowed region needs the capacity that another class
+//! takes there. The plan considers all regions and classes together. It is slower for the same reason: it is computed
+//! once a second, from numbers that are seconds old. It therefore decides only the *proportions* of traffic; everything
+//! faster overrides it: residency policy, health, credits.
 //!
 //! ```text
-//! capacity, by region ─┐    most constrained classes first,      nearest first      ┌▶ rows: shares by source and class
-//! demand, by class ────┼──▶ each source's demand into what ───▶ by steps from the ──┤
-//! previous plan ───────┘    is left of each pool                previous plan       └▶ floors: replicas against a loss
+//! capacity, by region ─┐   most constrained classes first,     nearest first      ┌▶ rows: shares by source and class
+//! demand, by class ────┼─▶ each source's demand into the ────▶ by steps from the ─┤
+//! previous plan ───────┘   free capacity of each pool          previous plan      └▶ floors: replicas against a loss
 //! ```
 //!
-//! - **Capacity** is what a pool of replicas computes at its service objective: [`OBJECTIVE_PERCENT`] of its speed.
-//! - A **class** is a deployment and the residency policy of a request, and so the regions that may see it. Those with the fewest are
-//!   served first, since the others can go elsewhere.
-//! - A **source** is a gateway and the place that its requests come from: its own, or that of clients who have said
-//!   theirs. Among the sources of equally constrained classes whoever is nearest to a region has it first.
-//! - What fits nowhere is divided over the class's regions by what they can do: each is too full, and none drowns. There
-//!   credits and shedding take over.
-//! - **Incumbency**: less than [`WORTH_PERMILLE`] is not moved while what there is fits; more is moved in steps of
-//!   [`STEP_PERMILLE`]. Only what a region that is *gone* had moves at once. A drain therefore takes ten plans.
+//! - **Capacity** of a pool of replicas is what it computes at its target utilization: [`TARGET_UTILIZATION_PERCENT`]
+//!   of its measured speed.
+//! - A **class** is a deployment and the residency policy of a request, and thereby a set of allowed regions. Classes
+//!   with the fewest allowed regions are placed first, because the others have alternatives.
+//! - A **source** is a gateway and the origin of its requests: its own location, or the location that clients have
+//!   sent. Among the sources of equally constrained classes, the source nearest to a region is placed there first.
+//! - Demand beyond the total capacity is divided over the class's regions in proportion to their capacity, so that all
+//!   are overloaded alike. Credits and load shedding handle the rest.
+//! - **Hysteresis**: shifts of less than [`MIN_SHIFT_PERMILLE`] are not made while the current shares fit; larger ones
+//!   are made in steps of at most [`MAX_SHIFT_PERMILLE`]. Only the shares of a region that is *gone* move at once. A
+//!   drain therefore takes ten plans.
 //!
-//! Pure and in whole numbers: the same problem and the same previous plan give the same plan, and a problem that stays the
-//! same comes to rest. The obvious other way, a linear program, finds a little more and jumps between equally good answers.
+//! The computation is pure and uses integers: the same input and the same previous plan give the same plan, and with a
+//! constant input the plans converge. The obvious alternative, a linear program, finds slightly better plans but jumps
+//! between equally good solutions.
 
 pub mod capacity;
 mod floors;
@@ -35,102 +39,104 @@ use std::time::Duration;
 pub use floors::{Floor, Floors};
 use regions::{DeploymentName, RegionIndex, RegionSet, ResidencyPolicy, Share};
 
-/// Of its measured speed a pool is given so much at most. At three quarters a queue is about three requests long, where
-/// a lookup still answers in its time; at nine tenths it is nine.
-pub const OBJECTIVE_PERCENT: u64 = 75;
+/// Share of a pool's measured speed that the plan uses at most. At 75 % the queue is about three requests long, and an
+/// interactive request still meets its latency target; at 90 % it is nine requests long.
+pub const TARGET_UTILIZATION_PERCENT: u64 = 75;
 
-/// As much of a row as is moved from one plan to the next: from all to nothing in ten plans. A plan that is wrong is seen
-/// in reports twice before the second step.
-pub const STEP_PERMILLE: u16 = 100;
+/// Largest part of a row that moves from one plan to the next: ten plans for a complete move. Reports show the effect
+/// of a wrong plan twice before the second step.
+pub const MAX_SHIFT_PERMILLE: u16 = 100;
 
-/// Less than this is not moved while what there is fits: demand that is measured over seconds is no more exact.
-pub const WORTH_PERMILLE: u16 = 20;
+/// Smallest shift that is made while the current shares fit: demand is averaged over seconds and not more exact than
+/// this.
+pub const MIN_SHIFT_PERMILLE: u16 = 20;
 
-/// Where requests come from.
+/// Source of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Source {
-    /// The gateway that receives them, by its place.
+    /// Gateway that receives them, by its region.
     pub gateway: RegionIndex,
-    /// Where they come from: the gateway's place, or the region that is nearest to clients who have said where they are.
+    /// Origin of the requests: the gateway's region, or the region nearest to the location that the clients have sent.
     pub origin: RegionIndex,
 }
 
-/// Requests that may go to the same regions for the same thing.
+/// Requests with the same deployment and the same allowed regions.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Class {
-    /// What they ask for.
+pub struct TrafficClass {
+    /// Requested deployment.
     pub deployment: DeploymentName,
-    /// The residency policy they travel under, as gateways write it.
+    /// Residency policy of the requests, as gateways report it.
     pub residency: ResidencyPolicy,
 }
 
-/// What is asked of one class.
+/// Demand of one class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Demand {
-    /// The regions that may see it.
+pub struct ClassDemand {
+    /// Allowed regions.
     pub allowed: RegionSet,
-    /// The most that was asked for lately, over all sources, in tokens per second: what must be served when a region is lost.
+    /// Recent maximum over all sources, in tokens per second: must be served after the loss of a region.
     pub peak: u64,
-    /// What is asked for now, in tokens per second.
+    /// Current demand, in tokens per second.
     pub by_source: BTreeMap<Source, u64>,
 }
 
-/// Replicas that work for the same deployments.
+/// Replicas that serve the same deployments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool {
-    /// Where they are.
+pub struct CapacityPool {
+    /// Region of the replicas.
     pub region: RegionIndex,
-    /// What they can be given, in tokens per second.
+    /// Tokens per second that the pool can be given.
     pub tokens_per_second: u64,
 }
 
-/// One deployment in one region.
+/// Capacity of one deployment in one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The pool that serves it there, by its number in [`Problem::pools`].
+pub struct DeploymentCapacity {
+    /// Pool that serves the deployment there, as an index into [`PlanInput::pools`].
     pub pool: usize,
-    /// Replicas that take its work.
+    /// Ready replicas.
     pub ready: u32,
-    /// As many as there may be; what is ready, where nobody can start one.
+    /// Maximum number of replicas; the ready ones where nothing can start replicas.
     pub max: u32,
-    /// What one of them can be given, in tokens per second.
-    pub each: u64,
+    /// Tokens per second that one replica can be given.
+    pub tokens_per_replica: u64,
 }
 
-/// Everything that a plan is made from.
+/// Input of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Problem {
-    /// The round trip from an origin to a region. One that is not named is further than all that are.
-    pub away: BTreeMap<(RegionIndex, RegionIndex), Duration>,
-    /// Regions that are to be emptied.
+pub struct PlanInput {
+    /// Round-trip time from an origin to a region. A missing pair counts as farther than all others.
+    pub rtt: BTreeMap<(RegionIndex, RegionIndex), Duration>,
+    /// Regions that are being drained.
     pub draining: RegionSet,
-    /// What a replica costs an hour, in millionths of whatever the operator counts in; nothing where not named.
+    /// Cost of a replica per hour, in millionths of the operator's currency unit; absent where unknown.
     pub cost: BTreeMap<RegionIndex, u64>,
     /// All pools.
-    pub pools: Vec<Pool>,
-    /// Where each deployment runs or could.
-    pub places: BTreeMap<DeploymentName, BTreeMap<RegionIndex, Place>>,
-    /// What is asked for.
-    pub demand: BTreeMap<Class, Demand>,
+    pub pools: Vec<CapacityPool>,
+    /// Regions in which each deployment runs or could run.
+    pub deployments: BTreeMap<DeploymentName, BTreeMap<RegionIndex, DeploymentCapacity>>,
+    /// Demand by class.
+    pub demand: BTreeMap<TrafficClass, ClassDemand>,
 }
 
-/// How the requests of one class from one source are divided: a thousand thousandths, regions in order.
+/// Shares of the requests of one class from one source: 1000 ‰ in total, ordered by region.
 pub type Row = Vec<Share>;
 
-/// The answer.
+/// Traffic plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// By class and source. A class that no region can serve now has none: whoever receives it asks the nearest.
-    pub rows: BTreeMap<Class, BTreeMap<Source, Row>>,
-    /// How many replicas there should be at least.
+pub struct TrafficPlan {
+    /// Rows by class and source. A class that no region can serve now has no rows; gateways send it to the nearest
+    /// region.
+    pub rows: BTreeMap<TrafficClass, BTreeMap<Source, Row>>,
+    /// Minimum numbers of replicas.
     pub floors: Floors,
 }
 
-/// The plan that follows `previous`.
-pub fn plan(problem: &Problem, previous: &Plan) -> Plan {
-    let rows = solve::rows(problem, &previous.rows);
-    let floors = floors::floors(problem, &rows);
-    Plan { rows, floors }
+/// Returns the plan that follows `previous`.
+pub fn plan(input: &PlanInput, previous: &TrafficPlan) -> TrafficPlan {
+    let rows = solve::rows(input, &previous.rows);
+    let floors = floors::floors(input, &rows);
+    TrafficPlan { rows, floors }
 }
 
 #[cfg(test)]

@@ -1,258 +1,275 @@
-//! From demand and capacity to shares.
+//! Solver: from demand and capacity to shares.
 //!
-//! First the *target*, which looks at nothing but the problem: in the order of how constrained classes are, and then of how
-//! near a source is to a region, demand takes what is left of each pool. Then each row goes from where it was towards its
-//! target, as far as a step reaches. As the target does not hang on the past, rows come to rest there.
+//! The first step computes the *target*, from the input alone: in the order of how constrained the classes are, and
+//! then of the distance from source to region, demand takes the free capacity of each pool. The second step moves each
+//! row from its current shares towards its target, by at most [`MAX_SHIFT_PERMILLE`]. Because the target does not
+//! depend on the past, rows converge.
 //!
-//! The inner loop is over the pairs of a source and a region, nearest first, and over the rows of that source that still
-//! want something, of which there are few after its nearest region: so the largest problem is two million looks at most
-//! and a hundred thousand in practice.
+//! The inner loop runs over the pairs of a source and a region, nearest first, and over the unplaced rows of that
+//! source, of which few remain after its nearest region. The largest input takes at most two million iterations, and a
+//! hundred thousand in practice.
 
 use std::collections::BTreeMap;
 
-use super::{Class, Demand, Place, Problem, Row, STEP_PERMILLE, Source, WORTH_PERMILLE};
+use super::{
+    ClassDemand, DeploymentCapacity, MAX_SHIFT_PERMILLE, MIN_SHIFT_PERMILLE, PlanInput, Row, Source,
+    TrafficClass,
+};
 use regions::set::MAX_REGIONS;
 use regions::weights::WHOLE_PERMILLE;
 use regions::weights::{Share, Why};
 use regions::{RegionIndex, RegionSet};
 
-/// All of a row.
+/// A whole row.
 const WHOLE: u16 = WHOLE_PERMILLE;
-/// In place of the number of a pool: there is none.
+/// Placeholder for a missing pool index.
 const NONE: u32 = u32::MAX;
 
-/// One class, as it is looked at again and again.
-struct Choice<'a> {
-    class: &'a Class,
-    demand: &'a Demand,
-    /// Where it is served and may be.
-    standing: RegionSet,
-    /// Of these, where it should go: not to one that is drained, unless there are no others.
-    wanted: RegionSet,
-    confined: bool,
-    /// The pool of each region in `standing`, by the region's number among those that have one.
+/// Class with its candidate regions.
+struct ClassCandidates<'a> {
+    class: &'a TrafficClass,
+    demand: &'a ClassDemand,
+    /// Allowed regions with ready replicas.
+    serving: RegionSet,
+    /// The serving regions that are not draining; all of them if all are draining.
+    preferred: RegionSet,
+    only_draining: bool,
+    /// Pool index by column, where the columns are the regions that have a pool.
     pools: Vec<u32>,
 }
 
-/// One row on its way.
-struct Line<'a> {
-    choice: usize,
+/// Row that is being computed.
+struct RowState<'a> {
+    class: usize,
     source: Source,
     demand: u64,
-    left: u64,
-    /// The nearest region of all that it should go to.
+    unplaced: u64,
+    /// Nearest of the preferred regions.
     nearest: Option<RegionIndex>,
-    before: Option<&'a Row>,
+    previous: Option<&'a Row>,
 }
 
-/// A part of a line's target, in tokens per second.
+/// Part of a row's target, in tokens per second.
 #[derive(Clone, Copy)]
-struct Part {
-    line: u32,
+struct TargetPart {
+    row: u32,
     region: RegionIndex,
     tokens: u64,
     why: Why,
 }
 
-/// The parts of all lines' targets, those of a line nearest first. They are gathered in the order in which they are found
-/// and put together by line afterwards: a list of its own for each line would be most of what a plan costs.
+/// Parts of all rows' targets, those of a row nearest first. They are collected in the order of placement and sorted by
+/// row afterwards: one list per row would take most of the time of a plan.
 #[derive(Default)]
-struct Targets {
-    parts: Vec<Part>,
-    /// Where those of each line begin, and where the last end.
+struct RowTargets {
+    parts: Vec<TargetPart>,
+    /// Index of the first part of each row, and of the end of the last row.
     begin: Vec<usize>,
 }
 
-impl Targets {
-    fn by_line(mut self, lines: usize) -> Targets {
-        let mut begin = vec![0; lines + 1];
+impl RowTargets {
+    fn by_row(mut self, states: usize) -> RowTargets {
+        let mut begin = vec![0; states + 1];
         for part in &self.parts {
-            begin[part.line as usize + 1] += 1;
+            begin[part.row as usize + 1] += 1;
         }
-        for line in 0..lines {
-            begin[line + 1] += begin[line];
+        for state in 0..states {
+            begin[state + 1] += begin[state];
         }
         let mut next = begin.clone();
         let mut sorted = self.parts.clone();
         for part in &self.parts {
-            let at = &mut next[part.line as usize];
+            let at = &mut next[part.row as usize];
             sorted[*at] = *part;
             *at += 1;
         }
         self.parts = sorted;
-        Targets { begin, ..self }
+        RowTargets { begin, ..self }
     }
 
-    fn of(&self, line: usize) -> &[Part] {
-        &self.parts[self.begin[line]..self.begin[line + 1]]
+    fn of(&self, state: usize) -> &[TargetPart] {
+        &self.parts[self.begin[state]..self.begin[state + 1]]
     }
 }
 
-/// More than anybody is asked for; and a thousand times as much is a number still.
+/// Upper limit of a demand: far above any real demand, and small enough to be multiplied by 1000.
 const DEMAND_MAX: u64 = 1 << 53;
 
-/// What is left of each pool.
-struct Pools<'a> {
-    problem: &'a Problem,
+/// Free capacity of each pool.
+struct FreeCapacity<'a> {
+    input: &'a PlanInput,
     free: Vec<u64>,
-    /// The regions that have a pool, in order, and the number of each.
+    /// Regions that have a pool, in order, and the column of each region.
     regions: Vec<RegionIndex>,
-    number: Box<[u32; MAX_REGIONS]>,
+    column: Box<[u32; MAX_REGIONS]>,
 }
 
-impl<'a> Pools<'a> {
-    fn new(problem: &'a Problem) -> Pools<'a> {
-        let has_one: RegionSet = problem.pools.iter().map(|pool| pool.region).collect();
-        let mut number = Box::new([NONE; MAX_REGIONS]);
-        for (at, region) in has_one.iter().enumerate() {
-            number[region.as_usize()] = at as u32;
+impl<'a> FreeCapacity<'a> {
+    fn new(input: &'a PlanInput) -> FreeCapacity<'a> {
+        let regions: RegionSet = input.pools.iter().map(|pool| pool.region).collect();
+        let mut column = Box::new([NONE; MAX_REGIONS]);
+        for (at, region) in regions.iter().enumerate() {
+            column[region.as_usize()] = at as u32;
         }
-        let free = problem.pools.iter().map(|pool| pool.tokens_per_second).collect();
-        Pools { problem, free, regions: has_one.iter().collect(), number }
+        let free = input.pools.iter().map(|pool| pool.tokens_per_second).collect();
+        FreeCapacity { input, free, regions: regions.iter().collect(), column }
     }
 
     fn capacity(&self, pool: usize) -> u64 {
-        self.problem.pools[pool].tokens_per_second
+        self.input.pools[pool].tokens_per_second
     }
 
-    /// The pool of a class in a region where it stands.
-    fn of(&self, choice: &Choice<'_>, region: RegionIndex) -> usize {
-        choice.pools[self.number[region.as_usize()] as usize] as usize
+    /// Returns the pool of a class in one of its serving regions.
+    fn of(&self, candidates: &ClassCandidates<'_>, region: RegionIndex) -> usize {
+        candidates.pools[self.column[region.as_usize()] as usize] as usize
     }
 }
 
-/// The rows that follow `previous`.
+/// Returns the rows that follow `previous`.
 pub(super) fn rows(
-    problem: &Problem,
-    previous: &BTreeMap<Class, BTreeMap<Source, Row>>,
-) -> BTreeMap<Class, BTreeMap<Source, Row>> {
-    let mut pools = Pools::new(problem);
-    let choices: Vec<Choice<'_>> =
-        problem.demand.iter().filter_map(|(class, demand)| choice(&pools, class, demand)).collect();
-    let mut lines = lines(&choices, previous);
-    let targets = target(&mut pools, &choices, &mut lines);
-    let full = full(&pools, &choices, &lines);
-    // The lines of a class stand together, and both are in order: so are the rows.
+    input: &PlanInput,
+    previous: &BTreeMap<TrafficClass, BTreeMap<Source, Row>>,
+) -> BTreeMap<TrafficClass, BTreeMap<Source, Row>> {
+    let mut pools = FreeCapacity::new(input);
+    let classes: Vec<ClassCandidates<'_>> =
+        input.demand.iter().filter_map(|(class, demand)| class_candidates(&pools, class, demand)).collect();
+    let mut states = row_states(&classes, previous);
+    let targets = targets(&mut pools, &classes, &mut states);
+    let overloaded = overloaded(&pools, &classes, &states);
+    // The rows of a class are adjacent, and classes and rows are sorted, so the result is sorted too.
     let mut number = 0;
-    let of_a_class = lines.chunk_by(|one, next| one.choice == next.choice);
-    let rows = of_a_class.map(|lines| {
-        let choice = &choices[lines[0].choice];
-        let rows = lines.iter().map(|line| {
-            let fits = before(choice, line).all(|share| !full[pools.of(choice, share.region)]);
-            let row = step(choice, line, targets.of(number), fits);
+    let by_class = states.chunk_by(|one, next| one.class == next.class);
+    let rows = by_class.map(|states| {
+        let candidates = &classes[states[0].class];
+        let rows = states.iter().map(|state| {
+            let fits = current_shares(candidates, state)
+                .all(|share| !overloaded[pools.of(candidates, share.region)]);
+            let row = step(candidates, state, targets.of(number), fits);
             number += 1;
-            (line.source, row)
+            (state.source, row)
         });
-        (choice.class.clone(), rows.collect())
+        (candidates.class.clone(), rows.collect())
     });
     rows.collect()
 }
 
-/// Where a class may go; nothing if it is served nowhere that may see it.
-fn choice<'a>(pools: &Pools<'a>, class: &'a Class, demand: &'a Demand) -> Option<Choice<'a>> {
-    let places = pools.problem.places.get(&class.deployment)?;
-    let serves = |(region, place): &(&RegionIndex, &Place)| {
-        demand.allowed.contains(**region) && place.ready > 0 && pools.capacity(place.pool) > 0
+/// Returns the candidate regions of a class; `None` if no allowed region serves it.
+fn class_candidates<'a>(
+    pools: &FreeCapacity<'a>,
+    class: &'a TrafficClass,
+    demand: &'a ClassDemand,
+) -> Option<ClassCandidates<'a>> {
+    let deployments = pools.input.deployments.get(&class.deployment)?;
+    let serves = |(region, capacity): &(&RegionIndex, &DeploymentCapacity)| {
+        demand.allowed.contains(**region) && capacity.ready > 0 && pools.capacity(capacity.pool) > 0
     };
     let mut of = vec![NONE; pools.regions.len()];
-    let mut standing = RegionSet::EMPTY;
-    for (region, place) in places.iter().filter(serves) {
-        standing.insert(*region);
-        of[pools.number[region.as_usize()] as usize] = place.pool as u32;
+    let mut serving = RegionSet::EMPTY;
+    for (region, capacity) in deployments.iter().filter(serves) {
+        serving.insert(*region);
+        of[pools.column[region.as_usize()] as usize] = capacity.pool as u32;
     }
-    let elsewhere = standing.minus(pools.problem.draining);
-    let confined = elsewhere.is_empty();
-    let wanted = if confined { standing } else { elsewhere };
-    if wanted.is_empty() {
+    let not_draining = serving.minus(pools.input.draining);
+    let only_draining = not_draining.is_empty();
+    let preferred = if only_draining { serving } else { not_draining };
+    if preferred.is_empty() {
         return None;
     }
-    Some(Choice { class, demand, standing, wanted, confined, pools: of })
+    Some(ClassCandidates { class, demand, serving, preferred, only_draining, pools: of })
 }
 
-fn lines<'a>(choices: &[Choice<'a>], previous: &'a BTreeMap<Class, BTreeMap<Source, Row>>) -> Vec<Line<'a>> {
-    let mut lines = Vec::with_capacity(choices.iter().map(|choice| choice.demand.by_source.len()).sum());
-    for (number, choice) in choices.iter().enumerate() {
-        let before = previous.get(choice.class);
-        for (source, tokens) in &choice.demand.by_source {
-            // Who asks for nothing now is planned for all the same: the next request has to go somewhere.
+fn row_states<'a>(
+    classes: &[ClassCandidates<'a>],
+    previous: &'a BTreeMap<TrafficClass, BTreeMap<Source, Row>>,
+) -> Vec<RowState<'a>> {
+    let mut states =
+        Vec::with_capacity(classes.iter().map(|candidates| candidates.demand.by_source.len()).sum());
+    for (number, candidates) in classes.iter().enumerate() {
+        let previous = previous.get(candidates.class);
+        for (source, tokens) in &candidates.demand.by_source {
+            // A source without demand is planned too: its next request needs a region.
             let demand = (*tokens).clamp(1, DEMAND_MAX);
-            lines.push(Line {
-                choice: number,
+            states.push(RowState {
+                class: number,
                 source: *source,
                 demand,
-                left: demand,
+                unplaced: demand,
                 nearest: None,
-                before: before.and_then(|rows| rows.get(source)),
+                previous: previous.and_then(|rows| rows.get(source)),
             });
         }
     }
-    lines
+    states
 }
 
-/// Every line's target.
-fn target(pools: &mut Pools<'_>, choices: &[Choice<'_>], lines: &mut [Line<'_>]) -> Targets {
-    let mut targets = Targets { parts: Vec::with_capacity(lines.len()), begin: Vec::new() };
-    let mut sources: Vec<Source> = lines.iter().map(|line| line.source).collect();
+/// Computes the target of every row.
+fn targets(
+    pools: &mut FreeCapacity<'_>,
+    classes: &[ClassCandidates<'_>],
+    states: &mut [RowState<'_>],
+) -> RowTargets {
+    let mut targets = RowTargets { parts: Vec::with_capacity(states.len()), begin: Vec::new() };
+    let mut sources: Vec<Source> = states.iter().map(|state| state.source).collect();
     sources.sort_unstable();
     sources.dedup();
     let mut pairs = Vec::with_capacity(sources.len() * pools.regions.len());
     for (at, source) in sources.iter().enumerate() {
         for (number, region) in pools.regions.iter().enumerate() {
-            let away = pools.problem.away.get(&(source.origin, *region));
-            pairs.push((away.map_or(u64::MAX, |away| away.as_micros() as u64), at, number));
+            let rtt = pools.input.rtt.get(&(source.origin, *region));
+            pairs.push((rtt.map_or(u64::MAX, |rtt| rtt.as_micros() as u64), at, number));
         }
     }
     pairs.sort_unstable();
-    // The lines of each level, by their source: classes that may go to few regions come first.
+    // Rows by the number of preferred regions, then by source: classes with few regions come first.
     let mut levels: BTreeMap<usize, Vec<Vec<u32>>> = BTreeMap::new();
-    for (at, line) in lines.iter().enumerate() {
-        let level = choices[line.choice].wanted.len();
+    for (at, state) in states.iter().enumerate() {
+        let level = classes[state.class].preferred.len();
         let by_source = levels.entry(level).or_insert_with(|| vec![Vec::new(); sources.len()]);
-        let source = sources.binary_search(&line.source).expect("they were gathered from these lines");
+        let source = sources.binary_search(&state.source).expect("the sources come from these rows");
         by_source[source].push(u32::try_from(at).expect("a plan has fewer rows"));
     }
     for by_source in levels.values_mut() {
         for (_, source, number) in &pairs {
             let region = pools.regions[*number];
             by_source[*source].retain(|at| {
-                let line = &mut lines[*at as usize];
-                let taken = take(pools, &choices[line.choice], line, region, *number);
-                targets.parts.extend(taken.map(|(tokens, why)| Part { line: *at, region, tokens, why }));
-                line.left > 0
+                let state = &mut states[*at as usize];
+                let taken = allocate(pools, &classes[state.class], state, region, *number);
+                targets.parts.extend(taken.map(|(tokens, why)| TargetPart { row: *at, region, tokens, why }));
+                state.unplaced > 0
             });
         }
         for at in by_source.iter().flatten() {
-            let line = &mut lines[*at as usize];
-            let divided = divide_what_is_too_much(pools, &choices[line.choice], line);
-            let part = |(region, tokens, why)| Part { line: *at, region, tokens, why };
+            let state = &mut states[*at as usize];
+            let divided = divide_overload(pools, &classes[state.class], state);
+            let part = |(region, tokens, why)| TargetPart { row: *at, region, tokens, why };
             targets.parts.extend(divided.into_iter().map(part));
         }
     }
-    targets.by_line(lines.len())
+    targets.by_row(states.len())
 }
 
-/// A line takes what is left for it in a region.
-fn take(
-    pools: &mut Pools<'_>,
-    choice: &Choice<'_>,
-    line: &mut Line<'_>,
+/// Places as much of a row's demand as fits into a region.
+fn allocate(
+    pools: &mut FreeCapacity<'_>,
+    candidates: &ClassCandidates<'_>,
+    state: &mut RowState<'_>,
     region: RegionIndex,
     number: usize,
 ) -> Option<(u64, Why)> {
-    let pool = choice.pools[number];
-    if pool == NONE || !choice.wanted.contains(region) {
+    let pool = candidates.pools[number];
+    if pool == NONE || !candidates.preferred.contains(region) {
         return None;
     }
-    let first = line.nearest.is_none();
-    line.nearest.get_or_insert(region);
+    let first = state.nearest.is_none();
+    state.nearest.get_or_insert(region);
     let free = &mut pools.free[pool as usize];
-    let taken = line.left.min(*free);
+    let taken = state.unplaced.min(*free);
     if taken == 0 {
         return None;
     }
     *free -= taken;
-    line.left -= taken;
-    let why = match (choice.confined, first) {
+    state.unplaced -= taken;
+    let why = match (candidates.only_draining, first) {
         (true, _) => Why::OnlyHere,
         (false, true) => Why::Nearest,
         (false, false) => Why::NearerFull,
@@ -260,103 +277,110 @@ fn take(
     Some((taken, why))
 }
 
-/// All regions of a line are full, and it has something left: each has a part of it, by what it can do.
-fn divide_what_is_too_much(
-    pools: &Pools<'_>,
-    choice: &Choice<'_>,
-    line: &mut Line<'_>,
+/// Divides the demand that fits nowhere over the preferred regions, in proportion to their capacity.
+fn divide_overload(
+    pools: &FreeCapacity<'_>,
+    candidates: &ClassCandidates<'_>,
+    state: &mut RowState<'_>,
 ) -> Vec<(RegionIndex, u64, Why)> {
-    let capacity = |region: RegionIndex| pools.capacity(pools.of(choice, region));
-    let whole: u128 = choice.wanted.iter().map(|region| u128::from(capacity(region))).sum();
-    let much = line.left;
-    let why = if choice.confined { Why::OnlyHere } else { Why::AllFull };
-    let mut left = much;
-    let divided = choice.wanted.iter().map(|region| {
-        let part = u128::from(much) * u128::from(capacity(region)) / whole.max(1);
+    let capacity = |region: RegionIndex| pools.capacity(pools.of(candidates, region));
+    let whole: u128 = candidates.preferred.iter().map(|region| u128::from(capacity(region))).sum();
+    let overload = state.unplaced;
+    let why = if candidates.only_draining { Why::OnlyHere } else { Why::AllFull };
+    let mut left = overload;
+    let divided = candidates.preferred.iter().map(|region| {
+        let part = u128::from(overload) * u128::from(capacity(region)) / whole.max(1);
         let part = u64::try_from(part).expect("a part of what is left");
         left -= part;
         (region, part, why)
     });
     let mut divided: Vec<_> = divided.collect();
-    // What is lost in rounding down.
-    let (_, tokens, _) = divided.first_mut().expect("it wants to go somewhere");
+    // The remainder of rounding down.
+    let (_, tokens, _) = divided.first_mut().expect("a class has a preferred region");
     *tokens += left;
-    line.left = 0;
+    state.unplaced = 0;
     divided
 }
 
-/// For every pool whether it would be given more than it can take if everything stayed where it is.
-fn full(pools: &Pools<'_>, choices: &[Choice<'_>], lines: &[Line<'_>]) -> Vec<bool> {
-    let mut loads = vec![0u64; pools.problem.pools.len()];
-    for line in lines {
-        let choice = &choices[line.choice];
-        for share in before(choice, line) {
-            let load = &mut loads[pools.of(choice, share.region)];
-            *load = load.saturating_add(part(line.demand, share.permille));
+/// Returns for each pool whether the current shares would overload it.
+fn overloaded(
+    pools: &FreeCapacity<'_>,
+    classes: &[ClassCandidates<'_>],
+    states: &[RowState<'_>],
+) -> Vec<bool> {
+    let mut loads = vec![0u64; pools.input.pools.len()];
+    for state in states {
+        let candidates = &classes[state.class];
+        for share in current_shares(candidates, state) {
+            let load = &mut loads[pools.of(candidates, share.region)];
+            *load = load.saturating_add(part(state.demand, share.permille));
         }
     }
     loads.into_iter().enumerate().map(|(pool, load)| load > pools.capacity(pool)).collect()
 }
 
-/// So many thousandths of a demand.
+/// Returns this permille share of a demand.
 fn part(demand: u64, permille: u16) -> u64 {
     demand * u64::from(permille) / u64::from(WHOLE)
 }
 
-/// Where a line was, as far as that still stands. A line without a plan went to the nearest.
-fn before<'a>(choice: &'a Choice<'_>, line: &'a Line<'_>) -> impl Iterator<Item = Share> + 'a {
-    let planned = line.before.into_iter().flatten().copied();
-    let nearest = line.nearest.filter(|_| line.before.is_none());
+/// Returns the current shares of a row that are still served. A row without a previous plan went to the nearest region.
+fn current_shares<'a>(
+    candidates: &'a ClassCandidates<'_>,
+    state: &'a RowState<'_>,
+) -> impl Iterator<Item = Share> + 'a {
+    let planned = state.previous.into_iter().flatten().copied();
+    let nearest = state.nearest.filter(|_| state.previous.is_none());
     let unplanned = nearest.map(|region| Share { region, permille: WHOLE, why: Why::Nearest });
-    planned.chain(unplanned).filter(|share| choice.standing.contains(share.region))
+    planned.chain(unplanned).filter(|share| candidates.serving.contains(share.region))
 }
 
-/// From where a line was towards its target.
-fn step(choice: &Choice<'_>, line: &Line<'_>, target: &[Part], fits: bool) -> Row {
-    // Nearly all rows of a fleet in calm: they are where they should be.
-    if let [Part { region, why, .. }] = *target
-        && before(choice, line).all(|share| share.region == region && share.permille == WHOLE)
-        && before(choice, line).next().is_some()
+/// Moves a row from its current shares towards its target.
+fn step(candidates: &ClassCandidates<'_>, state: &RowState<'_>, target: &[TargetPart], fits: bool) -> Row {
+    // Fast path: in a stable fleet nearly all rows already have their target.
+    if let [TargetPart { region, why, .. }] = *target
+        && current_shares(candidates, state).all(|share| share.region == region && share.permille == WHOLE)
+        && current_shares(candidates, state).next().is_some()
     {
         return vec![Share { region, permille: WHOLE, why }];
     }
-    let target = thousandths(target);
-    let was: Vec<Share> = before(choice, line).collect();
+    let target = to_permille(target);
+    let current: Vec<Share> = current_shares(candidates, state).collect();
     let of = |shares: &[Share], region| {
         shares.iter().find(|share| share.region == region).map_or(0, |share| share.permille)
     };
-    let lost = WHOLE - was.iter().map(|share| share.permille).sum::<u16>();
-    let too_much = |share: &Share| share.permille.saturating_sub(of(&target, share.region));
-    let to_move: u16 = was.iter().map(too_much).sum();
-    let stays = lost == 0 && to_move < WORTH_PERMILLE && fits;
-    let mut leaves = if stays { 0 } else { to_move.min(STEP_PERMILLE) };
-    let mut comes = lost + leaves;
-    let mut row = Vec::with_capacity(was.len() + target.len());
-    // What has no part in the target goes first: a region that is drained, one that is far.
+    let lost = WHOLE - current.iter().map(|share| share.permille).sum::<u16>();
+    let excess = |share: &Share| share.permille.saturating_sub(of(&target, share.region));
+    let to_move: u16 = current.iter().map(excess).sum();
+    let unchanged = lost == 0 && to_move < MIN_SHIFT_PERMILLE && fits;
+    let mut outgoing = if unchanged { 0 } else { to_move.min(MAX_SHIFT_PERMILLE) };
+    let mut incoming = lost + outgoing;
+    let mut row = Vec::with_capacity(current.len() + target.len());
+    // Regions outside the target are reduced first: draining ones and distant ones.
     for in_target in [false, true] {
-        for share in was.iter().filter(|share| (of(&target, share.region) > 0) == in_target) {
-            let less = too_much(share).min(leaves);
-            leaves -= less;
+        for share in current.iter().filter(|share| (of(&target, share.region) > 0) == in_target) {
+            let less = excess(share).min(outgoing);
+            outgoing -= less;
             row.push(Share { permille: share.permille - less, ..*share });
         }
     }
-    for wanted in &target {
-        let there = row.iter_mut().find(|share: &&mut Share| share.region == wanted.region);
+    for goal in &target {
+        let there = row.iter_mut().find(|share: &&mut Share| share.region == goal.region);
         let has = there.as_ref().map_or(0, |share| share.permille);
-        let more = wanted.permille.saturating_sub(has).min(comes);
-        comes -= more;
+        let more = goal.permille.saturating_sub(has).min(incoming);
+        incoming -= more;
         match there {
             Some(share) => share.permille += more,
-            None => row.push(Share { permille: more, ..*wanted }),
+            None => row.push(Share { permille: more, ..*goal }),
         }
     }
     row.retain(|share| share.permille > 0);
     for share in &mut row {
-        let wanted = target.iter().find(|wanted| wanted.region == share.region);
-        share.why = match wanted {
-            Some(wanted) if stays && wanted.permille != share.permille => Why::Kept,
-            None if stays => Why::Kept,
-            Some(wanted) if share.permille <= wanted.permille => wanted.why,
+        let goal = target.iter().find(|goal| goal.region == share.region);
+        share.why = match goal {
+            Some(goal) if unchanged && goal.permille != share.permille => Why::Kept,
+            None if unchanged => Why::Kept,
+            Some(goal) if share.permille <= goal.permille => goal.why,
             Some(_) | None => Why::Leaving,
         };
     }
@@ -365,11 +389,12 @@ fn step(choice: &Choice<'_>, line: &Line<'_>, target: &[Part], fits: bool) -> Ro
     row
 }
 
-/// A line's target in thousandths, nearest first: rounded down, and what that leaves over to whoever lost most by it.
-fn thousandths(target: &[Part]) -> Row {
-    // A region that is full has two parts: what it had room for, and its part of what is too much.
+/// Converts a row's target to permille, nearest first. Rounds down and gives the remainder to the shares with the
+/// largest loss.
+fn to_permille(target: &[TargetPart]) -> Row {
+    // A full region has two parts: the part that fitted, and its part of the overload.
     let mut whole = 0;
-    let mut parts: Vec<Part> = Vec::with_capacity(target.len());
+    let mut parts: Vec<TargetPart> = Vec::with_capacity(target.len());
     for part in target {
         whole += part.tokens;
         match parts.iter_mut().find(|known| known.region == part.region) {
@@ -379,7 +404,7 @@ fn thousandths(target: &[Part]) -> Row {
     }
     let mut lost = Vec::with_capacity(parts.len());
     let mut row: Row = Vec::with_capacity(parts.len());
-    for (at, Part { region, tokens, why, .. }) in parts.into_iter().enumerate() {
+    for (at, TargetPart { region, tokens, why, .. }) in parts.into_iter().enumerate() {
         let exact = tokens * u64::from(WHOLE);
         let permille = u16::try_from(exact / whole).expect("a thousand at most");
         lost.push((std::cmp::Reverse(exact % whole), at));

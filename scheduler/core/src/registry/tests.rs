@@ -1,4 +1,4 @@
-//! Who keeps its route, and for how long.
+//! Routes of regions whose leases end.
 
 use super::*;
 use crate::some_instant;
@@ -6,24 +6,24 @@ use crate::some_instant;
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
 
-/// The spoke of `region` that is reached at `port`, which is its boot identifier too.
-fn spoke(region: &str, port: u16, created: u64) -> Standing {
+/// Returns the spoke of `region` at `port`, which is also its boot id.
+fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
     let registration = Registration {
         region: region.parse().unwrap(),
         endpoint: ([10, 0, 0, 1], port).into(),
         boot_id: port.into(),
         deployments: BTreeSet::new(),
-        capacity: Capacity::default(),
+        capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
     };
-    Standing { registration, created }
+    RegisteredSpoke { registration, created }
 }
 
 fn empty(now: Instant) -> Registry {
     Registry::new(&BTreeMap::new(), LAPSED_KEEP, now)
 }
 
-/// The ports that are routed to, in the order of their regions.
+/// Returns the routed ports, ordered by region.
 fn routed(registry: &Registry) -> Vec<(String, u16)> {
     let routes = registry.routes().into_iter();
     routes.map(|(region, route)| (region.to_string(), route.endpoint.port())).collect()
@@ -34,14 +34,14 @@ fn of(region: &str, port: u16) -> (String, u16) {
 }
 
 #[test]
-fn a_region_is_reached_at_the_spoke_that_registered_last_and_falls_back_on_the_other() {
+fn the_latest_spoke_of_a_region_is_routed_to_and_the_other_is_the_fallback() {
     let now = some_instant();
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 9, 1), now);
     registry.put(spoke(EUROPE, 3, 2), now);
     assert_eq!(routed(&registry), [of(EUROPE, 3)]);
     registry.put(spoke(EUROPE, 9, 1), now);
-    assert_eq!(routed(&registry), [of(EUROPE, 3)], "the old one said again what is ready");
+    assert_eq!(routed(&registry), [of(EUROPE, 3)], "the old one updated its registration");
     registry.remove(&EUROPE.parse().unwrap(), 3, now);
     assert_eq!(routed(&registry), [of(EUROPE, 9)]);
 }
@@ -54,7 +54,7 @@ fn a_region_without_a_spoke_keeps_its_route_for_a_while_and_not_for_longer() {
     registry.put(spoke(AMERICA, 2, 2), now);
     registry.remove(&EUROPE.parse().unwrap(), 1, now);
     registry.remove(&EUROPE.parse().unwrap(), 1, now + LAPSED_KEEP);
-    assert_eq!(registry.next_expiry(), Some(now + LAPSED_KEEP), "gone once is gone");
+    assert_eq!(registry.next_expiry(), Some(now + LAPSED_KEEP), "removed once");
 
     registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
     assert_eq!(routed(&registry), [of(AMERICA, 2), of(EUROPE, 1)]);
@@ -74,7 +74,7 @@ fn a_region_that_comes_back_has_not_lapsed() {
 }
 
 #[test]
-fn a_hub_that_starts_gives_every_published_region_time_to_come_forward() {
+fn a_hub_that_starts_gives_every_published_region_time_to_register() {
     let now = some_instant();
     let mut before = empty(now);
     before.put(spoke(EUROPE, 1, 1), now);
@@ -87,7 +87,7 @@ fn a_hub_that_starts_gives_every_published_region_time_to_come_forward() {
 }
 
 #[test]
-fn a_list_of_all_spokes_takes_away_those_that_it_does_not_name() {
+fn a_list_of_all_spokes_removes_the_others() {
     let now = some_instant();
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 1, 1), now);
@@ -99,7 +99,7 @@ fn a_list_of_all_spokes_takes_away_those_that_it_does_not_name() {
     assert_eq!(routed(&registry), [of(EUROPE, 4)]);
 }
 
-/// Ten regions with a spoke each, of which `lost` lose their leases one after another, `apart`.
+/// Creates ten regions with a spoke each, of which `lost` lose their leases one after another, `apart`.
 fn ten_lose(lost: usize, apart: Duration) -> (Registry, Instant) {
     const CLOUD: [&str; 10] = [
         "aws/us-east-1",
@@ -115,29 +115,29 @@ fn ten_lose(lost: usize, apart: Duration) -> (Registry, Instant) {
     ];
     let mut now = some_instant();
     let mut registry = empty(now);
-    for (place, region) in CLOUD.iter().enumerate() {
-        let place = u16::try_from(place).unwrap();
-        registry.put(spoke(region, place + 1, u64::from(place)), now);
+    for (index, region) in CLOUD.iter().enumerate() {
+        let index = u16::try_from(index).unwrap();
+        registry.put(spoke(region, index + 1, u64::from(index)), now);
     }
-    for (place, region) in CLOUD.iter().take(lost).enumerate() {
-        if place > 0 {
+    for (index, region) in CLOUD.iter().take(lost).enumerate() {
+        if index > 0 {
             now += apart;
         }
-        registry.remove(&region.parse().unwrap(), place as u64 + 1, now);
+        registry.remove(&region.parse().unwrap(), index as u64 + 1, now);
     }
     (registry, now)
 }
 
 #[test]
 fn when_more_than_three_of_ten_leases_end_within_two_seconds_their_regions_are_held() {
-    let check = |lost: usize, apart_ms: u64, held: bool| {
+    let check = |lost: usize, apart_ms: u64, hold: bool| {
         let (mut registry, now) = ten_lose(lost, Duration::from_millis(apart_ms));
-        assert_eq!(registry.holds(), held, "{lost} lost, {apart_ms} ms apart");
+        assert_eq!(registry.is_holding(), hold, "{lost} lost, {apart_ms} ms apart");
         registry.expire(now + LAPSED_KEEP);
         let routed = registry.routes().len();
-        assert_eq!(routed, if held { 10 } else { 10 - lost }, "{lost} lost, {apart_ms} ms apart");
-        registry.expire(now + HELD_MAX);
-        assert_eq!((registry.routes().len(), registry.holds()), (10 - lost, false), "not for ever");
+        assert_eq!(routed, if hold { 10 } else { 10 - lost }, "{lost} lost, {apart_ms} ms apart");
+        registry.expire(now + HOLD_MAX);
+        assert_eq!((registry.routes().len(), registry.is_holding()), (10 - lost, false), "not forever");
     };
     check(3, 0, false);
     check(4, 0, true);
@@ -147,73 +147,73 @@ fn when_more_than_three_of_ten_leases_end_within_two_seconds_their_regions_are_h
 }
 
 #[test]
-fn what_gateways_hear_is_weighed_and_who_hears_nobody_is_no_witness() {
-    let check = |witnesses: &[Option<&[&str]>], expected: Evidence| {
-        let named = |heard: &&[&str]| heard.iter().map(|region| region.parse().unwrap()).collect();
+fn reachability_follows_the_gateways_and_one_that_reaches_no_region_does_not_count() {
+    let check = |gateways: &[Option<&[&str]>], expected: Reachability| {
+        let named = |reached: &&[&str]| reached.iter().map(|region| region.parse().unwrap()).collect();
         let all: Vec<Option<BTreeSet<RegionId>>> =
-            witnesses.iter().map(|heard| heard.as_ref().map(named)).collect();
-        assert_eq!(evidence(&all, &EUROPE.parse().unwrap()), expected, "{witnesses:?}");
+            gateways.iter().map(|reached| reached.as_ref().map(named)).collect();
+        assert_eq!(reachability(&all, &EUROPE.parse().unwrap()), expected, "{gateways:?}");
     };
-    check(&[], Evidence::None);
-    check(&[None], Evidence::None);
-    check(&[Some(&[])], Evidence::None);
-    check(&[Some(&[AMERICA])], Evidence::Unheard);
-    check(&[Some(&[AMERICA]), None], Evidence::None);
-    check(&[Some(&[AMERICA]), Some(&[])], Evidence::None);
-    check(&[Some(&[AMERICA]), Some(&[AMERICA, EUROPE])], Evidence::Heard);
-    check(&[None, Some(&[EUROPE])], Evidence::Heard);
+    check(&[], Reachability::Unknown);
+    check(&[None], Reachability::Unknown);
+    check(&[Some(&[])], Reachability::Unknown);
+    check(&[Some(&[AMERICA])], Reachability::Unreachable);
+    check(&[Some(&[AMERICA]), None], Reachability::Unknown);
+    check(&[Some(&[AMERICA]), Some(&[])], Reachability::Unknown);
+    check(&[Some(&[AMERICA]), Some(&[AMERICA, EUROPE])], Reachability::Reachable);
+    check(&[None, Some(&[EUROPE])], Reachability::Reachable);
 }
 
 fn gateway(boot_id: u64) -> GatewayBoot {
-    GatewayBoot { place: AMERICA.parse().unwrap(), boot_id }
+    GatewayBoot { region: AMERICA.parse().unwrap(), boot_id }
 }
 
 #[test]
-fn of_regions_whose_leases_ended_those_that_gateways_hear_stay_and_those_that_none_hears_go() {
+fn lapsed_regions_keep_their_routes_while_a_gateway_reaches_them() {
     let some: BTreeSet<RegionId> = ["aws/us-east-1", "aws/us-west-2"].map(|it| it.parse().unwrap()).into();
     for lost in [2, 10] {
         let (mut registry, now) = ten_lose(lost, Duration::ZERO);
-        registry.heard(gateway(1), Some(some.clone()), now);
+        registry.gateway_reported(gateway(1), Some(some.clone()), now);
         let dead = lost - registry.lapsed.keys().filter(|region| some.contains(*region)).count();
         registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
-        assert_eq!(registry.routes().len(), 10, "{lost}: each has its time");
+        assert_eq!(registry.routes().len(), 10, "{lost}: each is kept for a while");
         registry.expire(now + LAPSED_KEEP);
         assert_eq!(registry.routes().len(), 10 - dead, "{lost}: held or not");
         assert_eq!(registry.next_expiry(), None);
-        let far = now + 10 * HELD_MAX;
+        let far = now + 10 * HOLD_MAX;
         registry.expire(far);
-        assert_eq!(registry.routes().len(), 10 - dead, "{lost}: for as long as somebody hears it");
-        // Then that gateway hears one of them no longer.
-        registry.heard(gateway(1), Some(["aws/us-west-2".parse().unwrap()].into()), far);
-        let there = |registry: &Registry| registry.routes().contains_key("aws/us-east-1");
+        assert_eq!(registry.routes().len(), 10 - dead, "{lost}: as long as a gateway reaches it");
+        // From now on the gateway reaches only one of them.
+        registry.gateway_reported(gateway(1), Some(["aws/us-west-2".parse().unwrap()].into()), far);
+        let is_routed = |registry: &Registry| registry.routes().contains_key("aws/us-east-1");
         registry.expire(far + LAPSED_KEEP - Duration::from_nanos(1));
-        assert!(there(&registry), "{lost}: it has its time again");
+        assert!(is_routed(&registry), "{lost}: it is kept for a while again");
         registry.expire(far + LAPSED_KEEP);
-        assert!(!there(&registry), "{lost}");
+        assert!(!is_routed(&registry), "{lost}");
     }
 }
 
 #[test]
-fn the_word_of_a_gateway_that_is_gone_or_does_not_say_changes_nothing() {
-    for said in [None, Some(BTreeSet::new())] {
+fn an_expired_gateway_or_one_without_a_report_changes_nothing() {
+    for reported in [None, Some(BTreeSet::new())] {
         let (mut registry, now) = ten_lose(10, Duration::ZERO);
-        registry.heard(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
-        registry.heard(gateway(2), said, now);
+        registry.gateway_reported(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
+        registry.gateway_reported(gateway(2), reported, now);
         registry.expire(now + 2 * LAPSED_KEEP);
-        assert_eq!(registry.routes().len(), 10, "held, as without any");
-        registry.silent(&gateway(2), now + 2 * LAPSED_KEEP);
+        assert_eq!(registry.routes().len(), 10, "held, as without gateways");
+        registry.gateway_expired(&gateway(2), now + 2 * LAPSED_KEEP);
         registry.expire(now + 2 * LAPSED_KEEP);
-        assert_eq!(registry.routes().len(), 0, "all who speak hear none of them");
+        assert_eq!(registry.routes().len(), 0, "all reporting gateways reach none of them");
     }
     let (mut registry, now) = ten_lose(10, Duration::ZERO);
-    registry.heard(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
-    registry.hear_only([], now);
+    registry.gateway_reported(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
+    registry.replace_gateways([], now);
     registry.expire(now + 2 * LAPSED_KEEP);
-    assert_eq!(registry.routes().len(), 10, "their leases end with those of the regions");
+    assert_eq!(registry.routes().len(), 10, "the gateways' leases end with those of the regions");
 }
 
 #[test]
-fn of_few_regions_one_or_two_that_die_are_no_fault_of_the_store() {
+fn the_loss_of_one_or_two_of_few_regions_is_not_blamed_on_the_store() {
     let now = some_instant();
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 1, 1), now);
@@ -221,20 +221,20 @@ fn of_few_regions_one_or_two_that_die_are_no_fault_of_the_store() {
     registry.remove(&EUROPE.parse().unwrap(), 1, now);
     registry.remove(&AMERICA.parse().unwrap(), 2, now);
     registry.expire(now + LAPSED_KEEP);
-    assert_eq!((routed(&registry), registry.holds()), (vec![], false));
+    assert_eq!((routed(&registry), registry.is_holding()), (vec![], false));
 }
 
 #[test]
-fn held_regions_are_let_go_when_so_many_are_back_that_the_rest_is_believed() {
+fn held_regions_are_released_when_enough_spokes_are_back() {
     let (mut registry, now) = ten_lose(10, Duration::ZERO);
     let later = now + 2 * LAPSED_KEEP;
     let back: Vec<_> = registry.routes().into_keys().collect();
     for region in &back[..6] {
         registry.put(spoke(region.as_str(), 99, 99), later);
     }
-    assert!(registry.holds(), "four of ten are still missing");
+    assert!(registry.is_holding(), "four of ten are still missing");
     registry.put(spoke(back[6].as_str(), 99, 99), later);
-    assert!(!registry.holds(), "three of ten may be");
+    assert!(!registry.is_holding(), "three of ten may be");
     registry.expire(later + LAPSED_KEEP - Duration::from_nanos(1));
     assert_eq!(registry.routes().len(), 10);
     registry.expire(later + LAPSED_KEEP);

@@ -1,4 +1,4 @@
-//! The difference between what there is and what an operator wants, in the words of the files.
+//! Difference between current and desired deployments and tenants, in terms of the configuration files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use regions::{
     Catalogue, Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling, TenantId, TenantRules,
 };
 
-use crate::wire::apply::{ChangeV1, FieldV1, Kind, ResidencyChange, What};
+use crate::wire::apply::{ChangeKind, ChangeV1, FieldV1, Kind, ResidencyChange};
 
-/// The fields beside the name, as they are called in the file; without a value they are left out there.
+/// Fields except the name, as they are named in the file; `None` if absent there.
 type Fields = Vec<(String, Option<String>)>;
 
-/// What becomes of each deployment that is not the same before and after.
+/// Returns the change of each deployment that differs.
 pub fn deployments(
     before: &BTreeMap<DeploymentName, Deployment>,
     after: &BTreeMap<DeploymentName, Deployment>,
@@ -23,7 +23,7 @@ pub fn deployments(
     changes(Kind::Deployment, before, after, fields, residency_change)
 }
 
-/// What becomes of each tenant that is not the same before and after.
+/// Returns the change of each tenant that differs.
 pub fn tenants(
     before: &BTreeMap<TenantId, TenantRules>,
     after: &BTreeMap<TenantId, TenantRules>,
@@ -45,10 +45,10 @@ fn changes<Name: Ord + ToString, T: PartialEq>(
     let change = |name: &Name| {
         let (before, after) = (before.get(name), after.get(name));
         let change = match (before, after) {
-            (None, _) => What::Added,
-            (_, None) => What::Removed,
+            (None, _) => ChangeKind::Added,
+            (_, None) => ChangeKind::Removed,
             (Some(before), Some(after)) if before == after => return None,
-            (Some(_), Some(_)) => What::Changed,
+            (Some(_), Some(_)) => ChangeKind::Changed,
         };
         let residency_change = before.zip(after).map(|(before, after)| residency_change(before, after));
         let (was, is) = (before.map(&fields).unwrap_or_default(), after.map(&fields).unwrap_or_default());
@@ -57,10 +57,10 @@ fn changes<Name: Ord + ToString, T: PartialEq>(
     names.into_iter().filter_map(change).collect()
 }
 
-/// The fields that are others.
+/// Returns the fields that differ.
 fn changed(was: &Fields, is: &Fields, residency_change: Option<ResidencyChange>) -> Vec<FieldV1> {
-    let gone = was.iter().filter(|(field, _)| !is.iter().any(|(there, _)| there == field));
-    let names = is.iter().chain(gone).map(|(field, _)| field.as_str());
+    let removed = was.iter().filter(|(field, _)| !is.iter().any(|(there, _)| there == field));
+    let names = is.iter().chain(removed).map(|(field, _)| field.as_str());
     let field = |name: &str| FieldV1 {
         field: name.to_owned(),
         before: value(was, name),
@@ -70,8 +70,8 @@ fn changed(was: &Fields, is: &Fields, residency_change: Option<ResidencyChange>)
     names.map(field).filter(|field| field.before != field.after).collect()
 }
 
-fn value(fields: &[(String, Option<String>)], wanted: &str) -> Option<String> {
-    fields.iter().find(|(field, _)| *field == wanted).and_then(|(_, value)| value.clone())
+fn value(fields: &[(String, Option<String>)], name: &str) -> Option<String> {
+    fields.iter().find(|(field, _)| *field == name).and_then(|(_, value)| value.clone())
 }
 
 fn fields(deployment: &Deployment) -> Fields {
@@ -94,7 +94,7 @@ fn fields(deployment: &Deployment) -> Fields {
 fn tenant_fields(tenant: &TenantRules) -> Fields {
     let TenantRules { id: _, keys, issuer, deployments, residency, priority, weight, limits } = tenant;
     let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
-    // Enough of each to tell one from the other.
+    // A prefix that is long enough to distinguish keys.
     let key = |key: &KeyDigest| key.to_string().chars().take(12).collect();
     let keys: Vec<String> = keys.iter().map(key).collect();
     let list: Option<Vec<_>> =
@@ -114,7 +114,7 @@ fn tenant_fields(tenant: &TenantRules) -> Fields {
     .into()
 }
 
-/// What it means for where requests may go that `before` becomes `after`.
+/// Returns the effect of a policy change on the allowed regions.
 pub fn residency_change(
     before: &ResidencyPolicy,
     after: &ResidencyPolicy,
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_changed_and_removed_is_told_field_by_field() {
+    fn additions_changes_and_removals_are_reported_field_by_field() {
         let catalogue = Catalogue::builtin();
         let before = named(&(one("a", "") + &one("b", "residency = { allow = [\"eu\"] }") + &one("c", "")));
         let after = named(
@@ -155,8 +155,11 @@ mod tests {
                 + &one("d", "")),
         );
         let changes = deployments(&before, &after, &catalogue);
-        let told: Vec<_> = changes.iter().map(|change| (change.name.as_str(), change.change)).collect();
-        assert_eq!(told, [("a", What::Removed), ("b", What::Changed), ("d", What::Added)]);
+        let summary: Vec<_> = changes.iter().map(|change| (change.name.as_str(), change.change)).collect();
+        assert_eq!(
+            summary,
+            [("a", ChangeKind::Removed), ("b", ChangeKind::Changed), ("d", ChangeKind::Added)]
+        );
         let text = |text: &str| Some(text.to_owned());
         let field = |field: &str, before, after, residency_change| FieldV1 {
             field: field.to_owned(),
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_a_tenant_is_told_without_its_keys() {
+    fn a_tenant_change_is_reported_without_its_keys() {
         let catalogue = Catalogue::builtin();
         let read = |more: &str| {
             let text = format!("[[tenant]]\nname = \"acme\"\n{more}");
@@ -186,7 +189,7 @@ mod tests {
         let before = read(&(key("a") + "residency = { allow = [\"eu\"] }\nweight = 2\n"));
         let after = read(&(key("b") + "deployments = [\"minilm\"]\nweight = 2\n"));
         let changes = tenants(&before, &after, &catalogue);
-        assert_eq!((changes[0].kind, changes[0].change), (Kind::Tenant, What::Changed));
+        assert_eq!((changes[0].kind, changes[0].change), (Kind::Tenant, ChangeKind::Changed));
         let text = |text: &str| Some(text.to_owned());
         let field = |field: &str, before, after, residency_change| FieldV1 {
             field: field.to_owned(),
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_policy_is_called_what_it_is() {
+    fn a_policy_change_is_classified_by_its_effect() {
         let check = |before: &str, after: &str, expected: ResidencyChange| {
             let (before, after) = (before.parse().unwrap(), after.parse().unwrap());
             assert_eq!(

@@ -1,33 +1,35 @@
-//! From what an operator wants to what is published: what is narrower at once, what is wider when everybody knows.
+//! Rollout of desired deployments and tenants: narrower residency policies at once, wider ones after all readers
+//! acknowledged.
 //!
-//! Two sorts of processes hold the residency policy of a deployment, and each runs the newest table that it has heard of. A gateway
-//! *sends* a request to the regions that its table permits, and a spoke *takes* what its own permits. They hear of a
-//! change one after another, so for a while there are two policies at once; what must not be is that one is sent what another
-//! has not heard of being permitted.
+//! Two kinds of processes apply the residency policy of a deployment, each with the newest table that it has received.
+//! A gateway *sends* a request to the regions that its table allows, and a spoke *accepts* what its own table allows.
+//! They receive a change one after another, so for a while two policies coexist. The invariant is that no process sends
+//! a request to a region that has not yet received the policy that allows it.
 //!
 //! ```text
-//!  wanted      eu ──────────── eu,us                        what an operator has applied
-//!  sent        eu ──────────── eu ──────────── eu,us        the residency in the table
-//!  taken       eu ──────────── eu,us ───────── eu,us        the same, or what the table says it will be
+//!  desired     eu ──────────── eu,us                        applied by an operator
+//!  sent        eu ──────────── eu ──────────── eu,us        residency in the table
+//!  accepted    eu ──────────── eu,us ───────── eu,us        residency in the table, or the announced one
 //!              table 7         table 8   (all have 8)   table 9
 //! ```
 //!
-//! So a wider residency is first *announced*: the table goes on saying the narrower one, and beside it what is to come
-//! ([`regions::Widening`]). Whoever runs a table with the announcement takes the wider and sends the narrower. The next
-//! table says the wider one when every [`Reader`] has acknowledged one with the announcement. A narrower residency has
-//! nothing to wait for and is in the next table; one that is both (`eu` to `us`) is for the time being what both permit,
-//! which may be nothing.
+//! A wider residency is therefore first *announced*: the table keeps the narrower one and adds the future one
+//! ([`regions::Widening`]). A reader of a table with the announcement accepts the wider one and sends by the narrower
+//! one. When every [`Reader`] has acknowledged a table with the announcement, the next table contains the wider
+//! residency. A narrower residency does not wait and is in the next table. A change that does both (`eu` to `us`) uses
+//! the intersection in the meantime, which may be empty.
 //!
-//! A reader that ends in order takes its leave, and one that has not been heard of for [`READER_KEEP`] is not waited for
-//! either: it may be switched off, and one process that nobody remembers would hold every later change. The residency policy permits that, because such a reader does *less* than it may: as a
-//! gateway it sends to the narrower residency, as a spoke it refuses at its door what others send it under the wider one,
-//! and that goes elsewhere. It never does more, since a table that permits less waits for nobody. For the same reason
-//! nothing is widened while a hub's term is younger than [`SETTLE`]: who could not reach a hub may not have come back yet.
+//! A reader that shuts down in order deregisters, and a reader that has not been heard of for [`READER_TIMEOUT`] is not
+//! waited for: it may be switched off, and one forgotten process would block every later change. This is safe, because
+//! such a reader does *less* than it may: a gateway sends by the narrower residency, and a spoke rejects requests that
+//! arrive under the wider one, so that their senders fail over. It never does more, since narrowing does not wait. For
+//! the same reason nothing is widened during the first [`SETTLE_TIME`] of a hub's term: a reader that could not reach a
+//! hub may not have come back yet.
 //!
-//! Everything else follows from the last table and the acknowledgements: the announcement and its generation are *in* the
-//! table, so a hub that takes over goes on where the last one was.
+//! All other state is in the last table and the acknowledgements: the announcement and its generation are part of the
+//! table, so a new leader continues where the last one stopped.
 
-pub mod candidate;
+pub mod apply_files;
 pub mod diff;
 mod reader;
 mod tenants;
@@ -48,35 +50,34 @@ use crate::invariants;
 use crate::revisions::Orders;
 pub use reader::{Reader, ReaderError, Role};
 
-/// How long a reader is waited for that is not heard of. A gateway asks for the next table every 20 s at least, and
-/// whoever lives has tried thrice by then.
-pub const READER_KEEP: Duration = Duration::from_secs(60);
-/// How long nothing is widened when a hub's term begins. While no hub answers, gateways ask twice a second and spokes every
-/// few seconds: whoever lives has come forward by then.
-pub const SETTLE: Duration = Duration::from_secs(15);
+/// Time after which a silent reader is not waited for. A gateway polls for the next table at least every 20 s, so a
+/// running one has tried three times by then.
+pub const READER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time after the start of a hub's term in which nothing is widened. While no hub is reachable, gateways poll twice a
+/// second and spokes every few seconds, so all running readers have come back by then.
+pub const SETTLE_TIME: Duration = Duration::from_secs(15);
 
-/// Longest residency of a deployment in a table, in bytes, while it is on its way from one to another: what the longest of a
+/// Maximum length in bytes of a deployment's interim residency in a table: the length that the longest residency of a
 /// tenant, joined to it with ` & `, leaves of a policy.
 const DEPLOYMENT_LEN_MAX: usize = MAX_POLICY_LEN - MAX_RESIDENCY_LEN - 3;
-/// Deployments that were taken away and whose residency is remembered, until everybody has heard of it.
+/// Maximum number of removed deployments whose residency is remembered until all readers have acknowledged the removal.
 const REMOVED_MAX: usize = 10_000;
 
-/// What the store says that there shall be.
+/// Desired deployments, as stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// An operator has applied it. Otherwise it is what a hub's own file says, and that may say something else at the
-    /// hub's next start.
+pub struct DesiredDeployments {
+    /// Whether an operator has applied them. Otherwise they come from a hub's own file, which may differ at the next
+    /// start of the hub.
     pub applied: bool,
     /// The deployments.
     pub deployments: BTreeMap<DeploymentName, Deployment>,
-    /// What is said about changes of their models.
+    /// Operator's orders for model changes.
     pub orders: Orders,
 }
 
-impl Wanted {
-    /// What is said about changes of models once these deployments are applied. With `hold` every model that changes
-    /// waits for a promotion. Without it a model that changes does not wait, and
-    /// one that waits already goes on waiting.
+impl DesiredDeployments {
+    /// Returns the orders after these deployments are applied. With `hold`, every model that changes waits for a
+    /// promotion. Without it, a model that changes does not wait, and one that already waits continues to wait.
     pub fn orders_after(&self, deployments: &BTreeMap<DeploymentName, Deployment>, hold: bool) -> Orders {
         let changes = |name: &DeploymentName| {
             let (before, after) = (self.deployments.get(name), deployments.get(name));
@@ -85,89 +86,90 @@ impl Wanted {
         let is_held =
             |name: &&DeploymentName| if changes(name) { hold } else { self.orders.held.contains(*name) };
         let held = deployments.keys().filter(is_held).cloned().collect();
-        // What was promoted once says nothing of the next time.
+        // A promotion applies to one model change only.
         let stays = |name: &DeploymentName| deployments.contains_key(name) && !changes(name);
         let promoted = self.orders.promoted.iter().filter(|(name, _)| stays(name));
         Orders { held, promoted: promoted.map(|(name, revision)| (name.clone(), *revision)).collect() }
     }
 }
 
-/// What is known of who runs which table.
+/// Rollout state: the generation that each reader runs.
 #[derive(Debug)]
 pub struct Rollout {
     catalogue: Arc<Catalogue>,
     readers: BTreeMap<Reader, Generation>,
-    /// From then on everybody who lives has come forward.
+    /// Time at which all running readers have reported.
     settles_at: Instant,
     settled: bool,
-    /// Deployments that no table has any longer and that some reader may still have: one that comes back under its name
-    /// is no new one to that reader.
+    /// Deployments that are in no table any longer, but that some reader may still have. For such a reader, a
+    /// deployment of the same name is not a new one.
     removed: BTreeMap<DeploymentName, Removed>,
 }
 
+/// Deployment that was removed from the table.
 #[derive(Debug)]
 struct Removed {
     residency: ResidencyPolicy,
-    /// The first table without it.
+    /// First table without it.
     since: Generation,
 }
 
-/// What the next table says of the deployments.
+/// Content of the next table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged<'a> {
-    /// With the residency under which they are sent.
+    /// Deployments, with the residency under which their requests are sent.
     pub deployments: Cow<'a, BTreeMap<DeploymentName, Deployment>>,
-    /// Those whose residency will be wider.
+    /// Announced wider residencies of deployments.
     pub widening: BTreeMap<DeploymentName, Widening>,
-    /// The model revisions that they are served with.
+    /// Model revisions that they are served with.
     pub revisions: BTreeMap<DeploymentName, ServedRevision>,
-    /// Who may come in, where an operator has said so.
+    /// Tenants, where an operator has applied any.
     pub tenants: Option<StagedTenants<'a>>,
 }
 
-/// What the next table says of the tenants.
+/// Tenants of the next table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagedTenants<'a> {
-    /// With the residency under which their requests are sent.
+    /// Tenants, with the residency under which their requests are sent.
     pub all: Cow<'a, BTreeMap<TenantId, TenantRules>>,
-    /// Those whose residency will be wider.
+    /// Announced wider residencies of tenants.
     pub widening: BTreeMap<TenantId, Widening>,
 }
 
 impl Rollout {
-    /// Begins with nobody known; for the time `settle` nothing is widened.
+    /// Creates a rollout without known readers. Nothing is widened for the time `settle`.
     pub fn new(catalogue: Arc<Catalogue>, settle: Duration, now: Instant) -> Rollout {
         let (readers, removed) = (BTreeMap::new(), BTreeMap::new());
         Rollout { catalogue, readers, settles_at: now + settle, settled: settle.is_zero(), removed }
     }
 
-    /// This reader runs the table of this generation.
+    /// Records that this reader runs the table of this generation.
     pub fn acknowledged(&mut self, reader: Reader, generation: Generation) {
         self.readers.insert(reader, generation);
     }
 
-    /// This reader has not been heard of for too long.
-    pub fn gone(&mut self, reader: &Reader) {
+    /// Removes a reader that deregistered or timed out.
+    pub fn remove_reader(&mut self, reader: &Reader) {
         self.readers.remove(reader);
     }
 
-    /// These are all the readers there are.
+    /// Replaces all readers.
     pub fn replace(&mut self, readers: BTreeMap<Reader, Generation>) {
         self.readers = readers;
     }
 
-    /// Time has passed.
+    /// Processes the passage of time.
     pub fn tick(&mut self, now: Instant) {
         self.settled |= self.settles_at <= now;
     }
 
-    /// When [`Rollout::tick`] wants to be called, if anything waits for it.
+    /// Returns the time at which [`Rollout::tick`] must be called, if an announcement waits for it.
     pub fn next_wakeup(&self, last: &RouteTable) -> Option<Instant> {
         let announced = last.tenants.as_ref().is_some_and(|tenants| !tenants.widening.is_empty());
         (!self.settled && (announced || !last.widening.is_empty())).then_some(self.settles_at)
     }
 
-    /// The store holds `now`, and held `before`.
+    /// Records that the store now holds the table `now`, the successor of `before`.
     pub fn persisted(&mut self, before: &RouteTable, now: &RouteTable) {
         for (name, deployment) in &before.deployments {
             if !now.deployments.contains_key(name) && self.removed.len() < REMOVED_MAX {
@@ -175,117 +177,128 @@ impl Rollout {
                 self.removed.insert(name.clone(), Removed { residency, since: now.generation });
             }
         }
-        let heard = |since| self.readers.values().all(|running| *running >= since);
+        let is_acknowledged = |since| self.readers.values().all(|running| *running >= since);
         let settled = self.settled;
-        self.removed
-            .retain(|name, removed| !(now.deployments.contains_key(name) || settled && heard(removed.since)));
+        self.removed.retain(|name, removed| {
+            !(now.deployments.contains_key(name) || settled && is_acknowledged(removed.since))
+        });
     }
 
-    /// What the table of generation `next` says of the deployments, which follows `last`, where `wanted` is what an operator
-    /// wants. In `doubt` of who lives nothing is widened. What it says of tenants is [`Rollout::stage_tenants`], and of
-    /// model revisions [`crate::revisions::stage`].
+    /// Returns the deployments of the table of generation `next`, which follows `last`. While the set of readers is
+    /// `in_doubt`, nothing is widened. Tenants are staged by [`Rollout::stage_tenants`], model revisions by
+    /// [`crate::revisions::stage`].
     ///
     /// # Panics
     ///
-    /// When it would let requests be sent to where a reader of `last` does not take them.
+    /// Panics if requests would be sent to a region that does not accept them under `last`.
     pub fn stage<'a>(
         &self,
-        wanted: &'a BTreeMap<DeploymentName, Deployment>,
+        desired: &'a BTreeMap<DeploymentName, Deployment>,
         last: &RouteTable,
         next: Generation,
-        doubt: bool,
+        in_doubt: bool,
     ) -> Staged<'a> {
-        let deployments = Cow::Borrowed(wanted);
+        let deployments = Cow::Borrowed(desired);
         let (widening, revisions) = (BTreeMap::new(), BTreeMap::new());
         let mut staged = Staged { deployments, widening, revisions, tenants: None };
-        for (name, deployment) in wanted {
+        for (name, deployment) in desired {
             let known = last.deployments.get(name).map(|known| &known.residency);
             let Some(known) = known.or_else(|| self.removed.get(name).map(|removed| &removed.residency))
             else {
                 continue;
             };
             let announced = last.widening.get(name);
-            let Some((residency, widening)) =
-                self.meanwhile(known, &deployment.residency, announced, DEPLOYMENT_LEN_MAX, (next, doubt))
-            else {
+            let Some((residency, widening)) = self.interim_residency(
+                known,
+                &deployment.residency,
+                announced,
+                DEPLOYMENT_LEN_MAX,
+                (next, in_doubt),
+            ) else {
                 continue;
             };
             staged.widening.insert(name.clone(), widening);
-            let meanwhile = Deployment { residency, ..deployment.clone() };
-            staged.deployments.to_mut().insert(name.clone(), meanwhile);
+            let interim = Deployment { residency, ..deployment.clone() };
+            staged.deployments.to_mut().insert(name.clone(), interim);
         }
-        self.assert_heard(&staged, last);
+        self.assert_acknowledged(&staged, last);
         staged
     }
 
-    /// What a residency that is to become `wanted` is in the table `next`, and what that table announces; nothing where it
-    /// may say `wanted` itself. What it says has at most `len_max` bytes. Those who run the table before it know `known` and what was `announced` in it.
-    fn meanwhile(
+    /// Returns the interim residency and the announcement in the table `next` for a residency that is to become
+    /// `desired`; `None` if that table may contain `desired` itself. The interim residency has at most `len_max` bytes.
+    /// Readers of the preceding table know `known` and the announcement `announced`.
+    fn interim_residency(
         &self,
         known: &ResidencyPolicy,
-        wanted: &ResidencyPolicy,
+        desired: &ResidencyPolicy,
         announced: Option<&Widening>,
         len_max: usize,
-        (next, doubt): (Generation, bool),
+        (next, in_doubt): (Generation, bool),
     ) -> Option<(ResidencyPolicy, Widening)> {
-        if known == wanted || !self.wider(known, wanted) {
+        if known == desired || !self.widens(known, desired) {
             return None;
         }
-        let announced = announced.filter(|widening| widening.to == *wanted);
-        if announced.is_some_and(|announced| !doubt && self.everybody_runs(announced.since)) {
+        let announced = announced.filter(|widening| widening.to == *desired);
+        if announced.is_some_and(|announced| !in_doubt && self.all_readers_run(announced.since)) {
             return None;
         }
         let since = announced.map_or(next, |announced| announced.since);
-        Some((self.both(known, wanted, len_max), Widening { to: wanted.clone(), since }))
+        Some((self.intersection(known, desired, len_max), Widening { to: desired.clone(), since }))
     }
 
-    /// **Heard before widened**: what is to be sent now is taken by whoever runs the table before.
-    fn assert_heard(&self, staged: &Staged<'_>, last: &RouteTable) {
+    /// **Acknowledged before widened**: readers of the previous table accept what the new table sends.
+    fn assert_acknowledged(&self, staged: &Staged<'_>, last: &RouteTable) {
         for (name, deployment) in &*staged.deployments {
             let known =
                 last.deployments.get(name).is_some_and(|known| known.residency != deployment.residency);
-            if known && let Some(taken) = taken(last, name) {
+            if known && let Some(accepted) = accepted_residency(last, name) {
                 let sent = deployment.residency.permitted(&self.catalogue);
-                invariants::heard(sent, taken.permitted(&self.catalogue))
-                    .expect("what is wider than the last table was announced in it");
+                invariants::acknowledged_before_widened(sent, accepted.permitted(&self.catalogue))
+                    .expect("a wider residency was announced in the last table");
             }
         }
     }
 
-    fn wider(&self, known: &ResidencyPolicy, wanted: &ResidencyPolicy) -> bool {
-        !wanted.permitted(&self.catalogue).is_subset(&known.permitted(&self.catalogue))
+    fn widens(&self, known: &ResidencyPolicy, desired: &ResidencyPolicy) -> bool {
+        !desired.permitted(&self.catalogue).is_subset(&known.permitted(&self.catalogue))
     }
 
-    fn everybody_runs(&self, since: Generation) -> bool {
+    fn all_readers_run(&self, since: Generation) -> bool {
         self.settled && self.readers.values().all(|running| *running >= since)
     }
 
-    /// A policy that permits nothing that one of these does not permit: both at once, in words that fit.
-    fn both(&self, known: &ResidencyPolicy, wanted: &ResidencyPolicy, len_max: usize) -> ResidencyPolicy {
+    /// Returns a policy that allows at most what both policies allow, with a bounded length.
+    fn intersection(
+        &self,
+        known: &ResidencyPolicy,
+        desired: &ResidencyPolicy,
+        len_max: usize,
+    ) -> ResidencyPolicy {
         let within = known.permitted(&self.catalogue);
-        if within.is_subset(&wanted.permitted(&self.catalogue)) && known.to_string().len() <= len_max {
+        if within.is_subset(&desired.permitted(&self.catalogue)) && known.to_string().len() <= len_max {
             return known.clone();
         }
-        let both = known.narrow(wanted);
+        let both = known.narrow(desired);
         if both.to_string().len() <= len_max {
             return both;
         }
-        // Change upon change has piled up. Single regions, as many as fit, permit no more.
-        let both = both.permitted(&self.catalogue);
+        // After repeated changes the policy is too long. A list of single regions, as many as fit, never allows more.
+        let regions = both.permitted(&self.catalogue);
         let (mut bytes, mut areas) = (0, Vec::new());
-        for index in both.iter() {
+        for index in regions.iter() {
             let region = &self.catalogue.region(index).id;
             bytes += region.as_str().len() + 1;
             if bytes <= len_max {
                 areas.push(Area::Region(region.clone()));
             }
         }
-        ResidencyPolicy::any_of(areas).unwrap_or_else(|_| self.nothing(known))
+        ResidencyPolicy::any_of(areas).unwrap_or_else(|_| self.empty_policy(known))
     }
 
-    /// A policy that permits nothing: two regions at once, of which `known` permits one. What permits nothing already
-    /// stays as it is.
-    fn nothing(&self, known: &ResidencyPolicy) -> ResidencyPolicy {
+    /// Returns a policy that allows nothing: the intersection of two regions, of which `known` allows at most one. A
+    /// policy that already allows nothing stays.
+    fn empty_policy(&self, known: &ResidencyPolicy) -> ResidencyPolicy {
         let mut all = self.catalogue.iter().map(|(_, region)| Area::Region(region.id.clone()));
         let only = |area: Option<Area>| area.and_then(|area| ResidencyPolicy::any_of([area]).ok());
         match (only(all.next()), only(all.last())) {
@@ -295,8 +308,8 @@ impl Rollout {
     }
 }
 
-/// What a reader of `table` takes: what it permits, and what it says it will.
-pub fn taken<'a>(table: &'a RouteTable, name: &DeploymentName) -> Option<&'a ResidencyPolicy> {
+/// Returns the residency that a reader of `table` accepts: the announced one, or else the current one.
+pub fn accepted_residency<'a>(table: &'a RouteTable, name: &DeploymentName) -> Option<&'a ResidencyPolicy> {
     let sent = &table.deployments.get(name)?.residency;
     Some(table.widening.get(name).map_or(sent, |widening| &widening.to))
 }

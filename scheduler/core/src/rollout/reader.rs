@@ -1,17 +1,17 @@
-//! Who runs route tables: gateways, which decide by them where a request may go, and spokes, which decide by them what
-//! they take.
+//! Readers of route tables: gateways, which select regions by them, and spokes, which accept or reject requests by
+//! them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use regions::RegionId;
 
-/// What a reader does with a table.
+/// Role of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Sends requests.
     Gateway,
-    /// Takes them.
+    /// Accepts requests.
     Spoke,
 }
 
@@ -26,29 +26,29 @@ impl Role {
     }
 }
 
-/// One process that runs a table. Written `gateway/aws/us-east-1/00000000000000ff`.
+/// Process that runs a route table. Written as `gateway/aws/us-east-1/00000000000000ff`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reader {
-    /// What it does with it.
+    /// Gateway or spoke.
     pub role: Role,
-    /// Where it stands.
-    pub place: RegionId,
-    /// Drawn anew whenever it starts: of two at one place each acknowledges for itself, and one that starts again from
-    /// its disk is not taken for what it was before.
+    /// Region of the process.
+    pub region: RegionId,
+    /// Random number drawn at each start. Two processes in one region acknowledge separately, and a process that
+    /// restarts from its snapshot is a new reader.
     pub boot_id: u64,
 }
 
-/// A text that names no reader.
+/// Text that does not name a reader.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` names no reader: write ROLE/CLOUD/REGION/BOOT, such as gateway/aws/us-east-1/00000000000000ff"
+    "`{0}` is not a reader; write ROLE/CLOUD/REGION/BOOT, such as gateway/aws/us-east-1/00000000000000ff"
 )]
 pub struct ReaderError(String);
 
 impl fmt::Display for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Reader { role, place, boot_id } = self;
-        write!(f, "{}/{place}/{boot_id:016x}", role.as_str())
+        let Reader { role, region, boot_id } = self;
+        write!(f, "{}/{region}/{boot_id:016x}", role.as_str())
     }
 }
 
@@ -59,10 +59,10 @@ impl FromStr for Reader {
         let read = || {
             let (role, rest) = text.split_once('/')?;
             let role = Role::ALL.into_iter().find(|known| known.as_str() == role)?;
-            let (place, boot) = rest.rsplit_once('/')?;
+            let (region, boot) = rest.rsplit_once('/')?;
             let hexadecimal = boot.len() == 16 && boot.bytes().all(|byte| byte.is_ascii_hexdigit());
             let boot_id = u64::from_str_radix(boot, 16).ok().filter(|_| hexadecimal)?;
-            Some(Reader { role, place: place.parse().ok()?, boot_id })
+            Some(Reader { role, region: region.parse().ok()?, boot_id })
         };
         read().ok_or_else(|| ReaderError(text.chars().take(96).collect()))
     }
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn a_reader_is_read_back_as_it_was_written() {
         for role in Role::ALL {
-            let reader = Reader { role, place: "aws/us-east-1".parse().unwrap(), boot_id: 255 };
+            let reader = Reader { role, region: "aws/us-east-1".parse().unwrap(), boot_id: 255 };
             assert_eq!(reader.to_string().parse(), Ok(reader));
         }
         for text in [

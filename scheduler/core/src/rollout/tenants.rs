@@ -1,11 +1,12 @@
-//! Tenants on their way from what an operator wants to what is published.
+//! Rollout of desired tenants.
 //!
-//! Everything about a tenant is in force with the next table (a key that is gone, a deployment that it may no longer use, a
-//! residency that is narrower) but for one thing: a residency that is wider waits, as that of a deployment does, until every
-//! reader runs a table that announces it. Until then a tenant's requests go where both its old and its new residency permit.
+//! All changes of a tenant (a revoked key, a deployment that it may no longer use, a narrower residency) are in force
+//! with the next table, with one exception: a wider residency waits, like that of a deployment, until every reader runs
+//! a table that announces it. Until then the tenant's requests go to the intersection of the old and the new residency.
 //!
-//! A tenant that was taken away and comes back is a new one. No region refuses what a tenant may not (regions go by the residency policy
-//! that travels with a request), so whoever has not heard of it does less than it may, and nobody more.
+//! A tenant that was removed and is added again counts as new. No region rejects requests by tenant (regions apply the
+//! residency policy that comes with a request), so a reader without the new table does less than it may, and no reader
+//! does more.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,28 +17,28 @@ use regions::{Generation, RouteTable, TenantId, TenantRules};
 use super::{Rollout, StagedTenants};
 
 impl Rollout {
-    /// What the table of generation `next`, which follows `last`, says of the tenants that an operator wants. In `doubt` of
-    /// who lives nothing is widened.
+    /// Returns the tenants of the table of generation `next`, which follows `last`. While the set of readers is
+    /// `in_doubt`, nothing is widened.
     pub fn stage_tenants<'a>(
         &self,
-        wanted: &'a BTreeMap<TenantId, TenantRules>,
+        desired: &'a BTreeMap<TenantId, TenantRules>,
         last: &RouteTable,
         next: Generation,
-        doubt: bool,
+        in_doubt: bool,
     ) -> StagedTenants<'a> {
-        let mut staged = StagedTenants { all: Cow::Borrowed(wanted), widening: BTreeMap::new() };
+        let mut staged = StagedTenants { all: Cow::Borrowed(desired), widening: BTreeMap::new() };
         let Some(last) = &last.tenants else { return staged };
-        for (id, tenant) in wanted {
+        for (id, tenant) in desired {
             let Some(known) = last.all.get(id) else { continue };
             let announced = last.widening.get(id);
-            let meanwhile = self.meanwhile(
+            let interim = self.interim_residency(
                 &known.residency,
                 &tenant.residency,
                 announced,
                 MAX_RESIDENCY_LEN,
-                (next, doubt),
+                (next, in_doubt),
             );
-            if let Some((residency, widening)) = meanwhile {
+            if let Some((residency, widening)) = interim {
                 staged.widening.insert(id.clone(), widening);
                 staged.all.to_mut().insert(id.clone(), TenantRules { residency, ..tenant.clone() });
             }
@@ -68,26 +69,29 @@ mod tests {
         Generation { epoch: 1, number }
     }
 
-    /// A table that follows one another, and what its tenants' residency and announcement are.
-    fn next(rollout: &Rollout, wanted: &BTreeMap<TenantId, TenantRules>, last: &RouteTable) -> RouteTable {
+    /// Returns the table that follows `last`.
+    fn next(rollout: &Rollout, desired: &BTreeMap<TenantId, TenantRules>, last: &RouteTable) -> RouteTable {
         let generation = generation(last.generation.number + 1);
-        let StagedTenants { all, widening } = rollout.stage_tenants(wanted, last, generation, false);
+        let StagedTenants { all, widening } = rollout.stage_tenants(desired, last, generation, false);
         let tenants = Some(Tenants { all: all.into_owned(), widening });
         RouteTable { generation, tenants, ..RouteTable::empty() }
     }
 
-    fn said(table: &RouteTable) -> (String, Option<String>) {
+    fn residency_and_announcement(table: &RouteTable) -> (String, Option<String>) {
         let Tenants { all, widening } = table.tenants.as_ref().unwrap();
         let residency = all.values().next().unwrap().residency.to_string();
         (residency, widening.values().next().map(|widening| widening.to.to_string()))
     }
 
     #[test]
-    fn a_tenant_is_narrower_at_once_and_wider_when_everybody_has_heard_of_it() {
+    fn a_tenant_is_narrowed_at_once_and_widened_after_all_readers_acknowledged() {
         let mut rollout = Rollout::new(Arc::new(Catalogue::builtin()), Duration::ZERO, some_instant());
-        let reader = Reader { role: Role::Gateway, place: "aws/us-east-1".parse().unwrap(), boot_id: 1 };
+        let reader = Reader { role: Role::Gateway, region: "aws/us-east-1".parse().unwrap(), boot_id: 1 };
         let check = |table: &RouteTable, residency: &str, announced: Option<&str>| {
-            assert_eq!(said(table), (residency.to_owned(), announced.map(str::to_owned)));
+            assert_eq!(
+                residency_and_announcement(table),
+                (residency.to_owned(), announced.map(str::to_owned))
+            );
         };
         let first = next(&rollout, &tenants("eu"), &RouteTable::empty());
         check(&first, "eu", None);
@@ -101,14 +105,19 @@ mod tests {
         rollout.acknowledged(reader.clone(), announced.generation);
         let wider = next(&rollout, &tenants("eu"), &still);
         check(&wider, "eu", None);
-        // What is both goes on with what both permit.
+        // A change that narrows and widens uses the intersection.
         let both = next(&rollout, &tenants("de,us"), &wider);
-        assert_eq!(said(&both).1.as_deref(), Some("de,us"));
-        assert!(said(&both).0.contains("eu") && said(&both).0.contains("de"), "{:?}", said(&both));
+        assert_eq!(residency_and_announcement(&both).1.as_deref(), Some("de,us"));
+        assert!(
+            residency_and_announcement(&both).0.contains("eu")
+                && residency_and_announcement(&both).0.contains("de"),
+            "{:?}",
+            residency_and_announcement(&both)
+        );
         assert_eq!(
             next(&rollout, &BTreeMap::new(), &wider).tenants,
             Some(Tenants::default()),
-            "who is gone is gone"
+            "a removed tenant is removed at once"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Residencies that change while readers hear of it in any order.
+//! Changing residencies, with acknowledgements in any order.
 
 use super::*;
 use crate::some_instant;
@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use regions::{RegionSet, parse_deployments};
 use std::sync::LazyLock;
 
-/// Read once: a property makes hundreds of worlds.
+/// Loaded once: a property test creates hundreds of rollouts.
 static CATALOGUE: LazyLock<Arc<Catalogue>> = LazyLock::new(|| Arc::new(Catalogue::builtin()));
 
-/// Residencies of which some lie in others, some overlap, and some have nothing in common.
+/// Residencies that include each other, overlap, or are disjoint.
 const POLICIES: &[&str] = &["anywhere", "eu", "de", "de,fr", "us", "eu,us", "jp", "us-va,jp", "eea"];
 
 fn deployment(name: &str, policy: &str) -> Deployment {
@@ -23,39 +23,39 @@ fn deployment(name: &str, policy: &str) -> Deployment {
 
 fn reader(boot_id: u64) -> Reader {
     let role = if boot_id.is_multiple_of(2) { Role::Gateway } else { Role::Spoke };
-    Reader { role, place: "aws/us-east-1".parse().unwrap(), boot_id }
+    Reader { role, region: "aws/us-east-1".parse().unwrap(), boot_id }
 }
 
-/// A hub that publishes, and readers that hear of it when a test says so.
-struct World {
+/// Hub that publishes tables, and readers that acknowledge them when the test says so.
+struct RolloutTest {
     catalogue: Arc<Catalogue>,
     rollout: Rollout,
-    wanted: BTreeMap<DeploymentName, Deployment>,
-    /// Every table that was published; the first is empty.
+    desired: BTreeMap<DeploymentName, Deployment>,
+    /// All published tables; the first is empty.
     tables: Vec<RouteTable>,
-    /// Which of them each reader that is known runs.
+    /// Index of the table that each known reader runs.
     running: BTreeMap<u64, usize>,
 }
 
-impl World {
-    fn new(settle: Duration) -> World {
+impl RolloutTest {
+    fn new(settle: Duration) -> RolloutTest {
         let catalogue = CATALOGUE.clone();
         let rollout = Rollout::new(catalogue.clone(), settle, some_instant());
-        let (wanted, running) = (BTreeMap::new(), BTreeMap::new());
-        World { catalogue, rollout, wanted, tables: vec![RouteTable::empty()], running }
+        let (desired, running) = (BTreeMap::new(), BTreeMap::new());
+        RolloutTest { catalogue, rollout, desired, tables: vec![RouteTable::empty()], running }
     }
 
     fn apply(&mut self, name: &str, policy: &str) {
         let deployment = deployment(name, policy);
-        self.wanted.insert(deployment.name.clone(), deployment);
+        self.desired.insert(deployment.name.clone(), deployment);
     }
 
-    /// Publishes the next table, if it says anything new.
-    fn publish(&mut self, doubt: bool) {
+    /// Publishes the next table, if it differs.
+    fn publish(&mut self, in_doubt: bool) {
         let last = self.tables.last().unwrap();
         let generation = Generation { epoch: 1, number: last.generation.number + 1 };
         let Staged { deployments, widening, revisions: _, tenants: _ } =
-            self.rollout.stage(&self.wanted, last, generation, doubt);
+            self.rollout.stage(&self.desired, last, generation, in_doubt);
         if *deployments == last.deployments && widening == last.widening {
             return;
         }
@@ -65,15 +65,15 @@ impl World {
         self.tables.push(next);
     }
 
-    fn hears(&mut self, boot_id: u64, table: usize) {
+    fn acknowledge(&mut self, boot_id: u64, table: usize) {
         self.running.insert(boot_id, table);
         self.rollout.acknowledged(reader(boot_id), self.tables[table].generation);
     }
 
-    fn hear_all(&mut self) {
+    fn acknowledge_all(&mut self) {
         let newest = self.tables.len() - 1;
         for boot_id in self.running.keys().copied().collect::<Vec<_>>() {
-            self.hears(boot_id, newest);
+            self.acknowledge(boot_id, newest);
         }
     }
 
@@ -82,12 +82,12 @@ impl World {
         self.tables[table].deployments.get(&name).map(|known| known.residency.permitted(&self.catalogue))
     }
 
-    fn taken(&self, table: usize, name: &str) -> Option<RegionSet> {
+    fn accepted(&self, table: usize, name: &str) -> Option<RegionSet> {
         let name = name.parse::<DeploymentName>().unwrap();
-        taken(&self.tables[table], &name).map(|taken| taken.permitted(&self.catalogue))
+        accepted_residency(&self.tables[table], &name).map(|accepted| accepted.permitted(&self.catalogue))
     }
 
-    fn says(&self, name: &str) -> (String, Option<String>) {
+    fn residency(&self, name: &str) -> (String, Option<String>) {
         let (last, name) = (self.tables.last().unwrap(), name.parse::<DeploymentName>().unwrap());
         let to = last.widening.get(&name).map(|widening| widening.to.to_string());
         (last.deployments[&name].residency.to_string(), to)
@@ -95,122 +95,122 @@ impl World {
 }
 
 #[track_caller]
-fn says(world: &World, residency: &str, to: Option<&str>) {
-    assert_eq!(world.says("m"), (residency.to_owned(), to.map(str::to_owned)));
+fn check_residency(test: &RolloutTest, residency: &str, to: Option<&str>) {
+    assert_eq!(test.residency("m"), (residency.to_owned(), to.map(str::to_owned)));
 }
 
 #[test]
-fn what_is_narrower_is_in_the_next_table_and_what_is_wider_waits_for_everybody() {
-    let mut world = World::new(Duration::ZERO);
-    world.apply("m", "eu,us");
-    world.publish(false);
-    says(&world, "eu,us", None);
-    world.hears(1, 1);
-    world.hears(2, 1);
+fn a_narrower_residency_is_in_the_next_table_and_a_wider_one_waits_for_all_readers() {
+    let mut test = RolloutTest::new(Duration::ZERO);
+    test.apply("m", "eu,us");
+    test.publish(false);
+    check_residency(&test, "eu,us", None);
+    test.acknowledge(1, 1);
+    test.acknowledge(2, 1);
 
-    world.apply("m", "eu");
-    world.publish(false);
-    says(&world, "eu", None);
+    test.apply("m", "eu");
+    test.publish(false);
+    check_residency(&test, "eu", None);
 
-    world.apply("m", "anywhere");
-    world.publish(false);
-    says(&world, "eu", Some("anywhere"));
-    world.hears(1, 3);
-    world.publish(false);
-    says(&world, "eu", Some("anywhere"));
-    world.hears(2, 2);
-    world.publish(false);
-    says(&world, "eu", Some("anywhere"));
-    world.hears(2, 3);
-    world.publish(true);
-    says(&world, "eu", Some("anywhere"));
-    world.publish(false);
-    says(&world, "anywhere", None);
+    test.apply("m", "anywhere");
+    test.publish(false);
+    check_residency(&test, "eu", Some("anywhere"));
+    test.acknowledge(1, 3);
+    test.publish(false);
+    check_residency(&test, "eu", Some("anywhere"));
+    test.acknowledge(2, 2);
+    test.publish(false);
+    check_residency(&test, "eu", Some("anywhere"));
+    test.acknowledge(2, 3);
+    test.publish(true);
+    check_residency(&test, "eu", Some("anywhere"));
+    test.publish(false);
+    check_residency(&test, "anywhere", None);
 }
 
 #[test]
-fn what_moves_is_nowhere_until_everybody_knows_where_to() {
-    let mut world = World::new(Duration::ZERO);
-    world.apply("m", "eu");
-    world.publish(false);
-    world.hears(1, 1);
-    world.apply("m", "us");
-    world.publish(false);
-    says(&world, "eu & us", Some("us"));
-    assert_eq!(world.sent(2, "m"), Some(RegionSet::EMPTY));
-    world.hears(1, 2);
-    world.publish(false);
-    says(&world, "us", None);
+fn a_residency_that_moves_is_empty_until_all_readers_acknowledged() {
+    let mut test = RolloutTest::new(Duration::ZERO);
+    test.apply("m", "eu");
+    test.publish(false);
+    test.acknowledge(1, 1);
+    test.apply("m", "us");
+    test.publish(false);
+    check_residency(&test, "eu & us", Some("us"));
+    assert_eq!(test.sent(2, "m"), Some(RegionSet::EMPTY));
+    test.acknowledge(1, 2);
+    test.publish(false);
+    check_residency(&test, "us", None);
 }
 
 #[test]
-fn whoever_is_gone_is_not_waited_for_and_a_new_term_waits_for_whoever_may_come_back() {
+fn a_removed_reader_is_not_waited_for_and_a_new_term_waits_for_the_settle_time() {
     let now = some_instant();
-    let mut world = World::new(SETTLE);
-    world.rollout = Rollout::new(world.catalogue.clone(), SETTLE, now);
-    world.apply("m", "eu");
-    world.publish(false);
-    assert_eq!(world.rollout.next_wakeup(&world.tables[1]), None, "nothing waits");
-    world.apply("m", "anywhere");
-    world.publish(false);
-    says(&world, "eu", Some("anywhere"));
-    assert_eq!(world.rollout.next_wakeup(&world.tables[2]), Some(now + SETTLE));
-    world.rollout.tick(now + SETTLE - Duration::from_nanos(1));
-    world.publish(false);
-    says(&world, "eu", Some("anywhere"));
-    world.rollout.tick(now + SETTLE);
-    world.hears(1, 1);
-    world.publish(false);
-    says(&world, "eu", Some("anywhere"));
-    world.rollout.gone(&reader(1));
-    world.publish(false);
-    says(&world, "anywhere", None);
+    let mut test = RolloutTest::new(SETTLE_TIME);
+    test.rollout = Rollout::new(test.catalogue.clone(), SETTLE_TIME, now);
+    test.apply("m", "eu");
+    test.publish(false);
+    assert_eq!(test.rollout.next_wakeup(&test.tables[1]), None, "nothing waits");
+    test.apply("m", "anywhere");
+    test.publish(false);
+    check_residency(&test, "eu", Some("anywhere"));
+    assert_eq!(test.rollout.next_wakeup(&test.tables[2]), Some(now + SETTLE_TIME));
+    test.rollout.tick(now + SETTLE_TIME - Duration::from_nanos(1));
+    test.publish(false);
+    check_residency(&test, "eu", Some("anywhere"));
+    test.rollout.tick(now + SETTLE_TIME);
+    test.acknowledge(1, 1);
+    test.publish(false);
+    check_residency(&test, "eu", Some("anywhere"));
+    test.rollout.remove_reader(&reader(1));
+    test.publish(false);
+    check_residency(&test, "anywhere", None);
 }
 
 #[test]
-fn a_name_that_comes_back_is_no_new_one_to_whoever_has_not_heard_that_it_was_gone() {
-    let check = |heard: usize, expected: (&str, Option<&str>)| {
-        let mut world = World::new(Duration::ZERO);
-        world.apply("m", "eu");
-        world.publish(false);
-        world.hears(1, 1);
-        world.wanted.clear();
-        world.publish(false);
-        world.hears(1, heard);
-        // What readers say reaches the hub between two tables.
-        world.apply("other", "eu");
-        world.publish(false);
-        world.apply("m", "anywhere");
-        world.publish(false);
-        says(&world, expected.0, expected.1);
+fn a_name_that_comes_back_is_not_new_to_a_reader_that_missed_its_removal() {
+    let check = |acknowledged: usize, expected: (&str, Option<&str>)| {
+        let mut test = RolloutTest::new(Duration::ZERO);
+        test.apply("m", "eu");
+        test.publish(false);
+        test.acknowledge(1, 1);
+        test.desired.clear();
+        test.publish(false);
+        test.acknowledge(1, acknowledged);
+        // Acknowledgements reach the hub between two tables.
+        test.apply("other", "eu");
+        test.publish(false);
+        test.apply("m", "anywhere");
+        test.publish(false);
+        check_residency(&test, expected.0, expected.1);
     };
     check(1, ("eu", Some("anywhere")));
     check(2, ("anywhere", None));
 }
 
 #[test]
-fn a_residency_that_has_changed_often_meanwhile_still_fits_into_a_table() {
-    let mut world = World::new(Duration::ZERO);
-    let all: Vec<String> = world.catalogue.iter().map(|(_, region)| region.id.to_string()).collect();
-    world.apply("m", "anywhere");
-    world.publish(false);
-    world.hears(1, 1);
+fn an_interim_residency_after_many_changes_still_fits_into_a_table() {
+    let mut test = RolloutTest::new(Duration::ZERO);
+    let all: Vec<String> = test.catalogue.iter().map(|(_, region)| region.id.to_string()).collect();
+    test.apply("m", "anywhere");
+    test.publish(false);
+    test.acknowledge(1, 1);
     for step in 0..40 {
-        // Each leaves out others than the one before, so that all of them have to be met.
+        // Each policy excludes other regions than the previous one, so that all of them must be intersected.
         let some: Vec<_> = all.iter().enumerate().filter(|(at, _)| (at + step) % 7 != 0).collect();
         let policy: Vec<_> = some.iter().map(|(_, id)| id.as_str()).take(60).collect();
-        world.apply("m", &policy.join(","));
-        world.publish(false);
-        let (said, _) = world.says("m");
-        assert!(said.len() <= DEPLOYMENT_LEN_MAX, "{} bytes", said.len());
-        let newest = world.tables.len() - 1;
-        let wanted = world.wanted.values().next().unwrap().residency.permitted(&world.catalogue);
-        let before = world.sent(newest - 1, "m").unwrap();
-        assert!(world.sent(newest, "m").unwrap().is_subset(&wanted.intersect(before)));
+        test.apply("m", &policy.join(","));
+        test.publish(false);
+        let (residency, _) = test.residency("m");
+        assert!(residency.len() <= DEPLOYMENT_LEN_MAX, "{} bytes", residency.len());
+        let newest = test.tables.len() - 1;
+        let desired = test.desired.values().next().unwrap().residency.permitted(&test.catalogue);
+        let before = test.sent(newest - 1, "m").unwrap();
+        assert!(test.sent(newest, "m").unwrap().is_subset(&desired.intersect(before)));
     }
-    world.hear_all();
-    world.publish(false);
-    assert_eq!(world.says("m").1, None);
+    test.acknowledge_all();
+    test.publish(false);
+    assert_eq!(test.residency("m").1, None);
 }
 
 #[derive(Clone, Debug)]
@@ -223,19 +223,19 @@ enum Step {
         name: usize,
     },
     Publish {
-        doubt: bool,
+        in_doubt: bool,
     },
-    /// A reader that is there takes a newer table, by so many.
-    Hears {
+    /// A known reader advances by this many tables.
+    Acknowledge {
         reader: u64,
         newer: usize,
     },
-    /// One comes, with any table on its disk.
-    Comes {
+    /// A reader starts with any table in its snapshot.
+    Start {
         reader: u64,
         table: usize,
     },
-    Gone {
+    Expire {
         reader: u64,
     },
 }
@@ -244,65 +244,65 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..2usize, 0..POLICIES.len()).prop_map(|(name, policy)| Step::Apply { name, policy }),
         1 => (0..2usize).prop_map(|name| Step::Remove { name }),
-        4 => any::<bool>().prop_map(|doubt| Step::Publish { doubt }),
-        4 => (0..4u64, 0..4usize).prop_map(|(reader, newer)| Step::Hears { reader, newer }),
-        1 => (0..4u64, 0..8usize).prop_map(|(reader, table)| Step::Comes { reader, table }),
-        1 => (0..4u64).prop_map(|reader| Step::Gone { reader }),
+        4 => any::<bool>().prop_map(|in_doubt| Step::Publish { in_doubt }),
+        4 => (0..4u64, 0..4usize).prop_map(|(reader, newer)| Step::Acknowledge { reader, newer }),
+        1 => (0..4u64, 0..8usize).prop_map(|(reader, table)| Step::Start { reader, table }),
+        1 => (0..4u64).prop_map(|reader| Step::Expire { reader }),
     ]
 }
 
 const NAMES: [&str; 2] = ["m", "n"];
 
 proptest! {
-    /// Whoever sends by a table, to a reader that is known and runs an older one: what is sent is taken. The other way
-    /// round a refusal is what narrowing is for.
+    /// Requests that a reader of the newest table sends are accepted by every known reader of an older table. In the
+    /// other direction, a rejection is the purpose of narrowing.
     #[test]
-    fn whatever_the_order_of_acknowledgements_nobody_is_sent_what_it_has_not_heard_of(
+    fn no_reader_gets_requests_that_it_has_not_acknowledged_as_allowed(
         steps in proptest::collection::vec(step(), 1..60)
     ) {
-        let mut world = World::new(Duration::ZERO);
+        let mut test = RolloutTest::new(Duration::ZERO);
         for step in steps {
-            let tables = world.tables.len();
+            let tables = test.tables.len();
             match step {
-                Step::Apply { name, policy } => world.apply(NAMES[name], POLICIES[policy]),
-                Step::Remove { name } => drop(world.wanted.remove(NAMES[name])),
-                Step::Publish { doubt } => world.publish(doubt),
-                Step::Hears { reader, newer } => {
-                    if let Some(table) = world.running.get(&reader).copied() {
-                        world.hears(reader, (table + newer).min(tables - 1));
+                Step::Apply { name, policy } => test.apply(NAMES[name], POLICIES[policy]),
+                Step::Remove { name } => drop(test.desired.remove(NAMES[name])),
+                Step::Publish { in_doubt } => test.publish(in_doubt),
+                Step::Acknowledge { reader, newer } => {
+                    if let Some(table) = test.running.get(&reader).copied() {
+                        test.acknowledge(reader, (table + newer).min(tables - 1));
                     }
                 }
-                Step::Comes { reader, table } => {
-                    if !world.running.contains_key(&reader) {
-                        world.hears(reader, table.min(tables - 1));
+                Step::Start { reader, table } => {
+                    if !test.running.contains_key(&reader) {
+                        test.acknowledge(reader, table.min(tables - 1));
                     }
                 }
-                Step::Gone { reader: gone } => {
-                    world.running.remove(&gone);
-                    world.rollout.gone(&reader(gone));
+                Step::Expire { reader: expired } => {
+                    test.running.remove(&expired);
+                    test.rollout.remove_reader(&reader(expired));
                 }
             }
-            if world.tables.len() == tables {
+            if test.tables.len() == tables {
                 continue;
             }
-            let newest = world.tables.len() - 1;
+            let newest = test.tables.len() - 1;
             for name in NAMES {
-                let Some(sent) = world.sent(newest, name) else { continue };
-                let wanted = world.wanted[&name.parse::<DeploymentName>().unwrap()].residency.permitted(&world.catalogue);
-                prop_assert!(sent.is_subset(&wanted), "never more than the operator wants");
-                let grew = world.sent(newest - 1, name).is_some_and(|before| !sent.is_subset(&before));
-                for (reader, table) in world.running.iter().filter(|_| grew) {
-                    let Some(taken) = world.taken(*table, name) else { continue };
-                    prop_assert_eq!(invariants::heard(sent, taken), Ok(()), "{} at reader {}", name, reader);
+                let Some(sent) = test.sent(newest, name) else { continue };
+                let desired = test.desired[&name.parse::<DeploymentName>().unwrap()].residency.permitted(&test.catalogue);
+                prop_assert!(sent.is_subset(&desired), "never wider than desired");
+                let grew = test.sent(newest - 1, name).is_some_and(|before| !sent.is_subset(&before));
+                for (reader, table) in test.running.iter().filter(|_| grew) {
+                    let Some(accepted) = test.accepted(*table, name) else { continue };
+                    prop_assert_eq!(invariants::acknowledged_before_widened(sent, accepted), Ok(()), "{} at reader {}", name, reader);
                 }
             }
         }
-        // And what is wanted comes about once everybody has heard.
+        // The desired policies are published once all readers have acknowledged.
         for _ in 0..3 {
-            world.publish(false);
-            world.hear_all();
+            test.publish(false);
+            test.acknowledge_all();
         }
-        prop_assert_eq!(&world.tables.last().unwrap().deployments, &world.wanted);
-        prop_assert!(world.tables.last().unwrap().widening.is_empty());
+        prop_assert_eq!(&test.tables.last().unwrap().deployments, &test.desired);
+        prop_assert!(test.tables.last().unwrap().widening.is_empty());
     }
 }

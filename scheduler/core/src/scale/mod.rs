@@ -1,27 +1,28 @@
-//! How many replicas a deployment should have in one region.
+//! Autoscaler of one deployment in one region.
 //!
-//! Autoscalers of the field count what is in flight, which grows when replicas are slow to start as much as when there is
-//! more to do. So while the first replica starts they order ten, and send them back when it has come. This one knows three
-//! things that a count in flight does not: how fast work *arrives*, how fast one replica *does* it, and what is *already
-//! ordered* and when it will be there. From these it projects the backlog to the moment at which a replica that is ordered
-//! now would be ready:
+//! Common autoscalers count requests in flight. That count grows with slow replica starts as much as with more traffic,
+//! so while the first replica starts they order ten, and remove them once it is ready. This autoscaler uses three more
+//! inputs: the rate at which work *arrives*, the speed of one replica, and the replicas *already being provisioned*,
+//! with the time until they are ready. From these it projects the backlog to the time at which a replica ordered now
+//! would be ready:
 //!
 //! ```text
 //! rate    = max(arrivals over 3 s, 0.8 · arrivals over 60 s)                       tokens per second
-//! backlog = waiting + rate · start - what those that are ready or ordered do by then
-//! wanted  = rate / (utilization · speed)                                           while the backlog stays small
-//!         = rate / speed + backlog / (20 s · speed)                                else, if that is more
+//! backlog = waiting + rate · start time - work done by ready and provisioned replicas until then
+//! desired = rate / (utilization · speed)                                           while the backlog stays small
+//!         = rate / speed + backlog / (20 s · speed)                                otherwise, if that is more
 //! ```
 //!
-//! Up goes at once, bounded by [`up_max`]; down goes by what was needed at most in the last [`Scaling::scale_down_delay`]
-//! (three starts, if that is longer), a quarter at a time, and not while somebody knows better ([`Brake`]). To zero goes what
-//! nobody has asked for in [`Scaling::zero_after`].
+//! Scaling up is immediate, limited by [`scale_up_limit`]. Scaling down follows the highest recommendation of the last
+//! [`Scaling::scale_down_delay`] (three start times, if that is longer), by a quarter of the replicas at a time, unless
+//! a [`ScaleDownBlocker`] is active. A deployment without requests for [`Scaling::zero_after`] is scaled to zero.
 //!
-//! [`step`] turns that number into who comes, who goes and who stays; [`starts`] remembers how long replicas take to start and
-//! [`restarts`] when one that died may be started again. The loop that looks and acts is `scheduler::scaling`.
+//! [`step`] turns the desired number into replicas to start, to drain and to keep; [`starts`] records start times, and
+//! [`restarts`] limits restarts of crashed replicas. The control loop is `scheduler::scaling`.
 //!
-//! Pure: one [`Scaler::tick`] for each look, with what was seen. The knobs have the names that people know from Knative and
-//! from hosted services; `simulated` runs this one beside such policies over the same arrivals.
+//! The autoscaler is pure: one [`Scaler::tick`] per evaluation, with the observations as an argument. The settings have
+//! the names known from Knative and from hosted services; the tests in `simulated` compare it with such policies over
+//! the same arrivals.
 
 pub mod restarts;
 pub mod starts;
@@ -33,300 +34,310 @@ use std::time::{Duration, Instant};
 use regions::Scaling;
 use regions::ewma::Ewma;
 
-/// How often to look.
+/// Interval between evaluations.
 pub const TICK: Duration = Duration::from_secs(2);
 
-/// Half-lives of the averages of what arrives: averages over some 3 s and, by [`Scaling::autoscaling_window`], 60 s.
-const FAST: Duration = Duration::from_secs(2);
-/// The long average counts so much against the short one: a lull of seconds is not yet less traffic.
+/// Half-life of the short average of arrivals (about 3 s). The long one follows [`Scaling::autoscaling_window`] (60 s).
+const FAST_HALF_LIFE: Duration = Duration::from_secs(2);
+/// Weight of the long average against the short one: a lull of seconds is not a decrease in traffic.
 const SLOW_PERCENT: u32 = 80;
-/// A backlog of so much arriving work is none: a batch or two.
-const SMALL: Duration = Duration::from_millis(200);
-/// In this time a backlog is worked off. Shorter orders more replicas for shorter.
-const DRAIN: Duration = Duration::from_secs(20);
-/// Fuller than this a replica is not left when others are let go.
+/// Backlog that is ignored, as time at the current arrival rate: a batch or two.
+const BACKLOG_TOLERANCE: Duration = Duration::from_millis(200);
+/// Time in which a backlog is to be worked off. A shorter time orders more replicas that are needed for less time.
+const BACKLOG_DRAIN_TIME: Duration = Duration::from_secs(20);
+/// Maximum utilization of the remaining replicas after scaling down.
 const DOWN_UTILIZATION_PERCENT: u32 = 60;
-/// Of those there are, so many go at a time.
+/// Share of the replicas that is removed at a time.
 const DOWN_PERCENT: u32 = 25;
-/// Starts of a replica that must have passed before one is let go.
-const STARTS_KEPT: u32 = 3;
-/// What was needed is remembered in as many steps; longer delays are remembered more coarsely.
-const REMEMBERED_MAX: usize = 512;
+/// Minimum delay of scaling down, in start times of a replica.
+const SCALE_DOWN_DELAY_STARTS: u32 = 3;
+/// Maximum number of stored recommendations; longer delays are stored at a coarser resolution.
+const RECOMMENDATIONS_MAX: usize = 512;
 
-/// How many a look may order where there are `count`: two times as many and four more. From nothing that is enough for most,
-/// and three looks later it is enough for anybody.
-pub fn up_max(count: u32) -> u32 {
+/// Returns the highest number of replicas after one evaluation with `count` replicas: three times as many plus four.
+/// From zero this suffices for most loads, and three evaluations later for any.
+pub fn scale_up_limit(count: u32) -> u32 {
     count.saturating_mul(3).saturating_add(4)
 }
 
-/// Why none is let go, whatever traffic says.
+/// Reason for not scaling down, whatever the traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Brake {
-    /// The hub is silent: nobody knows what it would want kept.
-    HubSilent,
-    /// Other regions' overflow comes here.
-    TakesOverflow,
-    /// A new version is being rolled out.
-    RollsOut,
-    /// A replica has died of late.
-    Crashed,
+pub enum ScaleDownBlocker {
+    /// The hub is unreachable, so the floors that it would set are unknown.
+    HubUnreachable,
+    /// The region receives spillover of other regions.
+    ReceivesSpillover,
+    /// A new revision is being rolled out.
+    RolloutInProgress,
+    /// A replica crashed recently.
+    ReplicaCrashed,
 }
 
-impl Why {
-    /// Every one there is.
-    pub const ALL: [Why; 13] = [
-        Why::Rate,
-        Why::Backlog,
-        Why::Concurrency,
-        Why::Wake,
-        Why::Floor,
-        Why::Max,
-        Why::Paced,
-        Why::Kept,
-        Why::Brake(Brake::HubSilent),
-        Why::Brake(Brake::TakesOverflow),
-        Why::Brake(Brake::RollsOut),
-        Why::Brake(Brake::Crashed),
-        Why::Zero,
+impl ScalingReason {
+    /// All reasons.
+    pub const ALL: [ScalingReason; 13] = [
+        ScalingReason::Rate,
+        ScalingReason::Backlog,
+        ScalingReason::Concurrency,
+        ScalingReason::ColdStart,
+        ScalingReason::Floor,
+        ScalingReason::Max,
+        ScalingReason::ScaleUpLimit,
+        ScalingReason::ScaleDownDelay,
+        ScalingReason::Blocked(ScaleDownBlocker::HubUnreachable),
+        ScalingReason::Blocked(ScaleDownBlocker::ReceivesSpillover),
+        ScalingReason::Blocked(ScaleDownBlocker::RolloutInProgress),
+        ScalingReason::Blocked(ScaleDownBlocker::ReplicaCrashed),
+        ScalingReason::Idle,
     ];
 
-    /// Its name in logs and metrics.
+    /// Returns the name in logs and metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Why::Rate => "rate",
-            Why::Backlog => "backlog",
-            Why::Concurrency => "concurrency",
-            Why::Wake => "wake",
-            Why::Floor => "floor",
-            Why::Max => "max",
-            Why::Paced => "paced",
-            Why::Kept => "kept",
-            Why::Brake(Brake::HubSilent) => "hub_silent",
-            Why::Brake(Brake::TakesOverflow) => "takes_overflow",
-            Why::Brake(Brake::RollsOut) => "rolls_out",
-            Why::Brake(Brake::Crashed) => "crashed",
-            Why::Zero => "zero",
+            ScalingReason::Rate => "rate",
+            ScalingReason::Backlog => "backlog",
+            ScalingReason::Concurrency => "concurrency",
+            ScalingReason::ColdStart => "cold_start",
+            ScalingReason::Floor => "floor",
+            ScalingReason::Max => "max",
+            ScalingReason::ScaleUpLimit => "scale_up_limit",
+            ScalingReason::ScaleDownDelay => "scale_down_delay",
+            ScalingReason::Blocked(ScaleDownBlocker::HubUnreachable) => "hub_unreachable",
+            ScalingReason::Blocked(ScaleDownBlocker::ReceivesSpillover) => "receives_spillover",
+            ScalingReason::Blocked(ScaleDownBlocker::RolloutInProgress) => "rollout_in_progress",
+            ScalingReason::Blocked(ScaleDownBlocker::ReplicaCrashed) => "replica_crashed",
+            ScalingReason::Idle => "idle",
         }
     }
 }
 
-/// What is seen at one look.
+/// Input of one evaluation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
-    /// Tokens that have arrived since the last look, held ones included and retries not.
+pub struct ScalingObservation {
+    /// Tokens that arrived since the last evaluation, including held requests and excluding retries.
     pub arrived: u64,
-    /// Tokens that wait, held ones included.
+    /// Tokens that are queued or held.
     pub backlog: u64,
-    /// Requests that are under way or wait.
+    /// Requests that are running, queued or held.
     pub in_flight: u32,
-    /// Replicas that take work.
+    /// Ready replicas.
     pub ready: u32,
-    /// Replicas that are on their way, each with the time until it is ready.
-    pub ordered: Vec<Duration>,
-    /// What one replica computes, in tokens per second; 0 until it is known.
+    /// Remaining start time of each replica that is being provisioned.
+    pub provisioning: Vec<Duration>,
+    /// Speed of one replica, in tokens per second; 0 while unknown.
     pub speed: u64,
-    /// What nine of ten starts take at most.
+    /// 90th percentile of the start times.
     pub start: Duration,
-    /// Never fewer, for now: what the hub wants there for the loss of another region, or a timetable.
+    /// Current minimum: from the hub, against the loss of another region, or from the timetable.
     pub floor: u32,
-    /// Why none may be let go.
-    pub brake: Option<Brake>,
+    /// Reason for not scaling down, if any.
+    pub blocker: Option<ScaleDownBlocker>,
 }
 
-/// What decided.
+/// Factor that determined a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Why {
-    /// What arrives.
+pub enum ScalingReason {
+    /// Arrival rate.
     Rate,
-    /// What waits, and what will until one more is ready.
+    /// Current backlog, and its growth until a further replica is ready.
     Backlog,
-    /// What is under way at a time.
+    /// Requests in flight.
     Concurrency,
-    /// Somebody waits, and there is none.
-    Wake,
-    /// [`Scaling::min`], or [`Seen::floor`].
+    /// Requests are waiting and there is no replica.
+    ColdStart,
+    /// [`Scaling::min`], or [`ScalingObservation::floor`].
     Floor,
     /// [`Scaling::max`].
     Max,
-    /// More is wanted than may be ordered at once.
-    Paced,
-    /// It was needed a while ago.
-    Kept,
-    /// None may be let go.
-    Brake(Brake),
-    /// Nobody has asked for long.
-    Zero,
+    /// More replicas are desired than one evaluation may add.
+    ScaleUpLimit,
+    /// The replicas were needed within the scale-down delay.
+    ScaleDownDelay,
+    /// Scaling down is blocked.
+    Blocked(ScaleDownBlocker),
+    /// No requests for [`Scaling::zero_after`].
+    Idle,
 }
 
-/// The answer.
+/// Decision of one evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// So many, ready and ordered together.
+pub struct ScalingDecision {
+    /// Desired number of replicas, ready and provisioning together.
     pub replicas: u32,
-    /// What decided.
-    pub why: Why,
+    /// Deciding factor.
+    pub reason: ScalingReason,
 }
 
-/// One deployment in one region.
+/// Autoscaler of one deployment in one region.
 #[derive(Clone, Debug)]
 pub struct Scaler {
-    /// What people set, but for the timetable: that is a [floor](Seen::floor), since it is the wall clock's.
-    knobs: Scaling,
+    /// Settings, except the timetable: it depends on the wall clock and arrives as a
+    /// [floor](ScalingObservation::floor).
+    config: Scaling,
     last: Instant,
     fast: Ewma,
     slow: Ewma,
-    /// What was needed, each later one less than those before it: the first is the most of all that is remembered.
-    needed: VecDeque<(Instant, u32)>,
-    /// When somebody last asked.
-    asked: Instant,
+    /// Recommendations in decreasing order; the first is the maximum over the scale-down delay.
+    recommendations: VecDeque<(Instant, u32)>,
+    /// Time of the last evaluation with requests.
+    last_request: Instant,
 }
 
 impl Scaler {
-    /// Nothing has arrived yet.
-    pub fn new(knobs: Scaling, now: Instant) -> Scaler {
+    /// Creates a scaler without observations.
+    pub fn new(config: Scaling, now: Instant) -> Scaler {
         Scaler {
             last: now,
-            fast: Ewma::new(FAST, 0.0, now),
-            slow: Ewma::new(half_life(&knobs), 0.0, now),
-            needed: VecDeque::new(),
-            asked: now,
-            knobs,
+            fast: Ewma::new(FAST_HALF_LIFE, 0.0, now),
+            slow: Ewma::new(half_life(&config), 0.0, now),
+            recommendations: VecDeque::new(),
+            last_request: now,
+            config,
         }
     }
 
-    /// What people set is another from now on; what was seen stays.
-    pub fn set_knobs(&mut self, knobs: Scaling) {
-        if knobs.autoscaling_window != self.knobs.autoscaling_window {
-            self.slow = Ewma::new(half_life(&knobs), self.slow.get(), self.last);
+    /// Replaces the settings; the averages stay.
+    pub fn set_config(&mut self, config: Scaling) {
+        if config.autoscaling_window != self.config.autoscaling_window {
+            self.slow = Ewma::new(half_life(&config), self.slow.get(), self.last);
         }
-        self.knobs = knobs;
+        self.config = config;
     }
 
-    /// One look.
-    pub fn tick(&mut self, seen: &Seen, now: Instant) -> Wanted {
-        self.arrived(seen, now);
-        let count = seen.ready.saturating_add(seen.ordered.len() as u32);
-        // Averages never quite come to nothing. What nobody has asked for since is not wanted for the sake of their tail.
-        let (needs, why) = if self.is_quiet(now) { (0, Why::Zero) } else { self.needs(seen) };
-        self.remember(seen, now);
-        let floor = self.knobs.min.max(seen.floor).min(self.knobs.max);
-        if needs > count {
-            let paced = needs.min(up_max(count));
-            let (replicas, why) = if paced < needs { (paced, Why::Paced) } else { (needs, why) };
-            return self.bounded(replicas, why, floor);
+    /// Evaluates one observation.
+    pub fn tick(&mut self, observed: &ScalingObservation, now: Instant) -> ScalingDecision {
+        self.record_arrivals(observed, now);
+        let count = observed.ready.saturating_add(observed.provisioning.len() as u32);
+        // Averages never reach zero, so their tail is ignored for an idle deployment.
+        let (required, reason) =
+            if self.is_idle(now) { (0, ScalingReason::Idle) } else { self.required_replicas(observed) };
+        self.record_recommendation(observed, now);
+        let floor = self.config.min.max(observed.floor).min(self.config.max);
+        if required > count {
+            let limited = required.min(scale_up_limit(count));
+            let (replicas, reason) =
+                if limited < required { (limited, ScalingReason::ScaleUpLimit) } else { (required, reason) };
+            return self.bounded(replicas, reason, floor);
         }
-        if self.is_quiet(now) && seen.brake.is_none() {
-            return self.bounded(0, Why::Zero, floor);
+        if self.is_idle(now) && observed.blocker.is_none() {
+            return self.bounded(0, ScalingReason::Idle, floor);
         }
-        let kept = self.needed.front().map_or(0, |(_, needed)| *needed).max(needs).max(1);
-        if kept >= count {
-            let why = if needs == count { why } else { Why::Kept };
-            return self.bounded(count, why, floor);
+        let peak = self.recommendations.front().map_or(0, |(_, replicas)| *replicas).max(required).max(1);
+        if peak >= count {
+            let reason = if required == count { reason } else { ScalingReason::ScaleDownDelay };
+            return self.bounded(count, reason, floor);
         }
-        if let Some(brake) = seen.brake {
-            return self.bounded(count, Why::Brake(brake), floor);
+        if let Some(blocker) = observed.blocker {
+            return self.bounded(count, ScalingReason::Blocked(blocker), floor);
         }
         let at_once = (count * DOWN_PERCENT / 100).max(1);
-        self.bounded(kept.max(count - at_once), Why::Rate, floor)
+        self.bounded(peak.max(count - at_once), ScalingReason::Rate, floor)
     }
 
-    fn bounded(&self, replicas: u32, why: Why, floor: u32) -> Wanted {
-        if replicas > self.knobs.max {
-            return Wanted { replicas: self.knobs.max, why: Why::Max };
+    fn bounded(&self, replicas: u32, reason: ScalingReason, floor: u32) -> ScalingDecision {
+        if replicas > self.config.max {
+            return ScalingDecision { replicas: self.config.max, reason: ScalingReason::Max };
         }
         if replicas < floor {
-            return Wanted { replicas: floor, why: Why::Floor };
+            return ScalingDecision { replicas: floor, reason: ScalingReason::Floor };
         }
-        Wanted { replicas, why }
+        ScalingDecision { replicas, reason }
     }
 
-    fn arrived(&mut self, seen: &Seen, now: Instant) {
+    fn record_arrivals(&mut self, observed: &ScalingObservation, now: Instant) {
         let passed = now.saturating_duration_since(self.last);
         if passed.is_zero() {
             return;
         }
-        let rate = seen.arrived as f64 / passed.as_secs_f64();
+        let rate = observed.arrived as f64 / passed.as_secs_f64();
         self.fast.add(rate, now);
         self.slow.add(rate, now);
         self.last = now;
-        if seen.arrived > 0 || seen.backlog > 0 || seen.in_flight > 0 {
-            self.asked = now;
+        if observed.arrived > 0 || observed.backlog > 0 || observed.in_flight > 0 {
+            self.last_request = now;
         }
     }
 
-    /// What arrives, in tokens per second.
+    /// Returns the arrival rate, in tokens per second.
     fn rate(&self) -> f64 {
         self.fast.get().max(self.slow.get() * f64::from(SLOW_PERCENT) / 100.0)
     }
 
-    /// How many would do for what is seen now, whatever there are.
-    fn needs(&self, seen: &Seen) -> (u32, Why) {
-        let wake = u32::from(seen.backlog > 0 || seen.in_flight > 0 || seen.arrived > 0);
-        let mut needs = (wake, Why::Wake);
-        let mut or = |replicas: u32, why: Why| {
-            if replicas > needs.0 {
-                needs = (replicas, why);
+    /// Returns the number of replicas that the current load requires, and the deciding factor.
+    fn required_replicas(&self, observed: &ScalingObservation) -> (u32, ScalingReason) {
+        let cold_start = u32::from(observed.backlog > 0 || observed.in_flight > 0 || observed.arrived > 0);
+        let mut required = (cold_start, ScalingReason::ColdStart);
+        let mut or = |replicas: u32, reason: ScalingReason| {
+            if replicas > required.0 {
+                required = (replicas, reason);
             }
         };
-        if seen.speed > 0 {
-            let (rate, speed) = (self.rate(), seen.speed as f64);
-            or(whole(rate * 100.0 / (f64::from(self.knobs.target_utilization) * speed)), Why::Rate);
-            let start = seen.start.as_secs_f64();
-            let ready = f64::from(seen.ready) * start;
-            let ordered: f64 = seen.ordered.iter().map(|left| (start - left.as_secs_f64()).max(0.0)).sum();
-            let then = seen.backlog as f64 + rate * start - (ready + ordered) * speed;
-            if then > SMALL.as_secs_f64() * rate {
-                or(whole(rate / speed + then / (DRAIN.as_secs_f64() * speed)), Why::Backlog);
+        if observed.speed > 0 {
+            let (rate, speed) = (self.rate(), observed.speed as f64);
+            or(
+                round_up(rate * 100.0 / (f64::from(self.config.target_utilization) * speed)),
+                ScalingReason::Rate,
+            );
+            let start = observed.start.as_secs_f64();
+            let ready = f64::from(observed.ready) * start;
+            let provisioning: f64 =
+                observed.provisioning.iter().map(|left| (start - left.as_secs_f64()).max(0.0)).sum();
+            let then = observed.backlog as f64 + rate * start - (ready + provisioning) * speed;
+            if then > BACKLOG_TOLERANCE.as_secs_f64() * rate {
+                or(
+                    round_up(rate / speed + then / (BACKLOG_DRAIN_TIME.as_secs_f64() * speed)),
+                    ScalingReason::Backlog,
+                );
             }
         }
-        if let Some(target) = self.knobs.concurrency_target {
-            let full = f64::from(target) * f64::from(self.knobs.target_utilization) / 100.0;
-            or(whole(f64::from(seen.in_flight) / full), Why::Concurrency);
+        if let Some(target) = self.config.concurrency_target {
+            let full = f64::from(target) * f64::from(self.config.target_utilization) / 100.0;
+            or(round_up(f64::from(observed.in_flight) / full), ScalingReason::Concurrency);
         }
-        needs
+        required
     }
 
-    /// Remembers what would have been enough, so that it is kept for a while.
-    fn remember(&mut self, seen: &Seen, now: Instant) {
-        let mut enough = u32::from(now == self.asked);
-        if seen.speed > 0 {
-            let full = f64::from(DOWN_UTILIZATION_PERCENT) / 100.0 * seen.speed as f64;
-            enough = enough.max(whole(self.fast.get().max(self.slow.get()) / full));
+    /// Records the number of replicas that would suffice now, as a lower bound during the scale-down delay.
+    fn record_recommendation(&mut self, observed: &ScalingObservation, now: Instant) {
+        let mut enough = u32::from(now == self.last_request);
+        if observed.speed > 0 {
+            let full = f64::from(DOWN_UTILIZATION_PERCENT) / 100.0 * observed.speed as f64;
+            enough = enough.max(round_up(self.fast.get().max(self.slow.get()) / full));
         }
-        if let Some(target) = self.knobs.concurrency_target {
+        if let Some(target) = self.config.concurrency_target {
             let full = f64::from(target) * f64::from(DOWN_UTILIZATION_PERCENT) / 100.0;
-            enough = enough.max(whole(f64::from(seen.in_flight) / full));
+            enough = enough.max(round_up(f64::from(observed.in_flight) / full));
         }
-        let delay = self.knobs.scale_down_delay.max(seen.start * STARTS_KEPT);
-        while self.needed.back().is_some_and(|(_, needed)| *needed <= enough) {
-            self.needed.pop_back();
+        let delay = self.config.scale_down_delay.max(observed.start * SCALE_DOWN_DELAY_STARTS);
+        while self.recommendations.back().is_some_and(|(_, replicas)| *replicas <= enough) {
+            self.recommendations.pop_back();
         }
-        // Where there are too many steps the last one stands for this as well: it is more, so nothing is let go early.
-        if self.needed.len() < REMEMBERED_MAX {
-            self.needed.push_back((now, enough));
-        } else if let Some((at, _)) = self.needed.back_mut() {
+        // Above the maximum, the last entry is extended instead. It is higher, so no replica is removed early.
+        if self.recommendations.len() < RECOMMENDATIONS_MAX {
+            self.recommendations.push_back((now, enough));
+        } else if let Some((at, _)) = self.recommendations.back_mut() {
             *at = now;
         }
-        while self.needed.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > delay) {
-            self.needed.pop_front();
+        while self.recommendations.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > delay) {
+            self.recommendations.pop_front();
         }
     }
 
-    /// Whether nobody has asked for so long that there may be none.
-    fn is_quiet(&self, now: Instant) -> bool {
-        let since = now.saturating_duration_since(self.asked);
-        self.knobs.zero_after.is_some_and(|after| since >= after)
+    /// Returns whether the deployment has been idle for long enough to scale to zero.
+    fn is_idle(&self, now: Instant) -> bool {
+        let since = now.saturating_duration_since(self.last_request);
+        self.config.zero_after.is_some_and(|after| since >= after)
     }
 }
 
-/// That of the long average.
-fn half_life(knobs: &Scaling) -> Duration {
-    knobs.autoscaling_window.mul_f64(std::f64::consts::LN_2).max(FAST)
+/// Returns the half-life of the long average.
+fn half_life(config: &Scaling) -> Duration {
+    config.autoscaling_window.mul_f64(std::f64::consts::LN_2).max(FAST_HALF_LIFE)
 }
 
-/// As many as it takes.
-fn whole(replicas: f64) -> u32 {
-    // What is a hair above a whole number is that number: sums of fractions are not exact.
+/// Rounds up to whole replicas.
+fn round_up(replicas: f64) -> u32 {
+    // A value marginally above an integer counts as that integer, because sums of fractions are inexact.
     (replicas - 1e-6).ceil().clamp(0.0, f64::from(u32::MAX)) as u32
 }
 

@@ -1,89 +1,89 @@
-//! This scaler beside two policies that people know, over the same arrivals.
+//! Comparison of this autoscaler with two well-known policies over the same arrivals.
 //!
-//! *Requests in flight, two windows* is Knative's way: the average over 60 s, and over 6 s where that is twice as much, at
-//! 70 % of a target. *Requests in flight, one window* is the way of hosted services: the average over 60 s, and 15 minutes
-//! until anything is let go. Both are re-told from their public documentation, in a few lines each.
+//! *Requests in flight, two windows* is the policy of Knative: the average over 60 s, or over 6 s where that is twice
+//! as much, at 70 % of a target. *Requests in flight, one window* is the policy of hosted services: the average over 60
+//! s, and 15 minutes until anything is scaled down. Both follow their public documentation, in a few lines each.
 //!
-//! The world is a fluid: work arrives at a rate, and flows off at that of the replicas that are ready; one that is ordered
-//! is ready after a while. Nothing is lost: whoever waits is held. What is compared is the most replicas at a time, replicas
-//! times seconds (what it costs), the longest wait, and when the queue was empty again.
+//! The simulation is a fluid model: work arrives at a rate and is processed at the speed of the ready replicas; an
+//! ordered replica is ready after its start time. No request is lost: all that wait are held. Compared are the peak
+//! number of replicas, replica-seconds (the cost), the longest wait, and the time until the queue is empty again.
 
 use super::*;
 use crate::some_instant;
 use std::fmt;
 
-/// A request of so many tokens, and what one replica does: seventy-five requests a second.
+/// Tokens per request, and the speed of one replica: seventy-five requests a second.
 const TOKENS: f64 = 64.0;
 const SPEED: u64 = 4800;
 const REQUESTS: f64 = SPEED as f64 / TOKENS;
-/// Requests that one replica has under way at a time when it is full: 0.2 s each.
+/// Requests in flight at a fully loaded replica: 0.2 s each.
 const CONCURRENCY: f64 = 15.0;
 const STEP: Duration = Duration::from_millis(100);
 const MAX: u32 = 40;
 
-/// What the policies see.
-struct Look {
+/// Input of the policies.
+struct PolicyInput {
     now: Instant,
     arrived: f64,
     waiting: f64,
     ready: u32,
-    ordered: Vec<Duration>,
+    provisioning: Vec<Duration>,
     start: Duration,
 }
 
-impl Look {
+impl PolicyInput {
     fn in_flight(&self) -> f64 {
-        let under_way = f64::from(self.ready) * CONCURRENCY;
-        let busy = (self.arrived / TICK.as_secs_f64() / REQUESTS * CONCURRENCY).min(under_way);
-        if self.waiting > 0.0 { under_way + self.waiting } else { busy }
+        let capacity = f64::from(self.ready) * CONCURRENCY;
+        let busy = (self.arrived / TICK.as_secs_f64() / REQUESTS * CONCURRENCY).min(capacity);
+        if self.waiting > 0.0 { capacity + self.waiting } else { busy }
     }
 }
 
-trait Policy {
-    fn wanted(&mut self, look: &Look) -> u32;
+trait ScalingPolicy {
+    fn desired(&mut self, input: &PolicyInput) -> u32;
 }
 
-impl Policy for Scaler {
-    fn wanted(&mut self, look: &Look) -> u32 {
-        let seen = Seen {
-            arrived: (look.arrived * TOKENS) as u64,
-            backlog: (look.waiting * TOKENS) as u64,
-            in_flight: look.in_flight().ceil() as u32,
-            ready: look.ready,
-            ordered: look.ordered.clone(),
+impl ScalingPolicy for Scaler {
+    fn desired(&mut self, input: &PolicyInput) -> u32 {
+        let observed = ScalingObservation {
+            arrived: (input.arrived * TOKENS) as u64,
+            backlog: (input.waiting * TOKENS) as u64,
+            in_flight: input.in_flight().ceil() as u32,
+            ready: input.ready,
+            provisioning: input.provisioning.clone(),
             speed: SPEED,
-            start: look.start,
+            start: input.start,
             floor: 0,
-            brake: None,
+            blocker: None,
         };
-        self.tick(&seen, look.now).replicas
+        self.tick(&observed, input.now).replicas
     }
 }
 
-/// The last so many looks.
+/// Most recent observations.
 struct Window(VecDeque<(Instant, f64)>);
 
 impl Window {
     fn average(&self, over: Duration, now: Instant) -> f64 {
         let recent = self.0.iter().rev().take_while(|(at, _)| now - *at < over);
-        let (sum, count) = recent.fold((0.0, 0), |(sum, count), (_, seen)| (sum + seen, count + 1));
+        let (sum, count) = recent.fold((0.0, 0), |(sum, count), (_, observed)| (sum + observed, count + 1));
         sum / f64::from(count.max(1))
     }
 }
 
-/// Knative's.
+/// ScalingPolicy of Knative.
 struct TwoWindows {
-    seen: Window,
+    observed: Window,
     panics: Option<(Instant, u32)>,
 }
 
-impl Policy for TwoWindows {
-    fn wanted(&mut self, look: &Look) -> u32 {
-        let Look { now, ready, .. } = *look;
-        self.seen.0.push_back((now, look.in_flight()));
+impl ScalingPolicy for TwoWindows {
+    fn desired(&mut self, input: &PolicyInput) -> u32 {
+        let PolicyInput { now, ready, .. } = *input;
+        self.observed.0.push_back((now, input.in_flight()));
         let target = CONCURRENCY * 0.7;
-        let stable = (self.seen.average(Duration::from_secs(60), now) / target).ceil() as u32;
-        let panic = (self.seen.average(Duration::from_secs(6), now) / target).ceil() as u32;
+        let stable = (self.observed.average(Duration::from_secs(60), now) / target).ceil() as u32;
+        let panic = (self.observed.average(Duration::from_secs(6), now) / target).ceil() as u32;
         if panic >= 2 * ready.max(1) {
             let most = self.panics.map_or(0, |(_, most)| most).max(panic);
             self.panics = Some((now, most));
@@ -98,31 +98,32 @@ impl Policy for TwoWindows {
     }
 }
 
-/// That of hosted services.
+/// ScalingPolicy of hosted services.
 struct OneWindow {
-    seen: Window,
-    kept: VecDeque<(Instant, u32)>,
+    observed: Window,
+    history: VecDeque<(Instant, u32)>,
 }
 
-impl Policy for OneWindow {
-    fn wanted(&mut self, look: &Look) -> u32 {
-        let now = look.now;
-        self.seen.0.push_back((now, look.in_flight()));
-        let wanted = (self.seen.average(Duration::from_secs(60), now) / (CONCURRENCY * 0.7)).ceil() as u32;
-        // A queue wakes the first one at once.
-        let wanted = wanted.max(u32::from(look.in_flight() > 0.0));
-        self.kept.push_back((now, wanted));
-        self.kept.retain(|(at, _)| now - *at < Duration::from_secs(900));
-        self.kept.iter().map(|(_, wanted)| *wanted).max().unwrap_or(0)
+impl ScalingPolicy for OneWindow {
+    fn desired(&mut self, input: &PolicyInput) -> u32 {
+        let now = input.now;
+        self.observed.0.push_back((now, input.in_flight()));
+        let desired =
+            (self.observed.average(Duration::from_secs(60), now) / (CONCURRENCY * 0.7)).ceil() as u32;
+        // A waiting request starts the first replica at once.
+        let desired = desired.max(u32::from(input.in_flight() > 0.0));
+        self.history.push_back((now, desired));
+        self.history.retain(|(at, _)| now - *at < Duration::from_secs(900));
+        self.history.iter().map(|(_, desired)| *desired).max().unwrap_or(0)
     }
 }
 
-/// What a run came to.
+/// Result of a run.
 struct Row {
     peak: u32,
     replica_seconds: f64,
     wait_max: Duration,
-    /// From the first arrival until nothing waited any longer.
+    /// Time from the first arrival until the queue was empty.
     clear: Duration,
 }
 
@@ -132,28 +133,28 @@ impl fmt::Display for Row {
         let (wait, clear) = (wait_max.as_secs_f64(), clear.as_secs());
         write!(
             f,
-            "peak {peak:>3}   {replica_seconds:>7.0} replica-seconds   longest wait {wait:>5.1} s   queue gone after {clear:>4} s"
+            "peak {peak:>3}   {replica_seconds:>7.0} replica-seconds   longest wait {wait:>5.1} s   queue empty after {clear:>4} s"
         )
     }
 }
 
-/// Runs `policy` for as long, over `rate` requests a second; a replica is ready `start` after it was ordered.
-fn run(policy: &mut dyn Policy, start: Duration, seconds: u64, rate: impl Fn(u64) -> f64) -> Row {
+/// Runs `policy` for this time at `rate` requests a second; a replica is ready `start` after its order.
+fn run(policy: &mut dyn ScalingPolicy, start: Duration, seconds: u64, rate: impl Fn(u64) -> f64) -> Row {
     let begin = some_instant();
     let mut row = Row { peak: 0, replica_seconds: 0.0, wait_max: Duration::ZERO, clear: Duration::ZERO };
-    let (mut ready, mut ordered): (u32, VecDeque<Instant>) = (0, VecDeque::new());
-    // Who came when, first come first served, in requests.
+    let (mut ready, mut provisioning): (u32, VecDeque<Instant>) = (0, VecDeque::new());
+    // Arrival times and remaining requests, first come first served.
     let mut queue: VecDeque<(Instant, f64)> = VecDeque::new();
     let mut arrived = 0.0f64;
     for step in 1..=seconds * 10 {
         let now = begin + STEP * u32::try_from(step).unwrap();
-        while ordered.front().is_some_and(|at| *at <= now) {
-            ordered.pop_front();
+        while provisioning.front().is_some_and(|at| *at <= now) {
+            provisioning.pop_front();
             ready += 1;
         }
-        let came = rate(step / 10) * STEP.as_secs_f64();
-        arrived += came;
-        queue.push_back((now, came));
+        let arriving = rate(step / 10) * STEP.as_secs_f64();
+        arrived += arriving;
+        queue.push_back((now, arriving));
         let mut flows = f64::from(ready) * REQUESTS * STEP.as_secs_f64();
         while let Some((at, left)) = queue.front_mut().filter(|_| flows > 0.0) {
             row.wait_max = row.wait_max.max(now - *at);
@@ -168,38 +169,38 @@ fn run(policy: &mut dyn Policy, start: Duration, seconds: u64, rate: impl Fn(u64
         if waiting > 1e-6 {
             row.clear = now - begin;
         }
-        row.replica_seconds += f64::from(ready + ordered.len() as u32) * STEP.as_secs_f64();
+        row.replica_seconds += f64::from(ready + provisioning.len() as u32) * STEP.as_secs_f64();
         if step % 20 == 0 {
-            let left = ordered.iter().map(|at| *at - now).collect();
-            let look = Look { now, arrived, waiting, ready, ordered: left, start };
-            let wanted = policy.wanted(&look).min(MAX);
+            let left = provisioning.iter().map(|at| *at - now).collect();
+            let input = PolicyInput { now, arrived, waiting, ready, provisioning: left, start };
+            let desired = policy.desired(&input).min(MAX);
             arrived = 0.0;
-            let count = ready + ordered.len() as u32;
-            (count..wanted).for_each(|_| ordered.push_back(now + start));
-            for _ in wanted..count {
-                // Whoever is not there yet is let go first.
-                if ordered.pop_back().is_none() {
+            let count = ready + provisioning.len() as u32;
+            (count..desired).for_each(|_| provisioning.push_back(now + start));
+            for _ in desired..count {
+                // Replicas that are not ready are removed first.
+                if provisioning.pop_back().is_none() {
                     ready -= 1;
                 }
             }
         }
-        row.peak = row.peak.max(ready + ordered.len() as u32);
+        row.peak = row.peak.max(ready + provisioning.len() as u32);
     }
     row
 }
 
-/// The three of them: this one, Knative's, and that of hosted services.
+/// Runs all three policies: this autoscaler, Knative's, and that of hosted services.
 fn all(name: &str, start: Duration, seconds: u64, rate: impl Fn(u64) -> f64) -> [Row; 3] {
-    let knobs =
+    let config =
         Scaling { min: 0, max: MAX, zero_after: Some(Duration::from_secs(300)), ..Scaling::default() };
-    let mut ours = Scaler::new(knobs, some_instant());
-    let mut two = TwoWindows { seen: Window(VecDeque::new()), panics: None };
-    let mut one = OneWindow { seen: Window(VecDeque::new()), kept: VecDeque::new() };
-    let rows =
-        [&mut ours as &mut dyn Policy, &mut two, &mut one].map(|policy| run(policy, start, seconds, &rate));
+    let mut ours = Scaler::new(config, some_instant());
+    let mut two = TwoWindows { observed: Window(VecDeque::new()), panics: None };
+    let mut one = OneWindow { observed: Window(VecDeque::new()), history: VecDeque::new() };
+    let rows = [&mut ours as &mut dyn ScalingPolicy, &mut two, &mut one]
+        .map(|policy| run(policy, start, seconds, &rate));
     println!("{name}, {} s to start", start.as_secs());
-    for (who, row) in ["ours", "in flight, two windows", "in flight, one window"].iter().zip(&rows) {
-        println!("  {who:<22} {row}");
+    for (name, row) in ["ours", "in flight, two windows", "in flight, one window"].iter().zip(&rows) {
+        println!("  {name:<22} {row}");
     }
     rows
 }
@@ -207,26 +208,26 @@ fn all(name: &str, start: Duration, seconds: u64, rate: impl Fn(u64) -> f64) -> 
 const START: Duration = Duration::from_secs(30);
 
 #[test]
-fn what_comes_from_nothing_and_stays_is_followed_with_half_of_what_others_order() {
-    let [ours, two, one] = all("600 requests a second from zero, and they stay", START, 600, |_| 600.0);
+fn a_lasting_load_from_zero_is_followed_with_half_the_replicas_of_other_policies() {
+    let [ours, two, one] = all("600 requests a second from zero, constant", START, 600, |_| 600.0);
     assert!(ours.peak * 2 <= two.peak.min(one.peak), "{} of {}", ours.peak, two.peak);
     assert!(ours.replica_seconds * 1.15 <= two.replica_seconds.min(one.replica_seconds));
     assert!(ours.wait_max <= two.wait_max + Duration::from_secs(5));
 }
 
 #[test]
-fn a_burst_from_zero_costs_no_more_than_it_is_worth() {
+fn a_burst_from_zero_costs_no_more_than_with_other_policies() {
     let burst = |second| if second < 10 { 600.0 } else { 0.0 };
     let [ours, two, one] = all("600 requests a second for 10 s, from zero", START, 900, burst);
     assert!(ours.peak < two.peak.min(one.peak));
     assert!(ours.replica_seconds <= two.replica_seconds.min(one.replica_seconds) * 1.05);
-    assert!(ours.wait_max <= START + DRAIN);
+    assert!(ours.wait_max <= START + BACKLOG_DRAIN_TIME);
 }
 
 #[test]
-fn a_step_is_followed_and_hardly_overshot() {
+fn a_step_is_followed_with_little_overshoot() {
     let rate = |second| if second < 300 { 200.0 } else { 1600.0 };
-    let [ours, two, one] = all("200, from the 300th second 1600 requests a second", START, 1200, rate);
+    let [ours, two, one] = all("200 requests a second, 1600 from second 300", START, 1200, rate);
     assert!(ours.peak <= two.peak.min(one.peak));
     assert!(ours.replica_seconds <= two.replica_seconds.min(one.replica_seconds) * 1.05);
     assert!(ours.wait_max <= two.wait_max.min(one.wait_max) + Duration::from_secs(5));
@@ -235,11 +236,11 @@ fn a_step_is_followed_and_hardly_overshot() {
 #[test]
 fn a_square_wave_is_not_chased() {
     let rate = |second: u64| if (second / 60).is_multiple_of(2) { 1200.0 } else { 120.0 };
-    let [ours, two, one] = all("1200 and 120 requests a second, a minute each", START, 3600, rate);
+    let [ours, two, one] = all("1200 and 120 requests a second, one minute each", START, 3600, rate);
     assert!(ours.replica_seconds <= two.replica_seconds.min(one.replica_seconds));
     assert!(
         ours.wait_max <= two.wait_max + Duration::from_secs(5),
-        "what is needed again in a minute is kept"
+        "replicas needed again within a minute are kept"
     );
 }
 

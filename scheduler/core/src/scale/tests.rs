@@ -1,4 +1,4 @@
-//! One look at a time, and what must hold of any sequence of them.
+//! Single evaluations, and properties of any sequence of them.
 
 use super::*;
 use crate::some_instant;
@@ -6,108 +6,122 @@ use proptest::prelude::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A deployment whose replicas do 1000 tokens a second each and start in 10 s.
-struct Story {
+/// Deployment whose replicas compute 1000 tokens a second each and start in 10 s.
+struct ScalerTest {
     scaler: Scaler,
     now: Instant,
 }
 
-fn seen(ready: u32) -> Seen {
-    Seen {
+fn observed(ready: u32) -> ScalingObservation {
+    ScalingObservation {
         arrived: 0,
         backlog: 0,
         in_flight: 0,
         ready,
-        ordered: Vec::new(),
+        provisioning: Vec::new(),
         speed: 1000,
         start: 10 * SECOND,
         floor: 0,
-        brake: None,
+        blocker: None,
     }
 }
 
-impl Story {
-    fn of(knobs: Scaling) -> Story {
+impl ScalerTest {
+    fn of(config: Scaling) -> ScalerTest {
         let now = some_instant();
-        Story { scaler: Scaler::new(knobs, now), now }
+        ScalerTest { scaler: Scaler::new(config, now), now }
     }
 
-    fn tick(&mut self, seen: Seen) -> Wanted {
+    fn tick(&mut self, observed: ScalingObservation) -> ScalingDecision {
         self.now += TICK;
-        self.scaler.tick(&seen, self.now)
+        self.scaler.tick(&observed, self.now)
     }
 
-    /// `seconds` in which so many tokens a second arrive, with all the replicas that are wanted; how many at the end.
+    /// Runs `seconds` at this arrival rate, with all desired replicas ready; returns their number at the end.
     fn runs(&mut self, rate: u64, seconds: u64, mut count: u32) -> u32 {
         for _ in 0..seconds / TICK.as_secs() {
             count = self
-                .tick(Seen { arrived: rate * TICK.as_secs(), in_flight: rate.min(1) as u32, ..seen(count) })
+                .tick(ScalingObservation {
+                    arrived: rate * TICK.as_secs(),
+                    in_flight: rate.min(1) as u32,
+                    ..observed(count)
+                })
                 .replicas;
         }
         count
     }
 }
 
-fn knobs(min: u32, max: u32) -> Scaling {
+fn config(min: u32, max: u32) -> Scaling {
     Scaling { min, max, zero_after: Some(Duration::from_secs(300)), ..Scaling::default() }
 }
 
 #[test]
-fn steady_traffic_has_what_it_needs_at_the_utilization_that_was_asked_for() {
-    let steady = |rate, knobs| Story::of(knobs).runs(rate, 600, 1);
-    assert_eq!(steady(750, knobs(0, 50)), 1);
-    assert_eq!(steady(7500, knobs(0, 50)), 10);
-    assert_eq!(steady(7500, knobs(0, 5)), 5);
-    assert_eq!(steady(10, knobs(3, 5)), 3);
-    let half = Scaling { target_utilization: 50, ..knobs(0, 50) };
+fn steady_traffic_gets_the_replicas_for_its_target_utilization() {
+    let steady = |rate, config| ScalerTest::of(config).runs(rate, 600, 1);
+    assert_eq!(steady(750, config(0, 50)), 1);
+    assert_eq!(steady(7500, config(0, 50)), 10);
+    assert_eq!(steady(7500, config(0, 5)), 5);
+    assert_eq!(steady(10, config(3, 5)), 3);
+    let half = Scaling { target_utilization: 50, ..config(0, 50) };
     assert_eq!(steady(7500, half), 15);
 }
 
 #[test]
-fn what_is_already_ordered_is_not_ordered_again() {
-    let mut story = Story::of(knobs(0, 100));
-    let first = story.tick(Seen { backlog: 5000, arrived: 2000, ..seen(0) });
-    assert_eq!(first, Wanted { replicas: 1, why: Why::Wake }, "a second's arrivals are no rate yet");
+fn replicas_being_provisioned_are_not_ordered_again() {
+    let mut test = ScalerTest::of(config(0, 100));
+    let first = test.tick(ScalingObservation { backlog: 5000, arrived: 2000, ..observed(0) });
+    assert_eq!(
+        first,
+        ScalingDecision { replicas: 1, reason: ScalingReason::ColdStart },
+        "the averages need more than one sample"
+    );
     let mut count = first.replicas;
     for second in [8, 6, 4] {
-        let ordered = vec![second * SECOND; count as usize];
-        let next = story.tick(Seen { backlog: 7000, arrived: 2000, ordered, ..seen(0) });
+        let provisioning = vec![second * SECOND; count as usize];
+        let next =
+            test.tick(ScalingObservation { backlog: 7000, arrived: 2000, provisioning, ..observed(0) });
         assert!(next.replicas <= 3, "{next:?}");
         count = next.replicas;
     }
 }
 
 #[test]
-fn a_backlog_is_worked_off_and_not_only_kept() {
-    let mut story = Story::of(knobs(0, 100));
-    story.runs(7500, 300, 13);
-    let busy = story.tick(Seen { arrived: 15_000, backlog: 400_000, in_flight: 1, ..seen(13) });
-    // 400,000 wait, and 7,500 a second come for 10 s, of which 13 replicas do 13,000 a second.
-    assert_eq!(busy, Wanted { replicas: 25, why: Why::Backlog });
+fn a_backlog_is_worked_off() {
+    let mut test = ScalerTest::of(config(0, 100));
+    test.runs(7500, 300, 13);
+    let busy =
+        test.tick(ScalingObservation { arrived: 15_000, backlog: 400_000, in_flight: 1, ..observed(13) });
+    // 400,000 wait, and 7,500 a second arrive for 10 s, of which 13 replicas compute 13,000 a second.
+    assert_eq!(busy, ScalingDecision { replicas: 25, reason: ScalingReason::Backlog });
 }
 
 #[test]
-fn from_nothing_one_is_woken_at_once_and_no_more_are_ordered_than_may_be() {
-    let mut story = Story::of(knobs(0, 100));
-    assert_eq!(story.tick(seen(0)), Wanted { replicas: 0, why: Why::Wake });
-    assert_eq!(story.tick(Seen { backlog: 1, speed: 0, ..seen(0) }), Wanted { replicas: 1, why: Why::Wake });
-    let all = story.tick(Seen { arrived: 1_000_000, ..seen(0) });
-    assert_eq!(all, Wanted { replicas: up_max(0), why: Why::Paced });
-    let all = story.tick(Seen { arrived: 1_000_000, ..seen(4) });
-    assert_eq!(all, Wanted { replicas: up_max(4), why: Why::Paced });
+fn from_zero_one_replica_is_started_at_once_and_no_more_than_the_limit() {
+    let mut test = ScalerTest::of(config(0, 100));
+    assert_eq!(test.tick(observed(0)), ScalingDecision { replicas: 0, reason: ScalingReason::ColdStart });
+    assert_eq!(
+        test.tick(ScalingObservation { backlog: 1, speed: 0, ..observed(0) }),
+        ScalingDecision { replicas: 1, reason: ScalingReason::ColdStart }
+    );
+    let all = test.tick(ScalingObservation { arrived: 1_000_000, ..observed(0) });
+    assert_eq!(all, ScalingDecision { replicas: scale_up_limit(0), reason: ScalingReason::ScaleUpLimit });
+    let all = test.tick(ScalingObservation { arrived: 1_000_000, ..observed(4) });
+    assert_eq!(all, ScalingDecision { replicas: scale_up_limit(4), reason: ScalingReason::ScaleUpLimit });
 }
 
 #[test]
-fn none_is_let_go_before_its_time_and_then_a_quarter_at_a_time() {
-    let mut story = Story::of(knobs(0, 100));
-    assert_eq!(story.runs(15_000, 300, 20), 20);
-    let quiet = |story: &mut Story, count| story.tick(Seen { arrived: 2, ..seen(count) });
+fn replicas_are_removed_after_the_delay_and_a_quarter_at_a_time() {
+    let mut test = ScalerTest::of(config(0, 100));
+    assert_eq!(test.runs(15_000, 300, 20), 20);
+    let quiet =
+        |test: &mut ScalerTest, count| test.tick(ScalingObservation { arrived: 2, ..observed(count) });
     for _ in 0..85 {
-        assert_eq!(quiet(&mut story, 20).replicas, 20, "within three minutes");
+        assert_eq!(quiet(&mut test, 20).replicas, 20, "within three minutes");
     }
     let mut counts = vec![20];
     for _ in 0..200 {
-        let count = quiet(&mut story, *counts.last().unwrap()).replicas;
+        let count = quiet(&mut test, *counts.last().unwrap()).replicas;
         counts.push(count);
     }
     counts.dedup();
@@ -116,99 +130,116 @@ fn none_is_let_go_before_its_time_and_then_a_quarter_at_a_time() {
 }
 
 #[test]
-fn none_is_let_go_while_somebody_knows_better() {
-    for brake in [Brake::HubSilent, Brake::TakesOverflow, Brake::RollsOut, Brake::Crashed] {
-        let mut story = Story::of(knobs(0, 100));
-        story.now += Duration::from_secs(3600);
-        let wanted = story.tick(Seen { brake: Some(brake), ..seen(20) });
-        assert_eq!(wanted, Wanted { replicas: 20, why: Why::Brake(brake) });
-        assert_eq!(story.tick(seen(20)), Wanted { replicas: 0, why: Why::Zero });
+fn no_replica_is_removed_while_scaling_down_is_blocked() {
+    for blocker in [
+        ScaleDownBlocker::HubUnreachable,
+        ScaleDownBlocker::ReceivesSpillover,
+        ScaleDownBlocker::RolloutInProgress,
+        ScaleDownBlocker::ReplicaCrashed,
+    ] {
+        let mut test = ScalerTest::of(config(0, 100));
+        test.now += Duration::from_secs(3600);
+        let desired = test.tick(ScalingObservation { blocker: Some(blocker), ..observed(20) });
+        assert_eq!(desired, ScalingDecision { replicas: 20, reason: ScalingReason::Blocked(blocker) });
+        assert_eq!(test.tick(observed(20)), ScalingDecision { replicas: 0, reason: ScalingReason::Idle });
     }
 }
 
 #[test]
-fn to_zero_goes_what_nobody_has_asked_for_and_only_where_that_is_wanted() {
-    let after = |knobs: Scaling, seconds: u64| {
-        let mut story = Story::of(knobs);
-        story.tick(Seen { arrived: 10, ..seen(1) });
-        story.runs(0, seconds, 1)
+fn an_idle_deployment_is_scaled_to_zero_only_if_configured() {
+    let after = |config: Scaling, seconds: u64| {
+        let mut test = ScalerTest::of(config);
+        test.tick(ScalingObservation { arrived: 10, ..observed(1) });
+        test.runs(0, seconds, 1)
     };
-    assert_eq!((after(knobs(0, 9), 298), after(knobs(0, 9), 300)), (1, 0));
-    assert_eq!(after(knobs(1, 9), 3600), 1);
-    assert_eq!(after(Scaling { zero_after: None, ..knobs(0, 9) }, 36_000), 1);
+    assert_eq!((after(config(0, 9), 298), after(config(0, 9), 300)), (1, 0));
+    assert_eq!(after(config(1, 9), 3600), 1);
+    assert_eq!(after(Scaling { zero_after: None, ..config(0, 9) }, 36_000), 1);
 }
 
 #[test]
-fn what_sleeps_is_not_woken_by_what_averages_remember() {
+fn a_deployment_at_zero_is_not_started_by_its_averages() {
     for window in [1, 60, 3600] {
         let window = Duration::from_secs(window);
-        let mut story = Story::of(Scaling { autoscaling_window: window, ..knobs(0, 9) });
-        assert_eq!(story.runs(3000, 600, 1), 4);
-        assert_eq!(story.runs(0, 300, 4), 0, "{window:?}");
-        assert!((0..1800).all(|_| story.runs(0, 2, 0) == 0), "{window:?}");
-        let mut crashed =
-            (0..1800).map(|_| story.tick(Seen { brake: Some(Brake::Crashed), ..seen(0) }).replicas);
-        assert!(crashed.all(|replicas| replicas == 0), "{window:?}: nor by a brake");
-        assert!(story.tick(Seen { arrived: 10, backlog: 10, ..seen(0) }).replicas >= 1, "but by who asks");
+        let mut test = ScalerTest::of(Scaling { autoscaling_window: window, ..config(0, 9) });
+        assert_eq!(test.runs(3000, 600, 1), 4);
+        assert_eq!(test.runs(0, 300, 4), 0, "{window:?}");
+        assert!((0..1800).all(|_| test.runs(0, 2, 0) == 0), "{window:?}");
+        let mut crashed = (0..1800).map(|_| {
+            test.tick(ScalingObservation { blocker: Some(ScaleDownBlocker::ReplicaCrashed), ..observed(0) })
+                .replicas
+        });
+        assert!(crashed.all(|replicas| replicas == 0), "{window:?}: not by a blocker either");
+        assert!(
+            test.tick(ScalingObservation { arrived: 10, backlog: 10, ..observed(0) }).replicas >= 1,
+            "but by a request"
+        );
     }
 }
 
 #[test]
-fn a_floor_is_kept_and_no_more_than_the_most() {
-    let mut story = Story::of(knobs(0, 5));
-    assert_eq!(story.tick(Seen { floor: 3, ..seen(0) }), Wanted { replicas: 3, why: Why::Floor });
-    assert_eq!(story.tick(Seen { floor: 9, ..seen(0) }), Wanted { replicas: 5, why: Why::Floor });
+fn a_floor_is_kept_up_to_the_maximum() {
+    let mut test = ScalerTest::of(config(0, 5));
+    assert_eq!(
+        test.tick(ScalingObservation { floor: 3, ..observed(0) }),
+        ScalingDecision { replicas: 3, reason: ScalingReason::Floor }
+    );
+    assert_eq!(
+        test.tick(ScalingObservation { floor: 9, ..observed(0) }),
+        ScalingDecision { replicas: 5, reason: ScalingReason::Floor }
+    );
 }
 
 #[test]
-fn who_counts_requests_at_a_time_gets_what_they_ask_for() {
-    let knobs = Scaling { concurrency_target: Some(32), ..knobs(0, 100) };
-    let wanted = Story::of(knobs).tick(Seen { in_flight: 240, speed: 0, ..seen(5) });
-    assert_eq!(wanted, Wanted { replicas: 10, why: Why::Concurrency });
+fn a_concurrency_target_determines_the_number_of_replicas() {
+    let config = Scaling { concurrency_target: Some(32), ..config(0, 100) };
+    let desired = ScalerTest::of(config).tick(ScalingObservation { in_flight: 240, speed: 0, ..observed(5) });
+    assert_eq!(desired, ScalingDecision { replicas: 10, reason: ScalingReason::Concurrency });
 }
 
 #[test]
-fn knobs_that_change_change_what_is_wanted_and_forget_nothing() {
-    let mut story = Story::of(knobs(0, 50));
-    assert_eq!(story.runs(7500, 600, 1), 10);
-    story.scaler.set_knobs(Scaling { autoscaling_window: Duration::from_secs(30), ..knobs(0, 5) });
-    assert_eq!(story.runs(7500, 2, 10), 5, "no more than there may be now");
-    story.scaler.set_knobs(Scaling { target_utilization: 50, ..knobs(0, 50) });
-    assert_eq!(story.runs(7500, 2, 5), 15, "what arrives is still known");
+fn changed_settings_apply_at_once_and_the_averages_stay() {
+    let mut test = ScalerTest::of(config(0, 50));
+    assert_eq!(test.runs(7500, 600, 1), 10);
+    test.scaler.set_config(Scaling { autoscaling_window: Duration::from_secs(30), ..config(0, 5) });
+    assert_eq!(test.runs(7500, 2, 10), 5, "the maximum was lowered");
+    test.scaler.set_config(Scaling { target_utilization: 50, ..config(0, 50) });
+    assert_eq!(test.runs(7500, 2, 5), 15, "the arrival rate is still known");
 }
 
 #[test]
 fn every_reason_has_a_name_of_its_own() {
-    let names: std::collections::BTreeSet<_> = Why::ALL.iter().map(|why| why.name()).collect();
-    assert_eq!(names.len(), Why::ALL.len());
+    let names: std::collections::BTreeSet<_> =
+        ScalingReason::ALL.iter().map(|reason| reason.name()).collect();
+    assert_eq!(names.len(), ScalingReason::ALL.len());
 }
 
 proptest! {
-    /// Whatever is seen in whatever order: within min and max, at the floor, no more ordered at once than may be, and
-    /// none let go while there is a brake.
+    /// Any sequence of observations: the decision is between min and max and at least the floor, adds no more than the
+    /// limit, and removes no replica while there is a blocker.
     #[test]
-    fn whatever_is_seen_the_bounds_hold(
-        looks in prop::collection::vec(
+    fn any_observations_keep_the_bounds(
+        observations in prop::collection::vec(
             (0u64..10_000_000, 0u64..10_000_000, 0u32..5000, 0u32..40, 0usize..10, 0u64..5000, 0u64..300, 0u32..20, any::<bool>()),
             1..60,
         ),
         min in 0u32..5,
         more in 0u32..60,
     ) {
-        let mut story = Story::of(knobs(min, min + more));
-        for (arrived, backlog, in_flight, ready, ordered, speed, start, floor, braked) in looks {
-            let ordered = vec![SECOND; ordered];
-            let count = ready + ordered.len() as u32;
-            let brake = braked.then_some(Brake::RollsOut);
-            let seen = Seen {
-                arrived, backlog, in_flight, ready, ordered, speed, start: Duration::from_secs(start), floor, brake,
+        let mut test = ScalerTest::of(config(min, min + more));
+        for (arrived, backlog, in_flight, ready, provisioning, speed, start, floor, is_blocked) in observations {
+            let provisioning = vec![SECOND; provisioning];
+            let count = ready + provisioning.len() as u32;
+            let blocker = is_blocked.then_some(ScaleDownBlocker::RolloutInProgress);
+            let observed = ScalingObservation {
+                arrived, backlog, in_flight, ready, provisioning, speed, start: Duration::from_secs(start), floor, blocker,
             };
-            let wanted = story.tick(seen).replicas;
-            prop_assert!((min..=min + more).contains(&wanted));
-            prop_assert!(wanted >= floor.min(min + more));
-            prop_assert!(wanted <= up_max(count).max(floor).max(min));
-            prop_assert!(!braked || wanted >= count.min(min + more), "{wanted} of {count}");
-            prop_assert!(story.scaler.needed.len() <= REMEMBERED_MAX);
+            let desired = test.tick(observed).replicas;
+            prop_assert!((min..=min + more).contains(&desired));
+            prop_assert!(desired >= floor.min(min + more));
+            prop_assert!(desired <= scale_up_limit(count).max(floor).max(min));
+            prop_assert!(!is_blocked || desired >= count.min(min + more), "{desired} of {count}");
+            prop_assert!(test.scaler.recommendations.len() <= RECOMMENDATIONS_MAX);
         }
     }
 }

@@ -1,59 +1,59 @@
-//! What a region tells the hub that it can do, and what the hub wants kept there.
+//! Capacity that a region reports to the hub, and the floors that the hub sets.
 //!
-//! Both change slowly and travel with the lease. What is told is what was measured: how many replicas take work, and how
-//! fast they are together; what of that is promised to whom is the hub's plan. The floors are kept until others are told,
-//! also while the hub is away: a region does not let a replica go because nobody is there to ask.
+//! Both change slowly and travel with the lease. The report contains measurements: the number of ready replicas, and
+//! their total speed; the hub's plan decides how that capacity is used. Floors stay in force until the hub sends
+//! others, also while the hub is unreachable: a region does not remove replicas because of a lost connection.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::Spoke;
-use crate::plan::capacity::{Capacity, Count, Replicas};
+use crate::plan::capacity::{RegionCapacity, ReplicaCount, ReplicaPool};
 use regions::DeploymentName;
 
-/// What the hub wants, and how many replicas somebody could start.
+/// Floors by the hub, and the numbers of replicas that could be started.
 #[derive(Debug, Default)]
-pub(super) struct Fleet {
+pub(super) struct ReplicaTargets {
     floors: BTreeMap<DeploymentName, u32>,
-    most: BTreeMap<DeploymentName, u32>,
+    max: BTreeMap<DeploymentName, u32>,
 }
 
 impl Spoke {
-    /// What the region can do: nothing while it drains.
-    pub fn capacity(&self, now: Instant) -> Capacity {
+    /// Returns the capacity of the region; empty while it drains.
+    pub fn capacity(&self, now: Instant) -> RegionCapacity {
         if self.draining {
-            return Capacity::default();
+            return RegionCapacity::default();
         }
         let known = self.replicas.each().flat_map(|(_, replica)| replica.names());
-        let known = known.chain(self.capacity.most.keys());
+        let known = known.chain(self.capacity.max.keys());
         let names: std::collections::BTreeSet<_> = known.collect();
         let pools = self.shared(names.into_iter(), now).into_iter().map(|(names, replicas)| {
             let count = |name: &DeploymentName| {
                 let ready = u32::try_from(self.serving(name, now).count()).unwrap_or(u32::MAX);
-                Count { ready, max: self.capacity.most.get(name).copied().unwrap_or(ready).max(ready) }
+                ReplicaCount { ready, max: self.capacity.max.get(name).copied().unwrap_or(ready).max(ready) }
             };
             let deployments = names.into_iter().map(|name| (name.clone(), count(name))).collect();
             let speed: f64 = replicas.iter().filter_map(|number| self.replicas.get(*number)?.speed()).sum();
-            Replicas {
+            ReplicaPool {
                 ready: u32::try_from(replicas.len()).unwrap_or(u32::MAX),
                 tokens_per_second: speed as u64,
                 deployments,
             }
         });
-        Capacity { pools: pools.collect() }
+        RegionCapacity { pools: pools.collect() }
     }
 
-    /// As many replicas of each deployment as can be started here; of one that is not named, as many as there are.
-    pub fn set_replicas_max(&mut self, most: BTreeMap<DeploymentName, u32>) {
-        self.capacity.most = most;
+    /// Sets the maximum number of replicas by deployment; for a deployment that is not listed, the current number.
+    pub fn set_replicas_max(&mut self, max: BTreeMap<DeploymentName, u32>) {
+        self.capacity.max = max;
     }
 
-    /// What the hub wants kept, in the place of what it wanted before.
+    /// Replaces the floors.
     pub fn set_floors(&mut self, floors: BTreeMap<DeploymentName, u32>) {
         self.capacity.floors = floors;
     }
 
-    /// As many replicas of a deployment as the hub wants kept here, for the loss of another region.
+    /// Returns the hub's floor for a deployment: the replicas to keep against the loss of another region.
     pub fn floor(&self, deployment: &DeploymentName) -> u32 {
         self.capacity.floors.get(deployment).copied().unwrap_or(0)
     }
@@ -61,7 +61,7 @@ impl Spoke {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ReplicaObserved;
+    use super::super::ReplicaStatus;
     use super::*;
     use crate::some_instant;
 
@@ -69,16 +69,16 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn says(names: &[&str], tokens_per_second: f64) -> ReplicaObserved {
+    fn status(names: &[&str], tokens_per_second: f64) -> ReplicaStatus {
         let names = names.iter().map(|text| name(text)).collect();
-        let (pending_tokens, lookup_tokens) = (0, None);
-        ReplicaObserved {
+        let (pending_tokens, interactive_tokens) = (0, None);
+        ReplicaStatus {
             model: None,
             names,
             ready: true,
             draining: false,
             pending_tokens,
-            lookup_tokens,
+            interactive_tokens,
             tokens_per_second,
         }
     }
@@ -87,42 +87,42 @@ mod tests {
     fn region(now: Instant) -> Spoke {
         let replicas = [1, 2, 3].map(|port| ([127, 0, 0, 1], port).into());
         let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 1, replicas.to_vec());
-        spoke.observe_replica(0, says(&["a", "b"], 1000.0), now);
-        spoke.observe_replica(1, says(&["a", "b"], 500.0), now);
-        spoke.observe_replica(2, says(&["c"], 0.0), now);
+        spoke.observe_replica(0, status(&["a", "b"], 1000.0), now);
+        spoke.observe_replica(1, status(&["a", "b"], 500.0), now);
+        spoke.observe_replica(2, status(&["c"], 0.0), now);
         spoke
     }
 
     #[test]
-    fn a_region_tells_what_its_replicas_can_do_together() {
+    fn a_region_reports_the_total_speed_of_its_replicas() {
         let now = some_instant();
         let mut spoke = region(now);
         let pools = spoke.capacity(now).pools;
         assert_eq!(pools.len(), 2);
-        let told = |pool: &Replicas| (pool.ready, pool.tokens_per_second, pool.deployments.clone());
-        let two = Count { ready: 2, max: 2 };
-        assert_eq!(told(&pools[0]), (2, 1500, [(name("a"), two), (name("b"), two)].into()));
-        assert_eq!(told(&pools[1]), (1, 0, [(name("c"), Count { ready: 1, max: 1 })].into()));
+        let summary = |pool: &ReplicaPool| (pool.ready, pool.tokens_per_second, pool.deployments.clone());
+        let two = ReplicaCount { ready: 2, max: 2 };
+        assert_eq!(summary(&pools[0]), (2, 1500, [(name("a"), two), (name("b"), two)].into()));
+        assert_eq!(summary(&pools[1]), (1, 0, [(name("c"), ReplicaCount { ready: 1, max: 1 })].into()));
         spoke.replica_failed(1, now);
         assert_eq!(spoke.capacity(now).pools[0].tokens_per_second, 1000);
         spoke.set_draining();
-        assert_eq!(spoke.capacity(now), Capacity::default());
+        assert_eq!(spoke.capacity(now), RegionCapacity::default());
     }
 
     #[test]
-    fn what_could_be_started_is_told_also_where_nothing_runs() {
+    fn capacity_includes_deployments_that_could_be_started() {
         let now = some_instant();
         let mut spoke = region(now);
         spoke.set_replicas_max([(name("c"), 8), (name("d"), 4), (name("a"), 1)].into());
         let counts: BTreeMap<_, _> =
             spoke.capacity(now).pools.into_iter().flat_map(|pool| pool.deployments).collect();
-        assert_eq!(counts[&name("c")], Count { ready: 1, max: 8 });
-        assert_eq!(counts[&name("d")], Count { ready: 0, max: 4 });
-        assert_eq!(counts[&name("a")], Count { ready: 2, max: 2 }, "those that there are, there may be");
+        assert_eq!(counts[&name("c")], ReplicaCount { ready: 1, max: 8 });
+        assert_eq!(counts[&name("d")], ReplicaCount { ready: 0, max: 4 });
+        assert_eq!(counts[&name("a")], ReplicaCount { ready: 2, max: 2 }, "at least the current number");
     }
 
     #[test]
-    fn a_floor_stands_until_another_is_told() {
+    fn floors_stay_until_they_are_replaced() {
         let mut spoke = region(some_instant());
         assert_eq!(spoke.floor(&name("a")), 0);
         spoke.set_floors([(name("a"), 3)].into());

@@ -1,94 +1,98 @@
-//! What a region's scaler sees: what has arrived, what waits, who does it.
+//! Observations for a region's scaler: arrivals, backlog, and the replicas that serve them.
 //!
-//! Arrivals are counted whether or not anybody takes them, because what comes for a deployment that has no replica is what
-//! starts one; but only under names that the scaler has [asked for](Spoke::count_for), so that what strangers write into a
-//! request takes no room. Overflow of other regions counts like the region's own: it is work.
+//! Arrivals are counted whether or not a replica accepts them, because requests for a deployment without replicas start
+//! one. Only deployments that the scaler [tracks](Spoke::track_demand) are counted, so that arbitrary names in requests
+//! use no memory. Spillover of other regions counts like local traffic.
 //!
-//! Tokens of arrivals are estimates from bytes, and a replica's speed is in real tokens. Both knobs that people have,
-//! utilization and concurrency, take up a constant factor between the two; a backlog is in the replicas' own words.
+//! The tokens of arrivals are estimated from bytes, while a replica's speed is in real tokens. The two settings,
+//! utilization and concurrency, absorb a constant factor between the two; a backlog is as reported by the replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::replica::Replica;
-use super::{Spoke, Whose};
+use super::replica::ReplicaState;
+use super::{Spoke, TrafficOrigin};
 use regions::DeploymentName;
 
-/// What there is to do for one deployment, and who does it.
+/// Demand for one deployment, and the replicas that serve it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
-    /// Tokens that have arrived since the last look.
+pub struct DeploymentDemand {
+    /// Tokens that arrived since the last call.
     pub arrived: u64,
-    /// Some of them were another region's overflow.
-    pub overflow: bool,
-    /// Tokens that wait or are being computed.
+    /// Whether some of them were spillover of another region.
+    pub has_spillover: bool,
+    /// Tokens that are queued or being computed.
     pub pending: u64,
     /// Requests that were sent to a replica and have not ended.
     pub in_flight: u32,
-    /// Replicas that take work.
+    /// Ready replicas.
     pub ready: u32,
-    /// What one of them computes, in tokens per second; 0 until it is known.
+    /// Average speed of one replica, in tokens per second; 0 while unknown.
     pub speed: u64,
 }
 
-/// What has arrived since the last look.
+/// Arrivals since the last call.
 #[derive(Debug, Default)]
-pub(super) struct Counted(BTreeMap<DeploymentName, Came>);
+pub(super) struct DemandCounters(BTreeMap<DeploymentName, ArrivalCount>);
 
+/// Arrivals of one deployment.
 #[derive(Clone, Copy, Debug, Default)]
-struct Came {
+struct ArrivalCount {
     tokens: u64,
-    overflow: bool,
+    has_spillover: bool,
 }
 
-impl Counted {
-    pub(super) fn came(&mut self, deployment: &DeploymentName, tokens: u64, whose: Whose) {
-        if let Some(came) = self.0.get_mut(deployment) {
-            came.tokens = came.tokens.saturating_add(tokens);
-            came.overflow |= whose == Whose::Overflow;
+impl DemandCounters {
+    pub(super) fn record(&mut self, deployment: &DeploymentName, tokens: u64, origin: TrafficOrigin) {
+        if let Some(count) = self.0.get_mut(deployment) {
+            count.tokens = count.tokens.saturating_add(tokens);
+            count.has_spillover |= origin == TrafficOrigin::Spillover;
         }
     }
 }
 
 impl Spoke {
-    /// From now on what arrives for these is counted, and for no others.
-    pub fn count_for(&mut self, deployments: &BTreeSet<DeploymentName>) {
-        self.counted.0.retain(|name, _| deployments.contains(name));
+    /// Counts arrivals for these deployments only, from now on.
+    pub fn track_demand(&mut self, deployments: &BTreeSet<DeploymentName>) {
+        self.demand_counters.0.retain(|name, _| deployments.contains(name));
         for name in deployments {
-            self.counted.0.entry(name.clone()).or_default();
+            self.demand_counters.0.entry(name.clone()).or_default();
         }
     }
 
-    /// What there is to do for each deployment that is counted. The next look sees what has arrived after this one.
-    pub fn demand(&mut self, now: Instant) -> BTreeMap<DeploymentName, Demand> {
-        let mut each: BTreeMap<DeploymentName, Demand> = BTreeMap::new();
-        for (name, came) in &mut self.counted.0 {
-            let Came { tokens, overflow } = std::mem::take(came);
-            each.insert(name.clone(), Demand { arrived: tokens, overflow, ..Demand::default() });
+    /// Returns the demand of each tracked deployment, and resets the counters of arrivals.
+    pub fn demand(&mut self, now: Instant) -> BTreeMap<DeploymentName, DeploymentDemand> {
+        let mut each: BTreeMap<DeploymentName, DeploymentDemand> = BTreeMap::new();
+        for (name, count) in &mut self.demand_counters.0 {
+            let ArrivalCount { tokens, has_spillover } = std::mem::take(count);
+            each.insert(
+                name.clone(),
+                DeploymentDemand { arrived: tokens, has_spillover, ..DeploymentDemand::default() },
+            );
         }
-        let (deaf, mut speeds) = (self.is_deaf(now), BTreeMap::new());
+        let (all_silent, mut speeds) = (self.all_silent(now), BTreeMap::new());
         for (_, replica) in self.replicas.each() {
-            let takes_work = replica.takes_work() && (deaf || replica.heard_lately(now));
+            let accepts_requests = replica.accepts_requests() && (all_silent || replica.is_fresh(now));
             for name in replica.names() {
                 let Some(demand) = each.get_mut(name) else { continue };
                 demand.in_flight = demand.in_flight.saturating_add(replica.in_flight());
                 demand.pending = demand.pending.saturating_add(replica.backlog_tokens());
-                if takes_work && self.matches(replica, name) {
+                if accepts_requests && self.matches(replica, name) {
                     demand.ready += 1;
                     add_speed(speeds.entry(name).or_default(), replica);
                 }
             }
         }
         for (name, (sum, count)) in speeds {
-            let demand = each.get_mut(name).expect("only of those that are counted");
+            let demand = each.get_mut(name).expect("speeds are collected for tracked deployments only");
             demand.speed = (sum / f64::from(count.max(1))) as u64;
         }
         each
     }
 }
 
-/// Whoever does not know its speed yet says nothing about that of the others.
-fn add_speed((sum, count): &mut (f64, u32), replica: &Replica) {
+/// Adds a replica's speed, if known.
+fn add_speed((sum, count): &mut (f64, u32), replica: &ReplicaState) {
     if let Some(speed) = replica.speed() {
         *sum += speed;
         *count += 1;
@@ -97,7 +101,7 @@ fn add_speed((sum, count): &mut (f64, u32), replica: &Replica) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ReplicaObserved, Seen};
+    use super::super::{PassiveHealth, ReplicaStatus};
     use super::*;
     use crate::some_instant;
 
@@ -105,59 +109,74 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn well(names: &[&str], pending_tokens: u64, tokens_per_second: f64) -> ReplicaObserved {
+    fn status(names: &[&str], pending_tokens: u64, tokens_per_second: f64) -> ReplicaStatus {
         let names = names.iter().map(|text| name(text)).collect();
-        ReplicaObserved {
+        ReplicaStatus {
             model: None,
             names,
             ready: true,
             draining: false,
             pending_tokens,
-            lookup_tokens: None,
+            interactive_tokens: None,
             tokens_per_second,
         }
     }
 
     #[test]
-    fn what_arrives_is_counted_once_and_only_under_names_that_are_known() {
+    fn arrivals_are_counted_once_and_for_tracked_deployments_only() {
         let (mut spoke, now) = (Spoke::new("aws/us-east-1".parse().unwrap(), 7, Vec::new()), some_instant());
         let [a, b] = ["a", "b"].map(name);
-        spoke.count_for(&BTreeSet::from([a.clone(), b.clone()]));
-        spoke.arrived(&a, 10, Whose::Own, now);
-        spoke.arrived(&a, 5, Whose::Overflow, now);
-        spoke.arrived(&name("made-up"), 10, Whose::Own, now);
-        let seen = spoke.demand(now);
-        assert_eq!(seen.len(), 2);
-        assert_eq!(seen[&a], Demand { arrived: 15, overflow: true, ..Demand::default() });
-        assert_eq!(seen[&b], Demand::default());
-        assert_eq!(spoke.demand(now)[&a], Demand::default(), "the next look sees what came after");
-        spoke.count_for(&BTreeSet::from([b.clone()]));
-        spoke.arrived(&a, 10, Whose::Own, now);
+        spoke.track_demand(&BTreeSet::from([a.clone(), b.clone()]));
+        spoke.arrived(&a, 10, TrafficOrigin::Local, now);
+        spoke.arrived(&a, 5, TrafficOrigin::Spillover, now);
+        spoke.arrived(&name("made-up"), 10, TrafficOrigin::Local, now);
+        let demand = spoke.demand(now);
+        assert_eq!(demand.len(), 2);
+        assert_eq!(
+            demand[&a],
+            DeploymentDemand { arrived: 15, has_spillover: true, ..DeploymentDemand::default() }
+        );
+        assert_eq!(demand[&b], DeploymentDemand::default());
+        assert_eq!(spoke.demand(now)[&a], DeploymentDemand::default(), "the counters were reset");
+        spoke.track_demand(&BTreeSet::from([b.clone()]));
+        spoke.arrived(&a, 10, TrafficOrigin::Local, now);
         assert_eq!(spoke.demand(now).into_keys().collect::<Vec<_>>(), [b]);
     }
 
     #[test]
-    fn who_does_it_is_seen_for_each_deployment() {
+    fn replicas_and_speed_are_reported_for_each_deployment() {
         let at = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
         let (mut spoke, now) =
             (Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=4).map(at).collect()), some_instant());
         let [a, b] = ["a", "b"].map(name);
-        spoke.count_for(&BTreeSet::from([a.clone(), b.clone()]));
-        spoke.observe_replica(0, well(&["a"], 100, 1000.0), now);
-        spoke.observe_replica(1, well(&["a", "b"], 20, 3000.0), now);
-        spoke.observe_replica(2, well(&["a"], 0, 0.0), now);
+        spoke.track_demand(&BTreeSet::from([a.clone(), b.clone()]));
+        spoke.observe_replica(0, status(&["a"], 100, 1000.0), now);
+        spoke.observe_replica(1, status(&["a", "b"], 20, 3000.0), now);
+        spoke.observe_replica(2, status(&["a"], 0, 0.0), now);
         spoke.replica_failed(2, now);
-        let choice = spoke.choose(&b, 7, |_| Seen::FINE, now).unwrap();
-        assert_eq!(choice.index, 1);
-        let seen = spoke.demand(now);
-        let both = Demand { pending: 127, in_flight: 1, ready: 2, speed: 2000, ..Demand::default() };
-        assert_eq!(seen[&a], both);
+        let selected = spoke.select_replica(&b, 7, |_| PassiveHealth::HEALTHY, now).unwrap();
+        assert_eq!(selected.index, 1);
+        let demand = spoke.demand(now);
+        let both = DeploymentDemand {
+            pending: 127,
+            in_flight: 1,
+            ready: 2,
+            speed: 2000,
+            ..DeploymentDemand::default()
+        };
+        assert_eq!(demand[&a], both);
         assert_eq!(
-            seen[&b],
-            Demand { pending: 27, in_flight: 1, ready: 1, speed: 3000, ..Demand::default() }
+            demand[&b],
+            DeploymentDemand {
+                pending: 27,
+                in_flight: 1,
+                ready: 1,
+                speed: 3000,
+                ..DeploymentDemand::default()
+            }
         );
-        spoke.let_go(1);
+        spoke.drain_replica(1);
         assert_eq!(spoke.demand(now)[&b].ready, 0);
-        assert_eq!(spoke.demand(now)[&b].in_flight, 1, "what is under way is still to be done");
+        assert_eq!(spoke.demand(now)[&b].in_flight, 1, "requests in flight are still counted");
     }
 }

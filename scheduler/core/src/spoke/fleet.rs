@@ -1,53 +1,54 @@
-//! The replicas of a region, which come and go.
+//! Replicas of a region, which are added and removed at runtime.
 //!
-//! Each has a number, by which everybody calls it: the ingress that asks how it is, the request that was sent to it, the
-//! scaler that lets it go. A number is given once, so that whatever still speaks of a replica that has gone, the end of a
-//! request or a late status, can never be taken for a word about another.
+//! Each replica has a number, used by the ingress that polls it, the requests sent to it, and the scaler that drains
+//! it. A number is never reused, so that late information about a removed replica (the end of a request, a late status)
+//! is never attributed to another one.
 //!
-//! A replica goes in two steps. From [`Spoke::let_go`] on nothing new is sent there, and what it has it finishes; when
-//! [`Spoke::members`] shows it with nothing in flight, whoever started it stops it, and it is [forgotten](Spoke::remove_replica).
-//! In between it can be [kept](Spoke::keep): traffic that comes back finds it warm.
+//! A replica is removed in two steps. After [`Spoke::drain_replica`] no new requests are sent to it, and it finishes
+//! its requests. When [`Spoke::members`] shows no requests in flight, the actuator stops it, and it is
+//! [removed](Spoke::remove_replica). In between it can be [kept](Spoke::undrain_replica): returning traffic finds it
+//! warm.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::Spoke;
-use super::replica::Replica;
+use super::replica::ReplicaState;
 
-/// One replica, for whoever starts and stops them.
+/// View of one replica for the scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct ReplicaMember {
     /// Requests that were sent to it and have not ended.
     pub in_flight: u32,
-    /// How it stands.
-    pub standing: Standing,
+    /// Its state.
+    pub state: MemberState,
 }
 
-/// How a replica stands, for whoever starts and stops them.
+/// State of a replica, for the scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Nobody has heard of it yet.
-    Unheard,
-    /// It takes work.
+pub enum MemberState {
+    /// It has not reported a status yet.
+    Pending,
+    /// It accepts requests.
     Serving,
-    /// It was heard, and takes no work now: it is frozen, gone, or says that it is not ready.
+    /// It has reported a status and does not accept requests now: it is frozen, gone, or not ready.
     Lost,
-    /// It was let go.
-    Leaving,
+    /// It is being drained.
+    Draining,
 }
 
-/// All of them.
+/// All replicas of a region.
 #[derive(Debug, Default)]
-pub(super) struct Fleet {
-    replicas: BTreeMap<usize, Replica>,
-    /// The number of the next.
+pub(super) struct ReplicaFleet {
+    replicas: BTreeMap<usize, ReplicaState>,
+    /// Number of the next replica.
     next: usize,
 }
 
-impl Fleet {
-    pub(super) fn of(endpoints: Vec<SocketAddr>) -> Fleet {
-        let mut fleet = Fleet::default();
+impl ReplicaFleet {
+    pub(super) fn of(endpoints: Vec<SocketAddr>) -> ReplicaFleet {
+        let mut fleet = ReplicaFleet::default();
         for endpoint in endpoints {
             fleet.add(endpoint);
         }
@@ -57,21 +58,21 @@ impl Fleet {
     fn add(&mut self, endpoint: SocketAddr) -> usize {
         let number = self.next;
         self.next += 1;
-        self.replicas.insert(number, Replica::new(endpoint));
+        self.replicas.insert(number, ReplicaState::new(endpoint));
         number
     }
 
-    pub(super) fn get(&self, number: usize) -> Option<&Replica> {
+    pub(super) fn get(&self, number: usize) -> Option<&ReplicaState> {
         self.replicas.get(&number)
     }
 
-    /// Does something to a replica, if it is still there.
-    pub(super) fn with<T>(&mut self, number: usize, act: impl FnOnce(&mut Replica) -> T) -> Option<T> {
+    /// Applies `act` to a replica, if it still exists.
+    pub(super) fn with<T>(&mut self, number: usize, act: impl FnOnce(&mut ReplicaState) -> T) -> Option<T> {
         self.replicas.get_mut(&number).map(act)
     }
 
-    /// In the order of their numbers.
-    pub(super) fn each(&self) -> impl Iterator<Item = (usize, &Replica)> {
+    /// Iterates in the order of numbers.
+    pub(super) fn each(&self) -> impl Iterator<Item = (usize, &ReplicaState)> {
         self.replicas.iter().map(|(number, replica)| (*number, replica))
     }
 
@@ -81,51 +82,55 @@ impl Fleet {
 }
 
 impl Spoke {
-    /// There is one more, from which nothing was heard yet. Its number.
+    /// Adds a replica without a status. Returns its number.
     pub fn add_replica(&mut self, endpoint: SocketAddr) -> usize {
         self.replicas.add(endpoint)
     }
 
-    /// It is gone. What was sent there and has not ended ends without it.
+    /// Removes a replica. Its requests end without effect on other replicas.
     pub fn remove_replica(&mut self, number: usize) {
         self.replicas.replicas.remove(&number);
         self.models.forget(number);
-        self.choose_revisions();
+        self.update_chosen_revisions();
     }
 
-    /// Nothing new is sent there from now on.
-    pub fn let_go(&mut self, number: usize) {
-        self.replicas.with(number, |replica| replica.set_leaving(true));
-        self.choose_revisions();
+    /// Stops sending new requests to a replica.
+    pub fn drain_replica(&mut self, number: usize) {
+        self.replicas.with(number, |replica| replica.set_draining(true));
+        self.update_chosen_revisions();
     }
 
-    /// It stays after all.
-    pub fn keep(&mut self, number: usize) {
-        self.replicas.with(number, |replica| replica.set_leaving(false));
+    /// Keeps a draining replica.
+    pub fn undrain_replica(&mut self, number: usize) {
+        self.replicas.with(number, |replica| replica.set_draining(false));
     }
 
-    /// Where each of them is reached, by number.
+    /// Returns the endpoint of each replica, by number.
     pub fn endpoints(&self) -> BTreeMap<usize, SocketAddr> {
         self.replicas.each().map(|(number, replica)| (number, replica.endpoint())).collect()
     }
 
-    /// How each of these stands; those that are not there any longer are left out.
-    pub fn members(&self, numbers: impl IntoIterator<Item = usize>, now: Instant) -> BTreeMap<usize, Member> {
-        let deaf = self.is_deaf(now);
-        let standing = |replica: &Replica| {
-            if replica.leaving() {
-                Standing::Leaving
-            } else if replica.takes_work() && (deaf || replica.heard_lately(now)) {
-                Standing::Serving
-            } else if replica.unheard() {
-                Standing::Unheard
+    /// Returns the state of each of these replicas; removed ones are omitted.
+    pub fn members(
+        &self,
+        numbers: impl IntoIterator<Item = usize>,
+        now: Instant,
+    ) -> BTreeMap<usize, ReplicaMember> {
+        let all_silent = self.all_silent(now);
+        let state = |replica: &ReplicaState| {
+            if replica.is_draining() {
+                MemberState::Draining
+            } else if replica.accepts_requests() && (all_silent || replica.is_fresh(now)) {
+                MemberState::Serving
+            } else if replica.is_pending() {
+                MemberState::Pending
             } else {
-                Standing::Lost
+                MemberState::Lost
             }
         };
         let each = numbers.into_iter().filter_map(|number| Some((number, self.replicas.get(number)?)));
         each.map(|(number, replica)| {
-            (number, Member { in_flight: replica.in_flight(), standing: standing(replica) })
+            (number, ReplicaMember { in_flight: replica.in_flight(), state: state(replica) })
         })
         .collect()
     }
@@ -133,7 +138,7 @@ impl Spoke {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Outcome, Refusal, ReplicaObserved, SILENCE_MAX, Seen};
+    use super::super::{NoReplica, PassiveHealth, ReplicaOutcome, ReplicaStatus, SILENCE_MAX};
     use super::*;
     use crate::some_instant;
     use regions::DeploymentName;
@@ -144,14 +149,14 @@ mod tests {
         "minilm".parse().unwrap()
     }
 
-    fn well() -> ReplicaObserved {
-        ReplicaObserved {
+    fn status() -> ReplicaStatus {
+        ReplicaStatus {
             model: None,
             names: BTreeSet::from([name()]),
             ready: true,
             draining: false,
             pending_tokens: 0,
-            lookup_tokens: None,
+            interactive_tokens: None,
             tokens_per_second: 1000.0,
         }
     }
@@ -164,60 +169,63 @@ mod tests {
         Spoke::new("aws/us-east-1".parse().unwrap(), 7, replicas)
     }
 
-    fn standing(spoke: &Spoke, number: usize, now: Instant) -> Option<Standing> {
-        spoke.members([number], now).get(&number).map(|member| member.standing)
+    fn state(spoke: &Spoke, number: usize, now: Instant) -> Option<MemberState> {
+        spoke.members([number], now).get(&number).map(|member| member.state)
     }
 
     #[test]
-    fn a_replica_that_is_let_go_finishes_what_it_has_and_gets_nothing_new() {
+    fn a_draining_replica_finishes_its_requests_and_gets_no_new_ones() {
         let (mut spoke, now) = (spoke(vec![at(1)]), some_instant());
         let added = spoke.add_replica(at(2));
         assert_eq!(spoke.endpoints(), BTreeMap::from([(0, at(1)), (added, at(2))]));
-        assert_eq!(standing(&spoke, added, now), Some(Standing::Unheard));
-        spoke.observe_replica(added, well(), now);
-        let choice = spoke.choose(&name(), 10, |_| Seen::FINE, now).unwrap();
-        assert_eq!((choice.index, standing(&spoke, added, now)), (added, Some(Standing::Serving)));
+        assert_eq!(state(&spoke, added, now), Some(MemberState::Pending));
+        spoke.observe_replica(added, status(), now);
+        let selected = spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
+        assert_eq!((selected.index, state(&spoke, added, now)), (added, Some(MemberState::Serving)));
 
-        spoke.let_go(added);
-        assert!(matches!(spoke.choose(&name(), 10, |_| Seen::FINE, now), Err(Refusal::NoneReady { .. })));
-        let leaving = Member { in_flight: 1, standing: Standing::Leaving };
-        assert_eq!(spoke.members([added], now)[&added], leaving);
-        spoke.finished(&choice, Outcome::Answered, now);
+        spoke.drain_replica(added);
+        assert!(matches!(
+            spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now),
+            Err(NoReplica::NoneReady { .. })
+        ));
+        let draining = ReplicaMember { in_flight: 1, state: MemberState::Draining };
+        assert_eq!(spoke.members([added], now)[&added], draining);
+        spoke.finished(&selected, ReplicaOutcome::Responded, now);
         assert_eq!(spoke.members([added], now)[&added].in_flight, 0);
 
-        spoke.keep(added);
-        assert!(spoke.choose(&name(), 10, |_| Seen::FINE, now).is_ok(), "it is warm");
+        spoke.undrain_replica(added);
+        assert!(spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).is_ok(), "it is warm");
     }
 
     #[test]
-    fn what_is_said_of_a_replica_that_has_gone_says_nothing_of_the_next() {
+    fn late_information_about_a_removed_replica_does_not_affect_the_next() {
         let (mut spoke, now) = (spoke(Vec::new()), some_instant());
         let first = spoke.add_replica(at(1));
-        spoke.observe_replica(first, well(), now);
-        let choice = spoke.choose(&name(), 10, |_| Seen::FINE, now).unwrap();
+        spoke.observe_replica(first, status(), now);
+        let selected = spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
         spoke.remove_replica(first);
         let second = spoke.add_replica(at(1));
         assert_ne!(first, second);
-        spoke.observe_replica(first, well(), now);
+        spoke.observe_replica(first, status(), now);
         spoke.replica_late(first, now);
         spoke.replica_failed(first, now);
-        spoke.finished(&choice, Outcome::Failed, now);
+        spoke.finished(&selected, ReplicaOutcome::Failed, now);
         assert_eq!(spoke.members([first, second], now).len(), 1);
-        assert_eq!(standing(&spoke, second, now), Some(Standing::Unheard));
+        assert_eq!(state(&spoke, second, now), Some(MemberState::Pending));
         assert_eq!(spoke.replicas(), 1);
     }
 
     #[test]
-    fn who_was_heard_and_takes_no_work_is_lost() {
+    fn a_replica_that_reported_and_is_not_ready_is_lost() {
         let (mut spoke, now) = (spoke(vec![at(1), at(2)]), some_instant());
-        spoke.observe_replica(0, well(), now);
-        spoke.observe_replica(1, well(), now);
+        spoke.observe_replica(0, status(), now);
+        spoke.observe_replica(1, status(), now);
         spoke.replica_failed(1, now);
-        assert_eq!(standing(&spoke, 1, now), Some(Standing::Lost));
+        assert_eq!(state(&spoke, 1, now), Some(MemberState::Lost));
         let later = now + SILENCE_MAX + Duration::from_millis(1);
-        spoke.observe_replica(1, ReplicaObserved { ready: false, ..well() }, later);
-        assert_eq!(standing(&spoke, 1, later), Some(Standing::Lost));
-        assert_eq!(standing(&spoke, 0, later), Some(Standing::Lost), "it has fallen silent, alone");
-        assert_eq!(standing(&spoke, 9, later), None);
+        spoke.observe_replica(1, ReplicaStatus { ready: false, ..status() }, later);
+        assert_eq!(state(&spoke, 1, later), Some(MemberState::Lost));
+        assert_eq!(state(&spoke, 0, later), Some(MemberState::Lost), "it alone is silent");
+        assert_eq!(state(&spoke, 9, later), None);
     }
 }

@@ -1,191 +1,193 @@
-//! What a region decides by itself: which replica takes a request, and what the region tells others about itself.
+//! Decisions of one region: replica selection, admission of held requests, and the reports about itself.
 //!
-//! The region's ingress and its agent share one [`Spoke`]. The ingress feeds it with what it hears from replicas (their
-//! status, five times a second) and with what becomes of each request; it answers from that alone, so a region works for
-//! ever without the hub.
+//! The region's ingress and its agent share one [`Spoke`]. The ingress passes in the status of the replicas (five times
+//! a second) and the outcome of each request. The spoke decides from these inputs alone, so a region works indefinitely
+//! without the hub.
 //!
-//! A replica is chosen by *estimated finish*: what it has before it, plus the new request, divided by its measured
-//! speed. What it has before it is reckoned forward from its last word (see `replica`), so that a hundred requests
-//! which arrive between two words do not all go to whoever was idle at the first.
+//! A replica is selected by *estimated finish time*: its backlog plus the new request, divided by its measured speed.
+//! The backlog is extrapolated from the last status (see `replica`), so that a hundred requests that arrive between two
+//! status polls do not all go to the replica that was idle at the first.
 //!
-//! A replica's own word is not all: one that is frozen says nothing, and one whose machine is throttled says that it is
-//! well. So the caller says what its own requests have seen of each ([`Seen`]): whether to ask it now, and how much slower
-//! than the best of them it is, by which its estimated finish is multiplied.
+//! A replica's status is not sufficient: a frozen replica reports nothing, and one on a throttled machine reports that
+//! it is healthy. The caller therefore passes in the evidence of its own requests ([`PassiveHealth`]): whether to use
+//! the replica now, and how much slower it is than the best one, a factor that multiplies its estimated finish time.
 //!
-//! The obvious other way, fewest requests in flight, counts a request of one word like one of two thousand texts.
+//! The obvious alternative, least requests in flight, counts a request of one word like one of two thousand texts.
 //!
-//! What the region could take beyond what comes by itself it offers to gateways whose own region is full (see `grants`).
-//! Where no replica is ready and one is on its way (see `coming`), requests wait for it (see [`hold`]).
+//! Spare capacity is offered to gateways whose own region is full (see `grants`). If no replica is ready but one is
+//! being provisioned (see `provisioning`), requests are held for it (see [`hold`]).
 
 mod arrivals;
 mod capacity;
-mod choice;
-mod coming;
-mod decided;
 mod demand;
 mod fleet;
 mod grants;
 pub mod hold;
 mod model;
 mod offer;
+mod provisioning;
 mod replica;
 mod report;
 mod residency;
+mod scaling_status;
+mod selection;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use arrivals::Arrivals;
-pub use choice::{Outcome, RETRY_AFTER, Refusal, ReplicaChoice, Seen, Turn};
-use coming::Coming;
-pub use decided::Decided;
-use demand::Counted;
-pub use demand::Demand;
-use fleet::Fleet;
-pub use fleet::{Member, Standing};
+use demand::DemandCounters;
+pub use demand::DeploymentDemand;
+use fleet::ReplicaFleet;
+pub use fleet::{MemberState, ReplicaMember};
 use grants::Grants;
-pub use grants::{GATEWAYS_MAX, GRANT_FOR, GRANT_PERIOD, Gateway};
-use hold::Line;
-use model::Models;
-pub use model::{Mismatch, RevisionAsked};
-pub use offer::Question;
+pub use grants::{GATEWAYS_MAX, GRANT_PERIOD, GRANT_TTL, Gateway};
+use hold::HoldQueue;
+use model::ServedModels;
+pub use model::{RequestedRevision, RevisionMismatch};
+pub use offer::ExchangeRequest;
+use provisioning::Provisioning;
 use regions::{Catalogue, DeploymentName, RegionId, ReportedModel, RouteTable};
-use replica::Replica;
-pub use replica::{AHEAD, RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
-pub use report::{Load, Report};
+use replica::ReplicaState;
+pub use replica::{DISPATCH_AHEAD, RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
+pub use report::{DeploymentLoad, Report};
 use residency::ResidencyState;
+pub use scaling_status::ScalingStatus;
+pub use selection::{Eligibility, NoReplica, PassiveHealth, RETRY_AFTER, ReplicaOutcome, SelectedReplica};
 
-/// What a replica says of itself.
+/// Status that a replica reports.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ReplicaObserved {
-    /// What it runs, if it reports that.
+pub struct ReplicaStatus {
+    /// Model that it runs, if it reports one.
     pub model: Option<ReportedModel>,
-    /// The deployments that it answers to.
+    /// Deployments that it serves.
     pub names: BTreeSet<DeploymentName>,
-    /// It takes work.
+    /// Whether it accepts requests.
     pub ready: bool,
-    /// It finishes what it has and takes nothing new.
+    /// Whether it finishes its requests and accepts no new ones.
     pub draining: bool,
-    /// Tokens that wait or are being computed.
+    /// Tokens that are queued or being computed.
     pub pending_tokens: u64,
-    /// Of those, lookups that wait, if it says.
-    pub lookup_tokens: Option<u64>,
-    /// Its measured speed; 0 until it is known.
+    /// Queued tokens of interactive requests, if it reports them.
+    pub interactive_tokens: Option<u64>,
+    /// Measured speed; 0 while unknown.
     pub tokens_per_second: f64,
 }
 
-/// Whose request it is that comes to a region.
+/// Origin of a request that arrives at a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    /// It comes by itself: no region is nearer to it.
-    Own,
-    /// It is another region's overflow, and pays with what was granted.
-    Overflow,
+pub enum TrafficOrigin {
+    /// Local traffic: no region is nearer to it.
+    Local,
+    /// Spillover of another region, within the granted credits.
+    Spillover,
 }
 
-/// A region's view of itself.
+/// State of one region.
 #[derive(Debug)]
 pub struct Spoke {
     region: RegionId,
     boot_id: u64,
     draining: bool,
-    replicas: Fleet,
+    replicas: ReplicaFleet,
     arrivals: Arrivals,
-    counted: Counted,
-    decided: BTreeMap<DeploymentName, Decided>,
+    demand_counters: DemandCounters,
+    scaling_status: BTreeMap<DeploymentName, ScalingStatus>,
     grants: Grants,
-    coming: Coming,
-    line: Line,
+    provisioning: Provisioning,
+    hold_queue: HoldQueue,
     policy: ResidencyState,
-    models: Models,
-    capacity: capacity::Fleet,
+    models: ServedModels,
+    capacity: capacity::ReplicaTargets,
 }
 
 impl Spoke {
-    /// A region whose replicas are reached at `replicas` and have not been heard yet.
+    /// Creates a region with replicas at these endpoints, without any status yet.
     pub fn new(region: RegionId, boot_id: u64, replicas: Vec<SocketAddr>) -> Spoke {
-        let replicas = Fleet::of(replicas);
-        let (arrivals, counted, grants) = (Arrivals::default(), Counted::default(), Grants::default());
-        let (coming, line, decided) = (Coming::default(), Line::default(), BTreeMap::new());
+        let replicas = ReplicaFleet::of(replicas);
+        let (arrivals, demand_counters, grants) =
+            (Arrivals::default(), DemandCounters::default(), Grants::default());
+        let (provisioning, hold_queue, scaling_status) =
+            (Provisioning::default(), HoldQueue::default(), BTreeMap::new());
         let (policy, models, capacity) =
-            (ResidencyState::default(), Models::default(), capacity::Fleet::default());
+            (ResidencyState::default(), ServedModels::default(), capacity::ReplicaTargets::default());
         Spoke {
             region,
             boot_id,
             draining: false,
             replicas,
             arrivals,
-            counted,
-            decided,
+            demand_counters,
+            scaling_status,
             grants,
-            coming,
-            line,
+            provisioning,
+            hold_queue,
             policy,
             models,
             capacity,
         }
     }
 
-    /// Whose spoke it is.
+    /// Returns the region of this spoke.
     pub fn region(&self) -> &RegionId {
         &self.region
     }
 
-    /// Drawn anew whenever the spoke starts.
+    /// Returns the random number drawn at the start of the spoke.
     pub fn boot_id(&self) -> u64 {
         self.boot_id
     }
 
-    /// A replica said how it is. One that is not there any longer is not listened to, here and below. Returns the deployments
-    /// of which it has begun to have another model than they are served with.
+    /// Records the status of a replica. Here and below, a replica that has been removed is ignored. Returns the
+    /// deployments for which the replica has started to run another model than the served one.
     pub fn observe_replica(
         &mut self,
         index: usize,
-        observed: ReplicaObserved,
+        observed: ReplicaStatus,
         now: Instant,
-    ) -> Vec<Mismatch> {
+    ) -> Vec<RevisionMismatch> {
         self.replicas.with(index, |replica| {
             replica.observe(observed, now);
             if let Some(speed) = replica.speed() {
-                replica.names().for_each(|name| self.coming.saw(name, speed));
+                replica.names().for_each(|name| self.provisioning.record_speed(name, speed));
             }
         });
-        self.choose_revisions();
-        self.note_mismatches(index)
+        self.update_chosen_revisions();
+        self.record_mismatches(index)
     }
 
-    /// A replica did not say how it is. It is left alone until it is heard again.
+    /// Records a failed status poll. The replica is not used until the next successful one.
     pub fn replica_failed(&mut self, index: usize, now: Instant) {
-        self.replicas.with(index, |replica| replica.fail(now));
-        self.choose_revisions();
+        self.replicas.with(index, |replica| replica.failed(now));
+        self.update_chosen_revisions();
     }
 
-    /// A replica has not said in time how it is. Others are preferred meanwhile; after [`SILENCE_MAX`] it is left alone
-    /// until it is heard again.
+    /// Records a status poll that timed out. Other replicas are preferred from now on; after [`SILENCE_MAX`] the
+    /// replica is not used until the next successful poll.
     pub fn replica_late(&mut self, index: usize, now: Instant) {
-        self.replicas.with(index, |replica| replica.late(now));
-        self.choose_revisions();
+        self.replicas.with(index, |replica| replica.timed_out(now));
+        self.update_chosen_revisions();
     }
 
-    /// A request of about so many tokens came for a deployment.
-    pub fn arrived(&mut self, deployment: &DeploymentName, tokens: u64, whose: Whose, now: Instant) {
-        self.counted.came(deployment, tokens, whose);
-        match whose {
-            // What a name that nobody here answers to asks for is refused, and takes no room in memory.
-            Whose::Own if self.replicas.each().any(|(_, replica)| replica.serves(deployment)) => {
-                self.arrivals.came(deployment, tokens, now);
+    /// Records the arrival of a request of about this many tokens.
+    pub fn arrived(&mut self, deployment: &DeploymentName, tokens: u64, origin: TrafficOrigin, now: Instant) {
+        self.demand_counters.record(deployment, tokens, origin);
+        match origin {
+            // Requests for unknown names are rejected and must not use memory.
+            TrafficOrigin::Local if self.replicas.each().any(|(_, replica)| replica.serves(deployment)) => {
+                self.arrivals.record(deployment, tokens, now);
             }
-            Whose::Own | Whose::Overflow => {}
+            TrafficOrigin::Local | TrafficOrigin::Spillover => {}
         }
     }
 
-    /// How many replicas there are.
+    /// Returns the number of replicas.
     pub fn replicas(&self) -> usize {
         self.replicas.len()
     }
 
-    /// The deployments that somebody outside may count on: none while the region drains.
+    /// Returns the deployments with a ready replica; none while the region drains.
     pub fn deployments_ready(&self, now: Instant) -> BTreeSet<DeploymentName> {
         if self.draining {
             return BTreeSet::new();
@@ -194,77 +196,78 @@ impl Spoke {
         names.filter(|name| self.serving(name, now).next().is_some()).cloned().collect()
     }
 
-    /// From now on this table says what may be seen here, and which model revision each deployment is served with.
-    pub fn heed(&mut self, table: &RouteTable, catalogue: &Catalogue) {
-        self.policy.heed(table, &self.region, catalogue);
-        self.models.heed(table);
-        self.choose_revisions();
+    /// Applies a route table: the residency policies, and the model revision that each deployment is served with.
+    pub fn apply_route_table(&mut self, table: &RouteTable, catalogue: &Catalogue) {
+        self.policy.apply_route_table(table, &self.region, catalogue);
+        self.models.apply_route_table(table);
+        self.update_chosen_revisions();
     }
 
-    /// From now on the residency policies of the table count as too old when no hub has confirmed it for longer than this.
+    /// Limits the age of the residency policies: the time since a hub last confirmed the table.
     pub fn limit_policy_age(&mut self, max: Duration, now: Instant) {
         self.policy.confirmed = Some((now, max));
     }
 
-    /// A hub has confirmed the table, or given a newer one.
+    /// Records that a hub has confirmed the table or sent a newer one.
     pub fn confirm_policy(&mut self, now: Instant) {
         if let Some((confirmed, _)) = &mut self.policy.confirmed {
             *confirmed = now;
         }
     }
 
-    /// The time since a hub confirmed the table, or since the spoke started, and the most that it may be; absent where there
-    /// is no limit.
+    /// Returns the time since a hub confirmed the table, or since the start of the spoke, and its limit; `None` without
+    /// a limit.
     pub fn policy_age(&self, now: Instant) -> Option<(Duration, Duration)> {
         self.policy.confirmed.map(|(confirmed, max)| (now.saturating_duration_since(confirmed), max))
     }
 
-    /// A table was not taken; the residency policy of the one before stays.
-    pub fn refuse_table(&mut self) {
-        self.policy.refused += 1;
+    /// Counts a rejected table; the residency policies of the current one stay.
+    pub fn count_rejected_table(&mut self) {
+        self.policy.rejected += 1;
     }
 
-    /// How many were not.
-    pub fn tables_refused(&self) -> u64 {
-        self.policy.refused
+    /// Returns the number of rejected tables.
+    pub fn tables_rejected(&self) -> u64 {
+        self.policy.rejected
     }
 
-    /// Whether requests for `deployment` must not be seen here, whatever they say of it themselves.
+    /// Returns whether the current table forbids requests for `deployment` in this region, whatever their own residency
+    /// header says.
     pub fn forbids(&self, deployment: &DeploymentName) -> bool {
         self.policy.forbids(deployment)
     }
 
-    /// From now on the region says that it takes nothing new. It still serves what comes, from gateways that have not
-    /// heard it yet.
+    /// Starts to drain the region: it reports that it accepts nothing new, but still serves requests of gateways that
+    /// do not know yet.
     pub fn set_draining(&mut self) {
         self.draining = true;
     }
 
-    /// The replicas that take work for `deployment` and have the model that it is served with, in the order of their
-    /// numbers.
+    /// Returns the ready replicas that serve `deployment` with its served model revision, ordered by number.
     fn serving<'a>(
         &'a self,
         deployment: &'a DeploymentName,
         now: Instant,
-    ) -> impl Iterator<Item = (usize, &'a Replica)> {
+    ) -> impl Iterator<Item = (usize, &'a ReplicaState)> {
         self.serving_revision(deployment, self.revision(deployment), now)
     }
 
-    /// The replicas that take work for `deployment`, whatever they run.
-    fn taking<'a>(
+    /// Returns the ready replicas that serve `deployment`, with any model revision.
+    fn accepting<'a>(
         &'a self,
         deployment: &'a DeploymentName,
         now: Instant,
-    ) -> impl Iterator<Item = (usize, &'a Replica)> {
-        let deaf = self.is_deaf(now);
+    ) -> impl Iterator<Item = (usize, &'a ReplicaState)> {
+        let all_silent = self.all_silent(now);
         self.replicas
             .each()
-            .filter(move |(_, replica)| replica.serves(deployment) && (deaf || replica.heard_lately(now)))
+            .filter(move |(_, replica)| replica.serves(deployment) && (all_silent || replica.is_fresh(now)))
     }
 
-    /// When nobody was heard lately the likelier cause is this process (stopped, starved): the last state stands.
-    fn is_deaf(&self, now: Instant) -> bool {
-        !self.replicas.each().any(|(_, replica)| replica.heard_lately(now))
+    /// Returns whether all replicas are silent. The likely cause is this process (suspended or starved), so the last
+    /// state stays valid.
+    fn all_silent(&self, now: Instant) -> bool {
+        !self.replicas.each().any(|(_, replica)| replica.is_fresh(now))
     }
 }
 

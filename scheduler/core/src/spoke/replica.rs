@@ -1,68 +1,68 @@
-//! What a spoke knows of one replica.
+//! State of one replica, as its spoke knows it.
 //!
-//! Its backlog is dead reckoning, as at sea: the last fix is what the replica said, and from there on the spoke adds what
-//! it has sent and takes off what has ended. The fix counts everybody's requests in real tokens; the reckoning counts
-//! ours, at once, in tokens estimated before anybody has tokenised. An estimate that is off, or a request whose end
-//! nobody told, is forgotten at the next fix.
+//! The backlog is extrapolated: the last status is the baseline, and the spoke adds what it has sent since and
+//! subtracts what has ended. The status counts the requests of all clients in real tokens; the extrapolation counts the
+//! spoke's own requests, without delay, in tokens estimated before tokenization. Estimation errors, and requests whose
+//! end was not reported, are corrected by the next status.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::ReplicaObserved;
+use super::ReplicaStatus;
 use regions::{DeploymentName, ReportedModel};
 
-/// How old a replica's last word may be: five that were due.
+/// Maximum age of a status: five poll intervals.
 pub const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// How long a replica may be silent before it is taken for frozen. One that computes on every core of a machine that
-/// others use as well was seen to say nothing for 2 s and to answer every request.
+/// Time without contact after which a replica counts as frozen. A replica that computes on all cores of a shared
+/// machine was observed to report nothing for 2 s while it responded to every request.
 pub const SILENCE_MAX: Duration = Duration::from_secs(3);
 
-/// Of those who were held (see `hold`) a replica is given what it does in this time, beside what it has: enough that it
-/// never waits for the next, and little enough that whoever is more urgent is not behind it for long.
-pub const AHEAD: Duration = Duration::from_millis(500);
+/// Work that a replica is given from the hold queue, beside its backlog, as computing time: enough that it never idles,
+/// and little enough that a more urgent request does not wait long behind it.
+pub const DISPATCH_AHEAD: Duration = Duration::from_millis(500);
 
-/// And one that has just become ready so much, in tokens: a batch or two. Its first answers come from cold caches.
+/// Tokens given to a replica that has just become ready: a batch or two. Its first responses come from cold caches.
 pub const RAMP_TOKENS: u64 = 1024;
 
-/// Whose speed is not known by then is given no more than this, in tokens at a time: far from the million that a replica
-/// queues by default before it turns requests away.
+/// Maximum tokens given at a time to a replica of unknown speed: far below the million tokens that a replica queues by
+/// default before it rejects requests.
 const UNMEASURED_TOKENS_MAX: u64 = 32 << 10;
 
-/// One replica, as its spoke sees it.
+/// State of one replica, as its spoke knows it.
 #[derive(Debug)]
-pub(super) struct Replica {
+pub(super) struct ReplicaState {
     endpoint: SocketAddr,
-    /// The last fix.
-    observed: Option<ReplicaObserved>,
-    /// When it last gave a sign, good or bad.
-    heard: Option<Instant>,
-    /// It failed and has not been observed since.
+    /// Last status.
+    status: Option<ReplicaStatus>,
+    /// Time of the last contact, successful or not.
+    last_contact: Option<Instant>,
+    /// It has failed since the last status.
     failed: bool,
-    /// Estimated tokens that were sent to it and have not ended.
+    /// Estimated tokens of requests that were sent to it and have not ended.
     outstanding: u64,
-    /// The same, at the last fix.
-    outstanding_at_fix: u64,
+    /// The same, at the time of the last status.
+    outstanding_at_status: u64,
     /// Requests that were sent to it and have not ended.
     in_flight: u32,
-    /// It is let go: what it has it finishes, and nothing new goes there.
-    leaving: bool,
-    /// Tokens that it has answered since it became ready.
-    answered: u64,
+    /// It finishes its requests and gets no new ones.
+    is_draining: bool,
+    /// Tokens of its responses since it became ready.
+    responded_tokens: u64,
 }
 
-impl Replica {
-    pub(super) fn new(endpoint: SocketAddr) -> Replica {
-        Replica {
+impl ReplicaState {
+    pub(super) fn new(endpoint: SocketAddr) -> ReplicaState {
+        ReplicaState {
             endpoint,
-            observed: None,
-            heard: None,
+            status: None,
+            last_contact: None,
             failed: false,
             outstanding: 0,
-            outstanding_at_fix: 0,
+            outstanding_at_status: 0,
             in_flight: 0,
-            leaving: false,
-            answered: 0,
+            is_draining: false,
+            responded_tokens: 0,
         }
     }
 
@@ -70,24 +70,27 @@ impl Replica {
         self.endpoint
     }
 
-    pub(super) fn observe(&mut self, observed: ReplicaObserved, now: Instant) {
+    pub(super) fn observe(&mut self, status: ReplicaStatus, now: Instant) {
         if !self.is_ready() {
-            self.answered = 0;
+            self.responded_tokens = 0;
         }
-        self.observed = Some(observed);
-        self.heard = Some(now);
+        self.status = Some(status);
+        self.last_contact = Some(now);
         self.failed = false;
-        self.outstanding_at_fix = self.outstanding;
+        self.outstanding_at_status = self.outstanding;
     }
 
-    pub(super) fn fail(&mut self, now: Instant) {
-        self.heard = Some(now);
+    pub(super) fn failed(&mut self, now: Instant) {
+        self.last_contact = Some(now);
         self.failed = true;
     }
 
-    /// It does not answer, and does not refuse either.
-    pub(super) fn late(&mut self, now: Instant) {
-        if self.heard.is_none_or(|heard| now.saturating_duration_since(heard) > SILENCE_MAX) {
+    /// Records a timeout: no response, and no refused connection.
+    pub(super) fn timed_out(&mut self, now: Instant) {
+        if self
+            .last_contact
+            .is_none_or(|last_contact| now.saturating_duration_since(last_contact) > SILENCE_MAX)
+        {
             self.failed = true;
         }
     }
@@ -106,81 +109,82 @@ impl Replica {
         self.in_flight
     }
 
-    pub(super) fn set_leaving(&mut self, leaving: bool) {
-        self.leaving = leaving;
+    pub(super) fn set_draining(&mut self, draining: bool) {
+        self.is_draining = draining;
     }
 
-    pub(super) fn leaving(&self) -> bool {
-        self.leaving
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining
     }
 
-    /// Nothing was heard of it yet, good or bad.
-    pub(super) fn unheard(&self) -> bool {
-        self.heard.is_none()
+    /// Returns whether there has been no contact yet.
+    pub(super) fn is_pending(&self) -> bool {
+        self.last_contact.is_none()
     }
 
-    /// It has answered so much.
-    pub(super) fn answered(&mut self, tokens: u64) {
-        self.answered = self.answered.saturating_add(tokens);
+    /// Records a response to a request of this many tokens.
+    pub(super) fn responded(&mut self, tokens: u64) {
+        self.responded_tokens = self.responded_tokens.saturating_add(tokens);
     }
 
-    /// So many tokens it may have before it when more is given to it of those who were held: twice as many with each round
-    /// of answers, until it is what it does [`AHEAD`].
+    /// Returns the maximum backlog, in tokens, up to which held requests are sent to this replica. It doubles with each
+    /// round of responses, up to the work of [`DISPATCH_AHEAD`].
     pub(super) fn window(&self) -> u64 {
-        let ahead = |speed: f64| (speed * AHEAD.as_secs_f64()) as u64;
-        let most = self.speed().map_or(UNMEASURED_TOKENS_MAX, ahead).max(RAMP_TOKENS);
-        RAMP_TOKENS.saturating_add(self.answered).min(most)
+        let ahead = |speed: f64| (speed * DISPATCH_AHEAD.as_secs_f64()) as u64;
+        let limit = self.speed().map_or(UNMEASURED_TOKENS_MAX, ahead).max(RAMP_TOKENS);
+        RAMP_TOKENS.saturating_add(self.responded_tokens).min(limit)
     }
 
     fn is_ready(&self) -> bool {
-        !self.failed && self.observed.as_ref().is_some_and(|observed| observed.ready && !observed.draining)
+        !self.failed && self.status.as_ref().is_some_and(|status| status.ready && !status.draining)
     }
 
-    /// The deployments that it answers to, as far as it has said.
+    /// Returns the deployments that it serves, by its last status.
     pub(super) fn names(&self) -> impl Iterator<Item = &DeploymentName> {
-        self.observed.iter().flat_map(|observed| &observed.names)
+        self.status.iter().flat_map(|status| &status.names)
     }
 
-    /// Whether it takes work for `deployment`, going by its last word.
+    /// Returns whether it is ready and serves `deployment`, by its last status.
     pub(super) fn serves(&self, deployment: &DeploymentName) -> bool {
-        self.takes_work()
-            && self.observed.as_ref().is_some_and(|observed| observed.names.contains(deployment))
+        self.accepts_requests()
+            && self.status.as_ref().is_some_and(|status| status.names.contains(deployment))
     }
 
-    /// What it runs, by its last word, if it says so.
+    /// Returns the model that it runs, by its last status, if reported.
     pub(super) fn model(&self) -> Option<&ReportedModel> {
-        self.observed.as_ref()?.model.as_ref()
+        self.status.as_ref()?.model.as_ref()
     }
 
-    /// Whether it takes work for any, going by its last word.
-    pub(super) fn takes_work(&self) -> bool {
-        !self.leaving && self.is_ready()
+    /// Returns whether it accepts requests, by its last status.
+    pub(super) fn accepts_requests(&self) -> bool {
+        !self.is_draining && self.is_ready()
     }
 
-    /// Whether it answers to `deployment` when it is well; nobody knows before it has spoken.
-    pub(super) fn may_answer_to(&self, deployment: &DeploymentName) -> bool {
-        self.observed.as_ref().is_none_or(|observed| observed.names.contains(deployment))
+    /// Returns whether it serves `deployment` when ready, or may do so because it has not reported a status yet.
+    pub(super) fn may_serve(&self, deployment: &DeploymentName) -> bool {
+        self.status.as_ref().is_none_or(|status| status.names.contains(deployment))
     }
 
-    pub(super) fn heard_lately(&self, now: Instant) -> bool {
-        self.heard.is_some_and(|heard| now.saturating_duration_since(heard) <= STATUS_AGE_MAX)
+    pub(super) fn is_fresh(&self, now: Instant) -> bool {
+        self.last_contact
+            .is_some_and(|last_contact| now.saturating_duration_since(last_contact) <= STATUS_AGE_MAX)
     }
 
-    /// Tokens that it has before it.
+    /// Returns the estimated backlog, in tokens.
     pub(super) fn backlog_tokens(&self) -> u64 {
-        let fix = self.observed.as_ref().map_or(0, |observed| observed.pending_tokens);
-        fix.saturating_add(self.outstanding).saturating_sub(self.outstanding_at_fix)
+        let reported = self.status.as_ref().map_or(0, |status| status.pending_tokens);
+        reported.saturating_add(self.outstanding).saturating_sub(self.outstanding_at_status)
     }
 
-    /// Lookups of it that waited, by its last word. They are not reckoned forward: the words come as often as the reports
-    /// that this is for.
-    pub(super) fn lookup_tokens(&self) -> Option<u64> {
-        self.observed.as_ref()?.lookup_tokens
+    /// Returns the queued tokens of interactive requests, by its last status. They are not extrapolated: a status is as
+    /// recent as the reports that contain them.
+    pub(super) fn interactive_tokens(&self) -> Option<u64> {
+        self.status.as_ref()?.interactive_tokens
     }
 
-    /// Tokens per second, once they were measured.
+    /// Returns the measured speed in tokens per second, if known.
     pub(super) fn speed(&self) -> Option<f64> {
-        let speed = self.observed.as_ref()?.tokens_per_second;
+        let speed = self.status.as_ref()?.tokens_per_second;
         (speed.is_finite() && speed > 0.0).then_some(speed)
     }
 }

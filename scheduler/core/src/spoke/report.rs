@@ -1,4 +1,4 @@
-//! What a region says of itself to a gateway.
+//! Report of a region to a gateway.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,53 +7,55 @@ use regions::{DeploymentName, RegionId};
 
 use super::Spoke;
 
-/// What a region says of itself to a gateway.
+/// Report of a region to a gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Which region.
+    /// The reporting region.
     pub region: RegionId,
-    /// Drawn anew whenever the spoke starts.
+    /// Random number drawn at each start of the spoke.
     pub boot_id: u64,
-    /// That of the question.
+    /// Sequence number of the request.
     pub sequence: u64,
-    /// Every deployment that some replica answers to, or would.
-    pub deployments: BTreeMap<DeploymentName, Load>,
-    /// The region takes nothing new.
+    /// Load of every deployment that this region serves, or would serve on demand.
+    pub deployments: BTreeMap<DeploymentName, DeploymentLoad>,
+    /// Whether the region is draining.
     pub draining: bool,
 }
 
-/// One deployment in a region, over those of its replicas that take work.
+/// Load of one deployment in a region, summed over its ready replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// How many they are.
+pub struct DeploymentLoad {
+    /// Number of ready replicas.
     pub ready: u32,
-    /// How long a request that comes now would be held until one takes it (see [`super::hold`]); nothing where it would not be.
+    /// Time for which a new request would be held (see [`super::hold`]); `None` if it would not be held.
     pub ready_in: Option<Duration>,
-    /// Tokens that wait or are being computed in them.
+    /// Tokens that are queued or being computed.
     pub pending_tokens: u64,
-    /// Of those, lookups that wait, by the replicas' last words; nothing if one of them does not say.
-    pub lookup_tokens: Option<u64>,
-    /// What they compute together, as far as it is known.
+    /// Queued tokens of interactive requests, by the last statuses; `None` if a replica does not report them.
+    pub interactive_tokens: Option<u64>,
+    /// Total measured speed.
     pub tokens_per_second: f64,
-    /// Tokens of others' overflow that the asker may send until it asks again.
+    /// Spillover tokens that the gateway may send until its next request.
     pub granted_tokens: u64,
 }
 
 impl Spoke {
-    /// What the region says of itself in answer to the question `sequence`; nothing is granted by it.
+    /// Returns the region's report for the request `sequence`, without a grant.
     pub fn report(&self, sequence: u64, now: Instant) -> Report {
-        let known = self.replicas.each().flat_map(|(_, replica)| replica.names()).chain(self.coming.names());
-        let mut deployments: BTreeMap<_, _> = known.map(|name| (name.clone(), Load::default())).collect();
+        let known =
+            self.replicas.each().flat_map(|(_, replica)| replica.names()).chain(self.provisioning.names());
+        let mut deployments: BTreeMap<_, _> =
+            known.map(|name| (name.clone(), DeploymentLoad::default())).collect();
         for (name, load) in &mut deployments {
             for (_, replica) in self.serving(name, now) {
-                let before = if load.ready == 0 { Some(0) } else { load.lookup_tokens };
-                load.lookup_tokens =
-                    before.zip(replica.lookup_tokens()).map(|(sum, more)| sum.saturating_add(more));
+                let before = if load.ready == 0 { Some(0) } else { load.interactive_tokens };
+                load.interactive_tokens =
+                    before.zip(replica.interactive_tokens()).map(|(sum, more)| sum.saturating_add(more));
                 load.ready += 1;
                 load.pending_tokens = load.pending_tokens.saturating_add(replica.backlog_tokens());
                 load.tokens_per_second += replica.speed().unwrap_or(0.0);
             }
-            load.ready_in = self.turn_in(name, now);
+            load.ready_in = self.wait_estimate(name, now);
         }
         Report {
             region: self.region.clone(),

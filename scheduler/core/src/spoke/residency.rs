@@ -1,36 +1,36 @@
-//! What this region must not take, by the newest route table that it has heard of.
+//! Deployments that this region must not accept, by the newest route table.
 //!
-//! A request brings the residency that it travels under, and the door reads that first. But whoever sent it decided by the table
-//! that *it* had: a gateway that is cut off from the hub goes on with the old one for as long as that lasts. So a residency
-//! that has become narrower is held here as well, by the region that it no longer permits. A table that announces a wider one
-//! is enough to take what comes under it (see [`crate::rollout`]).
+//! A request carries its residency policy, and the ingress checks that first. But its sender used the table that *it*
+//! had: a gateway that is disconnected from the hub continues with an old table. A narrowed residency is therefore
+//! enforced here as well, by the region that is no longer allowed. A table that announces a wider residency is
+//! sufficient to accept requests under it (see [`crate::rollout`]).
 //!
-//! A deployment that the table does not name is none of its business: the gateway may have a newer one.
+//! A deployment that is not in the table is not checked here: the gateway may have a newer table.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
 
-use crate::rollout::taken;
+use crate::rollout::accepted_residency;
 
-/// Deployments whose requests must not be seen here.
+/// Deployments whose requests are forbidden in this region, and the age of the policies.
 #[derive(Debug, Default)]
 pub(super) struct ResidencyState {
     forbidden: BTreeSet<DeploymentName>,
-    /// When a hub last confirmed the table, and for how long that is good.
+    /// Time of the last confirmation of the table by a hub, and the maximum age.
     pub(super) confirmed: Option<(Instant, Duration)>,
-    /// Tables that could not be read, or were no newer than the one in hand.
-    pub(super) refused: u64,
+    /// Number of rejected tables: invalid, or not newer than the current one.
+    pub(super) rejected: u64,
 }
 
 impl ResidencyState {
-    /// Takes that of `table` for `region`. A catalogue that does not know the region permits nothing there.
-    pub(super) fn heed(&mut self, table: &RouteTable, region: &RegionId, catalogue: &Catalogue) {
+    /// Applies the policies of `table` for `region`. A region that is missing in the catalogue is allowed nothing.
+    pub(super) fn apply_route_table(&mut self, table: &RouteTable, region: &RegionId, catalogue: &Catalogue) {
         let here = catalogue.index_of(region);
         let permitted = |name: &DeploymentName| {
-            let taken = taken(table, name).map(|taken| taken.permitted(catalogue));
-            taken.zip(here).is_some_and(|(taken, here)| taken.contains(here))
+            let accepted = accepted_residency(table, name).map(|accepted| accepted.permitted(catalogue));
+            accepted.zip(here).is_some_and(|(accepted, here)| accepted.contains(here))
         };
         self.forbidden = table.deployments.keys().filter(|name| !permitted(name)).cloned().collect();
     }
@@ -46,7 +46,7 @@ mod tests {
     use regions::{Generation, Widening, parse_deployments};
 
     #[test]
-    fn what_the_table_permits_elsewhere_only_is_forbidden_unless_it_announces_otherwise() {
+    fn a_deployment_that_the_table_allows_only_elsewhere_is_forbidden_unless_announced() {
         let catalogue = Catalogue::builtin();
         let text = "[[deployment]]\nname = \"m\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
                     engine = { kind = \"cpu\", precision = \"f32\" }\nresidency = { allow = [\"eu\"] }";
@@ -55,13 +55,13 @@ mod tests {
         table.deployments.insert(deployment.name.clone(), deployment.clone());
         let forbids = |table: &RouteTable, region: &str, name: &str| {
             let mut policy = ResidencyState::default();
-            policy.heed(table, &region.parse().unwrap(), &catalogue);
+            policy.apply_route_table(table, &region.parse().unwrap(), &catalogue);
             policy.forbids(&name.parse().unwrap())
         };
         assert!(!ResidencyState::default().forbids(&deployment.name), "before the first table");
         assert!(!forbids(&table, "gcp/europe-west4", "m") && forbids(&table, "aws/us-east-1", "m"));
-        assert!(!forbids(&table, "aws/us-east-1", "unheard-of"));
-        assert!(forbids(&table, "mars/base-1", "m"), "nothing is known of its policy");
+        assert!(!forbids(&table, "aws/us-east-1", "unlisted"));
+        assert!(forbids(&table, "mars/base-1", "m"), "the region is not in the catalogue");
         let announced = Widening { to: "eu,us".parse().unwrap(), since: Generation { epoch: 1, number: 1 } };
         table.widening.insert(deployment.name, announced);
         assert!(!forbids(&table, "aws/us-east-1", "m") && forbids(&table, "oci/ap-tokyo-1", "m"));

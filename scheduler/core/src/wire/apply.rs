@@ -1,98 +1,98 @@
-//! What an operator says to the hub and hears from it: `meridian apply` and `meridian get`.
+//! Messages between operator and hub: `meridian apply` and `meridian get`.
 //!
-//! An operator sends files as they are, and the hub reads them: it has the catalogue that counts. What goes back is for a
-//! person, so a value is a text here and not a number.
+//! The operator sends the files unchanged, and the hub parses them, with its own catalogue. The responses are for
+//! display, so their values are texts.
 
 use serde::{Deserialize, Serialize};
 
 use super::deployment::{DeploymentV1, EngineV1};
 use super::known_version;
-use super::revision::{CountedV1, NextRevisionV1};
+use super::revision::{NextRevisionV1, RevisionReplicasV1};
 
 /// `POST /v1/apply`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApplyV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// Nothing is changed; what would be is told.
+    /// Whether only the changes are computed and reported, without applying them.
     pub dry_run: bool,
-    /// The revision that the operator has seen the difference to. If another stands by now, nothing is changed.
+    /// Revision of the diff that the operator has confirmed. If the current revision differs, nothing is changed.
     pub base: Option<u64>,
-    /// Changes of a deployment's model wait for a promotion.
+    /// Whether changes of a deployment's model wait for a promotion.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hold: bool,
-    /// All deployments that there shall be, in one file or more; absent, they stay as they are.
+    /// Complete set of deployments, in one or more files; if absent, they stay unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deployments: Option<Vec<FileV1>>,
-    /// All tenants, likewise.
+    pub deployments: Option<Vec<ApplyFileV1>>,
+    /// Complete set of tenants, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tenants: Option<Vec<FileV1>>,
+    pub tenants: Option<Vec<ApplyFileV1>>,
 }
 
-/// A file, as it stands on the operator's machine.
+/// Configuration file of the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct FileV1 {
-    /// What it is called in a complaint.
+pub struct ApplyFileV1 {
+    /// Name of the file in error messages.
     pub name: String,
-    /// What is in it.
+    /// Content of the file.
     pub text: String,
 }
 
-/// The answer: what changes, or has changed.
+/// Response: the changes, planned or applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppliedV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// It was carried out.
+    /// Whether the changes were applied.
     pub applied: bool,
-    /// The revision of what stood there before, to which this is the difference; 0 if nothing did.
+    /// Revision that the changes are based on; 0 if nothing was stored.
     pub base: u64,
-    /// What changes: deployments and then tenants, each in the order of names.
+    /// Changes of deployments, then of tenants, each ordered by name.
     pub changes: Vec<ChangeV1>,
-    /// What else there is to know.
+    /// Further notes for the operator.
     pub notes: Vec<String>,
 }
 
-/// The answer where the files are not right: nothing has changed.
+/// Response to invalid files: nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProblemsV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// Everything that is wrong.
+    /// All problems.
     pub problems: Vec<ProblemV1>,
 }
 
-/// One thing that is wrong, and what to write instead.
+/// Problem in a file, with its fix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProblemV1 {
     /// The file.
     pub file: String,
-    /// The line in it, counted from one.
+    /// Line number, from one.
     pub line: usize,
-    /// What is wrong there.
+    /// Description of the problem.
     pub message: String,
 }
 
-/// What becomes of one deployment or tenant.
+/// Change of one deployment or tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeV1 {
-    /// Which of the two it is.
+    /// Kind of the resource.
     #[serde(default)]
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// What happens to it.
-    pub change: What,
-    /// Its fields: those that change, or all.
+    /// Kind of the change.
+    pub change: ChangeKind,
+    /// Changed fields; all fields of an added or removed resource.
     pub fields: Vec<FieldV1>,
 }
 
-/// What something is.
+/// Kind of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -104,7 +104,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name.
+    /// Returns the name of the kind.
     pub fn as_str(self) -> &'static str {
         match self {
             Kind::Deployment => "deployment",
@@ -113,128 +113,128 @@ impl Kind {
     }
 }
 
-/// What happens to something.
+/// Kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
-    /// It is new.
+pub enum ChangeKind {
+    /// The resource is new.
     Added,
-    /// Some of its fields are others.
+    /// Some fields differ.
     Changed,
-    /// It goes.
+    /// The resource is removed.
     Removed,
 }
 
-/// A field that is another.
+/// Changed field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FieldV1 {
-    /// As it is called in the file.
+    /// Name of the field in the file.
     pub field: String,
-    /// What it was.
+    /// Previous value.
     pub before: Option<String>,
-    /// What it will be.
+    /// New value.
     pub after: Option<String>,
-    /// What that means for where requests may go, where it is the residency policy that changes.
+    /// Effect on the allowed regions, if the residency policy changes.
     pub residency_change: Option<ResidencyChange>,
 }
 
-/// What a change of residency means.
+/// Effect of a residency change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResidencyChange {
-    /// Fewer regions: at once.
+    /// Fewer regions; in force at once.
     Narrows,
-    /// More regions: when everybody has heard of it.
+    /// More regions; in force after all readers have acknowledged.
     Widens,
-    /// Some fewer at once, and others when everybody has heard of it.
+    /// Some regions fewer at once, and others more after all readers have acknowledged.
     NarrowsAndWidens,
-    /// The same regions in other words.
+    /// The same regions, written differently.
     Rewords,
 }
 
-/// `GET /v1/deployments`: what was applied.
+/// `GET /v1/deployments`: the applied deployments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WantedV1 {
-    /// 1.
+pub struct AppliedDeploymentsV1 {
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The revision at which that was.
+    /// Revision at which they were applied.
     pub revision: u64,
-    /// The deployments, in the order of their names.
+    /// Deployments, ordered by name.
     pub deployments: Vec<DeploymentV1>,
 }
 
-/// `GET /v1/rollout`: what of it has not come about yet, and who is waited for.
+/// `GET /v1/rollout`: pending changes, and the readers that they wait for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RolloutV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The generation of the table that is published.
+    /// Generation of the published table.
     pub generation: String,
-    /// Deployments and tenants whose residency will be wider.
-    pub waiting: Vec<WaitingV1>,
-    /// Everybody who has lately said which table it runs.
+    /// Deployments and tenants whose wider residency is pending.
+    pub pending: Vec<PendingWideningV1>,
+    /// Readers that have acknowledged a table recently.
     pub readers: Vec<ReaderV1>,
-    /// The replicas of each deployment.
+    /// Replicas of each deployment.
     #[serde(default)]
     pub deployments: Vec<DeploymentReplicasV1>,
 }
 
-/// The replicas of one deployment.
+/// Replicas of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeploymentReplicasV1 {
-    /// The deployment.
+    /// Name of the deployment.
     pub name: String,
-    /// The model reference that is served.
+    /// Served model reference.
     pub model: String,
-    /// The engine that is served.
+    /// Served engine.
     pub engine: EngineV1,
-    /// The model revision that is served; `None` until the first replica has reported one.
+    /// Served model revision; `None` until the first replica has reported one.
     pub revision: Option<String>,
-    /// What is to replace it.
+    /// Model that is to replace it.
     pub next: Option<NextRevisionV1>,
-    /// Where it has replicas, or would have.
+    /// Regions that have replicas, or should have.
     pub regions: Vec<RegionReplicasV1>,
 }
 
-/// The replicas of one deployment in one region.
+/// Replicas of one deployment in one region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionReplicasV1 {
-    /// The region.
+    /// Region.
     pub region: String,
-    /// How many there should be, where the region starts and stops them itself.
+    /// Desired number of replicas, where the region starts and stops them itself.
     pub target: Option<u32>,
-    /// Those that are there, by what they run.
-    pub models: Vec<CountedV1>,
+    /// Replicas by model.
+    pub models: Vec<RevisionReplicasV1>,
 }
 
-/// A deployment or a tenant whose residency will be wider.
+/// Deployment or tenant whose wider residency is pending.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WaitingV1 {
-    /// Which of the two it is.
+pub struct PendingWideningV1 {
+    /// Kind of the resource.
     #[serde(default)]
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// What its residency is.
+    /// Current residency.
     pub residency: String,
-    /// What it will be.
+    /// Announced residency.
     pub to: String,
-    /// The first table that said so.
+    /// First generation with the announcement.
     pub since: String,
-    /// Who runs an older one.
-    pub missing: Vec<String>,
+    /// Readers that run an older table.
+    pub outdated_readers: Vec<String>,
 }
 
-/// A reader and the table that it runs; also what the store keeps of it.
+/// Reader and the table that it runs; also the stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReaderV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// Who.
+    /// Name of the reader.
     pub reader: String,
-    /// The table's generation.
+    /// Generation of its table.
     pub generation: String,
 }

@@ -1,6 +1,7 @@
-//! A deployment, alone and among others, as the hub publishes it and as whoever has to do with it keeps it.
+//! Deployments, as the hub publishes and stores them, and as scalers store them.
 //!
-//! The residency must be *there*: `null` is "anywhere" because somebody wrote it down, and a field that got lost frees nothing.
+//! The residency field is required: `null` means "anywhere" only if it was written explicitly, and a missing field is
+//! an error.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,136 +9,136 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
-    VERSION, WireError, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
+    VERSION, WireError, known_version, names, parsed, reject_other_versions, reject_too_many, to_strings,
 };
 use crate::revisions::Orders;
-use crate::rollout::Wanted;
+use crate::rollout::DesiredDeployments;
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::deployment::timetable::{SHIFTS_MAX, Shift};
 use regions::set::MAX_REGIONS;
 use regions::{Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling};
 
-/// One deployment of a route table.
+/// Deployment of a route table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeploymentV1 {
-    /// What clients put in `model`.
+    /// Name that clients send in `model`.
     pub name: String,
-    /// What it does with a text.
+    /// Task of the model.
     pub task: String,
-    /// Where the model comes from.
+    /// Model reference.
     pub model: String,
-    /// What runs it.
+    /// Engine that runs the model.
     pub engine: EngineV1,
-    /// Which regions may see its requests; `null` is all of them.
-    #[serde(deserialize_with = "present")]
+    /// Allowed regions; `null` allows all.
+    #[serde(deserialize_with = "required_option")]
     pub residency: Option<String>,
-    /// Where it should run; empty is wherever there is a spoke.
+    /// Regions in which it runs; if empty, all regions with a spoke.
     pub regions: Vec<String>,
-    /// How many replicas it should have in each; absent is one, always.
+    /// Autoscaling settings for each region; if absent, always one replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingV1>,
 }
 
-/// How many replicas a deployment should have in a region.
+/// Autoscaling settings of a deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScalingV1 {
-    /// Never fewer.
+    /// Minimum number of replicas.
     pub min: u32,
-    /// Never more.
+    /// Maximum number of replicas.
     pub max: u32,
-    /// Requests at a time that one replica should have, if that counts.
+    /// Target of concurrent requests per replica, if used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency_target: Option<u32>,
-    /// In percent.
+    /// Target utilization in percent.
     pub target_utilization: u32,
-    /// Over how long traffic is averaged.
+    /// Averaging window of the traffic.
     pub autoscaling_window_ms: u64,
-    /// For how long what was needed is kept.
+    /// Delay before scaling down.
     pub scale_down_delay_ms: u64,
-    /// For how long nobody must have asked until there is none; absent is never.
+    /// Idle time before scaling to zero; absent means never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_after_ms: Option<u64>,
-    /// Never fewer at these times of the week.
+    /// Minimum numbers of replicas at certain times of the week.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub timetable: Vec<ShiftV1>,
 }
 
-/// A time of the week, of UTC, and how many replicas there are at least.
+/// Time of the week, in UTC, with a minimum number of replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShiftV1 {
-    /// On which it begins, as `mon,tue`.
+    /// Days on which it begins, such as `mon,tue`.
     pub days: String,
-    /// As `07:30`.
+    /// Start, such as `07:30`.
     pub from: String,
-    /// As `19:00`; the next day, if that is not later.
+    /// End, such as `19:00`; on the next day if it is not later than the start.
     pub to: String,
-    /// So many at least.
+    /// Minimum number of replicas.
     pub min: u32,
 }
 
-/// An engine and how it is to be run.
+/// Engine and its settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineV1 {
-    /// What runs the model.
+    /// Kind of the engine.
     pub kind: String,
-    /// The number format that it computes in.
+    /// Number format of the computation.
     pub precision: String,
 }
 
-/// One deployment by itself, as whoever starts its replicas keeps it.
+/// Single deployment, as a scaler stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredDeploymentV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
     /// The deployment.
     pub deployment: DeploymentV1,
 }
 
-/// The deployments that there shall be, as the store keeps them.
+/// Desired deployments, as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeploymentsV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// An operator has applied them; otherwise they are those of a hub's file.
+    /// Whether an operator has applied them; otherwise they come from a hub's file.
     pub applied: bool,
-    /// All of them.
+    /// All deployments.
     pub deployments: Vec<DeploymentV1>,
-    /// Those whose change of the model waits for a promotion; absent is none.
+    /// Deployments whose model change waits for a promotion; absent if none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<String>,
-    /// Model revisions that an operator has promoted; absent is none.
+    /// Promoted model revisions; absent if none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promoted: Vec<PromotedV1>,
 }
 
-/// A model revision that an operator has promoted.
+/// Model revision that an operator has promoted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromotedV1 {
-    /// The deployment.
+    /// Name of the deployment.
     pub name: String,
     /// The revision.
     pub revision: String,
 }
 
-/// Reads an `Option` that must be there; serde's own reading takes an absent field for `None`.
-pub(super) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+/// Deserializes a required `Option`; by default, serde accepts a missing field as `None`.
+pub(super) fn required_option<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     from: D,
 ) -> Result<Option<T>, D::Error> {
     Option::deserialize(from)
 }
 
-/// A policy as it crosses a process.
-pub(super) fn written(residency: &ResidencyPolicy) -> Option<String> {
+/// Converts a policy to its wire form.
+pub(super) fn policy_to_wire(residency: &ResidencyPolicy) -> Option<String> {
     match residency {
         ResidencyPolicy::Anywhere => None,
         ResidencyPolicy::Only(_) => Some(residency.to_string()),
     }
 }
 
-/// A policy that has crossed one.
-pub(super) fn policy(field: &str, residency: Option<String>) -> Result<ResidencyPolicy, WireError> {
+/// Parses a policy from its wire form.
+pub(super) fn parse_policy(field: &str, residency: Option<String>) -> Result<ResidencyPolicy, WireError> {
     match residency {
         None => Ok(ResidencyPolicy::Anywhere),
         Some(text) => parsed(field, &text),
@@ -160,8 +161,8 @@ impl From<&Deployment> for DeploymentV1 {
             task: task.to_string(),
             model: model.clone(),
             engine: EngineV1 { kind: kind.to_string(), precision: precision.to_string() },
-            residency: written(residency),
-            regions: texts(regions),
+            residency: policy_to_wire(residency),
+            regions: to_strings(regions),
             scaling: (*scaling != Scaling::default()).then(|| scaling.into()),
         }
     }
@@ -211,10 +212,10 @@ fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
         zero_after_ms,
         timetable,
     } = wire;
-    refuse_too_many(&format!("{at}.timetable"), timetable.len(), SHIFTS_MAX)?;
-    let shift = |(place, wire): (usize, ShiftV1)| {
+    reject_too_many(&format!("{at}.timetable"), timetable.len(), SHIFTS_MAX)?;
+    let shift = |(index, wire): (usize, ShiftV1)| {
         let ShiftV1 { days, from, to, min } = wire;
-        let field = |field: &str| format!("{at}.timetable[{place}].{field}");
+        let field = |field: &str| format!("{at}.timetable[{index}].{field}");
         let (days, from) = (parsed(field("days"), &days)?, parsed(field("from"), &from)?);
         Ok(Shift { days, from, to: parsed(field("to"), &to)?, min })
     };
@@ -239,8 +240,8 @@ fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireErr
     let DeploymentV1 { name, task, model, engine, residency, regions, scaling } = wire;
     let EngineV1 { kind, precision } = engine;
     let at = |field: &str| format!("{what}.{field}");
-    refuse_too_many(&at("regions"), regions.len(), MAX_REGIONS)?;
-    let region = |(place, id): (usize, &String)| parsed(format!("{what}.regions[{place}]"), id);
+    reject_too_many(&at("regions"), regions.len(), MAX_REGIONS)?;
+    let region = |(index, id): (usize, &String)| parsed(format!("{what}.regions[{index}]"), id);
     Ok(Deployment {
         name: parsed(at("name"), &name)?,
         task: parsed(at("task"), &task)?,
@@ -249,7 +250,7 @@ fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireErr
             kind: parsed(at("engine.kind"), &kind)?,
             precision: parsed(at("engine.precision"), &precision)?,
         },
-        residency: policy(&at("residency"), residency)?,
+        residency: parse_policy(&at("residency"), residency)?,
         regions: regions.iter().enumerate().map(region).collect::<Result<_, _>>()?,
         scaling: scaling.map_or(Ok(Scaling::default()), |scaling| read_scaling(&at("scaling"), scaling))?,
     })
@@ -266,14 +267,14 @@ impl TryFrom<StoredDeploymentV1> for Deployment {
 
     fn try_from(wire: StoredDeploymentV1) -> Result<Deployment, WireError> {
         let StoredDeploymentV1 { version, deployment } = wire;
-        refuse_other_versions(version)?;
+        reject_other_versions(version)?;
         read_deployment("deployment", deployment)
     }
 }
 
-impl From<&Wanted> for DeploymentsV1 {
-    fn from(wanted: &Wanted) -> DeploymentsV1 {
-        let Wanted { applied, deployments, orders: Orders { held, promoted } } = wanted;
+impl From<&DesiredDeployments> for DeploymentsV1 {
+    fn from(desired: &DesiredDeployments) -> DeploymentsV1 {
+        let DesiredDeployments { applied, deployments, orders: Orders { held, promoted } } = desired;
         let deployments = deployments.values().map(DeploymentV1::from).collect();
         let promoted = promoted
             .iter()
@@ -282,39 +283,39 @@ impl From<&Wanted> for DeploymentsV1 {
             version: VERSION,
             applied: *applied,
             deployments,
-            held: texts(held),
+            held: to_strings(held),
             promoted: promoted.collect(),
         }
     }
 }
 
-impl TryFrom<DeploymentsV1> for Wanted {
+impl TryFrom<DeploymentsV1> for DesiredDeployments {
     type Error = WireError;
 
-    fn try_from(wire: DeploymentsV1) -> Result<Wanted, WireError> {
+    fn try_from(wire: DeploymentsV1) -> Result<DesiredDeployments, WireError> {
         let DeploymentsV1 { version, applied, deployments, held, promoted } = wire;
-        refuse_other_versions(version)?;
-        refuse_too_many("promoted", promoted.len(), MAX_DEPLOYMENTS)?;
-        let read = |(place, PromotedV1 { name, revision }): (usize, &PromotedV1)| {
-            let at = |field: &str| format!("promoted[{place}].{field}");
+        reject_other_versions(version)?;
+        reject_too_many("promoted", promoted.len(), MAX_DEPLOYMENTS)?;
+        let read = |(index, PromotedV1 { name, revision }): (usize, &PromotedV1)| {
+            let at = |field: &str| format!("promoted[{index}].{field}");
             Ok::<_, WireError>((parsed(at("name"), name)?, parsed(at("revision"), revision)?))
         };
         let promoted = promoted.iter().enumerate().map(read).collect::<Result<_, _>>()?;
         let orders = Orders { held: names("held", &held)?, promoted };
-        Ok(Wanted { applied, deployments: read_deployments(deployments)?, orders })
+        Ok(DesiredDeployments { applied, deployments: read_deployments(deployments)?, orders })
     }
 }
 
-/// A list that deploys nothing twice.
+/// Parses a list of distinct deployments.
 pub fn read_deployments(wire: Vec<DeploymentV1>) -> Result<BTreeMap<DeploymentName, Deployment>, WireError> {
-    refuse_too_many("deployments", wire.len(), MAX_DEPLOYMENTS)?;
+    reject_too_many("deployments", wire.len(), MAX_DEPLOYMENTS)?;
     let mut deployed = BTreeMap::new();
-    for (place, deployment) in wire.into_iter().enumerate() {
-        let deployment = read_deployment(&format!("deployments[{place}]"), deployment)?;
+    for (index, deployment) in wire.into_iter().enumerate() {
+        let deployment = read_deployment(&format!("deployments[{index}]"), deployment)?;
         let name = deployment.name.clone();
         if deployed.insert(name.clone(), deployment).is_some() {
-            let problem = format!("`{name}` stands here twice");
-            return Err(WireError::new(format!("deployments[{place}].name"), problem));
+            let problem = format!("`{name}` is listed twice");
+            return Err(WireError::new(format!("deployments[{index}].name"), problem));
         }
     }
     Ok(deployed)
@@ -375,31 +376,31 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn a_stored_deployment_comes_back_as_it_went(deployment in deployment()) {
+        fn a_stored_deployment_survives_a_round_trip(deployment in deployment()) {
             let text = serde_json::to_string(&StoredDeploymentV1::from(&deployment)).unwrap();
             let wire: StoredDeploymentV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(Deployment::try_from(wire), Ok(deployment));
         }
 
         #[test]
-        fn what_is_wanted_comes_back_as_it_went(applied: bool, deployments in vec(deployment(), 0..4)) {
+        fn desired_deployments_survive_a_round_trip(applied: bool, deployments in vec(deployment(), 0..4)) {
             let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
-            let wanted = Wanted { applied, deployments: named.collect(), orders: Orders::default() };
-            let text = serde_json::to_string(&DeploymentsV1::from(&wanted)).unwrap();
+            let desired = DesiredDeployments { applied, deployments: named.collect(), orders: Orders::default() };
+            let text = serde_json::to_string(&DeploymentsV1::from(&desired)).unwrap();
             let wire: DeploymentsV1 = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(Wanted::try_from(wire), Ok(wanted));
+            prop_assert_eq!(DesiredDeployments::try_from(wire), Ok(desired));
         }
     }
 
     #[test]
-    fn a_message_of_another_version_is_refused_by_name() {
+    fn a_message_of_another_version_is_rejected() {
         let other = json!({"version": 2});
         let errors = [
             serde_json::from_value::<StoredDeploymentV1>(other.clone()).unwrap_err(),
             serde_json::from_value::<DeploymentsV1>(other).unwrap_err(),
         ];
         for error in errors {
-            assert!(error.to_string().starts_with("version 2 is not known here"), "{error}");
+            assert!(error.to_string().starts_with("version 2 is not supported"), "{error}");
         }
     }
 }

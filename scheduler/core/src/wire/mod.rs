@@ -1,12 +1,12 @@
-//! What crosses a process between gateways, spokes and the hub, and what the store keeps.
+//! Wire types: messages between gateways, spokes and the hub, and records of the hub's store.
 //!
-//! Each type carries a version, in its name and in its first field, and is turned into what the rest of the code works
-//! with by a conversion that is written out: a new field does not compile until somebody decides what it means. A
-//! message of another version is refused before any other field is looked at, and the refusal names the version.
+//! Each type carries a version, in its name and in its first field, and is converted to a domain type by exhaustive
+//! destructuring: a new field does not compile until its conversion is written. A message of another version is
+//! rejected before any other field is parsed, and the error names the version.
 //!
-//! [`report`] is what a region says to a gateway, [`registry`] what it says to the hub, [`route`] what the hub says to
-//! everybody, with every [`deployment`] and every [`tenant`], [`plan`] what gateways ask for and how that is divided, [`apply`] what an operator and the hub say to each other.
-//! [`keys`] says under which key the hub's store keeps what.
+//! [`report`] goes from a region to a gateway, [`registry`] from a region to the hub, and [`route`] from the hub to all
+//! readers, with every [`deployment`] and every [`tenant`]. [`plan`] contains the gateways' demand and the traffic
+//! plan, [`apply`] the operator's messages, and [`keys`] the keys of the hub's store.
 
 pub mod apply;
 pub mod deployment;
@@ -27,16 +27,16 @@ use std::str::FromStr;
 use regions::DeploymentName;
 use regions::deployment::MAX_DEPLOYMENTS;
 
-/// The version of everything here.
+/// Version of all wire types.
 pub const VERSION: u32 = 1;
 
-/// What is wrong with a message, and in which of its fields.
+/// Invalid field of a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{field}`: {problem}")]
 pub struct WireError {
-    /// The field, as `regions[3].endpoint`.
+    /// Path of the field, such as `regions[3].endpoint`.
     pub field: String,
-    /// What is wrong with it and what is wanted.
+    /// Description of the problem, with the expected value.
     pub problem: String,
 }
 
@@ -46,25 +46,25 @@ impl WireError {
     }
 }
 
-/// A message of a version that is not read here.
+/// Message of an unsupported version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("version {0} is not known here; this reads version {VERSION}")]
+#[error("version {0} is not supported; this process supports version {VERSION}")]
 struct UnknownVersion(u32);
 
 fn check_version(version: u32) -> Result<(), UnknownVersion> {
     if version == VERSION { Ok(()) } else { Err(UnknownVersion(version)) }
 }
 
-/// Reads the field `version`. It stands first, so that a message of another version is refused for that and not for a
-/// field that it lacks.
+/// Deserializes the field `version`. It is the first field, so that a message of another version is rejected for its
+/// version and not for a missing field.
 fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
     let version = u32::deserialize(from)?;
     check_version(version).map_err(serde::de::Error::custom)?;
     Ok(version)
 }
 
-/// The same question, of a message that did not come through a deserialiser.
-fn refuse_other_versions(version: u32) -> Result<(), WireError> {
+/// Checks the version of a message that was not deserialized.
+fn reject_other_versions(version: u32) -> Result<(), WireError> {
     check_version(version).map_err(|error| WireError::new("version", error))
 }
 
@@ -72,7 +72,7 @@ fn parsed<T: FromStr<Err: Display>>(field: impl Into<String>, text: &str) -> Res
     text.parse().map_err(|error| WireError::new(field, error))
 }
 
-/// An address at which somebody else can reach its owner.
+/// Parses an address at which other processes can reach its owner.
 fn endpoint(field: impl Into<String>, text: &str) -> Result<SocketAddr, WireError> {
     let shown: String = text.chars().take(64).collect();
     let address = text.parse::<SocketAddr>().ok();
@@ -80,37 +80,37 @@ fn endpoint(field: impl Into<String>, text: &str) -> Result<SocketAddr, WireErro
         || {
             WireError::new(
                 field,
-                format!("`{shown}` is no address that can be reached: write IP:PORT, such as 10.0.0.7:7100"),
+                format!("`{shown}` is not a reachable address; write IP:PORT, such as 10.0.0.7:7100"),
             )
         },
     )
 }
 
-/// A list that names nothing twice.
+/// Parses a list of distinct deployment names.
 fn names(field: &str, given: &[String]) -> Result<BTreeSet<DeploymentName>, WireError> {
-    refuse_too_many(field, given.len(), MAX_DEPLOYMENTS)?;
+    reject_too_many(field, given.len(), MAX_DEPLOYMENTS)?;
     let mut names = BTreeSet::new();
-    for (place, text) in given.iter().enumerate() {
-        let name: DeploymentName = parsed(format!("{field}[{place}]"), text)?;
+    for (index, text) in given.iter().enumerate() {
+        let name: DeploymentName = parsed(format!("{field}[{index}]"), text)?;
         if !names.insert(name) {
-            return Err(WireError::new(format!("{field}[{place}]"), format!("`{text}` stands here twice")));
+            return Err(WireError::new(format!("{field}[{index}]"), format!("`{text}` is listed twice")));
         }
     }
     Ok(names)
 }
 
-fn refuse_too_many(field: &str, given: usize, most: usize) -> Result<(), WireError> {
-    if given <= most {
+fn reject_too_many(field: &str, given: usize, max: usize) -> Result<(), WireError> {
+    if given <= max {
         return Ok(());
     }
-    Err(WireError::new(field, format!("{given} entries; at most {most} fit")))
+    Err(WireError::new(field, format!("{given} entries; at most {max} are allowed")))
 }
 
-fn texts<T: ToString>(names: impl IntoIterator<Item = T>) -> Vec<String> {
+fn to_strings<T: ToString>(names: impl IntoIterator<Item = T>) -> Vec<String> {
     names.into_iter().map(|name| name.to_string()).collect()
 }
 
-/// What the property tests of the wire types draw from.
+/// Strategies for the property tests of the wire types.
 #[cfg(test)]
 mod any {
     use super::*;
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_one_that_somebody_else_can_reach() {
+    fn an_endpoint_must_be_reachable_from_other_machines() {
         for text in ["10.0.0.7:7100", "[2001:db8::1]:7100", "127.0.0.1:1"] {
             assert_eq!(endpoint("endpoint", text).map(|at| at.to_string()), Ok(text.to_owned()));
         }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_names_as_there_may_be_are_read_and_one_more_is_not() {
+    fn the_maximum_number_of_names_is_accepted_and_one_more_is_not() {
         let list = |len: usize| (0..len).map(|n| format!("d{n}")).collect::<Vec<_>>();
         assert_eq!(
             names("deployments", &list(MAX_DEPLOYMENTS)).map(|names| names.len()),

@@ -1,82 +1,81 @@
-//! What a spoke tells the hub: where gateways reach its region, and what is ready there.
+//! Registration of a spoke at the hub: the address of its region, and the deployments that are ready there.
 //!
-//! A registration stands for as long as its lease is kept alive. The same message is what the store keeps of a spoke, so
-//! that there is one form of it and not two.
+//! A registration is valid as long as its lease is kept alive. The same type is the stored record of a spoke.
 
 use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1};
-use super::revision::{ReportedV1, read_reported, reported_v1};
-use super::{VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, texts};
-use crate::plan::capacity::Capacity;
+use super::revision::{ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
+use super::{VERSION, WireError, endpoint, known_version, names, parsed, reject_other_versions, to_strings};
+use crate::plan::capacity::RegionCapacity;
 use crate::registry::Registration;
-use crate::revisions::Reported;
+use crate::revisions::ReplicaRevisions;
 use regions::DeploymentName;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// `POST /v1/spokes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegisterV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The region whose spoke this is.
+    /// Region of the spoke.
     pub region: String,
-    /// Where gateways reach it.
+    /// Address at which gateways reach it.
     pub endpoint: String,
-    /// Drawn anew whenever the spoke starts.
+    /// Random number drawn at each start of the spoke.
     pub boot_id: u64,
-    /// The deployments that have a replica ready, or would have one for whoever asks.
+    /// Deployments that have a ready replica, or would start one on demand.
     pub deployments: Vec<String>,
-    /// What the region can do. Absent from spokes that do not say.
+    /// Capacity of the region. Absent from spokes that do not report it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capacity: Vec<PoolV1>,
-    /// What its replicas run. Absent from spokes that do not say.
+    /// Model revisions that its replicas run. Absent from spokes that do not report them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub models: Vec<ReportedV1>,
+    pub models: Vec<ReplicaRevisionsV1>,
 }
 
 /// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepAliveV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// Those that have a replica ready, or would have one for whoever asks: all of them, as in the registration.
+    /// All deployments that have a ready replica, or would start one on demand, as in the registration.
     pub deployments: Vec<String>,
-    /// What the region can do, as in the registration.
+    /// Capacity of the region, as in the registration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capacity: Vec<PoolV1>,
-    /// What its replicas run, as in the registration.
+    /// Model revisions that its replicas run, as in the registration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub models: Vec<ReportedV1>,
+    pub models: Vec<ReplicaRevisionsV1>,
 }
 
-/// What a spoke says of its region again and again.
+/// Changing part of a registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegionState {
-    /// The deployments that have a replica ready, or would have one for whoever asks.
+    /// Deployments that have a ready replica, or would start one on demand.
     pub deployments: BTreeSet<DeploymentName>,
-    /// What the region can do.
-    pub capacity: Capacity,
-    /// What its replicas run.
-    pub models: BTreeMap<DeploymentName, Reported>,
+    /// Capacity of the region.
+    pub capacity: RegionCapacity,
+    /// Model revisions that its replicas run.
+    pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
 }
 
-/// The answer to both: the registration stands.
+/// Response to both: the registration is valid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// By which its holder renews and ends it ([`crate::lease`]): 32 hexadecimal digits, known to nobody else.
+    /// Identifier with which the holder renews and ends its lease ([`crate::lease`]): 32 hexadecimal digits, a secret
+    /// of the holder.
     pub lease: String,
-    /// For how long it stands without being kept alive.
+    /// Time to live of the lease without a renewal, in milliseconds.
     pub ttl_ms: u64,
-    /// Deployments that were named and that the hub does not know. The route table leaves them out until it does.
+    /// Listed deployments that the hub does not know. The route table omits them until it does.
     pub unknown: Vec<String>,
-    /// How many replicas the region is to keep at least, by deployment. Absent where nobody has planned yet: then what was
-    /// told before stands.
+    /// Minimum numbers of replicas by deployment. Absent before the first plan; then the previous floors stay in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floors: Option<Vec<FloorV1>>,
 }
@@ -89,9 +88,9 @@ impl From<&Registration> for RegisterV1 {
             region: region.to_string(),
             endpoint: endpoint.to_string(),
             boot_id: *boot_id,
-            deployments: texts(deployments),
+            deployments: to_strings(deployments),
             capacity: capacity.into(),
-            models: reported_v1(models),
+            models: replica_revisions_v1(models),
         }
     }
 }
@@ -101,42 +100,42 @@ impl TryFrom<RegisterV1> for Registration {
 
     fn try_from(wire: RegisterV1) -> Result<Registration, WireError> {
         let RegisterV1 { version, region, endpoint: at, boot_id, deployments, capacity, models } = wire;
-        refuse_other_versions(version)?;
+        reject_other_versions(version)?;
         Ok(Registration {
             region: parsed("region", &region)?,
             endpoint: endpoint("endpoint", &at)?,
             boot_id,
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
-            models: read_reported("models", models)?,
+            models: read_replica_revisions("models", models)?,
         })
     }
 }
 
 impl KeepAliveV1 {
-    /// The message that says this of the region.
+    /// Creates the message from this state.
     pub fn new(state: &RegionState) -> KeepAliveV1 {
         let RegionState { deployments, capacity, models } = state;
         KeepAliveV1 {
             version: VERSION,
-            deployments: texts(deployments),
+            deployments: to_strings(deployments),
             capacity: capacity.into(),
-            models: reported_v1(models),
+            models: replica_revisions_v1(models),
         }
     }
 
-    /// What it says of the region.
+    /// Converts the message to the state of the region.
     ///
     /// # Errors
     ///
-    /// The first field that cannot be right.
-    pub fn said(self) -> Result<RegionState, WireError> {
+    /// The first invalid field.
+    pub fn into_state(self) -> Result<RegionState, WireError> {
         let KeepAliveV1 { version, deployments, capacity, models } = self;
-        refuse_other_versions(version)?;
+        reject_other_versions(version)?;
         Ok(RegionState {
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
-            models: read_reported("models", models)?,
+            models: read_replica_revisions("models", models)?,
         })
     }
 }
@@ -145,8 +144,8 @@ impl KeepAliveV1 {
 mod tests {
     use super::super::any;
     use super::*;
-    use crate::plan::capacity::{Count, Replicas};
-    use crate::revisions::Counted;
+    use crate::plan::capacity::{ReplicaCount, ReplicaPool};
+    use crate::revisions::RevisionReplicas;
     use proptest::prelude::*;
     use regions::{EngineKind, EngineSpec, Precision, ReportedModel, Task};
     use serde_json::{Value, json};
@@ -163,24 +162,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_registration_comes_back_as_it_went(registration in registration()) {
+        fn a_registration_survives_a_round_trip(registration in registration()) {
             let text = serde_json::to_string(&RegisterV1::from(&registration)).unwrap();
             let wire: RegisterV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(Registration::try_from(wire), Ok(registration));
         }
 
         #[test]
-        fn what_is_ready_comes_back_as_it_went(ready in any::names(), speed: u64) {
+        fn what_is_ready_survives_a_round_trip(ready in any::names(), speed: u64) {
             let state = RegionState { capacity: capacity(&ready, speed), models: models(&ready), deployments: ready };
             let text = serde_json::to_string(&KeepAliveV1::new(&state)).unwrap();
             let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(wire.said(), Ok(state));
+            prop_assert_eq!(wire.into_state(), Ok(state));
         }
     }
 
-    /// Two revisions of each of these.
-    fn models(names: &BTreeSet<DeploymentName>) -> BTreeMap<DeploymentName, Reported> {
-        let counted = |revision: &str, ready| Counted {
+    /// Returns two revisions of each of these deployments.
+    fn models(names: &BTreeSet<DeploymentName>) -> BTreeMap<DeploymentName, ReplicaRevisions> {
+        let counted = |revision: &str, ready| RevisionReplicas {
             model: ReportedModel {
                 revision: revision.parse().unwrap(),
                 source: "pypi://m".to_owned(),
@@ -193,26 +192,27 @@ mod tests {
         let models = vec![counted("00000000000000aa", 2), counted("00000000000000bb", 0)];
         names
             .iter()
-            .map(|name| (name.clone(), Reported { target: Some(3), models: models.clone() }))
+            .map(|name| (name.clone(), ReplicaRevisions { target: Some(3), models: models.clone() }))
             .collect()
     }
 
-    /// One pool for all of these.
-    fn capacity(names: &BTreeSet<DeploymentName>, tokens_per_second: u64) -> Capacity {
-        let deployments = names.iter().map(|name| (name.clone(), Count { ready: 1, max: 4 })).collect();
-        Capacity { pools: vec![Replicas { ready: 1, tokens_per_second, deployments }] }
+    /// Returns one pool for all of these deployments.
+    fn capacity(names: &BTreeSet<DeploymentName>, tokens_per_second: u64) -> RegionCapacity {
+        let deployments =
+            names.iter().map(|name| (name.clone(), ReplicaCount { ready: 1, max: 4 })).collect();
+        RegionCapacity { pools: vec![ReplicaPool { ready: 1, tokens_per_second, deployments }] }
     }
 
     #[test]
-    fn a_spoke_that_does_not_say_what_it_can_do_is_read_as_one_that_can_do_nothing_known() {
+    fn a_registration_without_a_capacity_has_the_default_capacity() {
         let wire: KeepAliveV1 = serde_json::from_value(json!({"version": 1, "deployments": ["a"]})).unwrap();
-        assert_eq!(wire.said().unwrap().capacity, Capacity::default());
+        assert_eq!(wire.into_state().unwrap().capacity, RegionCapacity::default());
         let lease = json!({"version": 1, "lease": "00", "ttl_ms": 5000, "unknown": []});
         assert_eq!(serde_json::from_value::<LeaseV1>(lease).unwrap().floors, None);
     }
 
     #[test]
-    fn a_registration_that_cannot_be_right_is_refused_by_its_field() {
+    fn a_registration_that_is_invalid_is_rejected_with_its_field() {
         let check = |field: &str, value: Value, named: &str| {
             let mut message = json!({"version": 1, "region": "aws/us-east-1", "endpoint": "10.0.0.7:7100",
                                      "boot_id": 1, "deployments": ["a"]});
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_another_version_is_refused_by_name() {
+    fn a_message_of_another_version_is_rejected() {
         let other = json!({"version": 7});
         let errors = [
             serde_json::from_value::<RegisterV1>(other.clone()).unwrap_err(),
@@ -236,7 +236,7 @@ mod tests {
             serde_json::from_value::<LeaseV1>(other).unwrap_err(),
         ];
         for error in errors {
-            assert!(error.to_string().starts_with("version 7 is not known here"), "{error}");
+            assert!(error.to_string().starts_with("version 7 is not supported"), "{error}");
         }
     }
 }

@@ -1,42 +1,43 @@
-//! Model revisions as they cross a process: those that replicas report, and those that deployments are served with.
+//! Model revisions on the wire: those that replicas report, and those that deployments are served with.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::deployment::EngineV1;
-use super::{WireError, parsed, refuse_too_many};
-use crate::revisions::{Counted, Reported};
+use super::{WireError, parsed, reject_too_many};
+use crate::revisions::{ReplicaRevisions, RevisionReplicas};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{
     Deployment, DeploymentName, EngineSpec, ModelSpec, NextRevision, ReportedModel, ServedRevision,
 };
 
-/// Revisions that one region may report for one deployment: what is served, what is to be, and a few mistakes.
+/// Maximum number of revisions that a region may report per deployment: the served one, the next one, and a few
+/// mismatches.
 pub const REVISIONS_MAX: usize = 16;
 
-/// The replicas of one deployment in one region.
+/// Replicas of one deployment in one region, by model revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReportedV1 {
-    /// The deployment.
+pub struct ReplicaRevisionsV1 {
+    /// Name of the deployment.
     pub name: String,
     /// Desired number of replicas, where the region starts and stops them itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<u32>,
-    /// Those that are there, by what they run.
-    pub models: Vec<CountedV1>,
+    /// Replicas by model.
+    pub models: Vec<RevisionReplicasV1>,
 }
 
-/// The replicas of one deployment in one region that run the same.
+/// Replicas of one deployment in one region that run the same model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CountedV1 {
-    /// The revision of their model.
+pub struct RevisionReplicasV1 {
+    /// Revision of their model.
     pub revision: String,
-    /// Their model reference.
+    /// Model reference.
     pub source: String,
-    /// Task.
+    /// Task of the model.
     pub task: String,
-    /// Engine.
+    /// Engine that runs it.
     pub engine: EngineV1,
     /// Number of replicas.
     pub replicas: u32,
@@ -44,28 +45,28 @@ pub struct CountedV1 {
     pub ready: u32,
 }
 
-/// The revision that a deployment is served with.
+/// Revision that a deployment is served with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedRevisionV1 {
-    /// The deployment.
+    /// Name of the deployment.
     pub name: String,
-    /// The revision.
+    /// Served revision.
     pub current: String,
     /// Model that replaces it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<NextRevisionV1>,
 }
 
-/// A model that is to replace the one that is served.
+/// Model that is to replace the served one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NextRevisionV1 {
-    /// Task.
+    /// Task of the model.
     pub task: String,
-    /// The model reference.
+    /// Model reference.
     pub model: String,
-    /// Engine.
+    /// Engine that runs it.
     pub engine: EngineV1,
-    /// The revision that its replicas reported; absent until the first did.
+    /// Revision that its replicas report; absent until the first report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// Whether it waits for an operator.
@@ -73,7 +74,7 @@ pub struct NextRevisionV1 {
     pub held: bool,
 }
 
-/// An engine as it crosses a process.
+/// Converts an engine to its wire form.
 pub fn engine_v1(engine: EngineSpec) -> EngineV1 {
     let EngineSpec { kind, precision } = engine;
     EngineV1 { kind: kind.to_string(), precision: precision.to_string() }
@@ -87,10 +88,11 @@ fn read_engine(at: &str, wire: &EngineV1) -> Result<EngineSpec, WireError> {
     })
 }
 
-/// Replicas that run the same, as they cross a process.
-pub fn counted_v1(counted: &Counted) -> CountedV1 {
-    let Counted { model: ReportedModel { revision, source, task, engine }, replicas, ready } = counted;
-    CountedV1 {
+/// Converts replicas of one model to their wire form.
+pub fn revision_replicas_v1(counted: &RevisionReplicas) -> RevisionReplicasV1 {
+    let RevisionReplicas { model: ReportedModel { revision, source, task, engine }, replicas, ready } =
+        counted;
+    RevisionReplicasV1 {
         revision: revision.to_string(),
         source: source.clone(),
         task: task.to_string(),
@@ -100,7 +102,7 @@ pub fn counted_v1(counted: &Counted) -> CountedV1 {
     }
 }
 
-/// Wire form of the next revision.
+/// Converts the next revision to its wire form.
 pub fn next_v1(next: &NextRevision) -> NextRevisionV1 {
     let NextRevision { spec: ModelSpec { task, model, engine }, revision, held } = next;
     NextRevisionV1 {
@@ -112,39 +114,41 @@ pub fn next_v1(next: &NextRevision) -> NextRevisionV1 {
     }
 }
 
-pub(super) fn reported_v1(reported: &BTreeMap<DeploymentName, Reported>) -> Vec<ReportedV1> {
-    let each = reported.iter().map(|(name, Reported { target, models })| ReportedV1 {
+pub(super) fn replica_revisions_v1(
+    reported: &BTreeMap<DeploymentName, ReplicaRevisions>,
+) -> Vec<ReplicaRevisionsV1> {
+    let each = reported.iter().map(|(name, ReplicaRevisions { target, models })| ReplicaRevisionsV1 {
         name: name.to_string(),
         target: *target,
-        models: models.iter().take(REVISIONS_MAX).map(counted_v1).collect(),
+        models: models.iter().take(REVISIONS_MAX).map(revision_replicas_v1).collect(),
     });
     each.collect()
 }
 
-pub(super) fn read_reported(
+pub(super) fn read_replica_revisions(
     field: &str,
-    wire: Vec<ReportedV1>,
-) -> Result<BTreeMap<DeploymentName, Reported>, WireError> {
-    refuse_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
+    wire: Vec<ReplicaRevisionsV1>,
+) -> Result<BTreeMap<DeploymentName, ReplicaRevisions>, WireError> {
+    reject_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
     let mut reported = BTreeMap::new();
-    for (place, ReportedV1 { name, target, models }) in wire.into_iter().enumerate() {
-        let at = format!("{field}[{place}]");
-        refuse_too_many(&format!("{at}.models"), models.len(), REVISIONS_MAX)?;
-        let counted = |(place, wire): (usize, CountedV1)| {
-            let CountedV1 { revision, source, task, engine, replicas, ready } = wire;
-            let at = format!("{at}.models[{place}]");
+    for (index, ReplicaRevisionsV1 { name, target, models }) in wire.into_iter().enumerate() {
+        let at = format!("{field}[{index}]");
+        reject_too_many(&format!("{at}.models"), models.len(), REVISIONS_MAX)?;
+        let counted = |(index, wire): (usize, RevisionReplicasV1)| {
+            let RevisionReplicasV1 { revision, source, task, engine, replicas, ready } = wire;
+            let at = format!("{at}.models[{index}]");
             let model = ReportedModel {
                 revision: parsed(format!("{at}.revision"), &revision)?,
                 source,
                 task: parsed(format!("{at}.task"), &task)?,
                 engine: read_engine(&format!("{at}.engine"), &engine)?,
             };
-            Ok(Counted { model, replicas, ready })
+            Ok(RevisionReplicas { model, replicas, ready })
         };
         let models = models.into_iter().enumerate().map(counted).collect::<Result<_, WireError>>()?;
         let key: DeploymentName = parsed(format!("{at}.name"), &name)?;
-        if reported.insert(key, Reported { target, models }).is_some() {
-            return Err(WireError::new(format!("{at}.name"), format!("`{name}` stands here twice")));
+        if reported.insert(key, ReplicaRevisions { target, models }).is_some() {
+            return Err(WireError::new(format!("{at}.name"), format!("`{name}` is listed twice")));
         }
     }
     Ok(reported)
@@ -159,16 +163,16 @@ pub(super) fn served_v1(revisions: &BTreeMap<DeploymentName, ServedRevision>) ->
     each.collect()
 }
 
-/// Reads the revisions of a table, each of a deployment that is in it.
+/// Parses the revisions of a table; each must belong to a deployment in the table.
 pub(super) fn read_served(
     field: &str,
     wire: Vec<ServedRevisionV1>,
     deployed: &BTreeMap<DeploymentName, Deployment>,
 ) -> Result<BTreeMap<DeploymentName, ServedRevision>, WireError> {
-    refuse_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
+    reject_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
     let mut served = BTreeMap::new();
-    for (place, ServedRevisionV1 { name, current, next }) in wire.into_iter().enumerate() {
-        let at = |what: &str| format!("{field}[{place}].{what}");
+    for (index, ServedRevisionV1 { name, current, next }) in wire.into_iter().enumerate() {
+        let at = |what: &str| format!("{field}[{index}].{what}");
         let key: DeploymentName = parsed(at("name"), &name)?;
         if !deployed.contains_key(&key) {
             return Err(WireError::new(at("name"), format!("`{name}` is not in this table")));
@@ -186,7 +190,7 @@ pub(super) fn read_served(
         let one =
             ServedRevision { current: parsed(at("current"), &current)?, next: next.map(read).transpose()? };
         if served.insert(key, one).is_some() {
-            return Err(WireError::new(at("name"), format!("`{name}` stands in the table twice")));
+            return Err(WireError::new(at("name"), format!("`{name}` is listed twice in the table")));
         }
     }
     Ok(served)

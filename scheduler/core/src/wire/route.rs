@@ -1,7 +1,6 @@
-//! The route table, as the hub publishes and keeps it.
+//! Route table, as the hub publishes and stores it.
 //!
-//! A reader takes a table whole or not at all: one entry that it cannot read, one that stands twice, and the table in
-//! hand stays.
+//! A reader accepts a table as a whole or not at all: if one entry is invalid or listed twice, the current table stays.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -12,60 +11,61 @@ use super::deployment::{DeploymentV1, read_deployments};
 use super::revision::{ServedRevisionV1, read_served, served_v1};
 use super::tenant::{TenantV1, read_tenants};
 use super::{
-    VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
+    VERSION, WireError, endpoint, known_version, names, parsed, reject_other_versions, reject_too_many,
+    to_strings,
 };
 use regions::set::MAX_REGIONS;
 use regions::{Generation, RegionRoute, RouteTable, Tenants, Widening};
 
-/// The answer of `GET /v1/routes`.
+/// Response of `GET /v1/routes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteTableV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// Of the store.
+    /// Epoch of the generation.
     pub epoch: u64,
-    /// Of the table, within the epoch.
+    /// Number of the generation within the epoch.
     pub generation: u64,
-    /// Where each region is reached.
+    /// Route of each region.
     pub regions: Vec<RegionRouteV1>,
-    /// What is deployed.
+    /// All deployments.
     pub deployments: Vec<DeploymentV1>,
-    /// Deployments whose residency will be wider; absent is none.
+    /// Announced wider residencies of deployments; absent if none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub widening: Vec<WideningV1>,
-    /// The model revision that each deployment is served with. Absent from hubs that do not know of revisions.
+    /// Served model revision of each deployment. Absent from hubs without support for revisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revisions: Option<Vec<ServedRevisionV1>>,
-    /// Who may come in; absent where nobody has applied any, and each gateway goes by its own file.
+    /// Tenants; absent if none were applied, in which case each gateway uses its own file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenants: Option<Vec<TenantV1>>,
-    /// Tenants whose residency will be wider; absent is none.
+    /// Announced wider residencies of tenants; absent if none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenant_widening: Vec<WideningV1>,
 }
 
-/// A residency that is announced.
+/// Announced residency.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WideningV1 {
-    /// The name of the deployment or the tenant.
+    /// Name of the deployment or tenant.
     pub name: String,
-    /// What its residency will be; `anywhere` is all regions.
+    /// Future residency; `anywhere` allows all regions.
     pub to: String,
-    /// The generation of the first table that said so.
+    /// Generation of the first table with the announcement.
     pub since: String,
 }
 
-/// One region of a route table.
+/// Route of one region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionRouteV1 {
-    /// `cloud/name`.
+    /// Region, as `cloud/name`.
     pub id: String,
-    /// Where gateways reach it.
+    /// Address at which gateways reach it.
     pub endpoint: String,
-    /// What had a replica ready there when the region last said so.
+    /// Deployments with a ready replica, by the last report of the region.
     pub deployments: Vec<String>,
-    /// Its operator empties it. Absent where not.
+    /// Whether an operator drains the region. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
 }
@@ -80,7 +80,7 @@ impl From<&RouteTable> for RouteTableV1 {
             RegionRouteV1 {
                 id: id.to_string(),
                 endpoint: endpoint.to_string(),
-                deployments: texts(deployments),
+                deployments: to_strings(deployments),
                 draining: *draining,
             }
         });
@@ -103,23 +103,23 @@ fn widening_v1((name, widening): (&impl ToString, &Widening)) -> WideningV1 {
     WideningV1 { name: name.to_string(), to: to.to_string(), since: since.to_string() }
 }
 
-/// The residencies that are announced in `field`, each of one that is `known` in this table.
+/// Parses the announced residencies in `field`; each must belong to an entry of `known`.
 fn read_widening<Name: FromStr<Err: std::fmt::Display> + Ord + Clone, Known>(
     field: &str,
     announced: &[WideningV1],
     known: &BTreeMap<Name, Known>,
 ) -> Result<BTreeMap<Name, Widening>, WireError> {
-    refuse_too_many(field, announced.len(), known.len())?;
+    reject_too_many(field, announced.len(), known.len())?;
     let mut widening = BTreeMap::new();
-    for (place, WideningV1 { name: text, to, since }) in announced.iter().enumerate() {
-        let at = |what: &str| format!("{field}[{place}].{what}");
+    for (index, WideningV1 { name: text, to, since }) in announced.iter().enumerate() {
+        let at = |what: &str| format!("{field}[{index}].{what}");
         let name: Name = parsed(at("name"), text)?;
         if !known.contains_key(&name) {
             return Err(WireError::new(at("name"), format!("`{text}` is not in this table")));
         }
         let announced = Widening { to: parsed(at("to"), to)?, since: parsed(at("since"), since)? };
         if widening.insert(name, announced).is_some() {
-            return Err(WireError::new(at("name"), format!("`{text}` stands in the table twice")));
+            return Err(WireError::new(at("name"), format!("`{text}` is listed twice in the table")));
         }
     }
     Ok(widening)
@@ -140,19 +140,19 @@ impl TryFrom<RouteTableV1> for RouteTable {
             tenants,
             tenant_widening,
         } = wire;
-        refuse_other_versions(version)?;
-        refuse_too_many("regions", regions.len(), MAX_REGIONS)?;
+        reject_other_versions(version)?;
+        reject_too_many("regions", regions.len(), MAX_REGIONS)?;
         let mut routes = BTreeMap::new();
-        for (place, region) in regions.into_iter().enumerate() {
+        for (index, region) in regions.into_iter().enumerate() {
             let RegionRouteV1 { id, endpoint: reached, deployments, draining } = region;
-            let at = |field: &str| format!("regions[{place}].{field}");
+            let at = |field: &str| format!("regions[{index}].{field}");
             let route = RegionRoute {
                 endpoint: endpoint(at("endpoint"), &reached)?,
                 deployments: names(&at("deployments"), &deployments)?,
                 draining,
             };
             if routes.insert(parsed(at("id"), &id)?, route).is_some() {
-                return Err(WireError::new(at("id"), format!("`{id}` stands in the table twice")));
+                return Err(WireError::new(at("id"), format!("`{id}` is listed twice in the table")));
             }
         }
         let deployed = read_deployments(deployments)?;
@@ -186,7 +186,7 @@ mod tests {
         }
     }
 
-    /// A deployment that is served with one revision and is to be served with another.
+    /// Returns the served revision of a deployment, for some with a next revision.
     fn served((name, deployment): (&DeploymentName, &Deployment)) -> (DeploymentName, ServedRevision) {
         let revision = |text: &str| text.parse().unwrap();
         let next = NextRevision {
@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_table_comes_back_as_it_went(table in table()) {
+        fn a_table_survives_a_round_trip(table in table()) {
             let text = serde_json::to_string(&RouteTableV1::from(&table)).unwrap();
             let wire: RouteTableV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(RouteTable::try_from(wire), Ok(table));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_which_one_entry_cannot_be_read_is_refused_whole() {
+    fn a_table_with_one_invalid_entry_is_rejected_as_a_whole() {
         let check = |pointer: &str, value: Value, field: &str| {
             let mut message = message();
             *message.pointer_mut(pointer).unwrap() = value;
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_residency_that_got_lost_or_blanked_frees_nothing() {
+    fn a_missing_or_empty_residency_is_an_error() {
         let mut lost = message();
         lost["deployments"][0].as_object_mut().unwrap().remove("residency");
         let error = serde_json::from_value::<RouteTableV1>(lost).unwrap_err();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deployment_that_says_nothing_of_scaling_has_one_replica_and_goes_as_it_went_before() {
+    fn a_deployment_without_scaling_has_one_replica_and_is_serialized_without_it() {
         let wire: RouteTableV1 = serde_json::from_value(message()).unwrap();
         let table = RouteTable::try_from(wire).unwrap();
         assert!(table.deployments.values().all(|deployment| deployment.scaling == Scaling::default()));
@@ -306,9 +306,9 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_another_version_is_refused_by_name() {
+    fn a_message_of_another_version_is_rejected() {
         let other = json!({"version": 2});
         let error = serde_json::from_value::<RouteTableV1>(other).unwrap_err();
-        assert!(error.to_string().starts_with("version 2 is not known here"), "{error}");
+        assert!(error.to_string().starts_with("version 2 is not supported"), "{error}");
     }
 }

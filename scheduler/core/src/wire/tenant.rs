@@ -1,66 +1,66 @@
-//! Tenants, as the hub publishes them in its route table and keeps what an operator has applied.
+//! Tenants, as the hub publishes them in its route table and stores the applied ones.
 //!
-//! As with a deployment, what narrows must be *there*: a residency or a list of deployments that got lost frees nothing.
+//! As in a deployment, restricting fields are required: a missing residency or list of deployments is an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use super::deployment::{policy, present, written};
+use super::deployment::{parse_policy, policy_to_wire, required_option};
 use super::{
-    VERSION, WireError, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
+    VERSION, WireError, known_version, names, parsed, reject_other_versions, reject_too_many, to_strings,
 };
 use regions::TenantId;
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::tenant::{KeyDigest, MAX_KEYS, MAX_TENANTS, MAX_WEIGHT, TenantLimits, TenantRules};
 
-/// One tenant.
+/// Tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantV1 {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
-    /// The SHA-256 of each of its keys, in hexadecimal digits.
+    /// SHA-256 digests of its keys, in hexadecimal digits.
     pub key_sha256: Vec<String>,
-    /// Whose tokens speak for it.
+    /// Issuer of its signed tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub issuer: Option<String>,
-    /// The deployments that it may use; `null` is all of them.
-    #[serde(deserialize_with = "present")]
+    /// Deployments that it may use; `null` allows all.
+    #[serde(deserialize_with = "required_option")]
     pub deployments: Option<Vec<String>>,
-    /// Where its requests may go; `null` is wherever a deployment permits.
-    #[serde(deserialize_with = "present")]
+    /// Allowed regions; `null` allows those of the deployment.
+    #[serde(deserialize_with = "required_option")]
     pub residency: Option<String>,
-    /// The only priority that it has; absent is both.
+    /// Its only priority; absent if it may use both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<String>,
-    /// Its share beside others.
+    /// Weight in fair sharing.
     pub weight: u32,
-    /// How much it may use, each absent where there is no limit.
+    /// Rate limits; absent where there is none.
     pub limits: TenantLimitsV1,
 }
 
-/// How much a tenant may use.
+/// Rate limits of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantLimitsV1 {
-    /// Requests in a second.
+    /// Requests per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_second: Option<NonZeroU64>,
-    /// Inputs in a second.
+    /// Inputs per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs_per_second: Option<NonZeroU64>,
-    /// Tokens in a minute.
+    /// Tokens per minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_minute: Option<NonZeroU64>,
 }
 
-/// The tenants that there shall be, as the store keeps them; also the answer of `GET /v1/tenants`.
+/// Applied tenants, as stored; also the response of `GET /v1/tenants`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantsV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// All of them.
+    /// All tenants.
     pub tenants: Vec<TenantV1>,
 }
 
@@ -70,10 +70,10 @@ impl From<&TenantRules> for TenantV1 {
         let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
         TenantV1 {
             name: id.to_string(),
-            key_sha256: texts(keys),
+            key_sha256: to_strings(keys),
             issuer: issuer.clone(),
-            deployments: deployments.as_ref().map(texts),
-            residency: written(residency),
+            deployments: deployments.as_ref().map(to_strings),
+            residency: policy_to_wire(residency),
             priority: priority.map(|priority| priority.as_str().to_owned()),
             weight: *weight,
             limits: TenantLimitsV1 { requests_per_second, inputs_per_second, tokens_per_minute },
@@ -85,39 +85,42 @@ fn read_tenant(what: &str, wire: TenantV1) -> Result<TenantRules, WireError> {
     let TenantV1 { name, key_sha256, issuer, deployments, residency, priority, weight, limits } = wire;
     let TenantLimitsV1 { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
     let at = |field: &str| format!("{what}.{field}");
-    refuse_too_many(&at("key_sha256"), key_sha256.len(), MAX_KEYS)?;
-    let key = |(place, text): (usize, &String)| parsed(format!("{what}.key_sha256[{place}]"), text);
+    reject_too_many(&at("key_sha256"), key_sha256.len(), MAX_KEYS)?;
+    let key = |(index, text): (usize, &String)| parsed(format!("{what}.key_sha256[{index}]"), text);
     if !(1..=MAX_WEIGHT).contains(&weight) {
-        return Err(WireError::new(at("weight"), format!("{weight} is not from 1 to {MAX_WEIGHT}")));
+        return Err(WireError::new(
+            at("weight"),
+            format!("{weight} is out of range; write a weight from 1 to {MAX_WEIGHT}"),
+        ));
     }
     if let Some(deployments) = &deployments {
-        refuse_too_many(&at("deployments"), deployments.len(), MAX_DEPLOYMENTS)?;
+        reject_too_many(&at("deployments"), deployments.len(), MAX_DEPLOYMENTS)?;
     }
     Ok(TenantRules {
         id: parsed(at("name"), &name)?,
         keys: key_sha256.iter().enumerate().map(key).collect::<Result<BTreeSet<KeyDigest>, _>>()?,
         issuer,
         deployments: deployments.map(|given| names(&at("deployments"), &given)).transpose()?,
-        residency: policy(&at("residency"), residency)?,
+        residency: parse_policy(&at("residency"), residency)?,
         priority: priority.map(|priority| parsed(at("priority"), &priority)).transpose()?,
         weight,
         limits: TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute },
     })
 }
 
-/// A list in which no tenant stands twice, and no key.
+/// Parses a list of distinct tenants with distinct keys.
 pub(super) fn read_tenants(wire: Vec<TenantV1>) -> Result<BTreeMap<TenantId, TenantRules>, WireError> {
-    refuse_too_many("tenants", wire.len(), MAX_TENANTS)?;
+    reject_too_many("tenants", wire.len(), MAX_TENANTS)?;
     let (mut tenants, mut keys) = (BTreeMap::new(), BTreeSet::new());
-    for (place, tenant) in wire.into_iter().enumerate() {
-        let what = format!("tenants[{place}]");
+    for (index, tenant) in wire.into_iter().enumerate() {
+        let what = format!("tenants[{index}]");
         let tenant = read_tenant(&what, tenant)?;
         if !tenant.keys.iter().all(|key| keys.insert(*key)) {
             return Err(WireError::new(format!("{what}.key_sha256"), "another tenant has this key"));
         }
         let id = tenant.id.clone();
         if tenants.insert(id.clone(), tenant).is_some() {
-            return Err(WireError::new(format!("{what}.name"), format!("`{id}` stands here twice")));
+            return Err(WireError::new(format!("{what}.name"), format!("`{id}` is listed twice")));
         }
     }
     Ok(tenants)
@@ -134,7 +137,7 @@ impl TryFrom<TenantsV1> for BTreeMap<TenantId, TenantRules> {
 
     fn try_from(wire: TenantsV1) -> Result<BTreeMap<TenantId, TenantRules>, WireError> {
         let TenantsV1 { version, tenants } = wire;
-        refuse_other_versions(version)?;
+        reject_other_versions(version)?;
         read_tenants(tenants)
     }
 }
@@ -170,7 +173,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn tenants_come_back_as_they_went(tenants in vec(tenant(), 0..4)) {
+        fn tenants_survive_a_round_trip(tenants in vec(tenant(), 0..4)) {
             let all: BTreeMap<_, _> = tenants.into_iter().map(|tenant| (tenant.id.clone(), tenant)).collect();
             let text = serde_json::to_string(&TenantsV1::from(&all)).unwrap();
             let wire: TenantsV1 = serde_json::from_str(&text).unwrap();
@@ -187,7 +190,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn tenants_of_whom_one_cannot_be_read_are_refused_whole() {
+    fn tenants_with_one_invalid_entry_are_rejected_as_a_whole() {
         let check = |pointer: &str, value: Value, field: &str| {
             let mut message = message();
             *message.pointer_mut(pointer).unwrap() = value;
@@ -209,7 +212,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_narrows_a_tenant_and_got_lost_frees_nothing() {
+    fn a_missing_restriction_of_a_tenant_is_an_error() {
         for field in ["deployments", "residency", "key_sha256", "weight", "limits"] {
             let mut lost = message();
             lost["tenants"][0].as_object_mut().unwrap().remove(field);

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use regions::{Deployment, DeploymentName, RegionId};
 use rustix::process::Pid;
-use scheduler_core::scale::restarts::Restarts;
+use scheduler_core::scale::restarts::RestartBackoff;
 use tokio::process::Command;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -70,7 +70,7 @@ struct World {
     lives: JoinSet<Ended>,
     readied: mpsc::Sender<(ReplicaId, ReadyAt)>,
     /// By deployment and model: one that cannot be loaded does not hold up the one that is served.
-    restarts: BTreeMap<(DeploymentName, String), Restarts>,
+    restarts: BTreeMap<(DeploymentName, String), RestartBackoff>,
     deaths: BTreeMap<DeploymentName, Deaths>,
     /// The port that was given last: one that has just become free is not given at once.
     last_port: u16,
@@ -201,7 +201,7 @@ impl World {
         let key = restarts_of(deployment);
         for _ in there..replicas {
             let now = Instant::now();
-            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.pause(now));
+            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.delay(now));
             if pause.is_zero() {
                 match self.start(deployment).await {
                     Ok(()) => continue,
@@ -211,7 +211,7 @@ impl World {
                     }
                 }
             }
-            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.pause(now));
+            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.delay(now));
             return Some(now + pause);
         }
         None
@@ -304,10 +304,10 @@ impl World {
     fn died(&mut self, deployment: &Deployment, ready_for: Option<Duration>) {
         let now = Instant::now();
         let restarts = self.restarts.entry(restarts_of(deployment)).or_default();
-        restarts.died(ready_for, now);
+        restarts.record_crash(ready_for, now);
         let deaths = self.deaths.entry(deployment.name.clone()).or_default();
         deaths.count += 1;
-        deaths.restart_at = Some(now + restarts.pause(now));
+        deaths.restart_at = Some(now + restarts.delay(now));
     }
 
     /// Somebody looks after them.

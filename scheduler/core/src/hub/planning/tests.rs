@@ -1,11 +1,11 @@
-//! Plans in a hub's life: when they are made, and what of them is written.
+//! Tests of planning in the hub: when plans are computed, and which parts are written.
 
-use super::super::{Command, Event, Everything, Found, Hub};
+use super::super::{Event, HubCommand, HubInitialState, HubState, StoreState};
 use super::*;
-use crate::plan::capacity::{Count, Replicas};
+use crate::plan::capacity::{ReplicaCount, ReplicaPool};
 use crate::plan::plan;
-use crate::registry::{LAPSED_KEEP, Registration, Standing};
-use crate::rollout::{Rollout, SETTLE, Wanted};
+use crate::registry::{LAPSED_KEEP, RegisteredSpoke, Registration};
+use crate::rollout::{DesiredDeployments, Rollout, SETTLE_TIME};
 use crate::some_instant;
 use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
 
@@ -29,12 +29,12 @@ fn deployment(name: &str, residency: &str) -> Deployment {
     }
 }
 
-/// A spoke whose two replicas compute so many tokens a second together, and that could start six more.
-fn spoke(name: &str, tokens_per_second: u64) -> Standing {
+/// Creates a spoke with two ready replicas of this total speed, which could start six more.
+fn spoke(name: &str, tokens_per_second: u64) -> RegisteredSpoke {
     let names: BTreeSet<DeploymentName> = ["m", "m-eu"].map(|name| name.parse().unwrap()).into();
-    let count = Count { ready: 2, max: 8 };
+    let count = ReplicaCount { ready: 2, max: 8 };
     let deployments = names.iter().map(|name| (name.clone(), count)).collect();
-    let capacity = Capacity { pools: vec![Replicas { ready: 2, tokens_per_second, deployments }] };
+    let capacity = RegionCapacity { pools: vec![ReplicaPool { ready: 2, tokens_per_second, deployments }] };
     let registration = Registration {
         region: region(name),
         endpoint: ([10, 0, 0, 1], 7100).into(),
@@ -43,51 +43,55 @@ fn spoke(name: &str, tokens_per_second: u64) -> Standing {
         capacity,
         models: BTreeMap::new(),
     };
-    Standing { registration, created: 1 }
+    RegisteredSpoke { registration, created: 1 }
 }
 
-/// The gateway in America is asked for so much.
-fn asked(classes: &[(&str, &str, u64)]) -> GatewayDemand {
+/// Creates the demand report of the gateway in America.
+fn demand(classes: &[(&str, &str, u64)]) -> GatewayDemand {
     let class = |(name, policy, tokens): &(&str, &str, u64)| {
         let residency: ResidencyPolicy = policy.parse().unwrap();
-        ((Class { deployment: name.parse().unwrap(), residency }, region(AMERICA)), *tokens)
+        ((TrafficClass { deployment: name.parse().unwrap(), residency }, region(AMERICA)), *tokens)
     };
-    let gateway = GatewayBoot { place: region(AMERICA), boot_id: 1 };
-    GatewayDemand { gateway, classes: classes.iter().map(class).collect(), reaches: None }
+    let gateway = GatewayBoot { region: region(AMERICA), boot_id: 1 };
+    GatewayDemand { gateway, classes: classes.iter().map(class).collect(), reachable_regions: None }
 }
 
-/// A hub whose store takes everything.
-struct World {
-    hub: Hub,
+/// Hub whose store accepts all writes.
+struct PlanningTest {
+    hub: HubState,
     now: Instant,
-    /// The parts of each plan of which something was written.
-    written: Vec<Vec<Part>>,
-    published: BTreeMap<String, Part>,
+    /// Written parts of each plan that changed any.
+    written: Vec<Vec<PlanPart>>,
+    published: BTreeMap<String, PlanPart>,
     plans: usize,
 }
 
-impl World {
-    fn start(epoch: u64, parts: Vec<Part>, spokes: Vec<Standing>) -> World {
+impl PlanningTest {
+    fn start(epoch: u64, parts: Vec<PlanPart>, spokes: Vec<RegisteredSpoke>) -> PlanningTest {
         let now = some_instant();
         let deployments = [deployment("m", "anywhere"), deployment("m-eu", "eu")];
         let deployments = deployments.map(|deployment| (deployment.name.clone(), deployment));
-        let wanted = Wanted { applied: true, deployments: deployments.into(), ..Wanted::default() };
-        let all = Everything { spokes, deployments: Some(wanted), ..Everything::default() };
-        let found = Found { epoch, table: None, plan: parts, all };
+        let desired = DesiredDeployments {
+            applied: true,
+            deployments: deployments.into(),
+            ..DesiredDeployments::default()
+        };
+        let all = StoreState { spokes, deployments: Some(desired), ..StoreState::default() };
+        let initial = HubInitialState { epoch, table: None, plan: parts, all };
         let catalogue = Arc::new(Catalogue::builtin());
-        let rollout = Rollout::new(catalogue.clone(), SETTLE, now);
-        let hub = Hub::new(found, catalogue, LAPSED_KEEP, rollout, now);
-        let mut world = World { hub, now, written: Vec::new(), published: BTreeMap::new(), plans: 0 };
-        world.settle();
-        world
+        let rollout = Rollout::new(catalogue.clone(), SETTLE_TIME, now);
+        let hub = HubState::new(initial, catalogue, LAPSED_KEEP, rollout, now);
+        let mut test = PlanningTest { hub, now, written: Vec::new(), published: BTreeMap::new(), plans: 0 };
+        test.settle();
+        test
     }
 
-    fn with_three(tokens_per_second: u64) -> World {
+    fn with_three(tokens_per_second: u64) -> PlanningTest {
         let spokes = [EUROPE, AMERICA, JAPAN].map(|name| spoke(name, tokens_per_second));
-        World::start(4, Vec::new(), spokes.to_vec())
+        PlanningTest::start(4, Vec::new(), spokes.to_vec())
     }
 
-    fn tell(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         self.hub.handle(event, self.now);
         self.settle();
     }
@@ -95,32 +99,32 @@ impl World {
     fn settle(&mut self) {
         while let Some(command) = self.hub.poll() {
             let event = match command {
-                Command::Persist(table) => Event::Persisted(table),
-                Command::Plan(problem, before) => {
+                HubCommand::Persist(table) => Event::Persisted(table),
+                HubCommand::Plan(input, previous) => {
                     self.plans += 1;
-                    Event::Planned(plan(&problem, &before))
+                    Event::PlanComputed(plan(&input, &previous))
                 }
-                Command::PersistPlan(parts) => {
+                HubCommand::PersistPlan(parts) => {
                     self.written.push(parts.clone());
                     Event::PlanPersisted(parts)
                 }
-                Command::PublishPlan(parts) => {
+                HubCommand::PublishPlan(parts) => {
                     for part in parts {
                         let name = match &part {
-                            Part::Weights(weights) => format!("rows {}", weights.gateway),
-                            Part::Floors(floors) => format!("floors {}", floors.region),
+                            PlanPart::Weights(weights) => format!("rows {}", weights.gateway),
+                            PlanPart::Floors(floors) => format!("floors {}", floors.region),
                         };
                         self.published.insert(name, part);
                     }
                     continue;
                 }
-                Command::Publish(_) => continue,
+                HubCommand::Publish(_) => continue,
             };
             self.hub.handle(event, self.now);
         }
     }
 
-    fn passes(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         let until = self.now + time;
         while let Some(wakeup) = self.hub.next_wakeup().filter(|wakeup| *wakeup <= until) {
             self.now = wakeup.max(self.now);
@@ -131,18 +135,18 @@ impl World {
         self.hub.handle_timeout(until);
     }
 
-    /// The shares of a class at the gateway in America.
+    /// Returns the shares of a class at the gateway in America.
     fn shares(&self, name: &str, policy: &str) -> Vec<(String, u16)> {
-        let Some(Part::Weights(weights)) = self.published.get(&format!("rows {AMERICA}")) else {
+        let Some(PlanPart::Weights(weights)) = self.published.get(&format!("rows {AMERICA}")) else {
             panic!("no rows: {:?}", self.published)
         };
-        let class = Class { deployment: name.parse().unwrap(), residency: policy.parse().unwrap() };
+        let class = TrafficClass { deployment: name.parse().unwrap(), residency: policy.parse().unwrap() };
         let row = weights.rows.get(&(class, region(AMERICA)));
         row.into_iter().flatten().map(|share| (share.region.to_string(), share.permille)).collect()
     }
 
     fn numbers(&self) -> Vec<String> {
-        let first = |parts: &Vec<Part>| parts[0].generation().to_string();
+        let first = |parts: &Vec<PlanPart>| parts[0].generation().to_string();
         self.written.iter().map(first).collect()
     }
 }
@@ -154,149 +158,149 @@ fn share(name: &str, permille: u16) -> (String, u16) {
 const SECOND: Duration = PLAN_PERIOD;
 
 #[test]
-fn there_is_a_plan_each_second_and_nothing_is_written_that_stands_there_already() {
-    let mut world = World::with_three(4000);
-    world.passes(60 * SECOND);
-    assert_eq!(world.plans, 0, "nobody is asked for anything");
-    world.tell(Event::Asked(asked(&[("m", "anywhere", 100)])));
-    world.passes(10 * SECOND);
-    assert_eq!((world.plans, world.numbers()), (10 + 1, vec!["4.1".to_owned()]));
-    assert_eq!(world.shares("m", "anywhere"), [share(AMERICA, 1000)]);
-    // 6000 fits into two regions of 3000 and goes there by steps.
-    world.tell(Event::Asked(asked(&[("m", "anywhere", 6000)])));
-    world.passes(20 * SECOND);
-    assert_eq!(world.shares("m", "anywhere"), [share(AMERICA, 500), share(EUROPE, 500)]);
+fn a_plan_is_computed_each_second_and_only_changes_are_written() {
+    let mut test = PlanningTest::with_three(4000);
+    test.advance(60 * SECOND);
+    assert_eq!(test.plans, 0, "there is no demand");
+    test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])));
+    test.advance(10 * SECOND);
+    assert_eq!((test.plans, test.numbers()), (10 + 1, vec!["4.1".to_owned()]));
+    assert_eq!(test.shares("m", "anywhere"), [share(AMERICA, 1000)]);
+    // 6000 fits into two regions of 3000 and is shifted there in steps.
+    test.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
+    test.advance(20 * SECOND);
+    assert_eq!(test.shares("m", "anywhere"), [share(AMERICA, 500), share(EUROPE, 500)]);
     let numbers: Vec<_> = (1..=6).map(|number| format!("4.{number}")).collect();
-    assert_eq!(world.numbers(), numbers, "five steps, and then it rests");
+    assert_eq!(test.numbers(), numbers, "five steps, and then no change");
 }
 
 #[test]
-fn a_class_that_may_go_nowhere_else_is_given_the_room_and_the_policy_is_the_deployments_own() {
-    let mut world = World::with_three(4000);
-    world.tell(Event::Asked(asked(&[("m", "de,nl", 2900), ("m-eu", "anywhere", 50), ("gone", "eu", 9)])));
-    world.passes(2 * SECOND);
-    assert_eq!(world.shares("m", "de,nl"), [share(EUROPE, 1000)]);
-    assert_eq!(
-        world.shares("m-eu", "anywhere"),
-        [share(EUROPE, 1000)],
-        "whatever a gateway says of its policy"
-    );
-    assert_eq!(world.shares("gone", "eu"), []);
+fn a_confined_class_gets_the_capacity_and_the_deployments_policy_applies() {
+    let mut test = PlanningTest::with_three(4000);
+    test.handle(Event::DemandReported(demand(&[
+        ("m", "de,nl", 2900),
+        ("m-eu", "anywhere", 50),
+        ("removed", "eu", 9),
+    ])));
+    test.advance(2 * SECOND);
+    assert_eq!(test.shares("m", "de,nl"), [share(EUROPE, 1000)]);
+    assert_eq!(test.shares("m-eu", "anywhere"), [share(EUROPE, 1000)], "whatever policy the gateway reports");
+    assert_eq!(test.shares("removed", "eu"), []);
 }
 
 #[test]
-fn what_a_region_had_whose_lease_ended_goes_elsewhere_at_once() {
-    let mut world = World::with_three(4000);
-    world.tell(Event::Asked(asked(&[("m", "anywhere", 100)])));
-    world.passes(2 * SECOND);
-    world.tell(Event::SpokeGone { region: region(AMERICA), boot_id: 1 });
-    world.passes(SECOND);
-    assert_eq!(world.shares("m", "anywhere"), [share(EUROPE, 1000)]);
+fn the_shares_of_a_region_whose_lease_ended_move_at_once() {
+    let mut test = PlanningTest::with_three(4000);
+    test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])));
+    test.advance(2 * SECOND);
+    test.handle(Event::SpokeRemoved { region: region(AMERICA), boot_id: 1 });
+    test.advance(SECOND);
+    assert_eq!(test.shares("m", "anywhere"), [share(EUROPE, 1000)]);
 }
 
 #[test]
-fn regions_whose_leases_end_all_at_once_are_still_planned_with() {
-    let mut world = World::with_three(4000);
-    world.tell(Event::Asked(asked(&[("m", "anywhere", 100)])));
-    world.passes(2 * SECOND);
+fn regions_whose_leases_end_all_at_once_stay_in_the_plan() {
+    let mut test = PlanningTest::with_three(4000);
+    test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])));
+    test.advance(2 * SECOND);
     for name in [EUROPE, AMERICA, JAPAN] {
-        world.tell(Event::SpokeGone { region: region(name), boot_id: 1 });
+        test.handle(Event::SpokeRemoved { region: region(name), boot_id: 1 });
     }
-    assert!(world.hub.suspects_the_store());
-    world.passes(5 * SECOND);
-    assert_eq!(world.shares("m", "anywhere"), [share(AMERICA, 1000)]);
+    assert!(test.hub.suspects_store_failure());
+    test.advance(5 * SECOND);
+    assert_eq!(test.shares("m", "anywhere"), [share(AMERICA, 1000)]);
 }
 
 #[test]
-fn a_gateway_that_falls_silent_is_planned_for_a_little_longer_and_then_has_no_rows() {
-    let mut world = World::with_three(4000);
-    world.tell(Event::Asked(asked(&[("m", "anywhere", 100)])));
-    world.passes(2 * SECOND);
-    world.tell(Event::GatewayGone(GatewayBoot { place: region(AMERICA), boot_id: 1 }));
-    world.passes(DEMAND_KEPT - SECOND);
-    assert_eq!(world.shares("m", "anywhere"), [share(AMERICA, 1000)]);
-    world.passes(2 * SECOND);
-    assert_eq!(world.shares("m", "anywhere"), []);
-    assert_eq!(world.hub.next_wakeup(), None, "and then there is nothing to plan");
+fn an_expired_gateway_is_planned_for_a_while_and_then_has_no_rows() {
+    let mut test = PlanningTest::with_three(4000);
+    test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])));
+    test.advance(2 * SECOND);
+    test.handle(Event::GatewayExpired(GatewayBoot { region: region(AMERICA), boot_id: 1 }));
+    test.advance(DEMAND_RETENTION - SECOND);
+    assert_eq!(test.shares("m", "anywhere"), [share(AMERICA, 1000)]);
+    test.advance(2 * SECOND);
+    assert_eq!(test.shares("m", "anywhere"), []);
+    assert_eq!(test.hub.next_wakeup(), None, "without demand no plan is due");
 }
 
 #[test]
-fn a_drained_region_is_left_in_ten_steps_and_has_its_share_back_when_it_is_not_drained() {
-    let mut world = World::with_three(4000);
-    world.tell(Event::Asked(asked(&[("m", "anywhere", 100), ("m", "us", 10)])));
-    world.passes(2 * SECOND);
-    world.tell(Event::Drained(region(AMERICA)));
-    world.passes(SECOND);
-    assert_eq!(world.shares("m", "anywhere"), [share(AMERICA, 900), share(EUROPE, 100)]);
-    world.passes(9 * SECOND);
-    assert_eq!(world.shares("m", "anywhere"), [share(EUROPE, 1000)]);
-    assert_eq!(world.shares("m", "us"), [share(AMERICA, 1000)], "what may go nowhere else stays");
-    world.tell(Event::Undrained(region(AMERICA)));
-    world.passes(10 * SECOND);
-    assert_eq!(world.shares("m", "anywhere"), [share(AMERICA, 1000)]);
+fn a_drained_region_loses_its_share_in_ten_steps_and_gets_it_back_when_the_drain_is_cancelled() {
+    let mut test = PlanningTest::with_three(4000);
+    test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100), ("m", "us", 10)])));
+    test.advance(2 * SECOND);
+    test.handle(Event::DrainStarted(region(AMERICA)));
+    test.advance(SECOND);
+    assert_eq!(test.shares("m", "anywhere"), [share(AMERICA, 900), share(EUROPE, 100)]);
+    test.advance(9 * SECOND);
+    assert_eq!(test.shares("m", "anywhere"), [share(EUROPE, 1000)]);
+    assert_eq!(test.shares("m", "us"), [share(AMERICA, 1000)], "a class without alternatives stays");
+    test.handle(Event::DrainCancelled(region(AMERICA)));
+    test.advance(10 * SECOND);
+    assert_eq!(test.shares("m", "anywhere"), [share(AMERICA, 1000)]);
 }
 
 #[test]
-fn a_region_is_told_how_many_replicas_it_keeps_for_the_loss_of_another() {
-    let mut world = World::with_three(4000);
-    // One replica takes 1500. Four of them in any two of three regions take what is asked for when the third is lost.
-    world.tell(Event::Asked(asked(&[("m", "anywhere", 6000)])));
-    world.passes(2 * SECOND);
+fn a_region_gets_a_floor_against_the_loss_of_another() {
+    let mut test = PlanningTest::with_three(4000);
+    // One replica serves 1500. Four in any two of three regions serve the demand when the third region is lost.
+    test.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
+    test.advance(2 * SECOND);
     for name in [EUROPE, AMERICA, JAPAN] {
-        let Part::Floors(floors) = &world.published[&format!("floors {name}")] else { panic!("floors") };
+        let PlanPart::Floors(floors) = &test.published[&format!("floors {name}")] else { panic!("floors") };
         assert_eq!(floors.floors, [("m".parse().unwrap(), 2)].into(), "{name}");
     }
-    // The most of the last hour counts.
-    world.tell(Event::Asked(asked(&[("m", "anywhere", 10)])));
-    world.passes(PEAK_KEPT / 2);
-    let Part::Floors(floors) = &world.published[&format!("floors {EUROPE}")] else { panic!("floors") };
+    // The peak of the last hour counts.
+    test.handle(Event::DemandReported(demand(&[("m", "anywhere", 10)])));
+    test.advance(PEAK_WINDOW / 2);
+    let PlanPart::Floors(floors) = &test.published[&format!("floors {EUROPE}")] else { panic!("floors") };
     assert_eq!(floors.floors.len(), 1);
-    world.passes(PEAK_KEPT);
+    test.advance(PEAK_WINDOW);
     let total: u32 = [EUROPE, AMERICA, JAPAN]
         .iter()
-        .filter_map(|name| match &world.published[&format!("floors {name}")] {
-            Part::Floors(floors) => floors.floors.get("m"),
-            Part::Weights(_) => None,
+        .filter_map(|name| match &test.published[&format!("floors {name}")] {
+            PlanPart::Floors(floors) => floors.floors.get("m"),
+            PlanPart::Weights(_) => None,
         })
         .sum();
-    assert_eq!(total, 2, "one here and one there are enough for ten tokens a second");
+    assert_eq!(total, 2, "one replica in each of two regions is enough for ten tokens a second");
 }
 
 #[test]
-fn the_next_hub_goes_on_from_the_plan_that_stands_in_the_store() {
-    let mut before = World::with_three(4000);
-    before.tell(Event::Asked(asked(&[("m", "anywhere", 6000)])));
-    before.passes(3 * SECOND);
+fn the_next_hub_continues_from_the_plan_in_the_store() {
+    let mut before = PlanningTest::with_three(4000);
+    before.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
+    before.advance(3 * SECOND);
     assert_eq!(before.shares("m", "anywhere"), [share(AMERICA, 700), share(EUROPE, 300)]);
-    let stands: Vec<Part> = before.published.values().cloned().collect();
+    let stored: Vec<PlanPart> = before.published.values().cloned().collect();
 
     let spokes = [EUROPE, AMERICA, JAPAN].map(|name| spoke(name, 4000));
-    let mut after = World::start(4, stands.clone(), spokes.to_vec());
-    assert_eq!(after.published.len(), stands.len(), "what stands there is given out at once");
-    after.tell(Event::Asked(asked(&[("m", "anywhere", 6000)])));
-    after.passes(SECOND);
+    let mut after = PlanningTest::start(4, stored.clone(), spokes.to_vec());
+    assert_eq!(after.published.len(), stored.len(), "the stored parts are published at once");
+    after.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
+    after.advance(SECOND);
     assert_eq!(after.shares("m", "anywhere"), [share(AMERICA, 600), share(EUROPE, 400)]);
     assert_eq!(after.numbers(), ["4.4"]);
 
-    let mut restored = World::start(5, stands.clone(), spokes.to_vec());
-    restored.tell(Event::Asked(asked(&[("m", "anywhere", 6000)])));
-    restored.passes(SECOND);
-    assert_eq!(restored.written[0].len(), stands.len(), "a new epoch says everything anew");
+    let mut restored = PlanningTest::start(5, stored.clone(), spokes.to_vec());
+    restored.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
+    restored.advance(SECOND);
+    assert_eq!(restored.written[0].len(), stored.len(), "a new epoch writes all parts again");
     assert_eq!(restored.numbers(), ["5.4"]);
 }
 
 #[test]
-fn a_plan_that_the_store_did_not_take_is_written_by_the_next_under_a_higher_number() {
-    let mut world = World::with_three(4000);
-    world.hub.handle(Event::Asked(asked(&[("m", "anywhere", 100)])), world.now);
-    world.now += SECOND;
-    world.hub.handle_timeout(world.now);
-    let Some(Command::Plan(problem, before)) = world.hub.poll() else { panic!("a plan is due") };
-    assert_eq!(world.hub.poll(), None, "one at a time");
-    world.hub.handle(Event::Planned(plan(&problem, &before)), world.now);
-    let Some(Command::PersistPlan(parts)) = world.hub.poll() else { panic!("it has to be written") };
+fn a_plan_that_was_not_persisted_is_written_by_the_next_one_with_a_higher_number() {
+    let mut test = PlanningTest::with_three(4000);
+    test.hub.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])), test.now);
+    test.now += SECOND;
+    test.hub.handle_timeout(test.now);
+    let Some(HubCommand::Plan(input, previous)) = test.hub.poll() else { panic!("a plan is due") };
+    assert_eq!(test.hub.poll(), None, "one plan at a time");
+    test.hub.handle(Event::PlanComputed(plan(&input, &previous)), test.now);
+    let Some(HubCommand::PersistPlan(parts)) = test.hub.poll() else { panic!("the plan must be written") };
     assert_eq!(parts[0].generation().to_string(), "4.1");
-    world.hub.handle(Event::PlanNotPersisted, world.now);
-    world.passes(SECOND);
-    assert_eq!(world.numbers(), ["4.2"]);
+    test.hub.handle(Event::PlanPersistFailed, test.now);
+    test.advance(SECOND);
+    assert_eq!(test.numbers(), ["4.2"]);
 }

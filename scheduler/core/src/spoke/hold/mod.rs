@@ -1,47 +1,47 @@
-//! Requests that wait for a replica which is not there yet.
+//! Hold queue: requests that wait for a replica that is not ready yet.
 //!
-//! A deployment that nobody used has no replica, and the first who asks finds none. What the field does with him is what it
-//! is complained of for: a 502, a time-out, or a wait of which nobody says how long. Here whoever comes is told one of
-//! three things at once, in this order:
+//! A deployment at zero replicas has none for its first request. Common systems answer such a request with a 502 or a
+//! timeout, or let it wait for an unknown time. Here each request gets one of three decisions at once, in this order:
 //!
-//! 1. **Elsewhere**, if a region that may see it has a replica ready and answers sooner than one would be ready here. The
-//!    region does not know the others; whoever asks tells what they would take ([`Comes::elsewhere`]).
-//! 2. **Held**, if a replica will be ready before its deadline, and there is room.
-//! 3. **Refused**, with the time after which to come back.
+//! 1. **Other region**, if an allowed region has a ready replica and would respond sooner than one would be ready here.
+//!    The region does not know the others; the gateway sends their expected response time
+//!    ([`HoldRequest::other_region_in`]).
+//! 2. **Held**, if a replica will be ready before the request's deadline, and there is capacity.
+//! 3. **Rejected**, with the time after which to retry.
 //!
-//! Who is held is in a line, interactive before bulk and in either the earliest deadline first, with everybody else who
-//! comes for that deployment behind them. When a replica is ready the line is let go, not all at once, which would drown it:
-//! a replica is given what it does in half a second at most, and one that has just become ready less than that, and more
-//! with everything that it answers (`Replica::window`). So the line moves when an answer makes room, and nobody looks at a
-//! clock.
+//! Held requests are queued: interactive before bulk, then earliest deadline first; later requests for the same
+//! deployment queue behind them. When a replica becomes ready, the queue is released gradually, so that the replica is
+//! not overloaded: it is given the work of half a second at most, less if it has just become ready, and more with each
+//! response (`ReplicaState::window`). The queue therefore advances with responses and needs no timer.
 //!
-//! Room is bounded by requests, by bytes, and in both by tenant: a burst of one may fill its own share and no more. Every
-//! ticket ends once, by [`Spoke::left`], whether it was called, gave up, or was nobody's any more (invariants 2 and 6).
+//! The queue is bounded by requests and by bytes, in total and per tenant, so that a burst of one tenant fills only its
+//! own share. Every ticket ends exactly once, by [`Spoke::return_ticket`], whether its request was released, timed out,
+//! or lost its client (invariants 2 and 6).
 //!
-//! The obvious other way, to let callers ask again until a replica is ready, makes the first answer as late as the longest
-//! pause between two of their questions, and what they ask meanwhile is lost work at every hop.
+//! The obvious alternative, clients that retry until a replica is ready, delays the first response by up to the longest
+//! pause between two retries, and every rejected retry is lost work at each hop.
 
-mod line;
+mod queue;
 
 use std::time::{Duration, Instant};
 
 use super::Spoke;
-pub(super) use line::Line;
+pub(super) use queue::HoldQueue;
 use regions::DeploymentName;
 
-/// Requests that are held at once. Each is a connection and a task, some 30 KiB with its buffers: 300 MB at most.
+/// Maximum number of held requests. Each is a connection and a task, about 30 KiB with its buffers: 300 MB at most.
 pub const HELD_MAX: usize = 10_000;
-/// Bytes of all the bodies that are held: half of what an ingress keeps of bodies at all, so that whoever needs not wait
-/// still has room.
+/// Maximum bytes of all held bodies: half of the ingress's body budget, so that requests that need not wait still have
+/// capacity.
 pub const HELD_BYTES_MAX: u64 = 256 << 20;
-/// Of both one tenant may have so much.
+/// Share of both limits that one tenant may use.
 const TENANT_PERCENT: usize = 10;
-/// And of bytes as many as the largest body has, or nobody could send one.
+/// Lower bound of a tenant's bytes: the largest body, because no request of that size could be held otherwise.
 const LARGEST_BODY_BYTES: u64 = 32 << 20;
 
-/// How much is held at most.
+/// Limits of the hold queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct HoldLimits {
     /// Requests.
     pub requests: usize,
     /// Bytes of their bodies.
@@ -52,103 +52,103 @@ pub struct Bounds {
     pub tenant_bytes: u64,
 }
 
-impl Bounds {
-    /// Those of every region.
-    pub const USUAL: Bounds = {
+impl HoldLimits {
+    /// Limits of every region.
+    pub const DEFAULT: HoldLimits = {
         let tenth = HELD_BYTES_MAX * TENANT_PERCENT as u64 / 100;
         let tenant_bytes = if tenth < LARGEST_BODY_BYTES { LARGEST_BODY_BYTES } else { tenth };
         let tenant_requests = HELD_MAX * TENANT_PERCENT / 100;
-        Bounds { requests: HELD_MAX, bytes: HELD_BYTES_MAX, tenant_requests, tenant_bytes }
+        HoldLimits { requests: HELD_MAX, bytes: HELD_BYTES_MAX, tenant_requests, tenant_bytes }
     };
 }
 
-/// Who goes first. The order of the variants is the preference.
+/// Priority of a held request. The order of the variants is the preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Band {
-    /// Somebody waits for it.
+pub enum HoldPriority {
+    /// A person waits for the response.
     Interactive,
-    /// It wants throughput.
+    /// Batch work that needs throughput.
     Bulk,
 }
 
-/// A request that may have to wait.
+/// Request that may have to wait.
 #[derive(Clone, Copy, Debug)]
-pub struct Comes<'a> {
-    /// For what.
+pub struct HoldRequest<'a> {
+    /// Requested deployment.
     pub deployment: &'a DeploymentName,
-    /// Whose; those of whom it is not known are one.
+    /// Tenant of the request; all requests without a known tenant count as one tenant.
     pub tenant: &'a str,
-    /// How urgent.
-    pub band: Band,
-    /// Of its body.
+    /// Priority.
+    pub priority: HoldPriority,
+    /// Bytes of the body.
     pub bytes: u64,
-    /// By estimate.
+    /// Estimated tokens.
     pub tokens: u64,
-    /// When its caller is gone.
+    /// Deadline of the request.
     pub deadline: Instant,
-    /// In what time a region that may see it and has a replica ready would answer, if there is one.
-    pub elsewhere: Option<Duration>,
+    /// Expected response time of an allowed region with a ready replica, if there is one.
+    pub other_region_in: Option<Duration>,
 }
 
-/// What is to be done with a request.
+/// Decision about a request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// A replica is ready, and nobody waits for it.
-    Now,
-    /// It waits until it is [called](Spoke::call).
+pub enum HoldDecision {
+    /// Forward it: a replica is ready, and no request is held for the deployment.
+    Forward,
+    /// Hold it until it is [released](Spoke::release).
     Held {
-        /// Its place, to be given back by [`Spoke::left`].
-        ticket: Ticket,
-        /// It is the first that finds no replica: whoever starts one is to be told.
-        wakes: bool,
+        /// Ticket, to be returned by [`Spoke::return_ticket`].
+        ticket: HoldTicket,
+        /// Whether it is the first request without a replica, so that the scaler must be notified.
+        needs_start: bool,
     },
 }
 
-/// A place in the line.
+/// Position in the hold queue.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "a place that is not given back is taken for ever"]
-pub struct Ticket {
+#[must_use = "a ticket that is not returned occupies its position forever"]
+pub struct HoldTicket {
     deployment: DeploymentName,
-    turn: Turn,
+    position: QueuePosition,
 }
 
-impl Ticket {
-    /// By which it is called.
+impl HoldTicket {
+    /// Returns the number by which the request is released.
     pub fn number(&self) -> u64 {
-        self.turn.number
+        self.position.number
     }
 }
 
-/// Why a request is not held.
+/// Reason for not holding a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotHeld {
-    /// There is no replica, and nobody starts one.
-    NobodyStarts,
-    /// A region that has one ready answers sooner, or is the only one that can.
-    Elsewhere {
-        /// How long it would have waited here.
+pub enum HoldRejection {
+    /// There is no replica, and nothing starts one.
+    NotProvisioned,
+    /// A region with a ready replica responds sooner, or is the only one that can respond.
+    OtherRegion {
+        /// Time that it would have waited here.
         ready_in: Duration,
     },
-    /// Its caller would be gone.
-    TooLate {
-        /// How long it would have waited here.
+    /// The deadline passes before a replica is ready.
+    PastDeadline {
+        /// Time that it would have waited here.
         ready_in: Duration,
     },
-    /// As much is held as may be.
+    /// A limit of the queue is reached.
     Full {
-        /// Of what.
-        bound: Bound,
-        /// How long it would have waited here.
+        /// The limit.
+        limit: HoldLimit,
+        /// Time that it would have waited here.
         ready_in: Duration,
     },
 }
 
-/// One of the bounds. The order is that in which they are looked at.
+/// Limit of the hold queue, in the order of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Bound {
-    /// The requests of one tenant.
+pub enum HoldLimit {
+    /// Requests of one tenant.
     TenantRequests,
-    /// The bytes of one tenant.
+    /// Bytes of one tenant.
     TenantBytes,
     /// All requests.
     Requests,
@@ -156,173 +156,179 @@ pub enum Bound {
     Bytes,
 }
 
-/// Whoever holds this ticket waits no longer.
+/// Release of a held request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
-    /// The ticket's number.
+pub struct Release {
+    /// Number of its ticket.
     pub number: u64,
-    /// What for.
-    pub to: CalledTo,
+    /// Reason of the release.
+    pub reason: ReleaseReason,
 }
 
-/// What a request is called to.
+/// Reason for releasing a held request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CalledTo {
-    /// A replica has room for it.
-    Replica {
-        /// How long that took to become ready, from when the first found none; for those of whom it is known.
+pub enum ReleaseReason {
+    /// A replica has capacity for it.
+    ReplicaReady {
+        /// Time from the first request without a replica until the replica was ready, if the request waited for it.
         cold_start: Option<Duration>,
     },
-    /// Nobody starts a replica any more, or it may not be seen here any more.
-    Nothing,
+    /// No replica is being started any longer, or the request is no longer allowed in this region.
+    Unservable,
 }
 
-/// How much waits for a deployment.
+/// Held requests of a deployment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// Requests.
+pub struct HeldTotals {
+    /// Number of requests.
     pub requests: usize,
-    /// Their tokens, by estimate.
+    /// Their estimated tokens.
     pub tokens: u64,
 }
 
-/// A place in the line; less is earlier. **The order of the fields is the policy.**
+/// Position in the hold queue; the lowest is first. **The order of the fields is the policy.**
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Turn {
-    band: Band,
+struct QueuePosition {
+    priority: HoldPriority,
     deadline: Instant,
-    /// Of equals whoever came first.
+    /// Tie-break by arrival.
     number: u64,
 }
 
 impl Spoke {
-    /// What is to be done with a request: see the head of this file.
+    /// Decides about a request; see the module documentation.
     ///
     /// # Errors
     ///
-    /// When it is to go elsewhere, or to come back.
-    pub fn comes(&mut self, comes: &Comes<'_>, now: Instant) -> Result<Fate, NotHeld> {
-        let ready = self.serving(comes.deployment, now).count();
-        if ready > 0 && !self.line.waits(comes.deployment) {
-            return Ok(Fate::Now);
+    /// The reason for not holding the request here.
+    pub fn hold_or_forward(
+        &mut self,
+        request: &HoldRequest<'_>,
+        now: Instant,
+    ) -> Result<HoldDecision, HoldRejection> {
+        let ready = self.serving(request.deployment, now).count();
+        if ready > 0 && !self.hold_queue.has_waiting(request.deployment) {
+            return Ok(HoldDecision::Forward);
         }
-        let replica_in = if ready > 0 { Some(Duration::ZERO) } else { self.ready_in(comes.deployment, now) };
-        let replica_in = replica_in.ok_or(NotHeld::NobodyStarts)?;
-        let before = self.line.tokens_before(comes);
-        let ready_in = replica_in.saturating_add(self.takes(comes.deployment, before, ready));
-        let left = comes.deadline.saturating_duration_since(now);
-        let there = comes.elsewhere.filter(|there| *there < left);
-        if there.is_some_and(|there| there < ready_in) {
-            return Err(NotHeld::Elsewhere { ready_in });
+        let replica_in =
+            if ready > 0 { Some(Duration::ZERO) } else { self.ready_in(request.deployment, now) };
+        let replica_in = replica_in.ok_or(HoldRejection::NotProvisioned)?;
+        let before = self.hold_queue.tokens_before(request);
+        let ready_in = replica_in.saturating_add(self.queue_time(request.deployment, before, ready));
+        let left = request.deadline.saturating_duration_since(now);
+        let other = request.other_region_in.filter(|other| *other < left);
+        if other.is_some_and(|other| other < ready_in) {
+            return Err(HoldRejection::OtherRegion { ready_in });
         }
-        // A line that is too long today is what more replicas are ordered for; only what no order can hurry is too late.
-        let refused = if replica_in >= left {
-            NotHeld::TooLate { ready_in }
-        } else if let Some(bound) = self.line.full(comes) {
-            NotHeld::Full { bound, ready_in }
+        // A long queue is shortened by ordering more replicas; only a start time that exceeds the deadline is too long.
+        let rejection = if replica_in >= left {
+            HoldRejection::PastDeadline { ready_in }
+        } else if let Some(limit) = self.hold_queue.exceeded_limit(request) {
+            HoldRejection::Full { limit, ready_in }
         } else {
-            let (ticket, wakes) = self.line.enter(comes, ready > 0, now);
-            return Ok(Fate::Held { ticket, wakes });
+            let (ticket, needs_start) = self.hold_queue.push(request, ready > 0, now);
+            return Ok(HoldDecision::Held { ticket, needs_start });
         };
-        // Later than it would have been here is better than not at all.
-        Err(if there.is_some() { NotHeld::Elsewhere { ready_in } } else { refused })
+        // A slower response elsewhere is better than none.
+        Err(if other.is_some() { HoldRejection::OtherRegion { ready_in } } else { rejection })
     }
 
-    /// How long a request that comes now would wait for a replica, with the least urgent; `None` where one is ready and
-    /// nobody waits, and where nobody starts one.
-    pub(super) fn turn_in(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
+    /// Returns the time that a new request of the lowest urgency would be held; `None` if it would not wait, or if no
+    /// replica is ready and none would be started.
+    pub(super) fn wait_estimate(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
         let ready = self.serving(deployment, now).count();
         let replica_in = match ready {
             0 => self.ready_in(deployment, now)?,
-            _ if self.line.waits(deployment) => Duration::ZERO,
+            _ if self.hold_queue.has_waiting(deployment) => Duration::ZERO,
             _ => return None,
         };
-        let line = self.takes(deployment, self.line.held(deployment).tokens, ready);
-        Some(replica_in.saturating_add(line))
+        let queue = self.queue_time(deployment, self.hold_queue.held(deployment).tokens, ready);
+        Some(replica_in.saturating_add(queue))
     }
 
-    /// How long so much takes from when there is a replica; nothing where it is not known how fast one is.
-    fn takes(&self, deployment: &DeploymentName, tokens: u64, ready: usize) -> Duration {
-        let Some(speed) = self.coming.speed(deployment) else { return Duration::ZERO };
-        let replicas = (ready + self.ordered(deployment)).max(1);
+    /// Returns the time that the replicas need for this many tokens; zero while their speed is unknown.
+    fn queue_time(&self, deployment: &DeploymentName, tokens: u64, ready: usize) -> Duration {
+        let Some(speed) = self.provisioning.speed(deployment) else { return Duration::ZERO };
+        let replicas = (ready + self.provisioning_count(deployment)).max(1);
         Duration::try_from_secs_f64(tokens as f64 / (speed * replicas as f64)).unwrap_or(Duration::MAX)
     }
 
-    /// Whether somebody waits for a replica of this deployment, before whom nobody else is to go.
-    pub fn has_a_line(&self, deployment: &DeploymentName) -> bool {
-        self.line.waits(deployment)
+    /// Returns whether requests are held for this deployment. New requests must queue behind them.
+    pub fn has_held_requests(&self, deployment: &DeploymentName) -> bool {
+        self.hold_queue.has_waiting(deployment)
     }
 
-    /// Whether anybody waits at all.
-    pub fn somebody_waits(&self) -> bool {
-        !self.line.is_empty()
+    /// Returns whether any request is held.
+    pub fn any_request_held(&self) -> bool {
+        !self.hold_queue.is_empty()
     }
 
-    /// Those who wait no longer: as many as the replicas that are ready have room for, in their order, and those for whom
-    /// nobody starts one. To be asked whenever one of that may have changed. Whoever is called still holds its ticket.
-    pub fn call(&mut self, now: Instant) -> Vec<Call> {
-        let mut calls = Vec::new();
-        let lost: Vec<_> = self.line.names().filter(|name| self.is_lost(name, now)).cloned().collect();
-        for name in lost {
-            self.line.call_off(&name, &mut calls);
+    /// Releases as many held requests as the ready replicas have capacity for, in order, and those that became
+    /// unservable. Must be called after each change of either condition. A released request still has its ticket.
+    pub fn release(&mut self, now: Instant) -> Vec<Release> {
+        let mut releases = Vec::new();
+        let unservable: Vec<_> =
+            self.hold_queue.names().filter(|name| self.is_unservable(name, now)).cloned().collect();
+        for name in unservable {
+            self.hold_queue.release_unservable(&name, &mut releases);
         }
-        while let Some(name) = self.next_to_go(now) {
-            calls.push(self.line.call(&name, now));
+        while let Some(name) = self.next_release(now) {
+            releases.push(self.hold_queue.release(&name, now));
         }
-        calls
+        releases
     }
 
-    /// The deployment whose first in line has room. Between deployments the line is one.
-    fn next_to_go(&self, now: Instant) -> Option<DeploymentName> {
-        let mut firsts: Vec<_> = self.line.firsts().collect();
-        firsts.sort_unstable_by_key(|(turn, ..)| *turn);
-        let next = firsts.into_iter().find(|(_, name, tokens)| self.has_room(name, *tokens, now));
+    /// Returns the deployment whose first held request can be released. The order is global across deployments.
+    fn next_release(&self, now: Instant) -> Option<DeploymentName> {
+        let mut heads: Vec<_> = self.hold_queue.heads().collect();
+        heads.sort_unstable_by_key(|(position, ..)| *position);
+        let next = heads.into_iter().find(|(_, name, tokens)| self.has_capacity(name, *tokens, now));
         next.map(|(_, name, _)| name.clone())
     }
 
-    /// Whether the replicas that are ready can be given so much more. Whoever was called and is on its way to one counts,
-    /// whichever it goes to: that lasts for a moment, and its end is a reason to ask again.
-    fn has_room(&self, deployment: &DeploymentName, tokens: u64, now: Instant) -> bool {
-        let mut room = None;
+    /// Returns whether the ready replicas can take this many tokens. Requests that were released but not sent yet count
+    /// for every replica; that state is short, and its end triggers the next release.
+    fn has_capacity(&self, deployment: &DeploymentName, tokens: u64, now: Instant) -> bool {
+        let mut capacity = None;
         for (_, replica) in self.serving(deployment, now) {
-            let (window, before) = room.unwrap_or((0u64, 0u64));
-            room = Some((
+            let (window, backlog) = capacity.unwrap_or((0u64, 0u64));
+            capacity = Some((
                 window.saturating_add(replica.window()),
-                before.saturating_add(replica.backlog_tokens()),
+                backlog.saturating_add(replica.backlog_tokens()),
             ));
         }
-        let called = self.line.called_tokens();
-        // However large one is, somebody who has nothing to do takes it.
-        room.is_some_and(|(window, before)| {
-            let before = before.saturating_add(called);
-            before == 0 || before.saturating_add(tokens) <= window
+        let released = self.hold_queue.released_tokens();
+        // An idle replica takes a request of any size.
+        capacity.is_some_and(|(window, backlog)| {
+            let backlog = backlog.saturating_add(released);
+            backlog == 0 || backlog.saturating_add(tokens) <= window
         })
     }
 
-    fn is_lost(&self, deployment: &DeploymentName, now: Instant) -> bool {
-        let nobody = || self.serving(deployment, now).next().is_none();
-        // Or what they wait for is not allowed here any longer.
-        self.forbids(deployment) || (nobody() && self.ready_in(deployment, now).is_none())
+    fn is_unservable(&self, deployment: &DeploymentName, now: Instant) -> bool {
+        let none_ready = || self.serving(deployment, now).next().is_none();
+        // Held requests of a deployment that is no longer allowed here are unservable too.
+        self.forbids(deployment) || (none_ready() && self.ready_in(deployment, now).is_none())
     }
 
-    /// A ticket is given back: whoever had it was sent to a replica, or gave up.
+    /// Returns the ticket of a request that was sent to a replica, timed out, or lost its client.
     ///
     /// # Panics
     ///
-    /// When it was given back before, which cannot be: it is gone then.
-    #[expect(clippy::needless_pass_by_value, reason = "a ticket is good once")]
-    pub fn left(&mut self, ticket: Ticket) {
-        self.line.leave(&ticket);
+    /// Panics if the ticket was returned before. The type rules that out: returning consumes the ticket.
+    #[expect(clippy::needless_pass_by_value, reason = "a ticket is returned only once")]
+    pub fn return_ticket(&mut self, ticket: HoldTicket) {
+        self.hold_queue.remove(&ticket);
     }
 
-    /// What waits for a deployment.
-    pub fn held(&self, deployment: &DeploymentName) -> Held {
-        self.line.held(deployment)
+    /// Returns the held requests of a deployment.
+    pub fn held(&self, deployment: &DeploymentName) -> HeldTotals {
+        self.hold_queue.held(deployment)
     }
 
-    /// Requests that wait, over all deployments, and the bytes of their bodies.
-    pub fn held_in_all(&self) -> (usize, u64) {
-        self.line.held_in_all()
+    /// Returns the number of all held requests and the bytes of their bodies.
+    pub fn held_totals(&self) -> (usize, u64) {
+        self.hold_queue.totals()
     }
 }
 

@@ -1,6 +1,6 @@
-//! Which replica a region routes to, by what the table pins and by what replicas report.
+//! Replica selection by the table's pinned revisions and the replicas' reports.
 
-use super::super::{Outcome, Refusal, ReplicaObserved, Seen};
+use super::super::{NoReplica, PassiveHealth, ReplicaOutcome, ReplicaStatus};
 use super::*;
 use crate::some_instant;
 use regions::{Catalogue, EngineKind, EngineSpec, Generation, ModelSpec, Precision, Task};
@@ -18,25 +18,25 @@ fn engine() -> EngineSpec {
     EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 }
 }
 
-fn observed(model: Option<&str>) -> ReplicaObserved {
+fn observed(model: Option<&str>) -> ReplicaStatus {
     let model = model.map(|text| ReportedModel {
         revision: revision(text),
         source: "pypi://m".to_owned(),
         task: Task::Embed,
         engine: engine(),
     });
-    ReplicaObserved {
+    ReplicaStatus {
         model,
         names: BTreeSet::from([name()]),
         ready: true,
         draining: false,
         pending_tokens: 0,
-        lookup_tokens: None,
+        interactive_tokens: None,
         tokens_per_second: 1000.0,
     }
 }
 
-/// A region whose replicas report these models.
+/// Creates a region whose replicas report these models.
 fn region(models: &[Option<&str>], now: Instant) -> Spoke {
     let endpoints = (1..=models.len()).map(|port| ([10, 0, 0, 1], port as u16).into()).collect();
     let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 7, endpoints);
@@ -56,77 +56,81 @@ fn table(served: Option<(&str, Option<&str>)>) -> RouteTable {
     RouteTable { generation, revisions: Some(served.into_iter().collect()), ..RouteTable::empty() }
 }
 
-fn heed(spoke: &mut Spoke, served: Option<(&str, Option<&str>)>) {
-    spoke.heed(&table(served), &Catalogue::builtin());
+fn apply_route_table(spoke: &mut Spoke, served: Option<(&str, Option<&str>)>) {
+    spoke.apply_route_table(&table(served), &Catalogue::builtin());
 }
 
-/// The number of the replica that takes a request.
-fn chosen(spoke: &mut Spoke, asked: RevisionAsked, now: Instant) -> Result<usize, Refusal> {
-    let choice = spoke.choose_for(&name(), asked, 1, |_| Seen::FINE, now)?;
-    spoke.finished(&choice, Outcome::Answered, now);
-    Ok(choice.index)
+/// Returns the number of the replica that a request is sent to.
+fn chosen(spoke: &mut Spoke, requested: RequestedRevision, now: Instant) -> Result<usize, NoReplica> {
+    let selected = spoke.select_replica_for(&name(), requested, 1, |_| PassiveHealth::HEALTHY, now)?;
+    spoke.finished(&selected, ReplicaOutcome::Responded, now);
+    Ok(selected.index)
 }
 
-const NOTHING: RevisionAsked = RevisionAsked { required: None, known: None };
+const NO_REQUIREMENT: RequestedRevision = RequestedRevision { required: None, known: None };
 
 #[test]
 fn only_replicas_of_the_pinned_revision_get_requests() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("b"), None, Some("b")], now);
-    heed(&mut spoke, Some(("b", None)));
+    apply_route_table(&mut spoke, Some(("b", None)));
     for _ in 0..10 {
-        assert!(matches!(chosen(&mut spoke, NOTHING, now), Ok(1 | 3)));
+        assert!(matches!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(1 | 3)));
     }
     assert_eq!(spoke.report(0, now).deployments[&name()].ready, 2);
     let counts = |spoke: &Spoke| spoke.capacity(now).pools.iter().map(|pool| pool.ready).sum::<u32>();
     assert_eq!(counts(&spoke), 2);
-    heed(&mut spoke, Some(("a", None)));
-    assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(0), "all traffic switches with the table");
+    apply_route_table(&mut spoke, Some(("a", None)));
+    assert_eq!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(0), "all traffic switches with the table");
     assert_eq!(counts(&spoke), 1);
 }
 
 #[test]
-fn a_replica_that_restarts_with_another_model_gets_nothing_more() {
+fn a_replica_that_restarts_with_another_model_gets_no_requests() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("a")], now);
-    heed(&mut spoke, Some(("a", None)));
+    apply_route_table(&mut spoke, Some(("a", None)));
     let mismatches = spoke.observe_replica(0, observed(Some("b")), now);
-    let [Mismatch { replica: 0, expected, found: Some(found), .. }] = &mismatches[..] else {
+    let [RevisionMismatch { replica: 0, expected, found: Some(found), .. }] = &mismatches[..] else {
         panic!("{mismatches:?}")
     };
     assert_eq!((*expected, found.revision), (revision("a"), revision("b")));
-    assert_eq!(spoke.observe_replica(0, observed(Some("b")), now), [], "it is told once");
+    assert_eq!(spoke.observe_replica(0, observed(Some("b")), now), [], "it is reported once");
     assert_eq!(spoke.mismatches()[&name()], (1, 1));
     for _ in 0..10 {
-        assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(1));
+        assert_eq!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(1));
     }
     spoke.replica_failed(1, now);
     assert!(
-        matches!(chosen(&mut spoke, NOTHING, now), Err(Refusal::NoneReady { .. })),
+        matches!(chosen(&mut spoke, NO_REQUIREMENT, now), Err(NoReplica::NoneReady { .. })),
         "not even the last one"
     );
     assert!(spoke.deployments_ready(now).is_empty());
     spoke.observe_replica(0, observed(Some("a")), now);
-    assert_eq!((chosen(&mut spoke, NOTHING, now), spoke.mismatches()[&name()]), (Ok(0), (0, 1)));
+    assert_eq!((chosen(&mut spoke, NO_REQUIREMENT, now), spoke.mismatches()[&name()]), (Ok(0), (0, 1)));
 }
 
 #[test]
-fn replicas_of_the_next_model_are_no_mismatch_and_get_nothing_yet() {
+fn replicas_of_the_next_model_are_no_mismatch_and_get_no_requests_yet() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("a")], now);
-    heed(&mut spoke, Some(("a", Some("b"))));
+    apply_route_table(&mut spoke, Some(("a", Some("b"))));
     assert_eq!(spoke.observe_replica(1, observed(Some("b")), now), []);
-    assert_eq!((chosen(&mut spoke, NOTHING, now), spoke.mismatches().len()), (Ok(0), 0));
-    assert_eq!(spoke.observe_replica(1, observed(Some("c")), now).len(), 1, "this is neither");
+    assert_eq!((chosen(&mut spoke, NO_REQUIREMENT, now), spoke.mismatches().len()), (Ok(0), 0));
+    assert_eq!(
+        spoke.observe_replica(1, observed(Some("c")), now).len(),
+        1,
+        "neither the pinned nor the next revision"
+    );
 }
 
 #[test]
-fn nothing_is_served_until_the_hub_has_pinned_a_revision() {
+fn a_deployment_is_not_served_until_the_hub_has_pinned_a_revision() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("b")], now);
-    heed(&mut spoke, None);
-    assert!(chosen(&mut spoke, NOTHING, now).is_err() && spoke.deployments_ready(now).is_empty());
-    let known = RevisionAsked { known: Some(revision("b")), ..NOTHING };
+    apply_route_table(&mut spoke, None);
+    assert!(chosen(&mut spoke, NO_REQUIREMENT, now).is_err() && spoke.deployments_ready(now).is_empty());
+    let known = RequestedRevision { known: Some(revision("b")), ..NO_REQUIREMENT };
     assert_eq!(chosen(&mut spoke, known, now), Ok(1), "a gateway has a newer table");
     let reported = &spoke.models(now)[&name()];
     assert_eq!((reported.ready(revision("a")), reported.ready(revision("b")), reported.target), (1, 1, None));
@@ -136,38 +140,38 @@ fn nothing_is_served_until_the_hub_has_pinned_a_revision() {
 fn without_a_table_a_region_serves_one_revision_or_the_one_of_the_gateways_table() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("b")], now);
-    assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(0));
-    let asks = |known: Option<&str>, required: Option<&str>| RevisionAsked {
+    assert_eq!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(0));
+    let requests = |known: Option<&str>, required: Option<&str>| RequestedRevision {
         known: known.map(revision),
         required: required.map(revision),
     };
-    assert_eq!(chosen(&mut spoke, asks(Some("b"), None), now), Ok(1));
-    assert_eq!(chosen(&mut spoke, asks(Some("c"), None), now), Err(Refusal::OtherRevision));
+    assert_eq!(chosen(&mut spoke, requests(Some("b"), None), now), Ok(1));
+    assert_eq!(chosen(&mut spoke, requests(Some("c"), None), now), Err(NoReplica::RevisionNotServed));
     spoke.replica_failed(0, now);
-    assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(1));
+    assert_eq!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(1));
     spoke.observe_replica(0, observed(Some("a")), now);
-    assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(1), "it stays with the one that it has");
-    heed(&mut spoke, Some(("a", None)));
+    assert_eq!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(1), "it keeps its choice");
+    apply_route_table(&mut spoke, Some(("a", None)));
     assert_eq!(
-        chosen(&mut spoke, asks(Some("b"), None), now),
+        chosen(&mut spoke, requests(Some("b"), None), now),
         Ok(0),
         "its own table is newer than the request's"
     );
     assert_eq!(
-        chosen(&mut spoke, asks(None, Some("b")), now),
+        chosen(&mut spoke, requests(None, Some("b")), now),
         Ok(1),
-        "a part of an answer has to fit the others"
+        "all parts of a split request need the same revision"
     );
-    assert_eq!(chosen(&mut spoke, asks(None, Some("c")), now), Err(Refusal::OtherRevision));
+    assert_eq!(chosen(&mut spoke, requests(None, Some("c")), now), Err(NoReplica::RevisionNotServed));
 }
 
 #[test]
 fn replicas_that_report_no_model_are_served_where_nothing_is_pinned() {
     let now = some_instant();
     let mut spoke = region(&[None], now);
-    assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(0));
-    heed(&mut spoke, Some(("a", None)));
-    assert!(chosen(&mut spoke, NOTHING, now).is_err());
+    assert_eq!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(0));
+    apply_route_table(&mut spoke, Some(("a", None)));
+    assert!(chosen(&mut spoke, NO_REQUIREMENT, now).is_err());
     let mismatch = spoke.observe_replica(0, observed(None), now);
     assert_eq!(mismatch[0].found, None);
 }

@@ -1,4 +1,4 @@
-//! What a region's replicas can do.
+//! Capacity of a region's replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,40 +6,40 @@ use regions::DeploymentName;
 use regions::deployment::MAX_DEPLOYMENTS;
 use serde::{Deserialize, Serialize};
 
-use super::super::{WireError, parsed, refuse_too_many};
-use crate::plan::capacity::{Capacity, Count, Replicas};
+use super::super::{WireError, parsed, reject_too_many};
+use crate::plan::capacity::{RegionCapacity, ReplicaCount, ReplicaPool};
 
-/// Replicas that work for the same deployments, as a spoke tells of them.
+/// Replicas that serve the same deployments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolV1 {
-    /// How many take work.
+    /// Number of ready replicas.
     pub ready: u32,
-    /// What they compute together; 0 until it is known.
+    /// Total speed; 0 while unknown.
     pub tokens_per_second: u64,
-    /// What they answer to.
+    /// Deployments that they serve.
     pub deployments: Vec<CountV1>,
 }
 
-/// The replicas of one deployment.
+/// Replica counts of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountV1 {
-    /// Which.
+    /// Name of the deployment.
     pub name: String,
-    /// Those that take its work.
+    /// Number of ready replicas.
     pub ready: u32,
-    /// As many as there may be.
+    /// Maximum number of replicas.
     pub max: u32,
 }
 
-impl From<&Capacity> for Vec<PoolV1> {
-    fn from(capacity: &Capacity) -> Vec<PoolV1> {
-        let Capacity { pools } = capacity;
-        let pools = pools.iter().map(|Replicas { ready, tokens_per_second, deployments }| PoolV1 {
+impl From<&RegionCapacity> for Vec<PoolV1> {
+    fn from(capacity: &RegionCapacity) -> Vec<PoolV1> {
+        let RegionCapacity { pools } = capacity;
+        let pools = pools.iter().map(|ReplicaPool { ready, tokens_per_second, deployments }| PoolV1 {
             ready: *ready,
             tokens_per_second: *tokens_per_second,
             deployments: deployments
                 .iter()
-                .map(|(name, Count { ready, max })| CountV1 {
+                .map(|(name, ReplicaCount { ready, max })| CountV1 {
                     name: name.to_string(),
                     ready: *ready,
                     max: *max,
@@ -50,27 +50,27 @@ impl From<&Capacity> for Vec<PoolV1> {
     }
 }
 
-impl TryFrom<Vec<PoolV1>> for Capacity {
+impl TryFrom<Vec<PoolV1>> for RegionCapacity {
     type Error = WireError;
 
-    fn try_from(wire: Vec<PoolV1>) -> Result<Capacity, WireError> {
-        refuse_too_many("capacity", wire.len(), MAX_DEPLOYMENTS)?;
+    fn try_from(wire: Vec<PoolV1>) -> Result<RegionCapacity, WireError> {
+        reject_too_many("capacity", wire.len(), MAX_DEPLOYMENTS)?;
         let mut known = BTreeSet::new();
         let mut pools = Vec::with_capacity(wire.len());
-        for (place, PoolV1 { ready, tokens_per_second, deployments }) in wire.into_iter().enumerate() {
-            let what = format!("capacity[{place}].deployments");
-            refuse_too_many(&what, deployments.len(), MAX_DEPLOYMENTS)?;
+        for (index, PoolV1 { ready, tokens_per_second, deployments }) in wire.into_iter().enumerate() {
+            let what = format!("capacity[{index}].deployments");
+            reject_too_many(&what, deployments.len(), MAX_DEPLOYMENTS)?;
             let mut counts = BTreeMap::new();
             for (at, CountV1 { name, ready, max }) in deployments.into_iter().enumerate() {
                 let field = format!("{what}[{at}].name");
                 let parsed: DeploymentName = parsed(field.clone(), &name)?;
                 if !known.insert(parsed.clone()) {
-                    return Err(WireError::new(field, format!("`{name}` stands in the capacity twice")));
+                    return Err(WireError::new(field, format!("`{name}` is listed twice in the capacity")));
                 }
-                counts.insert(parsed, Count { ready, max });
+                counts.insert(parsed, ReplicaCount { ready, max });
             }
-            pools.push(Replicas { ready, tokens_per_second, deployments: counts });
+            pools.push(ReplicaPool { ready, tokens_per_second, deployments: counts });
         }
-        Ok(Capacity { pools })
+        Ok(RegionCapacity { pools })
     }
 }

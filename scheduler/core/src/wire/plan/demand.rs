@@ -1,4 +1,4 @@
-//! What a gateway is asked for, by class and origin.
+//! Demand of a gateway, by class and origin.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,81 +6,82 @@ use regions::RegionId;
 use regions::set::MAX_REGIONS;
 use serde::{Deserialize, Serialize};
 
-use super::super::deployment::{present, written};
+use super::super::deployment::{policy_to_wire, required_option};
 use super::super::{
-    VERSION, WireError, known_version, parsed, refuse_other_versions, refuse_too_many, texts,
+    VERSION, WireError, known_version, parsed, reject_other_versions, reject_too_many, to_strings,
 };
-use super::{ROWS_MAX, class_from};
-use crate::plan::Class;
+use super::{ROWS_MAX, parse_class};
+use crate::plan::TrafficClass;
 
-/// `POST /v1/demand`, and what the store keeps of it.
+/// `POST /v1/demand`; also the stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DemandV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The place of the gateway.
+    /// Region of the gateway.
     pub gateway: String,
-    /// Drawn anew whenever it starts.
+    /// Random number drawn at its start.
     pub boot_id: u64,
-    /// What it is asked for; a class is named for a while after it was last asked for, so that the message is as long in
-    /// calm as in crisis.
+    /// Demand by class. A class stays listed for a while after its last request, so that the size of the message is
+    /// constant under load.
     pub classes: Vec<ClassDemandV1>,
-    /// The regions whose reports it hears. Absent from gateways that do not say, or hear none, which may be their own fault.
+    /// Regions whose reports the gateway receives. Absent from gateways that do not report them or receive none, which
+    /// may be their own fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reaches: Option<Vec<String>>,
+    pub reachable_regions: Option<Vec<String>>,
 }
 
-/// One class from one origin.
+/// Demand of one class from one origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassDemandV1 {
-    /// What is asked for.
+    /// Requested deployment.
     pub deployment: String,
-    /// The residency policy that it travels under; `null` is anywhere.
-    #[serde(deserialize_with = "present")]
+    /// Residency policy of the requests; `null` allows all regions.
+    #[serde(deserialize_with = "required_option")]
     pub residency: Option<String>,
-    /// Where it comes from.
+    /// Origin of the requests.
     pub origin: String,
-    /// How much.
+    /// Demand in tokens per second.
     pub tokens_per_second: u64,
 }
 
-/// A gateway, as a plan tells it from others.
+/// Identity of a gateway instance.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GatewayBoot {
-    /// Where it stands.
-    pub place: RegionId,
-    /// Which of its starts.
+    /// Its region.
+    pub region: RegionId,
+    /// Random number drawn at its start.
     pub boot_id: u64,
 }
 
-/// What one gateway is asked for.
+/// Demand of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayDemand {
-    /// Which.
+    /// The gateway.
     pub gateway: GatewayBoot,
-    /// By class and origin, in tokens per second.
-    pub classes: BTreeMap<(Class, RegionId), u64>,
-    /// The regions whose reports it hears, if it says.
-    pub reaches: Option<BTreeSet<RegionId>>,
+    /// Tokens per second, by class and origin.
+    pub classes: BTreeMap<(TrafficClass, RegionId), u64>,
+    /// Regions whose reports it receives, if it reports them.
+    pub reachable_regions: Option<BTreeSet<RegionId>>,
 }
 
 impl From<&GatewayDemand> for DemandV1 {
     fn from(demand: &GatewayDemand) -> DemandV1 {
-        let GatewayDemand { gateway: GatewayBoot { place, boot_id }, classes, reaches } = demand;
+        let GatewayDemand { gateway: GatewayBoot { region, boot_id }, classes, reachable_regions } = demand;
         let classes =
-            classes.iter().map(|((Class { deployment, residency }, origin), tokens)| ClassDemandV1 {
+            classes.iter().map(|((TrafficClass { deployment, residency }, origin), tokens)| ClassDemandV1 {
                 deployment: deployment.to_string(),
-                residency: written(residency),
+                residency: policy_to_wire(residency),
                 origin: origin.to_string(),
                 tokens_per_second: *tokens,
             });
         DemandV1 {
             version: VERSION,
-            gateway: place.to_string(),
+            gateway: region.to_string(),
             boot_id: *boot_id,
             classes: classes.collect(),
-            reaches: reaches.as_ref().map(texts),
+            reachable_regions: reachable_regions.as_ref().map(to_strings),
         }
     }
 }
@@ -89,22 +90,23 @@ impl TryFrom<DemandV1> for GatewayDemand {
     type Error = WireError;
 
     fn try_from(wire: DemandV1) -> Result<GatewayDemand, WireError> {
-        let DemandV1 { version, gateway, boot_id, classes, reaches } = wire;
-        refuse_other_versions(version)?;
-        refuse_too_many("classes", classes.len(), ROWS_MAX)?;
-        refuse_too_many("reaches", reaches.as_ref().map_or(0, Vec::len), MAX_REGIONS)?;
-        let region = |(place, id): (usize, &String)| parsed(format!("reaches[{place}]"), id);
-        let reaches = reaches.map(|given| given.iter().enumerate().map(region).collect()).transpose()?;
-        let gateway = GatewayBoot { place: parsed("gateway", &gateway)?, boot_id };
+        let DemandV1 { version, gateway, boot_id, classes, reachable_regions } = wire;
+        reject_other_versions(version)?;
+        reject_too_many("classes", classes.len(), ROWS_MAX)?;
+        reject_too_many("reachable_regions", reachable_regions.as_ref().map_or(0, Vec::len), MAX_REGIONS)?;
+        let region = |(index, id): (usize, &String)| parsed(format!("reachable_regions[{index}]"), id);
+        let reachable_regions =
+            reachable_regions.map(|given| given.iter().enumerate().map(region).collect()).transpose()?;
+        let gateway = GatewayBoot { region: parsed("gateway", &gateway)?, boot_id };
         let mut each = BTreeMap::new();
-        for (place, class) in classes.into_iter().enumerate() {
+        for (index, class) in classes.into_iter().enumerate() {
             let ClassDemandV1 { deployment, residency, origin, tokens_per_second } = class;
-            let what = format!("classes[{place}]");
-            let row = class_from(&what, &deployment, residency, &origin)?;
+            let what = format!("classes[{index}]");
+            let row = parse_class(&what, &deployment, residency, &origin)?;
             if each.insert(row, tokens_per_second).is_some() {
-                return Err(WireError::new(what, "this class stands here twice from this origin"));
+                return Err(WireError::new(what, "this class is listed twice for this origin"));
             }
         }
-        Ok(GatewayDemand { gateway, classes: each, reaches })
+        Ok(GatewayDemand { gateway, classes: each, reachable_regions })
     }
 }

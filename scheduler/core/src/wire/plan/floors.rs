@@ -1,4 +1,4 @@
-//! How many replicas a region is to keep, whatever it is asked for.
+//! Minimum numbers of replicas of a region.
 
 use std::collections::BTreeMap;
 
@@ -6,41 +6,41 @@ use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{DeploymentName, Generation, RegionId};
 use serde::{Deserialize, Serialize};
 
-use super::super::{VERSION, WireError, known_version, parsed, refuse_other_versions, refuse_too_many};
+use super::super::{VERSION, WireError, known_version, parsed, reject_other_versions, reject_too_many};
 
-/// The floors of one region, in the store.
+/// Stored floors of one region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionFloorsV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// Of the store.
+    /// Epoch of the generation.
     pub epoch: u64,
-    /// Of these floors, within the epoch.
+    /// Number of the generation within the epoch.
     pub generation: u64,
-    /// Whose floors they are.
+    /// Region of the floors.
     pub region: String,
     /// The floors.
     pub floors: Vec<FloorV1>,
 }
 
-/// One deployment's floor.
+/// Floor of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FloorV1 {
-    /// Which.
+    /// Name of the deployment.
     pub name: String,
-    /// Never fewer replicas.
+    /// Minimum number of replicas.
     pub replicas: u32,
 }
 
-/// The floors of one region.
+/// Floors of one region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionFloors {
-    /// How new they are.
+    /// Generation of the floors.
     pub generation: Generation,
-    /// Whose they are.
+    /// Region of the floors.
     pub region: RegionId,
-    /// Never fewer replicas, by deployment.
+    /// Minimum number of replicas, by deployment.
     pub floors: BTreeMap<DeploymentName, u32>,
 }
 
@@ -52,7 +52,7 @@ impl From<&RegionFloors> for RegionFloorsV1 {
             epoch: *epoch,
             generation: *number,
             region: region.to_string(),
-            floors: told(floors),
+            floors: floors_to_wire(floors),
         }
     }
 }
@@ -62,29 +62,33 @@ impl TryFrom<RegionFloorsV1> for RegionFloors {
 
     fn try_from(wire: RegionFloorsV1) -> Result<RegionFloors, WireError> {
         let RegionFloorsV1 { version, epoch, generation: number, region, floors } = wire;
-        refuse_other_versions(version)?;
+        reject_other_versions(version)?;
         let generation = Generation { epoch, number };
-        Ok(RegionFloors { generation, region: parsed("region", &region)?, floors: heard(&floors)? })
+        Ok(RegionFloors {
+            generation,
+            region: parsed("region", &region)?,
+            floors: floors_from_wire(&floors)?,
+        })
     }
 }
 
-/// Floors, as they are told.
-pub fn told(floors: &BTreeMap<DeploymentName, u32>) -> Vec<FloorV1> {
+/// Converts floors to their wire form.
+pub fn floors_to_wire(floors: &BTreeMap<DeploymentName, u32>) -> Vec<FloorV1> {
     floors.iter().map(|(name, replicas)| FloorV1 { name: name.to_string(), replicas: *replicas }).collect()
 }
 
-/// Floors, as they were told.
+/// Parses floors from their wire form.
 ///
 /// # Errors
 ///
-/// The first that cannot be right.
-pub fn heard(floors: &[FloorV1]) -> Result<BTreeMap<DeploymentName, u32>, WireError> {
-    refuse_too_many("floors", floors.len(), MAX_DEPLOYMENTS)?;
+/// The first invalid entry.
+pub fn floors_from_wire(floors: &[FloorV1]) -> Result<BTreeMap<DeploymentName, u32>, WireError> {
+    reject_too_many("floors", floors.len(), MAX_DEPLOYMENTS)?;
     let mut each = BTreeMap::new();
-    for (place, FloorV1 { name, replicas }) in floors.iter().enumerate() {
-        let at = format!("floors[{place}].name");
+    for (index, FloorV1 { name, replicas }) in floors.iter().enumerate() {
+        let at = format!("floors[{index}].name");
         if each.insert(parsed(at.clone(), name)?, *replicas).is_some() {
-            return Err(WireError::new(at, format!("`{name}` stands here twice")));
+            return Err(WireError::new(at, format!("`{name}` is listed twice")));
         }
     }
     Ok(each)

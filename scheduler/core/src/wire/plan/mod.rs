@@ -1,11 +1,11 @@
-//! What a plan is made from and what comes of it, between gateways, spokes and the hub, and in the store.
+//! Demand, traffic plan and floors, as messages between gateways, spokes and the hub and as records of the store.
 //!
-//! A gateway says once a second how much it is asked for, by class and origin ([`DemandV1`]), and is answered with its
-//! rows of the plan ([`WeightsV1`]) when they are newer than those it has. It takes them whole or not at all: a row whose
-//! shares are not the whole, a region twice, a reason that it does not know, and what it has stays.
+//! Once a second a gateway reports its demand by class and origin ([`DemandV1`]). The response contains its rows of the
+//! plan ([`WeightsV1`]) if they are newer. The gateway accepts the rows as a whole or not at all: if the shares of a
+//! row do not add up, a region occurs twice, or a reason is unknown, the current rows stay.
 //!
-//! What a spoke says about its capacity travels in its registration ([`super::registry`]); the floors that it is to keep
-//! travel back with its lease.
+//! The capacity of a spoke is part of its registration ([`super::registry`]); its floors are part of the lease
+//! response.
 
 mod capacity;
 mod demand;
@@ -14,38 +14,38 @@ mod weights;
 
 pub use capacity::{CountV1, PoolV1};
 pub use demand::{ClassDemandV1, DemandV1, GatewayBoot, GatewayDemand};
-pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, heard, told};
-pub use weights::{NamedShare, RowV1, ShareV1, Weights, WeightsV1};
+pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, floors_from_wire, floors_to_wire};
+pub use weights::{GatewayWeights, NamedShare, RowV1, ShareV1, WeightsV1};
 
 use regions::RegionId;
 use serde::{Deserialize, Serialize};
 
-use super::deployment::policy;
-use super::{WireError, known_version, parsed, refuse_other_versions};
-use crate::plan::Class;
+use super::deployment::parse_policy;
+use super::{WireError, known_version, parsed, reject_other_versions};
+use crate::plan::TrafficClass;
 
-/// Rows of one gateway: a thousand deployments from eight origins, or under eight policies.
+/// Maximum number of rows of one gateway: a thousand deployments from eight origins, or under eight policies.
 pub const ROWS_MAX: usize = 8192;
 
-/// `GET /v1/plan`: all of it, for operators.
+/// `GET /v1/plan`: the complete plan, for operators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The rows of the gateways at each place.
+    /// Rows of the gateways in each region.
     pub weights: Vec<WeightsV1>,
-    /// The floors of each region.
+    /// Floors of each region.
     pub floors: Vec<RegionFloorsV1>,
 }
 
-/// `PUT /v1/drains/{cloud}/{name}`: the answer, and what the store keeps of it.
+/// `PUT /v1/drains/{cloud}/{name}`: the response; also the stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The region that is to be emptied.
+    /// Region that is being drained.
     pub region: String,
 }
 
@@ -54,20 +54,20 @@ impl TryFrom<DrainV1> for RegionId {
 
     fn try_from(wire: DrainV1) -> Result<RegionId, WireError> {
         let DrainV1 { version, region } = wire;
-        refuse_other_versions(version)?;
+        reject_other_versions(version)?;
         parsed("region", &region)
     }
 }
 
-fn class_from(
+fn parse_class(
     what: &str,
     deployment: &str,
     residency: Option<String>,
     origin: &str,
-) -> Result<(Class, RegionId), WireError> {
+) -> Result<(TrafficClass, RegionId), WireError> {
     let deployment = parsed(format!("{what}.deployment"), deployment)?;
-    let residency = policy(&format!("{what}.residency"), residency)?;
-    Ok((Class { deployment, residency }, parsed(format!("{what}.origin"), origin)?))
+    let residency = parse_policy(&format!("{what}.residency"), residency)?;
+    Ok((TrafficClass { deployment, residency }, parsed(format!("{what}.origin"), origin)?))
 }
 
 #[cfg(test)]

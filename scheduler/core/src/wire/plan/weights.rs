@@ -1,4 +1,4 @@
-//! How what a gateway is asked for is divided over the regions.
+//! Rows of the traffic plan for one gateway.
 
 use std::collections::BTreeMap;
 
@@ -7,84 +7,84 @@ use regions::weights::{WHOLE_PERMILLE, Why};
 use regions::{Generation, RegionId};
 use serde::{Deserialize, Serialize};
 
-use super::super::deployment::{present, written};
-use super::super::{VERSION, WireError, known_version, parsed, refuse_other_versions, refuse_too_many};
-use super::{ROWS_MAX, class_from};
-use crate::plan::Class;
+use super::super::deployment::{policy_to_wire, required_option};
+use super::super::{VERSION, WireError, known_version, parsed, reject_other_versions, reject_too_many};
+use super::{ROWS_MAX, parse_class};
+use crate::plan::TrafficClass;
 
-/// The rows of one gateway.
+/// Rows of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightsV1 {
-    /// 1.
+    /// Version of the message: 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// Of the store.
+    /// Epoch of the generation.
     pub epoch: u64,
-    /// Of these rows, within the epoch.
+    /// Number of the generation within the epoch.
     pub generation: u64,
-    /// Whose rows they are.
+    /// Region of the gateway.
     pub gateway: String,
     /// The rows.
     pub rows: Vec<RowV1>,
 }
 
-/// How one class from one origin is divided.
+/// Shares of one class from one origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowV1 {
-    /// What is asked for.
+    /// Requested deployment.
     pub deployment: String,
-    /// The residency policy that it travels under; `null` is anywhere.
-    #[serde(deserialize_with = "present")]
+    /// Residency policy of the requests; `null` allows all regions.
+    #[serde(deserialize_with = "required_option")]
     pub residency: Option<String>,
-    /// Where it comes from.
+    /// Origin of the requests.
     pub origin: String,
-    /// Thousandths that make up the whole.
+    /// Shares that add up to 1000 permille.
     pub shares: Vec<ShareV1>,
 }
 
-/// One region's share.
+/// Share of one region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareV1 {
-    /// `cloud/name`.
+    /// Region, as `cloud/name`.
     pub region: String,
-    /// So many thousandths.
+    /// Share in permille.
     pub permille: u16,
-    /// For this reason.
-    pub why: String,
+    /// Reason of the share.
+    pub reason: String,
 }
 
-/// One region's share of a row.
+/// Share of one region in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedShare {
-    /// Which region.
+    /// The region.
     pub region: RegionId,
-    /// So many thousandths.
+    /// Share in permille.
     pub permille: u16,
-    /// For this reason.
-    pub why: Why,
+    /// Reason of the share.
+    pub reason: Why,
 }
 
-/// The rows of one gateway.
+/// Rows of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Weights {
-    /// How new they are.
+pub struct GatewayWeights {
+    /// Generation of the rows.
     pub generation: Generation,
-    /// Whose they are, by its place.
+    /// Region of the gateway.
     pub gateway: RegionId,
-    /// By class and origin.
-    pub rows: BTreeMap<(Class, RegionId), Vec<NamedShare>>,
+    /// Rows by class and origin.
+    pub rows: BTreeMap<(TrafficClass, RegionId), Vec<NamedShare>>,
 }
 
-impl From<&Weights> for WeightsV1 {
-    fn from(weights: &Weights) -> WeightsV1 {
-        let Weights { generation: Generation { epoch, number }, gateway, rows } = weights;
+impl From<&GatewayWeights> for WeightsV1 {
+    fn from(weights: &GatewayWeights) -> WeightsV1 {
+        let GatewayWeights { generation: Generation { epoch, number }, gateway, rows } = weights;
         let share = |share: &NamedShare| {
-            let NamedShare { region, permille, why } = share;
-            ShareV1 { region: region.to_string(), permille: *permille, why: why.as_str().to_owned() }
+            let NamedShare { region, permille, reason } = share;
+            ShareV1 { region: region.to_string(), permille: *permille, reason: reason.as_str().to_owned() }
         };
-        let rows = rows.iter().map(|((Class { deployment, residency }, origin), shares)| RowV1 {
+        let rows = rows.iter().map(|((TrafficClass { deployment, residency }, origin), shares)| RowV1 {
             deployment: deployment.to_string(),
-            residency: written(residency),
+            residency: policy_to_wire(residency),
             origin: origin.to_string(),
             shares: shares.iter().map(share).collect(),
         });
@@ -98,23 +98,23 @@ impl From<&Weights> for WeightsV1 {
     }
 }
 
-impl TryFrom<WeightsV1> for Weights {
+impl TryFrom<WeightsV1> for GatewayWeights {
     type Error = WireError;
 
-    fn try_from(wire: WeightsV1) -> Result<Weights, WireError> {
+    fn try_from(wire: WeightsV1) -> Result<GatewayWeights, WireError> {
         let WeightsV1 { version, epoch, generation: number, gateway, rows } = wire;
-        refuse_other_versions(version)?;
-        refuse_too_many("rows", rows.len(), ROWS_MAX)?;
+        reject_other_versions(version)?;
+        reject_too_many("rows", rows.len(), ROWS_MAX)?;
         let mut each = BTreeMap::new();
-        for (place, row) in rows.into_iter().enumerate() {
+        for (index, row) in rows.into_iter().enumerate() {
             let RowV1 { deployment, residency, origin, shares } = row;
-            let what = format!("rows[{place}]");
-            let class = class_from(&what, &deployment, residency, &origin)?;
-            if each.insert(class, whole(&format!("{what}.shares"), shares)?).is_some() {
-                return Err(WireError::new(what, "this class stands here twice from this origin"));
+            let what = format!("rows[{index}]");
+            let class = parse_class(&what, &deployment, residency, &origin)?;
+            if each.insert(class, parse_shares(&format!("{what}.shares"), shares)?).is_some() {
+                return Err(WireError::new(what, "this class is listed twice for this origin"));
             }
         }
-        Ok(Weights {
+        Ok(GatewayWeights {
             generation: Generation { epoch, number },
             gateway: parsed("gateway", &gateway)?,
             rows: each,
@@ -122,25 +122,28 @@ impl TryFrom<WeightsV1> for Weights {
     }
 }
 
-/// Shares that make up the whole.
-fn whole(what: &str, shares: Vec<ShareV1>) -> Result<Vec<NamedShare>, WireError> {
-    refuse_too_many(what, shares.len(), MAX_REGIONS)?;
+/// Parses shares that add up to 1000 permille.
+fn parse_shares(what: &str, shares: Vec<ShareV1>) -> Result<Vec<NamedShare>, WireError> {
+    reject_too_many(what, shares.len(), MAX_REGIONS)?;
     let mut whole: Vec<NamedShare> = Vec::with_capacity(shares.len());
-    for (place, ShareV1 { region, permille, why }) in shares.into_iter().enumerate() {
-        let region: RegionId = parsed(format!("{what}[{place}].region"), &region)?;
+    for (index, ShareV1 { region, permille, reason }) in shares.into_iter().enumerate() {
+        let region: RegionId = parsed(format!("{what}[{index}].region"), &region)?;
         if whole.iter().any(|share| share.region == region) {
             return Err(WireError::new(
-                format!("{what}[{place}].region"),
+                format!("{what}[{index}].region"),
                 format!("`{region}` has two shares"),
             ));
         }
-        let why = Why::parse(&why)
-            .ok_or_else(|| WireError::new(format!("{what}[{place}].why"), "this reason is not known here"))?;
-        whole.push(NamedShare { region, permille, why });
+        let reason = Why::parse(&reason)
+            .ok_or_else(|| WireError::new(format!("{what}[{index}].reason"), "unknown reason"))?;
+        whole.push(NamedShare { region, permille, reason });
     }
     let sum: u32 = whole.iter().map(|share| u32::from(share.permille)).sum();
     if sum != u32::from(WHOLE_PERMILLE) {
-        return Err(WireError::new(what, format!("they are {sum} thousandths and not {WHOLE_PERMILLE}")));
+        return Err(WireError::new(
+            what,
+            format!("the shares add up to {sum} permille, not {WHOLE_PERMILLE}"),
+        ));
     }
     Ok(whole)
 }

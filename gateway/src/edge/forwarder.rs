@@ -1,17 +1,17 @@
 //! From region to region until one answers.
 
-use super::admit::Request;
-use super::forward::{Edge, NotForwarded};
 use super::known::REGION_IN_FLIGHT_MAX;
-use super::policy::Permit;
-use super::race::{Beginning, Race};
+use super::policy::{Permit, PolicyGuard};
+use super::race::{Answered, Beginning, Race};
 use super::refusals::{deadline_passed, in_words, no_receipt};
-use super::watch::{InFlight, Next};
+use super::request::{NotForwarded, Request};
+use super::watch::{InFlight, Next, Watch};
+use crate::config::EdgeConfig;
 use crate::events::at;
 use crate::names;
 use crate::receipts::{Before, NoReceipt, Recorder, Sending};
 use crate::respond::Refusal;
-use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
+use crate::upstream::{Answer, Upstream, WHOLE_ANSWER_MAX};
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::priority::Priority;
@@ -19,6 +19,7 @@ use gateway_core::trail::{Cause, End, Trail};
 use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::{ErrorCode, Remedy};
 use replica_core::wire::headers;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The least and the most that a connection to a region may take to open; between them, two round trips and a bit.
@@ -27,13 +28,6 @@ const CONNECT_MAX: Duration = Duration::from_millis(400);
 
 /// When to come back where a region has as much as it may: half of what waits there has been answered by then.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// How an attempt's answer came about.
-pub(super) struct Answered {
-    pub(super) answer: Answer,
-    pub(super) region: RegionIndex,
-    pub(super) waited: Duration,
-}
 
 /// Event that a request waits for while attempts are in flight.
 enum Happened<'a> {
@@ -57,7 +51,16 @@ struct Attempt {
     left: Duration,
 }
 
-impl Edge {
+/// Forwards requests to regions.
+pub(super) struct Forwarder {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) policy: Arc<PolicyGuard>,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) recorder: Option<Arc<Recorder>>,
+}
+
+impl Forwarder {
     /// Sends a request to its targets, one after the other, until one responds. Before each attempt the policy is checked against
     /// the newest route table ([`super::policy`]).
     pub(super) async fn forward(
@@ -69,7 +72,7 @@ impl Edge {
         // Subscribed before the first step, so that no loss of a region falls between the two.
         let mut bell = self.watch.bell();
         let about = request.about();
-        self.renew(request, &mut permit)?;
+        self.policy.renew(request, &mut permit)?;
         let route = &request.route;
         trail.routed((**route).clone());
         let targets = route.targets().map(|target| target.region).collect();
@@ -122,7 +125,7 @@ impl Edge {
                 () = tokio::time::sleep_until(plan.alarm().into()) => Happened::Due,
             };
             // What is under way was sent under the policy of its time; nothing more is sent but under the newest.
-            if let Err(refusal) = self.renew(request, &mut permit) {
+            if let Err(refusal) = self.policy.renew(request, &mut permit) {
                 denied = Some(refusal.into());
             }
             plan.restrict(if denied.is_some() { RegionSet::EMPTY } else { *permit.allowed });
@@ -161,7 +164,7 @@ impl Edge {
 
     /// The number of the next attempt among all of this process.
     fn next_key(&self) -> u64 {
-        self.recorder.as_ref().map_or(0, Recorder::number)
+        self.recorder.as_ref().map_or(0, |recorder| recorder.number())
     }
 
     /// One attempt; whoever waits for it bounds its time by dropping it. Where a receipt is required it is durable before a
@@ -220,7 +223,7 @@ impl Edge {
             let known = self.watch.known();
             (
                 2 * known.latency.estimate(region, begun),
-                known.elsewhere(request, request.route.targets(), region),
+                known.elsewhere(&request.about(), request.may_sleep, request.route.targets(), region),
             )
         };
         let connect = connect.clamp(CONNECT_MIN, CONNECT_MAX);

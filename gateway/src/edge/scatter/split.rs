@@ -1,0 +1,102 @@
+//! Decides whether a request is split, and into which parts.
+
+use super::super::forwarder::Forwarder;
+use super::super::policy::PolicyGuard;
+use super::super::refusals::too_many_inputs;
+use super::super::request::Request;
+use super::super::responder::Responder;
+use super::super::router::Router;
+use super::super::watch::Watch;
+use super::room::Room;
+use crate::config::EdgeConfig;
+use crate::intake::Intake;
+use crate::metrics::{EdgeMetrics, Turn};
+use crate::respond::Refusal;
+use crate::upstream::Upstream;
+use gateway_core::scatter::cut::{Cutting, Piece, TOKENS_AROUND};
+use gateway_core::scatter::spread::{self, CUT_INPUTS_MIN, CUT_TOKENS_MIN, Place, Scale};
+use gateway_core::tenant::Cost;
+use regions::set::RegionIndex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::SemaphorePermit;
+
+/// Splits requests with many inputs into parts, which several replicas compute.
+pub(in crate::edge) struct Splitter {
+    pub(in crate::edge) config: Arc<EdgeConfig>,
+    pub(in crate::edge) scattering: Arc<Room>,
+    pub(in crate::edge) intake: Arc<Intake>,
+    pub(in crate::edge) router: Arc<Router>,
+    pub(in crate::edge) policy: Arc<PolicyGuard>,
+    pub(in crate::edge) forwarder: Arc<Forwarder>,
+    pub(in crate::edge) responder: Arc<Responder>,
+    pub(in crate::edge) watch: Arc<Watch>,
+    pub(in crate::edge) upstream: Arc<Upstream>,
+    pub(in crate::edge) metrics: Arc<EdgeMetrics>,
+}
+
+/// Split of a request.
+pub(in crate::edge) struct Cut<'a> {
+    pub(super) cutting: Arc<Cutting>,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) places: Vec<Place>,
+    /// Its turn; one that must be cut can wait for it.
+    pub(super) turn: Option<SemaphorePermit<'a>>,
+}
+
+impl Splitter {
+    /// How the request is cut, if it is worth it. A small one is not even looked at.
+    pub(in crate::edge) async fn cut(&self, request: &Request) -> Result<Option<Cut<'_>>, Refusal> {
+        let Cost { inputs, tokens } = request.cost;
+        if inputs < CUT_INPUTS_MIN && tokens < CUT_TOKENS_MIN {
+            return Ok(None);
+        }
+        let tokens = tokens.saturating_add(inputs * TOKENS_AROUND);
+        let places = self.places(request);
+        let Some(scale) = spread::scale(inputs, tokens, &places) else { return Ok(None) };
+        let Scale { piece_tokens, places } = scale;
+        let turn = self.scattering.turn_now();
+        if turn.is_none() && !spread::must_be_cut(inputs, tokens) {
+            self.metrics.turns.count(Turn::Whole);
+            return Ok(None);
+        }
+        let (path, body) = (request.path, request.body.bytes.clone());
+        let cutting =
+            self.intake.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
+        let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
+        let pieces = cutting.pieces(piece_tokens);
+        let worth_it = pieces.len() > 1;
+        if worth_it {
+            self.metrics.turns.count(if turn.is_some() { Turn::AtOnce } else { Turn::Waited });
+        }
+        Ok(worth_it.then(|| Cut { cutting: Arc::new(cutting), pieces, places, turn }))
+    }
+
+    /// The regions that could take the request, best first, and what they say of their room.
+    fn places(&self, request: &Request) -> Vec<Place> {
+        let route = &request.route;
+        let known = self.watch.known();
+        let place = |region: RegionIndex, rtt: Duration| {
+            let load = known.load(region, &request.deployment);
+            let tokens_per_second = load.tokens_per_second as u64;
+            Place {
+                region,
+                rtt,
+                replicas: load.ready.max(1),
+                pending_tokens: load.pending_tokens,
+                tokens_per_second,
+            }
+        };
+        // Nothing is spread over a region that is being emptied, while there is another.
+        let only_draining = route.targets().all(|candidate| candidate.score.draining);
+        let order = route.targets().filter(|candidate| only_draining || !candidate.score.draining);
+        // Pieces go where something is ready; where nothing is, to whoever would hold the whole.
+        let holds = |region| known.held_for(region, &request.deployment).is_some();
+        let warm = order.clone().filter(|candidate| !holds(candidate.region));
+        let warm: Vec<_> = warm.map(|candidate| place(candidate.region, candidate.score.rtt)).collect();
+        if !warm.is_empty() {
+            return warm;
+        }
+        order.take(1).map(|candidate| place(candidate.region, candidate.score.rtt)).collect()
+    }
+}
