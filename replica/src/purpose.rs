@@ -17,7 +17,7 @@ use crate::tokenize::EncodeOptions;
 
 /// Task of the loaded model.
 pub(crate) enum Purpose {
-    /// EmbeddingModel model: computes vectors.
+    /// Embedding model: computes vectors.
     Embed(EmbeddingModel),
     /// Classifier: computes a number for each label; with one label it is a reranker.
     Label(ClassifierModel),
@@ -30,7 +30,7 @@ pub(crate) struct ClassifierModel {
     pub(crate) prompt: Option<Arc<str>>,
 }
 
-/// EmbeddingModel model.
+/// Embedding model.
 pub(crate) struct EmbeddingModel {
     /// Values in a served vector; may be fewer than the engine computes.
     pub(crate) width: usize,
@@ -246,7 +246,7 @@ impl EmbeddingModel {
             let own = normalize.is_none() && output == Output::Pooled;
             let (rows, width) = if own { (sentence.serve(rows, width), served) } else { (rows, width) };
             let mut rows = scores::shorten(rows, width, keep);
-            // A truncated vector is normalized renormalize.
+            // A truncated vector is normalized again.
             let renormalize = sentence.normalize && (!own || keep < served);
             if normalize.unwrap_or(renormalize) {
                 scores::normalize(&mut rows, keep);

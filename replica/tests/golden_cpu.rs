@@ -272,14 +272,14 @@ fn a_row_is_bit_identical_in_every_batch() {
 }
 
 /// Interrupts the batch with one sequence at every opportunity.
-struct Lookups<'a> {
+struct Interruptions<'a> {
     engine: &'a CpuEngine,
     sequence: &'a [u32],
     row: &'a [f32],
     let_in: AtomicUsize,
 }
 
-impl BatchCallbacks for Lookups<'_> {
+impl BatchCallbacks for Interruptions<'_> {
     fn is_needed(&self, _sequence: usize) -> bool {
         true
     }
@@ -314,13 +314,14 @@ fn an_interrupted_batch_has_the_same_rows() {
                 sequences.iter().cycle().take(count).for_each(|sequence| tokens.push(sequence, None));
                 let mut rows = vec![0.0; count * engine.describe().width];
                 let let_in = AtomicUsize::new(0);
-                let lookups = Lookups { engine: &engine, sequence: &sequences[1], row: &alone[1], let_in };
-                let failed = engine.compute_each(&tokens.batch(), Output::Pooled, &lookups, &mut rows);
+                let interruptions =
+                    Interruptions { engine: &engine, sequence: &sequences[1], row: &alone[1], let_in };
+                let failed = engine.compute_each(&tokens.batch(), Output::Pooled, &interruptions, &mut rows);
                 assert_eq!(failed, Ok(Vec::new()));
                 for (row, alone) in rows.chunks_exact(alone[0].len()).zip(alone.iter().cycle()) {
                     assert_eq!(row, alone, "{name}, {threads} threads, {count} sequences");
                 }
-                let times = lookups.let_in.into_inner();
+                let times = interruptions.let_in.into_inner();
                 assert!(times >= steps, "{times} times, {name}, {threads} threads, {count} sequences");
             }
         }

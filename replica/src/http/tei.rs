@@ -71,7 +71,7 @@ pub(super) async fn embed_all(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compu
     let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = request;
     if normalize == Some(true) {
         let problem = "is true, and the rows of tokens are returned as they are";
-        return Err(Refusal::invalid("normalize", "normalize", problem, "false, or ask at /pooling"));
+        return Err(Refusal::invalid("normalize", "normalize", problem, "false, or use /pooling"));
     }
     if dimensions.is_some() {
         let problem = "is given, and the rows of tokens are returned whole";

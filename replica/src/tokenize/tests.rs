@@ -228,7 +228,7 @@ fn word_pieces() -> TextTokenizer {
 #[test]
 fn the_word_piece_fast_path_equals_the_reference() {
     let short = word_pieces();
-    assert!(short.pieces.is_some(), "BERT's tokenizer has a short way");
+    assert!(short.pieces.is_some(), "BERT's tokenizer has a fast path");
     let mut long = word_pieces();
     long.pieces = None;
     let bits = [

@@ -328,16 +328,16 @@ fn a_body_that_does_not_arrive_times_out() {
 
 /// Texts of a bulk request: more than the small model computes in a few hundred milliseconds on a fast machine, and
 /// less than it computes within the drain limit on a slow one.
-const BACKFILL: usize = 1024;
+const BULK_TEXTS: usize = 1024;
 
-fn backfill() -> String {
-    let texts: Vec<String> = (0..BACKFILL).map(|i| text(i, MAX_TOKENS)).collect();
+fn bulk_request() -> String {
+    let texts: Vec<String> = (0..BULK_TEXTS).map(|i| text(i, MAX_TOKENS)).collect();
     json!({"model": "small", "input": texts}).to_string()
 }
 
 /// Sends a bulk request and waits until it is in the queue.
-fn send_backfill(replica: &TestReplica) -> TcpStream {
-    let body = backfill();
+fn send_bulk_request(replica: &TestReplica) -> TcpStream {
+    let body = bulk_request();
     let mut stream = replica.open("POST", "/v1/embeddings", &[], Some(body.len()));
     stream.write_all(body.as_bytes()).expect("to send");
     replica.wait_until(|status| status["pending_tokens"].as_u64() > Some(100_000));
@@ -347,7 +347,7 @@ fn send_backfill(replica: &TestReplica) -> TcpStream {
 #[test]
 fn requests_of_disconnected_clients_are_not_computed() {
     let replica = TestReplica::start("");
-    let stream = send_backfill(&replica);
+    let stream = send_bulk_request(&replica);
     stream.shutdown(Shutdown::Both).expect("to hang up");
     drop(stream);
     replica.wait_until(|status| status["pending_tokens"] == 0);
@@ -361,7 +361,7 @@ fn requests_of_disconnected_clients_are_not_computed() {
 fn expired_requests_are_not_computed() {
     let replica = TestReplica::start("");
     let headers = [("x-meridian-timeout-ms", "50")];
-    let answer = replica.call("POST", "/v1/embeddings", &headers, backfill().as_bytes());
+    let answer = replica.call("POST", "/v1/embeddings", &headers, bulk_request().as_bytes());
     check_refused(&answer, ErrorCode::DeadlineExceeded, Some("x-meridian-timeout-ms"), "50 ms");
     replica.wait_until(|status| status["pending_tokens"] == 0);
     assert_eq!(replica.get("/info")["counters"]["inputs_total"], 0);
@@ -374,39 +374,43 @@ fn expired_requests_are_not_computed() {
 fn a_full_queue_rejects_with_retry_after() {
     let replica = TestReplica::start("[limits]\nmax_queue_tokens = 1024\n");
     replica.vectors(&texts(10));
-    let stream = send_backfill(&replica);
-    let lookup = json!({"model": "small", "input": "w1"});
+    let stream = send_bulk_request(&replica);
+    let interactive = json!({"model": "small", "input": "w1"});
     let headers = [("x-meridian-priority", "bulk")];
-    let answer = replica.call("POST", "/v1/embeddings", &headers, lookup.to_string().as_bytes());
+    let answer = replica.call("POST", "/v1/embeddings", &headers, interactive.to_string().as_bytes());
     check_refused(&answer, ErrorCode::Overloaded, None, "tokens are waiting, the limit is ");
     let millis: u64 = answer.header("retry-after-ms").and_then(|wait| wait.parse().ok()).expect("a wait");
     let seconds: u64 = answer.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
     assert_eq!(seconds, millis.div_ceil(1000));
     let speed = replica.get("/status")["tokens_per_second"].as_f64().expect("a speed");
-    let honest = (BACKFILL * MAX_TOKENS) as f64 / speed * 1000.0;
+    let honest = (BULK_TEXTS * MAX_TOKENS) as f64 / speed * 1000.0;
     assert!((millis as f64) < 3.0 * honest + 100.0, "{millis} ms, and all of it takes {honest} ms");
-    assert_eq!(replica.embed(&lookup).status, 200, "what is full is full of bulk: a lookup has room");
+    assert_eq!(
+        replica.embed(&interactive).status,
+        200,
+        "bulk requests fill their share only: interactive requests are accepted"
+    );
     drop(stream);
 }
 
 #[test]
 fn a_lone_request_does_not_wait_for_a_bulk_request() {
     let replica = TestReplica::start("");
-    let stream = send_backfill(&replica);
+    let stream = send_bulk_request(&replica);
     assert_eq!(replica.vectors(&texts(1)).len(), 1);
     let left = replica.get("/status")["pending_tokens"].as_u64().expect("a number");
     assert!(left > 0, "it succeeded while the bulk request is running");
     let answer = Response::read(stream);
-    assert_eq!((answer.status, answer.vectors().len()), (200, BACKFILL), "the bulk request succeeds");
+    assert_eq!((answer.status, answer.vectors().len()), (200, BULK_TEXTS), "the bulk request succeeds");
 }
 
 #[test]
 fn a_draining_replica_finishes_its_requests() {
     let mut replica = TestReplica::start("");
-    let stream = send_backfill(&replica);
+    let stream = send_bulk_request(&replica);
     replica.stop();
     let answer = Response::read(stream);
-    assert_eq!((answer.status, answer.vectors().len()), (200, BACKFILL));
+    assert_eq!((answer.status, answer.vectors().len()), (200, BULK_TEXTS));
     assert!(replica.ended().is_ok());
     assert!(TcpStream::connect(replica.address).is_err(), "the listener is closed");
 }
