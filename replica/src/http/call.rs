@@ -48,7 +48,7 @@ pub(super) struct ApiCall {
 const INLINE_TOKENS: usize = 64 << 10;
 
 /// Limit, in characters, of a chat template's error message in a response: the template's author wrote the text.
-const TEMPLATE_WORDS: usize = 200;
+const MAX_TEMPLATE_MESSAGE_CHARS: usize = 200;
 
 /// Tokenized inputs.
 pub(super) struct Tokens {
@@ -149,18 +149,18 @@ where
     let priority = request.headers().get(headers::PRIORITY).cloned();
     let tenant = request.headers().get(headers::TENANT).map(|tenant| TenantKey::new(tenant.as_bytes()));
     let call = Arc::new(ApiCall { app: Arc::clone(app), id, received, priority, tenant, deadline });
-    let answer = async {
+    let response = async {
         let (head, body) = request.into_parts();
         let body = app.bodies.read(&head.headers, body).await?;
         // The permits of the body are held until the response is complete: the parsed values live as long.
         let _permit = body.permit;
         handle(call, body.bytes).await
     };
-    let (Some(timeout), Some(deadline)) = (timeout, deadline) else { return answer.await };
-    let answered = timeout_at(deadline.into(), answer).await;
+    let (Some(timeout), Some(deadline)) = (timeout, deadline) else { return response.await };
+    let outcome = timeout_at(deadline.into(), response).await;
     // The client gets the same error whether this timer or the queue expires first.
-    match answered {
-        Ok(Ok(answer)) => Ok(answer),
+    match outcome {
+        Ok(Ok(response)) => Ok(response),
         Ok(Err(refusal)) if Instant::now() < deadline => Err(refusal),
         Ok(Err(_)) | Err(_) => Err(Refusal::deadline_exceeded(timeout)),
     }
@@ -188,12 +188,12 @@ impl ApiCall {
         named: InputField,
     ) -> Result<EncodeOptions, Refusal> {
         let overlong = truncation.overlong(self.app.embeddings.auto_truncate);
-        let most = truncation.max_tokens.map(|most| self.texts_of(most, named)).transpose()?;
+        let most = truncation.max_tokens.map(|most| self.text_limit(most, named)).transpose()?;
         Ok(EncodeOptions { most, ..unprompted(overlong) })
     }
 
     /// Returns the limit of tokens of a text, given the limit `most` that includes the special tokens.
-    fn texts_of(&self, most: u64, named: InputField) -> Result<usize, Refusal> {
+    fn text_limit(&self, most: u64, named: InputField) -> Result<usize, Refusal> {
         let special = self.service().tokenizer.special_tokens();
         let limit = self.service().readable.max_input_tokens;
         let given = usize::try_from(most).unwrap_or(usize::MAX);
@@ -224,7 +224,7 @@ impl ApiCall {
     ) -> Result<Tokens, Refusal> {
         let lists = match input {
             Input::Texts(texts) => {
-                return self.read(texts.into_iter().map(TextInput::One).collect(), named, options).await;
+                return self.encode(texts.into_iter().map(TextInput::One).collect(), named, options).await;
             }
             Input::Tokens(lists) => lists,
         };
@@ -254,7 +254,7 @@ impl ApiCall {
     }
 
     /// Tokenizes texts and pairs.
-    pub(super) async fn read(
+    pub(super) async fn encode(
         &self,
         texts: Vec<TextInput>,
         named: InputField,
@@ -262,16 +262,16 @@ impl ApiCall {
     ) -> Result<Tokens, Refusal> {
         let (started, listed) = (Instant::now(), texts.len());
         let read = self.service().tokenizer.encode(texts, options).await;
-        let inputs = read.map_err(|error| self.unread(error, named))?;
+        let inputs = read.map_err(|error| self.tokenize_refusal(error, named))?;
         Ok(Tokens { inputs, took: started.elapsed(), listed })
     }
 
     /// Converts an error of the tokenizer.
-    pub(super) fn unread(&self, error: TokenizeError, named: InputField) -> Refusal {
+    pub(super) fn tokenize_refusal(&self, error: TokenizeError, named: InputField) -> Refusal {
         match error {
             TokenizeError::Unreadable { index, why } => named.refusal(index, why),
             TokenizeError::Template { index, why } => {
-                let why: String = why.chars().take(TEMPLATE_WORDS).collect();
+                let why: String = why.chars().take(MAX_TEMPLATE_MESSAGE_CHARS).collect();
                 let problem = format!("is not taken by the model's chat template ({why})");
                 Refusal::invalid(named.field, &named.path(index), &problem, "another text")
             }

@@ -140,7 +140,7 @@ async fn labelled(
     let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
     let tokens = match input {
         Input::Texts(texts) => {
-            call.read(texts.into_iter().map(TextInput::One).collect(), named, options).await?
+            call.encode(texts.into_iter().map(TextInput::One).collect(), named, options).await?
         }
         Input::Tokens(_) => call.tokens(input, named, &PromptChoice::Default, options).await?,
     };

@@ -184,12 +184,12 @@ struct PairScores {
 impl Pairs {
     async fn score(self, call: &ApiCall, requested: &str) -> Result<PairScores, Refusal> {
         match call.service().purpose.ranker(requested)? {
-            Ranker::CrossEncoder(classifier) => self.read_together(call, classifier).await,
-            Ranker::Similarity(embedding) => self.compare(call, embedding).await,
+            Ranker::CrossEncoder(classifier) => self.score_with_cross_encoder(call, classifier).await,
+            Ranker::Similarity(embedding) => self.score_by_similarity(call, embedding).await,
         }
     }
 
-    async fn read_together(
+    async fn score_with_cross_encoder(
         self,
         call: &ApiCall,
         classifier: &ClassifierModel,
@@ -200,13 +200,18 @@ impl Pairs {
         let texts =
             second.into_iter().enumerate().map(|(i, second)| TextInput::Pair(of(i), second)).collect();
         let named = InputField { field: fields[1], single: false };
-        let tokens = call.read(texts, named, EncodeOptions { most, ..classifier.options(overlong) }).await?;
+        let tokens =
+            call.encode(texts, named, EncodeOptions { most, ..classifier.options(overlong) }).await?;
         let computed = call.compute(tokens, Output::Pooled).await?;
         let scores = computed.rows.iter().map(|logit| scores::sigmoid(*logit)).collect();
         Ok(PairScores { raw: computed.rows, scores, cost: computed.cost })
     }
 
-    async fn compare(self, call: &ApiCall, embedding: &EmbeddingModel) -> Result<PairScores, Refusal> {
+    async fn score_by_similarity(
+        self,
+        call: &ApiCall,
+        embedding: &EmbeddingModel,
+    ) -> Result<PairScores, Refusal> {
         let Pairs { first, second, fields, overlong, most } = self;
         let count = first.len();
         let prompt = |role| embedding.prompt(&PromptChoice::For(role));
@@ -215,8 +220,8 @@ impl Pairs {
         let of_second = EncodeOptions { prompt: documents, overlong, most };
         let named = |field, single| InputField { field, single };
         let both = tokio::try_join!(
-            call.read(texts(first), named(fields[0], count == 1), of_first),
-            call.read(texts(second), named(fields[1], false), of_second),
+            call.encode(texts(first), named(fields[0], count == 1), of_first),
+            call.encode(texts(second), named(fields[1], false), of_second),
         );
         let (first, second): (Tokens, Tokens) = both?;
         let computed = call.compute(first.and(second), Output::Pooled).await?;

@@ -23,13 +23,13 @@ use crate::tokenize::{EncodeOptions, TextInput};
 /// `POST /`: dispatches by the task of the model, as TEI does; clients of Hugging Face use no other path.
 pub(super) async fn root(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     match &call.service().purpose {
-        Purpose::Embed(_) => embed_or_compare(call, body).await,
+        Purpose::Embed(_) => embed_or_score_similarity(call, body).await,
         Purpose::Label(classifier) if classifier.ranks() => rerank::tei(call, body).await,
         Purpose::Label(_) => predict(call, body).await,
     }
 }
 
-async fn embed_or_compare(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+async fn embed_or_score_similarity(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     enum RootBody {
         Embed(EmbedRequest),
         Compare(SimilarityRequest),
@@ -43,8 +43,8 @@ async fn embed_or_compare(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedR
         }
     };
     match call.parse(body, parse).await? {
-        RootBody::Embed(request) => embedded(&call, request).await,
-        RootBody::Compare(request) => compared(&call, request).await,
+        RootBody::Embed(request) => embed_response(&call, request).await,
+        RootBody::Compare(request) => similarity_response(&call, request).await,
     }
 }
 
@@ -52,10 +52,10 @@ async fn embed_or_compare(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedR
 pub(super) async fn embed(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
-    embedded(&call, request).await
+    embed_response(&call, request).await
 }
 
-async fn embedded(call: &ApiCall, request: EmbedRequest) -> Result<ComputedResponse, Refusal> {
+async fn embed_response(call: &ApiCall, request: EmbedRequest) -> Result<ComputedResponse, Refusal> {
     let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = request;
     let named = InputField { field: "inputs", single };
     let (path, input) = ("/embed", inputs);
@@ -91,10 +91,13 @@ pub(super) async fn embed_all(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compu
 pub(super) async fn similarity(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.sentences();
     let request = call.parse(body, move |body| SimilarityRequest::parse(body, limit)).await?;
-    compared(&call, request).await
+    similarity_response(&call, request).await
 }
 
-async fn compared(call: &ApiCall, request: SimilarityRequest) -> Result<ComputedResponse, Refusal> {
+async fn similarity_response(
+    call: &ApiCall,
+    request: SimilarityRequest,
+) -> Result<ComputedResponse, Refusal> {
     let SimilarityRequest { source, sentences, truncation, prompt } = request;
     let embedding = call.service().purpose.embedding("/similarity")?;
     let [source_field, sentences_field] = SimilarityRequest::FIELDS;
@@ -102,12 +105,12 @@ async fn compared(call: &ApiCall, request: SimilarityRequest) -> Result<Computed
     let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..options };
     let sentences = sentences.into_iter().map(TextInput::One).collect();
     let (source, sentences) = tokio::try_join!(
-        call.read(
+        call.encode(
             vec![TextInput::One(source)],
             InputField { field: source_field, single: true },
             options.clone()
         ),
-        call.read(sentences, InputField { field: sentences_field, single: false }, options),
+        call.encode(sentences, InputField { field: sentences_field, single: false }, options),
     )?;
     let computed = call.compute(source.and(sentences), Output::Pooled).await?;
     let (source, sentences) = computed.rows.split_at(computed.width);
@@ -126,7 +129,7 @@ pub(super) async fn predict(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compute
     let texts = inputs.into_iter().map(text).collect();
     let named = InputField { field: "inputs", single };
     let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
-    let tokens = call.read(texts, named, options).await?;
+    let tokens = call.encode(texts, named, options).await?;
     let mut computed = call.compute(tokens, Output::Pooled).await?;
     match parameters.and_then(|parameters| parameters.function) {
         None if raw_scores => {}
@@ -175,7 +178,7 @@ async fn labelled(call: Arc<ApiCall>, body: Vec<u8>, as_infinity: bool) -> Resul
     let texts = input.into_iter().map(TextInput::One).collect();
     let named = InputField { field: "input", single };
     let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
-    let tokens = call.read(texts, named, options).await?;
+    let tokens = call.encode(texts, named, options).await?;
     let mut computed = call.compute(tokens, Output::Pooled).await?;
     if !raw_scores {
         head.activate(&mut computed.rows);
@@ -208,7 +211,7 @@ pub(super) async fn tokenize(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Comput
     };
     let (inputs, started) = (texts.len(), Instant::now());
     let tokens = call.service().tokenizer.inspect(texts, prompt, add_special_tokens).await;
-    let tokens = tokens.map_err(|error| call.unread(error, named))?;
+    let tokens = tokens.map_err(|error| call.tokenize_refusal(error, named))?;
     let count: usize = tokens.iter().map(Vec::len).sum();
     let cost = tokenized(&call, inputs, count, started.elapsed())?;
     let max_input_tokens = call.service().readable.max_input_tokens;
@@ -233,7 +236,7 @@ pub(super) async fn decode(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Computed
     let (inputs, count) = (ids.len(), ids.iter().map(Vec::len).sum());
     let started = Instant::now();
     let texts = call.service().tokenizer.decode(ids, skip_special_tokens).await;
-    let texts = texts.map_err(|error| call.unread(error, InputField { field: "ids", single }))?;
+    let texts = texts.map_err(|error| call.tokenize_refusal(error, InputField { field: "ids", single }))?;
     let cost = tokenized(&call, inputs, count, started.elapsed())?;
     Ok(ComputedResponse { json: super::to_json(&texts), cost })
 }
