@@ -11,8 +11,8 @@ use gateway::hop::Credentials;
 use gateway::ingress::{IngressConfig, Signals};
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
 use scheduler::config::{HubConfig, SpokeConfig, TlsFiles};
-use scheduler::keeper::{self, Keeper};
-use scheduler::scaling::{self, Scaling};
+use scheduler::heartbeat::{self, HeartbeatFile};
+use scheduler::scaling::{Autoscaler, ScalingSignals};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
 /// Holds the process identifier of a parent without which a role shall not live on.
-pub(crate) use keeper::PARENT_VARIABLE;
+pub(crate) use heartbeat::PARENT_VARIABLE;
 
 /// Says in which form the log is written: `json`, or text for whoever does not say.
 const LOG_FORMAT_VARIABLE: &str = "MERIDIAN_LOG_FORMAT";
@@ -98,8 +98,8 @@ async fn spoke_parts(
     stop: watch::Receiver<bool>,
 ) -> Result<(), anyhow::Error> {
     let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
-    let scaling = Scaling::prepare(&config)?;
-    let signals = scaling::Signals::default();
+    let scaling = Autoscaler::prepare(&config)?;
+    let signals = ScalingSignals::default();
     let ingress = IngressConfig {
         listen: config.listen,
         region: config.region.clone(),
@@ -145,10 +145,11 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
         Ok(config) => config,
         Err(problems) => return wrong(&options.config, problems),
     };
-    let keeper = match std::env::var(keeper::VARIABLE).ok().map(|value| Keeper::parse(&value)).transpose() {
-        Ok(keeper) => keeper,
-        Err(problem) => return fail(WRONG_USAGE, &[problem]),
-    };
+    let keeper =
+        match std::env::var(heartbeat::VARIABLE).ok().map(|value| HeartbeatFile::parse(&value)).transpose() {
+            Ok(keeper) => keeper,
+            Err(problem) => return fail(WRONG_USAGE, &[problem]),
+        };
     let region = options.region.clone();
     run(async |stop| {
         let shutdown = stopped_or_alone(stop, keeper);
@@ -164,12 +165,12 @@ pub(crate) fn scripted_replica(options: ScriptedOptions) -> ExitCode {
 }
 
 /// A replica that somebody looks after ends as well when nobody does any longer.
-async fn stopped_or_alone(stop: watch::Receiver<bool>, keeper: Option<Keeper>) {
+async fn stopped_or_alone(stop: watch::Receiver<bool>, keeper: Option<HeartbeatFile>) {
     let Some(keeper) = keeper else { return stopped(stop).await };
     tokio::select! {
         () = stopped(stop) => {}
-        () = keeper::until_alone(&keeper) => {
-            tracing::warn!(file = %keeper.file.display(), "nobody looks after this replica any longer; it ends");
+        () = heartbeat::until_expired(&keeper) => {
+            tracing::warn!(file = %keeper.file.display(), "spoke heartbeat timed out, stopping");
         }
     }
 }

@@ -260,10 +260,10 @@ impl World {
     }
 }
 
-const WANTED: &str = "another number of replicas is wanted";
-const STARTED: &str = "a replica starts";
-const READY: &str = "a replica takes work";
-const ENDED: &str = "a replica has ended";
+const WANTED: &str = "desired replica count changed";
+const STARTED: &str = "replica started";
+const READY: &str = "replica ready";
+const ENDED: &str = "replica stopped";
 
 /// A line of a log.
 struct Event {

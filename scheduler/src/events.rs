@@ -1,7 +1,7 @@
-//! What happens in the hub and in the agent, one struct an event; each owns its line in the log.
+//! Log events of the hub and the agent: one struct per event, which owns its log line.
 //!
-//! What comes again and again while a state lasts is told when the state begins and when it ends, not in between:
-//! whoever makes the event sees to that.
+//! Conditions that last are logged when they begin and when they end, not in between; the caller that emits the event
+//! tracks the condition.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -15,7 +15,7 @@ use scheduler_core::access::Denied;
 use scheduler_core::plan::TrafficClass;
 use scheduler_store::EtcdConfig;
 
-/// The hub takes requests.
+/// The hub accepts requests.
 pub(crate) struct HubStarted<'a> {
     pub(crate) address: SocketAddr,
     pub(crate) store: &'a StoreConfig,
@@ -26,16 +26,16 @@ impl HubStarted<'_> {
         let HubStarted { address, store } = self;
         match store {
             StoreConfig::Embedded { data } => {
-                tracing::info!(%address, data = %data.display(), "the hub takes requests");
+                tracing::info!(%address, data = %data.display(), "hub started");
             }
             StoreConfig::Etcd(EtcdConfig { endpoints, prefix, .. }) => {
-                tracing::info!(%address, ?endpoints, prefix, "the hub takes requests");
+                tracing::info!(%address, ?endpoints, prefix, "hub started");
             }
         }
     }
 }
 
-/// An operator lets the next model of a deployment replace the one that is served.
+/// An operator promoted the next model of a deployment.
 pub(crate) struct Promoted<'a> {
     pub(crate) deployment: &'a DeploymentName,
     pub(crate) revision: ModelRevision,
@@ -48,89 +48,89 @@ impl Promoted<'_> {
     }
 }
 
-/// This hub leads from now on.
-pub(crate) struct Leading<'a> {
+/// This hub became the leader.
+pub(crate) struct LeadershipAcquired<'a> {
     pub(crate) name: &'a str,
     pub(crate) created: u64,
 }
 
-impl Leading<'_> {
+impl LeadershipAcquired<'_> {
     pub(crate) fn emit(self) {
-        let Leading { name, created } = self;
-        tracing::info!(name, term = created, "this hub leads");
+        let LeadershipAcquired { name, created } = self;
+        tracing::info!(name, term = created, "leadership acquired");
     }
 }
 
-/// Why a term is over.
+/// Reason for the end of a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deposed {
-    /// A write was refused: the term is another's, or the table is.
-    Refused,
-    /// The lease has ended.
-    LeaseGone,
-    /// The store is older than it was.
-    SetBack,
+pub(crate) enum LeadershipLost {
+    /// A write was refused: another hub holds the term, or has changed the table.
+    WriteRejected,
+    /// The leader's lease expired.
+    LeaseExpired,
+    /// The store's revision is lower than before.
+    StoreRolledBack,
 }
 
-impl Deposed {
+impl LeadershipLost {
     pub(crate) fn emit(self) {
-        let why = match self {
-            Deposed::Refused => "a write was refused, since the term or the table is another's",
-            Deposed::LeaseGone => "its lease has ended",
-            Deposed::SetBack => "the store is older than it was",
+        let reason = match self {
+            LeadershipLost::WriteRejected => "write refused: term or table changed",
+            LeadershipLost::LeaseExpired => "lease expired",
+            LeadershipLost::StoreRolledBack => "store rolled back",
         };
-        tracing::warn!(why, "this hub is deposed; nothing of its term is written any more");
+        tracing::warn!(reason, "leadership lost");
     }
 }
 
-/// This hub follows again.
-pub(crate) struct StoppedLeading {
+/// This hub became a follower.
+pub(crate) struct BecameFollower {
     pub(crate) created: u64,
 }
 
-impl StoppedLeading {
+impl BecameFollower {
     pub(crate) fn emit(self) {
-        tracing::info!(term = self.created, "this hub follows, and gives out what the leader publishes");
+        tracing::info!(term = self.created, "following the leader");
     }
 }
 
-/// The store knows less than it knew.
-pub(crate) struct StoreWentBack {
-    pub(crate) known: Option<Generation>,
-    pub(crate) found: Option<Generation>,
+/// The store holds an older route table than this hub has published.
+pub(crate) struct StoreRolledBack {
+    pub(crate) published: Option<Generation>,
+    pub(crate) stored: Option<Generation>,
     pub(crate) epoch: u64,
 }
 
-impl StoreWentBack {
+impl StoreRolledBack {
     pub(crate) fn emit(self) {
-        let StoreWentBack { known, found, epoch } = self;
+        let StoreRolledBack { published, stored, epoch } = self;
         let text = |generation: Option<Generation>| generation.map_or("none".to_owned(), |it| it.to_string());
         tracing::error!(
-            known = text(known),
-            found = text(found),
+            published = text(published),
+            stored = text(stored),
             epoch,
-            "the store holds an older table than was given out: it was set back; a new epoch begins"
+            "store rolled back, new epoch started"
         );
     }
 }
 
-/// So many leases ended in one moment that the store is suspected.
-pub(crate) struct LeasesHeld;
+/// So many leases expired at the same time that the store is suspected rather than the regions.
+pub(crate) struct MassLeaseExpiry;
 
-impl LeasesHeld {
+impl MassLeaseExpiry {
     pub(crate) fn emit(self) {
-        tracing::error!(
-            "too many leases ended at once for it to be the regions; they keep their routes until enough are back"
-        );
+        tracing::error!("mass lease expiry; regions keep their routes until enough leases are renewed");
     }
 }
 
-/// Enough leases are back.
-pub(crate) struct LeasesLetGo;
+/// Enough leases are renewed again.
+pub(crate) struct MassLeaseExpiryOver;
 
-impl LeasesLetGo {
+impl MassLeaseExpiryOver {
     pub(crate) fn emit(self) {
-        tracing::info!("enough leases are back; regions without one lose their routes in a while");
+        tracing::info!(
+            "mass lease expiry over; regions without a lease lose their routes after the grace period"
+        );
     }
 }
 
@@ -144,55 +144,56 @@ pub(crate) struct TablePublished {
 impl TablePublished {
     pub(crate) fn emit(self) {
         let TablePublished { generation, regions, deployments } = self;
-        tracing::info!(%generation, regions, deployments, "published a route table");
+        tracing::info!(%generation, regions, deployments, "route table published");
     }
 }
 
-/// An operator has changed what there shall be.
-pub(crate) struct Applied {
+/// An operator applied deployments or tenants.
+pub(crate) struct ConfigurationApplied {
     pub(crate) changes: usize,
     pub(crate) deployments: usize,
 }
 
-impl Applied {
+impl ConfigurationApplied {
     pub(crate) fn emit(self) {
-        let Applied { changes, deployments } = self;
-        tracing::info!(changes, deployments, "an operator has applied deployments");
+        let ConfigurationApplied { changes, deployments } = self;
+        tracing::info!(changes, deployments, "configuration applied");
     }
 }
 
-/// The hub's file says something else than what an operator has applied.
-pub(crate) struct FileOverruled;
+/// The deployments file of the hub differs from the deployments that an operator applied.
+pub(crate) struct DeploymentsFileIgnored;
 
-impl FileOverruled {
+impl DeploymentsFileIgnored {
     pub(crate) fn emit(self) {
         tracing::warn!(
-            "the hub's file of deployments says something else than what was applied since, which stands;              `meridian get deployments` writes that down"
+            remedy = "write the applied deployments to the file with `meridian get deployments`",
+            "deployments file ignored, it differs from the applied deployments"
         );
     }
 }
 
-/// A request was denied, the first one since the hub started.
+/// A request was denied, for the first time since the hub started.
 pub(crate) struct AccessDenied<'a> {
     pub(crate) path: &'a str,
-    pub(crate) why: &'a Denied,
+    pub(crate) reason: &'a Denied,
 }
 
 impl AccessDenied<'_> {
     pub(crate) fn emit(self) {
-        let AccessDenied { path, why } = self;
-        tracing::warn!(path, %why, "request denied; further ones are logged at debug level");
+        let AccessDenied { path, reason } = self;
+        tracing::warn!(path, %reason, "request denied; further ones are logged at debug level");
     }
 }
 
-/// The hub has no fleet token, and listens on loopback.
-pub(crate) struct NoFleetTokenSet {
+/// The hub has no fleet token and listens on a loopback address.
+pub(crate) struct FleetTokenMissing {
     pub(crate) listen: SocketAddr,
 }
 
-impl NoFleetTokenSet {
+impl FleetTokenMissing {
     pub(crate) fn emit(self) {
-        let NoFleetTokenSet { listen } = self;
+        let FleetTokenMissing { listen } = self;
         tracing::warn!(
             %listen,
             "no fleet token is configured: every process on this machine can register regions and read tenants"
@@ -200,15 +201,15 @@ impl NoFleetTokenSet {
     }
 }
 
-/// So many readers have said which table they run that no more are noted.
-pub(crate) struct ReadersTooMany {
-    pub(crate) most: usize,
+/// The limit of tracked readers is reached; further readers are not recorded.
+pub(crate) struct ReaderLimitReached {
+    pub(crate) limit: usize,
 }
 
-impl ReadersTooMany {
+impl ReaderLimitReached {
     pub(crate) fn emit(self) {
-        let ReadersTooMany { most } = self;
-        tracing::error!(most, "more gateways and spokes than can be waited for; the rest are not");
+        let ReaderLimitReached { limit } = self;
+        tracing::error!(limit, "reader limit reached; rollouts do not wait for further gateways and spokes");
     }
 }
 
@@ -223,120 +224,120 @@ pub(crate) struct SpokeRegistered<'a> {
 impl SpokeRegistered<'_> {
     pub(crate) fn emit(self) {
         let SpokeRegistered { region, boot_id, endpoint, lease } = self;
-        tracing::info!(%region, boot_id, %endpoint, lease, "a spoke registered");
+        tracing::info!(%region, boot_id, %endpoint, lease, "spoke registered");
     }
 }
 
-/// Other classes than before could not bear the loss of a region.
-pub(crate) struct LossNotBorne<'a> {
+/// The set of classes that would not survive the loss of a region changed.
+pub(crate) struct FailoverCapacityChanged<'a> {
     pub(crate) classes: &'a BTreeSet<TrafficClass>,
 }
 
-/// Classes that one line of the log names.
-const NAMED_MAX: usize = 8;
+/// Maximum number of classes named in one log line.
+const LOGGED_CLASSES_MAX: usize = 8;
 
-impl LossNotBorne<'_> {
+impl FailoverCapacityChanged<'_> {
     pub(crate) fn emit(self) {
-        let LossNotBorne { classes } = self;
+        let FailoverCapacityChanged { classes } = self;
         if classes.is_empty() {
-            tracing::info!("every class that is asked for could bear the loss of any region");
+            tracing::info!("capacity suffices for the loss of any region");
             return;
         }
-        let named = classes.iter().take(NAMED_MAX);
+        let named = classes.iter().take(LOGGED_CLASSES_MAX);
         let named: Vec<_> = named
             .map(|TrafficClass { deployment, residency }| format!("{deployment} under {residency}"))
             .collect();
         tracing::warn!(
             classes = classes.len(),
             ?named,
-            "these have too few regions, or too few replicas may be started, for the loss of their largest region"
+            "capacity does not suffice for the loss of the largest region; add regions or raise scaling.max"
         );
     }
 }
 
-/// Somebody wants a region emptied.
-pub(crate) struct DrainAsked<'a> {
+/// An operator requested that a region is drained.
+pub(crate) struct DrainRequested<'a> {
     pub(crate) region: &'a RegionId,
 }
 
-impl DrainAsked<'_> {
+impl DrainRequested<'_> {
     pub(crate) fn emit(self) {
-        let DrainAsked { region } = self;
-        tracing::info!(%region, "a region is to be drained");
+        let DrainRequested { region } = self;
+        tracing::info!(%region, "drain requested");
     }
 }
 
-/// Somebody wants it used again.
-pub(crate) struct DrainUndone<'a> {
+/// An operator cancelled the drain of a region.
+pub(crate) struct DrainCancelled<'a> {
     pub(crate) region: &'a RegionId,
 }
 
-impl DrainUndone<'_> {
+impl DrainCancelled<'_> {
     pub(crate) fn emit(self) {
-        let DrainUndone { region } = self;
-        tracing::info!(%region, "a region is not to be drained any longer");
+        let DrainCancelled { region } = self;
+        tracing::info!(%region, "drain cancelled");
     }
 }
 
-/// A spoke's lease ended.
-pub(crate) struct SpokeGone<'a> {
+/// The lease of a spoke expired or was revoked.
+pub(crate) struct SpokeLeaseEnded<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) boot_id: u64,
 }
 
-impl SpokeGone<'_> {
+impl SpokeLeaseEnded<'_> {
     pub(crate) fn emit(self) {
-        let SpokeGone { region, boot_id } = self;
-        tracing::info!(%region, boot_id, "a spoke is gone; its region keeps its route for a while");
+        let SpokeLeaseEnded { region, boot_id } = self;
+        tracing::info!(%region, boot_id, "spoke lease ended; region keeps its route for the grace period");
     }
 }
 
-/// Something in the store cannot be read, and is left out.
-pub(crate) struct RecordRefused<'a> {
+/// A record in the store is unreadable and ignored.
+pub(crate) struct RecordUnreadable<'a> {
     pub(crate) error: &'a dyn Display,
 }
 
-impl RecordRefused<'_> {
+impl RecordUnreadable<'_> {
     pub(crate) fn emit(self) {
-        let RecordRefused { error } = self;
-        tracing::error!(%error, "something in the store cannot be read and is left out");
+        let RecordUnreadable { error } = self;
+        tracing::error!(%error, "unreadable record in the store ignored");
     }
 }
 
-/// The hub may have missed changes of its store, and reads it anew.
-pub(crate) struct Relisting<'a> {
+/// The hub may have missed changes of its store, and lists it again.
+pub(crate) struct StoreRelisted<'a> {
     pub(crate) error: &'a dyn Display,
 }
 
-impl Relisting<'_> {
+impl StoreRelisted<'_> {
     pub(crate) fn emit(self) {
-        let Relisting { error } = self;
-        tracing::warn!(%error, "changes of the store may have been missed; it is read anew");
+        let StoreRelisted { error } = self;
+        tracing::warn!(%error, "store watch interrupted, listing the store again");
     }
 }
 
-/// The store has begun to fail.
-pub(crate) struct StoreFailing<'a> {
+/// Requests to the store fail.
+pub(crate) struct StoreFailed<'a> {
     pub(crate) error: &'a dyn Display,
 }
 
-impl StoreFailing<'_> {
+impl StoreFailed<'_> {
     pub(crate) fn emit(self) {
-        let StoreFailing { error } = self;
-        tracing::error!(%error, "the store fails; what was published last stands");
+        let StoreFailed { error } = self;
+        tracing::error!(%error, "store unavailable; the published route table stays in force");
     }
 }
 
-/// The store does its part again.
+/// Requests to the store succeed again.
 pub(crate) struct StoreRecovered;
 
 impl StoreRecovered {
     pub(crate) fn emit(self) {
-        tracing::info!("the store works again");
+        tracing::info!("store available again");
     }
 }
 
-/// A gateway has a table that this hub has not made yet.
+/// A gateway has a newer table than this hub.
 pub(crate) struct ReaderAhead {
     pub(crate) reader: Generation,
     pub(crate) ours: Generation,
@@ -347,146 +348,146 @@ impl ReaderAhead {
         let ReaderAhead { reader, ours } = self;
         tracing::error!(
             %reader, %ours, remedy = NEW_EPOCH,
-            "a gateway has a newer table than this hub, whose store must be older than it was; gateways take nothing \
-             from it"
+            "gateway has a newer route table than this hub: the store was rolled back, and gateways reject this hub's \
+             tables"
         );
     }
 }
 
-/// The hub has this region's registration.
-pub(crate) struct Registered<'a> {
+/// The region is registered with the hub.
+pub(crate) struct RegionRegistered<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) hub: &'a str,
 }
 
-impl Registered<'_> {
+impl RegionRegistered<'_> {
     pub(crate) fn emit(self) {
-        let Registered { region, hub } = self;
-        tracing::info!(%region, hub, "registered with the hub");
+        let RegionRegistered { region, hub } = self;
+        tracing::info!(%region, hub, "region registered");
     }
 }
 
-/// The hub has forgotten this region's lease.
-pub(crate) struct LeaseLost<'a> {
+/// The hub no longer knows the lease of this region.
+pub(crate) struct LeaseExpired<'a> {
     pub(crate) region: &'a RegionId,
 }
 
-impl LeaseLost<'_> {
+impl LeaseExpired<'_> {
     pub(crate) fn emit(self) {
-        let LeaseLost { region } = self;
-        tracing::info!(%region, "the lease has ended; registering again");
+        let LeaseExpired { region } = self;
+        tracing::info!(%region, "lease expired, registering again");
     }
 }
 
-/// One of several hubs cannot be asked, or refuses.
-pub(crate) struct HubPassedOver<'a> {
+/// One of several hubs is unreachable or rejects requests.
+pub(crate) struct HubFailover<'a> {
     pub(crate) next: &'a str,
     pub(crate) error: &'a dyn Display,
 }
 
-impl HubPassedOver<'_> {
+impl HubFailover<'_> {
     pub(crate) fn emit(self) {
-        let HubPassedOver { next, error } = self;
-        tracing::info!(%error, next, "a hub does not answer; the next one is asked");
+        let HubFailover { next, error } = self;
+        tracing::info!(%error, next, "hub unreachable, trying the next one");
     }
 }
 
-/// The hub cannot be asked, or refuses, from now on; nor can any other that there is.
-pub(crate) struct HubLost<'a> {
+/// All hubs are unreachable or reject requests.
+pub(crate) struct HubUnreachable<'a> {
     pub(crate) hub: &'a str,
     pub(crate) error: &'a dyn Display,
 }
 
-impl HubLost<'_> {
+impl HubUnreachable<'_> {
     pub(crate) fn emit(self) {
-        let HubLost { hub, error } = self;
-        tracing::warn!(hub, %error, "not in touch with the hub; the region goes on without it");
+        let HubUnreachable { hub, error } = self;
+        tracing::warn!(hub, %error, "hub unreachable; the region continues without it");
     }
 }
 
-/// The hub answers again.
-pub(crate) struct HubBack<'a> {
+/// A hub is reachable again.
+pub(crate) struct HubReachable<'a> {
     pub(crate) hub: &'a str,
 }
 
-impl HubBack<'_> {
+impl HubReachable<'_> {
     pub(crate) fn emit(self) {
-        let HubBack { hub } = self;
-        tracing::info!(hub, "in touch with the hub again");
+        let HubReachable { hub } = self;
+        tracing::info!(hub, "hub reachable again");
     }
 }
 
-/// The hub does not know these deployments, which are ready here.
-pub(crate) struct NotDeployed<'a> {
+/// The hub does not know these deployments, which are ready in this region.
+pub(crate) struct ReadyNotDeployed<'a> {
     pub(crate) names: &'a [DeploymentName],
 }
 
-impl NotDeployed<'_> {
+impl ReadyNotDeployed<'_> {
     pub(crate) fn emit(self) {
         let names: Vec<_> = self.names.iter().map(DeploymentName::as_str).collect();
-        tracing::warn!(?names, "ready here and not deployed: nobody will be sent here for these");
+        tracing::warn!(?names, "deployments ready but not in the route table: they receive no requests");
     }
 }
 
-/// A spoke has a newer route table.
-pub(crate) struct TableFollowed {
+/// A spoke received a newer route table.
+pub(crate) struct TableReceived {
     pub(crate) generation: Generation,
     pub(crate) deployments: usize,
 }
 
-impl TableFollowed {
+impl TableReceived {
     pub(crate) fn emit(self) {
-        let TableFollowed { generation, deployments } = self;
-        tracing::info!(%generation, deployments, "a new route table");
+        let TableReceived { generation, deployments } = self;
+        tracing::info!(%generation, deployments, "route table received");
     }
 }
 
-/// A spoke cannot follow the route table, or refuses it, from now on.
-pub(crate) struct TableNotFollowed<'a> {
+/// A spoke cannot fetch the route table, or rejects it.
+pub(crate) struct TablePollFailed<'a> {
     pub(crate) hub: &'a str,
     pub(crate) error: &'a dyn Display,
 }
 
-impl TableNotFollowed<'_> {
+impl TablePollFailed<'_> {
     pub(crate) fn emit(self) {
-        let TableNotFollowed { hub, error } = self;
-        tracing::warn!(hub, %error, "the route table cannot be followed; the one in hand stays");
+        let TablePollFailed { hub, error } = self;
+        tracing::warn!(hub, %error, "cannot follow the route table; the current one stays in force");
     }
 }
 
-/// A table could not be written.
-pub(crate) struct TableNotKept<'a> {
+/// A route table could not be written to disk.
+pub(crate) struct SnapshotWriteFailed<'a> {
     pub(crate) snapshot: &'a Path,
     pub(crate) error: &'a dyn Display,
 }
 
-impl TableNotKept<'_> {
+impl SnapshotWriteFailed<'_> {
     pub(crate) fn emit(self) {
-        let TableNotKept { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "the route table cannot be kept on disk");
+        let SnapshotWriteFailed { snapshot, error } = self;
+        tracing::warn!(snapshot = %snapshot.display(), %error, "cannot write the route table snapshot");
     }
 }
 
-/// The table on disk cannot be used.
-pub(crate) struct TableUnusable<'a> {
+/// The route table on disk is unusable.
+pub(crate) struct SnapshotUnusable<'a> {
     pub(crate) snapshot: &'a Path,
     pub(crate) error: &'a dyn Display,
 }
 
-impl TableUnusable<'_> {
+impl SnapshotUnusable<'_> {
     pub(crate) fn emit(self) {
-        let TableUnusable { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "the route table on disk is of no use");
+        let SnapshotUnusable { snapshot, error } = self;
+        tracing::warn!(snapshot = %snapshot.display(), %error, "route table snapshot is unusable");
     }
 }
 
-/// What the hub wants kept cannot be read; what it wanted before stands.
-pub(crate) struct FloorsRefused<'a> {
+/// The replica floors sent by the hub are unreadable; the previous ones stay in force.
+pub(crate) struct FloorsUnreadable<'a> {
     pub(crate) error: &'a dyn Display,
 }
 
-impl FloorsRefused<'_> {
+impl FloorsUnreadable<'_> {
     pub(crate) fn emit(self) {
-        tracing::error!(error = %self.error, "the hub's floors cannot be read; those before stand");
+        tracing::error!(error = %self.error, "cannot read the hub's replica floors; the previous ones stay in force");
     }
 }

@@ -1,20 +1,19 @@
-//! The scheduler's parts: the hub, the agent by which a region speaks to it, and what starts and stops a region's replicas.
+//! Control plane of Meridian: the hub, and the agent and the autoscaler of a region.
 //!
-//! * [`hub`] knows the spokes by their leases, keeps what it knows in a store, and publishes the route table.
-//! * [`agent`] stands in every spoke. It registers the region, says what is ready there, and works for ever without a
-//!   hub: nothing that a client can see waits for it.
+//! * [`hub`] tracks the spokes by their leases, keeps its state in a store, and publishes the route table.
+//! * [`agent`] runs in every spoke. It registers the region and reports which deployments are ready. It works without a
+//!   hub for any time: no client request waits for it.
+//! * [`scaling`] runs in spokes that can start replicas: it follows the route table, decides the desired number of
+//!   replicas, and has an `actuator` start and stop them. [`heartbeat`] ends replicas whose spoke has not come back.
 //!
-//! * [`scaling`] stands there too, where somebody can start replicas: it follows the route table, decides how many there
-//!   should be, and has an `actuator` bring that about. [`keeper`] ends replicas that nobody looks after any longer.
-//!
-//! All are thin. What is decided is in `scheduler_core`, what is kept is in `scheduler_store`; here are the sockets, the
-//! clock and the files. In reading order beside these: [`config`] reads their files, `respond` refuses, `events`
-//! says what happened.
+//! All are imperative shells. The decisions are in `scheduler_core`, the stored state in `scheduler_store`; this crate
+//! has the sockets, the clock and the files. Besides the above, in reading order: [`config`] parses the configuration
+//! files, `respond` renders errors, `events` logs.
 
 pub mod agent;
 pub mod config;
+pub mod heartbeat;
 pub mod hub;
-pub mod keeper;
 pub mod scaling;
 
 mod actuator;

@@ -1,7 +1,7 @@
-//! The only writer of error bodies: what went wrong, as OpenAI's error object.
+//! The only writer of error bodies, in the format of OpenAI's error object.
 //!
-//! The hub speaks to spokes, gateways and operators, so its list of codes is its own; where it means the same as the one
-//! that clients see (`docs/errors.md`), it is called the same.
+//! The hub's clients are spokes, gateways and operators, so it has an error list of its own; codes with the same
+//! meaning as those of the client API (`docs/errors.md`) have the same name.
 
 use axum::Json;
 use axum::http::header::WWW_AUTHENTICATE;
@@ -9,44 +9,44 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-/// Carries the code beside the body, so that a proxy need not read one.
+/// Repeats the error code as a header, so that a proxy need not parse the body.
 const ERROR_HEADER: HeaderName = HeaderName::from_static("x-meridian-error");
 
-/// Why something is refused.
+/// Error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// The body is not JSON, or not of the shape that this path takes.
+    /// The body is not JSON, or does not match the schema of this path.
     InvalidJson,
-    /// A field has a value that this path does not take.
+    /// A field has an invalid value.
     InvalidValue,
-    /// The body has more bytes than one request may.
+    /// The body exceeds the size limit.
     BodyTooLarge,
-    /// No such path.
+    /// Unknown path.
     NotFound,
-    /// The path exists, with another method.
+    /// The path exists with another method.
     MethodNotAllowed,
-    /// The request carries no token, or one that this hub does not know.
+    /// The request has no token, or one that this hub does not know.
     Unauthenticated,
-    /// The request needs the operator token, and carries the fleet token, or this hub has none.
+    /// The request needs the operator token, but has the fleet token, or this hub has no operator token.
     OperatorOnly,
-    /// The files that are to be applied are wrong.
+    /// The files to apply are invalid.
     InvalidFiles,
-    /// Somebody else has changed the same meanwhile.
+    /// Another writer has changed the same record.
     Conflict,
     /// The lease has ended; register again.
     LeaseNotFound,
-    /// There are too many already.
+    /// A limit on the number of requests or records is reached.
     Overloaded,
-    /// The store does not do its part.
+    /// The store is unavailable.
     StoreUnavailable,
-    /// Nothing has been published yet, or the hub cannot answer.
+    /// No route table is published yet, or the hub cannot serve requests.
     NotReady,
-    /// The request met a defect of the hub.
+    /// The request failed because of a defect of the hub.
     Internal,
 }
 
 impl Code {
-    /// The code, the status and OpenAI's coarse type.
+    /// Returns the code, the status and the `type` of OpenAI's error object.
     fn parts(self) -> (&'static str, StatusCode, &'static str) {
         const CALLER: &str = "invalid_request_error";
         const CAPACITY: &str = "service_unavailable";
@@ -69,38 +69,38 @@ impl Code {
     }
 }
 
-/// A refusal: a code, a sentence for a person, and the field that is wrong, where there is one.
+/// Error response: a code, a message, and the invalid field, if there is one.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct ErrorResponse {
     code: Code,
     message: String,
     field: Option<String>,
 }
 
-impl Refusal {
-    pub(crate) fn new(code: Code, message: impl Into<String>) -> Refusal {
-        Refusal { code, message: message.into(), field: None }
+impl ErrorResponse {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> ErrorResponse {
+        ErrorResponse { code, message: message.into(), field: None }
     }
 
-    pub(crate) fn of(mut self, field: impl Into<String>) -> Refusal {
+    pub(crate) fn with_field(mut self, field: impl Into<String>) -> ErrorResponse {
         self.field = Some(field.into());
         self
     }
 }
 
-/// An answer of its own with the status and the header of this code.
-pub(crate) fn told(code: Code, body: impl Serialize) -> Response {
+/// Returns a response with the status and the header of this code, and a body of its own.
+pub(crate) fn with_body(code: Code, body: impl Serialize) -> Response {
     let (code, status, _) = code.parts();
     (status, [(ERROR_HEADER, code)], Json(body)).into_response()
 }
 
 #[derive(Serialize)]
-struct Body {
-    error: Object,
+struct HubErrorBody {
+    error: HubErrorObject,
 }
 
 #[derive(Serialize)]
-struct Object {
+struct HubErrorObject {
     message: String,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -108,14 +108,14 @@ struct Object {
     param: Option<String>,
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
-        let Refusal { code, message, field } = self;
+        let ErrorResponse { code, message, field } = self;
         let (code, status, kind) = code.parts();
-        let body = Body { error: Object { message, kind, code, param: field } };
+        let body = HubErrorBody { error: HubErrorObject { message, kind, code, param: field } };
         let mut response = (status, [(ERROR_HEADER, code)], Json(body)).into_response();
         if status == StatusCode::UNAUTHORIZED {
-            // RFC 9110, 11.6.1: a 401 names the scheme that is accepted.
+            // RFC 9110, 11.6.1: a 401 names the accepted scheme.
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response

@@ -164,7 +164,7 @@ async fn a_leader_that_sleeps_through_its_term_finds_another_and_writes_nothing_
         world.until("both tell of Europe", async || hub.endpoint(EUROPE).await.is_some()).await;
     }
     let said = |name: &str, words: &str| std::fs::read_to_string(world.file(name)).unwrap().contains(words);
-    assert!(said("logs/hub.log", "this hub leads") && !said("second-hub.log", "this hub leads"));
+    assert!(said("logs/hub.log", "leadership acquired") && !said("second-hub.log", "leadership acquired"));
 
     let config = first_config.display().to_string();
     let sleeping = first.generation().await.unwrap();
@@ -178,12 +178,12 @@ async fn a_leader_that_sleeps_through_its_term_finds_another_and_writes_nothing_
     let taken_over = second.generation().await.unwrap();
     assert!(taken_over > sleeping, "{taken_over:?} after {sleeping:?}");
     // A log is written beside the work, and a moment later.
-    world.until("its log says so", async || said("second-hub.log", "this hub leads")).await;
+    world.until("its log says so", async || said("second-hub.log", "leadership acquired")).await;
 
     world.signal("-CONT", &["hub", &config]);
     // What the first sees as it wakes would be news to write, if it still led.
     world.until("the first follows", async || first.generation().await >= Some(taken_over)).await;
-    world.until("it has learnt why", async || said("logs/hub.log", "this hub is deposed")).await;
+    world.until("it has learnt why", async || said("logs/hub.log", "leadership lost")).await;
     assert!(second.register(JAPAN, 7301, 3).await);
     for hub in [&first, &second] {
         world
@@ -194,7 +194,8 @@ async fn a_leader_that_sleeps_through_its_term_finds_another_and_writes_nothing_
     }
     let (one, other) = (first.routes().await.unwrap(), second.routes().await.unwrap());
     assert!(one == other || first.generation().await == second.generation().await, "{one:#} {other:#}");
-    let times =
-        |name: &str| std::fs::read_to_string(world.file(name)).unwrap().matches("this hub leads").count();
+    let times = |name: &str| {
+        std::fs::read_to_string(world.file(name)).unwrap().matches("leadership acquired").count()
+    };
     assert_eq!((times("logs/hub.log"), times("second-hub.log")), (1, 1), "one term each");
 }

@@ -49,7 +49,7 @@ impl Scene {
         let config = format!(
             "region = \"{REGION}\"\nlisten = \"127.0.0.1:{door}\"\nadvertise = \"127.0.0.1:{door}\"\n\
              hub = \"http://127.0.0.1:{hub}\"\n[scaling]\nactuator = \"process\"\ndir = \"replicas\"\n\
-             ports = \"{from}-{}\"\nalone = \"{alone}\"\ntemplate = \"template.toml\"\n",
+             ports = \"{from}-{}\"\norphan_timeout = \"{alone}\"\ntemplate = \"template.toml\"\n",
             from + 3
         );
         std::fs::write(dir.path().join("spoke.toml"), config).unwrap();

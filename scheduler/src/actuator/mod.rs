@@ -1,11 +1,11 @@
-//! Who starts and stops replicas.
+//! Actuators, which start and stop replicas.
 //!
-//! The scaling loop and an actuator tell each other *what should be* and *what is*, not what to do: [`Targets`] goes one
-//! way and [`Running`] the other, each the newest only. So neither waits for the other, a word that got lost is said again by
-//! the next, and an actuator that was away brings the world to what is wanted now, not to what was wanted then. An actuator
-//! never lets a replica go that is not named in [`Target::stop`]: those are drained.
+//! The scaling loop and an actuator exchange *desired* and *observed* state, not commands: [`DeploymentTargets`] in one
+//! direction and [`ActuatorStatus`] in the other, each the latest only. So neither waits for the other, a lost update
+//! is repaired by the next, and an actuator that was delayed reconciles to the present targets, not to past ones. An
+//! actuator terminates no replica that is not named in [`DeploymentTarget::stop`]; those named are drained.
 //!
-//! * [`process`]: replicas are processes beside the spoke.
+//! * [`process`]: replicas are processes on the spoke's machine.
 //! * [`kubernetes`]: replicas are pods of a cluster's workloads.
 
 pub(crate) mod kubernetes;
@@ -20,73 +20,74 @@ use std::time::{Duration, Instant};
 use regions::{Deployment, DeploymentName};
 use tokio::sync::watch;
 
-/// By which an actuator knows one replica; never given twice.
+/// Identifier of a replica in an actuator; never reused.
 pub(crate) type ReplicaId = String;
 
-/// What should be, by deployment. What is not named should not be.
-pub(crate) type Targets = BTreeMap<DeploymentName, Target>;
+/// Desired state by deployment. A deployment that is not listed should have no replicas.
+pub(crate) type DeploymentTargets = BTreeMap<DeploymentName, DeploymentTarget>;
 
-/// What should be of one deployment.
+/// Desired state of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    /// What they serve and how.
+pub(crate) struct DeploymentTarget {
+    /// The deployment that the replicas serve.
     pub(crate) deployment: Arc<Deployment>,
-    /// So many, beside those that stop and those of `next`.
+    /// Desired number of replicas, without those that are stopping and those of `next`.
     pub(crate) replicas: u32,
-    /// The same deployment with the model that is to replace the one that is served, and how many replicas it should have.
+    /// The deployment with its next model, and the desired number of its replicas.
     pub(crate) next: Option<(Arc<Deployment>, u32)>,
-    /// These have finished what they had, or have had their time for it.
+    /// Replicas to terminate: they are drained, or their drain timed out.
     pub(crate) stop: BTreeSet<ReplicaId>,
 }
 
-/// What is.
+/// Observed state.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Running {
-    /// It was looked who is there already. Until then nothing here means anything.
-    pub(crate) surveyed: bool,
-    /// Every replica that was started and has not ended.
-    pub(crate) replicas: BTreeMap<ReplicaId, Found>,
-    /// How many have ended without being told to, by deployment, and the last of them.
-    pub(crate) deaths: BTreeMap<DeploymentName, Deaths>,
+pub(crate) struct ActuatorStatus {
+    /// Existing replicas were looked for. Until then the other fields are meaningless.
+    pub(crate) is_initialized: bool,
+    /// All replicas that were started and have not ended.
+    pub(crate) replicas: BTreeMap<ReplicaId, RunningReplica>,
+    /// Crashes by deployment.
+    pub(crate) crashes: BTreeMap<DeploymentName, Crashes>,
 }
 
-/// Those of a deployment that ended without being told to.
+/// Crashes: exits of a deployment's replicas that were not requested.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Deaths {
-    /// Since the spoke started.
+pub(crate) struct Crashes {
+    /// Number since the spoke started.
     pub(crate) count: u64,
-    /// When the last of them may be replaced.
+    /// Earliest restart of the last one.
     pub(crate) restart_at: Option<Instant>,
 }
 
-/// One replica.
+/// Running replica.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
-    /// What it serves, as it was when it was started.
+pub(crate) struct RunningReplica {
+    /// Deployment that the replica serves, as of its start.
     pub(crate) deployment: Arc<Deployment>,
-    /// When it was started, or found.
+    /// Time of its start, or of its discovery.
     pub(crate) since: Instant,
-    /// Where it can be reached, once it takes work.
-    pub(crate) ready: Option<ReadyAt>,
-    /// Where who goes first is not ours to choose: the highest.
+    /// Its endpoint, once it is ready.
+    pub(crate) ready: Option<ReadyEndpoint>,
+    /// Order of termination where the actuator cannot choose: the highest first.
     pub(crate) rank: u64,
 }
 
-/// A replica that takes work.
+/// Endpoint of a ready replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ReadyAt {
-    /// Where.
+pub(crate) struct ReadyEndpoint {
+    /// Address.
     pub(crate) endpoint: SocketAddr,
-    /// How long it took to start, if that was seen.
+    /// Duration of the start, if it was observed.
     pub(crate) took: Option<Duration>,
 }
 
-/// Who starts and stops replicas.
+/// Starts and stops replicas.
 pub(crate) trait Actuator: Send + 'static {
-    /// Brings what is to what should be until `targets` ends. Then it stops those that nobody else looks after.
+    /// Reconciles the replicas with `targets` until its sender is dropped. Then stops the replicas, unless another
+    /// system runs them.
     fn run(
         self,
-        targets: watch::Receiver<Targets>,
-        running: watch::Sender<Running>,
+        targets: watch::Receiver<DeploymentTargets>,
+        running: watch::Sender<ActuatorStatus>,
     ) -> impl Future<Output = ()> + Send;
 }

@@ -1,4 +1,4 @@
-//! The agent's three calls to the hub.
+//! HTTP client of the agent: register, keep alive, deregister.
 
 use std::time::Duration;
 
@@ -8,48 +8,48 @@ use scheduler_core::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_core::token::Token;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 
-/// How long one call may take; less than half a lease, so that a lost one can be made up for.
+/// Time limit of a call; less than half a lease, so that a lost call can be repeated.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of a refusal that are read and logged.
+/// Bytes of an error response that are read and logged.
 const REASON_BYTES_MAX: usize = 512;
 
-/// The hub, as an agent asks it.
+/// Client of the hub.
 pub(super) struct Client {
     http: reqwest::Client,
     hub: Hubs,
     fleet: Option<Token>,
 }
 
-/// Why there is no answer to work with.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoAnswer {
-    /// The hub could not be asked, or said something that is no answer.
+pub(super) enum CallError {
+    /// The hub is unreachable, or its response is malformed.
     #[error("{}", innermost(.0))]
     Http(#[from] reqwest::Error),
-    /// What it calls a lease is none.
-    #[error("not readable: {0}")]
+    /// The lease in the response is malformed.
+    #[error("malformed lease in the response: {0}")]
     Lease(#[from] LeaseIdError),
-    /// It does not know what it was asked about.
+    /// The hub does not know the lease.
     #[error("not found: {0}")]
     NotFound(String),
-    /// It refuses.
-    #[error("refused with {status}: {reason}")]
-    Refused { status: StatusCode, reason: String },
+    /// The hub rejected the request.
+    #[error("rejected with {status}: {reason}")]
+    Rejected { status: StatusCode, reason: String },
 }
 
 impl Client {
-    /// A client of these hubs, which sends them the fleet token.
+    /// Creates a client of these hubs, which sends them the fleet token.
     pub(super) fn new(hub: &Hubs, fleet: Option<&Token>) -> Result<Client, reqwest::Error> {
         let http = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build()?;
         Ok(Client { http, hub: hub.clone(), fleet: fleet.cloned() })
     }
 
-    pub(super) async fn register(&self, message: &RegisterV1) -> Result<LeaseV1, NoAnswer> {
-        let ask = async |hub: &str| {
+    pub(super) async fn register(&self, message: &RegisterV1) -> Result<LeaseV1, CallError> {
+        let call = async |hub: &str| {
             let request = self.http.post(format!("{hub}/v1/spokes")).json(message);
             Ok(self.send(request).await?.json().await?)
         };
-        self.ask(ask).await
+        self.call(call).await
     }
 
     pub(super) async fn keep_alive(
@@ -57,52 +57,54 @@ impl Client {
         lease: LeaseId,
         holder: &LeaseHolder,
         message: &KeepAliveV1,
-    ) -> Result<LeaseV1, NoAnswer> {
+    ) -> Result<LeaseV1, CallError> {
         let path = lease::keep_alive_path(lease, holder);
-        let ask = async |hub: &str| {
+        let call = async |hub: &str| {
             let request = self.http.post(format!("{hub}{path}")).json(message);
             Ok(self.send(request).await?.json().await?)
         };
-        self.ask(ask).await
+        self.call(call).await
     }
 
-    pub(super) async fn leave(&self, lease: LeaseId, holder: &LeaseHolder) -> Result<(), NoAnswer> {
+    pub(super) async fn deregister(&self, lease: LeaseId, holder: &LeaseHolder) -> Result<(), CallError> {
         let path = lease::end_path(lease, holder);
-        let ask = async |hub: &str| self.send(self.http.delete(format!("{hub}{path}"))).await.map(drop);
-        self.ask(ask).await
+        let call = async |hub: &str| self.send(self.http.delete(format!("{hub}{path}"))).await.map(drop);
+        self.call(call).await
     }
 
-    async fn send(&self, request: RequestBuilder) -> Result<Response, NoAnswer> {
-        answer(self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()))).await
+    async fn send(&self, request: RequestBuilder) -> Result<Response, CallError> {
+        checked(self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()))).await
     }
 
-    /// Asks the hub whose turn it is. If it has nothing to say the next one is asked from now on; one that does not know
-    /// what it was asked about has something to say.
-    async fn ask<T>(&self, ask: impl AsyncFnOnce(&str) -> Result<T, NoAnswer>) -> Result<T, NoAnswer> {
+    /// Calls the current hub. After a failure the next hub becomes the current one; "not found" is not a failure of the
+    /// hub.
+    async fn call<T>(&self, call: impl AsyncFnOnce(&str) -> Result<T, CallError>) -> Result<T, CallError> {
         let hub = self.hub.current();
-        let answer = ask(hub).await;
-        match &answer {
-            Ok(_) | Err(NoAnswer::NotFound(_)) => {}
-            Err(NoAnswer::Http(_) | NoAnswer::Lease(_) | NoAnswer::Refused { .. }) => self.hub.failed(hub),
+        let response = call(hub).await;
+        match &response {
+            Ok(_) | Err(CallError::NotFound(_)) => {}
+            Err(CallError::Http(_) | CallError::Lease(_) | CallError::Rejected { .. }) => {
+                self.hub.failed(hub)
+            }
         }
-        answer
+        response
     }
 }
 
-async fn answer(request: RequestBuilder) -> Result<Response, NoAnswer> {
-    let answer = request.send().await?;
-    let status = answer.status();
+async fn checked(request: RequestBuilder) -> Result<Response, CallError> {
+    let response = request.send().await?;
+    let status = response.status();
     if status.is_success() {
-        return Ok(answer);
+        return Ok(response);
     }
-    let reason = answer.text().await.unwrap_or_default().chars().take(REASON_BYTES_MAX).collect();
+    let reason = response.text().await.unwrap_or_default().chars().take(REASON_BYTES_MAX).collect();
     match status {
-        StatusCode::NOT_FOUND => Err(NoAnswer::NotFound(reason)),
-        status => Err(NoAnswer::Refused { status, reason }),
+        StatusCode::NOT_FOUND => Err(CallError::NotFound(reason)),
+        status => Err(CallError::Rejected { status, reason }),
     }
 }
 
-/// reqwest says that there was an error, and keeps which one it was inside.
+/// Returns the innermost cause, which reqwest leaves out of its message.
 fn innermost(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {

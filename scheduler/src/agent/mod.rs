@@ -1,15 +1,15 @@
-//! The agent: a region's voice at the hub.
+//! The agent: client of the hub in each region.
 //!
-//! It registers, keeps the lease alive, says at once when something else is ready, and registers again when the hub has
-//! forgotten it. With the lease goes what the region can do, and back comes how many replicas the hub wants kept. While the
-//! hub is away it tries again, with growing pauses, for ever; nothing in the region waits for it, and it says so in the log
-//! once and not at every attempt.
+//! It registers the region, keeps the lease alive, reports at once when other deployments are ready, and registers
+//! again when the hub no longer knows the lease. A keep-alive carries the region's capacity, and its response the
+//! replica floors of the hub's plan. While the hub is unreachable, the agent retries with backoff without limit;
+//! no request waits for it, and the failure is logged once, not at every attempt.
 //!
-//! What must not be seen in the region it learns by following the route table ([`table`]). Where somebody is there to start
-//! replicas, that one follows it, to know as well what should run.
+//! The residency policies come from the route table, which the agent follows ([`table`]). In a region that starts
+//! replicas, the scaling loop follows the table instead, since it also needs the desired deployments.
 //!
-//! The ingress of the same process owns the truth: both look at one [`Spoke`], which is locked for one question at a
-//! time and never across an await.
+//! The state is owned by the ingress of the same process: both use one [`Spoke`], which is locked for one operation at
+//! a time and never across an await.
 
 mod backoff;
 mod client;
@@ -32,41 +32,44 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
-use crate::events::{FloorsRefused, HubBack, HubLost, HubPassedOver, LeaseLost, NotDeployed, Registered};
-use client::{Client, NoAnswer};
-use table::Source;
+use crate::events::{
+    FloorsUnreadable, HubFailover, HubReachable, HubUnreachable, LeaseExpired, ReadyNotDeployed,
+    RegionRegistered,
+};
+use client::{CallError, Client};
+use table::TableFollower;
 
-/// How often the agent looks whether something else is ready. A gateway hears of it in the next report anyway; the hub
-/// hears of it before that.
-const LOOK_PERIOD: Duration = Duration::from_millis(100);
-/// What part of its time a lease is let run before it is kept alive: of the usual 5 s every 1.5 s, so that two attempts
-/// in a row may fail.
+/// Interval at which the agent checks for a change of the ready deployments. The next report tells gateways anyway;
+/// this check tells the hub earlier.
+const CHECK_PERIOD: Duration = Duration::from_millis(100);
+/// Part of the lease time after which the lease is kept alive: every 1.5 s of the usual 5 s, so that two consecutive
+/// attempts may fail.
 const KEEP_ALIVE_PART: f64 = 0.3;
-/// However short a lease is.
+/// Lower bound of the keep-alive interval.
 const KEEP_ALIVE_PERIOD_MIN: Duration = Duration::from_millis(10);
-/// How long leaving may take. If the hub is away, the lease runs out by itself.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit of deregistering. If the hub is unreachable, the lease expires.
+const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why an agent cannot run.
+/// Error that prevents the agent from running.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The client that asks the hub cannot be made.
-    #[error("the HTTP client for the hub cannot be made: {0}")]
+    /// The HTTP client cannot be created.
+    #[error("cannot create the HTTP client for the hub: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// Speaks for a region until `shutdown`, then ends its lease.
+/// Runs the agent until `shutdown`, then ends the lease.
 ///
 /// # Errors
 ///
-/// Before it starts. Nothing that happens later ends it.
+/// When the agent cannot start. No later failure ends it.
 pub async fn run(
     config: SpokeConfig,
     spoke: Arc<Mutex<Spoke>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
     let client = Client::new(&config.hub, config.fleet.as_ref())?;
-    let policy = Source {
+    let policy = TableFollower {
         hub: config.hub.clone(),
         fleet: config.fleet.clone(),
         snapshot: None,
@@ -81,26 +84,27 @@ pub async fn run(
         }
         policy.follow(&follower, &watch::Sender::default()).await;
     };
-    let mut agent = Agent { config, client, spoke, lease: None, lost: false, not_deployed: Vec::new() };
+    let mut agent =
+        Agent { config, client, spoke, lease: None, unreachable: false, not_deployed: Vec::new() };
     tokio::select! {
-        never = agent.speak() => match never {},
+        never = agent.run() => match never {},
         () = follow => {}
         () = shutdown => {}
     }
     if !followed_elsewhere {
-        policy.farewell(&follower).await;
+        policy.deregister(&follower).await;
     }
-    agent.leave().await;
+    agent.deregister().await;
     Ok(())
 }
 
-/// A registration that stands.
-struct Standing {
+/// Current registration.
+struct ActiveRegistration {
     lease: LeaseId,
-    /// How often it is kept alive.
+    /// Interval of keep-alives.
     period: Duration,
-    /// What the hub was told of the region.
-    told: RegionState,
+    /// Last reported state of the region.
+    reported: RegionState,
 }
 
 struct Agent {
@@ -108,74 +112,74 @@ struct Agent {
     client: Client,
     spoke: Arc<Mutex<Spoke>>,
     lease: Option<LeaseId>,
-    /// The hub did not answer, or refused, when it was last asked.
-    lost: bool,
-    /// What the hub did not know when it last answered.
+    /// All hubs were unreachable, or rejected the last request.
+    unreachable: bool,
+    /// Deployments that the hub did not know at its last response.
     not_deployed: Vec<DeploymentName>,
 }
 
 impl Agent {
-    async fn speak(&mut self) -> Infallible {
+    async fn run(&mut self) -> Infallible {
         loop {
-            let standing = self.register().await;
-            self.keep_alive(standing).await;
+            let registration = self.register().await;
+            self.keep_alive(registration).await;
         }
     }
 
-    /// Registers, however long it takes.
-    async fn register(&mut self) -> Standing {
+    /// Registers; retries without limit.
+    async fn register(&mut self) -> ActiveRegistration {
         let mut failures = 0;
         loop {
             let registration = self.registration();
-            let answer = self.client.register(&RegisterV1::from(&registration)).await;
-            match answer.and_then(|answer| Ok((answer.lease.parse::<LeaseId>()?, answer))) {
-                Ok((lease, answer)) => {
+            let response = self.client.register(&RegisterV1::from(&registration)).await;
+            match response.and_then(|response| Ok((response.lease.parse::<LeaseId>()?, response))) {
+                Ok((lease, response)) => {
                     let (region, hub) = (&self.config.region, self.config.hub.current());
                     let Registration { deployments, capacity, models, .. } = registration.clone();
-                    let told = RegionState { deployments, capacity, models };
-                    Registered { region, hub }.emit();
+                    let reported = RegionState { deployments, capacity, models };
+                    RegionRegistered { region, hub }.emit();
                     self.lease = Some(lease);
-                    self.heard(&answer, &told.deployments);
-                    let period = Duration::from_millis(answer.ttl_ms).mul_f64(KEEP_ALIVE_PART);
-                    return Standing { lease, period: period.max(KEEP_ALIVE_PERIOD_MIN), told };
+                    self.apply_response(&response, &reported.deployments);
+                    let period = Duration::from_millis(response.ttl_ms).mul_f64(KEEP_ALIVE_PART);
+                    return ActiveRegistration { lease, period: period.max(KEEP_ALIVE_PERIOD_MIN), reported };
                 }
                 Err(error) => self.pause(&mut failures, &error).await,
             }
         }
     }
 
-    /// Keeps a lease alive until the hub does not know it any longer.
-    async fn keep_alive(&mut self, Standing { lease, period, mut told }: Standing) {
+    /// Keeps a lease alive until the hub no longer knows it.
+    async fn keep_alive(&mut self, ActiveRegistration { lease, period, mut reported }: ActiveRegistration) {
         let mut failures = 0;
         loop {
             if failures == 0 {
-                self.until_due(period, &told).await;
+                self.until_due(period, &reported).await;
             }
             let state = self.state();
             match self.client.keep_alive(lease, &self.holder(), &KeepAliveV1::new(&state)).await {
-                Ok(answer) => {
-                    self.heard(&answer, &state.deployments);
-                    told = state;
+                Ok(response) => {
+                    self.apply_response(&response, &state.deployments);
+                    reported = state;
                     failures = 0;
                 }
-                Err(NoAnswer::NotFound(_)) => {
+                Err(CallError::NotFound(_)) => {
                     self.lease = None;
-                    return LeaseLost { region: &self.config.region }.emit();
+                    return LeaseExpired { region: &self.config.region }.emit();
                 }
                 Err(error) => self.pause(&mut failures, &error).await,
             }
         }
     }
 
-    /// Waits until the lease is to be kept alive, or something else is ready than what was told, or runs something else.
-    async fn until_due(&self, period: Duration, told: &RegionState) {
+    /// Waits until the next keep-alive is due, or the ready deployments or running models have changed.
+    async fn until_due(&self, period: Duration, reported: &RegionState) {
         let changed = async {
-            let mut look = interval(LOOK_PERIOD);
-            look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut timer = interval(CHECK_PERIOD);
+            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                look.tick().await;
+                timer.tick().await;
                 let RegionState { deployments, capacity: _, models } = self.state();
-                if deployments != told.deployments || models != told.models {
+                if deployments != reported.deployments || models != reported.models {
                     return;
                 }
             }
@@ -186,11 +190,13 @@ impl Agent {
         }
     }
 
-    /// Tells the hub that the region leaves. It does not wait for the hub for long.
-    async fn leave(self) {
+    /// Deregisters the region; waits for the hub for at most [`DEREGISTER_TIMEOUT`].
+    async fn deregister(self) {
         if let Some(lease) = self.lease {
-            // Nobody to tell; the lease runs out.
-            tokio::time::timeout(LEAVE_TIMEOUT, self.client.leave(lease, &self.holder())).await.ok();
+            // On failure, the lease expires.
+            tokio::time::timeout(DEREGISTER_TIMEOUT, self.client.deregister(lease, &self.holder()))
+                .await
+                .ok();
         }
     }
 
@@ -211,7 +217,7 @@ impl Agent {
         LeaseHolder { region: self.config.region.clone(), boot_id: self.with_spoke(|spoke| spoke.boot_id()) }
     }
 
-    /// What the hub is told of the region.
+    /// Returns the state of the region, as it is reported to the hub.
     fn state(&self) -> RegionState {
         let now = Instant::now();
         self.with_spoke(|spoke| RegionState {
@@ -221,39 +227,41 @@ impl Agent {
         })
     }
 
-    fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
-        ask(&mut self.spoke.lock())
+    fn with_spoke<T>(&self, operation: impl FnOnce(&mut Spoke) -> T) -> T {
+        operation(&mut self.spoke.lock())
     }
 
-    /// The hub answered.
-    fn heard(&mut self, answer: &LeaseV1, told: &BTreeSet<DeploymentName>) {
-        if std::mem::take(&mut self.lost) {
-            HubBack { hub: self.config.hub.current() }.emit();
+    /// Applies a response of the hub.
+    fn apply_response(&mut self, response: &LeaseV1, reported: &BTreeSet<DeploymentName>) {
+        if std::mem::take(&mut self.unreachable) {
+            HubReachable { hub: self.config.hub.current() }.emit();
         }
-        match answer.floors.as_deref().map(floors_from_wire).transpose() {
+        match response.floors.as_deref().map(floors_from_wire).transpose() {
             Ok(None) => {}
             Ok(Some(floors)) => self.with_spoke(|spoke| spoke.set_floors(floors)),
-            Err(error) => FloorsRefused { error: &error }.emit(),
+            Err(error) => FloorsUnreadable { error: &error }.emit(),
         }
-        let unknown = |name: &&DeploymentName| answer.unknown.iter().any(|unknown| unknown == name.as_str());
-        let unknown: Vec<_> = told.iter().filter(unknown).cloned().collect();
+        let unknown =
+            |name: &&DeploymentName| response.unknown.iter().any(|unknown| unknown == name.as_str());
+        let unknown: Vec<_> = reported.iter().filter(unknown).cloned().collect();
         if unknown != self.not_deployed {
             if !unknown.is_empty() {
-                NotDeployed { names: &unknown }.emit();
+                ReadyNotDeployed { names: &unknown }.emit();
             }
             self.not_deployed = unknown;
         }
     }
 
-    /// A hub did not answer, or refused. The next is asked at once; when all have been, it waits before it begins again.
-    async fn pause(&mut self, failures: &mut u32, error: &NoAnswer) {
+    /// Handles a failed call. The next hub is tried at once; after all have failed, the agent waits for the backoff
+    /// delay.
+    async fn pause(&mut self, failures: &mut u32, error: &CallError) {
         *failures = failures.saturating_add(1);
-        let hubs = u32::try_from(self.config.hub.count()).expect("there are few hubs");
+        let hubs = u32::try_from(self.config.hub.count()).expect("the number of hubs is limited");
         if !failures.is_multiple_of(hubs) {
-            return HubPassedOver { next: self.config.hub.current(), error }.emit();
+            return HubFailover { next: self.config.hub.current(), error }.emit();
         }
-        if !std::mem::replace(&mut self.lost, true) {
-            HubLost { hub: self.config.hub.current(), error }.emit();
+        if !std::mem::replace(&mut self.unreachable, true) {
+            HubUnreachable { hub: self.config.hub.current(), error }.emit();
         }
         sleep(backoff::pause(*failures / hubs, rand::random())).await;
     }

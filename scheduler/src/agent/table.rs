@@ -1,14 +1,16 @@
-//! Follows the hub's route table, to know what must not be seen here, and what should run here and how.
+//! Follower of the hub's route table: source of the region's residency policies and desired deployments.
 //!
-//! As a gateway does: by long poll, taking a table only when its generation is higher than that of the one in hand
-//! (invariant 5, Monotone plans), and writing it to disk with a checksum before it is used. A spoke that starts while the hub
-//! is away scales by the last table that it had. A region that scales nothing keeps none: it has the residency policy that requests bring.
+//! Like a gateway, it long-polls, accepts a table only if its generation is higher than the current one (invariant 5,
+//! Monotone plans), and writes it to disk with a checksum before using it. A spoke that starts while the hub is
+//! unreachable scales by its last table. A region without scaling writes no snapshot: it uses the residency policy that
+//! requests carry.
 //!
-//! Each question names the table in hand, and who asks: the hub widens a residency only when everybody has heard of it
-//! ([`scheduler_core::rollout`]). So the residency policy of a table is in force here before the next question.
+//! Each poll carries the generation of the current table and the identity of the reader: the hub widens a residency
+//! only when every reader has the table ([`scheduler_core::rollout`]). So the residency policy of a table is in force
+//! here before the next poll.
 //!
-//! The polls are shorter than a gateway's, because each answer is also the hub's sign of life: while it is silent no replica
-//! is let go.
+//! The polls are shorter than a gateway's, because each response is also the hub's heartbeat: no replica is terminated
+//! while the hub is silent.
 
 use std::fs;
 use std::io::{self, Write};
@@ -30,36 +32,36 @@ use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
 use super::backoff;
-use crate::events::{TableFollowed, TableNotFollowed, TableNotKept, TableUnusable};
+use crate::events::{SnapshotUnusable, SnapshotWriteFailed, TablePollFailed, TableReceived};
 
-/// How long the hub may hold a question while nothing changes: half of the time after which it counts as silent.
+/// Time for which the hub may hold a poll without a change: half of [`HUB_SILENCE_TIMEOUT`].
 const LONG_POLL: Duration = Duration::from_secs(5);
-/// How much longer than that the answer may take.
-const GRACE: Duration = Duration::from_secs(3);
-/// After this without an answer the hub is silent.
-pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(10);
+/// Additional time for the response.
+const RESPONSE_GRACE: Duration = Duration::from_secs(3);
+/// Time without a response after which the hub counts as silent.
+pub(crate) const HUB_SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is known from the hub.
+/// State received from the hub.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Followed {
+pub(crate) struct FollowedTable {
     /// The newest table.
     pub(crate) table: Option<Arc<RouteTable>>,
-    /// When the hub last answered.
-    pub(crate) heard: Option<Instant>,
-    /// Since when the table is held.
-    pub(crate) since: Option<Since>,
+    /// Time of the hub's last response.
+    pub(crate) last_response: Option<Instant>,
+    /// Time at which the table was accepted.
+    pub(crate) since: Option<AcceptedAt>,
 }
 
-/// When a table was accepted. One from disk was accepted before this process began.
+/// Time at which a table was accepted. A table from disk was accepted before this process started.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Since {
+pub(crate) struct AcceptedAt {
     at: Instant,
     before: Duration,
 }
 
-impl Since {
-    fn now() -> Since {
-        Since { at: Instant::now(), before: Duration::ZERO }
+impl AcceptedAt {
+    fn now() -> AcceptedAt {
+        AcceptedAt { at: Instant::now(), before: Duration::ZERO }
     }
 
     fn age(self) -> Duration {
@@ -67,182 +69,183 @@ impl Since {
     }
 }
 
-impl Followed {
-    /// Nobody knows what the hub would want.
+impl FollowedTable {
+    /// Returns whether the hub is silent, so that its present targets are unknown.
     pub(crate) fn hub_is_silent(&self, now: Instant) -> bool {
-        self.heard.is_none_or(|heard| now.saturating_duration_since(heard) > SILENT_AFTER)
+        self.last_response
+            .is_none_or(|last_response| now.saturating_duration_since(last_response) > HUB_SILENCE_TIMEOUT)
     }
 
     fn generation(&self) -> Option<Generation> {
         self.table.as_ref().map(|table| table.generation)
     }
 
-    fn held(&self) -> Option<AcceptedGeneration> {
-        let age = self.since.map_or(Duration::ZERO, Since::age);
+    fn current(&self) -> Option<AcceptedGeneration> {
+        let age = self.since.map_or(Duration::ZERO, AcceptedAt::age);
         self.generation().map(|generation| AcceptedGeneration { generation, age })
     }
 }
 
-/// The time by this machine's clock.
+/// Returns the wall-clock time.
 fn since_1970() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Where the table is followed from and kept, and which residency policy it is.
+/// Where the table is fetched from and stored, and the spoke that applies its residency policies.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
-    /// The hubs that may be asked.
+pub(crate) struct TableFollower {
+    /// The hubs to poll.
     pub(crate) hub: Hubs,
-    /// What they are shown.
+    /// Token sent to the hubs.
     pub(crate) fleet: Option<Token>,
-    /// The file.
+    /// File of the snapshot.
     pub(crate) snapshot: Option<PathBuf>,
-    /// By which the table's policy is read.
+    /// Catalogue for evaluating the table's policies.
     pub(crate) catalogue: Arc<Catalogue>,
-    /// The region which residency policy it is.
+    /// The spoke whose residency policies the table sets.
     pub(crate) spoke: Arc<Mutex<Spoke>>,
 }
 
-impl Source {
-    /// What is on disk, if it is any good.
-    pub(crate) fn restore(&self) -> Followed {
-        let Some(snapshot) = &self.snapshot else { return Followed::default() };
+impl TableFollower {
+    /// Loads the snapshot, if it is usable.
+    pub(crate) fn restore(&self) -> FollowedTable {
+        let Some(snapshot) = &self.snapshot else { return FollowedTable::default() };
         match load(snapshot) {
             Ok((table, age)) => {
-                self.heed(&table);
-                let since = Since { before: age, ..Since::now() };
-                Followed { table: Some(Arc::new(table)), heard: None, since: Some(since) }
+                self.apply_policies(&table);
+                let since = AcceptedAt { before: age, ..AcceptedAt::now() };
+                FollowedTable { table: Some(Arc::new(table)), last_response: None, since: Some(since) }
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Followed::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => FollowedTable::default(),
             Err(error) => {
                 self.spoke.lock().count_rejected_table();
-                TableUnusable { snapshot, error: &error }.emit();
-                Followed::default()
+                SnapshotUnusable { snapshot, error: &error }.emit();
+                FollowedTable::default()
             }
         }
     }
 
-    /// The region goes by the residency policy of this table from now on.
-    fn heed(&self, table: &RouteTable) {
+    /// Puts the residency policies of this table into force in the region.
+    fn apply_policies(&self, table: &RouteTable) {
         self.spoke.lock().apply_route_table(table, &self.catalogue);
     }
 
-    /// A hub has confirmed the table in hand.
+    /// Records that a hub has confirmed the current table.
     fn confirm(&self) {
         let mut spoke = self.spoke.lock();
         spoke.confirm_policy(Instant::now());
     }
 
-    /// How the region calls itself before the hub.
+    /// Returns the identity of the region as a reader of the table.
     fn reader(&self) -> Reader {
         let spoke = self.spoke.lock();
         Reader { role: Role::Spoke, region: spoke.region().clone(), boot_id: spoke.boot_id() }
     }
 
-    /// Follows the hub for ever.
-    pub(crate) async fn follow(&self, client: &reqwest::Client, followed: &watch::Sender<Followed>) {
+    /// Follows the hub until cancelled.
+    pub(crate) async fn follow(&self, client: &reqwest::Client, followed: &watch::Sender<FollowedTable>) {
         let mut failures = 0u32;
-        let hubs = u32::try_from(self.hub.count()).expect("there are few hubs");
+        let hubs = u32::try_from(self.hub.count()).expect("the number of hubs is limited");
         loop {
             let hub = self.hub.current();
-            let Err(error) = self.ask(hub, client, followed).await else {
+            let Err(error) = self.poll(hub, client, followed).await else {
                 failures = 0;
                 continue;
             };
-            if matches!(error, AskError::Table(_)) {
+            if matches!(error, FetchError::Table(_)) {
                 self.spoke.lock().count_rejected_table();
             }
             self.hub.failed(hub);
             failures = failures.saturating_add(1);
-            // The next is asked at once; when all have been, it waits before it begins again.
+            // The next hub is tried at once; after all have failed, it waits for the backoff delay.
             if failures.is_multiple_of(hubs) {
                 if failures == hubs {
-                    TableNotFollowed { hub, error: &error }.emit();
+                    TablePollFailed { hub, error: &error }.emit();
                 }
                 tokio::time::sleep(backoff::pause(failures / hubs, rand::random())).await;
             }
         }
     }
 
-    /// Takes leave of the hub: the region reads no table any longer.
-    pub(crate) async fn farewell(&self, client: &reqwest::Client) {
-        let word =
+    /// Deregisters the region as a reader of the table.
+    pub(crate) async fn deregister(&self, client: &reqwest::Client) {
+        let request =
             client.delete(format!("{}{}", self.hub.current(), table_watch::deregister_path(&self.reader())));
-        let word = self.fleet.iter().fold(word, |word, token| word.bearer_auth(token.secret()));
-        // Nobody to tell; silence says the same later.
-        word.timeout(table_watch::DEREGISTER_TIMEOUT).send().await.ok();
+        let request = self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
+        // On failure, the reader's lease expires.
+        request.timeout(table_watch::DEREGISTER_TIMEOUT).send().await.ok();
     }
 
-    async fn ask(
+    async fn poll(
         &self,
         hub: &str,
         client: &reqwest::Client,
-        followed: &watch::Sender<Followed>,
-    ) -> Result<(), AskError> {
+        followed: &watch::Sender<FollowedTable>,
+    ) -> Result<(), FetchError> {
         let after = followed.borrow().generation();
         let url = format!("{hub}{}", table_watch::watch_path(after, &self.reader(), LONG_POLL));
-        let question = client.get(url).timeout(LONG_POLL + GRACE);
-        let question =
-            self.fleet.iter().fold(question, |question, token| question.bearer_auth(token.secret()));
-        let answer = question.send().await?.error_for_status()?;
-        if answer.status() == StatusCode::NO_CONTENT {
+        let request = client.get(url).timeout(LONG_POLL + RESPONSE_GRACE);
+        let request = self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
+        let response = request.send().await?.error_for_status()?;
+        if response.status() == StatusCode::NO_CONTENT {
             self.confirm();
-            followed.send_modify(|followed| followed.heard = Some(Instant::now()));
+            followed.send_modify(|followed| followed.last_response = Some(Instant::now()));
             return Ok(());
         }
-        let body = answer.bytes().await?;
+        let body = response.bytes().await?;
         let wire = serde_json::from_slice::<RouteTableV1>(&body);
-        let wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
-        let held = followed.borrow().held();
-        let taken = table_watch::accept_table(wire.clone(), held, since_1970());
-        let table = taken.map_err(|error| AskError::Table(error.to_string()))?;
+        let wire = wire.map_err(|error| FetchError::Table(error.to_string()))?;
+        let current = followed.borrow().current();
+        let taken = table_watch::accept_table(wire.clone(), current, since_1970());
+        let table = taken.map_err(|error| FetchError::Table(error.to_string()))?;
         if let Some(snapshot) = self.snapshot.clone() {
-            let kept = snapshot.clone();
-            let saved = tokio::task::spawn_blocking(move || save(&kept, &wire)).await;
+            let path = snapshot.clone();
+            let saved = tokio::task::spawn_blocking(move || save(&path, &wire)).await;
             if let Err(error) = saved.map_err(io::Error::other).flatten() {
-                TableNotKept { snapshot: &snapshot, error: &error }.emit();
+                SnapshotWriteFailed { snapshot: &snapshot, error: &error }.emit();
             }
         }
-        self.heed(&table);
+        self.apply_policies(&table);
         self.confirm();
-        TableFollowed { generation: table.generation, deployments: table.deployments.len() }.emit();
-        let (heard, since) = (Some(Instant::now()), Some(Since::now()));
-        followed.send_replace(Followed { table: Some(Arc::new(table)), heard, since });
+        TableReceived { generation: table.generation, deployments: table.deployments.len() }.emit();
+        let (last_response, since) = (Some(Instant::now()), Some(AcceptedAt::now()));
+        followed.send_replace(FollowedTable { table: Some(Arc::new(table)), last_response, since });
         Ok(())
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-enum AskError {
+enum FetchError {
     #[error("{0}")]
     Http(#[from] reqwest::Error),
-    #[error("its table is refused: {0}")]
+    #[error("route table rejected: {0}")]
     Table(String),
 }
 
-/// Writes the table beside its place and moves it there, so that a crash leaves the old one or the new one. One spoke writes
-/// here, and it takes only what is newer.
+/// Writes the table to a temporary file and renames it, so that a crash leaves the old one or the new one. One spoke
+/// writes here, and only newer tables.
 fn save(path: &Path, table: &RouteTableV1) -> io::Result<()> {
     let body = serde_json::to_vec(table)?;
-    let beside = path.with_extension("new");
-    let mut file = fs::File::create(&beside)?;
+    let temporary = path.with_extension("new");
+    let mut file = fs::File::create(&temporary)?;
     writeln!(file, "{}", checksum(&body))?;
     file.write_all(&body)?;
     file.sync_all()?;
-    fs::rename(beside, path)
+    fs::rename(temporary, path)
 }
 
-/// The table there, and how old it is. One that no hub can have published is of no use: the next that is accepted takes
-/// its place.
+/// Loads the table and its age. A table that no hub can have published is rejected; the next accepted table replaces
+/// it.
 fn load(path: &Path) -> io::Result<(RouteTable, Duration)> {
     let written = fs::metadata(path).and_then(|file| file.modified());
     let age = written.ok().and_then(|written| SystemTime::now().duration_since(written).ok());
     let bytes = fs::read(path)?;
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| invalid("it has no checksum"))?;
+    let end =
+        bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| invalid("the checksum is missing"))?;
     let (sum, body) = (&bytes[..end], &bytes[end + 1..]);
     if sum != checksum(body).as_bytes() {
-        return Err(invalid("its checksum does not fit"));
+        return Err(invalid("the checksum does not match"));
     }
     let wire: RouteTableV1 = serde_json::from_slice(body)?;
     let table = RouteTable::try_from(wire).map_err(|error| invalid(&error.to_string()))?;
@@ -266,44 +269,44 @@ mod tests {
         serde_json::from_value(wire).unwrap()
     }
 
-    /// A hub that answers with one table after the other, and then that nothing has changed.
-    async fn hub(answers: Vec<RouteTableV1>) -> (String, Arc<Mutex<Vec<String>>>) {
+    /// Starts a hub that responds with each of these tables in turn, and then with 204.
+    async fn hub(responses: Vec<RouteTableV1>) -> (String, Arc<Mutex<Vec<String>>>) {
         type Shared = (Arc<Mutex<Vec<RouteTableV1>>>, Arc<Mutex<Vec<String>>>);
         async fn routes(
-            State((answers, asked)): State<Shared>,
+            State((responses, polls)): State<Shared>,
             RawQuery(query): RawQuery,
             headers: HeaderMap,
         ) -> Response {
-            let shown = headers.get("authorization").map_or("nothing", |shown| shown.to_str().unwrap());
-            asked.lock().push(format!("{} {shown}", query.unwrap_or_default()));
-            match answers.lock().pop() {
+            let token = headers.get("authorization").map_or("nothing", |token| token.to_str().unwrap());
+            polls.lock().push(format!("{} {token}", query.unwrap_or_default()));
+            match responses.lock().pop() {
                 Some(table) => axum::Json(table).into_response(),
                 None => StatusCode::NO_CONTENT.into_response(),
             }
         }
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let shared: Shared = (Arc::new(Mutex::new(answers.into_iter().rev().collect())), asked.clone());
+        let polls = Arc::new(Mutex::new(Vec::new()));
+        let shared: Shared = (Arc::new(Mutex::new(responses.into_iter().rev().collect())), polls.clone());
         let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes)).with_state(shared);
         let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", socket.local_addr().unwrap());
         tokio::spawn(axum::serve(socket, router).into_future());
-        (url, asked)
+        (url, polls)
     }
 
-    fn number(followed: &Followed) -> Option<u64> {
+    fn number(followed: &FollowedTable) -> Option<u64> {
         followed.generation().map(|generation| generation.number)
     }
 
     /// Invariant 5, Monotone plans.
     #[tokio::test]
-    async fn only_what_is_newer_is_taken_and_found_again_without_the_hub() {
+    async fn only_newer_tables_are_accepted_and_the_last_one_is_restored_without_the_hub() {
         let dir = tempfile::tempdir().unwrap();
-        let (hub, asked) = hub(vec![wire(3), wire(2), wire(3), wire(u64::MAX), wire(4)]).await;
+        let (hub, polls) = hub(vec![wire(3), wire(2), wire(3), wire(u64::MAX), wire(4)]).await;
         let snapshot = dir.path().join("routes");
         let (region, catalogue) = ("aws/us-east-1".parse().unwrap(), Arc::new(Catalogue::builtin()));
         let spoke = Arc::new(Mutex::new(Spoke::new(region, 255, Vec::new())));
         let hubs = Hubs::read(serde_json::from_value(serde_json::json!(hub)).unwrap()).unwrap();
-        let source = Source {
+        let source = TableFollower {
             hub: hubs,
             fleet: Some(Token::read("token-of-the-fleet").unwrap()),
             snapshot: Some(snapshot.clone()),
@@ -312,22 +315,22 @@ mod tests {
         };
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let followed = watch::Sender::new(source.restore());
-        assert!(followed.borrow().hub_is_silent(Instant::now()), "nobody has answered yet");
+        assert!(followed.borrow().hub_is_silent(Instant::now()), "no response yet");
         for (taken, expected) in [(true, 3), (false, 3), (false, 3), (false, 3), (true, 4), (true, 4)] {
-            assert_eq!(source.ask(&hub, &client, &followed).await.is_ok(), taken, "{expected}");
+            assert_eq!(source.poll(&hub, &client, &followed).await.is_ok(), taken, "{expected}");
             assert_eq!(number(&followed.borrow()), Some(expected));
-            assert_eq!(number(&source.restore()), Some(expected), "it was on disk before it was used");
+            assert_eq!(number(&source.restore()), Some(expected), "written to disk before use");
         }
         assert_eq!(
-            asked.lock().last().unwrap(),
+            polls.lock().last().unwrap(),
             "after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000 Bearer token-of-the-fleet"
         );
         let now = Instant::now();
-        assert!(!followed.borrow().hub_is_silent(now), "also an answer without a table is one");
-        assert!(followed.borrow().hub_is_silent(now + SILENT_AFTER + Duration::from_secs(1)));
+        assert!(!followed.borrow().hub_is_silent(now), "a 204 counts as a response too");
+        assert!(followed.borrow().hub_is_silent(now + HUB_SILENCE_TIMEOUT + Duration::from_secs(1)));
         fs::write(&snapshot, "torn").unwrap();
         assert_eq!(number(&source.restore()), None);
         save(&snapshot, &wire(u64::MAX)).unwrap();
-        assert_eq!(number(&source.restore()), None, "no hub has published that");
+        assert_eq!(number(&source.restore()), None, "no hub can have published that generation");
     }
 }

@@ -1,4 +1,4 @@
-//! `hub.toml`.
+//! Parser of `hub.toml`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,11 @@ use serde::Deserialize;
 use super::store::{self, RawStore, StoreConfig};
 use super::{Problems, raw};
 
-/// How long a registration stands without being kept alive. etcd sees to leases twice a second at best, and keeps them
-/// for two seconds at least; below that a hiccup of either side ends them.
+/// Lease time of a registration. etcd checks leases twice a second at best, and holds them for at least two seconds;
+/// with less, a short stall of either side would expire them.
 pub const LEASE_TTL: Duration = Duration::from_secs(5);
 
-/// The file, as written.
+/// Configuration file, as parsed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawConfig {
@@ -34,35 +34,35 @@ struct RawConfig {
     store: Option<RawStore>,
 }
 
-/// What a hub needs to know.
+/// Configuration of a hub.
 #[derive(Clone, Debug)]
 pub struct HubConfig {
-    /// Where spokes and gateways connect.
+    /// Address on which spokes and gateways connect.
     pub listen: SocketAddr,
-    /// Where it keeps what it knows.
+    /// Where the hub stores its state.
     pub store: StoreConfig,
-    /// What is deployed until an operator applies something; without a file, nothing.
+    /// Deployments until an operator applies some; empty without a file.
     pub deployments: Vec<Deployment>,
-    /// The tokens of operators, and of gateways and spokes. Without one of the fleet it listens on loopback only.
+    /// Tokens of operators, and of gateways and spokes. Without a fleet token the hub listens on loopback only.
     pub tokens: Tokens,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
-    /// How long a registration stands without being kept alive; [`LEASE_TTL`], and in tests whatever they can wait for.
+    /// Lease time of a registration: [`LEASE_TTL`], or shorter in tests.
     pub lease_ttl: Duration,
-    /// How long a region keeps its route without a spoke; [`LAPSED_KEEP`], as above.
+    /// Time for which a region without a spoke keeps its route: [`LAPSED_KEEP`], or shorter in tests.
     pub lapsed_keep: Duration,
-    /// How long a reader that has fallen silent is waited for; [`READER_TIMEOUT`], as above.
+    /// Time for which rollouts wait for a silent reader: [`READER_TIMEOUT`], or shorter in tests.
     pub reader_keep: Duration,
-    /// How long nothing is widened when a term begins; [`SETTLE_TIME`], as above.
+    /// Time after the start of a term during which no residency is widened: [`SETTLE_TIME`], or shorter in tests.
     pub settle: Duration,
 }
 
 impl HubConfig {
-    /// Reads the configuration `text` and the files that it names; relative paths are taken from `base`.
+    /// Parses the configuration `text` and the files that it names; relative paths are resolved against `base`.
     ///
     /// # Errors
     ///
-    /// Every problem at once, each naming the key, the value and what to write instead.
+    /// All problems, each with the key, the value and the fix.
     pub fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<String>> {
         let raw: RawConfig = raw(text)?;
         let RawConfig {
@@ -91,7 +91,7 @@ impl HubConfig {
             problems.token("operator_token", operator_token_file, operator_token_env, base, Token::read);
         let names_fleet_token = fleet_token_file.is_some() || fleet_token_env.is_some();
         let fleet = problems.token("fleet_token", fleet_token_file, fleet_token_env, base, Token::read_all);
-        // A token that cannot be read is a problem of its own.
+        // An unreadable token is reported by itself.
         let misses_token = fleet.is_none() && !names_fleet_token;
         let tokens = Tokens { fleet: fleet.unwrap_or_default(), operator };
         if let Some(Err(problem)) = listen.filter(|_| misses_token).map(|at| tokens.may_listen_at(at.ip())) {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_that_people_edit_is_a_valid_configuration() {
+    fn example_configuration_is_valid() {
         let config = HubConfig::parse(EXAMPLE, &configs()).map_err(|problems| problems.join("\n")).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:7000");
         let StoreConfig::Embedded { data } = config.store else { panic!("{:?}", config.store) };
@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_nobody_knows_is_refused_by_name() {
+    fn unknown_keys_are_rejected_by_name() {
         let problems =
             HubConfig::parse(&EXAMPLE.replace("data =", "dta ="), &configs()).unwrap_err().join("\n");
         assert!(problems.contains("dta"), "{problems}");
     }
 
     #[test]
-    fn an_operators_token_comes_from_one_place_and_cannot_be_guessed() {
+    fn operator_token_has_one_source_and_a_minimum_length() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
         std::fs::write(dir.path().join("short"), "0123456789abcde").unwrap();
@@ -160,7 +160,7 @@ mod tests {
         check("operator_token_file = \"short\"", "has 15 bytes, not 16");
         check("operator_token_file = \"gone\"", "cannot be read");
         check("operator_token_env = \"NOT_SET_ANYWHERE\"", "not set in the environment");
-        check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both there");
+        check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both set");
         check("fleet_token_file = \"short\"", "fleet_token_file = ");
     }
 
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once() {
-        let check = |text: &str, base: &Path, wanted: &[&str]| {
+    fn all_problems_are_reported_together() {
+        let check = |text: &str, base: &Path, expected: &[&str]| {
             let problems = HubConfig::parse(text, base).expect_err(text);
-            assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
-            for (problem, part) in problems.iter().zip(wanted) {
+            assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };

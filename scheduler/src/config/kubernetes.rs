@@ -1,4 +1,4 @@
-//! The part of `[scaling]` that is about a Kubernetes cluster.
+//! `[scaling]` of `spoke.toml` with `actuator = "kubernetes"`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,15 @@ use reqwest::Url;
 
 use super::Problems;
 
-/// Where a pod finds its API server, and by which token and authority.
+/// In-cluster address of the API server, and the folder of the pod's token and CA certificate.
 const API: &str = "https://kubernetes.default.svc";
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// In a workload's name it stands for the deployment's.
+/// Placeholder of the deployment in the name of a workload.
 const DEPLOYMENT: &str = "{deployment}";
-/// The port of configs/replica.toml.
+/// The default port of configs/replica.toml.
 const PORT: u16 = 7200;
 
-/// As written.
+/// Keys of the actuator, as parsed.
 pub(super) struct RawKubernetes {
     pub(super) namespace: Option<String>,
     pub(super) workload: Option<String>,
@@ -26,36 +26,36 @@ pub(super) struct RawKubernetes {
     pub(super) ca_file: Option<PathBuf>,
 }
 
-/// A cluster, and what is scaled in it.
+/// A cluster and its workloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesConfig {
-    /// Of the workloads.
+    /// Namespace of the workloads.
     pub namespace: String,
-    /// What they are.
+    /// Kind of the workloads.
     pub kind: WorkloadKind,
-    /// What they are called; see [`KubernetesConfig::workload_of`].
+    /// Name pattern of the workloads; see [`KubernetesConfig::workload_of`].
     pub name: String,
-    /// Where a replica listens in its pod.
+    /// Port of a replica in its pod.
     pub port: u16,
-    /// The API server.
+    /// URL of the API server.
     pub api: Url,
-    /// By which the spoke shows who it is; read anew for each question.
+    /// File with the bearer token; read again for each request.
     pub token_file: Option<PathBuf>,
-    /// Who may speak for the API server; PEM.
+    /// File with the CA certificate of the API server; PEM.
     pub ca_file: Option<PathBuf>,
 }
 
-/// What replicas are pods of.
+/// Kind of the workloads whose pods are replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkloadKind {
-    /// Whose pods are alike; those that have been drained go first.
+    /// Pods are interchangeable; drained ones are deleted first.
     Deployment,
-    /// Whose pods are numbered; the highest goes first.
+    /// Pods are numbered; the highest number is deleted first.
     StatefulSet,
 }
 
 impl WorkloadKind {
-    /// As it stands in the API's paths, and in the file without its last letter.
+    /// Returns the name in API paths; the configuration file has it without the last letter.
     pub fn plural(self) -> &'static str {
         match self {
             WorkloadKind::Deployment => "deployments",
@@ -65,7 +65,8 @@ impl WorkloadKind {
 }
 
 impl KubernetesConfig {
-    /// The name of a deployment's workload. Kubernetes takes small letters, digits and `-`: others become these.
+    /// Returns the name of a deployment's workload. Kubernetes allows lower-case letters, digits and `-`; `_` and `.`
+    /// become `-`.
     pub fn workload_of(&self, deployment: &DeploymentName) -> String {
         let lower = deployment.as_str().to_ascii_lowercase().replace(['_', '.'], "-");
         self.name.replace(DEPLOYMENT, &lower)
@@ -81,16 +82,16 @@ impl Problems {
             None | Some("deployment") => Some(WorkloadKind::Deployment),
             Some("statefulset") => Some(WorkloadKind::StatefulSet),
             Some(other) => {
-                let wanted = "write \"deployment\" or \"statefulset\"";
-                self.note(format!("scaling.workload = \"{other}\" is not known; {wanted}"));
+                let expected = "write \"deployment\" or \"statefulset\"";
+                self.note(format!("scaling.workload = \"{other}\" is unknown; {expected}"));
                 None
             }
         };
         let name = name.unwrap_or_else(|| format!("replica-{DEPLOYMENT}"));
         if !name.contains(DEPLOYMENT) {
-            let problem = "would be the same for every deployment";
+            let problem = "is the same for every deployment";
             self.note(format!(
-                "scaling.name = \"{name}\" {problem}; write {DEPLOYMENT} where its name shall stand"
+                "scaling.name = \"{name}\" {problem}; write {DEPLOYMENT} in place of the deployment's name"
             ));
         }
         let text = api.unwrap_or_else(|| API.to_owned());
@@ -102,11 +103,11 @@ impl Problems {
         });
         if api.is_none() {
             self.note(format!(
-                "scaling.api = \"{text}\" is no URL of an API server; write \"https://HOST:PORT\""
+                "scaling.api = \"{text}\" is not the URL of an API server; write \"https://HOST:PORT\""
             ));
         }
         let api = api?;
-        // In the clear there is nobody to show a token to.
+        // No token is sent without TLS.
         let account = |file: &str| (api.scheme() == "https").then(|| Path::new(ACCOUNT).join(file));
         let given = |file: Option<PathBuf>| file.map(|file| base.join(file));
         let token_file = given(token_file).or_else(|| account("token"));
@@ -115,12 +116,14 @@ impl Problems {
         Some(KubernetesConfig { namespace: namespace?, kind: kind?, name, port, api, token_file, ca_file })
     }
 
-    /// A name as Kubernetes takes it (RFC 1123).
+    /// Validates a name by the rules of Kubernetes (RFC 1123).
     fn label(&mut self, key: &str, text: String) -> Option<String> {
         let letters = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         let good = (1..=63).contains(&text.len()) && text.bytes().all(letters) && !text.starts_with('-');
         if !good {
-            self.note(format!("scaling.{key} = \"{text}\" is no name; write 1 to 63 of a-z, 0-9 and -"));
+            self.note(format!(
+                "scaling.{key} = \"{text}\" is not a valid name; write 1 to 63 of a-z, 0-9 and -"
+            ));
         }
         good.then_some(text)
     }
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_pod_everything_but_the_namespace_has_its_default() {
+    fn all_keys_but_the_namespace_have_defaults() {
         let config = read(raw()).unwrap();
         assert_eq!((config.kind, config.port), (WorkloadKind::Deployment, 7200));
         assert_eq!(config.api.as_str(), "https://kubernetes.default.svc/");
@@ -162,20 +165,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_its_key() {
+    fn invalid_values_are_rejected_by_key() {
         let text = |text: &str| Some(text.to_owned());
         let cases = [
             (RawKubernetes { namespace: None, ..raw() }, "scaling.namespace is missing"),
             (RawKubernetes { namespace: text("Mine"), ..raw() }, "scaling.namespace = \"Mine\""),
             (RawKubernetes { namespace: Some("x".repeat(64)), ..raw() }, "write 1 to 63"),
             (RawKubernetes { workload: text("job"), ..raw() }, "\"deployment\" or \"statefulset\""),
-            (RawKubernetes { name: text("replica"), ..raw() }, "write {deployment} where"),
+            (RawKubernetes { name: text("replica"), ..raw() }, "write {deployment} in place"),
             (RawKubernetes { api: text("kubernetes:443"), ..raw() }, "scaling.api = \"kubernetes:443\""),
             (RawKubernetes { api: text("https://host/path"), ..raw() }, "scaling.api"),
         ];
-        for (raw, wanted) in cases {
+        for (raw, expected) in cases {
             let problems = read(raw).unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains(wanted), "{wanted}: {problems:?}");
+            assert!(problems.len() == 1 && problems[0].contains(expected), "{expected}: {problems:?}");
         }
         assert!(read(RawKubernetes { namespace: Some("x".repeat(63)), ..raw() }).is_ok());
     }

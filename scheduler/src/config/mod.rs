@@ -1,5 +1,5 @@
-//! `hub.toml` and `spoke.toml`, read once: what a person writes becomes what the roles can rely on, or a list of
-//! everything that is wrong.
+//! Parsers of `hub.toml` and `spoke.toml`. Each file is read once and becomes a validated configuration, or a list of
+//! all problems.
 
 mod hub;
 mod kubernetes;
@@ -18,12 +18,12 @@ use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// The file as it stands, or what is wrong with its form.
+/// Parses TOML; the error names the position.
 fn raw<T: DeserializeOwned>(text: &str) -> Result<T, Vec<String>> {
     toml::from_str(text).map_err(|error: toml::de::Error| vec![error.to_string().trim_end().to_owned()])
 }
 
-/// What is wrong so far.
+/// Problems found so far.
 #[derive(Default)]
 struct Problems(Vec<String>);
 
@@ -32,10 +32,10 @@ impl Problems {
         self.0.push(problem.into());
     }
 
-    /// The value of a key that must be there.
-    fn need<T>(&mut self, key: &str, value: Option<T>, wanted: &str) -> Option<T> {
+    /// Returns the value of a required key.
+    fn need<T>(&mut self, key: &str, value: Option<T>, example: &str) -> Option<T> {
         if value.is_none() {
-            self.note(format!("{key} is missing; write {key} = {wanted}"));
+            self.note(format!("{key} is missing; write {key} = {example}"));
         }
         value
     }
@@ -44,17 +44,19 @@ impl Problems {
         let value = self.need(key, value, "\"IP:PORT\"")?;
         let address = value.parse().ok();
         if address.is_none() {
-            self.note(format!("{key} = \"{value}\" is no address; write \"IP:PORT\", as \"127.0.0.1:7000\""));
+            self.note(format!(
+                "{key} = \"{value}\" is not an address; write \"IP:PORT\", such as \"127.0.0.1:7000\""
+            ));
         }
         address
     }
 
-    /// An address at which somebody else can reach this process.
+    /// Parses an address at which other machines can reach this process.
     fn reachable(&mut self, key: &str, value: Option<String>) -> Option<SocketAddr> {
         let address = self.address(key, value)?;
         if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
             self.note(format!(
-                "{key} = \"{address}\" cannot be reached by others; write an address that they can connect to, as \
+                "{key} = \"{address}\" is unreachable for other processes; write an address that they can connect to, such as \
                  \"10.0.0.7:7100\""
             ));
             return None;
@@ -68,7 +70,7 @@ impl Problems {
             .ok()
     }
 
-    /// What a secret of this name says, from the one place that is named: `NAME_file` or `NAME_env`.
+    /// Reads a secret from `NAME_file` or `NAME_env`, of which at most one may be set.
     fn token<T>(
         &mut self,
         name: &str,
@@ -77,10 +79,10 @@ impl Problems {
         base: &Path,
         read: impl FnOnce(&str) -> Result<T, String>,
     ) -> Option<T> {
-        let (what, text) = match (file, variable) {
+        let (source, text) = match (file, variable) {
             (None, None) => return None,
             (Some(_), Some(_)) => {
-                self.note(format!("{name}_file and {name}_env are both there; write one of them"));
+                self.note(format!("{name}_file and {name}_env are both set; set one of them"));
                 return None;
             }
             (Some(path), None) => {
@@ -89,18 +91,18 @@ impl Problems {
                 (format!("{name}_file = \"{}\"", path.display()), text)
             }
             (None, Some(variable)) => {
-                let what = format!("{name}_env = \"{variable}\"");
+                let source = format!("{name}_env = \"{variable}\"");
                 let Ok(text) = std::env::var(&variable) else {
-                    self.note(format!("{what} is not set in the environment"));
+                    self.note(format!("{source} is not set in the environment"));
                     return None;
                 };
-                (what, text)
+                (source, text)
             }
         };
-        read(&text).map_err(|problem| self.note(format!("{what} {problem}"))).ok()
+        read(&text).map_err(|problem| self.note(format!("{source} {problem}"))).ok()
     }
 
-    /// The catalogue in this file, or the built-in one.
+    /// Reads the catalogue from this file; without a file, returns the built-in one.
     fn catalogue(&mut self, path: Option<PathBuf>, base: &Path) -> Option<Catalogue> {
         let Some(path) = path.map(|path| base.join(path)) else {
             return Some(Catalogue::builtin());

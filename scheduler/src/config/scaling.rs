@@ -1,4 +1,4 @@
-//! `[scaling]` of `spoke.toml`: who starts and stops the region's replicas.
+//! `[scaling]` of `spoke.toml`: the actuator, which starts and stops the region's replicas.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -11,14 +11,15 @@ use serde::Deserialize;
 use super::kubernetes::{KubernetesConfig, RawKubernetes};
 use super::{Problems, REPLICAS_MAX};
 
-/// How long a replica goes on without anybody who looks after it, when nobody says.
-const ALONE_DEFAULT: Duration = Duration::from_secs(60);
-/// At least long enough for a spoke to be started again, and not so long that it is forgotten.
-const ALONE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
-/// The keys of a replica's file that are the spoke's to write.
-const OURS: [&str; 5] = ["listen", "names", "model", "task", "engine"];
+/// Default of `scaling.orphan_timeout`.
+const ORPHAN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+/// Range of `scaling.orphan_timeout`: long enough for a restart of the spoke, short enough not to leave replicas
+/// behind.
+const ORPHAN_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
+/// Keys of a replica's configuration that the spoke writes.
+const RESERVED_KEYS: [&str; 5] = ["listen", "names", "model", "task", "engine"];
 
-/// As written.
+/// Keys, as parsed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawScaling {
@@ -28,7 +29,7 @@ pub(super) struct RawScaling {
     ports: Option<String>,
     program: Option<PathBuf>,
     template: Option<PathBuf>,
-    alone: Option<String>,
+    orphan_timeout: Option<String>,
     namespace: Option<String>,
     workload: Option<String>,
     name: Option<String>,
@@ -38,41 +39,41 @@ pub(super) struct RawScaling {
     ca_file: Option<PathBuf>,
 }
 
-/// Who starts and stops the region's replicas.
+/// Configuration of the region's autoscaling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScalingConfig {
-    /// What is kept over a restart: the route table, and who runs.
+    /// Folder of the state that survives a restart: the route table and the running replicas.
     pub dir: PathBuf,
-    /// Who.
+    /// The actuator.
     pub actuator: ActuatorConfig,
 }
 
-/// Who starts and stops replicas.
+/// Actuator, which starts and stops replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ActuatorConfig {
-    /// The spoke itself, as processes beside it.
+    /// The spoke itself, which runs replicas as processes on its machine.
     Process(ProcessConfig),
-    /// A Kubernetes cluster, as pods of its workloads.
+    /// A Kubernetes cluster, which runs replicas as pods of its workloads.
     Kubernetes(KubernetesConfig),
 }
 
 /// Replicas as processes on the spoke's machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessConfig {
-    /// Where they listen.
+    /// IP address on which replicas listen.
     pub address: IpAddr,
-    /// And at which ports: as many replicas as there are.
+    /// Ports on which replicas listen; their number limits the number of replicas.
     pub ports: RangeInclusive<u16>,
-    /// What is started as `PROGRAM replica --config FILE`; without it, the program that the spoke is.
+    /// Program started as `PROGRAM replica --config FILE`; by default the spoke's own executable.
     pub program: Option<PathBuf>,
-    /// What stands in each replica's file beside that which the spoke writes.
+    /// Content of each replica's configuration besides the keys that the spoke writes.
     pub template: String,
-    /// How long a replica goes on while no spoke looks after it.
-    pub alone: Duration,
+    /// Time for which a replica continues without a running spoke.
+    pub orphan_timeout: Duration,
 }
 
 impl Problems {
-    /// Who starts replicas, if anybody does; `fixed` are those of the file.
+    /// Parses `[scaling]`, if present; `fixed` is the number of replicas of the file.
     pub(super) fn scaling(
         &mut self,
         given: Option<RawScaling>,
@@ -86,7 +87,7 @@ impl Problems {
             ports,
             program,
             template,
-            alone,
+            orphan_timeout,
             namespace,
             workload,
             name,
@@ -102,7 +103,7 @@ impl Problems {
             ("ports", ports.is_some()),
             ("program", program.is_some()),
             ("template", template.is_some()),
-            ("alone", alone.is_some()),
+            ("orphan_timeout", orphan_timeout.is_some()),
         ];
         let of_kubernetes = [
             ("namespace", namespace.is_some()),
@@ -119,10 +120,11 @@ impl Problems {
                 let address = self.replicas_address(address);
                 let ports = self.ports(ports, fixed);
                 let template = self.template(template, base);
-                let alone = self.alone(alone);
+                let orphan_timeout = self.orphan_timeout(orphan_timeout);
                 let program = program.map(|program| base.join(program));
-                let (address, ports, template, alone) = (address?, ports?, template?, alone?);
-                ActuatorConfig::Process(ProcessConfig { address, ports, program, template, alone })
+                let (address, ports, template) = (address?, ports?, template?);
+                let orphan_timeout = orphan_timeout?;
+                ActuatorConfig::Process(ProcessConfig { address, ports, program, template, orphan_timeout })
             }
             "kubernetes" => {
                 self.not_of(&actuator, &of_processes);
@@ -131,7 +133,7 @@ impl Problems {
             }
             other => {
                 self.note(format!(
-                    "scaling.actuator = \"{other}\" is not known; write \"process\" or \"kubernetes\""
+                    "scaling.actuator = \"{other}\" is unknown; write \"process\" or \"kubernetes\""
                 ));
                 return None;
             }
@@ -139,10 +141,10 @@ impl Problems {
         Some(ScalingConfig { dir: dir?, actuator })
     }
 
-    /// Keys that say something to the other actuator only.
+    /// Reports keys that belong to the other actuator.
     fn not_of(&mut self, actuator: &str, others: &[(&str, bool)]) {
         for (key, _) in others.iter().filter(|(_, given)| *given) {
-            self.note(format!("scaling.{key} means nothing to the actuator \"{actuator}\"; leave it out"));
+            self.note(format!("scaling.{key} has no effect with actuator \"{actuator}\"; remove it"));
         }
     }
 
@@ -152,7 +154,7 @@ impl Problems {
         let address = address.filter(|address| !address.is_unspecified() && !address.is_multicast());
         if address.is_none() {
             self.note(format!(
-                "scaling.address = \"{text}\" is no address of this machine; write one as \"127.0.0.1\", without a port"
+                "scaling.address = \"{text}\" is not an address of this machine; write one such as \"127.0.0.1\", without a port"
             ));
         }
         address
@@ -163,14 +165,14 @@ impl Problems {
         let range = text.split_once('-').and_then(|(from, to)| Some(from.parse().ok()?..=to.parse().ok()?));
         let Some(range) = range.filter(|range| *range.start() > 0 && !range.is_empty()) else {
             self.note(format!(
-                "scaling.ports = \"{text}\" is no range of ports; write the first and the last, as \"7300-7399\""
+                "scaling.ports = \"{text}\" is not a range of ports; write the first and the last, such as \"7300-7399\""
             ));
             return None;
         };
         if range.len() + fixed > REPLICAS_MAX {
             self.note(format!(
-                "scaling.ports = \"{text}\" are {} and there are {fixed} [[replica]]; {REPLICAS_MAX} replicas fit behind \
-                 one spoke",
+                "scaling.ports = \"{text}\" has {} ports and there are {fixed} [[replica]]; a spoke has at most {REPLICAS_MAX} \
+                 replicas",
                 range.len()
             ));
             return None;
@@ -190,25 +192,25 @@ impl Problems {
                 return None;
             }
         };
-        let ours: Vec<_> = OURS.into_iter().filter(|key| table.contains_key(*key)).collect();
+        let ours: Vec<_> = RESERVED_KEYS.into_iter().filter(|key| table.contains_key(*key)).collect();
         if ours.is_empty() {
             return Some(text);
         }
         self.note(format!(
-            "scaling.template = \"{}\" has {}, which the spoke writes for each replica; leave it out",
+            "scaling.template = \"{}\" has {}, which the spoke writes for each replica; remove it",
             path.display(),
             ours.join(", ")
         ));
         None
     }
 
-    fn alone(&mut self, given: Option<String>) -> Option<Duration> {
-        let Some(text) = given else { return Some(ALONE_DEFAULT) };
-        let time = duration::parse(&text).filter(|time| ALONE.contains(time));
+    fn orphan_timeout(&mut self, given: Option<String>) -> Option<Duration> {
+        let Some(text) = given else { return Some(ORPHAN_TIMEOUT_DEFAULT) };
+        let time = duration::parse(&text).filter(|time| ORPHAN_TIMEOUT.contains(time));
         if time.is_none() {
-            let [from, to] = [*ALONE.start(), *ALONE.end()].map(duration::write);
+            let [from, to] = [*ORPHAN_TIMEOUT.start(), *ORPHAN_TIMEOUT.end()].map(duration::write);
             self.note(format!(
-                "scaling.alone = \"{text}\" is no time from {from} to {to}; write one as \"60s\""
+                "scaling.orphan_timeout = \"{text}\" is not a duration from {from} to {to}; write one such as \"60s\""
             ));
         }
         time
@@ -227,65 +229,65 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(text: &str, wanted: &[&str]) {
+    fn check(text: &str, expected: &[&str]) {
         let problems = read(text, 1).expect_err(text);
-        assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
-        for (problem, part) in problems.iter().zip(wanted) {
+        assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+        for (problem, part) in problems.iter().zip(expected) {
             assert!(problem.contains(part), "{part} in {problem}");
         }
     }
 
-    const SOUND: &str = "actuator = \"process\"\ndir = \"replicas\"\nports = \"7300-7399\"\n";
+    const VALID: &str = "actuator = \"process\"\ndir = \"replicas\"\nports = \"7300-7399\"\n";
 
     #[test]
-    fn what_is_left_out_has_its_default() {
+    fn omitted_keys_have_defaults() {
         let process = ProcessConfig {
             address: [127, 0, 0, 1].into(),
             ports: 7300..=7399,
             program: None,
             template: String::new(),
-            alone: ALONE_DEFAULT,
+            orphan_timeout: ORPHAN_TIMEOUT_DEFAULT,
         };
         let actuator = ActuatorConfig::Process(process);
-        assert_eq!(read(SOUND, 0), Ok(ScalingConfig { dir: "/etc/meridian/replicas".into(), actuator }));
+        assert_eq!(read(VALID, 0), Ok(ScalingConfig { dir: "/etc/meridian/replicas".into(), actuator }));
     }
 
     #[test]
-    fn all_that_is_wrong_is_told_at_once() {
+    fn all_problems_are_reported_together() {
         check("", &["scaling.dir is missing", "scaling.actuator is missing"]);
-        check("actuator = \"docker\"\ndir = \"x\"\n", &["\"docker\" is not known; write \"process\""]);
+        check("actuator = \"docker\"\ndir = \"x\"\n", &["\"docker\" is unknown; write \"process\""]);
         check(
-            "actuator = \"process\"\naddress = \"0.0.0.0\"\nports = \"9-8\"\nalone = \"never\"\ntemplate = \"/nowhere\"\n",
+            "actuator = \"process\"\naddress = \"0.0.0.0\"\nports = \"9-8\"\norphan_timeout = \"never\"\ntemplate = \"/nowhere\"\n",
             &[
                 "scaling.dir",
                 "scaling.address = \"0.0.0.0\"",
                 "scaling.ports = \"9-8\"",
                 "/nowhere",
-                "scaling.alone",
+                "scaling.orphan_timeout",
             ],
         );
         for ports in ["0-9", "7300", "7300-", "a-b", "1-65536"] {
-            check(&SOUND.replace("7300-7399", ports), &["is no range of ports"]);
+            check(&VALID.replace("7300-7399", ports), &["is not a range of ports"]);
         }
-        check(&format!("{SOUND}prots = \"1-2\""), &["unknown field"]);
-        let both = format!("{SOUND}port = 1\nnamespace = \"x\"\n");
-        check(&both, &["scaling.namespace means nothing", "scaling.port means nothing"]);
+        check(&format!("{VALID}prots = \"1-2\""), &["unknown field"]);
+        let both = format!("{VALID}port = 1\nnamespace = \"x\"\n");
+        check(&both, &["scaling.namespace has no effect", "scaling.port has no effect"]);
         let other =
             "actuator = \"kubernetes\"\ndir = \"x\"\nports = \"1-2\"\nnamespace = \"x\"\nname = \"a\"\n";
-        check(other, &["scaling.ports means nothing", "scaling.name = \"a\""]);
+        check(other, &["scaling.ports has no effect", "scaling.name = \"a\""]);
     }
 
     #[test]
-    fn as_many_ports_as_replicas_fit_behind_a_spoke_are_taken_and_one_more_is_not() {
-        let last = |ports: usize| SOUND.replace("7399", &(7299 + ports).to_string());
+    fn limit_of_replicas_is_enforced() {
+        let last = |ports: usize| VALID.replace("7399", &(7299 + ports).to_string());
         assert!(read(&last(REPLICAS_MAX - 3), 3).is_ok());
-        assert!(read(&last(REPLICAS_MAX - 2), 3).unwrap_err()[0].contains("256 replicas fit"));
+        assert!(read(&last(REPLICAS_MAX - 2), 3).unwrap_err()[0].contains("at most 256"));
     }
 
     #[test]
-    fn a_template_leaves_to_the_spoke_what_it_writes() {
+    fn a_template_must_not_have_the_keys_that_the_spoke_writes() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let text = format!("{SOUND}template = {:?}", file.path());
+        let text = format!("{VALID}template = {:?}", file.path());
         std::fs::write(file.path(), "[threads]\nengine = 2\n").unwrap();
         let ActuatorConfig::Process(read_as) = read(&text, 0).unwrap().actuator else { panic!("{text}") };
         assert_eq!(read_as.template, "[threads]\nengine = 2\n");

@@ -1,4 +1,4 @@
-//! `spoke.toml`.
+//! Parser of `spoke.toml`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use serde::Deserialize;
 use super::scaling::{RawScaling, ScalingConfig};
 use super::{Problems, raw};
 
-/// Replicas behind one spoke: each is asked for its status five times a second by one process.
+/// Maximum number of replicas of one spoke: one process polls the status of each five times a second.
 pub const REPLICAS_MAX: usize = 256;
 
-/// The file, as written.
+/// Configuration file, as parsed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawConfig {
@@ -45,22 +45,22 @@ struct RawReplica {
     endpoint: String,
 }
 
-/// `[receipts]`, for the ingress, which keeps them: what stands in it is read there.
+/// `[receipts]`, for the ingress, which validates it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Receipts {
-    /// The folder of their files.
+    /// Folder of the receipt files.
     pub dir: PathBuf,
-    /// The file with the key of tenants' pseudonyms,
+    /// File with the key for tenants' pseudonyms,
     pub key_file: Option<PathBuf>,
-    /// or the variable that holds it.
+    /// or the environment variable with that key.
     pub key_env: Option<String>,
-    /// Whether requests of locked deployments are refused when their receipts cannot be kept.
+    /// Whether requests of locked deployments are rejected when their receipts cannot be stored.
     #[serde(default)]
     pub required: bool,
 }
 
-/// `[tls]`, as written.
+/// `[tls]`, as parsed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawTls {
@@ -71,53 +71,53 @@ struct RawTls {
     insecure: bool,
 }
 
-/// The files of `[tls]`, for the ingress, which reads them.
+/// Files of `[tls]`, for the ingress, which reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The door's certificate.
+    /// Certificate of the ingress.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of the ingress.
     pub key: PathBuf,
-    /// The authorities that may name gateways.
+    /// Certificates of the CAs that sign gateways' certificates.
     pub client_ca: PathBuf,
 }
 
-/// What a spoke needs to know: its ingress and its agent.
+/// Configuration of a spoke: ingress, agent and scaler.
 #[derive(Clone, Debug)]
 pub struct SpokeConfig {
-    /// The region whose spoke it is.
+    /// Region of the spoke.
     pub region: RegionId,
-    /// Where the ingress listens.
+    /// Listen address of the ingress.
     pub listen: SocketAddr,
-    /// Where gateways reach it.
+    /// Address at which gateways reach the ingress.
     pub advertise: SocketAddr,
-    /// The hubs that may be asked.
+    /// The hubs.
     pub hub: Hubs,
-    /// What it shows them.
+    /// Token sent to the hubs.
     pub fleet: Option<Token>,
-    /// Requests of locked deployments are rejected when no hub has confirmed the route table for longer.
+    /// Requests of locked deployments are rejected if no hub has confirmed the route table for longer.
     pub policy_max_age: Duration,
-    /// Where its replicas are.
+    /// Addresses of the replicas in the file.
     pub replicas: Vec<SocketAddr>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
-    /// How receipts are kept, if they are.
+    /// Storage of receipts, if they are stored.
     pub receipts: Option<Receipts>,
-    /// Where operators connect; without it, where gateways do.
+    /// Listen address for operators; by default that of the ingress.
     pub operations: Option<SocketAddr>,
-    /// What the door shows to gateways and whom it believes; without it, it is in the clear.
+    /// TLS files of the ingress; without them it uses plaintext.
     pub tls: Option<TlsFiles>,
-    /// Who starts and stops replicas beside those that the file names, if anybody does.
+    /// Autoscaling of further replicas, if configured.
     pub scaling: Option<ScalingConfig>,
 }
 
 impl SpokeConfig {
-    /// Reads the configuration `text`; relative paths are taken from `base`, and `region` is that of the command line,
-    /// which the file may leave out.
+    /// Parses the configuration `text`; relative paths are resolved against `base`, and `region` is that of the command
+    /// line, which the file may omit.
     ///
     /// # Errors
     ///
-    /// Every problem at once, each naming the key, the value and what to write instead.
+    /// All problems, each with the key, the value and the fix.
     pub fn parse(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<String>> {
         let RawConfig {
             region: written,
@@ -176,7 +176,7 @@ impl SpokeConfig {
         }
     }
 
-    /// The region's view of itself, before it has heard any replica. `boot_id` is drawn anew whenever a spoke starts.
+    /// Returns the region's state before any replica has reported. `boot_id` is random at every start of a spoke.
     pub fn spoke(&self, boot_id: u64) -> Spoke {
         let mut spoke = Spoke::new(self.region.clone(), boot_id, self.replicas.clone());
         spoke.limit_policy_age(self.policy_max_age, Instant::now());
@@ -190,40 +190,43 @@ impl Problems {
             && written != typed
         {
             self.note(format!(
-                "region = \"{written}\" but --region {typed}; give one of them, or both the same"
+                "region = \"{written}\" but --region {typed}; set one of them, or both to the same region"
             ));
             return None;
         }
         let region = written.or_else(|| typed.map(str::to_owned));
-        self.need("region", region, "\"CLOUD/NAME\", as \"gcp/europe-west4\", or give --region")
+        self.need("region", region, "\"CLOUD/NAME\", such as \"gcp/europe-west4\", or pass --region")
     }
 
     fn known_region(&mut self, text: &str, catalogue: &Catalogue) -> Option<RegionId> {
         let region = text.parse::<RegionId>().ok().filter(|region| catalogue.get(region).is_some());
         if region.is_none() {
             let near = catalogue.nearest_names(text);
-            let hint =
-                if near.is_empty() { String::new() } else { format!(", perhaps {}", near.join(" or ")) };
+            let hint = if near.is_empty() {
+                String::new()
+            } else {
+                format!("; did you mean {}?", near.join(" or "))
+            };
             self.note(format!(
-                "region = \"{text}\" is no region of the catalogue; write one of its ids{hint}"
+                "region = \"{text}\" is not in the catalogue; write the id of one of its regions{hint}"
             ));
         }
         region
     }
 
-    /// In the clear only where nothing leaves the machine, or where somebody has written that it may.
+    /// Requires TLS, unless both addresses are loopback or the file allows plaintext.
     fn tls(
         &mut self,
         given: Option<RawTls>,
         base: &Path,
-        doors: [(&str, Option<SocketAddr>); 2],
+        addresses: [(&str, Option<SocketAddr>); 2],
     ) -> Option<TlsFiles> {
         let Some(RawTls { certificate, key, client_ca, insecure }) = given else {
-            for (name, door) in doors {
-                if let Some(door) = door.filter(|door| !door.ip().is_loopback()) {
+            for (name, address) in addresses {
+                if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
                     self.note(format!(
-                        "{name} = \"{door}\" is not of this machine, and without [tls] requests would come there in the \
-                         clear; give [tls] a certificate, a key and client_ca, or insecure = true"
+                        "{name} = \"{address}\" is not a loopback address, and without [tls] requests would be sent in \
+                         plaintext; add [tls] with certificate, key and client_ca, or with insecure = true"
                     ));
                 }
             }
@@ -236,7 +239,9 @@ impl Problems {
             }
             (None, None, None, true) => None,
             _ => {
-                self.note("[tls] needs certificate, key and client_ca, or insecure = true and none of them");
+                self.note(
+                    "[tls] needs certificate, key and client_ca, or insecure = true and none of the files",
+                );
                 None
             }
         }
@@ -244,18 +249,23 @@ impl Problems {
 
     fn replicas(&mut self, given: Vec<RawReplica>) -> Vec<SocketAddr> {
         if given.len() > REPLICAS_MAX {
-            self.note(format!("{} [[replica]] are too many for one spoke; {REPLICAS_MAX} fit", given.len()));
+            self.note(format!(
+                "{} [[replica]] are too many; a spoke has at most {REPLICAS_MAX}",
+                given.len()
+            ));
             return Vec::new();
         }
         let mut known = BTreeSet::new();
         let mut replicas = Vec::new();
-        for (place, RawReplica { endpoint }) in given.into_iter().enumerate() {
-            let key = format!("endpoint of [[replica]] {}", place + 1);
+        for (index, RawReplica { endpoint }) in given.into_iter().enumerate() {
+            let key = format!("endpoint of [[replica]] {}", index + 1);
             let Some(address) = self.reachable(&key, Some(endpoint)) else { continue };
             if known.insert(address) {
                 replicas.push(address);
             } else {
-                self.note(format!("{key} = \"{address}\" is that of another replica; give it once"));
+                self.note(format!(
+                    "{key} = \"{address}\" is the endpoint of another replica; remove one of them"
+                ));
             }
         }
         replicas
@@ -273,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_that_people_edit_is_a_valid_configuration() {
+    fn example_configuration_is_valid() {
         let config = parse(EXAMPLE, Some("gcp/europe-west4")).unwrap();
         assert_eq!(
             (config.region.as_str(), config.hub.current()),
@@ -284,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_nobody_knows_is_refused_by_name() {
+    fn unknown_keys_are_rejected_by_name() {
         for (key, wrong) in [("advertise =", "advertize ="), ("endpoint =", "endpiont =")] {
             let problems = parse(&EXAMPLE.replace(key, wrong), None).unwrap_err();
             assert!(problems.contains(wrong.trim_end_matches(" =")), "{problems}");
@@ -292,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_region_may_stand_in_the_file_or_on_the_command_line() {
+    fn region_is_set_in_the_file_or_on_the_command_line() {
         let without = EXAMPLE.replace("region = \"gcp/europe-west4\"", "");
         assert_eq!(parse(&without, Some("aws/us-east-1")).unwrap().region.as_str(), "aws/us-east-1");
         assert!(parse(&without, None).unwrap_err().contains("region is missing"));
@@ -301,11 +311,11 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once() {
-        let check = |text: &str, wanted: &[&str]| {
+    fn all_problems_are_reported_together() {
+        let check = |text: &str, expected: &[&str]| {
             let problems = SpokeConfig::parse(text, Path::new("."), None).expect_err(text);
-            assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
-            for (problem, part) in problems.iter().zip(wanted) {
+            assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };
@@ -320,10 +330,10 @@ mod tests {
              hub = \"https://hub\"\n[[replica]]\nendpoint = \"10.0.0.8:0\"\n[[replica]]\nendpoint = \"10.0.0.8:9\"\n\
              [[replica]]\nendpoint = \"10.0.0.8:9\"\n",
             &[
-                "perhaps aws/us-east-1",
+                "did you mean aws/us-east-1",
                 "https://hub",
-                "listen = \"0.0.0.0:7100\" is not of this machine",
-                "advertise = \"10.0.0.7:7100\" is not of this machine",
+                "listen = \"0.0.0.0:7100\" is not a loopback address",
+                "advertise = \"10.0.0.7:7100\" is not a loopback address",
                 "[[replica]] 1",
                 "[[replica]] 3",
             ],
@@ -331,8 +341,9 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_the_example_as_a_comment_is_a_key_that_is_known() {
-        let scaling = ["[scaling]", "actuator =", "dir =", "ports =", "address =", "program =", "alone ="];
+    fn commented_keys_of_the_example_are_known_keys() {
+        let scaling =
+            ["[scaling]", "actuator =", "dir =", "ports =", "address =", "program =", "orphan_timeout ="];
         let keys =
             ["operations =", "[tls]", "certificate =", "key =", "client_ca ="].into_iter().chain(scaling);
         let text = keys
@@ -344,24 +355,24 @@ mod tests {
     }
 
     #[test]
-    fn a_door_that_others_can_reach_is_in_the_clear_only_where_somebody_wrote_so() {
-        let with = |door: &str, tls: &str| {
-            let text = EXAMPLE.replace("127.0.0.1:7100", door);
+    fn plaintext_on_a_reachable_address_needs_an_explicit_setting() {
+        let with = |address: &str, tls: &str| {
+            let text = EXAMPLE.replace("127.0.0.1:7100", address);
             let (head, replicas) = text.split_once("[[replica]]").unwrap();
             let text = format!("{head}\n{tls}\n[[replica]]{replicas}");
             SpokeConfig::parse(&text, Path::new("/etc/meridian"), None).map(|config| config.tls)
         };
-        let files = "[tls]\ncertificate = \"door.crt\"\nkey = \"door.key\"\nclient_ca = \"/ca.crt\"\n";
+        let files = "[tls]\ncertificate = \"spoke.crt\"\nkey = \"spoke.key\"\nclient_ca = \"/ca.crt\"\n";
         assert_eq!(with("127.0.0.1:7100", ""), Ok(None));
         assert_eq!(with("10.0.0.7:7100", "[tls]\ninsecure = true\n"), Ok(None));
         let read = with("10.0.0.7:7100", files).unwrap().unwrap();
         let [certificate, key, client_ca] =
-            ["/etc/meridian/door.crt", "/etc/meridian/door.key", "/ca.crt"].map(PathBuf::from);
+            ["/etc/meridian/spoke.crt", "/etc/meridian/spoke.key", "/ca.crt"].map(PathBuf::from);
         assert_eq!(read, TlsFiles { certificate, key, client_ca });
         let problems = with("10.0.0.7:7100", "").unwrap_err();
         assert!(problems.len() == 2 && problems[0].contains("insecure = true"), "{problems:#?}");
         for half in
-            [format!("{files}insecure = true\n"), "[tls]\nkey = \"door.key\"\n".into(), "[tls]\n".into()]
+            [format!("{files}insecure = true\n"), "[tls]\nkey = \"spoke.key\"\n".into(), "[tls]\n".into()]
         {
             let problems = with("127.0.0.1:7100", &half).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains("[tls] needs"), "{half}: {problems:#?}");
@@ -369,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_replicas_as_there_may_be_are_taken_and_one_more_is_not() {
+    fn limit_of_replicas_is_enforced() {
         let text = |replicas: usize| {
             let head = EXAMPLE.split("[[replica]]").next().unwrap().to_owned();
             (1..=replicas).fold(head, |text, n| format!("{text}\n[[replica]]\nendpoint = \"10.0.0.8:{n}\"\n"))

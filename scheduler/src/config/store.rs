@@ -1,4 +1,4 @@
-//! `[store]` of `hub.toml`: where the hub keeps what it knows.
+//! `[store]` of `hub.toml`: where the hub stores its state.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,14 +8,15 @@ use serde::Deserialize;
 
 use super::Problems;
 
-/// Under which keys of an etcd a hub keeps its own, unless it is told otherwise.
+/// Default prefix of a hub's keys in etcd.
 const PREFIX: &str = "meridian/";
-/// Signs of life more often than this would cost more than a connection that hangs for that long.
+/// Lower bound of the keep-alive interval; shorter ones would cost more than a connection that hangs for that long.
 const KEEP_ALIVE_MS_MIN: u64 = 100;
-/// Members of an etcd. More than seven are slower and not safer (etcd's FAQ), and a few may be on their way in or out.
+/// Maximum number of etcd members. More than seven are slower and not safer (etcd's FAQ), and a few may be joining or
+/// leaving.
 const ENDPOINTS_MAX: usize = 16;
 
-/// The table, as written.
+/// `[store]`, as parsed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawStore {
@@ -31,19 +32,19 @@ pub(super) struct RawStore {
     key: Option<PathBuf>,
 }
 
-/// Where the hub keeps what it knows.
+/// Where the hub stores its state.
 #[derive(Clone, Debug)]
 pub enum StoreConfig {
-    /// In a file of its own. There is one hub then.
+    /// A file of its own, for a single hub.
     Embedded {
         /// The folder of the file.
         data: PathBuf,
     },
-    /// In an etcd, where there may be several.
+    /// An etcd, for one or several hubs.
     Etcd(EtcdConfig),
 }
 
-/// The store that `[store]` and `data` describe.
+/// Parses `[store]` and `data`.
 pub(super) fn read(
     problems: &mut Problems,
     raw: Option<RawStore>,
@@ -54,24 +55,26 @@ pub(super) fn read(
     match problems.need("store.kind", raw.kind.clone(), "\"embedded\" or \"etcd\"")?.as_str() {
         "embedded" => {
             raw.refuse_the_rest(problems);
-            let data = problems.need("data", data, "\"FOLDER\", where the hub keeps what it knows")?;
+            let data = problems.need("data", data, "\"FOLDER\", where the hub stores its state")?;
             Some(StoreConfig::Embedded { data: base.join(data) })
         }
         "etcd" => {
             if data.is_some() {
-                problems.note("data is of no use with store.kind = \"etcd\", which keeps what the hub knows; leave it out");
+                problems.note(
+                    "data has no effect with store.kind = \"etcd\", which stores the hub's state; remove it",
+                );
             }
             raw.etcd(problems, base).map(StoreConfig::Etcd)
         }
         other => {
-            problems.note(format!("store.kind = \"{other}\" is not known; write \"embedded\" or \"etcd\""));
+            problems.note(format!("store.kind = \"{other}\" is unknown; write \"embedded\" or \"etcd\""));
             None
         }
     }
 }
 
 impl RawStore {
-    /// An embedded store has nothing else to be told.
+    /// Rejects the keys of etcd for an embedded store.
     fn refuse_the_rest(&self, problems: &mut Problems) {
         let RawStore {
             kind: _,
@@ -97,7 +100,7 @@ impl RawStore {
             ("key", key.is_some()),
         ];
         for (key, _) in written.iter().filter(|(_, written)| *written) {
-            problems.note(format!("store.{key} is for kind = \"etcd\"; leave it out, or write that kind"));
+            problems.note(format!("store.{key} is for kind = \"etcd\"; remove it, or set that kind"));
         }
     }
 
@@ -123,12 +126,12 @@ impl RawStore {
         let endpoints = endpoints.map(|endpoints| problems.endpoints(endpoints)).unwrap_or_default();
         let prefix = prefix.unwrap_or_else(|| PREFIX.to_owned());
         if prefix.is_empty() {
-            problems.note("store.prefix is empty; write what all keys shall begin with, as \"meridian/\"");
+            problems.note("store.prefix is empty; write the prefix of all keys, such as \"meridian/\"");
         }
         let keep_alive_ms = keep_alive_ms.map_or(KEEP_ALIVE, Duration::from_millis);
         if keep_alive_ms < Duration::from_millis(KEEP_ALIVE_MS_MIN) {
             problems.note(format!(
-                "store.keep_alive_ms = {} is less than {KEEP_ALIVE_MS_MIN}; leave it out, or write what the members' \
+                "store.keep_alive_ms = {} is less than {KEEP_ALIVE_MS_MIN}; remove it, or write a value that the members' \
                  --grpc-keepalive-min-time allows",
                 keep_alive_ms.as_millis()
             ));
@@ -138,23 +141,22 @@ impl RawStore {
             let path = path?;
             problems.file(&format!("store.{key}"), &base.join(path)).map(String::into_bytes)
         };
-        let (given, asked) = (ca.is_some(), certificate.is_some() || key.is_some());
+        let (has_ca, has_identity) = (ca.is_some(), certificate.is_some() || key.is_some());
         let (both, ca) = (certificate.is_some() == key.is_some(), pem("ca", ca));
         let identity = pem("certificate", certificate).zip(pem("key", key));
         if !both {
-            problems.note("store.certificate and store.key belong together; write both or neither");
+            problems.note("store.certificate and store.key belong together; set both or neither");
         }
         let https = endpoints.iter().any(|endpoint| endpoint.starts_with("https://"));
-        match (https, given) {
+        match (https, has_ca) {
             (true, false) => problems.note(
-                "store.ca is missing; write the file with the certificate that the members' own are signed by",
+                "store.ca is missing; write the file with the CA certificate that signs the members' certificates",
             ),
-            (false, true) => problems.note("store.ca is for endpoints of https://; there are none"),
+            (false, true) => problems.note("store.ca is for https:// endpoints, and there are none; remove it"),
             (true, true) | (false, false) => {}
         }
-        if !given && asked {
-            problems
-                .note("store.certificate and store.key are for endpoints of https://, and want a store.ca");
+        if !has_ca && has_identity {
+            problems.note("store.certificate and store.key are for https:// endpoints, and require store.ca");
         }
         let tls = ca.map(|authority| EtcdTls { authority, identity });
         (problems.0.len() == before).then_some(EtcdConfig {
@@ -170,11 +172,11 @@ impl RawStore {
 impl Problems {
     fn endpoints(&mut self, endpoints: Vec<String>) -> Vec<String> {
         if endpoints.is_empty() || endpoints.len() > ENDPOINTS_MAX {
-            self.note(format!("store.endpoints has {}; write from 1 to {ENDPOINTS_MAX}", endpoints.len()));
+            self.note(format!("store.endpoints has {}; write 1 to {ENDPOINTS_MAX}", endpoints.len()));
         }
         let of = |scheme: &str| endpoints.iter().filter(|endpoint| endpoint.starts_with(scheme)).count();
         if of("http://") > 0 && of("https://") > 0 {
-            self.note("store.endpoints mixes http:// and https://; write one of them throughout");
+            self.note("store.endpoints mixes http:// and https://; use one of them for all");
         }
         for endpoint in &endpoints {
             let rest = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
@@ -184,7 +186,7 @@ impl Problems {
                 .is_some_and(|(host, port)| plain(host) && port.parse::<u16>().is_ok_and(|port| port > 0));
             if !holds {
                 self.note(format!(
-                    "store.endpoints: \"{endpoint}\" is no member of an etcd; write \"http://HOST:PORT\" or \
+                    "store.endpoints: \"{endpoint}\" is not the URL of an etcd member; write \"http://HOST:PORT\" or \
                      \"https://HOST:PORT\""
                 ));
             }
@@ -210,7 +212,7 @@ impl Problems {
                 Some(value?)
             }
             (Some(_), Some(_)) => {
-                self.note("store.password_file and store.password_env are both there; write one of them");
+                self.note("store.password_file and store.password_env are both set; set one of them");
                 return None;
             }
         };
@@ -219,12 +221,12 @@ impl Problems {
             (Some(name), Some(password)) => Some(EtcdUser { name, password: password.trim().to_owned() }),
             (Some(name), None) => {
                 self.note(format!(
-                    "store.user = \"{name}\" has no password; write password_file or password_env"
+                    "store.user = \"{name}\" has no password; set password_file or password_env"
                 ));
                 None
             }
             (None, Some(_)) => {
-                self.note("store.user is missing; write the name that the password belongs to");
+                self.note("store.user is missing; write the name of the user with this password");
                 None
             }
         }
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_etcd_with_everything_that_can_be_said_of_it_is_read() {
+    fn all_keys_of_an_etcd_are_parsed() {
         let base = tempfile::tempdir().unwrap();
         for name in ["ca.crt", "hub.crt", "hub.key"] {
             std::fs::write(base.path().join(name), name).unwrap();
@@ -259,27 +261,27 @@ mod tests {
         assert_eq!(etcd.keep_alive, Duration::from_millis(KEEP_ALIVE_MS_MIN));
         assert_eq!(etcd.user.as_ref().map(|user| user.password.as_str()), Some("secret"));
         assert_eq!(etcd.tls.as_ref().map(|tls| tls.authority.as_slice()), Some(&b"ca.crt"[..]));
-        assert!(!format!("{etcd:?}").contains("secret"), "a password is not for logs");
+        assert!(!format!("{etcd:?}").contains("secret"), "a password must not appear in logs");
 
         let Ok(StoreConfig::Etcd(etcd)) =
             parse("kind = \"etcd\"\nendpoints = [\"http://a:1\"]\n", base.path())
         else {
-            panic!("little is needed")
+            panic!("the other keys are optional")
         };
         assert_eq!((etcd.prefix.as_str(), etcd.keep_alive), (PREFIX, KEEP_ALIVE));
     }
 
     #[test]
-    fn everything_wrong_is_told_at_once() {
-        let check = |text: &str, wanted: &[&str]| {
+    fn all_problems_are_reported_together() {
+        let check = |text: &str, expected: &[&str]| {
             let problems = parse(text, Path::new("/nowhere")).expect_err(text);
-            assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
-            for (problem, part) in problems.iter().zip(wanted) {
+            assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };
         check("", &["store.kind is missing"]);
-        check("kind = \"etdc\"", &["\"etdc\" is not known"]);
+        check("kind = \"etdc\"", &["\"etdc\" is unknown"]);
         check(
             "kind = \"embedded\"\nprefix = \"a\"\nuser = \"a\"",
             &["store.prefix is for", "store.user is for", "data is missing"],
@@ -302,7 +304,7 @@ mod tests {
                 "has no password",
                 "none.key",
                 "belong together",
-                "want a store.ca",
+                "require store.ca",
             ],
         );
         check(

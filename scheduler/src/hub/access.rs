@@ -14,9 +14,9 @@ use axum::response::{IntoResponse, Response};
 use scheduler_core::access::{Access, Denied, Tokens};
 
 use crate::events::AccessDenied;
-use crate::respond::{Code, Refusal};
+use crate::respond::{Code, ErrorResponse};
 
-/// Lets only those requests through to `paths` that may use what needs `access`.
+/// Requires `access` for requests to `paths`.
 pub(super) fn guarded<S: Clone + Send + Sync + 'static>(
     paths: Router<S>,
     access: Access,
@@ -31,7 +31,7 @@ pub(super) fn guarded<S: Clone + Send + Sync + 'static>(
 struct Guard {
     tokens: Arc<Tokens>,
     access: Access,
-    /// The first denial is a warning: a misconfigured gateway comes again and again.
+    /// Set at the first denial, which is logged as a warning; a misconfigured gateway repeats its request.
     has_denied: Arc<AtomicBool>,
 }
 
@@ -41,16 +41,16 @@ async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Resp
         Err(denied) => {
             let path = request.uri().path();
             if guard.has_denied.swap(true, Ordering::Relaxed) {
-                tracing::debug!(path, why = %denied, "request denied");
+                tracing::debug!(path, reason = %denied, "request denied");
             } else {
-                AccessDenied { path, why: &denied }.emit();
+                AccessDenied { path, reason: &denied }.emit();
             }
-            refusal(denied).into_response()
+            denied_response(denied).into_response()
         }
     }
 }
 
-/// The value of the only header of this name; of two, neither is believed.
+/// Returns the value of the Authorization header; of several such headers, none is accepted.
 fn authorization(headers: &HeaderMap) -> Option<&[u8]> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     match (values.next(), values.next()) {
@@ -59,10 +59,10 @@ fn authorization(headers: &HeaderMap) -> Option<&[u8]> {
     }
 }
 
-fn refusal(denied: Denied) -> Refusal {
+fn denied_response(denied: Denied) -> ErrorResponse {
     let code = match denied {
         Denied::NoToken(_) | Denied::UnknownToken(_) => Code::Unauthenticated,
         Denied::NotAnOperator | Denied::NoOperatorConfigured => Code::OperatorOnly,
     };
-    Refusal::new(code, format!("{denied}."))
+    ErrorResponse::new(code, format!("{denied}."))
 }

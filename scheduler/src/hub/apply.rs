@@ -1,7 +1,8 @@
-//! What an operator wants to be so: read whole, compared with what there is, and written in one transaction or not at all.
+//! `meridian apply`: validates the desired deployments and tenants, compares them with the stored ones, and writes them
+//! in one transaction.
 //!
-//! Any hub takes it, whether it leads or not: what is written is guarded by the revision that it is the difference to, so of
-//! two operators one is told that the other was there first. How it comes about is decided by whoever leads
+//! Any hub accepts the request, leader or not: the write is guarded by the revision that the difference was computed
+//! against, so of two concurrent operators the second gets a conflict. The leader carries out the change
 //! ([`scheduler_core::rollout`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,69 +20,70 @@ use scheduler_core::wire::tenant::TenantsV1;
 use scheduler_core::wire::{VERSION, keys};
 use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
 
-use super::http::Desk;
+use super::http::HubApi;
 use super::records::{self, RecordError};
 use super::replicas;
-use super::spokes::refusal;
-use crate::events::Applied;
-use crate::respond::{Code, Refusal};
+use super::spokes::store_error;
+use crate::events::ConfigurationApplied;
+use crate::respond::{Code, ErrorResponse};
 
-/// Why files are not applied.
+/// Reason why files are not applied.
 pub(super) enum NotApplied {
-    /// They are wrong.
+    /// The files are invalid.
     Problems(ProblemsV1),
-    Refused(Refusal),
+    Other(ErrorResponse),
 }
 
-impl From<Refusal> for NotApplied {
-    fn from(refusal: Refusal) -> NotApplied {
-        NotApplied::Refused(refusal)
+impl From<ErrorResponse> for NotApplied {
+    fn from(refusal: ErrorResponse) -> NotApplied {
+        NotApplied::Other(refusal)
     }
 }
 
-type Deployments = BTreeMap<DeploymentName, Deployment>;
-type Tenants = BTreeMap<TenantId, TenantRules>;
+type DeploymentMap = BTreeMap<DeploymentName, Deployment>;
+type TenantMap = BTreeMap<TenantId, TenantRules>;
 
-/// What stands in the store, and what can be read of it.
-struct Before<T> {
+/// Record in the store, as far as it is readable.
+struct StoredRecord<T> {
     revision: u64,
     all: T,
     note: Option<String>,
 }
 
-impl<T> Before<T> {
-    /// A record as it is, or `published` where it cannot be read.
-    fn of(
+impl<T> StoredRecord<T> {
+    /// Reads a record; an unreadable one is replaced by `published`.
+    fn from_entry(
         entry: Option<KeyValue>,
         read: impl FnOnce(&KeyValue) -> Result<T, RecordError>,
         published: impl FnOnce() -> T,
         nothing: T,
-    ) -> Before<T> {
-        let Some(entry) = entry else { return Before { revision: 0, all: nothing, note: None } };
+    ) -> StoredRecord<T> {
+        let Some(entry) = entry else { return StoredRecord { revision: 0, all: nothing, note: None } };
         let revision = entry.mod_revision;
         match read(&entry) {
-            Ok(all) => Before { revision, all, note: None },
+            Ok(all) => StoredRecord { revision, all, note: None },
             Err(error) => {
-                let note = format!("{error}; this is the difference to what is published, and mends it");
-                Before { revision, all: published(), note: Some(note) }
+                let note =
+                    format!("{error}; this is the difference to what is published, and replaces the record");
+                StoredRecord { revision, all: published(), note: Some(note) }
             }
         }
     }
 }
 
-/// Both records, which change together or not at all.
-struct Stands {
-    deployments: Before<DesiredDeployments>,
-    /// Nothing where none were ever applied.
-    tenants: Before<Option<Tenants>>,
+/// The records of deployments and of tenants, which change in one transaction.
+struct StoredConfiguration {
+    deployments: StoredRecord<DesiredDeployments>,
+    /// `None` if no tenants were ever applied.
+    tenants: StoredRecord<Option<TenantMap>>,
 }
 
-impl Stands {
-    async fn read<S: Store>(desk: &Desk<S>) -> Result<Stands, Refusal> {
-        let published = desk.current.borrow().clone();
+impl StoredConfiguration {
+    async fn read<S: Store>(api: &HubApi<S>) -> Result<StoredConfiguration, ErrorResponse> {
+        let published = api.current.borrow().clone();
         let table = published.as_ref().map(|published| &published.table);
-        let deployments = Before::of(
-            desk.store.get(keys::DEPLOYMENTS).await.map_err(refusal)?,
+        let deployments = StoredRecord::from_entry(
+            api.store.get(keys::DEPLOYMENTS).await.map_err(store_error)?,
             records::wanted,
             || DesiredDeployments {
                 applied: true,
@@ -90,96 +92,95 @@ impl Stands {
             },
             DesiredDeployments::default(),
         );
-        let tenants = Before::of(
-            desk.store.get(keys::TENANTS).await.map_err(refusal)?,
+        let tenants = StoredRecord::from_entry(
+            api.store.get(keys::TENANTS).await.map_err(store_error)?,
             |entry| records::tenants(entry).map(Some),
             || table.and_then(|table| table.tenants.clone()).map(|tenants| tenants.all),
             None,
         );
-        Ok(Stands { deployments, tenants })
+        Ok(StoredConfiguration { deployments, tenants })
     }
 
-    /// The revision of whichever was written last: another, as soon as either is.
+    /// Returns the revision of the record that was written last.
     fn revision(&self) -> u64 {
         self.deployments.revision.max(self.tenants.revision)
     }
 
-    /// Both are as they were seen.
+    /// Returns guards that fail if either record has changed.
     fn guards(&self) -> Vec<Compare> {
         let guard = |key: &str, revision| Compare::ModRevision(key.to_owned(), revision);
         vec![guard(keys::DEPLOYMENTS, self.deployments.revision), guard(keys::TENANTS, self.tenants.revision)]
     }
 }
 
-/// Applies files, or tells what that would change.
-pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<AppliedV1, NotApplied> {
+/// Applies files, or returns the changes that they would make (`dry_run`).
+pub(super) async fn apply<S: Store>(api: &HubApi<S>, message: ApplyV1) -> Result<AppliedV1, NotApplied> {
     let ApplyV1 { version: _, dry_run, base, hold, deployments, tenants } = message;
     let mut problems = Vec::new();
-    let deployments = deployments.map(|files| apply_files::deployments(&files, &desk.catalogue));
+    let deployments = deployments.map(|files| apply_files::deployments(&files, &api.catalogue));
     let deployments = deployments.transpose().map_err(|found| problems.extend(found));
-    let tenants = tenants.map(|files| apply_files::tenants(&files, &desk.catalogue));
+    let tenants = tenants.map(|files| apply_files::tenants(&files, &api.catalogue));
     let tenants = tenants.transpose().map_err(|found| problems.extend(found));
     let (Ok(deployments), Ok(tenants)) = (deployments, tenants) else {
         return Err(NotApplied::Problems(ProblemsV1 { version: VERSION, problems }));
     };
     if deployments.is_none() && tenants.is_none() {
-        let message = "Neither `deployments` nor `tenants` is there: nothing is to be applied.";
-        return Err(Refusal::new(Code::InvalidValue, message).of("deployments").into());
+        let message = "Neither `deployments` nor `tenants` is set: there is nothing to apply.";
+        return Err(ErrorResponse::new(Code::InvalidValue, message).with_field("deployments").into());
     }
-    let stands = Stands::read(desk).await?;
-    if let Some(base) = base.filter(|base| *base != stands.revision()) {
-        return Err(overtaken(base, stands.revision()).into());
+    let stored = StoredConfiguration::read(api).await?;
+    if let Some(base) = base.filter(|base| *base != stored.revision()) {
+        return Err(conflict(base, stored.revision()).into());
     }
-    let deployments = deployments.map(named);
+    let deployments = deployments.map(by_name);
     let (mut changes, mut notes, mut puts) = (Vec::new(), Vec::new(), Vec::new());
     if let Some(deployments) = &deployments {
-        let before = &stands.deployments.all;
-        let found = diff::deployments(&before.deployments, deployments, &desk.catalogue);
+        let before = &stored.deployments.all;
+        let found = diff::deployments(&before.deployments, deployments, &api.catalogue);
         let orders = before.orders_after(deployments, hold);
         let changed = !found.is_empty() || orders != before.orders;
         notes.extend(model_changes(before, deployments, &orders));
-        // What cannot be read is written anew even where it changes nothing.
-        if changed || stands.deployments.note.is_some() {
+        // An unreadable record is replaced even if nothing else changes.
+        if changed || stored.deployments.note.is_some() {
             let wanted = DesiredDeployments { applied: true, deployments: deployments.clone(), orders };
             puts.push((keys::DEPLOYMENTS, records::packed(&DeploymentsV1::from(&wanted))));
         }
-        notes.extend(stands.deployments.note.clone());
+        notes.extend(stored.deployments.note.clone());
         changes.extend(found);
     }
     if let Some(tenants) = &tenants {
-        let (before, nobody) = (&stands.tenants, Tenants::new());
-        let found = diff::tenants(before.all.as_ref().unwrap_or(&nobody), tenants, &desk.catalogue);
-        // The first that are applied take the place of every gateway's own, also if they are none.
+        let (before, none) = (&stored.tenants, TenantMap::new());
+        let found = diff::tenants(before.all.as_ref().unwrap_or(&none), tenants, &api.catalogue);
+        // The first applied tenants replace the gateways' own tenant files, even if the list is empty.
         if !found.is_empty() || before.note.is_some() || before.all.is_none() {
             puts.push((keys::TENANTS, records::packed(&TenantsV1::from(tenants))));
         }
         notes.extend(before.note.clone());
         if before.all.is_none() {
             notes.push(
-                "from now on these are the tenants of every gateway, and those of its own file are not"
-                    .to_owned(),
+                "from now on every gateway uses these tenants and ignores those of its own file".to_owned(),
             );
         }
-        let served = deployments.as_ref().unwrap_or(&stands.deployments.all.deployments);
+        let served = deployments.as_ref().unwrap_or(&stored.deployments.all.deployments);
         notes.extend(not_deployed(tenants, served));
         changes.extend(found);
     }
-    notes.extend(changes.iter().filter_map(waits));
+    notes.extend(changes.iter().filter_map(delay_note));
     let applied = !dry_run && !puts.is_empty();
     if applied {
-        write(desk, puts, &stands).await?;
-        let served = deployments.as_ref().unwrap_or(&stands.deployments.all.deployments).len();
-        Applied { changes: changes.len(), deployments: served }.emit();
+        write(api, puts, &stored).await?;
+        let served = deployments.as_ref().unwrap_or(&stored.deployments.all.deployments).len();
+        ConfigurationApplied { changes: changes.len(), deployments: served }.emit();
     }
-    Ok(AppliedV1 { version: VERSION, applied, base: stands.revision(), changes, notes })
+    Ok(AppliedV1 { version: VERSION, applied, base: stored.revision(), changes, notes })
 }
 
-fn named(deployments: Vec<Deployment>) -> Deployments {
+fn by_name(deployments: Vec<Deployment>) -> DeploymentMap {
     deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment)).collect()
 }
 
-/// What an operator has to know of models that change.
-fn model_changes(before: &DesiredDeployments, deployments: &Deployments, orders: &Orders) -> Vec<String> {
+/// Returns notes for the operator on changed models.
+fn model_changes(before: &DesiredDeployments, deployments: &DeploymentMap, orders: &Orders) -> Vec<String> {
     let changes = deployments.iter().filter(|(name, deployment)| {
         let known = before.deployments.get(*name);
         known.is_some_and(|known| known.model_spec() != deployment.model_spec())
@@ -195,8 +196,8 @@ fn model_changes(before: &DesiredDeployments, deployments: &Deployments, orders:
     changes.map(note).collect()
 }
 
-/// A tenant may be let in to what is to come; a name that was mistyped looks the same.
-fn not_deployed(tenants: &Tenants, served: &Deployments) -> Option<String> {
+/// Returns a note on deployments that tenants may use but that do not exist. They may be added later, or be misspelled.
+fn not_deployed(tenants: &TenantMap, served: &DeploymentMap) -> Option<String> {
     let named = tenants.values().flat_map(|tenant| tenant.deployments.iter().flatten());
     let missing: BTreeSet<_> =
         named.filter(|name| !served.contains_key(*name)).map(|name| name.as_str()).collect();
@@ -204,69 +205,70 @@ fn not_deployed(tenants: &Tenants, served: &Deployments) -> Option<String> {
     (!list.is_empty()).then(|| format!("tenants may use {}, which is not deployed", list.join(", ")))
 }
 
-/// What an operator has to know of a change that does not come about at once.
-fn waits(ChangeV1 { kind, name, fields, change: _ }: &ChangeV1) -> Option<String> {
+/// Returns a note for the operator on a change that takes effect later.
+fn delay_note(ChangeV1 { kind, name, fields, change: _ }: &ChangeV1) -> Option<String> {
     let widens = |change| matches!(change, ResidencyChange::Widens | ResidencyChange::NarrowsAndWidens);
-    let whose = match kind {
+    let subject = match kind {
         Kind::Deployment => name.clone(),
         Kind::Tenant => format!("tenant {name}"),
     };
     fields.iter().find_map(|field| field.residency_change).filter(|change| widens(*change)).map(|_| {
         format!(
-            "the wider residency of {whose} comes when every gateway and spoke has heard of it: `meridian get rollout` says who is missing"
+            "the wider residency of {subject} takes effect when every gateway and spoke has the new route table; `meridian get rollout` lists those without it"
         )
     })
 }
 
 async fn write<S: Store>(
-    desk: &Desk<S>,
+    api: &HubApi<S>,
     puts: Vec<(&'static str, Vec<u8>)>,
-    stands: &Stands,
-) -> Result<(), Refusal> {
-    let before = stands.revision();
+    stored: &StoredConfiguration,
+) -> Result<(), ErrorResponse> {
+    let before = stored.revision();
     let put = |(key, value): &(&'static str, Vec<u8>)| Op::Put {
         key: (*key).to_owned(),
         value: value.clone(),
         lease: None,
     };
-    match desk.store.txn(Txn { when: stands.guards(), then: puts.iter().map(put).collect() }).await {
+    match api.store.txn(Txn { when: stored.guards(), then: puts.iter().map(put).collect() }).await {
         Ok(outcome) if outcome.succeeded => Ok(()),
         Ok(_) => {
-            // Either somebody else was there first, or this was, at the first of two tries.
+            // Either another operator applied a change, or the first of two attempts of this transaction succeeded.
             let (mut all_ours, mut last) = (true, 0);
             for (key, value) in &puts {
-                let now = desk.store.get(key).await.map_err(refusal)?;
+                let now = api.store.get(key).await.map_err(store_error)?;
                 all_ours &=
                     now.as_ref().is_some_and(|now| *now.value == **value && now.mod_revision > before);
                 last = last.max(now.map_or(0, |now| now.mod_revision));
             }
-            if all_ours { Ok(()) } else { Err(overtaken(before, last)) }
+            if all_ours { Ok(()) } else { Err(conflict(before, last)) }
         }
         Err(StoreError::TooLarge(bytes)) => {
             let message = format!(
-                "These are {bytes} bytes, packed, and more than the store takes at once: deploy less."
+                "The packed configuration has {bytes} bytes, more than one store transaction takes; deploy less."
             );
-            Err(Refusal::new(Code::BodyTooLarge, message))
+            Err(ErrorResponse::new(Code::BodyTooLarge, message))
         }
         Err(error) => {
-            let message =
-                format!("{error}. Whether it was applied is not known: `meridian get deployments` says so.");
-            Err(Refusal::new(Code::StoreUnavailable, message))
+            let message = format!(
+                "{error}. It is unknown whether the configuration was applied; check with `meridian get deployments`."
+            );
+            Err(ErrorResponse::new(Code::StoreUnavailable, message))
         }
     }
 }
 
-fn overtaken(seen: u64, stands: u64) -> Refusal {
+fn conflict(base: u64, stored: u64) -> ErrorResponse {
     let message = format!(
-        "Somebody else has applied something meanwhile (revision {stands}; this is a change to {seen}). Nothing was changed: \
-         look at the difference again."
+        "The configuration has changed (revision {stored}) since revision {base}, which this change is based on. \
+         Nothing was applied; review the difference again."
     );
-    Refusal::new(Code::Conflict, message).of("base")
+    ErrorResponse::new(Code::Conflict, message).with_field("base")
 }
 
-/// What was applied.
-pub(super) async fn wanted<S: Store>(desk: &Desk<S>) -> Result<AppliedDeploymentsV1, Refusal> {
-    let entry = desk.store.get(keys::DEPLOYMENTS).await.map_err(refusal)?;
+/// Returns the applied deployments.
+pub(super) async fn deployments<S: Store>(api: &HubApi<S>) -> Result<AppliedDeploymentsV1, ErrorResponse> {
+    let entry = api.store.get(keys::DEPLOYMENTS).await.map_err(store_error)?;
     let Some(entry) = entry else {
         return Ok(AppliedDeploymentsV1 { version: VERSION, revision: 0, deployments: Vec::new() });
     };
@@ -275,26 +277,26 @@ pub(super) async fn wanted<S: Store>(desk: &Desk<S>) -> Result<AppliedDeployment
     Ok(AppliedDeploymentsV1 { version: VERSION, revision: entry.mod_revision, deployments })
 }
 
-/// The tenants that were applied; nobody's, if none were.
-pub(super) async fn tenants<S: Store>(desk: &Desk<S>) -> Result<TenantsV1, Refusal> {
-    let entry = desk.store.get(keys::TENANTS).await.map_err(refusal)?;
+/// Returns the applied tenants.
+pub(super) async fn tenants<S: Store>(api: &HubApi<S>) -> Result<TenantsV1, ErrorResponse> {
+    let entry = api.store.get(keys::TENANTS).await.map_err(store_error)?;
     let Some(entry) = entry else {
-        let message = "No tenants were applied: every gateway goes by its own file.";
-        return Err(Refusal::new(Code::NotFound, message));
+        let message = "No tenants are applied; every gateway uses its own tenants file.";
+        return Err(ErrorResponse::new(Code::NotFound, message));
     };
     Ok(TenantsV1::from(&records::tenants(&entry).map_err(unreadable)?))
 }
 
-/// What of it has not come about yet.
-pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refusal> {
-    let published = desk.current.borrow().clone();
-    let not_yet = || Refusal::new(Code::NotReady, "No route table has been published yet.");
+/// Returns the pending part of the rollout.
+pub(super) async fn rollout<S: Store>(api: &HubApi<S>) -> Result<RolloutV1, ErrorResponse> {
+    let published = api.current.borrow().clone();
+    let not_yet = || ErrorResponse::new(Code::NotReady, "No route table has been published yet.");
     let table = &published.as_ref().ok_or_else(not_yet)?.table;
-    let found = desk.store.range(keys::READERS).await.map_err(refusal)?.entries;
+    let found = api.store.range(keys::READERS).await.map_err(store_error)?.entries;
     let readers: Vec<_> = found.iter().filter_map(|entry| records::reader(entry).ok()).collect();
-    let spokes = desk.store.range(keys::SPOKES).await.map_err(refusal)?.entries;
-    let spokes = spokes.iter().filter_map(|entry| records::standing(entry).ok()).collect();
-    let waiting =
+    let spokes = api.store.range(keys::SPOKES).await.map_err(store_error)?.entries;
+    let spokes = spokes.iter().filter_map(|entry| records::spoke(entry).ok()).collect();
+    let pending =
         |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| PendingWideningV1 {
             kind,
             name: name.to_string(),
@@ -309,16 +311,16 @@ pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refus
         };
     let deployments = table.widening.iter().map(|(name, widening)| {
         let now = table.deployments.get(name).map(|known| &known.residency);
-        waiting(Kind::Deployment, name, now, widening)
+        pending(Kind::Deployment, name, now, widening)
     });
     let tenants = table.tenants.iter().flat_map(|tenants| {
         tenants.widening.iter().map(move |(id, widening)| {
             let now = tenants.all.get(id).map(|known| &known.residency);
-            waiting(Kind::Tenant, id, now, widening)
+            pending(Kind::Tenant, id, now, widening)
         })
     });
-    let waiting = deployments.chain(tenants).collect();
-    let said = readers.iter().map(|(reader, generation)| ReaderV1 {
+    let pending = deployments.chain(tenants).collect();
+    let reported = readers.iter().map(|(reader, generation)| ReaderV1 {
         version: VERSION,
         reader: reader.to_string(),
         generation: generation.to_string(),
@@ -326,15 +328,15 @@ pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refus
     Ok(RolloutV1 {
         version: VERSION,
         generation: table.generation.to_string(),
-        pending: waiting,
-        readers: said.collect(),
-        deployments: replicas::of(table, spokes),
+        pending,
+        readers: reported.collect(),
+        deployments: replicas::list(table, spokes),
     })
 }
 
-fn unreadable(error: records::RecordError) -> Refusal {
-    Refusal::new(
+fn unreadable(error: records::RecordError) -> ErrorResponse {
+    ErrorResponse::new(
         Code::StoreUnavailable,
-        format!("{error}; the last good one stays in force. Apply anew to mend it."),
+        format!("{error}; the last valid configuration stays in force. Apply again to replace the record."),
     )
 }

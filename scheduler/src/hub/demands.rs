@@ -1,8 +1,8 @@
-//! What gateways are asked for: what a word of it does to the store.
+//! Demand reports of gateways, and how they are written to the store.
 //!
-//! A gateway says it every second, and mostly the same. What is no news is not written: the lease under which it stands is
-//! kept alive, and that is all. So it makes no difference either to which of several hubs a gateway speaks; it has to be
-//! the same one for a while, and when it is another, that one begins with a lease of its own.
+//! A gateway reports its demand every second, mostly unchanged. An unchanged report is not written; only the lease of
+//! its key is kept alive. So the choice of hub does not matter either: a gateway stays with one hub for a while, and
+//! after a change the new hub writes the report under a lease of its own.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,91 +12,92 @@ use scheduler_core::wire::keys;
 use scheduler_core::wire::plan::{DemandV1, GatewayBoot, GatewayDemand};
 use scheduler_store::{Lease, Store, StoreError};
 
-use super::http::Desk;
+use super::http::HubApi;
 use super::records;
-use super::spokes::{known, refusal};
-use crate::respond::{Code, Refusal};
+use super::spokes::{check_region, store_error};
+use crate::respond::{Code, ErrorResponse};
 
-/// Gateways that may be planned for at a time: as many as may hold grants at a region.
+/// Maximum number of gateways in the plan, equal to the number that may hold grants at one region.
 pub(super) const GATEWAYS_MAX: usize = 1024;
-/// After this long a gateway is forgotten that has not said anything.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
-/// What is asked for is news when it differs by more than a tenth, and by more than this many tokens per second.
-const NEWS_PART: u64 = 10;
-const NEWS_TOKENS: u64 = 50;
+/// Time after which a gateway without reports is forgotten.
+const GATEWAY_EXPIRY: Duration = Duration::from_secs(60);
+/// A demand counts as changed if it differs by more than a tenth and by more than this number of tokens per second.
+const CHANGE_PART: u64 = 10;
+const CHANGE_TOKENS: u64 = 50;
 
-/// What was last written, by gateway.
+/// Last written demand by gateway.
 #[derive(Default)]
-pub(super) struct Demands(Mutex<BTreeMap<GatewayBoot, Kept>>);
+pub(super) struct DemandRecords(Mutex<BTreeMap<GatewayBoot, DemandRecord>>);
 
 #[derive(Clone)]
-struct Kept {
+struct DemandRecord {
     lease: Lease,
     demand: GatewayDemand,
-    heard: Instant,
+    last_report: Instant,
 }
 
-impl Demands {
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<GatewayBoot, Kept>> {
+impl DemandRecords {
+    fn records(&self) -> MutexGuard<'_, BTreeMap<GatewayBoot, DemandRecord>> {
         self.0.lock()
     }
 
-    /// Of how many gateways something is kept.
+    /// Returns the number of known gateways.
     pub(super) fn gateways(&self) -> usize {
-        self.kept().len()
+        self.records().len()
     }
 
-    /// What is kept of this gateway, if anything; an error, if there is no room for one more.
-    fn of(&self, gateway: &GatewayBoot, now: Instant) -> Result<Option<Kept>, Refusal> {
-        let mut all = self.kept();
-        if let Some(kept) = all.get_mut(gateway) {
-            kept.heard = now;
-            return Ok(Some(kept.clone()));
+    /// Returns the record of this gateway, if any; an error if the limit of gateways is reached.
+    fn find(&self, gateway: &GatewayBoot, now: Instant) -> Result<Option<DemandRecord>, ErrorResponse> {
+        let mut all = self.records();
+        if let Some(record) = all.get_mut(gateway) {
+            record.last_report = now;
+            return Ok(Some(record.clone()));
         }
         if all.len() >= GATEWAYS_MAX {
-            all.retain(|_, kept| now.saturating_duration_since(kept.heard) <= FORGOTTEN_AFTER);
+            all.retain(|_, record| now.saturating_duration_since(record.last_report) <= GATEWAY_EXPIRY);
         }
         if all.len() >= GATEWAYS_MAX {
-            let message = format!("{GATEWAYS_MAX} gateways are planned for already; stop some.");
-            return Err(Refusal::new(Code::Overloaded, message).of("gateway"));
+            let message = format!("The plan has the maximum of {GATEWAYS_MAX} gateways; stop some.");
+            return Err(ErrorResponse::new(Code::Overloaded, message).with_field("gateway"));
         }
         Ok(None)
     }
 }
 
-/// Notes what a gateway is asked for, if that is news.
-pub(super) async fn note<S: Store>(desk: &Desk<S>, demand: GatewayDemand) -> Result<(), Refusal> {
+/// Writes the demand of a gateway if it has changed.
+pub(super) async fn record<S: Store>(api: &HubApi<S>, demand: GatewayDemand) -> Result<(), ErrorResponse> {
     let now = Instant::now();
-    let GatewayBoot { region: place, boot_id } = demand.gateway.clone();
-    known(desk, &place)?;
-    let before = desk.demands.of(&demand.gateway, now)?;
-    let stands = match &before {
-        Some(kept) => stands(desk, kept.lease).await?,
+    let GatewayBoot { region, boot_id } = demand.gateway.clone();
+    check_region(api, &region)?;
+    let before = api.demands.find(&demand.gateway, now)?;
+    let alive = match &before {
+        Some(record) => keep_alive(api, record.lease).await?,
         None => None,
     };
-    let lease = match stands {
-        Some(_) if before.is_some_and(|kept| is_like(&kept.demand, &demand)) => return Ok(()),
+    let lease = match alive {
+        Some(_) if before.is_some_and(|record| is_like(&record.demand, &demand)) => return Ok(()),
         Some(lease) => lease,
-        None => desk.store.lease_grant(desk.lease_ttl, now).await.map_err(refusal)?,
+        None => api.store.lease_grant(api.lease_ttl, now).await.map_err(store_error)?,
     };
     let value = records::packed(&DemandV1::from(&demand));
-    desk.store.put(&keys::demand(&place, boot_id), value, Some(lease)).await.map_err(refusal)?;
-    desk.demands.kept().insert(demand.gateway.clone(), Kept { lease, demand, heard: now });
+    api.store.put(&keys::demand(&region, boot_id), value, Some(lease)).await.map_err(store_error)?;
+    api.demands.records().insert(demand.gateway.clone(), DemandRecord { lease, demand, last_report: now });
     Ok(())
 }
 
-/// Keeps a lease alive; nothing, if it has ended or no key goes with it.
-async fn stands<S: Store>(desk: &Desk<S>, lease: Lease) -> Result<Option<Lease>, Refusal> {
-    match desk.store.lease_keep_alive(lease, Instant::now()).await {
+/// Keeps a lease alive; returns `None` if it has ended or has no keys.
+async fn keep_alive<S: Store>(api: &HubApi<S>, lease: Lease) -> Result<Option<Lease>, ErrorResponse> {
+    match api.store.lease_keep_alive(lease, Instant::now()).await {
         Ok(keys) => Ok((!keys.is_empty()).then_some(lease)),
         Err(StoreError::NoSuchLease(_)) => Ok(None),
-        Err(error) => Err(refusal(error)),
+        Err(error) => Err(store_error(error)),
     }
 }
 
-/// Whether a plan would hardly be another with this in the place of what was said before, and no region's standing.
+/// Returns whether the demand is so similar to the previous one that the plan would hardly differ, and no region's
+/// health does.
 fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
-    let like = |(one, other): (&u64, &u64)| one.abs_diff(*other) <= (*one / NEWS_PART).max(NEWS_TOKENS);
+    let like = |(one, other): (&u64, &u64)| one.abs_diff(*other) <= (*one / CHANGE_PART).max(CHANGE_TOKENS);
     before.reachable_regions == now.reachable_regions
         && before.classes.len() == now.classes.len()
         && before.classes.keys().eq(now.classes.keys())
@@ -109,17 +110,17 @@ mod tests {
     use scheduler_core::plan::TrafficClass;
 
     fn demand(boot_id: u64, classes: &[(&str, u64)]) -> GatewayDemand {
-        let place: regions::RegionId = "aws/us-east-1".parse().unwrap();
+        let region: regions::RegionId = "aws/us-east-1".parse().unwrap();
         let class = |name: &str| TrafficClass {
             deployment: name.parse().unwrap(),
             residency: regions::ResidencyPolicy::Anywhere,
         };
-        let classes = classes.iter().map(|(name, tokens)| ((class(name), place.clone()), *tokens)).collect();
-        GatewayDemand { gateway: GatewayBoot { region: place, boot_id }, classes, reachable_regions: None }
+        let classes = classes.iter().map(|(name, tokens)| ((class(name), region.clone()), *tokens)).collect();
+        GatewayDemand { gateway: GatewayBoot { region, boot_id }, classes, reachable_regions: None }
     }
 
     #[test]
-    fn a_tenth_more_or_less_is_no_news_nor_are_a_few_tokens_and_another_class_is() {
+    fn small_changes_are_not_written_and_other_classes_are() {
         let check = |before: u64, now: u64, like: bool| {
             assert_eq!(
                 is_like(&demand(1, &[("a", before)]), &demand(1, &[("a", now)])),
@@ -130,25 +131,29 @@ mod tests {
         check(1000, 1100, true);
         check(1000, 1101, false);
         check(1000, 899, false);
-        check(0, NEWS_TOKENS, true);
-        check(0, NEWS_TOKENS + 1, false);
+        check(0, CHANGE_TOKENS, true);
+        check(0, CHANGE_TOKENS + 1, false);
         assert!(!is_like(&demand(1, &[("a", 1)]), &demand(1, &[("b", 1)])));
         assert!(!is_like(&demand(1, &[("a", 1)]), &demand(1, &[("a", 1), ("b", 0)])));
     }
 
     #[test]
-    fn as_many_gateways_are_planned_for_as_may_be_and_one_more_when_one_is_forgotten() {
-        let (demands, now) = (Demands::default(), Instant::now());
-        let keep = |boot_id: u64, heard| {
+    fn limit_of_gateways_is_enforced_and_expired_gateways_free_slots() {
+        let (demands, now) = (DemandRecords::default(), Instant::now());
+        let keep = |boot_id: u64, last_report| {
             let demand = demand(boot_id, &[]);
-            demands.kept().insert(demand.gateway.clone(), Kept { lease: Lease(boot_id), demand, heard });
+            demands
+                .records()
+                .insert(demand.gateway.clone(), DemandRecord { lease: Lease(boot_id), demand, last_report });
         };
         keep(0, now);
         (1..GATEWAYS_MAX as u64).for_each(|boot_id| keep(boot_id, now + Duration::from_secs(1)));
         let one_more = demand(9999, &[]).gateway;
-        assert!(demands.of(&one_more, now + FORGOTTEN_AFTER).is_err());
-        assert!(demands.of(&demand(5, &[]).gateway, now + FORGOTTEN_AFTER).is_ok_and(|kept| kept.is_some()));
-        let later = now + FORGOTTEN_AFTER + Duration::from_millis(1);
-        assert!(demands.of(&one_more, later).is_ok_and(|kept| kept.is_none()));
+        assert!(demands.find(&one_more, now + GATEWAY_EXPIRY).is_err());
+        assert!(
+            demands.find(&demand(5, &[]).gateway, now + GATEWAY_EXPIRY).is_ok_and(|record| record.is_some())
+        );
+        let later = now + GATEWAY_EXPIRY + Duration::from_millis(1);
+        assert!(demands.find(&one_more, later).is_ok_and(|record| record.is_none()));
     }
 }

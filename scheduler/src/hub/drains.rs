@@ -1,30 +1,30 @@
-//! Regions that their operators want emptied: a key each, which whoever is asked writes. The leader sees it there as it sees
-//! everything else, publishes a table that says so, and plans the region's weights away step by step.
+//! Drained regions: one key per region, written by any hub. The leader sees the key through its watch, publishes a
+//! table that marks the region as draining, and lowers the region's weights step by step.
 
 use regions::RegionId;
 use scheduler_core::wire::plan::DrainV1;
 use scheduler_core::wire::{VERSION, keys};
 use scheduler_store::Store;
 
-use super::http::Desk;
+use super::http::HubApi;
 use super::records;
-use super::spokes::{known, refusal};
-use crate::events::{DrainAsked, DrainUndone};
-use crate::respond::Refusal;
+use super::spokes::{check_region, store_error};
+use crate::events::{DrainCancelled, DrainRequested};
+use crate::respond::ErrorResponse;
 
-/// Wants a region emptied.
-pub(super) async fn drain<S: Store>(desk: &Desk<S>, region: &RegionId) -> Result<DrainV1, Refusal> {
-    known(desk, region)?;
+/// Starts draining a region.
+pub(super) async fn drain<S: Store>(api: &HubApi<S>, region: &RegionId) -> Result<DrainV1, ErrorResponse> {
+    check_region(api, region)?;
     let drain = DrainV1 { version: VERSION, region: region.to_string() };
-    desk.store.put(&keys::drain(region), records::bytes(&drain), None).await.map_err(refusal)?;
-    DrainAsked { region }.emit();
+    api.store.put(&keys::drain(region), records::bytes(&drain), None).await.map_err(store_error)?;
+    DrainRequested { region }.emit();
     Ok(drain)
 }
 
-/// Wants it used again.
-pub(super) async fn undrain<S: Store>(desk: &Desk<S>, region: &RegionId) -> Result<(), Refusal> {
-    known(desk, region)?;
-    desk.store.delete(&keys::drain(region)).await.map_err(refusal)?;
-    DrainUndone { region }.emit();
+/// Cancels the drain of a region.
+pub(super) async fn undrain<S: Store>(api: &HubApi<S>, region: &RegionId) -> Result<(), ErrorResponse> {
+    check_region(api, region)?;
+    api.store.delete(&keys::drain(region)).await.map_err(store_error)?;
+    DrainCancelled { region }.emit();
     Ok(())
 }

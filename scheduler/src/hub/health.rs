@@ -1,33 +1,34 @@
-//! `/livez` and `/readyz` of a hub: they take the locks that its other paths take, on a thread of their own and within a time
-//! ([`supervision::health`]), so that a hub that cannot answer does not report that it can.
+//! `/livez` and `/readyz` of a hub. The checks take the locks that the other paths take, on a separate thread and
+//! within a timeout ([`supervision::health`]), so that a hub that cannot serve requests does not report itself as
+//! healthy.
 
 use axum::extract::State;
 use scheduler_store::Store;
 
-use super::http::Desk;
-use crate::respond::{Code, Refusal};
+use super::http::HubApi;
+use crate::respond::{Code, ErrorResponse};
 
-/// Whether the hub can answer anybody, now or later.
-pub(super) async fn live<S: Store>(State(desk): State<Desk<S>>) -> Result<&'static str, Refusal> {
-    locks(&desk).await.map(|()| "alive\n")
+/// Returns success if the hub can serve requests, now or later.
+pub(super) async fn live<S: Store>(State(api): State<HubApi<S>>) -> Result<&'static str, ErrorResponse> {
+    locks(&api).await.map(|()| "alive\n")
 }
 
-/// Whether the hub has a table to give out and can answer.
-pub(super) async fn ready<S: Store>(State(desk): State<Desk<S>>) -> Result<&'static str, Refusal> {
-    locks(&desk).await?;
-    if desk.current.borrow().is_none() {
-        return Err(Refusal::new(Code::NotReady, "No route table has been published yet."));
+/// Returns success if the hub has published a table and can serve requests.
+pub(super) async fn ready<S: Store>(State(api): State<HubApi<S>>) -> Result<&'static str, ErrorResponse> {
+    locks(&api).await?;
+    if api.current.borrow().is_none() {
+        return Err(ErrorResponse::new(Code::NotReady, "No route table has been published yet."));
     }
     Ok("ready\n")
 }
 
-async fn locks<S: Store>(desk: &Desk<S>) -> Result<(), Refusal> {
-    let (plans, demands, current) = (desk.plans.clone(), desk.demands.clone(), desk.current.clone());
+async fn locks<S: Store>(api: &HubApi<S>) -> Result<(), ErrorResponse> {
+    let (plans, demands, current) = (api.plans.clone(), api.demands.clone(), api.current.clone());
     let check = move || {
         plans.places();
         demands.gateways();
         drop(current.borrow());
         Ok(())
     };
-    desk.health.probe(check).await.map_err(|problem| Refusal::new(Code::NotReady, problem))
+    api.health.probe(check).await.map_err(|problem| ErrorResponse::new(Code::NotReady, problem))
 }

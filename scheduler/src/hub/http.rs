@@ -1,4 +1,5 @@
-//! The hub's HTTP: reads what is asked, calls [`super::spokes`], [`super::demands`] and [`super::drains`], holds long polls.
+//! HTTP handlers of the hub: parse requests, call [`super::spokes`], [`super::demands`] and [`super::drains`], hold
+//! long polls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,206 +32,208 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::access::guarded;
 use super::apply::NotApplied;
-use super::demands::{self, Demands};
-use super::plans::Plans;
-use super::readers::Word;
-use super::{Current, apply, drains, health, promote, spokes, told};
+use super::demands::{self, DemandRecords};
+use super::plans::PublishedPlan;
+use super::readers::ReaderReport;
+use super::{Current, apply, drains, health, promote, spokes, stopped};
 use crate::events::ReaderAhead;
-use crate::respond::{self, Code, Refusal};
+use crate::respond::{self, Code, ErrorResponse};
 
-/// Bytes of one body: ten thousand deployments of the longest name, ready and with what they can do.
+/// Maximum bytes of a request body: ten thousand deployments with the longest names, ready and with their capacity.
 const BODY_BYTES_MAX: usize = 2 << 20;
-/// Bytes of the files that an operator applies: ten thousand deployments as a person writes them.
+/// Maximum bytes of the files that an operator applies: ten thousand deployments as a person writes them.
 const APPLY_BYTES_MAX: usize = 8 << 20;
-/// How long a question for routes is held at most, whatever it asks for.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+/// Maximum time for which a poll for routes is held, whatever it requests.
+const POLL_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What answers have to do with.
+/// State shared by the handlers.
 #[derive(Clone)]
-pub(super) struct Desk<S> {
+pub(super) struct HubApi<S> {
     pub(super) store: S,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) lease_ttl: Duration,
-    /// The tokens by which callers prove who they are.
+    /// Tokens that authorise callers.
     pub(super) tokens: Arc<Tokens>,
-    /// Who runs which table is said here.
-    pub(super) readers: mpsc::Sender<Word>,
+    /// Queue of reports about which reader runs which table.
+    pub(super) readers: mpsc::Sender<ReaderReport>,
     pub(super) current: watch::Receiver<Current>,
-    /// The parts of the plan.
-    pub(super) plans: Arc<Plans>,
-    /// What gateways are asked for, as they have told this hub.
-    pub(super) demands: Arc<Demands>,
+    /// The published plan.
+    pub(super) plans: Arc<PublishedPlan>,
+    /// Demand that gateways have reported to this hub.
+    pub(super) demands: Arc<DemandRecords>,
     pub(super) polls: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
-    /// A gateway was seen to have a newer table than this hub. Told once: it asks again and again.
+    /// A gateway with a newer table than this hub was observed. Logged once, since the gateway repeats its poll.
     pub(super) reader_ahead: Arc<AtomicBool>,
     /// Checks of the hub's own state, one at a time.
     pub(super) health: Health,
 }
 
-/// Every path of the hub, with what it needs. Only probes need nothing.
-pub(super) fn router<S: Store>(desk: Desk<S>) -> Router {
+/// Routes of the hub with their required access. Only probes need no token.
+pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
     let probes =
         Router::new().route("/livez", get(health::live::<S>)).route("/readyz", get(health::ready::<S>));
     let fleet = Router::new()
         .route("/v1/spokes", post(register::<S>))
         .route("/v1/leases/{lease}/keepalive", post(keep_alive::<S>))
-        .route("/v1/leases/{lease}", delete(leave::<S>))
+        .route("/v1/leases/{lease}", delete(deregister::<S>))
         .route("/v1/routes", get(routes::<S>))
-        .route("/v1/readers/{*reader}", delete(reader_leaves::<S>))
-        .route("/v1/deployments", get(wanted::<S>))
+        .route("/v1/readers/{*reader}", delete(deregister_reader::<S>))
+        .route("/v1/deployments", get(deployments::<S>))
         .route("/v1/tenants", get(tenants::<S>))
         .route("/v1/rollout", get(rollout::<S>))
         .route("/v1/plan", get(plan::<S>))
         .route("/v1/demand", post(demand::<S>));
     let operator = Router::new()
-        .route("/v1/apply", post(applied::<S>).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
-        .route("/v1/deployments/{name}/promote", post(promoted::<S>))
+        .route("/v1/apply", post(apply_files::<S>).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
+        .route("/v1/deployments/{name}/promote", post(promote_model::<S>))
         .route("/v1/drains/{cloud}/{name}", put(drain::<S>).delete(undrain::<S>));
     probes
-        .merge(guarded(fleet, Access::Fleet, &desk.tokens))
-        .merge(guarded(operator, Access::Operator, &desk.tokens))
-        .fallback(async || Refusal::new(Code::NotFound, "A hub has no such path."))
+        .merge(guarded(fleet, Access::Fleet, &api.tokens))
+        .merge(guarded(operator, Access::Operator, &api.tokens))
+        .fallback(async || ErrorResponse::new(Code::NotFound, "The hub has no such path."))
         .method_not_allowed_fallback(async || {
-            Refusal::new(Code::MethodNotAllowed, "This path takes another method.")
+            ErrorResponse::new(Code::MethodNotAllowed, "This path does not support the method.")
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(contained))
-        .with_state(desk)
+        .with_state(api)
 }
 
-/// A request that panics costs that request and nothing else.
+/// Limits the damage of a panic to the request that caused it.
 async fn contained(request: Request, next: Next) -> Response {
     let method = request.method().clone();
     contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
         tracing::error!(%method, reason, "request panicked");
-        let message = "The request met a defect of this hub, which is in its log.";
-        Refusal::new(Code::Internal, message).into_response()
+        let message = "The request failed because of a defect of this hub; see its log.";
+        ErrorResponse::new(Code::Internal, message).into_response()
     })
 }
 
 async fn register<S: Store>(
-    State(desk): State<Desk<S>>,
+    State(api): State<HubApi<S>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<axum::Json<LeaseV1>, Refusal> {
-    let registration = Registration::try_from(json::<RegisterV1>(body)?).map_err(wrong)?;
-    spokes::register(&desk, registration).await.map(axum::Json)
+) -> Result<axum::Json<LeaseV1>, ErrorResponse> {
+    let registration = Registration::try_from(json::<RegisterV1>(body)?).map_err(invalid_wire)?;
+    spokes::register(&api, registration).await.map(axum::Json)
 }
 
 async fn keep_alive<S: Store>(
-    State(desk): State<Desk<S>>,
+    State(api): State<HubApi<S>>,
     Path(lease): Path<String>,
     RawQuery(query): RawQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<axum::Json<LeaseV1>, Refusal> {
-    let (lease, holder) = held(&lease, query.as_deref())?;
-    let state = json::<KeepAliveV1>(body)?.into_state().map_err(wrong)?;
-    spokes::keep_alive(&desk, lease, &holder, state).await.map(axum::Json)
+) -> Result<axum::Json<LeaseV1>, ErrorResponse> {
+    let (lease, holder) = lease_and_holder(&lease, query.as_deref())?;
+    let state = json::<KeepAliveV1>(body)?.into_state().map_err(invalid_wire)?;
+    spokes::keep_alive(&api, lease, &holder, state).await.map(axum::Json)
 }
 
-/// Takes what a gateway is asked for, and answers with its rows of the plan if they are newer than those it has, or with
-/// 204.
+/// Records the demand of a gateway, and responds with its rows of the plan if they are newer than the gateway's, or
+/// with 204.
 async fn demand<S: Store>(
-    State(desk): State<Desk<S>>,
+    State(api): State<HubApi<S>>,
     RawQuery(query): RawQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Refusal> {
-    let Question { after, wait: _, reader: _ } = Question::read(query.as_deref().unwrap_or_default())?;
-    let demand = GatewayDemand::try_from(json::<DemandV1>(body)?).map_err(wrong)?;
-    let place = demand.gateway.region.clone();
-    demands::note(&desk, demand).await?;
-    Ok(match desk.plans.rows(&place, after) {
+) -> Result<Response, ErrorResponse> {
+    let PollQuery { after, wait: _, reader: _ } = PollQuery::read(query.as_deref().unwrap_or_default())?;
+    let demand = GatewayDemand::try_from(json::<DemandV1>(body)?).map_err(invalid_wire)?;
+    let region = demand.gateway.region.clone();
+    demands::record(&api, demand).await?;
+    Ok(match api.plans.rows(&region, after) {
         Some(rows) => ([(header::CONTENT_TYPE, "application/json")], rows.body()).into_response(),
         None => StatusCode::NO_CONTENT.into_response(),
     })
 }
 
 async fn drain<S: Store>(
-    State(desk): State<Desk<S>>,
+    State(api): State<HubApi<S>>,
     Path(region): Path<(String, String)>,
-) -> Result<axum::Json<DrainV1>, Refusal> {
-    drains::drain(&desk, &named(&region)?).await.map(axum::Json)
+) -> Result<axum::Json<DrainV1>, ErrorResponse> {
+    drains::drain(&api, &region_of(&region)?).await.map(axum::Json)
 }
 
 async fn undrain<S: Store>(
-    State(desk): State<Desk<S>>,
+    State(api): State<HubApi<S>>,
     Path(region): Path<(String, String)>,
-) -> Result<StatusCode, Refusal> {
-    drains::undrain(&desk, &named(&region)?).await.map(|()| StatusCode::NO_CONTENT)
+) -> Result<StatusCode, ErrorResponse> {
+    drains::undrain(&api, &region_of(&region)?).await.map(|()| StatusCode::NO_CONTENT)
 }
 
-fn named((cloud, name): &(String, String)) -> Result<RegionId, Refusal> {
+fn region_of((cloud, name): &(String, String)) -> Result<RegionId, ErrorResponse> {
     format!("{cloud}/{name}").parse().map_err(|error| invalid("region", &format!("`region`: {error}.")))
 }
 
-async fn leave<S: Store>(
-    State(desk): State<Desk<S>>,
+async fn deregister<S: Store>(
+    State(api): State<HubApi<S>>,
     Path(lease): Path<String>,
     RawQuery(query): RawQuery,
-) -> Result<StatusCode, Refusal> {
-    let (lease, holder) = held(&lease, query.as_deref())?;
-    spokes::leave(&desk, lease, &holder).await.map(|()| StatusCode::NO_CONTENT)
+) -> Result<StatusCode, ErrorResponse> {
+    let (lease, holder) = lease_and_holder(&lease, query.as_deref())?;
+    spokes::deregister(&api, lease, &holder).await.map(|()| StatusCode::NO_CONTENT)
 }
 
-async fn applied<S: Store>(
-    State(desk): State<Desk<S>>,
+async fn apply_files<S: Store>(
+    State(api): State<HubApi<S>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<AppliedV1>, Response> {
     let message = json_of::<ApplyV1>(body, APPLY_BYTES_MAX).map_err(IntoResponse::into_response)?;
-    apply::apply(&desk, message).await.map(axum::Json).map_err(|not| match not {
-        NotApplied::Problems(problems) => respond::told(Code::InvalidFiles, problems),
-        NotApplied::Refused(refusal) => refusal.into_response(),
+    apply::apply(&api, message).await.map(axum::Json).map_err(|not| match not {
+        NotApplied::Problems(problems) => respond::with_body(Code::InvalidFiles, problems),
+        NotApplied::Other(error) => error.into_response(),
     })
 }
 
-/// Lets the next model of a deployment replace the one that is served.
-async fn promoted<S: Store>(
-    State(desk): State<Desk<S>>,
+/// Promotes the next model of a deployment.
+async fn promote_model<S: Store>(
+    State(api): State<HubApi<S>>,
     Path(name): Path<String>,
-) -> Result<axum::Json<PromotedV1>, Refusal> {
+) -> Result<axum::Json<PromotedV1>, ErrorResponse> {
     let name = name.parse().map_err(|error| invalid("name", &format!("`name`: {error}.")))?;
-    promote::promote(&desk, name).await.map(axum::Json)
+    promote::promote(&api, name).await.map(axum::Json)
 }
 
-async fn wanted<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<AppliedDeploymentsV1>, Refusal> {
-    apply::wanted(&desk).await.map(axum::Json)
+async fn deployments<S: Store>(
+    State(api): State<HubApi<S>>,
+) -> Result<axum::Json<AppliedDeploymentsV1>, ErrorResponse> {
+    apply::deployments(&api).await.map(axum::Json)
 }
 
-async fn tenants<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<TenantsV1>, Refusal> {
-    apply::tenants(&desk).await.map(axum::Json)
+async fn tenants<S: Store>(State(api): State<HubApi<S>>) -> Result<axum::Json<TenantsV1>, ErrorResponse> {
+    apply::tenants(&api).await.map(axum::Json)
 }
 
-/// The whole plan, for operators.
-async fn plan<S: Store>(State(desk): State<Desk<S>>) -> axum::Json<PlanV1> {
-    axum::Json(desk.plans.all())
+/// Returns the whole plan, for operators.
+async fn plan<S: Store>(State(api): State<HubApi<S>>) -> axum::Json<PlanV1> {
+    axum::Json(api.plans.all())
 }
 
-async fn rollout<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<RolloutV1>, Refusal> {
-    apply::rollout(&desk).await.map(axum::Json)
+async fn rollout<S: Store>(State(api): State<HubApi<S>>) -> Result<axum::Json<RolloutV1>, ErrorResponse> {
+    apply::rollout(&api).await.map(axum::Json)
 }
 
-/// Answers with the table that follows the one in hand, as soon as there is one, or with 204 when there is none within
-/// the time that the question allows.
+/// Responds with a table newer than the client's as soon as there is one, or with 204 if there is none within the
+/// requested time.
 async fn routes<S: Store>(
-    State(desk): State<Desk<S>>,
+    State(api): State<HubApi<S>>,
     RawQuery(query): RawQuery,
-) -> Result<Response, Refusal> {
-    let Question { after, wait, reader } = Question::read(query.as_deref().unwrap_or_default())?;
+) -> Result<Response, ErrorResponse> {
+    let PollQuery { after, wait, reader } = PollQuery::read(query.as_deref().unwrap_or_default())?;
     if let Some((reader, after)) = reader.zip(after) {
-        // What finds no room is said again with the next question.
-        desk.readers.try_send(Word::Runs(reader, after)).ok();
+        // A report that does not fit into the queue is repeated with the next poll.
+        api.readers.try_send(ReaderReport::Runs(reader, after)).ok();
     }
-    let held = desk.polls.try_acquire();
-    let Ok(_held) = held else {
-        return Err(Refusal::new(Code::Overloaded, "Too many questions for routes are held already."));
+    let permit = api.polls.try_acquire();
+    let Ok(_permit) = permit else {
+        return Err(ErrorResponse::new(Code::Overloaded, "Too many polls for routes are open."));
     };
-    if let (Some(reader), Some(published)) = (after, &*desk.current.borrow())
+    if let (Some(reader), Some(published)) = (after, &*api.current.borrow())
         && reader > published.table.generation
-        && !desk.reader_ahead.swap(true, Ordering::Relaxed)
+        && !api.reader_ahead.swap(true, Ordering::Relaxed)
     {
         ReaderAhead { reader, ours: published.table.generation }.emit();
     }
-    let mut current = desk.current.clone();
+    let mut current = api.current.clone();
     let newer = |current: &Current| {
         let generation = current.as_ref().map(|published| published.table.generation);
         generation.is_some_and(|generation| after.is_none_or(|after| generation > after))
@@ -239,7 +242,7 @@ async fn routes<S: Store>(
         biased;
         found = current.wait_for(newer) => found.ok().and_then(|current| current.clone()),
         () = tokio::time::sleep(wait) => None,
-        () = told(desk.stopping.clone()) => None,
+        () = stopped(api.stopping.clone()) => None,
     };
     match found {
         Some(published) => {
@@ -249,79 +252,86 @@ async fn routes<S: Store>(
     }
 }
 
-/// Waits for a reader no longer that says that it goes.
-async fn reader_leaves<S: Store>(
-    State(desk): State<Desk<S>>,
+/// Removes a reader that shuts down.
+async fn deregister_reader<S: Store>(
+    State(api): State<HubApi<S>>,
     Path(reader): Path<String>,
-) -> Result<StatusCode, Refusal> {
+) -> Result<StatusCode, ErrorResponse> {
     let reader = reader.parse().map_err(|error| invalid("reader", &format!("`reader`: {error}.")))?;
-    let full =
-        |_| Refusal::new(Code::Overloaded, "Too many readers speak at once; silence says the same later.");
-    desk.readers.try_send(Word::Leaves(reader)).map(|()| StatusCode::ACCEPTED).map_err(full)
+    let full = |_| {
+        ErrorResponse::new(
+            Code::Overloaded,
+            "Too many reader requests at once; the reader's lease will expire.",
+        )
+    };
+    api.readers.try_send(ReaderReport::Deregisters(reader)).map(|()| StatusCode::ACCEPTED).map_err(full)
 }
 
-/// A question for routes.
-struct Question {
+/// Query of a poll for routes.
+struct PollQuery {
     after: Option<Generation>,
     wait: Duration,
     reader: Option<Reader>,
 }
 
-impl Question {
-    /// Reads `after=EPOCH.NUMBER&wait_ms=MILLISECONDS&reader=READER`, any of which may be left out. Nothing in them needs to
-    /// be escaped. A reader that names a generation runs that table.
-    fn read(query: &str) -> Result<Question, Refusal> {
-        let mut question = Question { after: None, wait: Duration::ZERO, reader: None };
+impl PollQuery {
+    /// Parses `after=EPOCH.NUMBER&wait_ms=MILLISECONDS&reader=READER`, each of which is optional. None of the values
+    /// needs escaping. A reader that sends `after` runs that table.
+    fn read(query: &str) -> Result<PollQuery, ErrorResponse> {
+        let mut parsed = PollQuery { after: None, wait: Duration::ZERO, reader: None };
         for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             match key {
                 "after" => {
                     let after =
                         value.parse().map_err(|error| invalid("after", &format!("`after`: {error}.")))?;
-                    question.after = Some(after);
+                    parsed.after = Some(after);
                 }
                 "wait_ms" => {
                     let wait_ms = value.parse().map_err(|_| {
-                        invalid("wait_ms", "`wait_ms` is no number of milliseconds, such as 20000.")
+                        invalid("wait_ms", "`wait_ms` is not a number of milliseconds, such as 20000.")
                     })?;
-                    question.wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
+                    parsed.wait = Duration::from_millis(wait_ms).min(POLL_WAIT_MAX);
                 }
                 "reader" => {
                     let reader =
                         value.parse().map_err(|error| invalid("reader", &format!("`reader`: {error}.")))?;
-                    question.reader = Some(reader);
+                    parsed.reader = Some(reader);
                 }
                 _ => {}
             }
         }
-        Ok(question)
+        Ok(parsed)
     }
 }
 
-fn json<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+fn json<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ErrorResponse> {
     json_of(body, BODY_BYTES_MAX)
 }
 
-fn json_of<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, bytes_max: usize) -> Result<T, Refusal> {
+fn json_of<T: DeserializeOwned>(
+    body: Result<Bytes, BytesRejection>,
+    bytes_max: usize,
+) -> Result<T, ErrorResponse> {
     let body = body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
-            Refusal::new(Code::BodyTooLarge, format!("The body has more than {bytes_max} bytes."))
+            ErrorResponse::new(Code::BodyTooLarge, format!("The body has more than {bytes_max} bytes."))
         }
-        _ => Refusal::new(Code::InvalidJson, "The body did not arrive whole."),
+        _ => ErrorResponse::new(Code::InvalidJson, "The body is incomplete."),
     })?;
     serde_json::from_slice(&body)
-        .map_err(|error| Refusal::new(Code::InvalidJson, format!("The body: {error}.")))
+        .map_err(|error| ErrorResponse::new(Code::InvalidJson, format!("The body: {error}.")))
 }
 
-fn wrong(error: WireError) -> Refusal {
+fn invalid_wire(error: WireError) -> ErrorResponse {
     invalid(&error.field, &format!("{error}."))
 }
 
-fn invalid(field: &str, message: &str) -> Refusal {
-    Refusal::new(Code::InvalidValue, message).of(field)
+fn invalid(field: &str, message: &str) -> ErrorResponse {
+    ErrorResponse::new(Code::InvalidValue, message).with_field(field)
 }
 
-/// The lease that a path names, and the holder that its query names.
-fn held(lease: &str, query: Option<&str>) -> Result<(LeaseId, LeaseHolder), Refusal> {
+/// Parses the lease of a path and the holder of its query.
+fn lease_and_holder(lease: &str, query: Option<&str>) -> Result<(LeaseId, LeaseHolder), ErrorResponse> {
     let lease = lease.parse().map_err(|error| invalid("lease", &format!("`lease`: {error}.")))?;
     let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     let holder = pairs.filter(|(key, _)| *key == "holder").map(|(_, value)| value).next();
@@ -331,31 +341,31 @@ fn held(lease: &str, query: Option<&str>) -> Result<(LeaseId, LeaseHolder), Refu
 
 #[cfg(test)]
 mod tests {
-    use super::super::Published;
+    use super::super::PublishedTable;
     use super::*;
     use regions::RouteTable;
-    use scheduler_store::Sim;
+    use scheduler_store::SimStore;
 
     #[test]
-    fn a_question_is_read_and_its_patience_bounded() {
-        let read = |query: &str| Question::read(query).map(|question| (question.after, question.wait)).ok();
+    fn poll_queries_are_parsed_and_their_wait_is_limited() {
+        let read = |query: &str| PollQuery::read(query).map(|query| (query.after, query.wait)).ok();
         let generation = Generation { epoch: 1, number: 42 };
         assert_eq!(read(""), Some((None, Duration::ZERO)));
         assert_eq!(read("after=1.42&wait_ms=250"), Some((Some(generation), Duration::from_millis(250))));
-        assert_eq!(read("wait_ms=30000"), Some((None, WAIT_MAX)));
-        assert_eq!(read("wait_ms=30001&else=1"), Some((None, WAIT_MAX)));
+        assert_eq!(read("wait_ms=30000"), Some((None, POLL_WAIT_MAX)));
+        assert_eq!(read("wait_ms=30001&else=1"), Some((None, POLL_WAIT_MAX)));
         assert_eq!(read("after=42"), None);
-        assert_eq!(read("after=1.42&reader=somebody"), None);
+        assert_eq!(read("after=1.42&reader=unknown"), None);
         assert_eq!(read("wait_ms=-1"), None);
     }
 
-    /// A desk at which `polls` questions are held at a time, what tells it to stop, and where its table comes from.
-    fn desk(polls: usize) -> (Desk<Sim>, watch::Sender<bool>, watch::Sender<Current>) {
+    /// Returns a state with a limit of `polls` held polls, its stop signal, and the sender of its table.
+    fn api(polls: usize) -> (HubApi<SimStore>, watch::Sender<bool>, watch::Sender<Current>) {
         let (stop, stopping) = watch::channel(false);
         let table = RouteTable::empty();
-        let (publish, current) = watch::channel(Some(Arc::new(Published { table, body: Bytes::new() })));
-        let desk = Desk {
-            store: Sim::new(),
+        let (publish, current) = watch::channel(Some(Arc::new(PublishedTable { table, body: Bytes::new() })));
+        let api = HubApi {
+            store: SimStore::new(),
             catalogue: Arc::new(Catalogue::builtin()),
             lease_ttl: Duration::from_secs(5),
             tokens: Arc::default(),
@@ -368,28 +378,28 @@ mod tests {
             reader_ahead: Arc::default(),
             health: Health::default(),
         };
-        (desk, stop, publish)
+        (api, stop, publish)
     }
 
-    async fn ask(desk: &Desk<Sim>) -> StatusCode {
+    async fn poll(api: &HubApi<SimStore>) -> StatusCode {
         let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
-        routes(State(desk.clone()), query).await.into_response().status()
+        routes(State(api.clone()), query).await.into_response().status()
     }
 
     #[tokio::test]
-    async fn a_hub_that_stops_lets_go_of_whoever_waits() {
-        let (desk, stop, _publish) = desk(1);
-        let (answer, _) = tokio::join!(biased; ask(&desk), async { stop.send_replace(true) });
-        assert_eq!(answer, StatusCode::NO_CONTENT);
+    async fn a_hub_that_stops_ends_held_polls() {
+        let (api, stop, _publish) = api(1);
+        let (status, _) = tokio::join!(biased; poll(&api), async { stop.send_replace(true) });
+        assert_eq!(status, StatusCode::NO_CONTENT);
     }
 
     #[tokio::test]
-    async fn as_many_questions_as_there_may_be_are_held_and_one_more_is_not() {
-        let (desk, stop, _publish) = desk(2);
+    async fn limit_of_held_polls_is_enforced() {
+        let (api, stop, _publish) = api(2);
         let (first, second, third, _) =
-            tokio::join!(biased; ask(&desk), ask(&desk), ask(&desk), async { stop.send_replace(true) });
+            tokio::join!(biased; poll(&api), poll(&api), poll(&api), async { stop.send_replace(true) });
         let held = StatusCode::NO_CONTENT;
         assert_eq!((first, second, third), (held, held, StatusCode::TOO_MANY_REQUESTS));
-        assert_eq!(ask(&desk).await, held, "who was let go of makes room");
+        assert_eq!(poll(&api).await, held, "an ended poll frees a slot");
     }
 }

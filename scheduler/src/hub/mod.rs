@@ -1,43 +1,43 @@
-//! The hub: who is there, what is deployed, and the route table that follows from both; what is asked for, and the plan that
-//! follows from that.
+//! The hub: registrations and deployments, and the route table derived from them; demand, and the traffic plan derived
+//! from it.
 //!
 //! ```text
-//!  spoke ──register, keep alive──▶ http ──▶ spokes ──▶ store ──watch──▶ keeper ──guarded put──▶ store
+//!  spoke ──register, keep alive──▶ http ──▶ spokes ──▶ store ──watch──▶ controller ──guarded put──▶ store
 //!                                                        │                │
-//!  gateway ◀──long poll──────────  http ◀─── board ◀─────┴── follow       │
+//!  gateway ◀──long poll──────────  http ◀─ publisher ◀───┴── follow       │
 //!                                              ▲                          │
 //!                                              └──────────────────────────┘
 //! ```
 //!
-//! A registration is a key in the store under the spoke's lease; `spokes` writes it and tells nobody. The `keeper` sees it
-//! by its watch, as it sees everything else that changes there, lets [`scheduler_core::hub`] decide, and publishes. So it
-//! makes no difference which hub a spoke has registered with, where there are several on one etcd. What a gateway is asked
-//! for (`demands`) and what an operator wants (`drains`) go the same way.
+//! A registration is a key in the store under the spoke's lease, written by `spokes`. The `controller` sees it through
+//! its watch, like every other change, lets [`scheduler_core::hub`] decide, and publishes. So with several hubs on one
+//! etcd, it does not matter which hub a spoke has registered with. Demand of gateways (`demands`) and drains (`drains`)
+//! take the same way.
 //!
-//! What there shall be is changed by an operator ([`apply`]), who has to prove it ([`access`]); it stands in the store, and
-//! the keeper sees it as it sees everything else. Who runs which table is noted there too ([`readers`]), so that what is
-//! wider can wait until everybody has heard of it.
+//! Operators change deployments and tenants with [`apply`], with an operator token ([`access`]); the controller sees
+//! these records through its watch too. The store also records which reader runs which table ([`readers`]), so that a
+//! wider residency takes effect only when every reader knows it.
 //!
-//! Of several, one leads (`terms`): it alone writes the table, and the others give out what they see it write. Every
-//! write is guarded by the key of the term and by the table that it stands on, so a leader that was deposed while it
-//! slept writes nothing. An embedded store has one hub, which wins every term by itself.
+//! Of several hubs, one leads (`election`): it alone writes the table, and the followers publish what it writes. Every
+//! write is guarded by the key of the term and by the revision of the previous table, so a deposed leader that was
+//! suspended writes nothing. An embedded store has one hub, which wins every election.
 
 mod access;
 mod apply;
-mod board;
+mod controller;
 mod demands;
 mod drains;
+mod election;
 mod health;
 mod http;
-mod keeper;
 mod plans;
 mod promote;
+mod publisher;
 mod readers;
 mod records;
 mod replicas;
 mod spokes;
-mod start;
-mod terms;
+mod term_start;
 
 use std::future::{Future, IntoFuture};
 use std::io;
@@ -50,7 +50,7 @@ use supervision::Mutex;
 use regions::RouteTable;
 use scheduler_core::access::NoFleetToken;
 use scheduler_core::wire::keys;
-use scheduler_store::{Embedded, Etcd, Store, StoreError};
+use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
 use supervision::health::Health;
 use supervision::task::essential;
 use tokio::net::TcpListener;
@@ -59,43 +59,43 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::{HubConfig, StoreConfig};
-use crate::events::{HubStarted, NoFleetTokenSet};
-use board::Board;
-use http::Desk;
-use keeper::Patience;
-use plans::Plans;
-use readers::{Registrar, WORDS_MAX};
+use crate::events::{FleetTokenMissing, HubStarted};
+use controller::GracePeriods;
+use election::ElectionCandidate;
+use http::HubApi;
+use plans::PublishedPlan;
+use publisher::Publisher;
+use readers::{REPORTS_MAX, ReaderRecorder};
 use records::RecordError;
-use terms::Candidate;
 
-/// How long requests may go on after the hub was told to stop. Long polls end at once.
+/// Time for which requests may continue after shutdown began. Long polls end at once.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Questions for routes that are held at a time: every gateway has one, and one more while it reconnects.
+/// Maximum number of held polls for routes: one per gateway, and one more while it reconnects.
 const LONG_POLLS_MAX: usize = 1024;
 
-/// What helps where a store is of no use.
-pub(crate) const NEW_EPOCH: &str = "start the hub on another store (an empty data folder, or another prefix of the etcd): that begins a new epoch, and regions register by themselves";
+/// Remedy for an unusable store.
+pub(crate) const NEW_EPOCH: &str = "start the hub on a new store (an empty data folder, or another etcd prefix): this begins a new epoch, and regions register again by themselves";
 
-/// Why a hub cannot run (any longer).
+/// Error that prevents a hub from running.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}; choose another port or stop whoever has it")]
+    /// The address cannot be bound.
+    #[error("cannot listen on {address}: {source}; choose another port or stop the process that uses it")]
     Bind {
-        /// Which.
+        /// The configured address.
         address: SocketAddr,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// Other machines could connect, and nothing keeps them out.
+    /// The address is reachable from other machines, and no fleet token is configured.
     #[error("listen: {0}")]
     Unprotected(#[from] NoFleetToken),
-    /// The folder of the store cannot be made.
-    #[error("the folder {} cannot be made: {source}", folder.display())]
+    /// The folder of the store cannot be created.
+    #[error("cannot create the folder {}: {source}", folder.display())]
     Folder {
-        /// Which.
+        /// The configured folder.
         folder: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The store cannot be opened.
@@ -104,15 +104,15 @@ pub enum HubError {
     /// The store fails while the hub starts.
     #[error("{0}")]
     Store(#[from] StoreError),
-    /// What the store holds cannot be read, and to go on without it could publish a generation a second time.
+    /// A record in the store is unreadable, and without it the hub could publish a generation twice.
     #[error("{0}; {NEW_EPOCH}")]
     Record(RecordError),
     /// The store's epoch is lower than that of the table or the plan in it.
-    #[error("the store is at epoch {epoch} and holds what was published in epoch {published}; {NEW_EPOCH}")]
+    #[error("the store is at epoch {epoch} but holds a table or plan of epoch {published}; {NEW_EPOCH}")]
     EpochFell {
-        /// Of the store.
+        /// Epoch of the store.
         epoch: u64,
-        /// Of the table, or the plan.
+        /// Epoch of the table or the plan.
         published: u64,
     },
     /// The server ended.
@@ -120,23 +120,23 @@ pub enum HubError {
     Server(io::Error),
 }
 
-/// The table that is given out, ready to send.
+/// Published route table, ready to send.
 #[derive(Debug)]
-pub(crate) struct Published {
+pub(crate) struct PublishedTable {
     pub(crate) table: RouteTable,
     /// `RouteTableV1` as JSON.
     pub(crate) body: axum::body::Bytes,
 }
 
-/// What is given out: nothing until the first table.
-type Current = Option<Arc<Published>>;
+/// Published route table; `None` until the first one.
+type Current = Option<Arc<PublishedTable>>;
 
-/// Runs a hub until `shutdown`, then drains. Calls `ready` once, when a table is published and can be asked for.
+/// Runs a hub until `shutdown`, then drains. Calls `ready` once, when the first table is published.
 ///
 /// # Errors
 ///
-/// When the address cannot be bound, or what the store holds cannot be read; or when the embedded store cannot be opened.
-/// An etcd that is not there is waited for.
+/// When the address cannot be bound, a record in the store is unreadable, or the embedded store cannot be opened. An
+/// unreachable etcd is waited for.
 pub async fn run(
     config: HubConfig,
     shutdown: impl Future<Output = ()>,
@@ -149,15 +149,15 @@ pub async fn run(
         StoreConfig::Embedded { data } => {
             let made = tokio::fs::create_dir_all(&data).await;
             made.map_err(|source| HubError::Folder { folder: data.clone(), source })?;
-            let opened = Embedded::open(&data.join("hub.redb"), Instant::now()).await;
+            let opened = EmbeddedStore::open(&data.join("hub.redb"), Instant::now()).await;
             let store = opened.map_err(|error| HubError::Open(error.to_string()))?;
-            // Whoever led has let go of the file, so it is gone, whatever its lease says.
+            // The previous leader has closed the file, so its term is over, whatever its lease says.
             store.delete(keys::LEADER).await?;
             let outcome = serve(config, listener, store.clone(), shutdown, ready).await;
             store.close().await;
             outcome
         }
-        StoreConfig::Etcd(etcd) => serve(config, listener, Etcd::new(etcd), shutdown, ready).await,
+        StoreConfig::Etcd(etcd) => serve(config, listener, EtcdStore::new(etcd), shutdown, ready).await,
     }
 }
 
@@ -173,25 +173,25 @@ async fn serve<S: Store>(
         listener.local_addr().map_err(|source| HubError::Bind { address: config.listen, source })?;
     HubStarted { address, store: &config.store }.emit();
     if tokens.fleet.is_empty() {
-        NoFleetTokenSet { listen: address }.emit();
+        FleetTokenMissing { listen: address }.emit();
     }
-    // A clock that is off by years makes a strange epoch, and a rising one all the same.
+    // A wrong clock makes an odd epoch, but still a higher one than the last.
     let epoch_if_new =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
     let (publish, current) = watch::channel(None);
-    let plans = Arc::new(Plans::default());
+    let plans = Arc::new(PublishedPlan::default());
     let (stop, stopping) = watch::channel(false);
-    let (say, words) = mpsc::channel(WORDS_MAX);
-    let mut noting = JoinSet::new();
-    let registrar = Registrar::new(store.clone(), config.reader_keep);
-    noting.spawn(async {
-        essential("readers", registrar.note_all(words)).await;
+    let (reports, received) = mpsc::channel(REPORTS_MAX);
+    let mut recorder_task = JoinSet::new();
+    let recorder = ReaderRecorder::new(store.clone(), config.reader_keep);
+    recorder_task.spawn(async {
+        essential("readers", recorder.run(received)).await;
     });
-    let desk = Desk {
+    let api = HubApi {
         store: store.clone(),
         catalogue: config.catalogue.clone(),
         tokens: Arc::new(tokens),
-        readers: say,
+        readers: reports,
         lease_ttl: config.lease_ttl,
         current: current.clone(),
         plans: plans.clone(),
@@ -201,22 +201,22 @@ async fn serve<S: Store>(
         reader_ahead: Arc::default(),
         health: Health::default(),
     };
-    let candidate = Candidate {
+    let candidate = ElectionCandidate {
         store,
-        board: Board::new(publish, plans),
+        publisher: Publisher::new(publish, plans),
         name: address.to_string(),
         deployments: config.deployments,
         epoch_if_new,
-        patience: Patience { lapsed_keep: config.lapsed_keep, settle: config.settle },
+        grace_periods: GracePeriods { lapsed_keep: config.lapsed_keep, settle: config.settle },
         catalogue: config.catalogue,
         lease: Mutex::independent(None),
     };
-    let stands = candidate.stand(stopping.clone());
+    let election = candidate.run(stopping.clone());
     let server =
-        axum::serve(listener, http::router(desk)).with_graceful_shutdown(told(stopping)).into_future();
-    tokio::pin!(stands, server);
+        axum::serve(listener, http::router(api)).with_graceful_shutdown(stopped(stopping)).into_future();
+    tokio::pin!(election, server);
     let mut current = current;
-    let told_to_stop = async {
+    let shut_down = async {
         // The sender is gone only when the candidate has ended, which is seen below.
         let first = async { current.wait_for(Current::is_some).await.is_ok() };
         tokio::pin!(shutdown);
@@ -230,37 +230,37 @@ async fn serve<S: Store>(
         }
     };
     let first = tokio::select! {
-        () = told_to_stop => First::Told,
-        outcome = &mut stands => First::Candidate(outcome),
+        () = shut_down => First::Shutdown,
+        outcome = &mut election => First::Candidate(outcome),
         outcome = &mut server => First::Server(outcome),
     };
     stop.send_replace(true);
     let drained = async { timeout(DRAIN, server).await.unwrap_or(Ok(())) };
     let outcome = match first {
-        First::Told => {
-            let (stood, served) = tokio::join!(stands, drained);
-            stood.and(served.map_err(HubError::Server))
+        First::Shutdown => {
+            let (elected, served) = tokio::join!(election, drained);
+            elected.and(served.map_err(HubError::Server))
         }
         First::Candidate(outcome) => {
-            // Why it has ended says more than what the server makes of it.
+            // The candidate's error is more specific than the server's.
             drained.await.ok();
             outcome
         }
-        First::Server(outcome) => outcome.map_err(HubError::Server).and(stands.await),
+        First::Server(outcome) => outcome.map_err(HubError::Server).and(election.await),
     };
-    noting.shutdown().await;
+    recorder_task.shutdown().await;
     outcome
 }
 
-/// What ends a hub.
+/// First of the tasks that ended.
 enum First {
-    Told,
+    Shutdown,
     Candidate(Result<(), HubError>),
     Server(io::Result<()>),
 }
 
-/// Until the hub is told to stop.
-async fn told(mut stopping: watch::Receiver<bool>) {
-    // The sender outlives whoever listens.
+/// Waits until the hub is stopped.
+async fn stopped(mut stopping: watch::Receiver<bool>) {
+    // The sender outlives its receivers.
     stopping.wait_for(|stopping| *stopping).await.ok();
 }

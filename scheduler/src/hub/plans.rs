@@ -1,5 +1,4 @@
-//! The parts of the plan that are given out, whoever has made it: the leader as it writes them, others as they see them
-//! written.
+//! The published parts of the plan: on the leader as it writes them, on followers as they see them in the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -15,35 +14,36 @@ use scheduler_core::wire::plan::{
 
 use super::records;
 
-/// What is given out.
+/// Published plan.
 #[derive(Default)]
-pub(super) struct Plans(Mutex<Parts>);
+pub(super) struct PublishedPlan(Mutex<Parts>);
 
 #[derive(Default)]
 struct Parts {
-    weights: BTreeMap<RegionId, Arc<Rows>>,
+    weights: BTreeMap<RegionId, Arc<CachedWeights>>,
     floors: BTreeMap<RegionId, RegionFloors>,
 }
 
-/// The rows of the gateways at one place.
-pub(super) struct Rows {
+/// Weight rows for the gateways in one region.
+pub(super) struct CachedWeights {
     weights: GatewayWeights,
-    /// `WeightsV1` as JSON, made when somebody asks.
+    /// `WeightsV1` as JSON, serialised at the first request.
     body: OnceLock<Bytes>,
 }
 
-impl Rows {
+impl CachedWeights {
     pub(super) fn body(&self) -> Bytes {
         self.body.get_or_init(|| records::bytes(&WeightsV1::from(&self.weights)).into()).clone()
     }
 }
 
-impl Plans {
+impl PublishedPlan {
     fn parts(&self) -> MutexGuard<'_, Parts> {
         self.0.lock()
     }
 
-    /// Gives this part out, if it supersedes the one that is: nobody is told an older one, whatever a store says.
+    /// Publishes this part if it is newer than the published one, so that no generation falls, whatever the store
+    /// holds.
     pub(super) fn publish(&self, part: PlanPart) {
         let (parts, generation) = (&mut *self.parts(), part.generation());
         let newer = |known: Option<Generation>| known.is_none_or(|known| generation > known);
@@ -51,7 +51,7 @@ impl Plans {
             PlanPart::Weights(weights) => {
                 if newer(parts.weights.get(&weights.gateway).map(|rows| rows.weights.generation)) {
                     let place = weights.gateway.clone();
-                    parts.weights.insert(place, Arc::new(Rows { weights, body: OnceLock::new() }));
+                    parts.weights.insert(place, Arc::new(CachedWeights { weights, body: OnceLock::new() }));
                 }
             }
             PlanPart::Floors(floors) => {
@@ -62,19 +62,19 @@ impl Plans {
         }
     }
 
-    /// For how many places there are rows.
+    /// Returns the number of gateway regions with rows.
     pub(super) fn places(&self) -> usize {
         self.parts().weights.len()
     }
 
-    /// The rows for gateways at this place, if they are newer than these.
-    pub(super) fn rows(&self, place: &RegionId, after: Option<Generation>) -> Option<Arc<Rows>> {
+    /// Returns the rows for gateways in this region, if they are newer than `after`.
+    pub(super) fn rows(&self, place: &RegionId, after: Option<Generation>) -> Option<Arc<CachedWeights>> {
         let parts = self.parts();
         let rows = parts.weights.get(place)?;
         after.is_none_or(|after| rows.weights.generation > after).then(|| rows.clone())
     }
 
-    /// All of it.
+    /// Returns the whole plan.
     pub(super) fn all(&self) -> PlanV1 {
         let parts = self.parts();
         PlanV1 {
@@ -84,7 +84,7 @@ impl Plans {
         }
     }
 
-    /// The floors of a region; none, where nobody has planned any yet.
+    /// Returns the floors of a region; `None` if no plan has floors for it yet.
     pub(super) fn floors(&self, region: &RegionId) -> Option<Vec<FloorV1>> {
         self.parts().floors.get(region).map(|floors| floors_to_wire(&floors.floors))
     }
@@ -99,18 +99,18 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_does_not_supersede_is_not_given_out_and_is_given_to_whoever_has_an_older_one() {
-        let plans = Plans::default();
+    fn older_parts_are_not_published_and_clients_with_older_ones_get_the_newest() {
+        let plans = PublishedPlan::default();
         let place: RegionId = "aws/us-east-1".parse().unwrap();
         let weights = |text: &str| GatewayWeights {
             generation: generation(text),
             gateway: place.clone(),
             rows: BTreeMap::new(),
         };
-        for (text, given_out) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
+        for (text, published) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
             plans.publish(PlanPart::Weights(weights(text)));
             let now = plans.rows(&place, None).map(|rows| rows.weights.generation);
-            assert_eq!(now, Some(generation(given_out)));
+            assert_eq!(now, Some(generation(published)));
         }
         assert!(plans.rows(&place, Some(generation("5.0"))).is_some());
         assert!(plans.rows(&place, Some(generation("5.1"))).is_none());
@@ -118,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn floors_are_told_once_somebody_has_planned_them() {
-        let plans = Plans::default();
+    fn floors_are_published_once_planned() {
+        let plans = PublishedPlan::default();
         let region: RegionId = "aws/us-east-1".parse().unwrap();
         let floors = |text: &str, replicas: &[(&str, u32)]| {
             let floors = replicas.iter().map(|(name, replicas)| (name.parse().unwrap(), *replicas)).collect();
@@ -130,6 +130,6 @@ mod tests {
         plans.publish(floors("1.1", &[("m", 9)]));
         assert_eq!(plans.floors(&region), Some(vec![FloorV1 { name: "m".to_owned(), replicas: 2 }]));
         plans.publish(floors("1.3", &[]));
-        assert_eq!(plans.floors(&region), Some(Vec::new()), "none any longer, and that is told");
+        assert_eq!(plans.floors(&region), Some(Vec::new()), "an empty list is published too");
     }
 }

@@ -1,9 +1,9 @@
-//! Notes in the store who runs which table.
+//! Records in the store which reader (gateway or spoke) runs which table.
 //!
-//! A gateway says with each question for routes which table it has in hand, a spoke with each sign of life. Any hub may be
-//! asked, and the one that leads has to know; so each reader has a key in the store under a lease of its own, which runs
-//! out when nobody has heard of it for a while, and which ends when it takes its leave. Nobody waits for this: what could
-//! not be noted is said again with the next question, or follows from silence.
+//! A gateway sends the generation of its table with each poll for routes, a spoke with each keep-alive. Any hub may
+//! receive it, and the leader needs it; so each reader has a key in the store under a lease of its own, which expires
+//! when the reader is silent, and is revoked when the reader deregisters. Nothing waits for these writes: a report that
+//! was not written is repeated with the next poll, and a lost deregistration is covered by the lease.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,62 +16,62 @@ use scheduler_store::{Lease, Store, StoreError};
 use tokio::sync::mpsc;
 
 use super::records;
-use crate::events::ReadersTooMany;
+use crate::events::ReaderLimitReached;
 
-/// Readers that one hub knows: as many as it holds questions of, and a spoke for each region of a catalogue.
+/// Maximum number of readers that one hub records: the limit of held polls, and a spoke for each region of a catalogue.
 pub(super) const READERS_MAX: usize = 2048;
-/// Words of readers that wait to be noted; what does not fit is said again.
-pub(super) const WORDS_MAX: usize = 1024;
-/// In what part of its time a lease is kept alive while its reader says nothing new.
+/// Capacity of the queue of reader reports; a report that does not fit is repeated by its reader.
+pub(super) const REPORTS_MAX: usize = 1024;
+/// Divisor of the lease time after which the lease of an unchanged reader is kept alive.
 const KEEP_ALIVE_PART: u32 = 4;
 
-/// What a reader says of itself.
+/// Report of a reader about itself.
 #[derive(Debug)]
-pub(super) enum Word {
-    /// It runs the table of this generation.
+pub(super) enum ReaderReport {
+    /// The reader runs the table of this generation.
     Runs(Reader, Generation),
-    /// It goes.
-    Leaves(Reader),
+    /// The reader shuts down.
+    Deregisters(Reader),
 }
 
-/// Whoever notes.
-pub(super) struct Registrar<S> {
+/// Writer of reader records.
+pub(super) struct ReaderRecorder<S> {
     store: S,
     keep: Duration,
-    known: BTreeMap<Reader, Noted>,
-    /// It was told that there are too many.
-    told: bool,
+    known: BTreeMap<Reader, ReaderRecord>,
+    /// The reader limit was logged.
+    limit_logged: bool,
 }
 
-struct Noted {
+struct ReaderRecord {
     lease: Lease,
     generation: Generation,
     kept_alive: Instant,
 }
 
-impl<S: Store> Registrar<S> {
-    pub(super) fn new(store: S, keep: Duration) -> Registrar<S> {
-        Registrar { store, keep, known: BTreeMap::new(), told: false }
+impl<S: Store> ReaderRecorder<S> {
+    pub(super) fn new(store: S, keep: Duration) -> ReaderRecorder<S> {
+        ReaderRecorder { store, keep, known: BTreeMap::new(), limit_logged: false }
     }
 
-    /// Notes what is said, until nobody can say anything any longer.
-    pub(super) async fn note_all(mut self, mut words: mpsc::Receiver<Word>) {
-        while let Some(word) = words.recv().await {
-            match word {
-                Word::Runs(reader, generation) => {
-                    if self.note(&reader, generation, Instant::now()).await.is_err() {
-                        // Whether it was noted is not known; the next word begins anew.
+    /// Writes reports until all senders are gone.
+    pub(super) async fn run(mut self, mut reports: mpsc::Receiver<ReaderReport>) {
+        while let Some(report) = reports.recv().await {
+            match report {
+                ReaderReport::Runs(reader, generation) => {
+                    if self.record(&reader, generation, Instant::now()).await.is_err() {
+                        // It is unknown whether the report was written; the next one starts from the store's state.
                         self.known.remove(&reader);
                     }
                 }
-                // What is not ended now runs out.
-                Word::Leaves(reader) => drop(self.strike(&reader).await),
+                // A lease that is not revoked here expires.
+                ReaderReport::Deregisters(reader) => drop(self.remove_reader(&reader).await),
             }
         }
     }
 
-    /// Ends the lease of a reader that goes, whichever hub it is from.
-    async fn strike(&mut self, reader: &Reader) -> Result<(), StoreError> {
+    /// Revokes the lease of a reader that shuts down; any hub may have granted it.
+    async fn remove_reader(&mut self, reader: &Reader) -> Result<(), StoreError> {
         self.known.remove(reader);
         match self.store.get(&keys::reader(reader)).await?.and_then(|entry| entry.lease) {
             Some(lease) => self.store.lease_revoke(lease).await,
@@ -79,55 +79,55 @@ impl<S: Store> Registrar<S> {
         }
     }
 
-    async fn note(
+    async fn record(
         &mut self,
         reader: &Reader,
         generation: Generation,
         now: Instant,
     ) -> Result<(), StoreError> {
         let keep_alive_after = self.keep / KEEP_ALIVE_PART;
-        let Some(noted) = self.known.get_mut(reader) else {
-            return self.begin(reader, generation, now).await;
+        let Some(record) = self.known.get_mut(reader) else {
+            return self.record_new(reader, generation, now).await;
         };
-        if now.duration_since(noted.kept_alive) >= keep_alive_after {
-            self.store.lease_keep_alive(noted.lease, now).await?;
-            noted.kept_alive = now;
+        if now.duration_since(record.kept_alive) >= keep_alive_after {
+            self.store.lease_keep_alive(record.lease, now).await?;
+            record.kept_alive = now;
         }
-        // What comes late is overtaken.
-        if generation > noted.generation {
-            self.store.put(&keys::reader(reader), value(reader, generation), Some(noted.lease)).await?;
-            noted.generation = generation;
+        // An older generation was delayed and is ignored.
+        if generation > record.generation {
+            self.store.put(&keys::reader(reader), value(reader, generation), Some(record.lease)).await?;
+            record.generation = generation;
         }
         Ok(())
     }
 
-    /// A reader that this hub does not know: another one may, and then there is a lease.
-    async fn begin(
+    /// Records a reader that this hub does not know; another hub may have, and then there is a lease.
+    async fn record_new(
         &mut self,
         reader: &Reader,
         generation: Generation,
         now: Instant,
     ) -> Result<(), StoreError> {
         let keep = self.keep;
-        self.known.retain(|_, noted| now.duration_since(noted.kept_alive) < keep);
+        self.known.retain(|_, record| now.duration_since(record.kept_alive) < keep);
         if self.known.len() >= READERS_MAX {
-            if !std::mem::replace(&mut self.told, true) {
-                ReadersTooMany { most: READERS_MAX }.emit();
+            if !std::mem::replace(&mut self.limit_logged, true) {
+                ReaderLimitReached { limit: READERS_MAX }.emit();
             }
             return Ok(());
         }
         let key = keys::reader(reader);
         let found = self.store.get(&key).await?.and_then(|entry| entry.lease);
-        let stands = match found {
+        let alive = match found {
             Some(lease) => self.store.lease_keep_alive(lease, now).await.is_ok().then_some(lease),
             None => None,
         };
-        let lease = match stands {
+        let lease = match alive {
             Some(lease) => lease,
             None => self.store.lease_grant(keep, now).await?,
         };
         self.store.put(&key, value(reader, generation), Some(lease)).await?;
-        self.known.insert(reader.clone(), Noted { lease, generation, kept_alive: now });
+        self.known.insert(reader.clone(), ReaderRecord { lease, generation, kept_alive: now });
         Ok(())
     }
 }
@@ -144,7 +144,7 @@ fn value(reader: &Reader, generation: Generation) -> Vec<u8> {
 mod tests {
     use super::*;
     use scheduler_core::rollout::Role;
-    use scheduler_store::Sim;
+    use scheduler_store::SimStore;
 
     const KEEP: Duration = Duration::from_secs(60);
 
@@ -156,7 +156,7 @@ mod tests {
         Generation { epoch: 1, number }
     }
 
-    async fn noted(store: &Sim) -> Vec<(u64, u64)> {
+    async fn recorded(store: &SimStore) -> Vec<(u64, u64)> {
         let range = store.range(keys::READERS).await.unwrap();
         let read = |entry| records::reader(entry).unwrap();
         let numbers = |(reader, generation): (Reader, Generation)| (reader.boot_id, generation.number);
@@ -164,50 +164,59 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_stands_for_as_long_as_somebody_hears_of_it_whichever_hub_that_is() {
-        let (store, begun) = (Sim::new(), Instant::now());
-        let (mut one, mut other) = (Registrar::new(store.clone(), KEEP), Registrar::new(store.clone(), KEEP));
-        one.note(&reader(1), generation(3), begun).await.unwrap();
-        one.note(&reader(1), generation(2), begun).await.unwrap();
-        assert_eq!(noted(&store).await, [(1, 3)], "what comes late is overtaken");
-        other.note(&reader(1), generation(4), begun + KEEP / 2).await.unwrap();
+    async fn a_reader_record_is_kept_as_long_as_any_hub_receives_reports() {
+        let (store, begun) = (SimStore::new(), Instant::now());
+        let (mut one, mut other) =
+            (ReaderRecorder::new(store.clone(), KEEP), ReaderRecorder::new(store.clone(), KEEP));
+        one.record(&reader(1), generation(3), begun).await.unwrap();
+        one.record(&reader(1), generation(2), begun).await.unwrap();
+        assert_eq!(recorded(&store).await, [(1, 3)], "an older generation is ignored");
+        other.record(&reader(1), generation(4), begun + KEEP / 2).await.unwrap();
         let leases = |range: scheduler_store::Range| range.entries[0].lease;
         let lease = leases(store.range(keys::READERS).await.unwrap());
         for quarter in 3..8 {
-            other.note(&reader(1), generation(4), begun + KEEP * quarter / 4).await.unwrap();
+            other.record(&reader(1), generation(4), begun + KEEP * quarter / 4).await.unwrap();
             store.expire(begun + KEEP * quarter / 4).await.unwrap();
         }
-        assert_eq!(noted(&store).await, [(1, 4)]);
+        assert_eq!(recorded(&store).await, [(1, 4)]);
         assert_eq!(leases(store.range(keys::READERS).await.unwrap()), lease, "one reader, one lease");
         store.expire(begun + KEEP * 4).await.unwrap();
-        assert_eq!(noted(&store).await, []);
-        assert!(other.note(&reader(1), generation(5), begun + KEEP * 4).await.is_err(), "its lease is gone");
+        assert_eq!(recorded(&store).await, []);
+        assert!(
+            other.record(&reader(1), generation(5), begun + KEEP * 4).await.is_err(),
+            "its lease is gone"
+        );
     }
 
     #[tokio::test]
-    async fn a_reader_that_goes_is_struck_by_whichever_hub_hears_it_and_may_come_back() {
-        let (store, now) = (Sim::new(), Instant::now());
-        let (mut one, mut other) = (Registrar::new(store.clone(), KEEP), Registrar::new(store.clone(), KEEP));
-        one.note(&reader(1), generation(3), now).await.unwrap();
-        one.note(&reader(2), generation(3), now).await.unwrap();
-        other.strike(&reader(1)).await.unwrap();
-        assert_eq!(noted(&store).await, [(2, 3)]);
-        other.strike(&reader(1)).await.unwrap();
-        let stale = one.note(&reader(1), generation(4), now).await;
-        assert_eq!((stale.is_err(), noted(&store).await), (true, vec![(2, 3)]), "its lease has ended");
-        other.note(&reader(1), generation(4), now).await.unwrap();
-        assert_eq!(noted(&store).await, [(1, 4), (2, 3)]);
+    async fn a_deregistered_reader_is_removed_by_any_hub_and_may_return() {
+        let (store, now) = (SimStore::new(), Instant::now());
+        let (mut one, mut other) =
+            (ReaderRecorder::new(store.clone(), KEEP), ReaderRecorder::new(store.clone(), KEEP));
+        one.record(&reader(1), generation(3), now).await.unwrap();
+        one.record(&reader(2), generation(3), now).await.unwrap();
+        other.remove_reader(&reader(1)).await.unwrap();
+        assert_eq!(recorded(&store).await, [(2, 3)]);
+        other.remove_reader(&reader(1)).await.unwrap();
+        let stale = one.record(&reader(1), generation(4), now).await;
+        assert_eq!((stale.is_err(), recorded(&store).await), (true, vec![(2, 3)]), "its lease has ended");
+        other.record(&reader(1), generation(4), now).await.unwrap();
+        assert_eq!(recorded(&store).await, [(1, 4), (2, 3)]);
     }
 
     #[tokio::test]
-    async fn as_many_readers_as_there_may_be_are_noted_and_one_more_is_not() {
-        let (store, now) = (Sim::new(), Instant::now());
-        let mut registrar = Registrar::new(store.clone(), KEEP);
+    async fn reader_limit_is_enforced() {
+        let (store, now) = (SimStore::new(), Instant::now());
+        let mut recorder = ReaderRecorder::new(store.clone(), KEEP);
         for boot_id in 0..=READERS_MAX as u64 {
-            registrar.note(&reader(boot_id), generation(1), now).await.unwrap();
+            recorder.record(&reader(boot_id), generation(1), now).await.unwrap();
         }
-        assert_eq!(noted(&store).await.len(), READERS_MAX);
-        registrar.note(&reader(u64::MAX), generation(1), now + KEEP).await.unwrap();
-        assert_eq!(noted(&store).await.len(), READERS_MAX + 1, "whoever is gone makes room");
+        assert_eq!(recorded(&store).await.len(), READERS_MAX);
+        recorder.record(&reader(u64::MAX), generation(1), now + KEEP).await.unwrap();
+        assert_eq!(
+            recorded(&store).await.len(),
+            READERS_MAX + 1,
+            "a reader whose lease has expired frees a slot"
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! What the store holds, as bytes and as what it means.
+//! Encoding and decoding of the records in the store.
 //!
-//! The route table is the one record that grows with everything, and etcd takes no request of more than 1.5 MiB. 64 regions
-//! with a thousand deployments ready on each are more than that as JSON, which says the same thousand names 64 times over. So
-//! the table is compressed where it is long, rather than cut into pieces that a reader would have to find together; a
-//! test below prints both sizes. The deployments that there shall be are one record for the same reason, and are packed too.
+//! The route table grows with regions and deployments, and etcd accepts no request of more than 1.5 MiB. 64 regions
+//! with a thousand ready deployments each exceed that as JSON, which repeats the same thousand names 64 times. So a
+//! long table is compressed, rather than split into parts that a reader would have to assemble; a test below prints
+//! both sizes. The desired deployments are one record for the same reason, and are compressed too.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ use scheduler_store::{self as store, KeyValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A key whose value cannot be read.
+/// Unreadable value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordError {
     key: String,
@@ -41,40 +41,40 @@ pub struct RecordError {
 
 impl fmt::Display for RecordError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the store's `{}` cannot be read: {}", self.key, self.problem)
+        write!(f, "record `{}` in the store is unreadable: {}", self.key, self.problem)
     }
 }
 
-/// A value, as it is written.
+/// Serialises a value.
 pub(super) fn bytes(wire: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(wire).expect("numbers, texts and lists serialise to JSON")
 }
 
-/// From so many bytes on a record is compressed; below, a person can read it in the store.
-const PACKED_FROM: usize = 16 << 10;
-/// Bytes of a record that is read: six times the largest table that routing is measured with.
+/// Size from which a record is compressed; smaller ones stay readable in the store.
+const COMPRESSION_THRESHOLD: usize = 16 << 10;
+/// Maximum size of a decompressed record: six times the largest table in the routing benchmarks.
 const TABLE_BYTES_MAX: usize = 16 << 20;
 
-/// A record that may be long, as the store keeps it.
+/// Serialises a record, and compresses it if it is long.
 pub(super) fn packed(wire: &impl Serialize) -> Vec<u8> {
     let plain = bytes(wire);
-    if plain.len() < PACKED_FROM {
+    if plain.len() < COMPRESSION_THRESHOLD {
         return plain;
     }
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(&plain).and_then(|()| encoder.finish()).expect("a Vec takes every write")
 }
 
-/// What was packed, or was never packed: JSON begins with a brace, zlib does not.
+/// Decompresses a record if it is compressed: JSON begins with a brace, zlib does not.
 fn unpacked(entry: &KeyValue) -> Result<Cow<'_, [u8]>, RecordError> {
     if entry.value.first() == Some(&b'{') {
         return Ok(Cow::Borrowed(&entry.value));
     }
     let mut plain = Vec::new();
     let read = ZlibDecoder::new(&*entry.value).take(TABLE_BYTES_MAX as u64 + 1).read_to_end(&mut plain);
-    read.map_err(|error| wrong(entry, error))?;
+    read.map_err(|error| unreadable(entry, error))?;
     if plain.len() > TABLE_BYTES_MAX {
-        return Err(wrong(entry, format!("it has more than {TABLE_BYTES_MAX} bytes")));
+        return Err(unreadable(entry, format!("more than {TABLE_BYTES_MAX} bytes")));
     }
     Ok(Cow::Owned(plain))
 }
@@ -82,76 +82,79 @@ fn unpacked(entry: &KeyValue) -> Result<Cow<'_, [u8]>, RecordError> {
 fn read<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
     entry: &KeyValue,
 ) -> Result<T, RecordError> {
-    meaning::<Wire, T>(entry, &unpacked(entry)?)
+    parse::<Wire, T>(entry, &unpacked(entry)?)
 }
 
-fn meaning<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
+fn parse<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
     entry: &KeyValue,
     bytes: &[u8],
 ) -> Result<T, RecordError> {
-    let wire: Wire = serde_json::from_slice(bytes).map_err(|error| wrong(entry, error))?;
-    T::try_from(wire).map_err(|error| wrong(entry, error))
+    let wire: Wire = serde_json::from_slice(bytes).map_err(|error| unreadable(entry, error))?;
+    T::try_from(wire).map_err(|error| unreadable(entry, error))
 }
 
-fn wrong(entry: &KeyValue, problem: impl ToString) -> RecordError {
+fn unreadable(entry: &KeyValue, problem: impl ToString) -> RecordError {
     RecordError { key: entry.key.clone(), problem: problem.to_string() }
 }
 
-/// The spoke of an entry under `spokes/`.
-pub(super) fn standing(entry: &KeyValue) -> Result<RegisteredSpoke, RecordError> {
+/// Parses the spoke of an entry under `spokes/`.
+pub(super) fn spoke(entry: &KeyValue) -> Result<RegisteredSpoke, RecordError> {
     let registration = read::<RegisterV1, Registration>(entry)?;
     if entry.key != keys::spoke(&registration.region, registration.boot_id) {
-        return Err(wrong(entry, format!("it is of {} {:x}", registration.region, registration.boot_id)));
+        return Err(unreadable(
+            entry,
+            format!("the value belongs to {} {:x}", registration.region, registration.boot_id),
+        ));
     }
     Ok(RegisteredSpoke { registration, created: entry.create_revision })
 }
 
-/// The deployments of the entry `desired/deployments`.
+/// Parses the deployments of the entry `desired/deployments`.
 pub(super) fn wanted(entry: &KeyValue) -> Result<DesiredDeployments, RecordError> {
-    meaning::<DeploymentsV1, DesiredDeployments>(entry, &unpacked(entry)?)
+    parse::<DeploymentsV1, DesiredDeployments>(entry, &unpacked(entry)?)
 }
 
-/// The tenants of the entry `desired/tenants`.
+/// Parses the tenants of the entry `desired/tenants`.
 pub(super) fn tenants(entry: &KeyValue) -> Result<BTreeMap<TenantId, TenantRules>, RecordError> {
     read::<TenantsV1, BTreeMap<TenantId, TenantRules>>(entry)
 }
 
-/// The reader of an entry under `readers/`, and the table that it runs.
+/// Parses the reader of an entry under `readers/`, and the generation of its table.
 pub(super) fn reader(entry: &KeyValue) -> Result<(Reader, Generation), RecordError> {
-    let wire: ReaderV1 = serde_json::from_slice(&entry.value).map_err(|error| wrong(entry, error))?;
+    let wire: ReaderV1 = serde_json::from_slice(&entry.value).map_err(|error| unreadable(entry, error))?;
     let ReaderV1 { version: _, reader, generation } = wire;
-    let reader: Reader = reader.parse().map_err(|error| wrong(entry, error))?;
+    let reader: Reader = reader.parse().map_err(|error| unreadable(entry, error))?;
     if entry.key != keys::reader(&reader) {
-        return Err(wrong(entry, format!("it is of {reader}")));
+        return Err(unreadable(entry, format!("the value belongs to {reader}")));
     }
-    Ok((reader, generation.parse().map_err(|error| wrong(entry, error))?))
+    Ok((reader, generation.parse().map_err(|error| unreadable(entry, error))?))
 }
 
-/// The table of the entry `routes`.
+/// Parses the table of the entry `routes`.
 pub(super) fn table(entry: &KeyValue) -> Result<RouteTable, RecordError> {
     read::<RouteTableV1, RouteTable>(entry)
 }
 
-/// The gateway's demand of an entry under `demand/`.
+/// Parses a gateway's demand of an entry under `demand/`.
 pub(super) fn demand(entry: &KeyValue) -> Result<GatewayDemand, RecordError> {
     let demand = read::<DemandV1, GatewayDemand>(entry)?;
     let GatewayBoot { region, boot_id } = &demand.gateway;
     if entry.key != keys::demand(region, *boot_id) {
-        return Err(wrong(entry, format!("it is of {region} {boot_id:x}")));
+        return Err(unreadable(entry, format!("the value belongs to {region} {boot_id:x}")));
     }
     Ok(demand)
 }
 
-/// The region of an entry under `drains/`.
+/// Parses the region of an entry under `drains/`.
 pub(super) fn drain(entry: &KeyValue) -> Result<RegionId, RecordError> {
     let region = read::<DrainV1, RegionId>(entry)?;
     if entry.key != keys::drain(&region) {
-        return Err(wrong(entry, format!("it is of {region}")));
+        return Err(unreadable(entry, format!("the value belongs to {region}")));
     }
     Ok(region)
 }
 
-/// The part of the plan of an entry under `plan/`.
+/// Parses the part of the plan of an entry under `plan/`.
 pub(super) fn part(entry: &KeyValue) -> Result<PlanPart, RecordError> {
     let part = if entry.key.starts_with(keys::WEIGHTS) {
         read::<WeightsV1, GatewayWeights>(entry).map(PlanPart::Weights)
@@ -159,12 +162,12 @@ pub(super) fn part(entry: &KeyValue) -> Result<PlanPart, RecordError> {
         read::<RegionFloorsV1, RegionFloors>(entry).map(PlanPart::Floors)
     }?;
     if entry.key != key_of(&part) {
-        return Err(wrong(entry, format!("it is of {}", key_of(&part))));
+        return Err(unreadable(entry, format!("the value belongs to {}", key_of(&part))));
     }
     Ok(part)
 }
 
-/// Where a part of the plan is kept.
+/// Returns the key of a part of the plan.
 pub(super) fn key_of(part: &PlanPart) -> String {
     match part {
         PlanPart::Weights(weights) => keys::weights(&weights.gateway),
@@ -172,7 +175,7 @@ pub(super) fn key_of(part: &PlanPart) -> String {
     }
 }
 
-/// A part of the plan, as the store keeps it.
+/// Serialises a part of the plan, and compresses it if it is long.
 pub(super) fn packed_part(part: &PlanPart) -> Vec<u8> {
     match part {
         PlanPart::Weights(weights) => packed(&WeightsV1::from(weights)),
@@ -180,18 +183,18 @@ pub(super) fn packed_part(part: &PlanPart) -> Vec<u8> {
     }
 }
 
-/// The number of the entry `meta/epoch`.
+/// Parses the epoch of the entry `meta/epoch`.
 pub(super) fn epoch(entry: &KeyValue) -> Result<u64, RecordError> {
-    let text = std::str::from_utf8(&entry.value).map_err(|error| wrong(entry, error))?;
-    text.parse().map_err(|error| wrong(entry, error))
+    let text = std::str::from_utf8(&entry.value).map_err(|error| unreadable(entry, error))?;
+    text.parse().map_err(|error| unreadable(entry, error))
 }
 
-/// What a change of the store means for the hub: nothing, if it is a change of something else.
+/// Converts a change of the store to an event of the hub; `None` for keys that do not concern it.
 pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>> {
     let key = change.key();
     match change {
         store::Event::Put(entry) if key.starts_with(keys::SPOKES) => {
-            Some(standing(entry).map(Event::SpokeRegistered))
+            Some(spoke(entry).map(Event::SpokeRegistered))
         }
         store::Event::Put(entry) if key.starts_with(keys::READERS) => {
             Some(reader(entry).map(|(reader, generation)| Event::Acknowledged(reader, generation)))
@@ -207,13 +210,13 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
             Some(drain(entry).map(Event::DrainStarted))
         }
         store::Event::Put(_) => None,
-        // A record of deployments or tenants that is gone says nothing; only one that says so takes them away.
-        store::Event::Delete { .. } => gone(key).map(Ok),
+        // A deleted record of deployments or tenants changes nothing; only an empty record removes them.
+        store::Event::Delete { .. } => deleted(key).map(Ok),
     }
 }
 
-/// What it means that a key is gone.
-fn gone(key: &str) -> Option<Event> {
+/// Converts the deletion of a key to an event.
+fn deleted(key: &str) -> Option<Event> {
     let spoke = || keys::spoke_of(key).map(|(region, boot_id)| Event::SpokeRemoved { region, boot_id });
     let gateway = || keys::demand_of(key).map(|(region, boot_id)| GatewayBoot { region, boot_id });
     spoke()
@@ -238,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_spoke_is_read_from_its_own_key_only() {
-        let standing = |key| super::standing(&entry(key, SPOKE));
+        let standing = |key| super::spoke(&entry(key, SPOKE));
         assert_eq!(standing("spokes/aws/us-east-1/00000000000000ff").map(|standing| standing.created), Ok(3));
         let error = standing("spokes/aws/us-east-2/00000000000000ff").unwrap_err().to_string();
         assert!(
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_by_its_key() {
+    fn unreadable_records_are_reported_by_key() {
         let check = |change: store::Event, word: &str| {
             let error = event(&change).expect("it concerns the hub").unwrap_err().to_string();
             assert!(error.contains(change.key()) && error.contains(word), "{error}");
@@ -262,7 +265,7 @@ mod tests {
         assert_eq!(event(&store::Event::Put(entry("meta/epoch", "1"))), None);
     }
 
-    /// The table of as many regions and deployments as routing is measured with.
+    /// Table with the number of regions and deployments of the routing benchmarks.
     fn large_table() -> RouteTable {
         use regions::{
             Deployment, EngineKind, EngineSpec, Precision, RegionRoute, ResidencyPolicy, Scaling, Task,
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_deployments_as_there_may_be_fit_into_a_transaction() {
+    fn the_maximum_of_deployments_fits_into_a_transaction() {
         let one = large_table().deployments.into_values().next().unwrap();
         let name =
             |n: u64| format!("tenant-{:x}.embed-{n:05}", n.wrapping_mul(2_654_435_761)).parse().unwrap();
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_tenants_as_there_may_be_fit_beside_the_routes_of_a_large_fleet() {
+    fn the_maximum_of_tenants_fits_with_the_routes_of_a_large_fleet() {
         use regions::tenant::{KeyDigest, MAX_TENANTS, TenantLimits};
         let digest =
             |n: usize, key: u8| KeyDigest(Sha256::digest([n.to_string().as_bytes(), &[key]].concat()).into());
@@ -353,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_packed_wrongly_or_without_end_is_refused() {
+    fn incorrectly_compressed_or_too_large_tables_are_rejected() {
         let refused =
             |value: Vec<u8>| table(&KeyValue { value: value.into(), ..entry("routes", "") }).unwrap_err();
         let mut torn = packed(&RouteTableV1::from(&large_table()));
@@ -364,10 +367,7 @@ mod tests {
             encoder.write_all(&vec![b' '; len]).unwrap();
             encoder.finish().unwrap()
         };
-        assert!(
-            refused(pack(TABLE_BYTES_MAX)).to_string().contains("EOF"),
-            "it is read, and there is nothing in it"
-        );
+        assert!(refused(pack(TABLE_BYTES_MAX)).to_string().contains("EOF"), "decompressed, but empty");
         assert!(refused(pack(TABLE_BYTES_MAX + 1)).to_string().contains("16777216"));
     }
 }

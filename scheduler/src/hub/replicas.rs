@@ -1,4 +1,4 @@
-//! The replicas of each deployment for `GET /v1/rollout`: how many are ready of how many, in which region, with which model.
+//! Replicas of each deployment for `GET /v1/rollout`: target and ready count by region and model.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use scheduler_core::revisions::ReplicaRevisions;
 use scheduler_core::wire::apply::{DeploymentReplicasV1, RegionReplicasV1};
 use scheduler_core::wire::revision::{engine_v1, next_v1, revision_replicas_v1};
 
-/// The replicas of each deployment of a table, by what the regions said last.
-pub(super) fn of(table: &RouteTable, spokes: Vec<RegisteredSpoke>) -> Vec<DeploymentReplicasV1> {
+/// Returns the replicas of each deployment of a table, from the latest reports of the regions.
+pub(super) fn list(table: &RouteTable, spokes: Vec<RegisteredSpoke>) -> Vec<DeploymentReplicasV1> {
     let mut newest: BTreeMap<RegionId, RegisteredSpoke> = BTreeMap::new();
     for standing in spokes {
         let region = standing.registration.region.clone();
@@ -41,12 +41,12 @@ fn in_region(
 ) -> Option<RegionReplicasV1> {
     let registration = &standing.registration;
     let reported = registration.models.get(name);
-    // A region that could start replicas of it, and has none, is shown as well.
+    // A region that can start replicas of the deployment and has none is listed too.
     if reported.is_none() && !registration.deployments.contains(name) {
         return None;
     }
-    let nothing = ReplicaRevisions::default();
-    let ReplicaRevisions { target, models } = reported.unwrap_or(&nothing);
+    let none = ReplicaRevisions::default();
+    let ReplicaRevisions { target, models } = reported.unwrap_or(&none);
     Some(RegionReplicasV1 {
         region: region.to_string(),
         target: *target,

@@ -1,4 +1,4 @@
-//! What happens to a region's replicas, one struct an event; each owns its line in the log.
+//! Log events of a region's replicas: one struct per event, which owns its log line.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -8,58 +8,58 @@ use std::time::Duration;
 use regions::DeploymentName;
 use scheduler_core::scale::ScalingDecision;
 
-/// Another number of replicas is wanted than before.
-pub(crate) struct WantedChanged<'a> {
+/// The desired number of replicas of a deployment changed.
+pub(crate) struct DesiredChanged<'a> {
     pub(crate) deployment: &'a DeploymentName,
     pub(crate) before: u32,
-    pub(crate) wanted: ScalingDecision,
+    pub(crate) desired: ScalingDecision,
     pub(crate) ready: u32,
-    pub(crate) ordered: usize,
+    pub(crate) provisioning: usize,
 }
 
-impl WantedChanged<'_> {
+impl DesiredChanged<'_> {
     pub(crate) fn emit(self) {
-        let WantedChanged {
+        let DesiredChanged {
             deployment,
             before,
-            wanted: ScalingDecision { replicas, reason },
+            desired: ScalingDecision { replicas, reason },
             ready,
-            ordered,
+            provisioning,
         } = self;
-        let why = reason.name();
-        tracing::info!(%deployment, before, wanted = replicas, why, ready, ordered, "another number of replicas is wanted");
+        let reason = reason.name();
+        tracing::info!(%deployment, before, desired = replicas, reason, ready, provisioning, "desired replica count changed");
     }
 }
 
-/// A replica is let go, and finishes what it has.
-pub(crate) struct ReplicaLeaves<'a> {
+/// A replica was selected for termination and finishes its requests.
+pub(crate) struct ReplicaDraining<'a> {
     pub(crate) id: &'a str,
     pub(crate) deployment: &'a DeploymentName,
     pub(crate) in_flight: u32,
 }
 
-impl ReplicaLeaves<'_> {
+impl ReplicaDraining<'_> {
     pub(crate) fn emit(self) {
-        let ReplicaLeaves { id, deployment, in_flight } = self;
-        tracing::info!(replica = id, %deployment, in_flight, "a replica is let go");
+        let ReplicaDraining { id, deployment, in_flight } = self;
+        tracing::info!(replica = id, %deployment, in_flight, "replica draining");
     }
 }
 
-/// A replica that was let go did not finish in time what it had.
-pub(crate) struct DrainCutShort<'a> {
+/// A draining replica did not finish its requests in time.
+pub(crate) struct DrainTimedOut<'a> {
     pub(crate) id: &'a str,
     pub(crate) in_flight: u32,
     pub(crate) after: Duration,
 }
 
-impl DrainCutShort<'_> {
+impl DrainTimedOut<'_> {
     pub(crate) fn emit(self) {
-        let DrainCutShort { id, in_flight, after } = self;
+        let DrainTimedOut { id, in_flight, after } = self;
         tracing::warn!(
             replica = id,
             in_flight,
             ?after,
-            "a replica that was let go is stopped with requests under way"
+            "drain timeout, replica terminated with requests in flight"
         );
     }
 }
@@ -75,37 +75,37 @@ pub(crate) struct ReplicaStarted<'a> {
 impl ReplicaStarted<'_> {
     pub(crate) fn emit(self) {
         let ReplicaStarted { id, deployment, endpoint, log } = self;
-        tracing::info!(replica = id, %deployment, %endpoint, log = %log.display(), "a replica starts");
+        tracing::info!(replica = id, %deployment, %endpoint, log = %log.display(), "replica started");
     }
 }
 
-/// A replica of the spoke before this one runs.
-pub(crate) struct ReplicaFound<'a> {
+/// A replica that an earlier spoke process started is running.
+pub(crate) struct ReplicaAdopted<'a> {
     pub(crate) id: &'a str,
     pub(crate) deployment: &'a DeploymentName,
 }
 
-impl ReplicaFound<'_> {
+impl ReplicaAdopted<'_> {
     pub(crate) fn emit(self) {
-        let ReplicaFound { id, deployment } = self;
-        tracing::info!(replica = id, %deployment, "a replica of the spoke before this one runs, and goes on");
+        let ReplicaAdopted { id, deployment } = self;
+        tracing::info!(replica = id, %deployment, "running replica of an earlier spoke process adopted");
     }
 }
 
 /// A replica could not be started.
-pub(crate) struct ReplicaNotStarted<'a> {
+pub(crate) struct ReplicaStartFailed<'a> {
     pub(crate) deployment: &'a DeploymentName,
     pub(crate) error: &'a dyn Display,
 }
 
-impl ReplicaNotStarted<'_> {
+impl ReplicaStartFailed<'_> {
     pub(crate) fn emit(self) {
-        let ReplicaNotStarted { deployment, error } = self;
-        tracing::error!(%deployment, %error, "a replica could not be started");
+        let ReplicaStartFailed { deployment, error } = self;
+        tracing::error!(%deployment, %error, "cannot start replica");
     }
 }
 
-/// A replica takes work.
+/// A replica became ready.
 pub(crate) struct ReplicaReady<'a> {
     pub(crate) id: &'a str,
     pub(crate) deployment: &'a DeploymentName,
@@ -116,52 +116,52 @@ impl ReplicaReady<'_> {
     pub(crate) fn emit(self) {
         let ReplicaReady { id, deployment, took } = self;
         let took_ms = took.map(|took| took.as_millis() as u64);
-        tracing::info!(replica = id, %deployment, took_ms, "a replica takes work");
+        tracing::info!(replica = id, %deployment, took_ms, "replica ready");
     }
 }
 
-/// A replica has ended.
-pub(crate) struct ReplicaEnded<'a> {
+/// The process of a replica ended.
+pub(crate) struct ReplicaExited<'a> {
     pub(crate) id: &'a str,
     pub(crate) deployment: &'a DeploymentName,
-    pub(crate) told: bool,
-    pub(crate) how: &'a str,
+    pub(crate) requested: bool,
+    pub(crate) status: &'a str,
     pub(crate) log: &'a Path,
 }
 
-impl ReplicaEnded<'_> {
+impl ReplicaExited<'_> {
     pub(crate) fn emit(self) {
-        let ReplicaEnded { id, deployment, told, how, log } = self;
-        if told {
-            tracing::info!(replica = id, %deployment, how, "a replica has ended");
+        let ReplicaExited { id, deployment, requested, status, log } = self;
+        if requested {
+            tracing::info!(replica = id, %deployment, status, "replica stopped");
         } else {
-            tracing::error!(replica = id, %deployment, how, log = %log.display(), "a replica has died");
+            tracing::error!(replica = id, %deployment, status, log = %log.display(), "replica crashed");
         }
     }
 }
 
-/// A replica was not ready after a time in which any is.
-pub(crate) struct ReplicaNeverReady<'a> {
+/// A replica did not become ready within the start timeout.
+pub(crate) struct ReplicaStartTimedOut<'a> {
     pub(crate) id: &'a str,
     pub(crate) after: Duration,
 }
 
-impl ReplicaNeverReady<'_> {
+impl ReplicaStartTimedOut<'_> {
     pub(crate) fn emit(self) {
-        let ReplicaNeverReady { id, after } = self;
-        tracing::error!(replica = id, ?after, "a replica did not become ready and is killed");
+        let ReplicaStartTimedOut { id, after } = self;
+        tracing::error!(replica = id, ?after, "replica not ready within the start timeout, killed");
     }
 }
 
-/// A replica did not end when it was told to.
-pub(crate) struct ReplicaKilled<'a> {
+/// A replica did not end within the stop timeout.
+pub(crate) struct ReplicaStopTimedOut<'a> {
     pub(crate) id: &'a str,
     pub(crate) after: Duration,
 }
 
-impl ReplicaKilled<'_> {
+impl ReplicaStopTimedOut<'_> {
     pub(crate) fn emit(self) {
-        let ReplicaKilled { id, after } = self;
-        tracing::warn!(replica = id, ?after, "a replica did not end when it was told to and is killed");
+        let ReplicaStopTimedOut { id, after } = self;
+        tracing::warn!(replica = id, ?after, "replica did not stop within the stop timeout, killed");
     }
 }

@@ -1,19 +1,19 @@
-//! Scales the deployments that should run in a region, for as long as its spoke lives.
+//! Autoscaling of the deployments in a region.
 //!
 //! ```text
-//!  hub's route table (on disk as well) ──▶ what should run here, with its knobs ─┐
-//!  the Spoke that the ingress feeds ─────▶ what arrives, waits, is ready ────────┼─▶ Scaler ─▶ step ─▶ Actuator
-//!  the Actuator ─────────────────────────▶ who was started, is ready, has died ──┘
+//!  hub's route table (snapshot on disk) ──▶ desired deployments and scaling settings ─┐
+//!  Spoke, updated by the ingress ─────────▶ arrivals, queue, ready replicas ──────────┼─▶ Scaler ─▶ step ─▶ Actuator
+//!  Actuator ──────────────────────────────▶ started, ready and crashed replicas ──────┘
 //! ```
 //!
-//! It looks every [`TICK`], and at once when somebody asks for what has no replica, when a replica has become ready or has
-//! died, and when there is a newer table. What is decided is in `scheduler_core::scale`; [`region`] puts together what is
-//! seen and carries out what is decided. Up it goes whether or not anybody outside is to be reached; down only while the hub
-//! is ([`ScaleDownBlocker::HubUnreachable`](scheduler_core::scale::ScaleDownBlocker)).
+//! The loop runs every [`TICK`], and at once when a request arrives for a deployment without a ready replica, when a
+//! replica becomes ready or dies, and when there is a newer table. The decisions are in `scheduler_core::scale`;
+//! [`region`] gathers their inputs and applies them. It scales up whether or not the hub is reachable, and down only
+//! while it is ([`ScaleDownBlocker::HubUnreachable`](scheduler_core::scale::ScaleDownBlocker)).
 
-mod deployed;
 pub(crate) mod events;
 mod region;
+mod scaler;
 
 use std::future::Future;
 use std::io;
@@ -29,73 +29,73 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::actuator::kubernetes::Kubernetes;
-use crate::actuator::process::Process;
-use crate::actuator::{Actuator, Running, Targets};
-use crate::agent::table::{Followed, Source};
+use crate::actuator::kubernetes::KubernetesActuator;
+use crate::actuator::process::ProcessActuator;
+use crate::actuator::{Actuator, ActuatorStatus, DeploymentTargets};
+use crate::agent::table::{FollowedTable, TableFollower};
 use crate::config::{ActuatorConfig, ScalingConfig, SpokeConfig};
-use region::Region;
+use region::RegionScaler;
 
-/// The file of the route table.
+/// File name of the route table's snapshot.
 const SNAPSHOT: &str = "routes";
-/// How long the replicas of the region's file may take to say something before any is ordered in their place.
-const FIRST_WORDS: Duration = Duration::from_secs(2);
-/// How often it is looked whether somebody who was let go has finished, while there is somebody; what is left of starts is
-/// reckoned as often.
+/// Time limit for the first status of the replicas in the file, before others are ordered in their place.
+const FIRST_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of checks whether draining replicas have finished, while there are any; the remaining start times are
+/// updated at the same interval.
 const SETTLE_PERIOD: Duration = Duration::from_millis(50);
-/// Between two looks that somebody asked for: hundreds who ask at once want the same one replica.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
+/// Minimum delay between two iterations: hundreds of simultaneous requests need the same one replica.
+const ITERATION_DELAY: Duration = Duration::from_millis(10);
 
-/// How the scaler and the region's ingress reach each other at once.
+/// Notifications between the scaler and the region's ingress.
 #[derive(Clone, Debug, Default)]
-pub struct Signals {
-    /// Told by the ingress: somebody asks for a deployment that has no replica ready.
+pub struct ScalingSignals {
+    /// Notified by the ingress: a request arrived for a deployment without a ready replica.
     pub wake: Arc<Notify>,
-    /// Told by the scaler: replicas have come or gone.
+    /// Notified by the scaler: replicas were added or removed.
     pub changed: Arc<Notify>,
 }
 
-/// Why a region cannot be scaled.
+/// Error that prevents autoscaling.
 #[derive(Debug, thiserror::Error)]
 pub enum ScalingError {
-    /// The folder cannot be made.
+    /// The folder cannot be created.
     #[error("scaling.dir = \"{dir}\" cannot be used: {error}", dir = dir.display())]
     Folder {
-        /// Which.
+        /// The configured folder.
         dir: std::path::PathBuf,
-        /// Why.
+        /// The system's error.
         error: io::Error,
     },
-    /// Nobody can start replicas.
+    /// The actuator cannot be created.
     #[error("replicas cannot be started: {0}")]
     Actuator(io::Error),
-    /// The client that asks the hub cannot be made.
-    #[error("the HTTP client for the hub cannot be made: {0}")]
+    /// The HTTP client cannot be created.
+    #[error("cannot create the HTTP client for the hub: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// What scales a region.
-pub struct Scaling {
+/// Autoscaler of a region.
+pub struct Autoscaler {
     config: SpokeConfig,
-    /// Where the route table is kept.
+    /// File of the route table's snapshot.
     snapshot: PathBuf,
     client: reqwest::Client,
-    actuator: Acts,
+    actuator: AnyActuator,
 }
 
-/// Whoever starts and stops replicas here.
-enum Acts {
-    Process(Process),
-    Kubernetes(Kubernetes),
+/// Actuator of the configured kind.
+enum AnyActuator {
+    Process(ProcessActuator),
+    Kubernetes(KubernetesActuator),
 }
 
-impl Scaling {
-    /// What scales the region of this file; nothing where nobody said who starts replicas.
+impl Autoscaler {
+    /// Creates the autoscaler of the region; `None` if the file has no `[scaling]`.
     ///
     /// # Errors
     ///
-    /// When it could not run.
-    pub fn prepare(config: &SpokeConfig) -> Result<Option<Scaling>, ScalingError> {
+    /// When it cannot run.
+    pub fn prepare(config: &SpokeConfig) -> Result<Option<Autoscaler>, ScalingError> {
         let Some(ScalingConfig { dir, actuator }) = config.scaling.clone() else {
             return Ok(None);
         };
@@ -105,18 +105,25 @@ impl Scaling {
         let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
             ActuatorConfig::Process(process) => {
-                Process::new(process, dir, config.region.clone()).map(Acts::Process)
+                ProcessActuator::new(process, dir, config.region.clone()).map(AnyActuator::Process)
             }
-            ActuatorConfig::Kubernetes(cluster) => Kubernetes::new(cluster).map(Acts::Kubernetes),
+            ActuatorConfig::Kubernetes(cluster) => {
+                KubernetesActuator::new(cluster).map(AnyActuator::Kubernetes)
+            }
         };
         let actuator = actuator.map_err(ScalingError::Actuator)?;
-        Ok(Some(Scaling { config: config.clone(), snapshot, client, actuator }))
+        Ok(Some(Autoscaler { config: config.clone(), snapshot, client, actuator }))
     }
 
     /// Scales until `shutdown`, and then stops the replicas that it has started.
-    pub async fn run(self, spoke: Arc<Mutex<Spoke>>, signals: Signals, shutdown: impl Future<Output = ()>) {
-        let Scaling { config, snapshot, client, actuator } = self;
-        let source = Source {
+    pub async fn run(
+        self,
+        spoke: Arc<Mutex<Spoke>>,
+        signals: ScalingSignals,
+        shutdown: impl Future<Output = ()>,
+    ) {
+        let Autoscaler { config, snapshot, client, actuator } = self;
+        let source = TableFollower {
             hub: config.hub.clone(),
             fleet: config.fleet.clone(),
             snapshot: Some(snapshot),
@@ -125,59 +132,63 @@ impl Scaling {
         };
         let followed = watch::Sender::new(source.restore());
         let tables = followed.subscribe();
-        let (targets, wanted) = watch::channel(Targets::default());
-        let (found, running) = watch::channel(Running::default());
-        let mut following = JoinSet::new();
+        let (targets, desired) = watch::channel(DeploymentTargets::default());
+        let (status, running) = watch::channel(ActuatorStatus::default());
+        let mut follower_task = JoinSet::new();
         let (follower, followers_client) = (Arc::new(source.clone()), client.clone());
-        following.spawn(supervise("route table", move || {
+        follower_task.spawn(supervise("route table", move || {
             let (follower, client, followed) = (follower.clone(), followers_client.clone(), followed.clone());
             async move { follower.follow(&client, &followed).await }
         }));
-        let acting = match actuator {
-            Acts::Process(process) => tokio::spawn(essential("actuator", process.run(wanted, found))),
-            Acts::Kubernetes(cluster) => tokio::spawn(essential("actuator", cluster.run(wanted, found))),
+        let actuator_task = match actuator {
+            AnyActuator::Process(process) => {
+                tokio::spawn(essential("actuator", process.run(desired, status)))
+            }
+            AnyActuator::Kubernetes(cluster) => {
+                tokio::spawn(essential("actuator", cluster.run(desired, status)))
+            }
         };
-        let others = spoke.lock().endpoints();
-        let others = others.into_keys().collect();
-        let region = Region::new(&config, spoke, signals.changed.clone(), others, targets);
+        let static_replicas = spoke.lock().endpoints();
+        let static_replicas = static_replicas.into_keys().collect();
+        let region = RegionScaler::new(&config, spoke, signals.changed.clone(), static_replicas, targets);
         tokio::select! {
-            () = watch_over(region, signals, tables, running) => {}
+            () = run_loop(region, signals, tables, running) => {}
             () = shutdown => {}
         }
-        // The region, and with it the word of what should be, is gone: whoever acts stops what it has started, and ends.
-        acting.await.ok();
-        following.shutdown().await;
-        source.farewell(&client).await;
+        // The sender of the targets is dropped: the actuator stops its replicas and ends.
+        actuator_task.await.ok();
+        follower_task.shutdown().await;
+        source.deregister(&client).await;
     }
 }
 
-/// Looks and acts for ever; ends only when whoever acts has.
-async fn watch_over(
-    mut region: Region,
-    signals: Signals,
-    mut tables: watch::Receiver<Followed>,
-    mut running: watch::Receiver<Running>,
+/// Runs the scaling loop; returns only when the actuator has ended.
+async fn run_loop(
+    mut region: RegionScaler,
+    signals: ScalingSignals,
+    mut tables: watch::Receiver<FollowedTable>,
+    mut running: watch::Receiver<ActuatorStatus>,
 ) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut settle = interval(SETTLE_PERIOD);
     settle.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    if running.wait_for(|running| running.surveyed).await.is_err() {
+    if running.wait_for(|running| running.is_initialized).await.is_err() {
         return;
     }
-    first_words(&region).await;
+    first_status(&region).await;
     loop {
         let now = Instant::now();
         region.follow(&tables.borrow_and_update().clone());
-        region.meet(&running.borrow_and_update().clone(), now);
-        region.look(now);
+        region.observe(&running.borrow_and_update().clone(), now);
+        region.scale(now);
         loop {
             tokio::select! {
                 _ = tick.tick() => break,
                 () = signals.wake.notified() => break,
                 changed = tables.changed() => match changed {
                     Ok(()) => break,
-                    // Whoever follows is a task that is only ever aborted, with this one.
+                    // The follower is a task that is only aborted, together with this one.
                     Err(_) => return,
                 },
                 changed = running.changed() => match changed {
@@ -187,17 +198,17 @@ async fn watch_over(
                 _ = settle.tick(), if region.is_unsettled() => region.settle(Instant::now()),
             }
         }
-        sleep(LOOK_PAUSE).await;
+        sleep(ITERATION_DELAY).await;
     }
 }
 
-/// Until those whom somebody else started have said something, nobody knows whether they are there.
-async fn first_words(region: &Region) {
+/// Waits for the first status of the replicas in the file, whose state is unknown until then.
+async fn first_status(region: &RegionScaler) {
     let all = async {
-        while region.others_are_unheard(Instant::now()) {
+        while region.awaits_first_status(Instant::now()) {
             sleep(SETTLE_PERIOD).await;
         }
     };
-    // Who has said nothing by then is not there.
-    tokio::time::timeout(FIRST_WORDS, all).await.ok();
+    // Replicas without a status by then count as not running.
+    tokio::time::timeout(FIRST_STATUS_TIMEOUT, all).await.ok();
 }

@@ -1,4 +1,4 @@
-//! One region's deployments and replicas, as the scaler sees them, and what is done about them.
+//! Deployments and replicas of one region: inputs of the scaling decisions, and their application.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,179 +11,185 @@ use scheduler_core::spoke::hold::HeldTotals;
 use scheduler_core::spoke::{DeploymentDemand, MemberState, ReplicaMember, ScalingStatus, Spoke};
 use tokio::sync::{Notify, watch};
 
-use super::deployed::{Deployed, Id};
-use super::events::{DrainCutShort, ReplicaLeaves, ReplicaReady, WantedChanged};
-use crate::actuator::{Found, ReadyAt, ReplicaId, Running, Target, Targets};
-use crate::agent::table::Followed;
+use super::events::{DesiredChanged, DrainTimedOut, ReplicaDraining, ReplicaReady};
+use super::scaler::{DeploymentScaler, ReplicaSlot};
+use crate::actuator::{
+    ActuatorStatus, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId, RunningReplica,
+};
+use crate::agent::table::FollowedTable;
 use crate::config::SpokeConfig;
 
-/// How long a replica that was let go may take to finish what it has: as long as a request may take that does not say.
-const DRAIN_MAX: Duration = Duration::from_secs(30);
-/// All that runs, or should, in one region.
-pub(super) struct Region {
-    here: RegionId,
+/// Drain timeout of a replica: the default timeout of a request.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Scaler of one region.
+pub(super) struct RegionScaler {
+    region: RegionId,
     catalogue: Arc<Catalogue>,
     spoke: Arc<Mutex<Spoke>>,
-    /// Told when replicas have come or gone.
+    /// Notified when replicas were added or removed.
     changed: Arc<Notify>,
-    /// The numbers of those that the region's file names.
-    others: Vec<usize>,
-    hub: Followed,
-    deployed: BTreeMap<DeploymentName, Deployed>,
-    own: BTreeMap<ReplicaId, Replica>,
-    targets: watch::Sender<Targets>,
+    /// Indexes of the replicas in the region's file.
+    static_replicas: Vec<usize>,
+    hub: FollowedTable,
+    scalers: BTreeMap<DeploymentName, DeploymentScaler>,
+    own: BTreeMap<ReplicaId, LocalReplica>,
+    targets: watch::Sender<DeploymentTargets>,
 }
 
-/// One replica that was started here.
-struct Replica {
-    found: Found,
-    /// By which the spoke knows it, from when it takes work.
-    number: Option<usize>,
-    /// Since when it is let go.
-    leaving: Option<Instant>,
-    /// Since when it is lost.
-    lost: Option<Instant>,
-    /// It has finished and may be stopped.
-    stop: bool,
-    /// It was heard of, at the last look.
-    heard: bool,
-    /// It has had the model that its deployment is served with, and took requests.
-    served: bool,
+/// Replica that the actuator has started.
+struct LocalReplica {
+    running: RunningReplica,
+    /// Index of the replica in the spoke, once it is ready.
+    index: Option<usize>,
+    /// Start of its drain.
+    draining_since: Option<Instant>,
+    /// Time since which it is lost.
+    lost_since: Option<Instant>,
+    /// Its drain has ended and it may be terminated.
+    may_stop: bool,
+    /// It had reported its status at the last iteration.
+    has_reported: bool,
+    /// It has served requests with its deployment's served model.
+    has_served: bool,
 }
 
-impl Region {
+impl RegionScaler {
     pub(super) fn new(
         config: &SpokeConfig,
         spoke: Arc<Mutex<Spoke>>,
         changed: Arc<Notify>,
-        others: Vec<usize>,
-        targets: watch::Sender<Targets>,
-    ) -> Region {
-        let (here, catalogue) = (config.region.clone(), config.catalogue.clone());
-        let hub = Followed::default();
-        let (deployed, own) = (BTreeMap::new(), BTreeMap::new());
-        Region { here, catalogue, spoke, changed, others, hub, deployed, own, targets }
+        static_replicas: Vec<usize>,
+        targets: watch::Sender<DeploymentTargets>,
+    ) -> RegionScaler {
+        let (region, catalogue) = (config.region.clone(), config.catalogue.clone());
+        let hub = FollowedTable::default();
+        let (scalers, own) = (BTreeMap::new(), BTreeMap::new());
+        RegionScaler { region, catalogue, spoke, changed, static_replicas, hub, scalers, own, targets }
     }
 
-    fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
-        ask(&mut self.spoke.lock())
+    fn with_spoke<T>(&self, operation: impl FnOnce(&mut Spoke) -> T) -> T {
+        operation(&mut self.spoke.lock())
     }
 
-    /// Whether somebody of the region's file was not heard of yet.
-    pub(super) fn others_are_unheard(&self, now: Instant) -> bool {
-        let members = self.with_spoke(|spoke| spoke.members(self.others.iter().copied(), now));
+    /// Returns whether a replica in the region's file has not reported its status yet.
+    pub(super) fn awaits_first_status(&self, now: Instant) -> bool {
+        let members = self.with_spoke(|spoke| spoke.members(self.static_replicas.iter().copied(), now));
         members.values().any(|member| member.state == MemberState::Pending)
     }
 
-    /// The hub has said something; what should run here may be something else.
-    pub(super) fn follow(&mut self, followed: &Followed) {
-        let newer = |table: &Followed| table.table.as_ref().map(|table| table.generation);
+    /// Applies the latest route table.
+    pub(super) fn follow(&mut self, followed: &FollowedTable) {
+        let newer = |table: &FollowedTable| table.table.as_ref().map(|table| table.generation);
         let same = newer(followed) == newer(&self.hub);
         self.hub = followed.clone();
         if same {
             return;
         }
         let now = Instant::now();
-        let Some(index) = self.catalogue.index_of(&self.here) else { return };
+        let Some(index) = self.catalogue.index_of(&self.region) else { return };
         let table = self.hub.table.clone();
         let all = table.iter().flat_map(|table| table.deployments.values());
-        let here = |deployment: &&Deployment| {
+        let is_local = |deployment: &&Deployment| {
             let allowed = deployment.residency.permitted(&self.catalogue);
             allowed.intersect(deployment.placed(&self.catalogue)).contains(index)
         };
-        self.deployed.values_mut().for_each(|deployed| deployed.retired = true);
-        for deployment in all.filter(here) {
+        self.scalers.values_mut().for_each(|scaler| scaler.retired = true);
+        for deployment in all.filter(is_local) {
             let shared = Arc::new(deployment.clone());
-            let deployed = self.deployed.entry(deployment.name.clone());
-            let deployed = deployed.or_insert_with(|| Deployed::new(shared.clone(), now));
-            deployed.retired = false;
-            if deployed.deployment != shared {
-                deployed.scaler.set_config(shared.scaling.clone());
-                deployed.deployment = shared;
+            let scaler = self.scalers.entry(deployment.name.clone());
+            let scaler = scaler.or_insert_with(|| DeploymentScaler::new(shared.clone(), now));
+            scaler.retired = false;
+            if scaler.deployment != shared {
+                scaler.scaler.set_config(shared.scaling.clone());
+                scaler.deployment = shared;
             }
             let served = table.as_ref().and_then(|table| table.revision(&deployment.name));
             let next =
                 served.and_then(|served| served.next.as_ref()).map(|next| deployment.with_model(&next.spec));
-            // Replicas of another revision of the same spec are started by whoever restarts those that are there.
+            // Replicas of another revision of the same spec replace the present ones at a restart of those.
             let next = next.filter(|next| next.model_spec() != deployment.model_spec());
-            deployed.set_next(next.map(Arc::new));
+            scaler.set_next(next.map(Arc::new));
         }
-        let counted = self.deployed.iter().filter(|(_, deployed)| !deployed.retired);
-        let most: BTreeMap<_, _> =
-            counted.map(|(name, deployed)| (name.clone(), deployed.deployment.scaling.max)).collect();
-        let counted: BTreeSet<_> = most.keys().cloned().collect();
+        let counted = self.scalers.iter().filter(|(_, scaler)| !scaler.retired);
+        let max_replicas: BTreeMap<_, _> =
+            counted.map(|(name, scaler)| (name.clone(), scaler.deployment.scaling.max)).collect();
+        let counted: BTreeSet<_> = max_replicas.keys().cloned().collect();
         self.with_spoke(|spoke| {
             spoke.track_demand(&counted);
-            spoke.set_replicas_max(most);
+            spoke.set_replicas_max(max_replicas);
         });
     }
 
-    /// Whoever acts says who is there.
-    pub(super) fn meet(&mut self, running: &Running, now: Instant) {
-        let gone: Vec<_> = self.own.extract_if(.., |id, _| !running.replicas.contains_key(id)).collect();
+    /// Applies the actuator's observed state.
+    pub(super) fn observe(&mut self, status: &ActuatorStatus, now: Instant) {
+        let gone: Vec<_> = self.own.extract_if(.., |id, _| !status.replicas.contains_key(id)).collect();
         let mut changed = !gone.is_empty();
         for (_, replica) in gone {
-            if let Some(number) = replica.number {
-                self.with_spoke(|spoke| spoke.remove_replica(number));
+            if let Some(index) = replica.index {
+                self.with_spoke(|spoke| spoke.remove_replica(index));
             }
-            // One that died on its way out needs nobody in its place.
-            if replica.leaving.is_some() && !replica.stop {
-                self.one_less(&replica.found.deployment);
+            // A replica that crashed while draining needs no replacement.
+            if replica.draining_since.is_some() && !replica.may_stop {
+                self.decrement_target(&replica.running.deployment);
             }
         }
-        for (id, found) in &running.replicas {
-            let new = || Replica {
-                found: found.clone(),
-                number: None,
-                leaving: None,
-                lost: None,
-                stop: false,
-                heard: false,
-                served: false,
+        for (id, running) in &status.replicas {
+            let new = || LocalReplica {
+                running: running.clone(),
+                index: None,
+                draining_since: None,
+                lost_since: None,
+                may_stop: false,
+                has_reported: false,
+                has_served: false,
             };
             let mut replica = self.own.remove(id).unwrap_or_else(new);
-            if let Some(ReadyAt { endpoint, took }) = found.ready
-                && replica.number.is_none()
+            if let Some(ReadyEndpoint { endpoint, took }) = running.ready
+                && replica.index.is_none()
             {
-                ReplicaReady { id, deployment: &found.deployment.name, took }.emit();
-                replica.number = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint)));
-                if let (Some(deployed), Some(took)) = (self.deployed.get_mut(&found.deployment.name), took) {
-                    deployed.starts.record(took);
+                ReplicaReady { id, deployment: &running.deployment.name, took }.emit();
+                replica.index = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint)));
+                if let (Some(scaler), Some(took)) = (self.scalers.get_mut(&running.deployment.name), took) {
+                    scaler.starts.record(took);
                 }
                 changed = true;
             }
-            replica.found = found.clone();
+            replica.running = running.clone();
             self.own.insert(id.clone(), replica);
-            // It was started by the spoke before this one, for what should not run here any longer.
-            if self.hub.table.is_some() && !self.deployed.contains_key(&found.deployment.name) {
-                let retired = Deployed { retired: true, ..Deployed::new(found.deployment.clone(), now) };
-                self.deployed.insert(found.deployment.name.clone(), retired);
+            // Started by an earlier spoke process, for a deployment that no longer runs here.
+            if self.hub.table.is_some() && !self.scalers.contains_key(&running.deployment.name) {
+                let retired = DeploymentScaler {
+                    retired: true,
+                    ..DeploymentScaler::new(running.deployment.clone(), now)
+                };
+                self.scalers.insert(running.deployment.name.clone(), retired);
             }
         }
-        for (name, deaths) in &running.deaths {
-            let Some(deployed) = self.deployed.get_mut(name) else { continue };
-            if deaths.count > deployed.deaths.count {
-                deployed.died = Some(now);
+        for (name, crashes) in &status.crashes {
+            let Some(scaler) = self.scalers.get_mut(name) else { continue };
+            if crashes.count > scaler.crashes.count {
+                scaler.crashed_at = Some(now);
             }
-            deployed.deaths = *deaths;
+            scaler.crashes = *crashes;
         }
-        // Some run that nobody here has ordered: the spoke before this one has.
-        for (name, deployed) in &mut self.deployed {
-            let there = self.own.values().filter(|it| it.found.deployment.name == *name && !it.stop);
-            let (next, there): (Vec<_>, Vec<_>) =
-                there.partition(|it| deployed.is_next(&it.found.deployment));
-            deployed.target = deployed.target.max(there.len() as u32);
-            deployed.next_target = deployed.next_target.max(next.len() as u32);
+        // Replicas that an earlier spoke process has ordered count as ordered.
+        for (name, scaler) in &mut self.scalers {
+            let existing = self.own.values().filter(|it| it.running.deployment.name == *name && !it.may_stop);
+            let (next, existing): (Vec<_>, Vec<_>) =
+                existing.partition(|it| scaler.is_next(&it.running.deployment));
+            scaler.target = scaler.target.max(existing.len() as u32);
+            scaler.next_target = scaler.next_target.max(next.len() as u32);
         }
         if changed {
             self.changed.notify_one();
         }
     }
 
-    /// Looks at every deployment, decides, and acts.
-    pub(super) fn look(&mut self, now: Instant) {
-        let numbers: Vec<_> = self.own.values().filter_map(|replica| replica.number).collect();
-        let names = self.deployed.keys();
+    /// Decides and applies the replica counts of all deployments.
+    pub(super) fn scale(&mut self, now: Instant) {
+        let indexes: Vec<_> = self.own.values().filter_map(|replica| replica.index).collect();
+        let names = self.scalers.keys();
         let (demand, members, floors) = self.with_spoke(|spoke| {
             let mut demand = spoke.demand(now);
             for (name, demand) in &mut demand {
@@ -193,135 +199,137 @@ impl Region {
                     demand.in_flight.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
             }
             let floors: BTreeMap<_, _> = names.map(|name| (name.clone(), spoke.floor(name))).collect();
-            (demand, spoke.members(numbers, now), floors)
+            (demand, spoke.members(indexes, now), floors)
         });
         let mut own = self.by_deployment(&members, now);
-        for (name, deployed) in &mut self.deployed {
+        for (name, scaler) in &mut self.scalers {
             let demand = demand.get(name).copied().unwrap_or_default();
-            let All { served: mut own, next: mut coming } = own.remove(name).unwrap_or_default();
+            let LocalReplicas { served: mut own, next: mut next_own } = own.remove(name).unwrap_or_default();
             let serving = own.iter().filter(|it| it.state == MemberState::Serving).count() as u32;
-            own.extend(missing(deployed.target, own.len(), now));
-            coming.extend(missing(deployed.next_target, coming.len(), now));
-            let ordered = deployed.ordered(&own, now);
+            own.extend(missing(scaler.target, own.len(), now));
+            next_own.extend(missing(scaler.next_target, next_own.len(), now));
+            let provisioning = scaler.provisioning(&own, now);
             let rolls_out = own.iter().any(|it| it.is_stale);
-            let wanted = deployed.wants(&self.hub, demand, ordered.clone(), rolls_out, floors[name], now);
-            let before = deployed.wanted.replace(wanted);
+            let desired =
+                scaler.decide(&self.hub, demand, provisioning.clone(), rolls_out, floors[name], now);
+            let before = scaler.desired.replace(desired);
             let before = before.map_or(0, |before| before.replicas);
-            if before != wanted.replicas {
-                let (ready, ordered) = (demand.ready, ordered.len());
-                WantedChanged { deployment: name, before, wanted, ready, ordered }.emit();
+            if before != desired.replicas {
+                let (ready, provisioning) = (demand.ready, provisioning.len());
+                DesiredChanged { deployment: name, before, desired, ready, provisioning }.emit();
             }
-            let next_wanted = deployed.next_wanted(wanted);
-            // The rest of those that take work are of the region's file.
+            let next_desired = scaler.next_desired(desired);
+            // The other ready replicas are those of the region's file.
             let others = demand.ready.saturating_sub(serving);
             let steps = [
-                (step(&own, others, wanted.replicas, now), &mut deployed.target),
-                (step(&coming, 0, next_wanted, now), &mut deployed.next_target),
+                (step(&own, others, desired.replicas, now), &mut scaler.target),
+                (step(&next_own, 0, next_desired, now), &mut scaler.next_target),
             ];
-            for (Step { undrain, drain, start }, target) in steps {
+            for (Step { undrain, drain: drained, start }, target) in steps {
                 *target += start;
                 for id in undrain {
-                    if let Id::There(id) = id {
-                        keep_it(&mut self.own, &self.spoke, &id);
+                    if let ReplicaSlot::Existing(id) = id {
+                        cancel_drain(&mut self.own, &self.spoke, &id);
                     }
                 }
-                for id in drain {
+                for id in drained {
                     match id {
-                        Id::Ordered(_) => *target -= 1,
-                        Id::There(id) => let_it_go(&mut self.own, &self.spoke, &id, now),
+                        ReplicaSlot::Ordered(_) => *target -= 1,
+                        ReplicaSlot::Existing(id) => drain(&mut self.own, &self.spoke, &id, now),
                     }
                 }
             }
         }
         self.settle(now);
-        self.tell(&demand, now);
+        self.report(&demand, now);
     }
 
-    /// Those that were started here, as the step counts them. Who was told to stop is not counted any longer. One that takes
-    /// work and has another model than its deployment is served with gets no requests: it counts as one that is not ready, or as
-    /// one that is lost if it was served before, and nobody is let go because of it.
+    /// Groups the actuator's replicas by deployment, without those that are being terminated. A ready replica whose
+    /// model differs from the served one gets no requests: it counts as not ready, or as lost if it has served before,
+    /// and no other replica is terminated because of it.
     fn by_deployment(
         &mut self,
         members: &BTreeMap<usize, ReplicaMember>,
         now: Instant,
-    ) -> BTreeMap<DeploymentName, All> {
-        let mut each: BTreeMap<_, All> = BTreeMap::new();
+    ) -> BTreeMap<DeploymentName, LocalReplicas> {
+        let mut each: BTreeMap<_, LocalReplicas> = BTreeMap::new();
         let spoke = self.spoke.lock();
-        for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.stop) {
-            let member = replica.number.and_then(|number| members.get(&number));
-            let standing = match (replica.leaving, member) {
+        for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.may_stop) {
+            let member = replica.index.and_then(|index| members.get(&index));
+            let standing = match (replica.draining_since, member) {
                 (Some(_), _) => MemberState::Draining,
                 (None, Some(member)) => member.state,
                 (None, None) => MemberState::Pending,
             };
-            let name = &replica.found.deployment.name;
-            let deployed = self.deployed.get(name);
-            let is_next = deployed.is_some_and(|it| it.is_next(&replica.found.deployment));
-            let stale = !is_next && deployed.is_some_and(|it| it.is_stale(&replica.found.deployment));
-            let matches = replica.number.is_some_and(|it| spoke.replica_matches(it, name));
-            replica.served |= matches && standing == MemberState::Serving;
+            let name = &replica.running.deployment.name;
+            let scaler = self.scalers.get(name);
+            let is_next = scaler.is_some_and(|it| it.is_next(&replica.running.deployment));
+            let stale = !is_next && scaler.is_some_and(|it| it.is_stale(&replica.running.deployment));
+            let matches = replica.index.is_some_and(|it| spoke.replica_matches(it, name));
+            replica.has_served |= matches && standing == MemberState::Serving;
             let standing = match standing {
-                // The revision of its spec is another one now: one that is started anew has that.
-                MemberState::Serving if !matches && !is_next && !stale && replica.served => MemberState::Lost,
+                // The revision of its spec has changed; a restarted replica has the new one.
+                MemberState::Serving if !matches && !is_next && !stale && replica.has_served => {
+                    MemberState::Lost
+                }
                 MemberState::Serving if !matches && !is_next && !stale => MemberState::Pending,
                 standing => standing,
             };
-            replica.heard = standing != MemberState::Pending;
-            replica.lost = match standing {
-                MemberState::Lost => Some(replica.lost.unwrap_or(now)),
-                // One that goes because it is lost does not come back because it is warm.
-                MemberState::Draining => replica.lost,
+            replica.has_reported = standing != MemberState::Pending;
+            replica.lost_since = match standing {
+                MemberState::Lost => Some(replica.lost_since.unwrap_or(now)),
+                // A replica that is drained because it is lost is not kept for being warm.
+                MemberState::Draining => replica.lost_since,
                 MemberState::Pending | MemberState::Serving => None,
             };
             let all = each.entry(name.clone()).or_default();
             let all = if is_next { &mut all.next } else { &mut all.served };
             all.push(OwnReplica {
-                id: Id::There(id.clone()),
-                removal_rank: replica.found.rank,
+                id: ReplicaSlot::Existing(id.clone()),
+                removal_rank: replica.running.rank,
                 is_stale: stale,
-                ordered_at: replica.found.since,
+                ordered_at: replica.running.since,
                 state: standing,
-                lost_since: replica.lost,
+                lost_since: replica.lost_since,
                 in_flight: member.map_or(0, |member| member.in_flight),
             });
         }
         each
     }
 
-    /// Whether somebody is on the way in or out.
+    /// Returns whether replicas are starting or draining.
     pub(super) fn is_unsettled(&self) -> bool {
-        let leaving = |replica: &Replica| replica.leaving.is_some() && !replica.stop;
-        self.own.values().any(|replica| leaving(replica) || replica.number.is_none())
+        let draining = |replica: &LocalReplica| replica.draining_since.is_some() && !replica.may_stop;
+        self.own.values().any(|replica| draining(replica) || replica.index.is_none())
     }
 
-    /// Those who were let go and have finished may be stopped; then whoever acts is told what should be.
+    /// Terminates replicas whose drain has ended, and publishes the targets.
     pub(super) fn settle(&mut self, now: Instant) {
-        let leaving = self.own.values().filter(|it| it.leaving.is_some() && !it.stop);
-        let numbers: Vec<_> = leaving.filter_map(|it| it.number).collect();
-        let members = self.with_spoke(|spoke| spoke.members(numbers, now));
+        let draining = self.own.values().filter(|it| it.draining_since.is_some() && !it.may_stop);
+        let indexes: Vec<_> = draining.filter_map(|it| it.index).collect();
+        let members = self.with_spoke(|spoke| spoke.members(indexes, now));
         let mut finished = Vec::new();
         for (id, replica) in &mut self.own {
-            let Some(since) = replica.leaving.filter(|_| !replica.stop) else { continue };
-            let in_flight =
-                replica.number.and_then(|number| members.get(&number)).map_or(0, |it| it.in_flight);
-            let late = now.saturating_duration_since(since) >= DRAIN_MAX;
-            if in_flight > 0 && !late {
+            let Some(since) = replica.draining_since.filter(|_| !replica.may_stop) else { continue };
+            let in_flight = replica.index.and_then(|index| members.get(&index)).map_or(0, |it| it.in_flight);
+            let timed_out = now.saturating_duration_since(since) >= DRAIN_TIMEOUT;
+            if in_flight > 0 && !timed_out {
                 continue;
             }
             if in_flight > 0 {
-                DrainCutShort { id, in_flight, after: DRAIN_MAX }.emit();
+                DrainTimedOut { id, in_flight, after: DRAIN_TIMEOUT }.emit();
             }
-            replica.stop = true;
-            finished.push(replica.found.deployment.clone());
+            replica.may_stop = true;
+            finished.push(replica.running.deployment.clone());
         }
-        finished.iter().for_each(|started| self.one_less(started));
-        let mut targets = Targets::new();
-        for (name, deployed) in &self.deployed {
-            let stop = self.own.iter().filter(|(_, it)| it.stop && it.found.deployment.name == *name);
+        finished.iter().for_each(|started| self.decrement_target(started));
+        let mut targets = DeploymentTargets::new();
+        for (name, scaler) in &self.scalers {
+            let stop = self.own.iter().filter(|(_, it)| it.may_stop && it.running.deployment.name == *name);
             let stop = stop.map(|(id, _)| id.clone()).collect();
-            let (deployment, replicas) = (deployed.deployment.clone(), deployed.target);
-            let next = deployed.next.clone().map(|next| (next, deployed.next_target));
-            targets.insert(name.clone(), Target { deployment, replicas, next, stop });
+            let (deployment, replicas) = (scaler.deployment.clone(), scaler.target);
+            let next = scaler.next.clone().map(|next| (next, scaler.next_target));
+            targets.insert(name.clone(), DeploymentTarget { deployment, replicas, next, stop });
         }
         self.targets.send_if_modified(|before| {
             let changed = *before != targets;
@@ -330,50 +338,50 @@ impl Region {
         });
     }
 
-    fn one_less(&mut self, started: &Deployment) {
-        if let Some(deployed) = self.deployed.get_mut(&started.name) {
-            deployed.one_less(started);
+    fn decrement_target(&mut self, started: &Deployment) {
+        if let Some(scaler) = self.scalers.get_mut(&started.name) {
+            scaler.decrement_target(started);
         }
     }
 
-    /// Tells the spoke, and by it the region's door, what was decided and what is on its way.
-    fn tell(&mut self, demand: &BTreeMap<DeploymentName, DeploymentDemand>, now: Instant) {
+    /// Reports decisions and provisioning replicas to the spoke, which uses them for its ingress.
+    fn report(&mut self, demand: &BTreeMap<DeploymentName, DeploymentDemand>, now: Instant) {
         let own = &self.own;
-        let used = |name: &DeploymentName| own.values().any(|it| it.found.deployment.name == *name);
-        let over: Vec<_> = self.deployed.extract_if(.., |name, it| it.retired && !used(name)).collect();
+        let used = |name: &DeploymentName| own.values().any(|it| it.running.deployment.name == *name);
+        let retired: Vec<_> = self.scalers.extract_if(.., |name, it| it.retired && !used(name)).collect();
         let mut decided = BTreeMap::new();
-        let mut coming = BTreeMap::new();
-        for (name, deployed) in &self.deployed {
-            let Some(wanted) = deployed.wanted else { continue };
-            let of_it = |it: &&Replica| {
-                let started = &it.found.deployment;
-                started.name == *name && !it.stop && !deployed.is_next(started)
+        let mut start_times = BTreeMap::new();
+        for (name, scaler) in &self.scalers {
+            let Some(desired) = scaler.desired else { continue };
+            let is_current = |it: &&LocalReplica| {
+                let started = &it.running.deployment;
+                started.name == *name && !it.may_stop && !scaler.is_next(started)
             };
-            let there: Vec<_> = own.values().filter(of_it).collect();
-            let missing = deployed.target.saturating_sub(there.len() as u32);
-            let starting = there.iter().filter(|it| it.leaving.is_none() && !it.heard);
-            let since = starting.map(|it| now.saturating_duration_since(it.found.since));
-            let mut left: Vec<_> = since.map(|lasted| deployed.starts.remaining(lasted)).collect();
-            left.extend((0..missing).map(|_| deployed.start_from(now)));
-            let start = (!deployed.retired).then(|| deployed.start_from(now));
-            let start_ms = deployed.starts.p90().as_millis();
+            let existing: Vec<_> = own.values().filter(is_current).collect();
+            let missing = scaler.target.saturating_sub(existing.len() as u32);
+            let starting = existing.iter().filter(|it| it.draining_since.is_none() && !it.has_reported);
+            let since = starting.map(|it| now.saturating_duration_since(it.running.since));
+            let mut left: Vec<_> = since.map(|lasted| scaler.starts.remaining(lasted)).collect();
+            left.extend((0..missing).map(|_| scaler.start_from(now)));
+            let start = (!scaler.retired).then(|| scaler.start_from(now));
+            let start_ms = scaler.starts.p90().as_millis();
             let one = ScalingStatus {
-                decision: wanted,
+                decision: desired,
                 ready: demand.get(name).map_or(0, |demand| demand.ready),
                 provisioning: left.len() as u32,
-                draining: there.iter().filter(|it| it.leaving.is_some()).count() as u32,
-                crashes: deployed.deaths.count,
+                draining: existing.iter().filter(|it| it.draining_since.is_some()).count() as u32,
+                crashes: scaler.crashes.count,
                 start_ms: u64::try_from(start_ms).unwrap_or(u64::MAX),
             };
             decided.insert(name.clone(), one);
-            coming.insert(name, (left, start));
+            start_times.insert(name, (left, start));
         }
         let changed = self.with_spoke(|spoke| {
-            for (name, (left, start)) in coming {
+            for (name, (left, start)) in start_times {
                 spoke.set_provisioning(name, left, now);
                 spoke.set_start_time(name, start);
             }
-            for (name, _) in over {
+            for (name, _) in retired {
                 spoke.set_provisioning(&name, Vec::new(), now);
                 spoke.set_start_time(&name, None);
             }
@@ -387,19 +395,19 @@ impl Region {
     }
 }
 
-/// The replicas of one deployment that were started here.
+/// Replicas of one deployment that the actuator has started.
 #[derive(Default)]
-struct All {
-    /// Of the model that is served, or of one that was.
-    served: Vec<OwnReplica<Id>>,
-    /// Of the model that is to replace it.
-    next: Vec<OwnReplica<Id>>,
+struct LocalReplicas {
+    /// With the served model, or an earlier one.
+    served: Vec<OwnReplica<ReplicaSlot>>,
+    /// With the next model.
+    next: Vec<OwnReplica<ReplicaSlot>>,
 }
 
-/// Those that should run beside as many as there are.
-fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = OwnReplica<Id>> {
-    (0..target.saturating_sub(there as u32)).map(move |number| OwnReplica {
-        id: Id::Ordered(number),
+/// Returns entries for replicas that are missing to the target.
+fn missing(target: u32, existing: usize, now: Instant) -> impl Iterator<Item = OwnReplica<ReplicaSlot>> {
+    (0..target.saturating_sub(existing as u32)).map(move |index| OwnReplica {
+        id: ReplicaSlot::Ordered(index),
         removal_rank: u64::MAX,
         is_stale: false,
         ordered_at: now,
@@ -409,22 +417,22 @@ fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = OwnR
     })
 }
 
-fn keep_it(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
+fn cancel_drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
     let Some(replica) = own.get_mut(id) else { return };
-    replica.leaving = None;
-    if let Some(number) = replica.number {
-        spoke.lock().undrain_replica(number);
+    replica.draining_since = None;
+    if let Some(index) = replica.index {
+        spoke.lock().undrain_replica(index);
     }
 }
 
-fn let_it_go(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
+fn drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
     let Some(replica) = own.get_mut(id) else { return };
-    replica.leaving.get_or_insert(now);
+    replica.draining_since.get_or_insert(now);
     let mut in_flight = 0;
-    if let Some(number) = replica.number {
+    if let Some(index) = replica.index {
         let mut spoke = spoke.lock();
-        spoke.drain_replica(number);
-        in_flight = spoke.members([number], now).get(&number).map_or(0, |member| member.in_flight);
+        spoke.drain_replica(index);
+        in_flight = spoke.members([index], now).get(&index).map_or(0, |member| member.in_flight);
     }
-    ReplicaLeaves { id, deployment: &replica.found.deployment.name, in_flight }.emit();
+    ReplicaDraining { id, deployment: &replica.running.deployment.name, in_flight }.emit();
 }

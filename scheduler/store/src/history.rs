@@ -1,43 +1,43 @@
-//! The latest events, for watches to read.
+//! Recent events, which watches read.
 //!
-//! A watch does not get a queue of its own that could overflow: it remembers the revision up to which it has read, and
-//! reads on from here. One that falls too far behind finds its place gone and is told so. Whole revisions are kept or
-//! forgotten, never a part of one.
+//! A watch has no queue of its own that could overflow: it stores the revision up to which it has read, and reads on
+//! from here. A watch that falls too far behind gets an error. Whole revisions are stored or discarded, never a part of
+//! one.
 
 use std::collections::VecDeque;
 
 use crate::model::{Event, WatchError};
 
-/// Revisions that are kept: a quarter of an hour of a region that changes its mind ten times a second.
+/// Maximum number of stored revisions: a quarter of an hour of a region that changes ten times a second.
 pub(crate) const REVISIONS_MAX: usize = 10_000;
-/// Bytes of values that are kept. Four of the largest there may be.
+/// Maximum bytes of stored values: four of the largest possible values.
 pub(crate) const BYTES_MAX: usize = 64 << 20;
 
-/// The latest events.
+/// Recent events.
 #[derive(Debug)]
 pub(crate) struct History {
-    /// The last revision there was.
+    /// Latest revision.
     revision: u64,
-    /// Every one after this is here.
+    /// All revisions after this one are stored.
     compacted: u64,
-    steps: VecDeque<Step>,
+    revisions: VecDeque<RevisionEvents>,
     bytes: usize,
 }
 
-/// What changed at one revision.
+/// Changes at one revision.
 #[derive(Debug)]
-struct Step {
+struct RevisionEvents {
     events: Vec<Event>,
     bytes: usize,
 }
 
 impl History {
-    /// No events, of a store at this revision.
+    /// Creates an empty history of a store at this revision.
     pub(crate) fn starting_at(revision: u64) -> History {
-        History { revision, compacted: revision, steps: VecDeque::new(), bytes: 0 }
+        History { revision, compacted: revision, revisions: VecDeque::new(), bytes: 0 }
     }
 
-    /// Adds what changed at the next revision.
+    /// Adds the changes of the next revision.
     pub(crate) fn push(&mut self, events: Vec<Event>) {
         let size = |event: &Event| match event {
             Event::Put(entry) => entry.value.len(),
@@ -47,29 +47,29 @@ impl History {
         self.revision += 1;
         assert!(
             events.iter().all(|event| event.revision() == self.revision),
-            "a revision is told once and in its turn"
+            "revisions are added once and in order"
         );
         self.bytes += bytes;
-        self.steps.push_back(Step { events, bytes });
-        while self.steps.len() > REVISIONS_MAX || self.bytes > BYTES_MAX {
-            let oldest = self.steps.pop_front().expect("too much is more than nothing");
+        self.revisions.push_back(RevisionEvents { events, bytes });
+        while self.revisions.len() > REVISIONS_MAX || self.bytes > BYTES_MAX {
+            let oldest = self.revisions.pop_front().expect("a history over its limit is not empty");
             self.bytes -= oldest.bytes;
             self.compacted += 1;
         }
     }
 
-    /// The events under `prefix` at `from` and later, and where to go on. Nothing, if there are none yet.
+    /// Returns the events under `prefix` from revision `from` on, possibly none, and the revision to continue from.
     pub(crate) fn read(&self, prefix: &str, from: u64) -> Result<(Vec<Event>, u64), WatchError> {
         if from <= self.compacted {
             return Err(WatchError::Compacted { oldest: self.compacted + 1 });
         }
         if from > self.revision + 1 {
-            return Err(WatchError::FromTheFuture { from, revision: self.revision });
+            return Err(WatchError::FutureRevision { from, revision: self.revision });
         }
         let read = (from - self.compacted - 1) as usize;
-        let events = self.steps.iter().skip(read).flat_map(|step| &step.events);
-        let wanted = events.filter(|event| event.key().starts_with(prefix));
-        Ok((wanted.cloned().collect(), self.revision + 1))
+        let events = self.revisions.iter().skip(read).flat_map(|revision| &revision.events);
+        let matching = events.filter(|event| event.key().starts_with(prefix));
+        Ok((matching.cloned().collect(), self.revision + 1))
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_on_where_it_stopped_and_sees_its_prefix_only() {
+    fn a_reader_continues_where_it_stopped_and_gets_only_its_prefix() {
         let mut history = History::starting_at(5);
         assert_eq!(history.read("a/", 6), Ok((vec![], 6)));
         history.push(vec![put("a/1", 6, 1), put("b/1", 6, 1)]);
@@ -106,10 +106,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_said_to_be_not_known() {
+    fn reads_outside_the_history_are_errors() {
         let mut history = History::starting_at(5);
         assert_eq!(history.read("", 5), Err(WatchError::Compacted { oldest: 6 }));
-        assert_eq!(history.read("", 7), Err(WatchError::FromTheFuture { from: 7, revision: 5 }));
+        assert_eq!(history.read("", 7), Err(WatchError::FutureRevision { from: 7, revision: 5 }));
         for revision in 6..6 + REVISIONS_MAX as u64 {
             history.push(vec![put("a", revision, 1)]);
         }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn large_values_push_out_older_revisions_whole() {
+    fn large_values_discard_whole_older_revisions() {
         let mut history = History::starting_at(0);
         history.push(vec![put("a", 1, BYTES_MAX / 2), put("b", 1, 1)]);
         history.push(vec![put("c", 2, BYTES_MAX / 2 - 1)]);

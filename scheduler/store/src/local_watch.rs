@@ -1,4 +1,4 @@
-//! A watch on a history in this process: the embedded store's and the simulated one's.
+//! Watch on a history in this process, for the embedded and the simulated store.
 
 use std::sync::Arc;
 use supervision::Mutex;
@@ -9,13 +9,13 @@ use crate::history::History;
 use crate::model::{Event, WatchError};
 use crate::store::Watch;
 
-/// The changes under a prefix.
+/// Watch of the changes under a prefix.
 #[derive(Debug)]
 pub struct LocalWatch {
     prefix: String,
     from: u64,
     history: Arc<Mutex<History>>,
-    bell: watch::Receiver<()>,
+    notified: watch::Receiver<()>,
 }
 
 impl LocalWatch {
@@ -23,24 +23,24 @@ impl LocalWatch {
         prefix: String,
         from: u64,
         history: Arc<Mutex<History>>,
-        bell: watch::Receiver<()>,
+        notified: watch::Receiver<()>,
     ) -> LocalWatch {
-        LocalWatch { prefix, from, history, bell }
+        LocalWatch { prefix, from, history, notified }
     }
 }
 
 impl Watch for LocalWatch {
     async fn next(&mut self) -> Result<Vec<Event>, WatchError> {
         loop {
-            // Seen before it is read, so that what comes in between rings again.
-            self.bell.borrow_and_update();
+            // Marked before the read, so that a change during the read notifies again.
+            self.notified.borrow_and_update();
             let read = self.history.lock().read(&self.prefix, self.from);
             let (events, next) = read?;
             self.from = next;
             if !events.is_empty() {
                 return Ok(events);
             }
-            self.bell.changed().await.map_err(|_| WatchError::Closed)?;
+            self.notified.changed().await.map_err(|_| WatchError::Closed)?;
         }
     }
 }

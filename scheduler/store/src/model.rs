@@ -1,89 +1,89 @@
-//! The nouns, as etcd has them (<https://etcd.io/docs/v3.6/learning/data_model/>).
+//! Data model, as in etcd (<https://etcd.io/docs/v3.6/learning/data_model/>).
 //!
-//! The *revision* counts the transactions that changed something, since the store was made. A key carries the revision
-//! at which it came to be and the one at which it last changed; both are 0 for a key that is not there.
+//! The *revision* is the number of transactions that have changed something since the store was created. A key has a
+//! create revision and a modification revision; both are 0 for a key that does not exist.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Operations in one transaction; etcd's default (`--max-txn-ops`).
+/// Maximum operations of a transaction; etcd's default (`--max-txn-ops`).
 pub const TXN_OPS_MAX: usize = 128;
-/// Bytes of the keys and values that one transaction puts. etcd takes requests of 1.5 MiB (`--max-request-bytes`), and what
-/// stands around keys and values in a request is less than the rest.
+/// Maximum bytes of the keys and values that a transaction puts. etcd accepts requests of 1.5 MiB
+/// (`--max-request-bytes`); the encoding around keys and values needs less than the difference.
 pub const TXN_BYTES_MAX: usize = 1 << 20;
-/// Leases at a time: eight for each region that a catalogue can have, and as many again that run out.
+/// Maximum number of leases: eight for each possible region of a catalogue, and as many again that are expiring.
 pub const LEASES_MAX: usize = 8192;
 
-/// A lease, by its number. Numbers are not used again.
+/// Lease, by its id. Ids are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lease(pub u64);
 
-/// A key that is there.
+/// Existing key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValue {
     /// The key.
     pub key: String,
     /// Its value.
     pub value: Arc<[u8]>,
-    /// The revision at which it came to be; deleting a key and putting it again makes a new one.
+    /// Revision at which it was created; a key that was deleted and put again has a new one.
     pub create_revision: u64,
-    /// The revision at which it was last put.
+    /// Revision at which it was last put.
     pub mod_revision: u64,
-    /// The lease with which it goes.
+    /// Lease that deletes it at its end.
     pub lease: Option<Lease>,
 }
 
-/// What stands under a prefix.
+/// Keys with a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// In the order of their keys.
+    /// Entries in the order of their keys.
     pub entries: Vec<KeyValue>,
-    /// The store's revision when it was read; a watch that shall miss nothing starts with the next.
+    /// Revision of the store at the read; a watch without a gap starts at the next one.
     pub revision: u64,
 }
 
-/// Something that must hold for a transaction to be carried out.
+/// Guard of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Compare {
-    /// The key came to be at this revision; 0 is a key that is not there.
+    /// The create revision of a key; 0 if the key must not exist.
     CreateRevision(String, u64),
-    /// The key was last put at this revision; 0 is a key that is not there.
+    /// The modification revision of a key; 0 if the key must not exist.
     ModRevision(String, u64),
 }
 
-/// Something that a transaction does.
+/// Operation of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Gives a key a value. It goes with `lease` from now on, and with no other.
+    /// Puts a key and attaches it to `lease` and no other.
     Put {
         /// The key.
         key: String,
         /// Its new value.
         value: Vec<u8>,
-        /// The lease with which it goes.
+        /// The lease that deletes the key at its end.
         lease: Option<Lease>,
     },
-    /// Takes a key away, if it is there.
+    /// Deletes a key, if it exists.
     Delete {
         /// The key.
         key: String,
     },
 }
 
-/// Operations that are carried out together, at one revision, or not at all.
+/// Transaction: operations that are executed together, at one revision, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Txn {
-    /// What must hold, all of it.
+    /// Guards, all of which must hold.
     pub when: Vec<Compare>,
-    /// What is done then.
+    /// Operations.
     pub then: Vec<Op>,
 }
 
 impl Txn {
-    /// Says what is wrong with it in itself, whatever stands in the store. Every store asks this before it does anything,
-    /// so that what one takes all of them take.
-    pub(crate) fn refuse_malformed(&self) -> Result<(), StoreError> {
+    /// Checks the limits of a transaction, independent of the store's content. Every store calls this first, so that
+    /// all of them accept the same transactions.
+    pub(crate) fn validate(&self) -> Result<(), StoreError> {
         if self.then.len() > TXN_OPS_MAX {
             return Err(StoreError::TooManyOps(self.then.len()));
         }
@@ -103,31 +103,31 @@ impl Txn {
     }
 }
 
-/// What became of a transaction.
+/// Outcome of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxnOutcome {
-    /// Everything held, and the operations were carried out.
+    /// All guards held, and the operations were executed.
     pub succeeded: bool,
-    /// The store's revision after it.
+    /// Revision of the store after it.
     pub revision: u64,
 }
 
-/// A change, as a watch tells it.
+/// Change received by a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The key has this value now.
+    /// The key was put.
     Put(KeyValue),
-    /// The key is gone.
+    /// The key was deleted.
     Delete {
         /// The key.
         key: String,
-        /// The revision at which it went.
+        /// Revision of the deletion.
         revision: u64,
     },
 }
 
 impl Event {
-    /// The key that changed.
+    /// Returns the key that changed.
     pub fn key(&self) -> &str {
         match self {
             Event::Put(entry) => &entry.key,
@@ -135,7 +135,7 @@ impl Event {
         }
     }
 
-    /// The revision at which it changed.
+    /// Returns the revision of the change.
     pub fn revision(&self) -> u64 {
         match self {
             Event::Put(entry) => entry.mod_revision,
@@ -144,48 +144,48 @@ impl Event {
     }
 }
 
-/// Why something was not done.
+/// Error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The lease has run out, was revoked, or never was.
-    #[error("lease {} does not stand (any longer)", .0.0)]
+    /// The lease has expired, was revoked, or never existed.
+    #[error("lease {} does not exist or has ended", .0.0)]
     NoSuchLease(Lease),
-    /// There are too many leases.
-    #[error("{LEASES_MAX} leases stand already, and no more fit")]
+    /// The limit of leases is reached.
+    #[error("the store has the maximum of {LEASES_MAX} leases")]
     TooManyLeases,
     /// The transaction has too many operations.
-    #[error("a transaction of {0} operations is too long; {TXN_OPS_MAX} fit")]
+    #[error("the transaction has {0} operations, more than {TXN_OPS_MAX}")]
     TooManyOps(usize),
-    /// Two operations of one transaction are about the same key.
-    #[error("the transaction names `{0}` twice")]
+    /// Two operations of the transaction have the same key.
+    #[error("the transaction has two operations on key `{0}`")]
     DuplicateKey(String),
-    /// What the transaction puts is too large.
-    #[error("what is to be put has {0} bytes, keys and values together; {TXN_BYTES_MAX} fit")]
+    /// The transaction puts too many bytes.
+    #[error("the transaction puts {0} bytes of keys and values, more than {TXN_BYTES_MAX}")]
     TooLarge(usize),
-    /// The disk, or etcd, does not do its part. What was asked for may or may not have been written.
-    #[error("the store cannot be written or read: {0}")]
+    /// The disk or etcd has failed. The operation may or may not have been written.
+    #[error("the store is unavailable: {0}")]
     Unavailable(String),
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
 }
 
-/// Why a watch tells nothing more.
+/// Reason why a watch has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatchError {
-    /// Changes that it was to tell are no longer known. List what there is, and watch on from there.
-    #[error("changes before revision {oldest} are no longer known; list what there is and watch from there")]
+    /// Changes within its range are no longer stored. List the keys, and watch from there.
+    #[error("changes before revision {oldest} were compacted; list the keys and watch from there")]
     Compacted {
-        /// A watch may start from here at the earliest.
+        /// Earliest revision from which a watch can start.
         oldest: u64,
     },
-    /// It was to start with a revision that is further away than the next: of another store, or of this one before it
-    /// was restored.
-    #[error("revision {from} has not come yet; the store is at {revision}")]
-    FromTheFuture {
-        /// Where it was to start.
+    /// The start revision is later than the next one: it belongs to another store, or to this one before it was
+    /// restored.
+    #[error("revision {from} is in the future; the store is at {revision}")]
+    FutureRevision {
+        /// Start revision of the watch.
         from: u64,
-        /// Where the store is.
+        /// Present revision of the store.
         revision: u64,
     },
     /// The store was closed.
@@ -193,7 +193,7 @@ pub enum WatchError {
     Closed,
 }
 
-/// How long a lease stands, in the whole milliseconds in which it is kept.
+/// Returns a time to live in the whole milliseconds in which it is stored.
 pub(crate) fn whole_millis(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).max(1)
 }

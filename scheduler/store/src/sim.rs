@@ -1,8 +1,8 @@
-//! A store in memory, for tests and simulations: what the embedded store is without its disk, its thread and its clock.
+//! Store in memory for tests and simulations: the embedded store without its disk, thread and clock.
 //!
-//! It stands on the same `state` and `history`, so what it does is what they do; beside that it can be made to fail as
-//! etcd fails: to be away, to forget its history, to be set back to an older copy of itself. The same calls in the same
-//! order give the same answers; no call waits for anything but a watch for a change.
+//! It uses the same `state` and `history`, so it behaves the same; in addition it can fail as etcd does: be
+//! unavailable, compact its history, be restored to an older snapshot. The same calls in the same order give the same
+//! results; only watches wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,122 +16,121 @@ use crate::model::{KeyValue, Lease, Range, StoreError, Txn, TxnOutcome};
 use crate::state::State;
 use crate::store::Store;
 
-/// The simulated store. Clones are handles of the same one.
+/// Simulated store. Clones are handles of the same store.
 #[derive(Clone, Debug)]
-pub struct Sim {
+pub struct SimStore {
     inner: Arc<Mutex<Inner>>,
     history: Arc<Mutex<History>>,
-    bell: watch::Sender<()>,
+    notify: watch::Sender<()>,
 }
 
 #[derive(Debug)]
 struct Inner {
     state: State,
-    away: bool,
+    unavailable: bool,
 }
 
-/// What stood in a simulated store once.
+/// Copy of a simulated store's state.
 #[derive(Clone, Debug)]
-pub struct Snapshot(State);
+pub struct SimSnapshot(State);
 
-impl Sim {
-    /// An empty store.
-    #[expect(clippy::new_without_default, reason = "a store is made on purpose")]
-    pub fn new() -> Sim {
-        let inner = Inner { state: State::default(), away: false };
-        let (bell, _) = watch::channel(());
-        Sim {
+impl SimStore {
+    /// Creates an empty store.
+    #[expect(clippy::new_without_default, reason = "a store is created explicitly")]
+    pub fn new() -> SimStore {
+        let inner = Inner { state: State::default(), unavailable: false };
+        let (notify, _) = watch::channel(());
+        SimStore {
             inner: Arc::new(Mutex::new(inner)),
             history: Arc::new(Mutex::new(History::starting_at(0))),
-            bell,
+            notify,
         }
     }
 
-    /// From now on every call fails, or none does.
-    pub fn set_away(&self, away: bool) {
-        self.inner().away = away;
+    /// Makes every call fail, or no call.
+    pub fn set_unavailable(&self, unavailable: bool) {
+        self.inner().unavailable = unavailable;
     }
 
-    /// Forgets every change until now, as etcd does when its history is compacted.
+    /// Discards the history, as etcd does at a compaction.
     pub fn compact(&self) {
         let revision = self.inner().state.revision;
-        self.tell_anew(revision);
+        self.reset_history(revision);
     }
 
-    /// A copy of what stands.
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot(self.inner().state.clone())
+    /// Returns a copy of the state.
+    pub fn snapshot(&self) -> SimSnapshot {
+        SimSnapshot(self.inner().state.clone())
     }
 
-    /// Puts back what stood then; its leases have their whole time to live from `now`, as after a change of etcd's
-    /// leader.
-    pub fn restore(&self, snapshot: Snapshot, now: Instant) {
+    /// Restores a copy; its leases have their whole time to live from `now` on, as after a change of etcd's leader.
+    pub fn restore(&self, snapshot: SimSnapshot, now: Instant) {
         let mut inner = self.inner();
         inner.state = snapshot.0;
         inner.state.renew_all(now);
         let revision = inner.state.revision;
         drop(inner);
-        self.tell_anew(revision);
+        self.reset_history(revision);
     }
 
-    fn tell_anew(&self, revision: u64) {
+    fn reset_history(&self, revision: u64) {
         *self.history.lock() = History::starting_at(revision);
-        self.bell.send_replace(());
+        self.notify.send_replace(());
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock()
     }
 
-    fn ask<T>(&self, work: impl FnOnce(&mut State) -> Result<T, StoreError>) -> Result<T, StoreError> {
+    fn execute<T>(&self, work: impl FnOnce(&mut State) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let mut inner = self.inner();
-        if inner.away {
-            return Err(StoreError::Unavailable("it is away".to_owned()));
+        if inner.unavailable {
+            return Err(StoreError::Unavailable("simulated failure".to_owned()));
         }
-        let answer = work(&mut inner.state);
+        let result = work(&mut inner.state);
         let changes = inner.state.take_changes();
         if !changes.events.is_empty() {
             let mut history = self.history.lock();
             changes.events.into_iter().for_each(|events| history.push(events));
             drop(history);
-            self.bell.send_replace(());
+            self.notify.send_replace(());
         }
-        answer
+        result
     }
 }
 
-impl Store for Sim {
+impl Store for SimStore {
     type Watch = LocalWatch;
 
     async fn get(&self, key: &str) -> Result<Option<KeyValue>, StoreError> {
-        self.ask(|state| Ok(state.get(key)))
+        self.execute(|state| Ok(state.get(key)))
     }
 
     async fn range(&self, prefix: &str) -> Result<Range, StoreError> {
-        self.ask(|state| Ok(state.range(prefix)))
+        self.execute(|state| Ok(state.range(prefix)))
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-        self.ask(|state| state.txn(txn))
+        self.execute(|state| state.txn(txn))
     }
 
     async fn lease_grant(&self, ttl: Duration, now: Instant) -> Result<Lease, StoreError> {
-        self.ask(|state| state.grant(ttl, now))
+        self.execute(|state| state.grant(ttl, now))
     }
 
     async fn lease_keep_alive(&self, lease: Lease, now: Instant) -> Result<Vec<String>, StoreError> {
-        self.ask(|state| state.keep_alive(lease, now))
+        self.execute(|state| state.keep_alive(lease, now))
     }
 
     async fn lease_revoke(&self, lease: Lease) -> Result<(), StoreError> {
-        self.ask(|state| state.revoke(lease))
+        self.execute(|state| state.revoke(lease))
     }
 
     async fn expire(&self, now: Instant) -> Result<Vec<Lease>, StoreError> {
-        self.ask(|state| Ok(state.expire(now)))
+        self.execute(|state| Ok(state.expire(now)))
     }
 
     fn watch(&self, prefix: &str, from: u64) -> LocalWatch {
-        LocalWatch::new(prefix.to_owned(), from, self.history.clone(), self.bell.subscribe())
+        LocalWatch::new(prefix.to_owned(), from, self.history.clone(), self.notify.subscribe())
     }
 }

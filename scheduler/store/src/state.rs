@@ -1,7 +1,8 @@
-//! What stands in the store, and what an operation makes of it.
+//! State of a store, and its operations.
 //!
-//! An operation changes the state at once and leaves word of what is to be written and told: [`Changes`]. Whoever owns
-//! the state writes them down before anybody hears of them; if that fails, the state is thrown away and read back.
+//! An operation changes the state at once and records the [`Changes`] to be written to disk and sent to watches. The
+//! owner of the state writes them to disk before any response or event is sent; if that fails, the state is discarded
+//! and read again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -10,32 +11,32 @@ use std::time::{Duration, Instant};
 
 use crate::model::{Compare, Event, KeyValue, LEASES_MAX, Lease, Op, Range, StoreError, Txn, TxnOutcome};
 
-/// What stands in the store.
+/// State of a store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// How many transactions have changed something.
+    /// Number of transactions that have changed something.
     pub(crate) revision: u64,
-    /// The highest lease that was ever granted.
+    /// Highest lease id that was ever granted.
     pub(crate) last_lease: u64,
     entries: BTreeMap<String, KeyValue>,
-    leases: BTreeMap<Lease, Granted>,
+    leases: BTreeMap<Lease, LeaseState>,
     changes: Changes,
 }
 
-/// A lease that stands.
+/// Existing lease.
 #[derive(Clone, Debug)]
-struct Granted {
+struct LeaseState {
     ttl: Duration,
-    until: Instant,
+    expires_at: Instant,
     keys: BTreeSet<String>,
 }
 
-/// What has changed since it was last written down.
+/// Changes that are not written to disk yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Changes {
     /// The events of each new revision, in order.
     pub(crate) events: Vec<Vec<Event>>,
-    /// Leases that were granted, with their time to live, or ended.
+    /// Leases that were granted, with their time to live, and leases that ended.
     pub(crate) leases: BTreeMap<Lease, Option<Duration>>,
 }
 
@@ -46,8 +47,8 @@ impl Changes {
 }
 
 impl State {
-    /// What was written down. Every lease has its whole time to live before it, as after a change of etcd's leader: its
-    /// holder could not keep it alive while the store was away.
+    /// Creates the state from its records on disk. Every lease gets its whole time to live, as after a change of etcd's
+    /// leader: its holder could not keep it alive while the store was down.
     pub(crate) fn restored(
         revision: u64,
         last_lease: u64,
@@ -55,7 +56,7 @@ impl State {
         leases: Vec<(Lease, Duration)>,
         now: Instant,
     ) -> State {
-        let granted = |ttl| Granted { ttl, until: now + ttl, keys: BTreeSet::new() };
+        let granted = |ttl| LeaseState { ttl, expires_at: now + ttl, keys: BTreeSet::new() };
         let mut leases: BTreeMap<_, _> =
             leases.into_iter().map(|(lease, ttl)| (lease, granted(ttl))).collect();
         for entry in &entries {
@@ -67,7 +68,7 @@ impl State {
         State { revision, last_lease, entries, leases, changes: Changes::default() }
     }
 
-    /// What has changed since this was last asked.
+    /// Returns the changes since the last call.
     pub(crate) fn take_changes(&mut self) -> Changes {
         std::mem::take(&mut self.changes)
     }
@@ -82,9 +83,9 @@ impl State {
         Range { entries: under.map(|(_, entry)| entry.clone()).collect(), revision: self.revision }
     }
 
-    /// Carries a transaction out, if what it asks for holds.
+    /// Executes a transaction, if its guards hold.
     pub(crate) fn txn(&mut self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-        txn.refuse_malformed()?;
+        txn.validate()?;
         let Txn { when, then } = txn;
         if !when.iter().all(|compare| self.holds(compare)) {
             return Ok(TxnOutcome { succeeded: false, revision: self.revision });
@@ -98,53 +99,53 @@ impl State {
             Op::Delete { key } => self.delete(key, next),
         });
         let events = events.collect();
-        self.tell(events);
+        self.record(events);
         Ok(TxnOutcome { succeeded: true, revision: self.revision })
     }
 
-    /// A new lease, which ends after `ttl` unless it is kept alive.
+    /// Grants a lease that expires after `ttl` unless it is kept alive.
     pub(crate) fn grant(&mut self, ttl: Duration, now: Instant) -> Result<Lease, StoreError> {
         if self.leases.len() >= LEASES_MAX {
             return Err(StoreError::TooManyLeases);
         }
         self.last_lease += 1;
         let lease = Lease(self.last_lease);
-        self.leases.insert(lease, Granted { ttl, until: now + ttl, keys: BTreeSet::new() });
+        self.leases.insert(lease, LeaseState { ttl, expires_at: now + ttl, keys: BTreeSet::new() });
         self.changes.leases.insert(lease, Some(ttl));
         Ok(lease)
     }
 
-    /// Gives a lease its whole time to live again, and says which keys go with it. Nothing is written: who restarts the
-    /// store grants that time anyway.
+    /// Renews a lease to its whole time to live, and returns its keys. Nothing is written to disk: a restarted store
+    /// grants that time anyway.
     pub(crate) fn keep_alive(&mut self, lease: Lease, now: Instant) -> Result<Vec<String>, StoreError> {
         let granted = self.leases.get_mut(&lease).ok_or(StoreError::NoSuchLease(lease))?;
-        granted.until = now + granted.ttl;
+        granted.expires_at = now + granted.ttl;
         Ok(granted.keys.iter().cloned().collect())
     }
 
-    /// Gives every lease its whole time to live again.
+    /// Renews every lease to its whole time to live.
     pub(crate) fn renew_all(&mut self, now: Instant) {
-        self.leases.values_mut().for_each(|granted| granted.until = now + granted.ttl);
+        self.leases.values_mut().for_each(|granted| granted.expires_at = now + granted.ttl);
     }
 
-    /// Ends a lease and takes its keys away.
+    /// Ends a lease and deletes its keys.
     pub(crate) fn revoke(&mut self, lease: Lease) -> Result<(), StoreError> {
         let granted = self.leases.remove(&lease).ok_or(StoreError::NoSuchLease(lease))?;
         self.changes.leases.insert(lease, None);
         let next = self.revision + 1;
         let events = granted.keys.into_iter().filter_map(|key| self.delete(key, next)).collect();
-        self.tell(events);
+        self.record(events);
         Ok(())
     }
 
-    /// Ends the leases that nobody has kept alive, and says which.
+    /// Expires the leases that were not kept alive, and returns them.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<Lease> {
-        let over = self.leases.iter().filter(|(_, granted)| granted.until <= now);
-        let over: Vec<_> = over.map(|(lease, _)| *lease).collect();
-        for lease in &over {
-            self.revoke(*lease).expect("it stood a moment ago");
+        let expired = self.leases.iter().filter(|(_, granted)| granted.expires_at <= now);
+        let expired: Vec<_> = expired.map(|(lease, _)| *lease).collect();
+        for lease in &expired {
+            self.revoke(*lease).expect("the lease was listed above");
         }
-        over
+        expired
     }
 
     fn holds(&self, compare: &Compare) -> bool {
@@ -188,8 +189,8 @@ impl State {
         Some(Event::Delete { key, revision })
     }
 
-    /// Counts a revision at which something changed.
-    fn tell(&mut self, events: Vec<Event>) {
+    /// Records the changes of a new revision, if there are any.
+    fn record(&mut self, events: Vec<Event>) {
         if !events.is_empty() {
             self.revision += 1;
             self.changes.events.push(events);

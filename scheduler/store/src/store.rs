@@ -1,44 +1,43 @@
-//! What every store can do.
+//! Interface of every store.
 //!
-//! Time is an argument where a lease begins or is kept alive, so that a test or a simulation passes as much of it as it
-//! likes. etcd has a clock of its own and does not look at ours.
+//! Time is an argument where a lease is granted or kept alive, so that tests and simulations control it. etcd uses its
+//! own clock and ignores the argument.
 //!
-//! Who leads is no question of its own here: a *term* is a key under a lease, which whoever comes first creates and
-//! everybody else waits for. What the key is good for is the revision at which it was created: a write that is guarded by
-//! it ([`Term::guard`]) fails from the moment on in which the term has ended, whether or not the one who writes has
-//! noticed. etcd's own elections add a queue to that, which a handful of candidates does not need, and its lock says
-//! nothing about writes at all.
+//! Leader election needs no further operation: a *term* is a key under a lease, created by the first candidate while
+//! the others wait. A write guarded by the key's create revision ([`Term::guard`]) fails as soon as the term has ended,
+//! whether or not the writer has noticed. etcd's own elections add a queue, which a few candidates do not need, and its
+//! lock does not guard writes.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use crate::model::{Compare, Event, KeyValue, Lease, Op, Range, StoreError, Txn, TxnOutcome, WatchError};
 
-/// A store, as the hub uses it. Clones are handles of the same one.
+/// Store of the hub. Clones are handles of the same store.
 ///
-/// Every call may fail with [`StoreError::Unavailable`] or [`StoreError::Closed`]; what else may be wrong is said with it.
+/// Every call may fail with [`StoreError::Unavailable`] or [`StoreError::Closed`]; further errors are listed with it.
 pub trait Store: Clone + Send + Sync + 'static {
-    /// What [`Store::watch`] gives.
+    /// Type returned by [`Store::watch`].
     type Watch: Watch;
 
-    /// The key, if it is there: as it is after everything that was answered to anybody before.
+    /// Returns the key, if it exists. The read is linearisable.
     fn get(&self, key: &str) -> impl Future<Output = Result<Option<KeyValue>, StoreError>> + Send;
 
-    /// The keys that start with `prefix`, all of them at one revision.
+    /// Returns all keys with this prefix, at one revision.
     fn range(&self, prefix: &str) -> impl Future<Output = Result<Range, StoreError>> + Send;
 
-    /// Carries out a transaction, if what it asks for holds.
+    /// Executes a transaction, if its guards hold.
     ///
     /// # Errors
     ///
-    /// When it is malformed or names a lease that does not stand, in which case nothing is done. A store that is reached
-    /// over a network may try twice: then the first try may be what made the guard of the second fail.
+    /// When it is malformed or names a lease that does not exist; then nothing is written. A store in a network may
+    /// send it twice: then the first attempt may be the reason why a guard of the second one fails.
     fn txn(&self, txn: Txn) -> impl Future<Output = Result<TxnOutcome, StoreError>> + Send;
 
-    /// The changes to keys that start with `prefix`, at the revision `from` and later.
+    /// Watches the changes to keys with this prefix, from the revision `from` on.
     fn watch(&self, prefix: &str, from: u64) -> Self::Watch;
 
-    /// A new lease, which ends after `ttl` unless it is kept alive.
+    /// Grants a lease that expires after `ttl` unless it is kept alive.
     ///
     /// # Errors
     ///
@@ -49,7 +48,7 @@ pub trait Store: Clone + Send + Sync + 'static {
         now: Instant,
     ) -> impl Future<Output = Result<Lease, StoreError>> + Send;
 
-    /// Gives a lease its whole time to live again, and says which keys go with it.
+    /// Renews a lease to its whole time to live, and returns its keys.
     ///
     /// # Errors
     ///
@@ -60,18 +59,18 @@ pub trait Store: Clone + Send + Sync + 'static {
         now: Instant,
     ) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
 
-    /// Ends a lease and takes its keys away.
+    /// Revokes a lease and deletes its keys.
     ///
     /// # Errors
     ///
     /// [`StoreError::NoSuchLease`].
     fn lease_revoke(&self, lease: Lease) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Ends the leases that nobody has kept alive, and says which. Whoever owns the store calls this now and then; etcd
-    /// does it by itself, and has nothing to say here.
+    /// Expires the leases that were not kept alive, and returns them. The owner of the store calls this periodically;
+    /// etcd expires leases by itself, and returns an empty list.
     fn expire(&self, now: Instant) -> impl Future<Output = Result<Vec<Lease>, StoreError>> + Send;
 
-    /// Gives a key a value, to go with `lease`. Returns the store's revision after it.
+    /// Puts a key, attached to `lease`. Returns the store's revision after it.
     ///
     /// # Errors
     ///
@@ -86,18 +85,18 @@ pub trait Store: Clone + Send + Sync + 'static {
         async move { Ok(self.txn(Txn { when: Vec::new(), then }).await?.revision) }
     }
 
-    /// Takes a key away, if it is there. Returns the store's revision after it.
+    /// Deletes a key, if it exists. Returns the store's revision after it.
     fn delete(&self, key: &str) -> impl Future<Output = Result<u64, StoreError>> + Send {
         let then = vec![Op::Delete { key: key.to_owned() }];
         async move { Ok(self.txn(Txn { when: Vec::new(), then }).await?.revision) }
     }
 
-    /// Waits until nobody else has `key`, and takes it under `lease`, which is kept alive by whoever calls this. Whoever
-    /// stops waiting and calls it again with the same lease finds a term that had begun meanwhile.
+    /// Waits until `key` does not exist, and creates it under `lease`, which the caller keeps alive. If the future is
+    /// dropped and the method called again with the same lease, a term that began meanwhile is found.
     ///
     /// # Errors
     ///
-    /// As [`Store::txn`]; with [`StoreError::NoSuchLease`], when the lease has ended before the term began.
+    /// As [`Store::txn`]; with [`StoreError::NoSuchLease`] if the lease ended before the term began.
     fn campaign(
         &self,
         key: &str,
@@ -109,48 +108,48 @@ pub trait Store: Clone + Send + Sync + 'static {
                 let when = vec![Compare::CreateRevision(key.to_owned(), 0)];
                 let then = vec![Op::Put { key: key.to_owned(), value: value.clone(), lease: Some(lease) }];
                 self.txn(Txn { when, then }).await?;
-                // Whether that was done is read and not told: of two tries the first may have done it.
+                // The result is read, not taken from the response: of two attempts the first may have succeeded.
                 let Range { entries, revision } = self.range(key).await?;
                 let Some(holder) = entries.into_iter().find(|entry| entry.key == key) else { continue };
                 if holder.lease == Some(lease) {
                     return Ok(Term { key: holder.key, created: holder.create_revision, lease });
                 }
-                ended(self.watch(key, revision + 1), key).await?;
+                until_deleted(self.watch(key, revision + 1), key).await?;
             }
         }
     }
 }
 
-/// A watch: the changes under a prefix, from a revision on, in order and without a gap.
+/// Watch: the changes under a prefix, from a revision on, in order and without a gap.
 pub trait Watch: Send {
-    /// Waits for changes and returns all there are, at least one. Dropping the future loses none.
+    /// Waits for changes and returns all available ones, at least one. Dropping the future loses none.
     ///
     /// # Errors
     ///
-    /// When there is a gap: some changes that it was to return are no longer known. Every later call says so too.
+    /// When there is a gap, because some of the changes are no longer stored. Every later call returns the same error.
     fn next(&mut self) -> impl Future<Output = Result<Vec<Event>, WatchError>> + Send;
 }
 
-/// The right to write as the leader, for as long as it lasts.
+/// Right to write as the leader, while the term lasts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// The key that whoever leads has.
+    /// Key of the leader.
     pub key: String,
-    /// The revision at which it was created for this term.
+    /// Revision at which the key was created for this term.
     pub created: u64,
-    /// The lease with which the term ends.
+    /// Lease whose end is the end of the term.
     pub lease: Lease,
 }
 
 impl Term {
-    /// What a write of this term is to be guarded by: that the term has not ended.
+    /// Returns the guard for writes of this term, which fails once the term has ended.
     pub fn guard(&self) -> Compare {
         Compare::CreateRevision(self.key.clone(), self.created)
     }
 }
 
-/// Waits until the key may be gone.
-async fn ended(mut watch: impl Watch, key: &str) -> Result<(), StoreError> {
+/// Waits until the key may have been deleted.
+async fn until_deleted(mut watch: impl Watch, key: &str) -> Result<(), StoreError> {
     loop {
         match watch.next().await {
             Ok(events) => {
@@ -160,7 +159,7 @@ async fn ended(mut watch: impl Watch, key: &str) -> Result<(), StoreError> {
                     return Ok(());
                 }
             }
-            Err(WatchError::Compacted { .. } | WatchError::FromTheFuture { .. }) => return Ok(()),
+            Err(WatchError::Compacted { .. } | WatchError::FutureRevision { .. }) => return Ok(()),
             Err(WatchError::Closed) => return Err(StoreError::Closed),
         }
     }

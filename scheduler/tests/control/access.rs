@@ -1,12 +1,12 @@
 //! Access control of the hub, over HTTP: which token each path needs, and who may use a lease.
 
 use super::world::{
-    AMERICA, EUROPE, FLEET_TOKEN, Hub, Lease, TOKEN, answer, config, port, registration, until,
+    AMERICA, EUROPE, FLEET_TOKEN, Hub, Lease, TOKEN, config, port, registration, response, until,
 };
 use reqwest::Method;
 use serde_json::json;
 
-/// Every path of a hub that is not for probes, as a well-formed request, and whether it is the operator's alone.
+/// Returns a well-formed request for every path except the probes, and whether it needs the operator token.
 fn requests() -> Vec<(Method, String, String, bool)> {
     let lease = format!("/v1/leases/{:032x}", 1);
     let holder = format!("holder=spoke/{EUROPE}/{:016x}", 1);
@@ -32,17 +32,17 @@ fn requests() -> Vec<(Method, String, String, bool)> {
 }
 
 #[tokio::test]
-async fn every_path_but_the_probes_needs_a_token_and_those_that_change_deployments_the_operators() {
+async fn every_path_except_probes_needs_a_token_and_changes_need_the_operator_token() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let before = hub.routes().await.generation;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let send = async |method: &Method, path: &str, body: &str, tokens: &[&str]| {
         let request = client.request(method.clone(), format!("{}{path}", hub.url)).body(body.to_owned());
-        let shown = tokens
+        let with_tokens = tokens
             .iter()
             .fold(request, |request, token| request.header("authorization", format!("Bearer {token}")));
-        let (status, code, _) = answer(shown).await;
+        let (status, code, _) = response(with_tokens).await;
         (status, code)
     };
     let denied = (401, "unauthenticated".to_owned());
@@ -65,24 +65,24 @@ async fn every_path_but_the_probes_needs_a_token_and_those_that_change_deploymen
     for probe in ["/livez", "/readyz"] {
         assert_eq!(send(&Method::GET, probe, "", &[]).await.0, 200, "{probe}");
     }
-    // Of all these only those with a token have changed anything.
+    // Only requests with a valid token have changed anything.
     let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
     assert!(routes.generation > before);
     hub.stop().await;
 }
 
 #[tokio::test]
-async fn a_denied_request_changes_nothing_and_says_which_token_is_needed() {
+async fn a_denied_request_changes_nothing_and_names_the_required_token() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let before = hub.routes().await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let url = format!("{}/v1/spokes", hub.url);
-    // Longer than any body may be: it is denied before it is read.
-    let answer = client.post(url).body(vec![b' '; 3 << 20]).send().await.unwrap();
-    assert_eq!(answer.status(), 401);
-    assert_eq!(answer.headers()["www-authenticate"], "Bearer");
-    let body: serde_json::Value = answer.json().await.unwrap();
+    // Larger than the body limit: it is denied before it is read.
+    let response = client.post(url).body(vec![b' '; 3 << 20]).send().await.unwrap();
+    assert_eq!(response.status(), 401);
+    assert_eq!(response.headers()["www-authenticate"], "Bearer");
+    let body: serde_json::Value = response.json().await.unwrap();
     let message = body["error"]["message"].as_str().unwrap();
     assert!(message.contains("fleet token") && message.contains("authorization: Bearer"), "{message}");
     assert_eq!(hub.routes().await, before);
@@ -95,7 +95,7 @@ async fn a_hub_without_a_fleet_token_listens_on_loopback_only() {
     let mut open = config(dir.path());
     open.tokens.fleet.clear();
     open.listen = ([0, 0, 0, 0], 0).into();
-    let error = Hub::try_start(open.clone()).await.err().expect("it is refused").to_string();
+    let error = Hub::try_start(open.clone()).await.err().expect("the hub does not start").to_string();
     assert!(error.contains("0.0.0.0") && error.contains("fleet_token_file"), "{error}");
     open.listen = ([127, 0, 0, 1], 0).into();
     let hub = Hub::start(open).await;
@@ -104,7 +104,7 @@ async fn a_hub_without_a_fleet_token_listens_on_loopback_only() {
 }
 
 #[tokio::test]
-async fn a_lease_is_found_by_nobody_who_counts_and_used_by_its_holder_alone() {
+async fn lease_ids_are_unpredictable_and_usable_by_their_holders_only() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let europe = hub.register(EUROPE, 7100, 1, &[]).await;
@@ -112,42 +112,42 @@ async fn a_lease_is_found_by_nobody_who_counts_and_used_by_its_holder_alone() {
     let america = hub.register(AMERICA, 7200, 3, &[]).await;
     let ids = [&europe, &sibling, &america].map(|lease| u128::from_str_radix(&lease.id, 16).unwrap());
     for (one, other) in [(0, 1), (0, 2), (1, 2)] {
-        assert!(ids[one].abs_diff(ids[other]) > 1 << 64, "they do not follow one another: {ids:x?}");
+        assert!(ids[one].abs_diff(ids[other]) > 1 << 64, "ids are not sequential: {ids:x?}");
     }
-    let gone = |(status, body): (u16, serde_json::Value)| {
+    let assert_not_found = |(status, body): (u16, serde_json::Value)| {
         assert_eq!((status, &body["error"]["code"]), (404, &json!("lease_not_found")), "{body}");
     };
-    // The numbers of the store's own leases, as they were used before.
+    // The numbers of the store's own leases.
     for number in 0..32 {
-        let counted = Lease { id: format!("{number:032x}"), ..europe.clone() };
-        gone(hub.keep_alive(&counted, &[]).await);
-        assert_eq!(hub.leave(&counted).await, 404);
+        let guessed = Lease { id: format!("{number:032x}"), ..europe.clone() };
+        assert_not_found(hub.keep_alive(&guessed, &[]).await);
+        assert_eq!(hub.deregister(&guessed).await, 404);
     }
     for other in [&sibling, &america] {
         let stolen = Lease { id: other.id.clone(), ..europe.clone() };
-        gone(hub.keep_alive(&stolen, &[]).await);
-        assert_eq!(hub.leave(&stolen).await, 404, "the lease of another instance ends nothing");
+        assert_not_found(hub.keep_alive(&stolen, &[]).await);
+        assert_eq!(hub.deregister(&stolen).await, 404, "an instance cannot end the lease of another one");
     }
     let unnamed = format!("{}/v1/leases/{}", hub.url, europe.id);
     assert_eq!(hub.client.delete(unnamed).send().await.unwrap().status(), 400, "a holder must be named");
     for lease in [&europe, &sibling, &america] {
         assert_eq!(hub.keep_alive(lease, &[]).await.0, 200);
     }
-    assert_eq!(hub.leave(&america).await, 204);
-    gone(hub.keep_alive(&america, &[]).await);
+    assert_eq!(hub.deregister(&america).await, 204);
+    assert_not_found(hub.keep_alive(&america, &[]).await);
     assert_eq!(hub.keep_alive(&europe, &[]).await.0, 200);
     hub.stop().await;
 }
 
 #[tokio::test]
-async fn who_registers_again_has_a_new_lease_and_the_old_one_is_worth_nothing() {
+async fn registering_again_replaces_the_lease() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let old = hub.register(EUROPE, 7100, 1, &[]).await;
     let new = hub.register(EUROPE, 7101, 1, &[]).await;
     assert_eq!((old.holder.as_str(), old.id == new.id), (new.holder.as_str(), false));
-    assert_eq!(hub.leave(&old).await, 404);
+    assert_eq!(hub.deregister(&old).await, 404);
     assert_eq!(hub.keep_alive(&old, &[]).await.0, 404);
-    until("the new one stands", async || hub.keep_alive(&new, &[]).await.0 == 200).await;
+    until("the new lease is valid", async || hub.keep_alive(&new, &[]).await.0 == 200).await;
     hub.stop().await;
 }

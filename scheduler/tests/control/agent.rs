@@ -1,4 +1,4 @@
-//! A region's agent and a hub.
+//! Tests of a region's agent with a hub.
 
 use super::world::{AMERICA, EUROPE, FLEET_TOKEN, Hub, config, port, ready, until};
 use scheduler::agent::{self, AgentError};
@@ -15,7 +15,7 @@ use supervision::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// An agent that speaks for Europe.
+/// Agent of the region in Europe.
 struct Agent {
     spoke: Arc<Mutex<Spoke>>,
     stop: oneshot::Sender<()>,
@@ -40,7 +40,7 @@ impl Agent {
         Agent { spoke: spoke.clone(), stop, task: tokio::spawn(agent::run(config, spoke, shutdown)) }
     }
 
-    /// What the replica says: from now on these are ready.
+    /// Sets the ready deployments in the replica's status.
     fn serves(&self, names: &[&str]) {
         let names: BTreeSet<_> = names.iter().map(|name| name.parse().unwrap()).collect();
         let observed = ReplicaStatus {
@@ -62,7 +62,7 @@ impl Agent {
 }
 
 #[tokio::test]
-async fn a_region_is_at_the_hub_from_start_to_stop_and_what_is_ready_with_it() {
+async fn a_region_is_registered_from_start_to_stop_with_its_ready_deployments() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
     config.lapsed_keep = Duration::from_millis(1);
@@ -82,7 +82,8 @@ async fn a_region_is_at_the_hub_from_start_to_stop_and_what_is_ready_with_it() {
 async fn an_agent_keeps_a_short_lease_alive() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
-    // The hub looks four times a second, so a lease of one second that nobody kept alive would be gone at the third look.
+    // The hub expires leases four times a second, so a lease of one second without keep-alives would be gone within
+    // 1.25 s.
     config.lease_ttl = Duration::from_secs(1);
     config.lapsed_keep = Duration::from_millis(1);
     let hub = Hub::start(config).await;
@@ -90,8 +91,8 @@ async fn an_agent_keeps_a_short_lease_alive() {
     hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
     let silent = hub.register(AMERICA, 7300, 1, &[]).await;
     hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
-    // On a machine that stands still for longer than a lease the agent registers again.
-    hub.until_routes("who is silent is gone, and the agent's region is not", |table| {
+    // On a machine that stalls for longer than a lease, the agent registers again.
+    hub.until_routes("the silent region is gone, and the agent's region is not", |table| {
         port(table, AMERICA).is_none() && port(table, EUROPE).is_some()
     })
     .await;
@@ -101,7 +102,7 @@ async fn an_agent_keeps_a_short_lease_alive() {
 }
 
 #[tokio::test]
-async fn a_region_registers_again_with_a_hub_that_knows_nothing_of_it() {
+async fn a_region_registers_again_with_a_new_hub() {
     let dir = tempfile::tempdir().unwrap();
     let first = Hub::start(config(dir.path())).await;
     let agent = Agent::start(&first.url);
@@ -126,10 +127,10 @@ async fn a_region_registers_again_with_a_hub_that_knows_nothing_of_it() {
 }
 
 #[tokio::test]
-async fn an_agent_without_a_hub_goes_on_trying_and_stops_when_it_is_told() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = nobody.local_addr().unwrap();
-    drop(nobody);
+async fn an_agent_without_a_hub_retries_and_can_be_stopped() {
+    let free_port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free_port.local_addr().unwrap();
+    drop(free_port);
     let agent = Agent::start(&format!("http://{address}"));
     agent.serves(&["minilm"]);
     let dir = tempfile::tempdir().unwrap();
@@ -141,7 +142,7 @@ async fn an_agent_without_a_hub_goes_on_trying_and_stops_when_it_is_told() {
     agent.stop().await;
 }
 
-/// One that takes connections and says nothing: its process is stopped, or its disk stands still.
+/// Starts a server that accepts connections and sends nothing, like a suspended process.
 fn hangs() -> (TcpListener, String) {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", socket.local_addr().unwrap());
@@ -149,27 +150,27 @@ fn hangs() -> (TcpListener, String) {
 }
 
 #[tokio::test]
-async fn of_several_hubs_the_one_that_answers_is_asked() {
+async fn of_several_hubs_the_responding_one_is_used() {
     let (_silent, silent) = hangs();
-    let refuses = {
+    let unreachable = {
         let (_gone, url) = hangs();
         url
     };
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
-    // Of three signs of life two may be lost; the one that asks a silent hub takes longer than that.
+    // Two of three keep-alives may be lost; a call to a silent hub takes longer than that.
     config.lease_ttl = Duration::from_secs(1);
     config.lapsed_keep = Duration::from_millis(1);
     let hub = Hub::start(config).await;
-    let agent = Agent::of(&[&refuses, &silent, &hub.url]);
+    let agent = Agent::of(&[&unreachable, &silent, &hub.url]);
     hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
-    // If it went round, or back to the first, its lease would end and its region with it.
+    // If the agent rotated, or returned to the first hub, its lease would expire.
     let lease = hub.register(AMERICA, 7300, 1, &[]).await;
-    let seen = Cell::new(0);
+    let tables = Cell::new(0);
     hub.until_routes("another region has come and gone while it stays", |table| {
-        assert_eq!(port(table, EUROPE), Some(7100), "it stays with the one that answered");
-        seen.set(seen.get() + 1);
-        port(table, AMERICA).is_none() && seen.get() > 1
+        assert_eq!(port(table, EUROPE), Some(7100), "it stays with the responding hub");
+        tables.set(tables.get() + 1);
+        port(table, AMERICA).is_none() && tables.get() > 1
     })
     .await;
     assert_eq!(hub.keep_alive(&lease, &[]).await.0, 404);
@@ -179,7 +180,7 @@ async fn of_several_hubs_the_one_that_answers_is_asked() {
 }
 
 #[tokio::test]
-async fn a_hub_that_falls_silent_is_left_for_one_that_was_silent_before() {
+async fn the_agent_moves_from_a_failed_hub_to_one_that_was_silent_before() {
     let (second, second_url) = hangs();
     let dir = tempfile::tempdir().unwrap();
     let first = Hub::start(config(dir.path())).await;
@@ -196,7 +197,7 @@ async fn a_hub_that_falls_silent_is_left_for_one_that_was_silent_before() {
     })
     .await;
     let hub = hub.unwrap();
-    hub.until_routes("Europe has come to the other", |table| port(table, EUROPE).is_some()).await;
+    hub.until_routes("Europe is registered with the other", |table| port(table, EUROPE).is_some()).await;
     agent.stop().await;
     hub.stop().await;
 }

@@ -1,4 +1,4 @@
-//! The hub over HTTP.
+//! Tests of the hub over HTTP.
 
 use super::world::{AMERICA, EUROPE, Hub, Lease, config, port, ready, registration, table, until};
 use regions::Generation;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 #[tokio::test]
-async fn a_region_is_routed_to_from_when_it_registers() {
+async fn a_region_is_in_the_route_table_once_registered() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let first = hub.routes().await;
@@ -27,7 +27,7 @@ async fn a_region_is_routed_to_from_when_it_registers() {
 }
 
 #[tokio::test]
-async fn a_long_poll_wakes_on_change_and_gives_up_in_time() {
+async fn a_long_poll_returns_on_a_change_or_at_its_timeout() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let now = hub.routes().await.generation;
@@ -40,7 +40,7 @@ async fn a_long_poll_wakes_on_change_and_gives_up_in_time() {
 }
 
 #[tokio::test]
-async fn a_spoke_that_falls_silent_is_forgotten_after_its_lease_and_a_while() {
+async fn a_silent_spoke_is_removed_after_its_lease_and_the_grace_period() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
     config.lease_ttl = Duration::from_millis(1);
@@ -60,13 +60,13 @@ async fn a_spoke_that_falls_silent_is_forgotten_after_its_lease_and_a_while() {
 }
 
 #[tokio::test]
-async fn a_region_whose_last_spoke_is_gone_keeps_its_route_for_now() {
+async fn a_region_keeps_its_route_for_the_grace_period_after_its_last_spoke() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
     hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
-    assert_eq!(hub.leave(&lease).await, 204);
-    // The hub hears of things in their order: when America is there, it knows that Europe has left.
+    assert_eq!(hub.deregister(&lease).await, 204);
+    // The hub sees changes in order: when America is there, it has seen that Europe has deregistered.
     hub.register(AMERICA, 7200, 2, &[]).await;
     let routes = hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
     assert_eq!((port(&routes, EUROPE), ready(&routes, EUROPE).len()), (Some(7100), 1));
@@ -74,27 +74,27 @@ async fn a_region_whose_last_spoke_is_gone_keeps_its_route_for_now() {
 }
 
 #[tokio::test]
-async fn of_two_spokes_of_a_region_the_one_that_registered_last_is_routed_to() {
+async fn of_two_spokes_of_a_region_the_latest_is_in_the_route_table() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let old = hub.register(EUROPE, 7100, 1, &[]).await;
     let new = hub.register(EUROPE, 7200, 2, &[]).await;
     let routes = hub.until_routes("the new one has it", |table| port(table, EUROPE) == Some(7200)).await;
-    assert_eq!(hub.keep_alive(&old, &["minilm"]).await.0, 200, "the old one drains and is no worse for it");
+    assert_eq!(hub.keep_alive(&old, &["minilm"]).await.0, 200, "the lease of the old one is unaffected");
     assert_eq!(hub.routes().await.generation, routes.generation);
-    assert_eq!(hub.leave(&new).await, 204);
+    assert_eq!(hub.deregister(&new).await, 204);
     hub.until_routes("the old one has it back", |table| port(table, EUROPE) == Some(7100)).await;
-    assert_eq!(hub.leave(&new).await, 404);
+    assert_eq!(hub.deregister(&new).await, 404);
 
     let again = hub.register(EUROPE, 7101, 1, &[]).await;
     assert_ne!(again, old);
-    assert_eq!(hub.keep_alive(&old, &[]).await.0, 404, "who registers again has one lease and not two");
+    assert_eq!(hub.keep_alive(&old, &[]).await.0, 404, "registering again replaces the lease");
     hub.until_routes("it has moved", |table| port(table, EUROPE) == Some(7101)).await;
     hub.stop().await;
 }
 
 #[tokio::test]
-async fn generations_rise_across_restarts_and_nobody_has_to_register_again() {
+async fn generations_rise_across_restarts_and_registrations_survive() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
@@ -102,7 +102,7 @@ async fn generations_rise_across_restarts_and_nobody_has_to_register_again() {
     hub.stop().await;
 
     let hub = Hub::start(config(dir.path())).await;
-    assert_eq!(hub.routes().await, before, "nothing has changed, and nothing is taken away");
+    assert_eq!(hub.routes().await, before, "the table is unchanged");
     assert_eq!(hub.keep_alive(&lease, &["minilm"]).await.0, 200);
     hub.register(AMERICA, 7200, 2, &[]).await;
     let after = hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
@@ -120,12 +120,12 @@ async fn generations_rise_across_restarts_and_nobody_has_to_register_again() {
     let hub = hub.unwrap();
     let last = hub.until_routes("minilm is gone", |table| table.deployments.len() == 1).await;
     assert!(last.generation > after.generation);
-    assert!(ready(&last, EUROPE).is_empty(), "what is not deployed is not routed to");
+    assert!(ready(&last, EUROPE).is_empty(), "a removed deployment is not ready anywhere");
     hub.stop().await;
 }
 
 #[tokio::test]
-async fn a_hub_that_has_lost_its_disk_supersedes_its_former_self() {
+async fn a_hub_that_lost_its_disk_publishes_a_higher_generation() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let before = hub.routes().await.generation;
@@ -155,7 +155,7 @@ async fn a_second_hub_on_the_same_store_does_not_start() {
 }
 
 #[tokio::test]
-async fn what_is_ready_and_not_deployed_is_told_back_and_not_routed_to() {
+async fn ready_but_unknown_deployments_are_reported_and_not_in_the_route_table() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let message = registration(EUROPE, 7100, 1, &["minilm", "other"]);
@@ -169,7 +169,7 @@ async fn what_is_ready_and_not_deployed_is_told_back_and_not_routed_to() {
 }
 
 #[tokio::test]
-async fn as_many_spokes_as_a_region_may_have_register_and_one_more_does_not() {
+async fn limit_of_spokes_per_region_is_enforced() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     for boot_id in 1..=SPOKES_PER_REGION_MAX as u64 {
@@ -183,11 +183,11 @@ async fn as_many_spokes_as_a_region_may_have_register_and_one_more_does_not() {
 }
 
 #[tokio::test]
-async fn bad_input_is_a_4xx_that_names_the_field() {
+async fn invalid_input_is_a_4xx_that_names_the_field() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
-    let check = |answer: (u16, String, Value), status: u16, code: &str, param: Value, word: &str| {
-        let (given, header, body) = answer;
+    let check = |response: (u16, String, Value), status: u16, code: &str, param: Value, word: &str| {
+        let (given, header, body) = response;
         let error = &body["error"];
         assert_eq!((given, header.as_str(), &error["code"]), (status, code, &json!(code)), "{body}");
         assert_eq!(error["param"], param, "{body}");

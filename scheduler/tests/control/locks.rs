@@ -1,4 +1,4 @@
-//! Makes the holder of each lock panic that a hub takes while it serves.
+//! Tests with a panic under each lock that a hub takes while it serves requests.
 
 use crate::world::{AMERICA, Hub, TOKEN, config};
 use serde_json::json;
@@ -20,7 +20,7 @@ fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
 
 impl Subject for Hub {
     const PROBES: &'static [&'static str] = &["/livez", "/readyz"];
-    /// The one that panics, and another that waits for the store with it.
+    /// The request that panics, and another one that waits for the store at the same time.
     const FAILED_MAX: usize = 2;
 
     async fn drive(&self) -> usize {
@@ -48,10 +48,10 @@ impl Subject for Hub {
                 false => request,
             };
             let status = request.body(body).send().await.map(|response| response.status().as_u16());
-            // Some of it is refused, as there is nothing of that kind yet; that is a response all the same.
+            // Some requests are rejected, since their object does not exist yet; that counts as a response too.
             failed += usize::from(!status.is_ok_and(|status| (200..500).contains(&status)));
         }
-        // Beside requests there are terms of leadership, leases and plans.
+        // Background work: elections, leases and plans.
         tokio::time::sleep(Duration::from_millis(300)).await;
         failed
     }
@@ -63,7 +63,7 @@ impl Subject for Hub {
         }
     }
 
-    /// A hub that has failed ends as soon as nobody waits for a response.
+    /// A failed hub exits once no client waits for a response.
     fn refuses_probes(&self, _lock: &str) -> bool {
         true
     }

@@ -1,5 +1,5 @@
-//! The hub and the agent as processes see them: real HTTP, a real store, real leases. Time is real too, and nothing here
-//! waits for a while: leases are made short, and what is waited for is a condition.
+//! Tests of the hub and the agent with real HTTP, a real store, and real leases. Time is real too, but no test waits
+//! for a fixed time: leases are short, and every wait is for a condition.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 

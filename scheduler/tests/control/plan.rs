@@ -1,5 +1,5 @@
-//! The plan over HTTP: what regions can do and gateways are asked for goes in, shares and floors come out, through a real
-//! hub and its store.
+//! Tests of the traffic plan over HTTP, with a real hub and store: capacity of regions and demand of gateways in,
+//! weights and floors out.
 
 use super::world::{self, AMERICA, EUROPE, Hub, Lease, TOKEN, until};
 use scheduler::config::HubConfig;
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 const JAPAN: &str = "oci/ap-tokyo-1";
 
-/// A hub whose leases outlast a test: nobody keeps them alive here.
+/// Returns a configuration whose leases outlast a test without keep-alives.
 fn config(data: &Path) -> HubConfig {
     HubConfig { lease_ttl: Duration::from_secs(600), ..world::config(data) }
 }
 
-/// What one region says it can do: two replicas for both deployments, of which it could start eight.
+/// Returns the capacity of a region: two ready replicas of each deployment, and at most eight.
 fn capacity(tokens_per_second: u64) -> Value {
     let count = |name: &str| json!({"name": name, "ready": 2, "max": 8});
     let deployments = [count("minilm"), count("minilm-eu")];
@@ -37,16 +37,16 @@ fn demand(tokens_per_second: u64) -> Value {
     json!({"version": 1, "gateway": AMERICA, "boot_id": 1, "classes": classes})
 }
 
-/// A gateway in America that takes what is newer than what it has.
+/// Gateway in America, which accepts newer weights.
 #[derive(Default)]
 struct Gateway {
     weights: Option<GatewayWeights>,
-    taken: Vec<String>,
+    accepted: Vec<String>,
 }
 
 impl Gateway {
-    /// Says what it is asked for, and takes the answer.
-    async fn asks(&mut self, hub: &Hub, tokens_per_second: u64) {
+    /// Reports its demand, and accepts the weights in the response.
+    async fn report(&mut self, hub: &Hub, tokens_per_second: u64) {
         let path = match &self.weights {
             Some(weights) => format!("/v1/demand?after={}", weights.generation),
             None => "/v1/demand".to_owned(),
@@ -59,21 +59,21 @@ impl Gateway {
         let wire: WeightsV1 = serde_json::from_value(body).unwrap();
         let weights = GatewayWeights::try_from(wire).unwrap();
         assert!(self.weights.as_ref().is_none_or(|before| before.generation < weights.generation));
-        self.taken.push(weights.generation.to_string());
+        self.accepted.push(weights.generation.to_string());
         self.weights = Some(weights);
     }
 
-    /// The shares of a deployment, by region.
+    /// Returns the shares of a deployment by region.
     fn shares(&self, name: &str) -> BTreeMap<String, u16> {
         let rows = self.weights.iter().flat_map(|weights| &weights.rows);
         let rows = rows.filter(|((class, _), _)| class.deployment.as_str() == name);
         rows.flat_map(|(_, shares)| shares).map(|share| (share.region.to_string(), share.permille)).collect()
     }
 
-    /// Asks until the shares are these, give or take what the few tokens of the other class take.
+    /// Reports until the shares are these, within the effect of the other class's few tokens.
     async fn until(&mut self, hub: &Hub, tokens_per_second: u64, name: &str, shares: &[(&str, u16)]) {
         until(&format!("{name} is divided as {shares:?}"), async || {
-            self.asks(hub, tokens_per_second).await;
+            self.report(hub, tokens_per_second).await;
             let found = self.shares(name);
             let near = |(region, permille): &(&str, u16)| {
                 found.get(*region).is_some_and(|found| found.abs_diff(*permille) <= 5)
@@ -85,7 +85,7 @@ impl Gateway {
 }
 
 #[tokio::test]
-async fn what_is_asked_for_is_divided_by_what_regions_can_do() {
+async fn demand_is_divided_by_the_capacity_of_regions() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let lease = register(&hub, AMERICA, 1, 4000).await;
@@ -94,13 +94,13 @@ async fn what_is_asked_for_is_divided_by_what_regions_can_do() {
     gateway.until(&hub, 100, "minilm", &[(AMERICA, 1000)]).await;
     gateway.until(&hub, 100, "minilm-eu", &[(EUROPE, 1000)]).await;
 
-    // Three quarters of 4000 each: twice as much is divided evenly, and goes there by steps of a tenth.
+    // Three quarters of 4000 each: twice as much is divided evenly, in steps of a tenth.
     gateway.until(&hub, 5980, "minilm", &[(AMERICA, 500), (EUROPE, 500)]).await;
-    assert!(gateway.taken.len() >= 5, "by steps: {:?}", gateway.taken);
+    assert!(gateway.accepted.len() >= 5, "by steps: {:?}", gateway.accepted);
 
-    // 5980 have to be borne by either of two, with 1500 a replica; and a little more in Europe.
+    // Either of the two must be able to serve 5980, with 1500 per replica; and a little more in Europe.
     let mut floors = Value::Null;
-    until("the region is told its floors", async || {
+    until("the region receives its floors", async || {
         let message =
             json!({"version": 1, "deployments": ["minilm", "minilm-eu"], "capacity": capacity(4000)});
         let (_, _, body) = hub.post(&lease.keep_alive_path(), message.to_string()).await;
@@ -109,14 +109,14 @@ async fn what_is_asked_for_is_divided_by_what_regions_can_do() {
     })
     .await;
 
-    // A spoke whose lease has ended can do nothing.
-    assert_eq!(hub.leave(&lease).await, 204);
+    // A spoke without a lease has no capacity.
+    assert_eq!(hub.deregister(&lease).await, 204);
     gateway.until(&hub, 100, "minilm", &[(EUROPE, 1000)]).await;
     hub.stop().await;
 }
 
 #[tokio::test]
-async fn a_plan_survives_its_hub_and_goes_on() {
+async fn a_plan_survives_a_restart_of_the_hub() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     register(&hub, AMERICA, 1, 4000).await;
@@ -128,18 +128,18 @@ async fn a_plan_survives_its_hub_and_goes_on() {
 
     let hub = Hub::start(config(dir.path())).await;
     let mut newcomer = Gateway::default();
-    newcomer.asks(&hub, 6000).await;
+    newcomer.report(&hub, 6000).await;
     let found = newcomer.weights.as_ref().unwrap();
-    assert!(found.generation >= before, "what stood in the store is given out at once");
+    assert!(found.generation >= before, "the stored plan is published at once");
     assert_eq!(newcomer.shares("minilm").len(), 2);
-    // And what comes is newer than what anybody has.
+    // Later parts have higher generations.
     gateway.until(&hub, 100, "minilm", &[(AMERICA, 1000)]).await;
     assert!(gateway.weights.unwrap().generation > before);
     hub.stop().await;
 }
 
 #[tokio::test]
-async fn a_drained_region_is_told_of_and_left_by_steps_and_comes_back() {
+async fn a_drained_region_is_published_loses_its_weights_in_steps_and_returns() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     register(&hub, AMERICA, 1, 4000).await;
@@ -153,13 +153,16 @@ async fn a_drained_region_is_told_of_and_left_by_steps_and_comes_back() {
     for region in [AMERICA, EUROPE] {
         assert_eq!(hub.client.put(drains(region)).bearer_auth(TOKEN).send().await.unwrap().status(), 200);
     }
-    hub.until_routes("both are told of", |table| draining(table, AMERICA) && draining(table, EUROPE)).await;
-    let taken = gateway.taken.len();
+    hub.until_routes("both are marked as draining", |table| {
+        draining(table, AMERICA) && draining(table, EUROPE)
+    })
+    .await;
+    let accepted = gateway.accepted.len();
     gateway.until(&hub, 100, "minilm", &[(JAPAN, 1000)]).await;
-    assert!(gateway.taken.len() >= taken + 9, "by steps: {:?}", gateway.taken);
-    assert_eq!(gateway.shares("minilm-eu"), [(EUROPE.to_owned(), 1000)].into(), "it may go nowhere else");
+    assert!(gateway.accepted.len() >= accepted + 9, "by steps: {:?}", gateway.accepted);
+    assert_eq!(gateway.shares("minilm-eu"), [(EUROPE.to_owned(), 1000)].into(), "no other region is allowed");
 
-    // It is an intent, and stands until it is undone.
+    // A drain is stored, and lasts until it is cancelled.
     hub.stop().await;
     let hub = Hub::start(config(dir.path())).await;
     hub.until_routes("they still drain", |table| draining(table, AMERICA)).await;
@@ -174,7 +177,7 @@ async fn a_drained_region_is_told_of_and_left_by_steps_and_comes_back() {
 }
 
 #[tokio::test]
-async fn a_demand_or_a_drain_that_cannot_be_right_is_refused_by_its_field() {
+async fn invalid_demand_and_drains_are_rejected_by_field() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let check = async |pointer: &str, value: Value, param: &str, word: &str| {
@@ -194,14 +197,14 @@ async fn a_demand_or_a_drain_that_cannot_be_right_is_refused_by_its_field() {
     check("/classes/1/residency", json!(""), "classes[1].residency", "area is missing").await;
     check("/classes/1/origin", json!("x"), "classes[1].origin", "cloud/name").await;
     let drain = async |region: &str| {
-        let asked = hub.client.put(format!("{}/v1/drains/{region}", hub.url)).bearer_auth(TOKEN);
-        let answer = asked.send().await.unwrap();
-        let status = answer.status().as_u16();
-        let body: Value = answer.json().await.unwrap();
+        let request = hub.client.put(format!("{}/v1/drains/{region}", hub.url)).bearer_auth(TOKEN);
+        let response = request.send().await.unwrap();
+        let status = response.status().as_u16();
+        let body: Value = response.json().await.unwrap();
         assert_eq!((status, &body["error"]["param"]), (400, &json!("region")), "{body}");
         body["error"]["message"].as_str().unwrap().to_owned()
     };
-    assert!(drain("gcp/europe-west44").await.contains("perhaps gcp/europe-west4"));
+    assert!(drain("gcp/europe-west44").await.contains("did you mean gcp/europe-west4"));
     assert!(drain("gcp/europe%20west4").await.contains("cloud/name"));
     assert!(hub.routes().await.regions.is_empty());
     hub.stop().await;

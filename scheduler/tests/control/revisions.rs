@@ -1,4 +1,4 @@
-//! The model revision of a deployment at the hub: pinned by the first report, held, promoted, shown.
+//! Tests of model revisions at the hub: pinned by the first report, held, promoted, listed.
 
 use super::world::{AMERICA, Hub, TOKEN, config};
 use regions::{ModelRevision, RouteTable};
@@ -13,18 +13,18 @@ fn file(precision: &str) -> String {
     )
 }
 
-/// Applies the deployment; what the hub notes about it.
+/// Applies the deployment; returns the notes of the hub.
 async fn apply(hub: &Hub, precision: &str, hold: bool) -> Value {
     let message = json!({"version": 1, "dry_run": false, "base": null, "hold": hold,
                          "deployments": [{"name": "d.toml", "text": file(precision)}]});
     let request =
         hub.client.post(format!("{}/v1/apply", hub.url)).bearer_auth(TOKEN).body(message.to_string());
-    let answer = request.send().await.unwrap();
-    assert_eq!(answer.status().as_u16(), 200);
-    answer.json::<Value>().await.unwrap()["notes"].clone()
+    let response = request.send().await.unwrap();
+    assert_eq!(response.status().as_u16(), 200);
+    response.json::<Value>().await.unwrap()["notes"].clone()
 }
 
-/// Registers the region with so many ready replicas of each revision.
+/// Registers the region with this number of ready replicas of each revision.
 async fn report(hub: &Hub, boot_id: u64, models: &[(&str, &str, u32)]) {
     let model = |(revision, precision, ready): &(&str, &str, u32)| {
         json!({"revision": revision, "source": "pypi://m", "task": "embed",
@@ -39,11 +39,11 @@ async fn report(hub: &Hub, boot_id: u64, models: &[(&str, &str, u32)]) {
 
 async fn promote(hub: &Hub, name: &str, token: &str) -> (u16, Value) {
     let url = format!("{}/v1/deployments/{name}/promote", hub.url);
-    let answer = hub.client.post(url).bearer_auth(token).send().await.unwrap();
-    (answer.status().as_u16(), answer.json().await.unwrap())
+    let response = hub.client.post(url).bearer_auth(token).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
 }
 
-/// The precision and the revision that are served, and the revision that is to be served.
+/// Returns the served precision and revision, and the next revision.
 fn served(table: &RouteTable) -> (String, Option<String>, Option<String>) {
     let name = "d".parse().unwrap();
     let text = |revision: ModelRevision| revision.to_string();
@@ -54,7 +54,7 @@ fn served(table: &RouteTable) -> (String, Option<String>, Option<String>) {
 }
 
 #[tokio::test]
-async fn a_held_change_of_the_model_is_shown_and_waits_for_an_operator() {
+async fn a_held_model_change_is_listed_and_waits_for_its_promotion() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     apply(&hub, "f32", false).await;
@@ -82,12 +82,12 @@ async fn a_held_change_of_the_model_is_shown_and_waits_for_an_operator() {
     );
 
     assert_eq!(promote(&hub, "d", "another-operators-token").await.0, 401);
-    assert_eq!(promote(&hub, "nobody", TOKEN).await.0, 404);
+    assert_eq!(promote(&hub, "unknown", TOKEN).await.0, 404);
     let (status, body) = promote(&hub, "d", TOKEN).await;
     assert_eq!((status, &body["revision"]), (200, &json!(INT8)));
     is("it is promoted", ("int8", INT8, None)).await;
 
-    // Without --hold it needs nobody; and what was promoted once says nothing of the next change.
+    // Without --hold no promotion is needed; and an earlier promotion does not apply to the next change.
     apply(&hub, "f32", false).await;
     is("it goes back", ("f32", F32, None)).await;
     apply(&hub, "int8", true).await;

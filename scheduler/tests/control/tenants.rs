@@ -1,8 +1,8 @@
-//! An operator, a hub, and who may come in.
+//! Tests of applying tenants.
 
 use super::world::{AMERICA, Hub, TOKEN, config, until};
 use regions::{RouteTable, TenantId};
-use scheduler_store::{Embedded, Store};
+use scheduler_store::{EmbeddedStore, Store};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,8 @@ fn message(parts: &[(&str, &str)], base: Option<u64>) -> String {
 
 async fn apply(hub: &Hub, parts: &[(&str, &str)], base: Option<u64>) -> (u16, Value) {
     let request = hub.client.post(format!("{}/v1/apply", hub.url)).bearer_auth(TOKEN);
-    let answer = request.body(message(parts, base)).send().await.unwrap();
-    (answer.status().as_u16(), answer.json().await.unwrap())
+    let response = request.body(message(parts, base)).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
 }
 
 fn policy(table: &RouteTable) -> Option<(String, Option<String>)> {
@@ -31,29 +31,29 @@ fn policy(table: &RouteTable) -> Option<(String, Option<String>)> {
 }
 
 #[tokio::test]
-async fn tenants_are_applied_beside_deployments_published_read_back_and_outlive_the_hub() {
+async fn applied_tenants_are_published_and_survive_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
-    assert_eq!(hub.get("/v1/tenants").await.0, 404, "nobody has applied any");
+    assert_eq!(hub.get("/v1/tenants").await.0, 404, "no tenants are applied");
     assert_eq!(hub.routes().await.tenants, None);
 
     let text = tenant("acme", "residency = { allow = [\"eu\"] }\ndeployments = [\"minilm\", \"later\"]");
-    let (status, told) = apply(&hub, &[("tenants", &text)], None).await;
-    assert_eq!((status, &told["applied"]), (200, &json!(true)), "{told}");
+    let (status, listed) = apply(&hub, &[("tenants", &text)], None).await;
+    assert_eq!((status, &listed["applied"]), (200, &json!(true)), "{listed}");
     assert_eq!(
-        (&told["changes"][0]["kind"], &told["changes"][0]["name"]),
+        (&listed["changes"][0]["kind"], &listed["changes"][0]["name"]),
         (&json!("tenant"), &json!("acme"))
     );
-    let notes = told["notes"].to_string();
+    let notes = listed["notes"].to_string();
     assert!(
-        notes.contains("of every gateway") && notes.contains("use later, which is not deployed"),
+        notes.contains("every gateway uses these") && notes.contains("use later, which is not deployed"),
         "{notes}"
     );
     let table = hub.until_routes("it is published", |table| policy(table).is_some()).await;
     assert_eq!(policy(&table), Some(("eu".to_owned(), None)));
-    assert_eq!(table.deployments.len(), 2, "of deployments nothing was said");
-    let (status, told) = apply(&hub, &[("tenants", &text)], None).await;
-    assert_eq!((status, &told["applied"], &told["changes"]), (200, &json!(false), &json!([])));
+    assert_eq!(table.deployments.len(), 2, "deployments are unchanged");
+    let (status, listed) = apply(&hub, &[("tenants", &text)], None).await;
+    assert_eq!((status, &listed["applied"], &listed["changes"]), (200, &json!(false), &json!([])));
     hub.stop().await;
 
     let hub = Hub::start(config(dir.path())).await;
@@ -61,16 +61,16 @@ async fn tenants_are_applied_beside_deployments_published_read_back_and_outlive_
     let (status, _, read) = hub.get("/v1/tenants").await;
     assert_eq!((status, &read["tenants"][0]["residency"]), (200, &json!("eu")));
 
-    // Both at once, or neither: what is wrong with the one is told beside what is wrong with the other.
+    // Both in one transaction; problems of both are reported together.
     let wrong = [("deployments", "deployment = 7"), ("tenants", "tenant = 8")];
     let (status, body) = apply(&hub, &wrong, None).await;
     let files: Vec<_> = body["problems"].as_array().unwrap().iter().map(|problem| &problem["file"]).collect();
     assert_eq!((status, files), (422, vec![&json!("deployments.toml"), &json!("tenants.toml")]), "{body}");
     let (status, body) = apply(&hub, &[], None).await;
-    assert!(status == 400 && body.to_string().contains("nothing is to be applied"), "{body}");
-    let base = told["base"].as_u64().unwrap();
+    assert!(status == 400 && body.to_string().contains("nothing to apply"), "{body}");
+    let base = listed["base"].as_u64().unwrap();
     let both = [("deployments", "deployment = []"), ("tenants", "tenant = []")];
-    assert_eq!(apply(&hub, &both, Some(base - 1)).await.0, 409, "it is a change to what stands no longer");
+    assert_eq!(apply(&hub, &both, Some(base - 1)).await.0, 409, "the base revision is outdated");
     assert_eq!(apply(&hub, &both, Some(base)).await.0, 200);
     hub.until_routes("all are gone", |table| {
         table.deployments.is_empty() && table.tenants == Some(regions::Tenants::default())
@@ -80,7 +80,7 @@ async fn tenants_are_applied_beside_deployments_published_read_back_and_outlive_
 }
 
 #[tokio::test]
-async fn a_tenant_is_wider_when_every_reader_has_heard_of_it() {
+async fn a_wider_tenant_waits_until_every_reader_has_the_table() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
     config.settle = Duration::from_millis(1);
@@ -97,8 +97,8 @@ async fn a_tenant_is_wider_when_every_reader_has_heard_of_it() {
         !hub.get("/v1/rollout").await.2["readers"].as_array().unwrap().is_empty()
     })
     .await;
-    let (_, told) = apply(&hub, &[("tenants", &only("eea"))], None).await;
-    assert!(told["notes"][0].as_str().unwrap().contains("tenant acme comes when"), "{told}");
+    let (_, listed) = apply(&hub, &[("tenants", &only("eea"))], None).await;
+    assert!(listed["notes"][0].as_str().unwrap().contains("tenant acme takes effect when"), "{listed}");
     let announced = ("eu".to_owned(), Some("eea".to_owned()));
     let second = hub.until_routes("it is announced", |table| policy(table) == Some(announced.clone())).await;
     let (_, _, rollout) = hub.get("/v1/rollout").await;
@@ -112,7 +112,7 @@ async fn a_tenant_is_wider_when_every_reader_has_heard_of_it() {
 }
 
 #[tokio::test]
-async fn tenants_that_cannot_be_read_change_nothing_until_somebody_mends_them() {
+async fn unreadable_tenants_change_nothing_until_they_are_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let text = tenant("acme", "");
@@ -120,14 +120,14 @@ async fn tenants_that_cannot_be_read_change_nothing_until_somebody_mends_them() 
     let good = hub.until_routes("it is there", |table| policy(table).is_some()).await;
     hub.stop().await;
 
-    let store = Embedded::open(&dir.path().join("hub/hub.redb"), Instant::now()).await.unwrap();
+    let store = EmbeddedStore::open(&dir.path().join("hub/hub.redb"), Instant::now()).await.unwrap();
     store.put("desired/tenants", br#"{"version":1,"tenants":[{"name":"acme"}]}"#.into(), None).await.unwrap();
     store.close().await;
     let hub = Hub::start(config(dir.path())).await;
-    assert_eq!(hub.routes().await.tenants, good.tenants, "those that are known stay");
+    assert_eq!(hub.routes().await.tenants, good.tenants, "the last valid tenants stay");
     assert_eq!(hub.get("/v1/tenants").await.0, 503);
-    let (status, told) = apply(&hub, &[("tenants", &text)], None).await;
-    assert!(status == 200 && told["notes"].to_string().contains("mends it"), "{told}");
+    let (status, listed) = apply(&hub, &[("tenants", &text)], None).await;
+    assert!(status == 200 && listed["notes"].to_string().contains("replaces the record"), "{listed}");
     assert_eq!(hub.get("/v1/tenants").await.0, 200);
     hub.stop().await;
 }

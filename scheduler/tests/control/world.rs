@@ -1,4 +1,4 @@
-//! A hub on a port of its own, with a store that goes with the test.
+//! Hub on a free port, with a store in a temporary folder.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,16 +18,16 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// How long anything that is waited for may take before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of every wait.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const AMERICA: &str = "aws/us-east-1";
 
-/// What an operator shows.
+/// Operator token.
 pub(crate) const TOKEN: &str = "0123456789abcdef";
 
-/// What gateways and spokes show, and the client of a [`Hub`] where it shows nothing else.
+/// Fleet token; the default token of the client of a [`Hub`].
 pub(crate) const FLEET_TOKEN: &str = "token-of-the-test-fleet";
 
 /// The lease of a spoke instance.
@@ -38,7 +38,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// The one that a registration of this instance has returned.
+    /// Reads the lease from the response to a registration of this instance.
     pub(crate) fn of(region: &str, boot_id: u64, body: &Value) -> Lease {
         let id = body["lease"].as_str().unwrap().to_owned();
         assert_eq!((id.len(), body["version"].as_u64()), (32, Some(1)), "{body}");
@@ -58,12 +58,12 @@ impl Lease {
 pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
+        assert!(begun.elapsed() < TIMEOUT, "timed out: {what}");
         tokio::task::yield_now().await;
     }
 }
 
-/// A hub that keeps its store in `data`, serves `minilm` and `minilm-eu`, and listens on any port.
+/// Returns a configuration with the store in `data`, the deployments `minilm` and `minilm-eu`, and any port.
 pub(crate) fn config(data: &Path) -> HubConfig {
     let catalogue = Catalogue::builtin();
     let text = include_str!("../../../configs/deployments.toml");
@@ -83,7 +83,7 @@ pub(crate) fn config(data: &Path) -> HubConfig {
     }
 }
 
-/// A hub that runs.
+/// Running hub.
 pub(crate) struct Hub {
     pub(crate) url: String,
     pub(crate) client: reqwest::Client,
@@ -96,14 +96,14 @@ impl Hub {
         Hub::try_start(config).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Starts a hub, or says why it does not.
+    /// Starts a hub, or returns the error.
     pub(crate) async fn try_start(config: HubConfig) -> Result<Hub, HubError> {
         let (stop, stopped) = oneshot::channel();
         let (ready, address) = oneshot::channel();
         let shutdown = async { stopped.await.unwrap_or_default() };
         let task = tokio::spawn(hub::run(config, shutdown, |address| ready.send(address).unwrap()));
         let Ok(address) = address.await else {
-            return Err(task.await.unwrap().expect_err("it was not told to stop"));
+            return Err(task.await.unwrap().expect_err("it was not stopped"));
         };
         let token = format!("Bearer {FLEET_TOKEN}").parse().unwrap();
         let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
@@ -111,25 +111,25 @@ impl Hub {
         Ok(Hub { url: format!("http://{address}"), client, stop, task })
     }
 
-    /// Tells it to stop and waits until it has.
+    /// Stops the hub gracefully.
     pub(crate) async fn stop(self) {
         self.stop.send(()).unwrap();
         self.task.await.unwrap().unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Ends it where it stands. Its store is free soon after.
+    /// Kills the hub. Its store is free soon after.
     pub(crate) async fn kill(self) {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
     }
 
-    /// What comes back for a `POST`: status, the header with the code, the body.
+    /// Sends a `POST`; returns the status, the error code in the header, and the body.
     pub(crate) async fn post(&self, path: &str, body: impl Into<reqwest::Body>) -> (u16, String, Value) {
-        answer(self.client.post(format!("{}{path}", self.url)).body(body)).await
+        response(self.client.post(format!("{}{path}", self.url)).body(body)).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> (u16, String, Value) {
-        answer(self.client.get(format!("{}{path}", self.url))).await
+        response(self.client.get(format!("{}{path}", self.url))).await
     }
 
     /// Registers a spoke and returns its lease.
@@ -145,23 +145,23 @@ impl Hub {
         (status, body)
     }
 
-    pub(crate) async fn leave(&self, lease: &Lease) -> u16 {
-        answer(self.client.delete(format!("{}{}", self.url, lease.path()))).await.0
+    pub(crate) async fn deregister(&self, lease: &Lease) -> u16 {
+        response(self.client.delete(format!("{}{}", self.url, lease.path()))).await.0
     }
 
-    /// The table that is published now.
+    /// Returns the published table.
     pub(crate) async fn routes(&self) -> RouteTable {
         let (status, _, body) = self.get("/v1/routes").await;
         assert_eq!(status, 200, "{body}");
         table(body)
     }
 
-    /// Waits until the table is as it should be, by long polls as a gateway would. Generations must rise on the way.
+    /// Long-polls like a gateway until the table meets a condition. Generations must rise meanwhile.
     pub(crate) async fn until_routes(&self, what: &str, holds: impl Fn(&RouteTable) -> bool) -> RouteTable {
         let begun = Instant::now();
         let mut routes = self.routes().await;
         while !holds(&routes) {
-            assert!(begun.elapsed() < PATIENCE, "{what} did not come true: {routes:#?}");
+            assert!(begun.elapsed() < TIMEOUT, "timed out: {what}: {routes:#?}");
             let path = format!("/v1/routes?after={}&wait_ms=1000", routes.generation);
             let (status, _, body) = self.get(&path).await;
             if status == 200 {
@@ -185,12 +185,12 @@ pub(crate) fn registration(region: &str, port: u16, boot_id: u64, ready: &[&str]
     .to_string()
 }
 
-/// The port at which the table says that a region is reached.
+/// Returns the port of a region in the table.
 pub(crate) fn port(table: &RouteTable, region: &str) -> Option<u16> {
     table.regions.get(region).map(|route| route.endpoint.port())
 }
 
-/// What the table says is ready in a region.
+/// Returns the ready deployments of a region in the table.
 pub(crate) fn ready(table: &RouteTable, region: &str) -> BTreeSet<String> {
     let route = &table.regions[&region.parse::<RegionId>().unwrap()];
     route.deployments.iter().map(ToString::to_string).collect()
@@ -201,10 +201,10 @@ pub(crate) fn table(body: Value) -> RouteTable {
     RouteTable::try_from(wire).unwrap()
 }
 
-pub(crate) async fn answer(request: reqwest::RequestBuilder) -> (u16, String, Value) {
-    let answer = request.send().await.unwrap();
-    let status = answer.status().as_u16();
-    let code = answer.headers().get("x-meridian-error").map(|code| code.to_str().unwrap().to_owned());
-    let body = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap_or(Value::Null);
+pub(crate) async fn response(request: reqwest::RequestBuilder) -> (u16, String, Value) {
+    let response = request.send().await.unwrap();
+    let status = response.status().as_u16();
+    let code = response.headers().get("x-meridian-error").map(|code| code.to_str().unwrap().to_owned());
+    let body = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap_or(Value::Null);
     (status, code.unwrap_or_default(), body)
 }

@@ -1,8 +1,8 @@
-//! Asks a Kubernetes API server, and listens to it: HTTP/1.1, JSON, a token that is read anew for each question because
-//! Kubernetes changes it every hour.
+//! Client of a Kubernetes API server: requests and watches over HTTP/1.1 with JSON, and a token that is read again for
+//! each request because Kubernetes rotates it every hour.
 //!
-//! Each exchange has a connection of its own. There are a few in a minute and one that stays open, the watch, so a pool would
-//! save nothing, and a connection that hangs can hold up nobody but whoever uses it.
+//! Each request has a connection of its own. There are a few per minute and one that stays open, the watch, so a pool
+//! would save nothing, and a connection that hangs blocks only its own request.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,121 +29,123 @@ use tokio_rustls::TlsConnector;
 
 use crate::config::KubernetesConfig;
 
-/// How long one question may take, from the connection to the last byte of its answer.
+/// Time limit of a request, from connecting to the last byte of the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The most that one answer or one line of a watch may be: what etcd lets an API server keep of one object is 1.5 MiB, and a
-/// list has at most some hundreds of pods.
-const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// A watch that has said nothing for so long is over: an API server sends a bookmark about every minute.
-const WATCH_SILENCE_MAX: Duration = Duration::from_secs(150);
+/// Maximum bytes of a response or of a line of a watch: etcd lets an API server store 1.5 MiB per object, and a list
+/// has at most some hundreds of pods.
+const RESPONSE_BYTES_MAX: usize = 32 << 20;
+/// Time after which a silent watch counts as broken: an API server sends a bookmark about every minute.
+const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// Why there is no answer to work with.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApiError {
-    /// It could not be asked, or said something that is no answer.
-    #[error("{what}: {error}")]
-    Io { what: &'static str, error: io::Error },
-    /// Not in time.
-    #[error("no answer within {} s", TIMEOUT.as_secs())]
-    Late,
-    /// It is no JSON of the wanted shape.
-    #[error("its answer cannot be read: {0}")]
-    Shape(#[from] serde_json::Error),
-    /// It refuses.
-    #[error("refused with {status}: {reason}")]
-    Refused { status: StatusCode, reason: String },
+    /// The API server is unreachable, or its response is malformed HTTP.
+    #[error("{operation}: {error}")]
+    Io { operation: &'static str, error: io::Error },
+    /// The request timed out.
+    #[error("no response within {} s", TIMEOUT.as_secs())]
+    Timeout,
+    /// The response is not JSON of the expected schema.
+    #[error("unreadable response: {0}")]
+    Schema(#[from] serde_json::Error),
+    /// The API server rejected the request.
+    #[error("rejected with {status}: {reason}")]
+    Rejected { status: StatusCode, reason: String },
 }
 
 impl ApiError {
-    /// Somebody else has changed what was to be changed.
+    /// Another client has changed the object (409).
     pub(super) fn is_conflict(&self) -> bool {
-        matches!(self, ApiError::Refused { status: StatusCode::CONFLICT, .. })
+        matches!(self, ApiError::Rejected { status: StatusCode::CONFLICT, .. })
     }
 
-    /// The version that was asked from is not known any longer: everything has to be listed again.
+    /// The resource version is too old (410): the objects have to be listed again.
     pub(super) fn is_expired(&self) -> bool {
-        matches!(self, ApiError::Refused { status: StatusCode::GONE, .. })
+        matches!(self, ApiError::Rejected { status: StatusCode::GONE, .. })
     }
 }
 
 fn io_error<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
-    what: &'static str,
+    operation: &'static str,
 ) -> impl FnOnce(E) -> ApiError {
-    move |error| ApiError::Io { what, error: io::Error::other(error) }
+    move |error| ApiError::Io { operation, error: io::Error::other(error) }
 }
 
-/// An API server.
+/// API server.
 #[derive(Clone)]
 pub(super) struct Api {
     host: String,
     port: u16,
-    /// As it stands in the URL.
+    /// Host and port, as in the URL.
     authority: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     token_file: Option<PathBuf>,
 }
 
-/// What is sent beside the path.
-pub(super) enum Sent {
-    Nothing,
-    /// The whole object, in the place of the one that is there.
-    Whole(Value),
+/// Body of a request.
+pub(super) enum RequestBody {
+    Empty,
+    /// Replaces the whole object.
+    Replace(Value),
     /// A merge patch (RFC 7386).
-    Merge(Value),
+    MergePatch(Value),
 }
 
 impl Api {
+    /// Creates the client.
+    ///
     /// # Errors
     ///
-    /// When the authority's file cannot be used.
+    /// When the CA file is unusable.
     pub(super) fn new(config: &KubernetesConfig) -> io::Result<Api> {
         let KubernetesConfig { api, token_file, ca_file, .. } = config;
-        let shown = api.host_str().unwrap_or_default();
-        // The brackets of an IPv6 address are the URL's.
-        let host = shown.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let host_and_brackets = api.host_str().unwrap_or_default();
+        // Brackets around an IPv6 address belong to the URL only.
+        let host = host_and_brackets.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = api.port_or_known_default().unwrap_or(443);
-        let authority = format!("{shown}:{port}");
+        let authority = format!("{host_and_brackets}:{port}");
         let tls = (api.scheme() == "https").then(|| connector(ca_file, &host)).transpose()?;
         Ok(Api { host, port, authority, tls, token_file: token_file.clone() })
     }
 
-    /// The answer to one question.
-    pub(super) async fn ask<T: DeserializeOwned>(
+    /// Sends a request and parses the response.
+    pub(super) async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
-        sent: Sent,
+        body: RequestBody,
     ) -> Result<T, ApiError> {
-        let asked = async {
-            let (answer, _connection) = self.send(method, path, sent).await?;
-            let bytes = whole(answer.into_body()).await?;
+        let exchange = async {
+            let (response, _connection) = self.send(method, path, body).await?;
+            let bytes = read_body(response.into_body()).await?;
             Ok(serde_json::from_slice(&bytes)?)
         };
-        timeout(TIMEOUT, asked).await.map_err(|_| ApiError::Late)?
+        timeout(TIMEOUT, exchange).await.map_err(|_| ApiError::Timeout)?
     }
 
-    /// Begins to listen.
-    pub(super) async fn watch(&self, path: &str) -> Result<Watch, ApiError> {
-        let asked = self.send(Method::GET, path, Sent::Nothing);
-        let (answer, connection) = timeout(TIMEOUT, asked).await.map_err(|_| ApiError::Late)??;
-        Ok(Watch { body: answer.into_body(), read: BytesMut::new(), _connection: connection })
+    /// Starts a watch.
+    pub(super) async fn watch(&self, path: &str) -> Result<ApiWatch, ApiError> {
+        let exchange = self.send(Method::GET, path, RequestBody::Empty);
+        let (response, connection) = timeout(TIMEOUT, exchange).await.map_err(|_| ApiError::Timeout)??;
+        Ok(ApiWatch { body: response.into_body(), read: BytesMut::new(), _connection: connection })
     }
 
     async fn send(
         &self,
         method: Method,
         path: &str,
-        sent: Sent,
+        body: RequestBody,
     ) -> Result<(Response<Incoming>, JoinSet<()>), ApiError> {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
-        let stream = stream.map_err(io_error("no connection to the API server"))?;
-        stream.set_nodelay(true).map_err(io_error("no connection to the API server"))?;
+        let stream = stream.map_err(io_error("cannot connect to the API server"))?;
+        stream.set_nodelay(true).map_err(io_error("cannot connect to the API server"))?;
         match &self.tls {
-            None => self.exchange(stream, method, path, sent).await,
+            None => self.exchange(stream, method, path, body).await,
             Some((connector, name)) => {
                 let stream = connector.connect(name.clone(), stream).await;
-                let stream = stream.map_err(io_error("no TLS with the API server"))?;
-                self.exchange(stream, method, path, sent).await
+                let stream = stream.map_err(io_error("TLS handshake with the API server failed"))?;
+                self.exchange(stream, method, path, body).await
             }
         }
     }
@@ -153,53 +155,57 @@ impl Api {
         stream: S,
         method: Method,
         path: &str,
-        sent: Sent,
+        body: RequestBody,
     ) -> Result<(Response<Incoming>, JoinSet<()>), ApiError> {
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = handshake.map_err(io_error("no HTTP with the API server"))?;
-        let mut owned = JoinSet::new();
-        owned.spawn(async move {
+        let (mut sender, connection) =
+            handshake.map_err(io_error("HTTP handshake with the API server failed"))?;
+        let mut connection_task = JoinSet::new();
+        connection_task.spawn(async move {
             let ended = contained("API server connection", connection).await;
             if let Some(Err(error)) = ended {
-                tracing::debug!(%error, "a connection to the API server has ended");
+                tracing::debug!(%error, "connection to the API server closed");
             }
         });
         let mut request = Request::builder().method(method).uri(path).header(HOST, &self.authority);
         request = request.header(ACCEPT, "application/json");
         if let Some(file) = &self.token_file {
             let token =
-                tokio::fs::read_to_string(file).await.map_err(io_error("the token cannot be read"))?;
+                tokio::fs::read_to_string(file).await.map_err(io_error("cannot read scaling.token_file"))?;
             request = request.header(AUTHORIZATION, format!("Bearer {}", token.trim()));
         }
-        let (kind, body) = match sent {
-            Sent::Nothing => (None, Bytes::new()),
-            Sent::Whole(value) => (Some("application/json"), value.to_string().into()),
-            Sent::Merge(value) => (Some("application/merge-patch+json"), value.to_string().into()),
+        let (kind, body) = match body {
+            RequestBody::Empty => (None, Bytes::new()),
+            RequestBody::Replace(value) => (Some("application/json"), value.to_string().into()),
+            RequestBody::MergePatch(value) => {
+                (Some("application/merge-patch+json"), value.to_string().into())
+            }
         };
         if let Some(kind) = kind {
             request = request.header(CONTENT_TYPE, kind);
         }
-        let request = request.body(Full::new(body)).map_err(io_error("no request can be made"))?;
-        let answer = sender.send_request(request).await.map_err(io_error("no answer of the API server"))?;
-        let status = answer.status();
+        let request = request.body(Full::new(body)).map_err(io_error("cannot build the request"))?;
+        let response =
+            sender.send_request(request).await.map_err(io_error("no response from the API server"))?;
+        let status = response.status();
         if status.is_success() {
-            return Ok((answer, owned));
+            return Ok((response, connection_task));
         }
-        let bytes = whole(answer.into_body()).await?;
-        Err(ApiError::Refused { status, reason: reason(&bytes) })
+        let bytes = read_body(response.into_body()).await?;
+        Err(ApiError::Rejected { status, reason: reason(&bytes) })
     }
 }
 
-/// What an API server says of a refusal, as far as it goes into a line.
+/// Returns the message of an error response, truncated for a log line.
 fn reason(bytes: &[u8]) -> String {
     let value: Option<Value> = serde_json::from_slice(bytes).ok();
     let message = value.as_ref().and_then(|status| status["message"].as_str()).unwrap_or_default();
     message.chars().take(256).collect()
 }
 
-async fn whole(body: Incoming) -> Result<Bytes, ApiError> {
-    let collected = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-    collected.map(|whole| whole.to_bytes()).map_err(io_error("its answer breaks off"))
+async fn read_body(body: Incoming) -> Result<Bytes, ApiError> {
+    let collected = Limited::new(body, RESPONSE_BYTES_MAX).collect().await;
+    collected.map(|body| body.to_bytes()).map_err(io_error("incomplete response"))
 }
 
 fn connector(ca_file: &Option<PathBuf>, host: &str) -> io::Result<(TlsConnector, ServerName<'static>)> {
@@ -216,33 +222,33 @@ fn connector(ca_file: &Option<PathBuf>, host: &str) -> io::Result<(TlsConnector,
     Ok((TlsConnector::from(Arc::new(config)), name))
 }
 
-/// A watch that is listened to.
-pub(super) struct Watch {
+/// Open watch.
+pub(super) struct ApiWatch {
     body: Incoming,
-    /// Bytes that are no whole line yet.
+    /// Bytes of an incomplete line.
     read: BytesMut,
     _connection: JoinSet<()>,
 }
 
-impl Watch {
-    /// The next thing that it says; nothing once it has ended, which says nothing about anything.
+impl ApiWatch {
+    /// Returns the next event; `None` once the watch has ended, which is not an error.
     pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ApiError> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 let line = self.read.split_to(end + 1);
                 return Ok(Some(serde_json::from_slice(line.trim_ascii())?));
             }
-            if self.read.len() > ANSWER_BYTES_MAX {
-                return Err(io_error("a line of the watch is too long")("it has no end"));
+            if self.read.len() > RESPONSE_BYTES_MAX {
+                return Err(io_error("a line of the watch is too long")("line without end"));
             }
-            match timeout(WATCH_SILENCE_MAX, self.body.frame()).await {
+            match timeout(WATCH_IDLE_TIMEOUT, self.body.frame()).await {
                 Ok(Some(Ok(frame))) => {
                     if let Ok(mut data) = frame.into_data() {
                         self.read.extend_from_slice(data.chunk());
                         data.advance(data.remaining());
                     }
                 }
-                // However it ended, the next one goes on where this one was.
+                // However the watch ended, the next one continues from the same version.
                 Ok(Some(Err(_)) | None) | Err(_) => return Ok(None),
             }
         }

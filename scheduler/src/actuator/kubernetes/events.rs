@@ -1,43 +1,43 @@
-//! What happens between an actuator and its API server.
+//! Log events of the Kubernetes actuator.
 
 use super::api::ApiError;
 
-/// The API server cannot be asked, or refuses, from now on.
-pub(super) struct ApiFailing<'a> {
+/// Requests to the API server fail.
+pub(super) struct ApiFailed<'a> {
     pub(super) workload: &'a str,
     pub(super) error: &'a ApiError,
 }
 
-impl ApiFailing<'_> {
+impl ApiFailed<'_> {
     pub(super) fn emit(self) {
-        let ApiFailing { workload, error } = self;
-        tracing::warn!(workload, %error, "the API server fails; the pods that are known stand");
+        let ApiFailed { workload, error } = self;
+        tracing::warn!(workload, %error, "API server unavailable; the known pods stay registered");
     }
 }
 
-/// It answers again.
-pub(super) struct ApiBack<'a> {
+/// Requests to the API server succeed again.
+pub(super) struct ApiRecovered<'a> {
     pub(super) workload: &'a str,
 }
 
-impl ApiBack<'_> {
+impl ApiRecovered<'_> {
     pub(super) fn emit(self) {
-        tracing::info!(workload = self.workload, "the API server answers again");
+        tracing::info!(workload = self.workload, "API server available again");
     }
 }
 
-/// It does not know any longer what happened since the last word.
+/// The resource version of the watch is too old.
 pub(super) struct WatchExpired<'a> {
     pub(super) workload: &'a str,
 }
 
 impl WatchExpired<'_> {
     pub(super) fn emit(self) {
-        tracing::info!(workload = self.workload, "the watch has expired; the pods are listed again");
+        tracing::info!(workload = self.workload, "watch expired, listing the pods again");
     }
 }
 
-/// Another number of pods was written.
+/// The replica count of a workload was written.
 pub(super) struct ScaleWritten<'a> {
     pub(super) workload: &'a str,
     pub(super) before: u32,
@@ -47,19 +47,19 @@ pub(super) struct ScaleWritten<'a> {
 impl ScaleWritten<'_> {
     pub(super) fn emit(self) {
         let ScaleWritten { workload, before, replicas } = self;
-        tracing::info!(workload, before, replicas, "another number of pods is written");
+        tracing::info!(workload, before, replicas, "workload scaled");
     }
 }
 
-/// Two deployments would have the same workload.
-pub(super) struct NameTaken<'a> {
+/// Two deployments map to the same workload name.
+pub(super) struct WorkloadNameTaken<'a> {
     pub(super) workload: &'a str,
     pub(super) deployment: &'a regions::DeploymentName,
 }
 
-impl NameTaken<'_> {
+impl WorkloadNameTaken<'_> {
     pub(super) fn emit(self) {
-        let NameTaken { workload, deployment } = self;
-        tracing::error!(workload, %deployment, "another deployment has this workload already; this one is not scaled");
+        let WorkloadNameTaken { workload, deployment } = self;
+        tracing::error!(workload, %deployment, "workload name already used by another deployment; deployment not scaled");
     }
 }

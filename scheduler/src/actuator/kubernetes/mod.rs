@@ -1,18 +1,19 @@
-//! Replicas are pods of a Deployment or a StatefulSet, one such workload for each deployment of ours.
+//! Actuator with replicas as pods of a Deployment or a StatefulSet, one such workload per deployment of Meridian.
 //!
-//! What a replica is (image, model, probes, resources) stands in the cluster's own manifests; here is only how many. Each
-//! workload has a task of its own ([`workload`]) that watches its pods and writes its scale, so that one that is missing or
-//! refused holds up no other. Pods that Kubernetes calls ready become replicas of the region; one that is to be deleted,
-//! whoever wants that, gets nothing new from that moment on, and Kubernetes lets it finish within its grace period.
+//! The pods (image, model, probes, resources) are defined by the cluster's own manifests; this module sets only their
+//! number. Each workload has a task ([`workload`]) that watches its pods and writes its scale, so that a missing or
+//! rejected workload blocks no other. Ready pods become replicas of the region; a pod that is to be deleted, at any
+//! client's request, gets no new requests from that moment on, and Kubernetes lets it finish within its grace period.
 //!
-//! The rights that it needs, in its namespace: `get` and `update` of `deployments/scale` or `statefulsets/scale`, `list` and
-//! `watch` of `pods`, and `patch` of `pods` for Deployments. When the spoke stops, the pods stay as they are: Kubernetes looks
-//! after them, and the next spoke goes on with them.
+//! Required permissions in the namespace: `get` and `update` of `deployments/scale` or `statefulsets/scale`, `list` and
+//! `watch` of `pods`, and `patch` of `pods` for Deployments. When the spoke stops, the pods stay: Kubernetes runs them,
+//! and the next spoke uses them.
 //!
-//! It speaks the API itself ([`api`]) instead of by the `kube` crate. That would do it on rustls and ring as well; but for the
-//! five calls that are made here it brings 33 crates that nothing else here has (kube 5.0 with `client`: among them a YAML
-//! parser and a JSONPath engine for kubeconfig files, which a pod does not read, and assembly under a licence that `deny.toml`
-//! does not allow), and the list, the watch and what is done about 409 and 410 would have to be written all the same.
+//! It implements the API calls itself ([`api`]) instead of using the `kube` crate. That crate works with rustls and
+//! ring as well; but for the five calls made here it adds 33 crates to the workspace (kube 5.0 with `client`: among
+//! them a YAML parser and a JSONPath engine for kubeconfig files, which a pod does not read, and assembly under a
+//! licence that `deny.toml` does not allow), and the list, the watch and the handling of 409 and 410 would have to be
+//! written anyway.
 
 mod api;
 mod events;
@@ -27,107 +28,118 @@ use supervision::task::essential;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::{Actuator, Deaths, Running, Targets};
-use crate::actuator::Target;
+use super::{Actuator, ActuatorStatus, Crashes, DeploymentTargets};
+use crate::actuator::DeploymentTarget;
 use crate::config::KubernetesConfig;
 use api::Api;
-use events::NameTaken;
-use workload::{Pods, Workload};
+use events::WorkloadNameTaken;
+use workload::{Pods, WorkloadScaler};
 
-/// Words of workloads that were not heard yet; whoever says the next one waits.
-const TOLD_MAX: usize = 64;
+/// Capacity of the queue of pod updates; further senders wait.
+const UPDATES_MAX: usize = 64;
 
-/// Scales workloads of a cluster.
-pub(crate) struct Kubernetes {
+/// Actuator that scales workloads of a cluster.
+pub(crate) struct KubernetesActuator {
     api: Api,
     config: KubernetesConfig,
 }
 
-/// A workload that is scaled.
-struct Scaled {
+/// Workload with its task.
+struct ScaledWorkload {
     deployment: DeploymentName,
-    target: watch::Sender<Target>,
+    target: watch::Sender<DeploymentTarget>,
     pods: Pods,
 }
 
-impl Kubernetes {
+impl KubernetesActuator {
+    /// Creates the actuator of a cluster.
+    ///
     /// # Errors
     ///
-    /// When the API server's authority cannot be read.
-    pub(crate) fn new(config: KubernetesConfig) -> io::Result<Kubernetes> {
-        Ok(Kubernetes { api: Api::new(&config)?, config })
+    /// When the CA file is unreadable.
+    pub(crate) fn new(config: KubernetesConfig) -> io::Result<KubernetesActuator> {
+        Ok(KubernetesActuator { api: Api::new(&config)?, config })
     }
 
-    /// Follows what should be: a task for each workload, and the newest target for each task.
+    /// Starts a task for each workload, and sends each task its latest target.
     fn follow(
         &self,
-        wanted: &Targets,
-        scaled: &mut BTreeMap<String, Scaled>,
+        desired: &DeploymentTargets,
+        workloads: &mut BTreeMap<String, ScaledWorkload>,
         tasks: &mut JoinSet<()>,
-        told: &mpsc::Sender<(String, Pods)>,
+        updates: &mpsc::Sender<(String, Pods)>,
     ) {
-        // Whoever is not wanted any longer ends with its target.
-        scaled.retain(|_, scaled| wanted.contains_key(&scaled.deployment));
-        for (deployment, target) in wanted {
+        // The task of a workload without a target ends with its sender.
+        workloads.retain(|_, workloads| desired.contains_key(&workloads.deployment));
+        for (deployment, target) in desired {
             let name = self.config.workload_of(deployment);
-            match scaled.get(&name) {
-                Some(scaled) if scaled.deployment == *deployment => {
-                    scaled.target.send_if_modified(|before| {
+            match workloads.get(&name) {
+                Some(workloads) if workloads.deployment == *deployment => {
+                    workloads.target.send_if_modified(|before| {
                         let changed = before != target;
                         before.clone_from(target);
                         changed
                     });
                 }
-                Some(_) => NameTaken { workload: &name, deployment }.emit(),
+                Some(_) => WorkloadNameTaken { workload: &name, deployment }.emit(),
                 None => {
                     let (sender, receiver) = watch::channel(target.clone());
                     let (api, config) = (self.api.clone(), self.config.clone());
-                    let workload =
-                        Workload { api, config, name: name.clone(), target: receiver, told: told.clone() };
+                    let workload = WorkloadScaler {
+                        api,
+                        config,
+                        name: name.clone(),
+                        target: receiver,
+                        updates: updates.clone(),
+                    };
                     tasks.spawn(async {
                         essential("workload", workload.run()).await;
                     });
                     let (deployment, pods) = (deployment.clone(), Pods::default());
-                    scaled.insert(name, Scaled { deployment, target: sender, pods });
+                    workloads.insert(name, ScaledWorkload { deployment, target: sender, pods });
                 }
             }
         }
     }
 }
 
-impl Actuator for Kubernetes {
-    async fn run(self, mut targets: watch::Receiver<Targets>, running: watch::Sender<Running>) {
-        let (told, mut hears) = mpsc::channel(TOLD_MAX);
-        let (mut scaled, mut tasks) = (BTreeMap::new(), JoinSet::new());
+impl Actuator for KubernetesActuator {
+    async fn run(
+        self,
+        mut targets: watch::Receiver<DeploymentTargets>,
+        running: watch::Sender<ActuatorStatus>,
+    ) {
+        let (updates, mut received) = mpsc::channel(UPDATES_MAX);
+        let (mut workloads, mut tasks) = (BTreeMap::new(), JoinSet::new());
         loop {
-            let wanted = targets.borrow_and_update().clone();
-            self.follow(&wanted, &mut scaled, &mut tasks, &told);
-            running.send_replace(all(&scaled));
+            let desired = targets.borrow_and_update().clone();
+            self.follow(&desired, &mut workloads, &mut tasks, &updates);
+            running.send_replace(status(&workloads));
             tokio::select! {
                 changed = targets.changed() => if changed.is_err() { break },
-                Some((name, pods)) = hears.recv() => {
-                    // One that has just ended may have said something before.
-                    if let Some(scaled) = scaled.get_mut(&name) {
-                        scaled.pods = pods;
+                Some((name, pods)) = received.recv() => {
+                    // The sender may have ended since.
+                    if let Some(workloads) = workloads.get_mut(&name) {
+                        workloads.pods = pods;
                     }
                 }
                 Some(_) = tasks.join_next() => {}
             }
         }
-        drop((scaled, hears));
+        drop((workloads, received));
         while tasks.join_next().await.is_some() {}
     }
 }
 
-/// What is, over all workloads. It is always known who is there: a workload whose pods were not listed yet has none of them
-/// let go, whatever is wanted.
-fn all(scaled: &BTreeMap<String, Scaled>) -> Running {
-    let mut running = Running { surveyed: true, ..Running::default() };
-    for Scaled { deployment, pods: Pods { found, deaths }, .. } in scaled.values() {
-        running.replicas.extend(found.clone());
-        running.deaths.insert(deployment.clone(), Deaths { count: *deaths, restart_at: None });
+/// Returns the status over all workloads. It always counts as complete: a workload whose pods are not listed yet
+/// deletes none of them, whatever its target.
+fn status(workloads: &BTreeMap<String, ScaledWorkload>) -> ActuatorStatus {
+    let mut status = ActuatorStatus { is_initialized: true, ..ActuatorStatus::default() };
+    for ScaledWorkload { deployment, pods: Pods { replicas, crashes }, .. } in workloads.values() {
+        status.replicas.extend(replicas.clone());
+        status.crashes.insert(deployment.clone(), Crashes { count: *crashes, restart_at: None });
     }
-    running
+    status
 }
 
 #[cfg(test)]

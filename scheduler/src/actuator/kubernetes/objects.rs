@@ -1,4 +1,4 @@
-//! What of Kubernetes's objects matters here. An API server sends far more; what is not named is not read.
+//! The Kubernetes objects in use, with the fields in use; further fields are ignored.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,19 +8,19 @@ use serde::Deserialize;
 /// `metadata`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Meta {
+pub(super) struct ObjectMeta {
     pub(super) name: String,
     pub(super) uid: String,
     pub(super) resource_version: String,
-    /// There once it is to be deleted.
+    /// Set once deletion was requested.
     pub(super) deletion_timestamp: Option<String>,
     pub(super) annotations: BTreeMap<String, String>,
 }
 
 /// The scale subresource, `autoscaling/v1`.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Scale {
-    pub(super) metadata: Meta,
+pub(super) struct ScaleObject {
+    pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) spec: ScaleSpec,
     #[serde(default)]
@@ -36,20 +36,20 @@ pub(super) struct ScaleSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ScaleStatus {
-    /// By which its pods are found, in the form of a query.
+    /// Label selector of its pods, in the form of a query.
     pub(super) selector: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PodList {
-    pub(super) metadata: Meta,
+    pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) items: Vec<Pod>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Pod {
-    pub(super) metadata: Meta,
+    pub(super) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) status: PodStatus,
 }
@@ -84,17 +84,17 @@ pub(super) enum WatchEvent {
     Added(Pod),
     Modified(Pod),
     Deleted(Pod),
-    /// Everything up to this version has been told.
+    /// All changes up to this version have been sent.
     Bookmark(Bookmark),
     Error(Status),
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Bookmark {
-    pub(super) metadata: Meta,
+    pub(super) metadata: ObjectMeta,
 }
 
-/// Why a watch cannot go on.
+/// Reason why a watch cannot continue.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {
@@ -103,24 +103,24 @@ pub(super) struct Status {
 }
 
 impl Pod {
-    /// It is there to stay: not on its way out, not run to its end.
-    pub(super) fn stays(&self) -> bool {
+    /// Returns whether the pod is neither being deleted nor completed.
+    pub(super) fn is_active(&self) -> bool {
         self.metadata.deletion_timestamp.is_none()
             && !matches!(self.status.phase.as_str(), "Failed" | "Succeeded")
     }
 
-    /// Where it takes requests, if Kubernetes says that it does.
+    /// Returns the address of a ready pod.
     pub(super) fn ready_at(&self) -> Option<IpAddr> {
         let ready = |condition: &Condition| condition.kind == "Ready" && condition.status == "True";
-        self.status.pod_ip.filter(|_| self.stays() && self.status.conditions.iter().any(ready))
+        self.status.pod_ip.filter(|_| self.is_active() && self.status.conditions.iter().any(ready))
     }
 
-    /// How often its containers were started again.
+    /// Returns the number of container restarts.
     pub(super) fn restarts(&self) -> u64 {
         self.status.container_statuses.iter().map(|container| container.restart_count).sum()
     }
 
-    /// Of a StatefulSet's pod, its number.
+    /// Returns the ordinal of a StatefulSet's pod.
     pub(super) fn ordinal(&self) -> Option<u32> {
         self.metadata.name.rsplit_once('-')?.1.parse().ok()
     }

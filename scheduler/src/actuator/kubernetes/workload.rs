@@ -1,15 +1,15 @@
-//! One deployment's workload in the cluster: how many pods it should have, and which it has.
+//! Scale and pods of one deployment's workload in the cluster.
 //!
-//! *Pods* are listed once and then watched. A watch that ends goes on at the version that was seen last; one whose version
-//! the API server has forgotten (410) begins with a new list, which stands in the place of all that was known, so that what
-//! happened in between is not missed.
+//! *Pods* are listed once and then watched. A watch that ends continues at the last received version; if the API server
+//! has forgotten that version (410), the pods are listed again, and the list replaces everything known, so that changes
+//! in between are not missed.
 //!
-//! *How many* is written through the scale subresource, with the version that was read: if somebody else has written
-//! meanwhile (409), it is read and decided anew. The number is never lowered below the pods that have not been drained,
-//! whatever is wanted: Kubernetes would choose among them by itself. Before it is lowered, those that have been drained are
-//! marked as the cheapest to delete (`controller.kubernetes.io/pod-deletion-cost`), so that a Deployment's ReplicaSet takes
-//! them. A StatefulSet takes its highest ordinals whatever is marked, so for one it is lowered only as far as its highest
-//! pods have all been drained.
+//! The *replica count* is written through the scale subresource, with the version that was read: if another client has
+//! written meanwhile (409), it is read and decided again. The count is never lowered below the number of pods that have
+//! not been drained, whatever the target: Kubernetes would choose among them by itself. Before it is lowered, drained
+//! pods are marked as the cheapest to delete (`controller.kubernetes.io/pod-deletion-cost`), so that a Deployment's
+//! ReplicaSet deletes them. A StatefulSet deletes its highest ordinals regardless of the mark, so its count is lowered
+//! only as far as its highest pods have all been drained.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,50 +20,50 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-use super::api::{Api, ApiError, Sent};
-use super::events::{ApiBack, ApiFailing, ScaleWritten, WatchExpired};
-use super::objects::{Pod, PodList, Scale, Status, WatchEvent};
-use crate::actuator::{Found, ReadyAt, ReplicaId, Target};
+use super::api::{Api, ApiError, RequestBody};
+use super::events::{ApiFailed, ApiRecovered, ScaleWritten, WatchExpired};
+use super::objects::{Pod, PodList, ScaleObject, Status, WatchEvent};
+use crate::actuator::{DeploymentTarget, ReadyEndpoint, ReplicaId, RunningReplica};
 use crate::config::{KubernetesConfig, WorkloadKind};
 
-/// By this a ReplicaSet chooses whom it deletes: the least first; 0 for who is not marked.
+/// Annotation by which a ReplicaSet chooses the pods to delete: the lowest cost first; 0 without the annotation.
 pub(super) const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-/// That of a pod that has been drained.
+/// Deletion cost of a drained pod.
 const DRAINED_COST: &str = "-1000";
-/// How often a write is tried again that somebody else came before, until the pods are looked at again.
+/// Maximum attempts of a write that conflicts with other clients, until the next change of the pods.
 const CONFLICTS_MAX: u32 = 8;
-/// Between attempts at an API server that fails: doubled each time.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Delay between attempts while the API server fails: doubled each time, up to the maximum.
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// What is known of a workload's pods.
+/// Pods of a workload.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pods {
-    pub(super) found: BTreeMap<ReplicaId, Found>,
-    /// Containers that were started again, and pods that failed, since it is watched.
-    pub(super) deaths: u64,
+    pub(super) replicas: BTreeMap<ReplicaId, RunningReplica>,
+    /// Container restarts and failed pods since the watch started.
+    pub(super) crashes: u64,
 }
 
-/// One deployment's workload.
-pub(super) struct Workload {
+/// Scaler of one workload.
+pub(super) struct WorkloadScaler {
     pub(super) api: Api,
     pub(super) config: KubernetesConfig,
-    /// The workload's name in the cluster.
+    /// Name of the workload in the cluster.
     pub(super) name: String,
-    pub(super) target: watch::Receiver<Target>,
-    pub(super) told: mpsc::Sender<(String, Pods)>,
+    pub(super) target: watch::Receiver<DeploymentTarget>,
+    pub(super) updates: mpsc::Sender<(String, Pods)>,
 }
 
-/// A pod that is there.
-struct Seen {
+/// Existing pod.
+struct ObservedPod {
     pod: Pod,
     since: Instant,
-    /// When it was first seen ready, and how long that took if it was seen not to be before.
+    /// Set once the pod was ready, with the start time if the pod was observed before it was ready.
     ready: Option<Option<Duration>>,
 }
 
-impl Workload {
-    /// Follows the pods and brings their number to what it should be, until the target is gone.
+impl WorkloadScaler {
+    /// Watches the pods and writes their number, until the target's sender is dropped.
     pub(super) async fn run(mut self) {
         let mut failures = 0u32;
         let mut state = State::default();
@@ -73,32 +73,32 @@ impl Workload {
                 Err(error) if error.is_expired() => WatchExpired { workload: &self.name }.emit(),
                 Err(error) => {
                     if failures == 0 {
-                        ApiFailing { workload: &self.name, error: &error }.emit();
+                        ApiFailed { workload: &self.name, error: &error }.emit();
                     }
                     failures = failures.saturating_add(1);
-                    let pause = PAUSE_MIN.saturating_mul(1 << failures.min(16)).min(PAUSE_MAX);
+                    let pause = BACKOFF_MIN.saturating_mul(1 << failures.min(16)).min(BACKOFF_MAX);
                     tokio::select! {
                         () = sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
-                        gone = gone(&mut self.target) => return gone,
+                        () = target_dropped(&mut self.target) => return,
                     }
                 }
             }
         }
     }
 
-    /// From a list to the end of what can be followed from it; `Ok` when nobody wants it any longer.
+    /// Lists the pods and watches them until an error; `Ok` when the target's sender is dropped.
     async fn follow(&mut self, state: &mut State, failures: &mut u32) -> Result<(), ApiError> {
         let scale = self.scale().await?;
         let selector: String =
             url::form_urlencoded::byte_serialize(scale.status.selector.as_bytes()).collect();
         let pods = format!("/api/v1/namespaces/{}/pods?labelSelector={selector}", self.config.namespace);
-        let list: PodList = self.api.ask(Method::GET, &pods, Sent::Nothing).await?;
+        let list: PodList = self.api.request(Method::GET, &pods, RequestBody::Empty).await?;
         let mut version = list.metadata.resource_version;
         state.replace(list.items);
         if std::mem::take(failures) > 0 {
-            ApiBack { workload: &self.name }.emit();
+            ApiRecovered { workload: &self.name }.emit();
         }
-        self.tell(state).await;
+        self.report(state).await;
         self.target.mark_changed();
         loop {
             let path = format!(
@@ -109,9 +109,9 @@ impl Workload {
                 tokio::select! {
                     event = watch.next::<WatchEvent>() => match event? {
                         Some(event) => {
-                            version = state.take(event)?;
-                            self.tell(state).await;
-                            self.bring(state).await?;
+                            version = state.apply(event)?;
+                            self.report(state).await;
+                            self.reconcile(state).await?;
                         }
                         None => break,
                     },
@@ -119,27 +119,28 @@ impl Workload {
                         if changed.is_err() {
                             return Ok(());
                         }
-                        self.bring(state).await?;
+                        self.reconcile(state).await?;
                     }
                 }
             }
         }
     }
 
-    async fn tell(&self, state: &State) {
-        let found = state.seen.iter().filter(|(_, seen)| seen.pod.stays()).map(|(id, seen)| {
-            let at = seen.pod.ready_at().map(|ip| SocketAddr::from((ip, self.config.port)));
-            let ready = at.map(|endpoint| ReadyAt { endpoint, took: seen.ready.flatten() });
-            let rank = match self.config.kind {
-                WorkloadKind::Deployment => 0,
-                WorkloadKind::StatefulSet => seen.pod.ordinal().map_or(0, u64::from),
-            };
-            let deployment = self.target.borrow().deployment.clone();
-            (id.clone(), Found { deployment, since: seen.since, ready, rank })
-        });
-        let pods = Pods { found: found.collect(), deaths: state.deaths };
-        // Nobody who listened any longer would have let this go on.
-        self.told.send((self.name.clone(), pods)).await.ok();
+    async fn report(&self, state: &State) {
+        let replicas =
+            state.observed.iter().filter(|(_, observed)| observed.pod.is_active()).map(|(id, observed)| {
+                let at = observed.pod.ready_at().map(|ip| SocketAddr::from((ip, self.config.port)));
+                let ready = at.map(|endpoint| ReadyEndpoint { endpoint, took: observed.ready.flatten() });
+                let rank = match self.config.kind {
+                    WorkloadKind::Deployment => 0,
+                    WorkloadKind::StatefulSet => observed.pod.ordinal().map_or(0, u64::from),
+                };
+                let deployment = self.target.borrow().deployment.clone();
+                (id.clone(), RunningReplica { deployment, since: observed.since, ready, rank })
+            });
+        let pods = Pods { replicas: replicas.collect(), crashes: state.crashes };
+        // On failure the receiver is gone, and the target's sender as well.
+        self.updates.send((self.name.clone(), pods)).await.ok();
     }
 
     fn scale_path(&self) -> String {
@@ -147,57 +148,60 @@ impl Workload {
         format!("/apis/apps/v1/namespaces/{namespace}/{}/{}/scale", kind.plural(), self.name)
     }
 
-    async fn scale(&self) -> Result<Scale, ApiError> {
-        self.api.ask(Method::GET, &self.scale_path(), Sent::Nothing).await
+    async fn scale(&self) -> Result<ScaleObject, ApiError> {
+        self.api.request(Method::GET, &self.scale_path(), RequestBody::Empty).await
     }
 
-    /// Brings the number of pods to what it should be.
-    async fn bring(&mut self, state: &State) -> Result<(), ApiError> {
+    /// Writes the desired number of pods, if it differs.
+    async fn reconcile(&mut self, state: &State) -> Result<(), ApiError> {
         let target = self.target.borrow_and_update().clone();
-        let wanted = state.replica_count(&target, self.config.kind);
+        let desired = state.replica_count(&target, self.config.kind);
         for _ in 0..CONFLICTS_MAX {
-            let Scale { metadata, spec, .. } = self.scale().await?;
-            if spec.replicas == wanted {
+            let ScaleObject { metadata, spec, .. } = self.scale().await?;
+            if spec.replicas == desired {
                 return Ok(());
             }
-            if wanted < spec.replicas && self.config.kind == WorkloadKind::Deployment {
-                self.mark(state, &target).await?;
+            if desired < spec.replicas && self.config.kind == WorkloadKind::Deployment {
+                self.mark_drained(state, &target).await?;
             }
             let (namespace, version) = (&self.config.namespace, metadata.resource_version);
             let body = json!({"apiVersion": "autoscaling/v1", "kind": "Scale",
                 "metadata": {"name": self.name, "namespace": namespace, "resourceVersion": version},
-                "spec": {"replicas": wanted}});
+                "spec": {"replicas": desired}});
             let written: Result<Value, _> =
-                self.api.ask(Method::PUT, &self.scale_path(), Sent::Whole(body)).await;
+                self.api.request(Method::PUT, &self.scale_path(), RequestBody::Replace(body)).await;
             match written {
                 Ok(_) => {
-                    ScaleWritten { workload: &self.name, before: spec.replicas, replicas: wanted }.emit();
+                    ScaleWritten { workload: &self.name, before: spec.replicas, replicas: desired }.emit();
                     return Ok(());
                 }
                 Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error),
             }
         }
-        Err(ApiError::Refused {
+        Err(ApiError::Rejected {
             status: StatusCode::CONFLICT,
-            reason: "somebody else writes all the time".to_owned(),
+            reason: format!("{CONFLICTS_MAX} conflicting writes of the scale by other clients"),
         })
     }
 
-    /// Those that have been drained are the cheapest to delete.
-    async fn mark(&self, state: &State, target: &Target) -> Result<(), ApiError> {
-        for (_, seen) in state.seen.iter().filter(|(id, seen)| target.stop.contains(*id) && seen.pod.stays())
+    /// Marks drained pods as the cheapest to delete.
+    async fn mark_drained(&self, state: &State, target: &DeploymentTarget) -> Result<(), ApiError> {
+        for (_, observed) in state
+            .observed
+            .iter()
+            .filter(|(id, observed)| target.stop.contains(*id) && observed.pod.is_active())
         {
-            let meta = &seen.pod.metadata;
+            let meta = &observed.pod.metadata;
             if meta.annotations.get(COST).is_some_and(|cost| cost == DRAINED_COST) {
                 continue;
             }
             let path = format!("/api/v1/namespaces/{}/pods/{}", self.config.namespace, meta.name);
             let patch = json!({"metadata": {"uid": meta.uid, "annotations": {COST: DRAINED_COST}}});
-            match self.api.ask::<Value>(Method::PATCH, &path, Sent::Merge(patch)).await {
+            match self.api.request::<Value>(Method::PATCH, &path, RequestBody::MergePatch(patch)).await {
                 Ok(_) => {}
-                // It has gone by itself, or another has its name now.
-                Err(ApiError::Refused { status: StatusCode::NOT_FOUND | StatusCode::CONFLICT, .. }) => {}
+                // The pod was deleted, or another one has its name now.
+                Err(ApiError::Rejected { status: StatusCode::NOT_FOUND | StatusCode::CONFLICT, .. }) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -205,73 +209,78 @@ impl Workload {
     }
 }
 
-/// Comes back when nobody wants anything any longer.
-async fn gone(target: &mut watch::Receiver<Target>) {
+/// Returns when the target's sender is dropped.
+async fn target_dropped(target: &mut watch::Receiver<DeploymentTarget>) {
     while target.changed().await.is_ok() {}
 }
 
-/// The pods of a workload.
+/// Observed pods of a workload.
 #[derive(Default)]
 struct State {
-    seen: BTreeMap<ReplicaId, Seen>,
-    deaths: u64,
+    observed: BTreeMap<ReplicaId, ObservedPod>,
+    crashes: u64,
 }
 
 impl State {
-    /// These are all there are.
+    /// Replaces all pods by a list.
     fn replace(&mut self, pods: Vec<Pod>) {
-        let mut before = std::mem::take(&mut self.seen);
+        let mut before = std::mem::take(&mut self.observed);
         for pod in pods {
-            let known = before.remove(&pod.metadata.uid);
-            self.put(pod, known);
+            let before = before.remove(&pod.metadata.uid);
+            self.put(pod, before);
         }
     }
 
-    /// What a watch says; the version up to which everything is known now.
-    fn take(&mut self, event: WatchEvent) -> Result<String, ApiError> {
+    /// Applies an event of the watch; returns its version.
+    fn apply(&mut self, event: WatchEvent) -> Result<String, ApiError> {
         match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
                 let version = pod.metadata.resource_version.clone();
-                let known = self.seen.remove(&pod.metadata.uid);
-                self.put(pod, known);
+                let before = self.observed.remove(&pod.metadata.uid);
+                self.put(pod, before);
                 Ok(version)
             }
             WatchEvent::Deleted(pod) => {
-                self.seen.remove(&pod.metadata.uid);
+                self.observed.remove(&pod.metadata.uid);
                 Ok(pod.metadata.resource_version)
             }
             WatchEvent::Bookmark(bookmark) => Ok(bookmark.metadata.resource_version),
             WatchEvent::Error(Status { code, message }) => {
                 let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                Err(ApiError::Refused { status, reason: message.chars().take(256).collect() })
+                Err(ApiError::Rejected { status, reason: message.chars().take(256).collect() })
             }
         }
     }
 
-    fn put(&mut self, pod: Pod, known: Option<Seen>) {
+    fn put(&mut self, pod: Pod, before: Option<ObservedPod>) {
         let id = pod.metadata.uid.clone();
-        let seen = match known {
-            Some(Seen { pod: before, since, ready }) => {
+        let observed = match before {
+            Some(ObservedPod { pod: before, since, ready }) => {
                 let failed = pod.status.phase == "Failed" && before.status.phase != "Failed";
-                self.deaths += pod.restarts().saturating_sub(before.restarts()) + u64::from(failed);
+                self.crashes += pod.restarts().saturating_sub(before.restarts()) + u64::from(failed);
                 let ready = ready.or_else(|| pod.ready_at().map(|_| Some(since.elapsed())));
-                Seen { pod, since, ready }
+                ObservedPod { pod, since, ready }
             }
-            // One that was ready before it was seen says nothing of how long that took.
-            None => Seen { ready: pod.ready_at().map(|_| None), since: Instant::now(), pod },
+            // A pod that was ready when first observed has no known start time.
+            None => ObservedPod { ready: pod.ready_at().map(|_| None), since: Instant::now(), pod },
         };
-        self.seen.insert(id, seen);
+        self.observed.insert(id, observed);
     }
 
-    /// As many as should be, but none less than those that have not been drained.
-    fn replica_count(&self, target: &Target, kind: WorkloadKind) -> u32 {
-        let kept = self.seen.iter().filter(|(id, seen)| seen.pod.stays() && !target.stop.contains(*id));
-        let least = match kind {
-            WorkloadKind::Deployment => kept.count() as u32,
-            WorkloadKind::StatefulSet => {
-                kept.filter_map(|(_, seen)| seen.pod.ordinal()).map(|ordinal| ordinal + 1).max().unwrap_or(0)
-            }
+    /// Returns the target count, but at least the number of pods that have not been drained.
+    fn replica_count(&self, target: &DeploymentTarget, kind: WorkloadKind) -> u32 {
+        let undrained = self
+            .observed
+            .iter()
+            .filter(|(id, observed)| observed.pod.is_active() && !target.stop.contains(*id));
+        let min_replicas = match kind {
+            WorkloadKind::Deployment => undrained.count() as u32,
+            WorkloadKind::StatefulSet => undrained
+                .filter_map(|(_, observed)| observed.pod.ordinal())
+                .map(|ordinal| ordinal + 1)
+                .max()
+                .unwrap_or(0),
         };
-        target.replicas.max(least)
+        target.replicas.max(min_replicas)
     }
 }

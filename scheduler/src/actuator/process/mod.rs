@@ -1,14 +1,14 @@
-//! Replicas are processes on the spoke's machine.
+//! Actuator with replicas as processes on the spoke's machine.
 //!
-//! Each has a port of its own, a configuration that a person can read and start again by hand, a log, a process group of its
-//! own (so that a Ctrl-C reaches the spoke alone, which chooses the order of the end), and a record by which the next spoke
-//! finds it ([`record`]). Why not simply end them with the spoke: a replica can take a minute to load, a spoke is back in a
-//! second. And if it does not come back, they end by themselves ([`crate::keeper`]).
+//! Each has a port of its own, a readable configuration with which it can be started by hand, a log, a process group of
+//! its own (so that Ctrl-C reaches only the spoke, which stops the replicas in order), and a record by which the next
+//! spoke finds it ([`record`]). They do not end with a killed spoke, because loading a replica can take a minute, and a
+//! spoke restarts in a second. If the spoke does not restart, they end by themselves ([`crate::heartbeat`]).
 //!
-//! A replica that dies is started again, at once the first time and then more and more slowly
+//! A replica that crashes is restarted, at once the first time and then with growing delays
 //! ([`scheduler_core::scale::restarts`]).
 
-mod life;
+mod monitor;
 mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,18 +28,21 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
-use super::{Actuator, Deaths, Found, ReadyAt, ReplicaId, Running, Target, Targets};
+use super::{
+    Actuator, ActuatorStatus, Crashes, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId,
+    RunningReplica,
+};
 use crate::config::ProcessConfig;
-use crate::keeper::{self, Keeper};
-use crate::scaling::events::{ReplicaEnded, ReplicaFound, ReplicaNotStarted, ReplicaStarted};
-use life::{Ended, Life, Start, Told};
-use record::{Files, FoundAgain, Identity};
+use crate::heartbeat::{self, HeartbeatFile};
+use crate::scaling::events::{ReplicaAdopted, ReplicaExited, ReplicaStartFailed, ReplicaStarted};
+use monitor::{MonitorContext, ProcessExit, ProcessMonitor, StartTime};
+use record::{AdoptedProcess, ProcessIdentity, ReplicaFiles};
 
-/// Words of replicas that became ready and were not heard yet: as many as there are ports.
-const READIED_MAX: usize = 256;
+/// Capacity of the queue of replicas that became ready; a spoke has at most this many ports.
+const READY_MAX: usize = 256;
 
-/// Starts and stops processes.
-pub(crate) struct Process {
+/// Actuator that starts and stops processes.
+pub(crate) struct ProcessActuator {
     config: ProcessConfig,
     dir: PathBuf,
     region: RegionId,
@@ -47,167 +50,173 @@ pub(crate) struct Process {
     client: reqwest::Client,
 }
 
-/// One that runs.
-struct Kept {
-    known: Known,
+/// Running replica process.
+struct ReplicaProcess {
+    info: ProcessInfo,
     since: Instant,
-    ready: Option<(ReadyAt, Instant)>,
-    /// Gone once it was told to end.
+    ready: Option<(ReadyEndpoint, Instant)>,
+    /// `None` once the stop was requested.
     stop: Option<oneshot::Sender<()>>,
 }
 
-/// What a process is for, and who it is.
-struct Known {
+/// Deployment, files and identity of a process.
+struct ProcessInfo {
     deployment: Arc<Deployment>,
-    files: Files,
-    identity: Identity,
+    files: ReplicaFiles,
+    identity: ProcessIdentity,
 }
 
-/// All of them.
-struct World {
-    process: Process,
-    kept: BTreeMap<ReplicaId, Kept>,
-    lives: JoinSet<Ended>,
-    readied: mpsc::Sender<(ReplicaId, ReadyAt)>,
-    /// By deployment and model: one that cannot be loaded does not hold up the one that is served.
+/// All replica processes.
+struct ProcessSet {
+    actuator: ProcessActuator,
+    replicas: BTreeMap<ReplicaId, ReplicaProcess>,
+    monitors: JoinSet<ProcessExit>,
+    ready_sender: mpsc::Sender<(ReplicaId, ReadyEndpoint)>,
+    /// By deployment and model: a model that cannot be loaded does not delay restarts of the served one.
     restarts: BTreeMap<(DeploymentName, String), RestartBackoff>,
-    deaths: BTreeMap<DeploymentName, Deaths>,
-    /// The port that was given last: one that has just become free is not given at once.
+    crashes: BTreeMap<DeploymentName, Crashes>,
+    /// Port that was assigned last; a port that was just freed is not reused at once.
     last_port: u16,
 }
 
-/// Why a process was not started.
+/// Reason why a process was not started.
 #[derive(Debug, thiserror::Error)]
-enum NotStarted {
-    #[error("every port from {from} to {to} is taken; widen scaling.ports, or lower `max`")]
+enum ReplicaStartError {
+    #[error("all ports from {from} to {to} are in use; widen scaling.ports, or lower scaling.max")]
     NoPort { from: u16, to: u16 },
-    #[error("{what}: {error}")]
-    System { what: &'static str, error: io::Error },
+    #[error("{operation}: {error}")]
+    System { operation: &'static str, error: io::Error },
 }
 
-impl Process {
-    /// For the replicas of `region`, with its files in `dir`.
+impl ProcessActuator {
+    /// Creates the actuator for the replicas of `region`, with its files in `dir`.
     ///
     /// # Errors
     ///
-    /// When there is no client to ask replicas with, or nobody knows which program this is.
-    pub(crate) fn new(config: ProcessConfig, dir: PathBuf, region: RegionId) -> io::Result<Process> {
+    /// When the HTTP client cannot be created, or the path of the own executable is unknown.
+    pub(crate) fn new(config: ProcessConfig, dir: PathBuf, region: RegionId) -> io::Result<ProcessActuator> {
         let program = config.program.clone().map_or_else(std::env::current_exe, Ok)?;
         let client = reqwest::Client::builder().no_proxy().build().map_err(io::Error::other)?;
-        Ok(Process { config, dir, region, program, client })
+        Ok(ProcessActuator { config, dir, region, program, client })
     }
 }
 
-impl Actuator for Process {
-    async fn run(self, mut targets: watch::Receiver<Targets>, running: watch::Sender<Running>) {
-        let (readied, mut ready) = mpsc::channel(READIED_MAX);
-        let period = Keeper { file: PathBuf::new(), alone: self.config.alone }.period() / 2;
+impl Actuator for ProcessActuator {
+    async fn run(
+        self,
+        mut targets: watch::Receiver<DeploymentTargets>,
+        running: watch::Sender<ActuatorStatus>,
+    ) {
+        let (ready_sender, mut ready) = mpsc::channel(READY_MAX);
+        let period = HeartbeatFile { file: PathBuf::new(), timeout: self.config.orphan_timeout }.period() / 2;
         let last_port = *self.config.ports.end();
-        let mut world = World {
-            process: self,
-            kept: BTreeMap::new(),
-            lives: JoinSet::new(),
-            readied,
+        let mut processes = ProcessSet {
+            actuator: self,
+            replicas: BTreeMap::new(),
+            monitors: JoinSet::new(),
+            ready_sender,
             restarts: BTreeMap::new(),
-            deaths: BTreeMap::new(),
+            crashes: BTreeMap::new(),
             last_port,
         };
-        world.find().await;
-        let mut keep = interval(period);
-        keep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        processes.adopt().await;
+        let mut heartbeats = interval(period);
+        heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let wanted = targets.borrow_and_update().clone();
-            let again = world.reconcile(&wanted).await;
-            running.send_replace(world.running());
+            let desired = targets.borrow_and_update().clone();
+            let retry_at = processes.reconcile(&desired).await;
+            running.send_replace(processes.status());
             let restart = async {
-                match again {
+                match retry_at {
                     Some(at) => sleep_until(at.into()).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 changed = targets.changed() => if changed.is_err() { break },
-                Some(ended) = world.lives.join_next() => {
-                    world.ended(ended.expect("a life does not panic and is not aborted")).await;
+                Some(exit) = processes.monitors.join_next() => {
+                    processes.handle_exit(exit.expect("a monitor does not panic and is not aborted")).await;
                 }
-                Some((id, at)) = ready.recv() => world.ready(&id, at).await,
-                _ = keep.tick() => world.touch().await,
+                Some((id, at)) = ready.recv() => processes.handle_ready(&id, at).await,
+                _ = heartbeats.tick() => processes.send_heartbeats().await,
                 () = restart => {}
             }
         }
-        world.stop_all().await;
+        processes.stop_all().await;
     }
 }
 
-impl World {
-    /// Finds those of the spoke before this one.
-    async fn find(&mut self) {
-        for port in self.process.config.ports.clone() {
-            let files = Files::of(&self.process.dir, port);
-            let Some(FoundAgain { identity, process, deployment, took }) = files.found().await else {
-                files.forget().await;
+impl ProcessSet {
+    /// Adopts the running replicas of an earlier spoke.
+    async fn adopt(&mut self) {
+        for port in self.actuator.config.ports.clone() {
+            let files = ReplicaFiles::new(&self.actuator.dir, port);
+            let Some(AdoptedProcess { identity, process, deployment, took }) = files.running_process().await
+            else {
+                files.remove().await;
                 continue;
             };
             let id = format!("{port}-{}", identity.name());
-            ReplicaFound { id: &id, deployment: &deployment.name }.emit();
-            let (deployment, life) = (Arc::new(deployment), Life::found(process, identity));
-            self.begin(id, Known { deployment, files, identity }, life, Start::Took(took));
+            ReplicaAdopted { id: &id, deployment: &deployment.name }.emit();
+            let (deployment, monitor) = (Arc::new(deployment), ProcessMonitor::adopted(process, identity));
+            self.monitor(id, ProcessInfo { deployment, files, identity }, monitor, StartTime::Took(took));
         }
     }
 
-    /// Does what can be done now; when to look again, if somebody has died too often to be started now.
-    async fn reconcile(&mut self, wanted: &Targets) -> Option<Instant> {
-        let mut again: Option<Instant> = None;
-        let all = wanted.values().flat_map(|target| {
+    /// Starts and stops replicas as far as possible now; returns when to retry, if restarts are delayed.
+    async fn reconcile(&mut self, desired: &DeploymentTargets) -> Option<Instant> {
+        let mut retry_at: Option<Instant> = None;
+        let all = desired.values().flat_map(|target| {
             let next = target.next.iter().map(|(next, _)| next);
             std::iter::once(&target.deployment).chain(next)
         });
         let all: BTreeSet<_> = all.map(|deployment| restarts_of(deployment)).collect();
         self.restarts.retain(|key, _| all.contains(key));
-        for (name, Target { deployment, replicas, next, stop }) in wanted {
+        for (name, DeploymentTarget { deployment, replicas, next, stop }) in desired {
             for id in stop {
-                if let Some(stop) = self.kept.get_mut(id).and_then(|kept| kept.stop.take()) {
-                    // Who has ended meanwhile is not there to hear it.
+                if let Some(stop) = self.replicas.get_mut(id).and_then(|replica| replica.stop.take()) {
+                    // On failure, the process has ended meanwhile.
                     stop.send(()).ok();
                 }
             }
             let next_spec = next.as_ref().map(|(next, _)| next.model_spec());
             let is_next = |it: &Deployment| next_spec.as_ref() == Some(&it.model_spec());
-            let (mut of_next, mut served) = (0, 0);
-            for Kept { known, stop, .. } in self.kept.values() {
-                if known.deployment.name == *name && stop.is_some() {
-                    *(if is_next(&known.deployment) { &mut of_next } else { &mut served }) += 1;
+            let (mut next_count, mut served_count) = (0, 0);
+            for ReplicaProcess { info, stop, .. } in self.replicas.values() {
+                if info.deployment.name == *name && stop.is_some() {
+                    *(if is_next(&info.deployment) { &mut next_count } else { &mut served_count }) += 1;
                 }
             }
-            // What is served comes first, where there are not ports for all.
-            let next = next.iter().map(|(next, replicas)| (next, of_next, *replicas));
-            for (deployment, there, replicas) in std::iter::once((deployment, served, *replicas)).chain(next)
+            // The served model comes first if there are not enough ports.
+            let next = next.iter().map(|(next, replicas)| (next, next_count, *replicas));
+            for (deployment, existing, replicas) in
+                std::iter::once((deployment, served_count, *replicas)).chain(next)
             {
-                if let Some(at) = self.start_missing(deployment, there, replicas).await {
-                    again = Some(again.map_or(at, |again: Instant| again.min(at)));
+                if let Some(at) = self.start_missing(deployment, existing, replicas).await {
+                    retry_at = Some(retry_at.map_or(at, |retry_at: Instant| retry_at.min(at)));
                 }
             }
         }
-        again
+        retry_at
     }
 
-    /// Starts as many as are missing; when to look again, if they cannot all be started now.
+    /// Starts the missing replicas; returns when to retry, if not all can be started now.
     async fn start_missing(
         &mut self,
         deployment: &Arc<Deployment>,
-        there: u32,
+        existing: u32,
         replicas: u32,
     ) -> Option<Instant> {
         let key = restarts_of(deployment);
-        for _ in there..replicas {
+        for _ in existing..replicas {
             let now = Instant::now();
             let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.delay(now));
             if pause.is_zero() {
                 match self.start(deployment).await {
                     Ok(()) => continue,
                     Err(error) => {
-                        ReplicaNotStarted { deployment: &deployment.name, error: &error }.emit();
-                        self.died(deployment, None);
+                        ReplicaStartFailed { deployment: &deployment.name, error: &error }.emit();
+                        self.crashed(deployment, None);
                     }
                 }
             }
@@ -217,138 +226,138 @@ impl World {
         None
     }
 
-    async fn start(&mut self, deployment: &Arc<Deployment>) -> Result<(), NotStarted> {
-        let failed = |what| move |error| NotStarted::System { what, error };
-        let Process { config, dir, region, program, .. } = &self.process;
+    async fn start(&mut self, deployment: &Arc<Deployment>) -> Result<(), ReplicaStartError> {
+        let failed = |operation| move |error| ReplicaStartError::System { operation, error };
+        let ProcessActuator { config, dir, region, program, .. } = &self.actuator;
         let endpoint = self.free_port()?;
-        let files = Files::of(dir, endpoint.port());
+        let files = ReplicaFiles::new(dir, endpoint.port());
         let text = configuration(deployment, region, endpoint, &config.template);
-        tokio::fs::write(files.config(), text)
-            .await
-            .map_err(failed("its configuration cannot be written"))?;
-        keeper::touch(&files.alive()).await.map_err(failed("its file cannot be touched"))?;
-        let log = File::create(files.log()).map_err(failed("its log cannot be written"))?;
-        let keeper = Keeper { file: files.alive(), alone: config.alone };
+        tokio::fs::write(files.config(), text).await.map_err(failed("cannot write its configuration"))?;
+        heartbeat::touch(&files.heartbeat()).await.map_err(failed("cannot touch its heartbeat file"))?;
+        let log = File::create(files.log()).map_err(failed("cannot create its log"))?;
+        let heartbeat = HeartbeatFile { file: files.heartbeat(), timeout: config.orphan_timeout };
         let child = Command::new(program)
             .args(["replica", "--region", region.as_str(), "--config"])
             .arg(files.config())
-            .env(keeper::VARIABLE, keeper.value())
-            .env_remove(keeper::PARENT_VARIABLE)
+            .env(heartbeat::VARIABLE, heartbeat.value())
+            .env_remove(heartbeat::PARENT_VARIABLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
             .process_group(0)
-            // Nobody is left running whom nobody knows of: it is dropped only when the lines below fail.
+            // Dropped only when one of the lines below fails; then no unrecorded process stays.
             .kill_on_drop(true)
             .spawn()
-            .map_err(failed("the program cannot be started"))?;
+            .map_err(failed("cannot start the program"))?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let pid = pid.expect("a child that was not waited for has a number");
-        let identity = Identity::of(pid).map_err(failed("it cannot be told from others"))?;
-        let life = Life::started(child, identity).map_err(failed("it cannot be watched"))?;
-        files.write(identity, deployment, None).await.map_err(failed("its record cannot be written"))?;
+        let pid = pid.expect("a child that was not waited for has a process id");
+        let identity = ProcessIdentity::read(pid).map_err(failed("cannot identify the process"))?;
+        let monitor =
+            ProcessMonitor::started(child, identity).map_err(failed("cannot monitor the process"))?;
+        files.write(identity, deployment, None).await.map_err(failed("cannot write its record"))?;
         let id = format!("{}-{}", endpoint.port(), identity.name());
         ReplicaStarted { id: &id, deployment: &deployment.name, endpoint, log: &files.log() }.emit();
         self.last_port = endpoint.port();
-        let known = Known { deployment: deployment.clone(), files, identity };
-        self.begin(id, known, life, Start::Since(Instant::now()));
+        let info = ProcessInfo { deployment: deployment.clone(), files, identity };
+        self.monitor(id, info, monitor, StartTime::At(Instant::now()));
         Ok(())
     }
 
-    fn begin(&mut self, id: ReplicaId, known: Known, life: Life, start: Start) {
-        let (stop, told) = oneshot::channel();
-        let endpoint = SocketAddr::from((self.process.config.address, known.files.port));
-        self.lives.spawn(life.live(Told {
+    fn monitor(&mut self, id: ReplicaId, info: ProcessInfo, monitor: ProcessMonitor, start: StartTime) {
+        let (stop, stop_request) = oneshot::channel();
+        let endpoint = SocketAddr::from((self.actuator.config.address, info.files.port));
+        self.monitors.spawn(monitor.run(MonitorContext {
             id: id.clone(),
             endpoint,
             start,
-            client: self.process.client.clone(),
-            stop: told,
-            readied: self.readied.clone(),
+            client: self.actuator.client.clone(),
+            stop: stop_request,
+            ready: self.ready_sender.clone(),
         }));
-        self.kept.insert(id, Kept { known, since: Instant::now(), ready: None, stop: Some(stop) });
+        self.replicas
+            .insert(id, ReplicaProcess { info, since: Instant::now(), ready: None, stop: Some(stop) });
     }
 
-    /// A port that nobody has, the one longest unused first.
-    fn free_port(&self) -> Result<SocketAddr, NotStarted> {
-        let ProcessConfig { address, ports, .. } = &self.process.config;
-        let taken = |port: &u16| self.kept.values().any(|kept| kept.known.files.port == *port);
+    /// Returns a free port, the one longest unused first.
+    fn free_port(&self) -> Result<SocketAddr, ReplicaStartError> {
+        let ProcessConfig { address, ports, .. } = &self.actuator.config;
+        let taken = |port: &u16| self.replicas.values().any(|replica| replica.info.files.port == *port);
         let after = ports.clone().filter(|port| *port > self.last_port);
         let before = ports.clone().filter(|port| *port <= self.last_port);
         let free = |port: &u16| !taken(port) && TcpListener::bind((*address, *port)).is_ok();
         let port = after.chain(before).find(free);
-        let port = port.ok_or(NotStarted::NoPort { from: *ports.start(), to: *ports.end() })?;
+        let port = port.ok_or(ReplicaStartError::NoPort { from: *ports.start(), to: *ports.end() })?;
         Ok(SocketAddr::from((*address, port)))
     }
 
-    async fn ready(&mut self, id: &ReplicaId, at: ReadyAt) {
-        let Some(kept) = self.kept.get_mut(id) else { return };
-        kept.ready = Some((at, Instant::now()));
-        let Known { deployment, files, identity } = &kept.known;
+    async fn handle_ready(&mut self, id: &ReplicaId, at: ReadyEndpoint) {
+        let Some(replica) = self.replicas.get_mut(id) else { return };
+        replica.ready = Some((at, Instant::now()));
+        let ProcessInfo { deployment, files, identity } = &replica.info;
         if let Err(error) = files.write(*identity, deployment, at.took).await {
-            tracing::debug!(replica = id, %error, "how long it took to start is not kept");
+            tracing::debug!(replica = id, %error, "cannot record the start duration");
         }
     }
 
-    async fn ended(&mut self, Ended { id, told, how }: Ended) {
-        let Some(kept) = self.kept.remove(&id) else { return };
-        let Known { deployment, files, identity: _ } = &kept.known;
-        files.forget().await;
+    async fn handle_exit(&mut self, ProcessExit { id, requested, status }: ProcessExit) {
+        let Some(replica) = self.replicas.remove(&id) else { return };
+        let ProcessInfo { deployment, files, identity: _ } = &replica.info;
+        files.remove().await;
         let log = files.log();
-        ReplicaEnded { id: &id, deployment: &deployment.name, told, how: &how, log: &log }.emit();
-        if !told {
-            self.died(deployment, kept.ready.map(|(_, since)| since.elapsed()));
+        ReplicaExited { id: &id, deployment: &deployment.name, requested, status: &status, log: &log }.emit();
+        if !requested {
+            self.crashed(deployment, replica.ready.map(|(_, since)| since.elapsed()));
         }
     }
 
-    fn died(&mut self, deployment: &Deployment, ready_for: Option<Duration>) {
+    fn crashed(&mut self, deployment: &Deployment, ready_for: Option<Duration>) {
         let now = Instant::now();
         let restarts = self.restarts.entry(restarts_of(deployment)).or_default();
         restarts.record_crash(ready_for, now);
-        let deaths = self.deaths.entry(deployment.name.clone()).or_default();
-        deaths.count += 1;
-        deaths.restart_at = Some(now + restarts.delay(now));
+        let crashes = self.crashes.entry(deployment.name.clone()).or_default();
+        crashes.count += 1;
+        crashes.restart_at = Some(now + restarts.delay(now));
     }
 
-    /// Somebody looks after them.
-    async fn touch(&self) {
-        for kept in self.kept.values() {
-            let files = &kept.known.files;
-            if let Err(error) = keeper::touch(&files.alive()).await {
-                tracing::debug!(port = files.port, %error, "a replica may take itself for alone");
+    /// Sends the heartbeat to all replicas.
+    async fn send_heartbeats(&self) {
+        for replica in self.replicas.values() {
+            let files = &replica.info.files;
+            if let Err(error) = heartbeat::touch(&files.heartbeat()).await {
+                tracing::debug!(port = files.port, %error, "cannot touch the heartbeat file of a replica");
             }
         }
     }
 
-    fn running(&self) -> Running {
-        let each = self.kept.iter().map(|(id, kept)| {
-            let Kept { known: Known { deployment, .. }, since, ready, .. } = kept;
+    fn status(&self) -> ActuatorStatus {
+        let each = self.replicas.iter().map(|(id, replica)| {
+            let ReplicaProcess { info: ProcessInfo { deployment, .. }, since, ready, .. } = replica;
             let ready = ready.map(|(at, _)| at);
-            (id.clone(), Found { deployment: deployment.clone(), since: *since, ready, rank: 0 })
+            (id.clone(), RunningReplica { deployment: deployment.clone(), since: *since, ready, rank: 0 })
         });
-        Running { surveyed: true, replicas: each.collect(), deaths: self.deaths.clone() }
+        ActuatorStatus { is_initialized: true, replicas: each.collect(), crashes: self.crashes.clone() }
     }
 
-    /// Ends them all, in good order and at the same time.
+    /// Stops all replicas gracefully and concurrently.
     async fn stop_all(mut self) {
-        self.kept.values_mut().for_each(|kept| drop(kept.stop.take()));
-        while let Some(ended) = self.lives.join_next().await {
-            self.ended(ended.expect("a life does not panic and is not aborted")).await;
+        self.replicas.values_mut().for_each(|replica| drop(replica.stop.take()));
+        while let Some(exit) = self.monitors.join_next().await {
+            self.handle_exit(exit.expect("a monitor does not panic and is not aborted")).await;
         }
     }
 }
 
-/// By which the restarts of a deployment's replicas are counted.
+/// Returns the key by which restarts are counted.
 fn restarts_of(deployment: &Deployment) -> (DeploymentName, String) {
     (deployment.name.clone(), format!("{:?}", deployment.model_spec()))
 }
 
-/// The file of one replica.
+/// Returns the configuration file of one replica.
 fn configuration(deployment: &Deployment, region: &RegionId, listen: SocketAddr, template: &str) -> String {
     let text = |value: &str| toml::Value::String(value.to_owned());
     let Deployment { name, task, model, engine, residency: _, regions: _, scaling: _ } = deployment;
     format!(
-        "# A replica of {name} in {region}, started by its spoke, which writes this file anew.\n\
+        "# Replica of {name} in {region}. Written by its spoke at every start; do not edit.\n\
          listen = {}\nnames = [{}]\nmodel = {}\ntask = {}\nengine = {{ kind = {}, precision = {} }}\n{template}",
         text(&listen.to_string()),
         text(name.as_str()),
@@ -364,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replicas_file_has_what_the_deployment_says_and_then_the_template() {
+    fn a_replica_configuration_has_the_deployments_values_and_the_template() {
         let text = "[[deployment]]\nname = \"a\"\ntask = \"embed\"\nmodel = \"/models/\\\"x\\\"\"\nengine = { kind = \"cpu\", precision = \"int8\" }\n";
         let deployment =
             regions::parse_deployments(text, &regions::Catalogue::builtin()).expect("sound").remove(0);

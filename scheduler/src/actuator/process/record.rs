@@ -1,8 +1,8 @@
-//! Who was started at which port, on disk: by this a spoke that starts again finds the replicas of the one before it.
+//! Records on disk of the replica processes, one per port, by which a restarted spoke finds them.
 //!
-//! A process number alone says nothing, because the system gives it to somebody else later. So a record also has the moment
-//! at which the process started, in the kernel's own ticks, and the command line must name the file that we wrote for it.
-//! What is checked is checked through a descriptor of the process that was opened before, which can never mean another one.
+//! A process id alone proves nothing, because the system reuses it. So a record also has the start time of the process,
+//! in the kernel's ticks, and the command line must name the configuration file that the spoke wrote. All checks come
+//! after opening a descriptor of the process, which can never refer to another one.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,70 +14,70 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use scheduler_core::wire::deployment::StoredDeploymentV1;
 use serde::{Deserialize, Serialize};
 
-/// One replica, as its file says.
+/// Record of one replica.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct RecordV1 {
+struct ProcessRecordV1 {
     version: u32,
     pid: i32,
     /// Field 22 of /proc/PID/stat.
     started: u64,
-    /// How long it took to start, once it was ready: the next spoke need not guess.
+    /// Duration of the start, once the replica is ready, as an estimate for the next spoke.
     #[serde(default)]
     took_ms: Option<u64>,
     deployment: StoredDeploymentV1,
 }
 
-/// Who was found, and what is known of it.
-pub(super) struct FoundAgain {
-    pub(super) identity: Identity,
+/// Running process of an earlier spoke, with its record.
+pub(super) struct AdoptedProcess {
+    pub(super) identity: ProcessIdentity,
     pub(super) process: OwnedFd,
     pub(super) deployment: Deployment,
     pub(super) took: Option<Duration>,
 }
 
-/// A process, told from all others that ever had its number.
+/// Process id with the start time, which together are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct ProcessIdentity {
     pub(super) pid: Pid,
     started: u64,
 }
 
-impl Identity {
-    /// That of a process that runs.
-    pub(super) fn of(pid: Pid) -> io::Result<Identity> {
+impl ProcessIdentity {
+    /// Reads the identity of a running process.
+    pub(super) fn read(pid: Pid) -> io::Result<ProcessIdentity> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
-        let strange = || io::Error::new(io::ErrorKind::InvalidData, "its /proc entry cannot be read");
-        // The second field is a name in brackets, in which anything may stand.
-        let (_, rest) = stat.rsplit_once(')').ok_or_else(strange)?;
-        // One that has ended stays in the list until its parent has looked.
+        let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "unreadable /proc entry");
+        // The second field is a name in brackets, with arbitrary characters.
+        let (_, rest) = stat.rsplit_once(')').ok_or_else(unreadable)?;
+        // A zombie stays in the list until its parent has waited for it.
         if matches!(rest.split_whitespace().next(), Some("Z" | "X") | None) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "it has ended"));
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"));
         }
         let started = rest.split_whitespace().nth(22 - 3).and_then(|ticks| ticks.parse().ok());
-        Ok(Identity { pid, started: started.ok_or_else(strange)? })
+        Ok(ProcessIdentity { pid, started: started.ok_or_else(unreadable)? })
     }
 
-    /// Whether it has not ended.
-    pub(super) fn lives(&self) -> bool {
-        Identity::of(self.pid).is_ok_and(|now| now == *self)
+    /// Returns whether the process is running.
+    pub(super) fn is_running(&self) -> bool {
+        ProcessIdentity::read(self.pid).is_ok_and(|now| now == *self)
     }
 
-    /// For an identifier that is never given twice.
+    /// Returns a string for an identifier that is never reused.
     pub(super) fn name(&self) -> String {
         format!("{}-{}", self.pid.as_raw_nonzero(), self.started)
     }
 }
 
-/// The files of whoever is at one port.
+/// Files of the replica on one port.
 #[derive(Clone, Debug)]
-pub(super) struct Files {
+pub(super) struct ReplicaFiles {
     dir: PathBuf,
     pub(super) port: u16,
 }
 
-impl Files {
-    pub(super) fn of(dir: &Path, port: u16) -> Files {
-        Files { dir: dir.to_owned(), port }
+impl ReplicaFiles {
+    pub(super) fn new(dir: &Path, port: u16) -> ReplicaFiles {
+        ReplicaFiles { dir: dir.to_owned(), port }
     }
 
     pub(super) fn config(&self) -> PathBuf {
@@ -88,7 +88,7 @@ impl Files {
         self.dir.join(format!("replica-{}.log", self.port))
     }
 
-    pub(super) fn alive(&self) -> PathBuf {
+    pub(super) fn heartbeat(&self) -> PathBuf {
         self.dir.join(format!("replica-{}.alive", self.port))
     }
 
@@ -96,47 +96,48 @@ impl Files {
         self.dir.join(format!("replica-{}.json", self.port))
     }
 
-    /// Writes who is there.
+    /// Writes the record.
     pub(super) async fn write(
         &self,
-        identity: Identity,
+        identity: ProcessIdentity,
         deployment: &Deployment,
         took: Option<Duration>,
     ) -> io::Result<()> {
-        let Identity { pid, started } = identity;
+        let ProcessIdentity { pid, started } = identity;
         let pid = pid.as_raw_nonzero().get();
         let took_ms = took.map(|took| took.as_millis() as u64);
-        let record = RecordV1 { version: 1, pid, started, took_ms, deployment: deployment.into() };
-        let beside = self.record().with_extension("new");
-        tokio::fs::write(&beside, serde_json::to_vec(&record)?).await?;
-        tokio::fs::rename(beside, self.record()).await
+        let record = ProcessRecordV1 { version: 1, pid, started, took_ms, deployment: deployment.into() };
+        let temporary = self.record().with_extension("new");
+        tokio::fs::write(&temporary, serde_json::to_vec(&record)?).await?;
+        tokio::fs::rename(temporary, self.record()).await
     }
 
-    /// Nobody is there any longer.
-    pub(super) async fn forget(&self) {
-        for file in [self.record(), self.alive()] {
+    /// Removes the record and the heartbeat file.
+    pub(super) async fn remove(&self) {
+        for file in [self.record(), self.heartbeat()] {
             if let Err(error) = tokio::fs::remove_file(&file).await
                 && error.kind() != io::ErrorKind::NotFound
             {
-                tracing::debug!(file = %file.display(), %error, "a file stays behind");
+                tracing::debug!(file = %file.display(), %error, "cannot remove file");
             }
         }
     }
 
-    /// Who is there by the record, if that is still so.
-    pub(super) async fn found(&self) -> Option<FoundAgain> {
+    /// Returns the recorded process, if it is still running.
+    pub(super) async fn running_process(&self) -> Option<AdoptedProcess> {
         let bytes = tokio::fs::read(self.record()).await.ok()?;
-        let RecordV1 { version, pid, started, took_ms, deployment } = serde_json::from_slice(&bytes).ok()?;
+        let ProcessRecordV1 { version, pid, started, took_ms, deployment } =
+            serde_json::from_slice(&bytes).ok()?;
         let pid = Pid::from_raw(pid).filter(|_| version == 1)?;
         let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        let identity = Identity { pid, started };
-        let same = identity.lives();
+        let identity = ProcessIdentity { pid, started };
+        let same = identity.is_running();
         let config = self.config();
         let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
         let ours = line.split(|byte| *byte == 0).any(|word| word == config.as_os_str().as_encoded_bytes());
         let deployment = Deployment::try_from(deployment).ok()?;
         let took = took_ms.map(Duration::from_millis);
-        (same && ours).then_some(FoundAgain { identity, process, deployment, took })
+        (same && ours).then_some(AdoptedProcess { identity, process, deployment, took })
     }
 }
 
@@ -151,35 +152,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_process_that_was_started_is_found_again() {
+    async fn only_the_recorded_process_is_adopted() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::of(dir.path(), 7300);
-        assert!(files.found().await.is_none(), "nobody was there");
-        // The file's name stands in its command line, as in a replica's.
+        let files = ReplicaFiles::new(dir.path(), 7300);
+        assert!(files.running_process().await.is_none(), "no record");
+        // The command line names the file, like that of a replica.
         let config = files.config();
         let sleep = |argument: &Path| {
             Command::new("sh").args(["-c", "sleep 100 & wait", "sh"]).arg(argument).spawn().unwrap()
         };
         let (mut ours, mut other) = (sleep(&config), sleep(Path::new("x")));
         let pid = |child: &std::process::Child| Pid::from_raw(child.id().cast_signed()).unwrap();
-        let identity = Identity::of(pid(&ours)).unwrap();
+        let identity = ProcessIdentity::read(pid(&ours)).unwrap();
         let took = Some(Duration::from_millis(144));
         files.write(identity, &deployment(), took).await.unwrap();
-        let found = files.found().await.unwrap();
+        let found = files.running_process().await.unwrap();
         assert_eq!((found.identity, found.deployment, found.took), (identity, deployment(), took));
 
-        let later = Identity { started: identity.started + 1, ..identity };
+        let later = ProcessIdentity { started: identity.started + 1, ..identity };
         files.write(later, &deployment(), None).await.unwrap();
-        assert!(files.found().await.is_none(), "somebody else has its number now");
-        files.write(Identity::of(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
-        assert!(files.found().await.is_none(), "that is none of ours");
+        assert!(files.running_process().await.is_none(), "the process id was reused");
+        files.write(ProcessIdentity::read(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
+        assert!(files.running_process().await.is_none(), "not a replica of this spoke");
         files.write(identity, &deployment(), None).await.unwrap();
         ours.kill().unwrap();
         ours.wait().unwrap();
-        assert!(files.found().await.is_none(), "it has ended");
+        assert!(files.running_process().await.is_none(), "the process has ended");
         other.kill().unwrap();
         other.wait().unwrap();
-        files.forget().await;
+        files.remove().await;
         assert!(!files.record().exists());
     }
 }

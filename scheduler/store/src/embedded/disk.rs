@@ -6,9 +6,9 @@
 //! meta      "format" | "revision" | "last lease" → number
 //! ```
 //!
-//! Every write is one redb transaction that is synced to the disk before it counts as done (`Durability::Immediate`), so
-//! what was answered survives kill -9 and the loss of power, and a torn write leaves the state before it. When a lease
-//! runs out is not written: that would be a write for every sign of life.
+//! Every write is one redb transaction that is synced to the disk before it counts as done (`Durability::Immediate`),
+//! so acknowledged writes survive kill -9 and the loss of power, and an interrupted write leaves the previous state.
+//! The expiry of leases is not stored: that would need a write for every keep-alive.
 
 use std::fs::File;
 use std::path::Path;
@@ -23,27 +23,27 @@ const ENTRIES: TableDefinition<'_, &str, (u64, u64, u64, &[u8])> = TableDefiniti
 const LEASES: TableDefinition<'_, u64, u64> = TableDefinition::new("leases");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
-/// Of the tables above.
+/// Version of the tables above.
 const FORMAT: u64 = 1;
-/// The state is in memory anyway; redb's own cache (1 GiB by default) would hold it a second time.
+/// Cache size of redb. The state is in memory anyway; the default of 1 GiB would hold it a second time.
 const CACHE_BYTES: usize = 1 << 20;
 
-/// The file.
+/// Open file of the store.
 #[derive(Debug)]
-pub(crate) struct Disk {
+pub(crate) struct StoreFile {
     database: Database,
 }
 
-/// What redb complains of, and a file that is none of ours.
+/// Error of redb, or a file of another format.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DiskError {
     #[error("{0}")]
     Redb(#[from] redb::Error),
-    #[error("it has format {0}, and this reads format {FORMAT}")]
+    #[error("the file has format {0}; this version reads format {FORMAT}")]
     Format(u64),
 }
 
-/// `?` on redb's own errors, of which each call has another.
+/// Conversions of redb's error types, of which each call has another, for `?`.
 macro_rules! from_redb {
     ($($error:ident),+) => {$(
         impl From<redb::$error> for DiskError {
@@ -56,31 +56,34 @@ macro_rules! from_redb {
 
 from_redb!(DatabaseError, TransactionError, TableError, StorageError, CommitError);
 
-impl Disk {
-    /// Opens the file, or makes it, and reads what is in it. Whoever has it open already keeps it.
-    pub(crate) fn open(path: &Path, now: Instant) -> Result<(Disk, State), DiskError> {
-        let made = !path.exists();
-        let opened = Disk::of(builder().create(path)?, now)?;
-        if made {
+impl StoreFile {
+    /// Opens or creates the file, and reads the state. Fails if it is open in another process.
+    pub(crate) fn open(path: &Path, now: Instant) -> Result<(StoreFile, State), DiskError> {
+        let is_new = !path.exists();
+        let opened = StoreFile::from_database(builder().create(path)?, now)?;
+        if is_new {
             sync_name(path).map_err(redb::StorageError::from)?;
         }
         Ok(opened)
     }
 
-    /// A disk that is not a file, for tests.
+    /// Opens a backend other than a file, for tests.
     #[cfg(test)]
-    pub(crate) fn on(backend: impl redb::StorageBackend, now: Instant) -> Result<(Disk, State), DiskError> {
-        Disk::of(builder().create_with_backend(backend)?, now)
+    pub(crate) fn on(
+        backend: impl redb::StorageBackend,
+        now: Instant,
+    ) -> Result<(StoreFile, State), DiskError> {
+        StoreFile::from_database(builder().create_with_backend(backend)?, now)
     }
 
-    fn of(database: Database, now: Instant) -> Result<(Disk, State), DiskError> {
-        let disk = Disk { database };
+    fn from_database(database: Database, now: Instant) -> Result<(StoreFile, State), DiskError> {
+        let disk = StoreFile { database };
         disk.initialise()?;
         let state = disk.read(now)?;
         Ok((disk, state))
     }
 
-    /// Writes what has changed, and returns when it is on the disk.
+    /// Writes the changes, and returns when they are on the disk.
     pub(crate) fn write(&self, changes: &Changes, state: &State) -> Result<(), DiskError> {
         let txn = self.database.begin_write()?;
         {
@@ -152,12 +155,12 @@ impl Disk {
 
 fn builder() -> redb::Builder {
     let mut builder = Database::builder();
-    // A file that something else has written into is an error then, and not a panic.
+    // With the check, a file that another program has modified is an error and not a panic.
     builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
     builder
 }
 
-/// A file is on the disk when its name is, too.
+/// Syncs the folder: a new file is durable only when its directory entry is.
 fn sync_name(path: &Path) -> std::io::Result<()> {
     match path.parent() {
         Some(folder) if folder != Path::new("") => File::open(folder)?.sync_all(),
@@ -175,12 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back() {
+    fn written_state_is_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
         let now = Instant::now();
         let written = {
-            let (disk, mut state) = Disk::open(&path, now).unwrap();
+            let (disk, mut state) = StoreFile::open(&path, now).unwrap();
             let (kept, ended) = (Duration::from_secs(5), Duration::from_secs(6));
             let (kept, ended) = (state.grant(kept, now).unwrap(), state.grant(ended, now).unwrap());
             for txn in [put("a", "1", Some(kept)), put("b", "2", Some(ended)), put("a", "3", Some(kept))] {
@@ -193,7 +196,7 @@ mod tests {
             disk.write(&changes, &state).unwrap();
             state
         };
-        let (_, mut read) = Disk::open(&path, now).unwrap();
+        let (_, mut read) = StoreFile::open(&path, now).unwrap();
         assert_eq!(read.range(""), written.range(""));
         assert_eq!((read.revision, read.last_lease), (4, 2));
         assert_eq!(read.expire(now + Duration::from_secs(5)), [Lease(1)]);
@@ -201,25 +204,25 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_format_is_refused_by_its_number() {
+    fn a_file_of_another_format_is_rejected_by_its_number() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
         {
-            let (disk, _) = Disk::open(&path, Instant::now()).unwrap();
+            let (disk, _) = StoreFile::open(&path, Instant::now()).unwrap();
             let txn = disk.database.begin_write().unwrap();
             txn.open_table(META).unwrap().insert("format", 2).unwrap();
             txn.commit().unwrap();
         }
-        let error = Disk::open(&path, Instant::now()).unwrap_err();
-        assert_eq!(error.to_string(), "it has format 2, and this reads format 1");
+        let error = StoreFile::open(&path, Instant::now()).unwrap_err();
+        assert_eq!(error.to_string(), "the file has format 2; this version reads format 1");
     }
 
     #[test]
-    fn a_file_that_is_no_store_is_refused_and_left_as_it_is() {
+    fn a_file_that_is_not_a_store_is_rejected_and_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
         std::fs::write(&path, "something else").unwrap();
-        assert!(Disk::open(&path, Instant::now()).is_err());
+        assert!(StoreFile::open(&path, Instant::now()).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"something else");
     }
 }

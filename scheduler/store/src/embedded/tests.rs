@@ -1,4 +1,4 @@
-//! The store as its callers see it: what is answered, watched, and lost.
+//! Tests of the store through its interface: responses, watches, and failures of the disk.
 
 use super::*;
 use crate::model::{Compare, Event, Op, WatchError};
@@ -13,33 +13,33 @@ fn changed(events: Vec<Event>) -> Vec<(String, u64)> {
 }
 
 #[tokio::test]
-async fn what_was_answered_is_there_after_it_was_closed_and_opened_again() {
+async fn acknowledged_writes_survive_closing_and_reopening() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let now = Instant::now();
-    let store = Embedded::open(&path, now).await.unwrap();
+    let store = EmbeddedStore::open(&path, now).await.unwrap();
     let lease = store.lease_grant(TTL, now).await.unwrap();
     assert_eq!(store.put("a", b"1".to_vec(), Some(lease)).await, Ok(1));
-    let taken = Embedded::open(&path, now).await.err().expect("one process at a time").to_string();
-    assert!(taken.contains("cannot be opened") && taken.contains("already open"), "{taken}");
+    let taken = EmbeddedStore::open(&path, now).await.err().expect("the file is locked").to_string();
+    assert!(taken.contains("cannot open the store") && taken.contains("already open"), "{taken}");
 
     let other = store.clone();
     store.close().await;
     assert_eq!(other.get("a").await, Err(StoreError::Closed));
     assert_eq!(other.watch("", 2).next().await, Err(WatchError::Closed));
 
-    let store = Embedded::open(&path, now).await.unwrap();
+    let store = EmbeddedStore::open(&path, now).await.unwrap();
     assert_eq!(store.get("a").await.unwrap().map(|entry| entry.value.to_vec()), Some(b"1".to_vec()));
-    assert_eq!(store.put("b", b"2".to_vec(), None).await, Ok(2), "the revision goes on");
+    assert_eq!(store.put("b", b"2".to_vec(), None).await, Ok(2), "the revision continues");
     assert_eq!(store.lease_keep_alive(lease, now).await, Ok(vec!["a".to_owned()]));
     assert_eq!(store.expire(now + TTL).await, Ok(vec![lease]));
     assert_eq!(store.range("").await.map(|range| (range.entries.len(), range.revision)), Ok((1, 3)));
 }
 
 #[tokio::test]
-async fn of_two_who_write_on_the_same_ground_one_is_told_that_it_has_moved() {
+async fn of_two_writes_with_the_same_guard_one_fails() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Embedded::open(&dir.path().join("store"), Instant::now()).await.unwrap();
+    let store = EmbeddedStore::open(&dir.path().join("store"), Instant::now()).await.unwrap();
     let write = async |value: &str| {
         let when = vec![Compare::ModRevision("routes".to_owned(), 0)];
         let then = vec![Op::Put { key: "routes".to_owned(), value: value.into(), lease: None }];
@@ -50,23 +50,23 @@ async fn of_two_who_write_on_the_same_ground_one_is_told_that_it_has_moved() {
 }
 
 #[tokio::test]
-async fn a_watch_wakes_when_something_changes_and_tells_it_once() {
+async fn a_watch_returns_each_change_once() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Embedded::open(&dir.path().join("store"), Instant::now()).await.unwrap();
+    let store = EmbeddedStore::open(&dir.path().join("store"), Instant::now()).await.unwrap();
     let lease = store.lease_grant(TTL, Instant::now()).await.unwrap();
     store.put("spokes/a", b"1".to_vec(), Some(lease)).await.unwrap();
     let listed = store.range("spokes/").await.unwrap();
     let mut watch = store.watch("spokes/", listed.revision + 1);
-    let (woken, ()) = tokio::join!(watch.next(), async {
+    let (received, ()) = tokio::join!(watch.next(), async {
         store.put("other", b"".to_vec(), None).await.unwrap();
         store.lease_revoke(lease).await.unwrap();
     });
-    assert_eq!(woken.map(changed), Ok(vec![("spokes/a".to_owned(), 3)]));
+    assert_eq!(received.map(changed), Ok(vec![("spokes/a".to_owned(), 3)]));
 
-    // A watch that somebody stopped waiting for has lost nothing.
+    // A dropped future loses no change.
     tokio::select! {
         biased;
-        told = watch.next() => panic!("nothing has changed: {told:?}"),
+        received = watch.next() => panic!("nothing has changed: {received:?}"),
         () = std::future::ready(()) => {}
     }
     store.put("spokes/b", b"".to_vec(), None).await.unwrap();
@@ -75,30 +75,30 @@ async fn a_watch_wakes_when_something_changes_and_tells_it_once() {
     let mut late = store.watch("spokes/", 0);
     assert_eq!(late.next().await, Err(WatchError::Compacted { oldest: 1 }));
     let mut early = store.watch("spokes/", 6);
-    assert_eq!(early.next().await, Err(WatchError::FromTheFuture { from: 6, revision: 4 }));
+    assert_eq!(early.next().await, Err(WatchError::FutureRevision { from: 6, revision: 4 }));
 }
 
 #[tokio::test]
-async fn what_is_asked_at_once_is_answered_each_to_its_own() {
+async fn concurrent_requests_get_their_own_responses() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Embedded::open(&dir.path().join("store"), Instant::now()).await.unwrap();
+    let store = EmbeddedStore::open(&dir.path().join("store"), Instant::now()).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
-    for number in 0..3 * GROUP_MAX {
+    for number in 0..3 * BATCH_MAX {
         let store = store.clone();
         tasks.spawn(async move {
             let key = format!("{number:04}");
             let revision = store.put(&key, key.clone().into_bytes(), None).await.unwrap();
-            let entry = store.get(&key).await.unwrap().expect("what was answered is there");
+            let entry = store.get(&key).await.unwrap().expect("an acknowledged write is there");
             assert_eq!((entry.mod_revision, &*entry.value), (revision, key.as_bytes()));
             revision
         });
     }
     let mut revisions = tasks.join_all().await;
     revisions.sort_unstable();
-    assert!(revisions.into_iter().eq(1..=3 * GROUP_MAX as u64));
+    assert!(revisions.into_iter().eq(1..=3 * BATCH_MAX as u64));
 }
 
-/// A disk that fails when it is told to, and keeps what was written before.
+/// Storage backend with injectable failures, which keeps earlier writes.
 #[derive(Clone, Debug, Default)]
 struct Flaky {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -143,20 +143,20 @@ impl redb::StorageBackend for Flaky {
 }
 
 #[tokio::test]
-async fn what_the_disk_refused_was_not_done_and_the_store_goes_on_when_the_disk_does() {
+async fn failed_writes_have_no_effect_and_the_store_recovers_with_the_disk() {
     let disk = Flaky::default();
     let opener = disk.clone();
-    let opener: Opener = Box::new(move |now| Disk::on(opener.clone(), now));
-    let store = Embedded::start(opener, Instant::now()).await.unwrap();
+    let opener: Opener = Box::new(move |now| StoreFile::on(opener.clone(), now));
+    let store = EmbeddedStore::start(opener, Instant::now()).await.unwrap();
     store.put("a", b"1".to_vec(), None).await.unwrap();
     let mut watch = store.watch("", 2);
 
     disk.fails.store(true, Ordering::SeqCst);
     for attempt in 0..2 {
-        let refused = store.put("a", b"2".to_vec(), None).await;
-        assert!(matches!(refused, Err(StoreError::Unavailable(_))), "attempt {attempt}: {refused:?}");
+        let rejected = store.put("a", b"2".to_vec(), None).await;
+        assert!(matches!(rejected, Err(StoreError::Unavailable(_))), "attempt {attempt}: {rejected:?}");
     }
-    assert!(matches!(store.get("a").await, Err(StoreError::Unavailable(_))), "nobody knows what is there");
+    assert!(matches!(store.get("a").await, Err(StoreError::Unavailable(_))), "the content is unknown");
 
     disk.fails.store(false, Ordering::SeqCst);
     assert_eq!(store.get("a").await.unwrap().map(|entry| entry.value.to_vec()), Some(b"1".to_vec()));
@@ -164,21 +164,21 @@ async fn what_the_disk_refused_was_not_done_and_the_store_goes_on_when_the_disk_
     assert_eq!(watch.next().await.map(changed), Ok(vec![("b".to_owned(), 2)]), "nothing was missed");
 }
 
-/// The error came after the bytes: it was written, and the answer said that it might not have been.
+/// The error comes after the bytes: the write succeeded, but was reported as possibly failed.
 #[tokio::test]
-async fn a_watch_that_may_have_missed_something_is_told_to_look_again() {
+async fn a_watch_that_may_have_missed_changes_gets_an_error() {
     let disk = Flaky::default();
     let (base, swapped) = (disk.clone(), disk.clone());
-    let opener: Opener = Box::new(move |now| Disk::on(swapped.clone(), now));
-    let store = Embedded::start(opener, Instant::now()).await.unwrap();
+    let opener: Opener = Box::new(move |now| StoreFile::on(swapped.clone(), now));
+    let store = EmbeddedStore::start(opener, Instant::now()).await.unwrap();
     store.put("a", b"1".to_vec(), None).await.unwrap();
     let mut watch = store.watch("", 2);
 
-    // What another store makes of the same bytes, with one more revision, is what the disk turns out to hold.
+    // The disk then holds the result of another store on the same bytes, with one more revision.
     let copy = Flaky { bytes: Arc::new(Mutex::new(base.bytes.lock().clone())), ..Flaky::default() };
     let same = copy.clone();
-    let opener: Opener = Box::new(move |now| Disk::on(same.clone(), now));
-    let ahead = Embedded::start(opener, Instant::now()).await.unwrap();
+    let opener: Opener = Box::new(move |now| StoreFile::on(same.clone(), now));
+    let ahead = EmbeddedStore::start(opener, Instant::now()).await.unwrap();
     ahead.put("a", b"2".to_vec(), None).await.unwrap();
     ahead.close().await;
 

@@ -1,8 +1,8 @@
-//! The members of an etcd, and which of them is asked.
+//! The members of an etcd, and the selection of the current one.
 //!
-//! One is asked until it fails, then the next. etcd-client could be given all of them at once, and then its balancer
-//! would try a dead one again and again, so that one call in five to ten fails for as long as it is dead; and a member
-//! that hangs would be asked in its turn. A client that has failed is thrown away with its connection.
+//! One member is used until it fails, then the next. With all members, etcd-client's own balancer would retry a dead
+//! one again and again, so that one call in five to ten fails while it is dead; and a member that hangs would get its
+//! share of calls. A failed client is dropped with its connection.
 
 use std::time::Duration;
 use supervision::Mutex;
@@ -10,12 +10,12 @@ use supervision::Mutex;
 use etcd_client::{Client, ConnectOptions, Error};
 use rand::Rng;
 
-/// The first pause between two tries, and the longest. Each is drawn from the upper half of its span, so that hubs that
-/// lost the same member do not come back in step.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Bounds of the delay between two attempts. Each delay is drawn from the upper half of its range, so that hubs that
+/// lost the same member do not retry at the same time.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// The members.
+/// Members of an etcd.
 pub(super) struct Members {
     endpoints: Vec<String>,
     options: ConnectOptions,
@@ -33,7 +33,7 @@ impl Members {
         Members { endpoints, options, state: Mutex::new(State { current: 0, clients }) }
     }
 
-    /// Which is asked now.
+    /// Returns the index of the current member.
     pub(super) fn current(&self) -> usize {
         self.state().current
     }
@@ -42,7 +42,7 @@ impl Members {
         &self.endpoints[member]
     }
 
-    /// A client of this member.
+    /// Returns a client of this member; connects if there is none.
     pub(super) async fn client(&self, member: usize) -> Result<Client, Error> {
         if let Some(client) = &self.state().clients[member] {
             return Ok(client.clone());
@@ -52,7 +52,7 @@ impl Members {
         Ok(client)
     }
 
-    /// This member has failed: the next is asked, unless somebody has seen to that already.
+    /// Records a failure of this member: the next one becomes current, unless another caller has done that already.
     pub(super) fn failed(&self, member: usize) {
         let mut state = self.state();
         state.clients[member] = None;
@@ -66,8 +66,8 @@ impl Members {
     }
 }
 
-/// How long to wait after so many tries that have failed.
+/// Returns the delay after this number of failed attempts.
 pub(super) fn pause(tries: u32) -> Duration {
-    let span = (PAUSE_MIN * 2u32.saturating_pow(tries.min(8))).min(PAUSE_MAX);
+    let span = (BACKOFF_MIN * 2u32.saturating_pow(tries.min(8))).min(BACKOFF_MAX);
     span.mul_f64(rand::rng().random_range(0.5..=1.0))
 }

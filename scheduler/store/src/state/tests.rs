@@ -1,4 +1,4 @@
-//! What operations make of the state, told as what happens to it.
+//! Tests of the operations on the state.
 
 use super::*;
 use crate::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
@@ -22,7 +22,7 @@ fn always(then: Vec<Op>) -> Txn {
     Txn { when: Vec::new(), then }
 }
 
-/// Carries out what must succeed and says at which revision.
+/// Executes operations that must succeed; returns the revision.
 fn done(state: &mut State, then: Vec<Op>) -> u64 {
     let outcome = state.txn(always(then)).unwrap();
     assert!(outcome.succeeded);
@@ -34,7 +34,7 @@ fn keys(state: &State, prefix: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_revision_counts_what_changed_and_not_what_was_asked() {
+fn a_revision_counts_changes_and_not_requests() {
     let mut state = State::default();
     assert_eq!(done(&mut state, vec![put("a", "1"), put("b", "1")]), 1, "together, at one revision");
     assert_eq!(done(&mut state, vec![put("a", "1")]), 2, "the same value is a change, as in etcd");
@@ -44,7 +44,7 @@ fn a_revision_counts_what_changed_and_not_what_was_asked() {
     assert_eq!((entry.create_revision, entry.mod_revision), (1, 2));
     done(&mut state, vec![delete("a")]);
     done(&mut state, vec![put("a", "2")]);
-    assert_eq!(state.get("a").map(|entry| entry.create_revision), Some(4), "it came to be anew");
+    assert_eq!(state.get("a").map(|entry| entry.create_revision), Some(4), "it was created again");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_transaction_whose_guard_fails_does_nothing() {
 }
 
 #[test]
-fn a_prefix_is_listed_in_order_and_nothing_beside_it() {
+fn a_prefix_is_listed_in_order_without_other_keys() {
     let mut state = State::default();
     done(&mut state, ["spokes/b", "spokes/a", "spokes", "spokesman", "t"].map(|key| put(key, "")).to_vec());
     assert_eq!(keys(&state, "spokes/"), ["spokes/a", "spokes/b"]);
@@ -77,7 +77,7 @@ fn a_prefix_is_listed_in_order_and_nothing_beside_it() {
 }
 
 #[test]
-fn a_lease_that_is_not_kept_alive_takes_its_keys_with_it() {
+fn an_expired_lease_deletes_its_keys() {
     let now = Instant::now();
     let mut state = State::default();
     let (kept, left) = (state.grant(TTL, now).unwrap(), state.grant(TTL, now).unwrap());
@@ -91,13 +91,13 @@ fn a_lease_that_is_not_kept_alive_takes_its_keys_with_it() {
     assert_eq!(state.keep_alive(left, later), Err(StoreError::NoSuchLease(left)));
     let too_late = state.txn(always(vec![put("d", ""), put_under("b", "", Some(left))]));
     assert_eq!(too_late, Err(StoreError::NoSuchLease(left)));
-    assert_eq!(keys(&state, ""), ["a", "c"], "nothing of a refused transaction is done");
+    assert_eq!(keys(&state, ""), ["a", "c"], "a rejected transaction has no effect");
     assert_eq!(state.expire(later + TTL), [kept]);
     assert_eq!(keys(&state, ""), ["c"]);
 }
 
 #[test]
-fn a_key_goes_with_the_lease_that_it_was_last_put_under() {
+fn a_key_belongs_to_the_lease_of_its_last_put() {
     let now = Instant::now();
     let mut state = State::default();
     let (old, new) = (state.grant(TTL, now).unwrap(), state.grant(TTL, now).unwrap());
@@ -109,12 +109,12 @@ fn a_key_goes_with_the_lease_that_it_was_last_put_under() {
     done(&mut state, vec![delete("a")]);
     assert_eq!(state.keep_alive(new, now), Ok(vec![]));
     state.revoke(new).unwrap();
-    assert_eq!(state.revision, 3, "a lease without keys takes nothing with it");
+    assert_eq!(state.revision, 3, "a lease without keys deletes nothing");
     assert_eq!(state.revoke(new), Err(StoreError::NoSuchLease(new)));
 }
 
 #[test]
-fn what_is_restored_is_what_there_was_and_leases_have_their_whole_time() {
+fn a_restored_state_is_equal_and_leases_have_their_whole_time() {
     let now = Instant::now();
     let mut state = State::default();
     let lease = state.grant(TTL, now).unwrap();
@@ -124,11 +124,11 @@ fn what_is_restored_is_what_there_was_and_leases_have_their_whole_time() {
     assert_eq!(after.expire(now + TTL), []);
     assert_eq!(after.expire(now + 2 * TTL), [lease]);
     assert_eq!(keys(&after, ""), ["b"]);
-    assert_eq!(after.grant(TTL, now), Ok(Lease(2)), "a number is not used again");
+    assert_eq!(after.grant(TTL, now), Ok(Lease(2)), "ids are not reused");
 }
 
 #[test]
-fn limits_hold_and_no_less() {
+fn limits_are_exact() {
     let mut state = State::default();
     let ops = |len: usize| always((0..len).map(|n| put(&format!("{n}"), "")).collect());
     assert!(state.txn(ops(TXN_OPS_MAX)).is_ok());
@@ -173,15 +173,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whoever reads every event holds what the store holds, and a lease that stands goes with exactly the keys that
-    /// say so. That is what a watcher, and a store that is restored, stand on.
+    /// The events together yield the state, and each lease has exactly the keys that name it. Watches and restored
+    /// stores depend on that.
     #[test]
-    fn the_events_tell_everything_and_leases_know_their_keys(
+    fn events_are_complete_and_leases_have_exactly_their_keys(
         steps in proptest::collection::vec(step(), 0..60)
     ) {
         let mut state = State::default();
         let mut now = Instant::now();
-        let mut told: BTreeMap<String, KeyValue> = BTreeMap::new();
+        let mut replayed: BTreeMap<String, KeyValue> = BTreeMap::new();
         let mut newest = None;
         for step in steps {
             let before = state.revision;
@@ -204,12 +204,12 @@ proptest! {
                 for event in events {
                     prop_assert_eq!(event.revision(), before + 1 + ahead as u64);
                     match event {
-                        Event::Put(entry) => drop(told.insert(entry.key.clone(), entry)),
-                        Event::Delete { key, .. } => prop_assert!(told.remove(&key).is_some()),
+                        Event::Put(entry) => drop(replayed.insert(entry.key.clone(), entry)),
+                        Event::Delete { key, .. } => prop_assert!(replayed.remove(&key).is_some()),
                     }
                 }
             }
-            prop_assert_eq!(&told, &state.entries);
+            prop_assert_eq!(&replayed, &state.entries);
             for (lease, granted) in &state.leases {
                 let theirs = state.entries.values().filter(|entry| entry.lease == Some(*lease));
                 let theirs: BTreeSet<_> = theirs.map(|entry| entry.key.clone()).collect();

@@ -1,4 +1,4 @@
-//! An etcd of some members: processes of the test, on ports that were free, with data that goes with the test.
+//! An etcd cluster for tests: child processes on free ports, with data in a temporary folder.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,23 @@ use std::time::Duration;
 
 use etcd_client::Client;
 use rustix::process::{Pid, Signal, kill_process};
-use scheduler_store::{Etcd, EtcdConfig, Store};
+use scheduler_store::{EtcdConfig, EtcdStore, Store};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::until;
 
-/// One etcd at a time: three members on a small machine are enough work for it.
+/// Only one cluster runs at a time: three members are enough load for a small machine.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-/// Signs of life that the members take, and what is sent: so that a connection that hangs is found in a second.
+/// Keep-alive interval that the members accept, and the one in use: a connection that hangs is detected within a
+/// second.
 const KEEP_ALIVE_MIN: &str = "400ms";
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(500);
 
 pub(crate) struct Cluster {
-    /// Of the members' doors for clients.
+    /// Scheme of the members' client URLs.
     scheme: &'static str,
-    /// What each member is told beside the usual.
-    further: Vec<String>,
+    /// Further arguments of each member.
+    extra_args: Vec<String>,
     members: Vec<Member>,
     dir: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
@@ -35,27 +36,28 @@ struct Member {
 }
 
 impl Cluster {
-    /// Starts an etcd and waits until it can be written.
+    /// Starts a cluster and waits until it is writable.
     pub(crate) async fn start(members: usize) -> Cluster {
         let turn = ONE_AT_A_TIME.lock().await;
         let ports = free_ports(2 * members);
         let member = |ports: &[u16]| Member { client: ports[0], peer: ports[1], process: None };
         let members = ports.chunks(2).map(member).collect();
-        let (scheme, further) = ("http", Vec::new());
+        let (scheme, extra_args) = ("http", Vec::new());
         let mut cluster =
-            Cluster { scheme, further, members, dir: tempfile::tempdir().unwrap(), _turn: turn };
+            Cluster { scheme, extra_args, members, dir: tempfile::tempdir().unwrap(), _turn: turn };
         cluster.start_all();
         cluster.until_writable().await;
         cluster
     }
 
-    /// Starts one member that speaks TLS, and is told of it by these arguments. Who waits for it needs the certificates.
-    pub(crate) async fn start_over_tls(further: Vec<String>) -> Cluster {
+    /// Starts one member with TLS, configured by these arguments. The caller waits for it, since that needs the
+    /// certificates.
+    pub(crate) async fn start_over_tls(extra_args: Vec<String>) -> Cluster {
         let turn = ONE_AT_A_TIME.lock().await;
         let ports = free_ports(2);
         let members = vec![Member { client: ports[0], peer: ports[1], process: None }];
         let dir = tempfile::tempdir().unwrap();
-        let mut cluster = Cluster { scheme: "https", further, members, dir, _turn: turn };
+        let mut cluster = Cluster { scheme: "https", extra_args, members, dir, _turn: turn };
         cluster.start_all();
         cluster
     }
@@ -64,14 +66,14 @@ impl Cluster {
         format!("{}://127.0.0.1:{}", self.scheme, self.members[member].client)
     }
 
-    /// A store in it, which asks the members in the order of their numbers, beginning with `first`.
-    pub(crate) fn store(&self, prefix: &str, first: usize) -> Etcd {
+    /// Returns a store that uses the members in order, starting with `first`.
+    pub(crate) fn store(&self, prefix: &str, first: usize) -> EtcdStore {
         let members = self.members.len();
         let endpoints = (first..first + members).map(|member| self.endpoint(member % members));
         store_at(endpoints.collect(), prefix)
     }
 
-    /// Which member leads the others.
+    /// Returns the index of the leader.
     pub(crate) async fn leader(&self) -> usize {
         for member in 0..self.members.len() {
             let client = Client::connect([self.endpoint(member)], None).await.unwrap();
@@ -80,10 +82,10 @@ impl Cluster {
                 return member;
             }
         }
-        panic!("nobody leads")
+        panic!("there is no leader")
     }
 
-    /// Ends a member where it stands.
+    /// Kills a member.
     pub(crate) fn kill(&mut self, member: usize) {
         if let Some(mut process) = self.members[member].process.take() {
             process.kill().unwrap();
@@ -95,7 +97,7 @@ impl Cluster {
         (0..self.members.len()).for_each(|member| self.kill(member));
     }
 
-    /// Stops a member in the middle of whatever it does, or lets it go on.
+    /// Sends a signal to a member, to suspend or resume it.
     pub(crate) fn signal(&self, member: usize, signal: Signal) {
         let process = self.members[member].process.as_ref().unwrap();
         kill_process(Pid::from_child(process), signal).unwrap();
@@ -105,7 +107,7 @@ impl Cluster {
         (0..self.members.len()).for_each(|member| self.start_member(member));
     }
 
-    /// Starts a member that was killed, with the data that it had.
+    /// Restarts a killed member with its data.
     pub(crate) fn start_member(&mut self, member: usize) {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let peers: Vec<_> = self.members.iter().map(|member| url(member.peer)).collect();
@@ -121,7 +123,7 @@ impl Cluster {
             .args(["--listen-peer-urls", &url(peer), "--initial-advertise-peer-urls", &url(peer)])
             .args(["--initial-cluster", &initial.join(","), "--logger", "zap", "--log-level", "warn"])
             .args(["--grpc-keepalive-min-time", KEEP_ALIVE_MIN])
-            .args(&self.further)
+            .args(&self.extra_args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -130,24 +132,24 @@ impl Cluster {
         self.members[member].process = Some(process.expect(missing));
     }
 
-    /// Waits until a write would succeed: a linearisable read needs a leader with most of the members behind it, as a write
-    /// does. A write that was given up may be done all the same, later, and change a revision that a test counts.
+    /// Waits until a write would succeed, with a linearisable read, which needs a leader and a quorum as a write does.
+    /// A write that timed out could still be executed later, and change a revision that a test counts.
     pub(crate) async fn until_writable(&self) {
         let store = self.store("up/", 0);
         until("etcd takes writes", async || store.get("up").await.is_ok()).await;
     }
 
-    /// Where a member keeps its data.
+    /// Returns the data folder of a member.
     pub(crate) fn data(&self, member: usize) -> PathBuf {
         self.dir.path().join(format!("m{member}"))
     }
 
-    /// Copies what all members have on disk; they must not run.
+    /// Copies the data of all members, which must not be running.
     pub(crate) fn back_up(&self, to: &Path) {
         (0..self.members.len()).for_each(|member| copy(&self.data(member), &to.join(format!("m{member}"))));
     }
 
-    /// Puts back what was copied; they must not run.
+    /// Restores the copied data of all members, which must not be running.
     pub(crate) fn restore(&self, from: &Path) {
         for member in 0..self.members.len() {
             std::fs::remove_dir_all(self.data(member)).unwrap();
@@ -162,12 +164,12 @@ impl Drop for Cluster {
     }
 }
 
-pub(crate) fn store_at(endpoints: Vec<String>, prefix: &str) -> Etcd {
+pub(crate) fn store_at(endpoints: Vec<String>, prefix: &str) -> EtcdStore {
     let prefix = prefix.to_owned();
-    Etcd::new(EtcdConfig { endpoints, prefix, keep_alive: KEEP_ALIVE, user: None, tls: None })
+    EtcdStore::new(EtcdConfig { endpoints, prefix, keep_alive: KEEP_ALIVE, user: None, tls: None })
 }
 
-/// Ports that nobody listens on now, chosen while all of them are held.
+/// Returns free ports, all bound at the same time while they are chosen.
 fn free_ports(count: usize) -> Vec<u16> {
     let held: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     held.iter().map(|listener| listener.local_addr().unwrap().port()).collect()

@@ -1,9 +1,9 @@
-//! Random histories, answered by all three stores. Whatever etcd says to a call is what the other two must say: the same
-//! success or error, the same keys, values and leases, the same revisions (counted from where etcd was), and in the end
-//! the same events.
+//! Random histories, executed by all three stores. The response of etcd to each call is the expected response of the
+//! other two: the same success or error, the same keys, values and leases, the same revisions (relative to etcd's first
+//! one), and in the end the same events.
 //!
-//! The seeds are printed. `MERIDIAN_DIFFERENTIAL_OPS=100000` makes the histories longer, and another
-//! `MERIDIAN_DIFFERENTIAL_SEED` makes others.
+//! The seeds are printed. `MERIDIAN_DIFFERENTIAL_OPS=100000` makes the histories longer, and
+//! `MERIDIAN_DIFFERENTIAL_SEED` changes them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,34 +11,34 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use scheduler_store::{
-    Compare, Embedded, Etcd, Event, KeyValue, Lease, Op, Range, Sim, Store, StoreError, Txn, Watch,
-    WatchError,
+    Compare, EmbeddedStore, EtcdStore, Event, KeyValue, Lease, Op, Range, SimStore, Store, StoreError, Txn,
+    Watch, WatchError,
 };
 
 use super::cluster::Cluster;
 use super::soon;
 
-/// Operations of one history, unless there is a wish for more.
+/// Default number of operations of a history.
 const OPS: u64 = 700;
 const HISTORIES: u64 = 3;
-/// Longer than any history takes: that etcd has a clock is not what is compared.
+/// Longer than any history: expiry by etcd's clock is not compared.
 const TTL: Duration = Duration::from_secs(3600);
 const KEYS: [&str; 6] = ["a", "a/1", "a/2", "b", "b/1", "c"];
 
-fn wish(name: &str, default: u64) -> u64 {
+fn env_number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}={value}")))
 }
 
-/// One store and what is needed to speak of it in words that all share.
+/// A store, with the mapping of its revisions and leases to common numbers.
 struct Subject<S> {
     store: S,
-    /// Its revision when the history began.
+    /// Its revision at the start of the history.
     zero: u64,
     /// Its leases, in the order in which they were granted.
     leases: Vec<Lease>,
 }
 
-/// An operation, in shared words: revisions counted from the beginning, leases by their turn.
+/// Operation in common numbers: revisions relative to the start, leases by the order in which they were granted.
 #[derive(Clone, Debug)]
 enum Step {
     Get(&'static str),
@@ -58,15 +58,15 @@ enum Change {
 /// Key, value, created, changed, lease.
 type Entry = (String, Vec<u8>, u64, u64, Option<usize>);
 
-/// An answer, in shared words.
+/// Response in common numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Answer {
+enum Reply {
     Entries(Vec<Entry>, Option<u64>),
     Outcome(bool, u64),
     Keys(Vec<String>),
     Done,
     NoSuchLease(usize),
-    Refused(StoreError),
+    Rejected(StoreError),
 }
 
 impl<S: Store> Subject<S> {
@@ -75,7 +75,7 @@ impl<S: Store> Subject<S> {
         Subject { store, zero, leases: Vec::new() }
     }
 
-    /// 0 is a key that is not there, in all of them.
+    /// 0 means a key that does not exist, in all stores.
     fn shared(&self, revision: u64) -> u64 {
         if revision == 0 { 0 } else { revision - self.zero }
     }
@@ -84,14 +84,14 @@ impl<S: Store> Subject<S> {
         if revision == 0 { 0 } else { revision + self.zero }
     }
 
-    fn turn(&self, lease: Lease) -> usize {
+    fn lease_index(&self, lease: Lease) -> usize {
         self.leases.iter().position(|known| *known == lease).expect("a lease of this history")
     }
 
     fn entry(&self, entry: KeyValue) -> Entry {
         let KeyValue { key, value, create_revision, mod_revision, lease } = entry;
         let (created, changed) = (self.shared(create_revision), self.shared(mod_revision));
-        (key, value.to_vec(), created, changed, lease.map(|lease| self.turn(lease)))
+        (key, value.to_vec(), created, changed, lease.map(|lease| self.lease_index(lease)))
     }
 
     fn txn(&self, when: &[(bool, &str, u64)], then: &[Change]) -> Txn {
@@ -106,64 +106,66 @@ impl<S: Store> Subject<S> {
         let then = then.iter().map(|change| match change {
             Change::Put(key, value, lease) => {
                 let (key, value) = ((*key).to_owned(), value.to_string().into_bytes());
-                Op::Put { key, value, lease: lease.map(|turn| self.leases[turn]) }
+                Op::Put { key, value, lease: lease.map(|lease_index| self.leases[lease_index]) }
             }
             Change::Delete(key) => Op::Delete { key: (*key).to_owned() },
         });
         Txn { when: when.collect(), then: then.collect() }
     }
 
-    async fn carry_out(&mut self, step: &Step) -> Answer {
+    async fn execute(&mut self, step: &Step) -> Reply {
         let now = Instant::now();
-        let answer = match step {
+        let reply = match step {
             Step::Get(key) => self.store.get(key).await.map(|entry| {
-                Answer::Entries(entry.into_iter().map(|entry| self.entry(entry)).collect(), None)
+                Reply::Entries(entry.into_iter().map(|entry| self.entry(entry)).collect(), None)
             }),
             Step::Range(prefix) => self.store.range(prefix).await.map(|Range { entries, revision }| {
                 let entries = entries.into_iter().map(|entry| self.entry(entry));
-                Answer::Entries(entries.collect(), Some(self.shared(revision)))
+                Reply::Entries(entries.collect(), Some(self.shared(revision)))
             }),
             Step::Txn { when, then } => {
                 let outcome = self.store.txn(self.txn(when, then)).await;
-                outcome.map(|outcome| Answer::Outcome(outcome.succeeded, self.shared(outcome.revision)))
+                outcome.map(|outcome| Reply::Outcome(outcome.succeeded, self.shared(outcome.revision)))
             }
             Step::Grant => self.store.lease_grant(TTL, now).await.map(|lease| {
                 self.leases.push(lease);
-                Answer::Done
+                Reply::Done
             }),
-            Step::KeepAlive(turn) => {
-                self.store.lease_keep_alive(self.leases[*turn], now).await.map(|mut keys| {
+            Step::KeepAlive(lease_index) => {
+                self.store.lease_keep_alive(self.leases[*lease_index], now).await.map(|mut keys| {
                     keys.sort();
-                    Answer::Keys(keys)
+                    Reply::Keys(keys)
                 })
             }
-            Step::Revoke(turn) => self.store.lease_revoke(self.leases[*turn]).await.map(|()| Answer::Done),
+            Step::Revoke(lease_index) => {
+                self.store.lease_revoke(self.leases[*lease_index]).await.map(|()| Reply::Done)
+            }
         };
-        answer.unwrap_or_else(|error| match error {
-            StoreError::NoSuchLease(lease) => Answer::NoSuchLease(self.turn(lease)),
-            other => Answer::Refused(other),
+        reply.unwrap_or_else(|error| match error {
+            StoreError::NoSuchLease(lease) => Reply::NoSuchLease(self.lease_index(lease)),
+            other => Reply::Rejected(other),
         })
     }
 
-    /// Everything that happened, told by a watch from the beginning: what became of which key at which revision.
-    async fn told(&self, until: u64) -> BTreeMap<(u64, String), Option<Entry>> {
+    /// Returns all changes from a watch since the start: the entry by revision and key.
+    async fn changes(&self, until: u64) -> BTreeMap<(u64, String), Option<Entry>> {
         let mut watch = self.store.watch("", self.zero + 1);
-        let mut told = BTreeMap::new();
-        while told.keys().next_back().is_none_or(|(revision, _)| *revision < until) {
+        let mut changes = BTreeMap::new();
+        while changes.keys().next_back().is_none_or(|(revision, _)| *revision < until) {
             for event in soon("the history", watch.next()).await.unwrap() {
-                let place = (self.shared(event.revision()), event.key().to_owned());
+                let key = (self.shared(event.revision()), event.key().to_owned());
                 let entry = match event {
                     Event::Put(entry) => Some(self.entry(entry)),
                     Event::Delete { .. } => None,
                 };
-                assert_eq!(told.insert(place, entry), None, "told twice");
+                assert_eq!(changes.insert(key, entry), None, "received twice");
             }
         }
-        told
+        changes
     }
 }
 
-/// Draws the next step. What is known of the state makes guards hold about as often as not.
+/// Draws the next operation. With the known state, guards hold about as often as not.
 fn step(rng: &mut SmallRng, leases: usize, known: &BTreeMap<String, (u64, u64)>, number: u64) -> Step {
     let key = |rng: &mut SmallRng| KEYS[rng.random_range(0..KEYS.len())];
     match rng.random_range(0..100) {
@@ -180,7 +182,7 @@ fn step(rng: &mut SmallRng, leases: usize, known: &BTreeMap<String, (u64, u64)>,
                 (created, key, if rng.random_bool(0.8) { right } else { right.saturating_sub(1) })
             });
             let when = when.collect();
-            // Sometimes nothing, sometimes the same key twice.
+            // Sometimes empty, sometimes with the same key twice.
             let then = (0..rng.random_range(0..4)).map(|_| {
                 if rng.random_bool(0.3) {
                     Change::Delete(key(rng))
@@ -194,12 +196,12 @@ fn step(rng: &mut SmallRng, leases: usize, known: &BTreeMap<String, (u64, u64)>,
     }
 }
 
-async fn compare(seed: u64, ops: u64, etcd: Etcd) -> u64 {
+async fn compare(seed: u64, ops: u64, etcd: EtcdStore) -> u64 {
     let dir = tempfile::tempdir().unwrap();
-    let embedded = Embedded::open(&dir.path().join("store"), Instant::now()).await.unwrap();
+    let embedded = EmbeddedStore::open(&dir.path().join("store"), Instant::now()).await.unwrap();
     let mut etcd = Subject::new(etcd).await;
     let mut embedded = Subject::new(embedded).await;
-    let mut sim = Subject::new(Sim::new()).await;
+    let mut sim = Subject::new(SimStore::new()).await;
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut last = 0;
     for number in 0..ops {
@@ -209,29 +211,29 @@ async fn compare(seed: u64, ops: u64, etcd: Etcd) -> u64 {
             .iter()
             .map(|entry| (entry.key.clone(), (entry.create_revision, entry.mod_revision)));
         let step = step(&mut rng, sim.leases.len(), &known.collect(), number);
-        let wanted = etcd.carry_out(&step).await;
+        let expected = etcd.execute(&step).await;
         let at = || format!("seed {seed}, operation {number}: {step:?}");
-        assert!(!matches!(wanted, Answer::Refused(StoreError::Unavailable(_))), "{}: {wanted:?}", at());
-        assert_eq!(embedded.carry_out(&step).await, wanted, "embedded, {}", at());
-        assert_eq!(sim.carry_out(&step).await, wanted, "sim, {}", at());
+        assert!(!matches!(expected, Reply::Rejected(StoreError::Unavailable(_))), "{}: {expected:?}", at());
+        assert_eq!(embedded.execute(&step).await, expected, "embedded, {}", at());
+        assert_eq!(sim.execute(&step).await, expected, "sim, {}", at());
         last = sim.store.range("").await.unwrap().revision;
     }
-    let wanted = etcd.told(last).await;
-    // Both stores in this process remember so many revisions and say so; etcd was not asked to forget any.
-    let forgets = matches!(embedded.store.watch("", 1).next().await, Err(WatchError::Compacted { .. }));
-    if !forgets {
-        assert_eq!(embedded.told(last).await, wanted, "embedded, seed {seed}");
-        assert_eq!(sim.told(last).await, wanted, "sim, seed {seed}");
+    let expected = etcd.changes(last).await;
+    // Both stores in this process limit their history; etcd was not compacted.
+    let is_compacted = matches!(embedded.store.watch("", 1).next().await, Err(WatchError::Compacted { .. }));
+    if !is_compacted {
+        assert_eq!(embedded.changes(last).await, expected, "embedded, seed {seed}");
+        assert_eq!(sim.changes(last).await, expected, "sim, seed {seed}");
     }
     embedded.store.close().await;
     last
 }
 
 #[tokio::test]
-async fn all_three_answer_a_random_history_alike() {
+async fn all_stores_respond_alike_to_random_histories() {
     let cluster = Cluster::start(3).await;
-    let ops = wish("MERIDIAN_DIFFERENTIAL_OPS", OPS);
-    let first = wish("MERIDIAN_DIFFERENTIAL_SEED", 1);
+    let ops = env_number("MERIDIAN_DIFFERENTIAL_OPS", OPS);
+    let first = env_number("MERIDIAN_DIFFERENTIAL_SEED", 1);
     for seed in first..first + HISTORIES {
         let begun = Instant::now();
         let etcd = cluster.store(&format!("{seed}/"), 0);

@@ -1,16 +1,16 @@
-//! What a real etcd does to its callers, and that they are none the worse for it.
+//! Tests of the store against failures of a real etcd.
 
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use scheduler_store::{CALL_BUDGET, Compare, Etcd, Op, Store, StoreError, Txn, Watch, WatchError};
+use scheduler_store::{CALL_BUDGET, Compare, EtcdStore, Op, Store, StoreError, Txn, Watch, WatchError};
 
 use super::cluster::Cluster;
 use super::{soon, until};
 
-/// Counts up one key, each time on top of the last, as the hub writes its table; and says how far it came. A guard that
-/// fails is looked into: of two tries the first may have succeeded.
-async fn count(store: &Etcd, to: u64) {
+/// Counts up one key, each time guarded by the last revision, as the hub writes its table. If a guard fails, the key is
+/// read: of two attempts the first may have succeeded.
+async fn count(store: &EtcdStore, to: u64) {
     let mut at = store.get("count").await.unwrap().map_or(0, |entry| entry.mod_revision);
     for number in 1..=to {
         let value = number.to_string().into_bytes();
@@ -26,13 +26,13 @@ async fn count(store: &Etcd, to: u64) {
     }
 }
 
-/// Follows the same key from its first number to its last: each once, in order, whatever happens to the stream.
-async fn follow(store: &Etcd, from: u64, to: u64) {
+/// Watches the same key from its first number to its last: each once, in order, despite broken streams.
+async fn follow(store: &EtcdStore, from: u64, to: u64) {
     let mut watch = store.watch("count", from);
     let mut next = 1;
     while next <= to {
         for event in soon("the next number", watch.next()).await.unwrap() {
-            let scheduler_store::Event::Put(entry) = event else { panic!("nobody deletes it") };
+            let scheduler_store::Event::Put(entry) = event else { panic!("the key is never deleted") };
             assert_eq!(*entry.value, *next.to_string().as_bytes());
             next += 1;
         }
@@ -40,11 +40,11 @@ async fn follow(store: &Etcd, from: u64, to: u64) {
 }
 
 #[tokio::test]
-async fn a_leader_that_is_killed_costs_no_call_and_no_change() {
+async fn a_killed_leader_costs_no_call_and_no_change() {
     const NUMBERS: u64 = 300;
     let mut cluster = Cluster::start(3).await;
     let leader = cluster.leader().await;
-    // Both ask the leader first, so both lose whom they ask.
+    // Both use the leader first, so both lose their member.
     let (writer, reader) = (cluster.store("t/", leader), cluster.store("t/", leader));
     let from = writer.range("").await.unwrap().revision + 1;
     let slow = cluster.store("t/", leader);
@@ -58,7 +58,7 @@ async fn a_leader_that_is_killed_costs_no_call_and_no_change() {
 }
 
 #[tokio::test]
-async fn a_member_that_hangs_is_left_for_another_with_the_calls_and_the_watch_that_were_on_it() {
+async fn calls_and_watches_move_from_a_hanging_member_to_another() {
     const NUMBERS: u64 = 300;
     let cluster = Cluster::start(3).await;
     let hangs = (cluster.leader().await + 1) % 3;
@@ -74,42 +74,42 @@ async fn a_member_that_hangs_is_left_for_another_with_the_calls_and_the_watch_th
 }
 
 #[tokio::test]
-async fn a_watch_that_lies_still_while_history_is_compacted_is_told_of_the_gap() {
+async fn a_suspended_watch_gets_an_error_after_a_compaction() {
     let cluster = Cluster::start(3).await;
     let hangs = (cluster.leader().await + 1) % 3;
     let (reader, writer) = (cluster.store("t/", hangs), cluster.store("t/", (hangs + 1) % 3));
     let from = writer.put("a", vec![], None).await.unwrap();
     let mut watch = reader.watch("", from);
-    assert_eq!(soon("what is there", watch.next()).await.unwrap().len(), 1);
+    assert_eq!(soon("present keys", watch.next()).await.unwrap().len(), 1);
     cluster.signal(hangs, Signal::STOP);
     writer.put("a", vec![], None).await.unwrap();
     writer.delete("a").await.unwrap();
     writer.compact().await.unwrap();
-    let told = soon("the gap", watch.next()).await;
-    assert!(matches!(told, Err(WatchError::Compacted { oldest }) if oldest > from), "{told:?}");
-    // What there is now is read anew, and followed from there without a gap.
+    let received = soon("the gap", watch.next()).await;
+    assert!(matches!(received, Err(WatchError::Compacted { oldest }) if oldest > from), "{received:?}");
+    // The keys are listed again, and watched from there without a gap.
     let listed = reader.range("").await.unwrap();
     let mut watch = reader.watch("", listed.revision + 1);
     let next = writer.put("b", vec![], None).await.unwrap();
-    let told = soon("what is new", watch.next()).await.unwrap();
-    assert_eq!((listed.entries.len(), told.len(), told[0].revision()), (0, 1, next));
+    let received = soon("the new key", watch.next()).await.unwrap();
+    assert_eq!((listed.entries.len(), received.len(), received[0].revision()), (0, 1, next));
     cluster.signal(hangs, Signal::CONT);
 }
 
-/// The revision of the compaction is that of a deletion, of which etcd before 3.4.33 and 3.5.15 tells nothing any more.
+/// The compaction is at the revision of a deletion, whose event etcd before 3.4.33 and 3.5.15 does not send any more.
 #[tokio::test]
-async fn a_deletion_at_the_very_revision_of_a_compaction_is_not_lost_in_silence() {
+async fn a_deletion_at_the_revision_of_a_compaction_is_not_lost_silently() {
     let cluster = Cluster::start(1).await;
     let store = cluster.store("t/", 0);
     store.put("a", vec![], None).await.unwrap();
     let deleted = store.delete("a").await.unwrap();
     store.compact().await.unwrap();
-    let told = soon("an answer", store.watch("", deleted).next()).await;
-    assert_eq!(told, Err(WatchError::Compacted { oldest: deleted + 1 }));
+    let received = soon("a response", store.watch("", deleted).next()).await;
+    assert_eq!(received, Err(WatchError::Compacted { oldest: deleted + 1 }));
 }
 
 #[tokio::test]
-async fn without_a_quorum_calls_fail_in_time_and_everything_goes_on_when_it_is_back() {
+async fn without_a_quorum_calls_time_out_and_succeed_again_with_it() {
     let mut cluster = Cluster::start(3).await;
     let store = cluster.store("t/", 0);
     let lease = store.lease_grant(Duration::from_secs(60), Instant::now()).await.unwrap();
@@ -117,30 +117,30 @@ async fn without_a_quorum_calls_fail_in_time_and_everything_goes_on_when_it_is_b
     let mut watch = store.watch("", from);
     for dead in [&[1, 2][..], &[0]] {
         dead.iter().for_each(|member| cluster.kill(*member));
-        let asked = Instant::now();
-        let refused = store.put("b", vec![], None).await;
-        assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
-        assert!(asked.elapsed() < 2 * CALL_BUDGET, "{:?}", asked.elapsed());
+        let started = Instant::now();
+        let rejected = store.put("b", vec![], None).await;
+        assert!(matches!(rejected, Err(StoreError::Unavailable(_))), "{rejected:?}");
+        assert!(started.elapsed() < 2 * CALL_BUDGET, "{:?}", started.elapsed());
     }
     tokio::select! {
-        told = watch.next() => panic!("nobody could say anything: {told:?}"),
+        received = watch.next() => panic!("there is no quorum: {received:?}"),
         () = tokio::time::sleep(Duration::from_millis(100)) => {}
     }
     cluster.start_all();
     cluster.until_writable().await;
     let revision = store.put("c", vec![], None).await.unwrap();
-    let mut seen = Vec::new();
-    while seen.last() != Some(&("c".to_owned(), revision)) {
-        let told = soon("what was written", watch.next()).await.unwrap();
-        seen.extend(told.iter().map(|event| (event.key().to_owned(), event.revision())));
+    let mut changes = Vec::new();
+    while changes.last() != Some(&("c".to_owned(), revision)) {
+        let received = soon("the written keys", watch.next()).await.unwrap();
+        changes.extend(received.iter().map(|event| (event.key().to_owned(), event.revision())));
     }
-    // A put that failed may have been written all the same, and then it is told as well.
-    assert!(seen.iter().all(|(key, _)| key == "b" || key == "c"), "{seen:?}");
+    // A failed put may have been written all the same, and then its event is received as well.
+    assert!(changes.iter().all(|(key, _)| key == "b" || key == "c"), "{changes:?}");
     assert_eq!(store.lease_keep_alive(lease, Instant::now()).await, Ok(vec!["a".to_owned()]));
 }
 
 #[tokio::test]
-async fn of_three_members_a_dead_one_fails_no_call() {
+async fn a_dead_member_of_three_fails_no_call() {
     let mut cluster = Cluster::start(3).await;
     let dead = (cluster.leader().await + 1) % 3;
     cluster.kill(dead);

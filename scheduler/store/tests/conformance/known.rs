@@ -1,13 +1,13 @@
-//! An etcd that wants to know who speaks to it, and is known itself: TLS both ways, and a user with a password.
+//! An etcd with mutual TLS, and a user with a password.
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use scheduler_store::{Etcd, EtcdConfig, EtcdTls, EtcdUser, Store, StoreError, Watch};
+use scheduler_store::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Store, StoreError, Watch};
 
 use super::cluster::{Cluster, KEEP_ALIVE};
 use super::{soon, until};
 
-/// Somebody who signs certificates.
+/// Certificate authority.
 struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -31,7 +31,7 @@ impl Authority {
 }
 
 #[tokio::test]
-async fn an_etcd_behind_tls_and_a_password_is_spoken_to_by_whoever_has_both() {
+async fn an_etcd_with_mutual_tls_and_a_password_requires_both() {
     let authority = Authority::new();
     let ((server, server_key), (ours, our_key)) = (authority.sign(), authority.sign());
     let dir = tempfile::tempdir().unwrap();
@@ -40,29 +40,29 @@ async fn an_etcd_behind_tls_and_a_password_is_spoken_to_by_whoever_has_both() {
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     };
-    let further = [
+    let extra_args = [
         "--client-cert-auth".to_owned(),
         format!("--trusted-ca-file={}", file("ca.crt", &authority.pem)),
         format!("--cert-file={}", file("server.crt", &server)),
         format!("--key-file={}", file("server.key", &server_key)),
     ];
-    let cluster = Cluster::start_over_tls(further.to_vec()).await;
+    let cluster = Cluster::start_over_tls(extra_args.to_vec()).await;
     let store = |signed_by: &Authority, identity: bool, password: Option<&str>| {
         let identity = identity.then(|| (ours.clone().into_bytes(), our_key.clone().into_bytes()));
         let tls = Some(EtcdTls { authority: signed_by.pem.clone().into_bytes(), identity });
         let user =
             password.map(|password| EtcdUser { name: "root".to_owned(), password: password.to_owned() });
         let (endpoints, prefix) = (vec![cluster.endpoint(0)], "t/".to_owned());
-        Etcd::new(EtcdConfig { endpoints, prefix, keep_alive: KEEP_ALIVE, user, tls })
+        EtcdStore::new(EtcdConfig { endpoints, prefix, keep_alive: KEEP_ALIVE, user, tls })
     };
-    let known = store(&authority, true, None);
-    until("etcd takes writes over TLS", async || known.put("a", b"1".to_vec(), None).await.is_ok()).await;
-    let refused = async |store: Etcd, why: &str| {
-        let refused = store.get("a").await;
-        assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{why}: {refused:?}");
+    let with_tls = store(&authority, true, None);
+    until("etcd takes writes over TLS", async || with_tls.put("a", b"1".to_vec(), None).await.is_ok()).await;
+    let rejected = async |store: EtcdStore, why: &str| {
+        let rejected = store.get("a").await;
+        assert!(matches!(rejected, Err(StoreError::Unavailable(_))), "{why}: {rejected:?}");
     };
-    refused(store(&authority, false, None), "without a certificate of our own").await;
-    refused(store(&Authority::new(), true, None), "signed by somebody else").await;
+    rejected(store(&authority, false, None), "without a client certificate").await;
+    rejected(store(&Authority::new(), true, None), "with another authority").await;
 
     let tls = TlsOptions::new()
         .ca_certificate(Certificate::from_pem(&authority.pem))
@@ -72,10 +72,10 @@ async fn an_etcd_behind_tls_and_a_password_is_spoken_to_by_whoever_has_both() {
     admin.user_add("root", "right", None).await.unwrap();
     admin.user_grant_role("root", "root").await.unwrap();
     admin.auth_enable().await.unwrap();
-    refused(known, "without a user").await;
-    refused(store(&authority, true, Some("wrong")), "with a wrong password").await;
+    rejected(with_tls, "without a user").await;
+    rejected(store(&authority, true, Some("wrong")), "with a wrong password").await;
     let right = store(&authority, true, Some("right"));
     let at = right.put("a", b"2".to_vec(), None).await.unwrap();
-    let told = soon("a change", right.watch("", at).next()).await.unwrap();
-    assert_eq!((told.len(), told[0].revision()), (1, at));
+    let changes = soon("a change", right.watch("", at).next()).await.unwrap();
+    assert_eq!((changes.len(), changes[0].revision()), (1, at));
 }

@@ -1,4 +1,4 @@
-//! An etcd that is set back to an older copy of itself, with the store's callers in the middle of their work.
+//! Tests of an etcd that is restored from an older backup while watches are open.
 
 use rustix::process::Signal;
 use scheduler_store::{Store, Watch, WatchError};
@@ -7,7 +7,7 @@ use super::cluster::{Cluster, store_at};
 use super::soon;
 
 #[tokio::test]
-async fn a_watch_that_is_ahead_of_a_restored_store_is_told() {
+async fn a_watch_ahead_of_a_restored_store_gets_an_error() {
     let mut cluster = Cluster::start(3).await;
     let store = cluster.store("t/", 0);
     store.put("before", vec![], None).await.unwrap();
@@ -26,24 +26,24 @@ async fn a_watch_that_is_ahead_of_a_restored_store_is_told() {
     cluster.kill_all();
     cluster.restore(copy.path());
     cluster.start_all();
-    let told = soon("an answer", watch.next()).await;
-    let Err(WatchError::FromTheFuture { from, revision }) = told else { panic!("{told:?}") };
-    assert!(from == last + 1 && revision < last, "{told:?}");
-    assert_eq!(store.get("after").await, Ok(None), "what was written since is gone");
+    let received = soon("a response", watch.next()).await;
+    let Err(WatchError::FutureRevision { from, revision }) = received else { panic!("{received:?}") };
+    assert!(from == last + 1 && revision < last, "{received:?}");
+    assert_eq!(store.get("after").await, Ok(None), "later writes are lost");
     assert!(store.range("").await.unwrap().revision < last);
 }
 
-/// The restored store has overtaken the watch before the watch could look: no revision is missing there, and nothing is
-/// as it was.
+/// The restored store overtakes the watch before the watch reconnects: no revision is missing there, but all are
+/// different.
 #[tokio::test]
-async fn a_watch_that_a_restored_store_has_overtaken_is_told_too() {
+async fn a_watch_overtaken_by_a_restored_store_gets_an_error_too() {
     let mut cluster = Cluster::start(3).await;
     let (reader, writer) = (store_at(vec![cluster.endpoint(0)], "t/"), cluster.store("t/", 1));
     writer.put("before", vec![], None).await.unwrap();
     cluster.kill_all();
     let copy = tempfile::tempdir().unwrap();
     cluster.back_up(copy.path());
-    // Every start is a term of etcd's own, and the copy has seen fewer.
+    // Every start begins a raft term, and the backup has fewer.
     for _ in 0..3 {
         cluster.start_all();
         cluster.until_writable().await;
@@ -57,8 +57,7 @@ async fn a_watch_that_a_restored_store_has_overtaken_is_told_too() {
 
     cluster.kill_all();
     cluster.restore(copy.path());
-    // The only member that the watch knows sleeps while the others overtake: the first thing that it is told is of a
-    // higher revision.
+    // The watch's only member is suspended while the others overtake: its first response has a higher revision.
     cluster.start_all();
     cluster.signal(0, Signal::STOP);
     cluster.until_writable().await;
@@ -67,6 +66,6 @@ async fn a_watch_that_a_restored_store_has_overtaken_is_told_too() {
         ahead = writer.put("other", vec![], None).await.unwrap();
     }
     cluster.signal(0, Signal::CONT);
-    let told = soon("an answer", watch.next()).await;
-    assert!(matches!(told, Err(WatchError::FromTheFuture { .. })), "{told:?} after {ahead}");
+    let received = soon("a response", watch.next()).await;
+    assert!(matches!(received, Err(WatchError::FutureRevision { .. })), "{received:?} after {ahead}");
 }

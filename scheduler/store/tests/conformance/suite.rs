@@ -1,9 +1,11 @@
-//! The suite: what every store does, and does alike.
+//! Conformance suite that every store must pass.
 
 use std::time::{Duration, Instant};
 
 use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
-use scheduler_store::{Compare, Embedded, Event, Op, Sim, Store, StoreError, Txn, Watch, WatchError};
+use scheduler_store::{
+    Compare, EmbeddedStore, Event, Op, SimStore, Store, StoreError, Txn, Watch, WatchError,
+};
 
 use super::cluster::Cluster;
 use super::{soon, until};
@@ -14,9 +16,9 @@ const TTL: Duration = Duration::from_secs(2);
 async fn the_embedded_store_conforms() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
-    let store = Embedded::open(&path, Instant::now()).await.unwrap();
-    conforms(&store, let_leases_end, async |store: &Embedded| {
-        // It has no word for that; it forgets what is older than ten thousand revisions.
+    let store = EmbeddedStore::open(&path, Instant::now()).await.unwrap();
+    conforms(&store, expire_leases, async |store: &EmbeddedStore| {
+        // The store has no compaction call; it discards revisions older than the last ten thousand.
         let mut writers = tokio::task::JoinSet::new();
         for writer in 0..100 {
             let store = store.clone();
@@ -33,36 +35,37 @@ async fn the_embedded_store_conforms() {
 
 #[tokio::test]
 async fn the_simulated_store_conforms() {
-    let store = Sim::new();
-    conforms(&store, let_leases_end, async |store: &Sim| store.compact()).await;
+    let store = SimStore::new();
+    conforms(&store, expire_leases, async |store: &SimStore| store.compact()).await;
 }
 
 #[tokio::test]
 async fn an_etcd_of_three_members_conforms() {
     let cluster = Cluster::start(3).await;
     let store = cluster.store("suite/", 1);
-    let lease_ends = async |store: &scheduler_store::Etcd, key: &str| {
+    let lease_ends = async |store: &scheduler_store::EtcdStore, key: &str| {
         until("the lease has ended by itself", async || store.get(key).await.unwrap().is_none()).await;
     };
-    conforms(&store, lease_ends, async |store: &scheduler_store::Etcd| store.compact().await.unwrap()).await;
+    conforms(&store, lease_ends, async |store: &scheduler_store::EtcdStore| store.compact().await.unwrap())
+        .await;
     let other = cluster.store("other/", 1);
     assert!(other.range("").await.unwrap().entries.is_empty(), "another prefix is another store");
 }
 
-/// For stores whose leases end when they are told the time.
-async fn let_leases_end<S: Store>(store: &S, _: &str) {
+/// Expires leases, for stores that need a call for that.
+async fn expire_leases<S: Store>(store: &S, _: &str) {
     assert_eq!(store.expire(Instant::now() + TTL).await.map(|ended| ended.len()), Ok(1));
 }
 
-/// `lease_ends` returns when the lease under which this key stands has ended by itself; `compact` lets the store forget.
+/// Runs the suite. `lease_ends` returns when the lease of this key has expired; `compact` compacts the history.
 async fn conforms<S: Store>(store: &S, lease_ends: impl AsyncFn(&S, &str), compact: impl AsyncFn(&S)) {
     keys_have_values_and_revisions(store).await;
     guards_hold(store).await;
     limits_are_the_same(store).await;
-    leases_take_their_keys(store, lease_ends).await;
-    a_watch_tells_everything_once(store).await;
-    one_leads_and_a_deposed_leader_writes_nothing(store).await;
-    a_gap_is_told(store, compact).await;
+    leases_delete_their_keys(store, lease_ends).await;
+    a_watch_returns_every_change_once(store).await;
+    one_leader_at_a_time_and_deposed_leaders_cannot_write(store).await;
+    a_gap_is_reported(store, compact).await;
 }
 
 fn put(key: &str, value: &str) -> Op {
@@ -88,13 +91,13 @@ async fn keys_have_values_and_revisions<S: Store>(store: &S) {
     store.put("ka", vec![], None).await.unwrap();
     let listed = store.range("k/").await.unwrap();
     let keys: Vec<_> = listed.entries.iter().map(|entry| entry.key.as_str()).collect();
-    assert_eq!((keys, listed.revision), (vec!["k/a", "k/b"], first + 2), "in order, and nothing beside it");
+    assert_eq!((keys, listed.revision), (vec!["k/a", "k/b"], first + 2), "in order, without other keys");
     assert_eq!(store.delete("k/a").await, Ok(first + 3));
-    assert_eq!(store.delete("k/a").await, Ok(first + 3), "what is not there cannot go");
+    assert_eq!(store.delete("k/a").await, Ok(first + 3), "deleting a missing key changes nothing");
     assert_eq!(store.get("k/a").await, Ok(None));
     store.put("k/a", vec![], None).await.unwrap();
     let anew = store.get("k/a").await.unwrap().unwrap();
-    assert_eq!(anew.create_revision, first + 4, "it came to be anew");
+    assert_eq!(anew.create_revision, first + 4, "it was created again");
 }
 
 async fn guards_hold<S: Store>(store: &S) {
@@ -138,7 +141,7 @@ async fn limits_are_the_same<S: Store>(store: &S) {
     assert_eq!(store.txn(twice).await, Err(StoreError::DuplicateKey("twice".to_owned())));
 }
 
-async fn leases_take_their_keys<S: Store>(store: &S, lease_ends: impl AsyncFn(&S, &str)) {
+async fn leases_delete_their_keys<S: Store>(store: &S, lease_ends: impl AsyncFn(&S, &str)) {
     let now = Instant::now();
     let (kept, left) =
         (store.lease_grant(10 * TTL, now).await.unwrap(), store.lease_grant(TTL, now).await.unwrap());
@@ -149,7 +152,7 @@ async fn leases_take_their_keys<S: Store>(store: &S, lease_ends: impl AsyncFn(&S
     store.put("lease/moved", vec![], Some(kept)).await.unwrap();
     let mut held = store.lease_keep_alive(kept, now).await.unwrap();
     held.sort();
-    assert_eq!(held, ["lease/kept", "lease/moved"], "a key goes with the lease that it was last put under");
+    assert_eq!(held, ["lease/kept", "lease/moved"], "a key belongs to the lease of its last put");
     assert_eq!(store.get("lease/left").await.unwrap().unwrap().lease, Some(left));
 
     let before = store.range("lease/").await.unwrap().revision;
@@ -164,53 +167,52 @@ async fn leases_take_their_keys<S: Store>(store: &S, lease_ends: impl AsyncFn(&S
     let then =
         vec![put("lease/a", ""), Op::Put { key: "lease/b".to_owned(), value: vec![], lease: Some(left) }];
     assert_eq!(store.txn(Txn { when: vec![], then }).await, Err(lost));
-    assert_eq!(store.get("lease/a").await, Ok(None), "nothing of a refused transaction is done");
+    assert_eq!(store.get("lease/a").await, Ok(None), "a rejected transaction has no effect");
 
     store.lease_revoke(kept).await.unwrap();
-    let mut gone = soon("the lease's keys", watch.next()).await.unwrap();
+    let mut gone = soon("the keys of the lease", watch.next()).await.unwrap();
     gone.sort_by(|one, other| one.key().cmp(other.key()));
     let keys: Vec<_> = gone.iter().map(|event| (event.key(), event.revision())).collect();
     assert_eq!(keys, [("lease/kept", before + 2), ("lease/moved", before + 2)], "together, at one revision");
     assert_eq!(store.range("lease/").await.unwrap().entries, []);
 }
 
-async fn a_watch_tells_everything_once<S: Store>(store: &S) {
+async fn a_watch_returns_every_change_once<S: Store>(store: &S) {
     let from = store.put("w/before", b"1".to_vec(), None).await.unwrap();
     let mut watch = store.watch("w/", from);
-    let first = soon("what has happened already", watch.next()).await.unwrap();
+    let first = soon("earlier changes", watch.next()).await.unwrap();
     assert_eq!(changed(&first), [("w/before", from)]);
-    // Somebody stopped waiting.
+    // A dropped future loses no change.
     tokio::select! {
         biased;
-        told = watch.next() => panic!("nothing has changed: {told:?}"),
+        received = watch.next() => panic!("nothing has changed: {received:?}"),
         () = std::future::ready(()) => {}
     }
     store.put("beside", vec![], None).await.unwrap();
     let then = vec![put("w/b", "2"), put("w/a", "2"), delete("w/before")];
     let together = store.txn(Txn { when: vec![], then }).await.unwrap().revision;
     let last = store.put("w/a", b"3".to_vec(), None).await.unwrap();
-    let mut told = Vec::new();
-    while told.last().is_none_or(|event: &Event| event.revision() < last) {
-        told.extend(soon("the changes", watch.next()).await.unwrap());
+    let mut received = Vec::new();
+    while received.last().is_none_or(|event: &Event| event.revision() < last) {
+        received.extend(soon("the changes", watch.next()).await.unwrap());
     }
-    let mut seen = changed(&told);
-    seen[..3].sort_unstable();
-    let wanted = [("w/a", together), ("w/b", together), ("w/before", together), ("w/a", last)];
-    assert_eq!(seen, wanted, "each once, in the order of revisions");
-    let Some(Event::Put(entry)) = told.last() else { panic!("a put was the last") };
+    let mut keys = changed(&received);
+    keys[..3].sort_unstable();
+    let expected = [("w/a", together), ("w/b", together), ("w/before", together), ("w/a", last)];
+    assert_eq!(keys, expected, "each once, in the order of revisions");
+    let Some(Event::Put(entry)) = received.last() else { panic!("the last change is a put") };
     assert_eq!(store.get("w/a").await.unwrap().as_ref(), Some(entry));
 }
 
-async fn one_leads_and_a_deposed_leader_writes_nothing<S: Store>(store: &S) {
+async fn one_leader_at_a_time_and_deposed_leaders_cannot_write<S: Store>(store: &S) {
     let now = Instant::now();
     let ttl = 20 * TTL;
     let (one, other) =
         (store.lease_grant(ttl, now).await.unwrap(), store.lease_grant(ttl, now).await.unwrap());
-    let first =
-        soon("a term that nobody else has", store.campaign("leader", b"one".to_vec(), one)).await.unwrap();
+    let first = soon("a free term", store.campaign("leader", b"one".to_vec(), one)).await.unwrap();
     assert_eq!((first.key.as_str(), first.lease), ("leader", one));
-    let again = soon("one's own term", store.campaign("leader", b"one".to_vec(), one)).await.unwrap();
-    assert_eq!(again, first, "who asks again has it already");
+    let again = soon("the present term", store.campaign("leader", b"one".to_vec(), one)).await.unwrap();
+    assert_eq!(again, first, "a second campaign returns the same term");
 
     let second = store.campaign("leader", b"other".to_vec(), other);
     tokio::pin!(second);
@@ -220,65 +222,65 @@ async fn one_leads_and_a_deposed_leader_writes_nothing<S: Store>(store: &S) {
     };
     tokio::select! {
         biased;
-        term = &mut second => panic!("two lead: {term:?}"),
+        term = &mut second => panic!("two leaders: {term:?}"),
         written = write(&first, "first") => assert!(written),
     }
     store.lease_revoke(one).await.unwrap();
     let second = soon("the next term", second).await.unwrap();
     assert!(second.created > first.created);
     assert!(write(&second, "second").await);
-    assert!(!write(&first, "from the grave").await, "the term is over");
+    assert!(!write(&first, "too late").await, "the term is over");
     assert_eq!(&*store.get("plan").await.unwrap().unwrap().value, b"second");
     let lost = store.campaign("leader", b"one".to_vec(), one);
     tokio::select! {
         biased;
         lost = lost => assert_eq!(lost, Err(StoreError::NoSuchLease(one))),
-        () = store_passes(store) => {}
+        () = some_responses(store) => {}
     }
     store.lease_revoke(other).await.unwrap();
-    let lost = soon("an answer", store.campaign("leader", b"one".to_vec(), one)).await;
+    let lost = soon("a response", store.campaign("leader", b"one".to_vec(), one)).await;
     assert_eq!(lost, Err(StoreError::NoSuchLease(one)), "a candidate without a lease does not lead");
 }
 
-/// A while in which the store answers something.
-async fn store_passes<S: Store>(store: &S) {
+/// Waits for some responses of the store.
+async fn some_responses<S: Store>(store: &S) {
     for _ in 0..10 {
         store.get("plan").await.unwrap();
     }
 }
 
-async fn a_gap_is_told<S: Store>(store: &S, compact: impl AsyncFn(&S)) {
+async fn a_gap_is_reported<S: Store>(store: &S, compact: impl AsyncFn(&S)) {
     let mut never = store.watch("", 0);
-    assert_eq!(soon("an answer", never.next()).await, Err(WatchError::Compacted { oldest: 1 }));
+    assert_eq!(soon("a response", never.next()).await, Err(WatchError::Compacted { oldest: 1 }));
     let here = store.put("c/a", vec![], None).await.unwrap();
     let mut early = store.watch("c/", here + 2);
-    let told = soon("an answer", early.next()).await;
-    assert_eq!(told, Err(WatchError::FromTheFuture { from: here + 2, revision: here }));
-    assert_eq!(soon("the same", early.next()).await, told);
+    let received = soon("a response", early.next()).await;
+    assert_eq!(received, Err(WatchError::FutureRevision { from: here + 2, revision: here }));
+    assert_eq!(soon("the same", early.next()).await, received);
 
-    let mut follows = store.watch("c/", here);
-    assert_eq!(changed(&soon("what is there", follows.next()).await.unwrap()), [("c/a", here)]);
+    let mut open_watch = store.watch("c/", here);
+    assert_eq!(changed(&soon("present keys", open_watch.next()).await.unwrap()), [("c/a", here)]);
     store.put("c/a", vec![], None).await.unwrap();
     compact(store).await;
     let last = store.put("c/b", vec![], None).await.unwrap();
     let mut late = store.watch("c/", here);
-    let told = soon("an answer", late.next()).await;
-    assert!(matches!(told, Err(WatchError::Compacted { oldest }) if oldest > here), "{told:?}");
-    // Who followed may have seen it all in time, or is told; what does not happen is that something is left out.
-    let mut seen = Vec::new();
+    let received = soon("a response", late.next()).await;
+    assert!(matches!(received, Err(WatchError::Compacted { oldest }) if oldest > here), "{received:?}");
+    // The open watch may have received all changes in time, or gets an error; it never skips a change.
+    let mut keys = Vec::new();
     let gap = loop {
-        match soon("the changes, or a gap", follows.next()).await {
+        match soon("the changes, or a gap", open_watch.next()).await {
             Ok(events) => {
-                seen.extend(changed(&events).iter().map(|(key, revision)| ((*key).to_owned(), *revision)))
+                keys.extend(changed(&events).iter().map(|(key, revision)| ((*key).to_owned(), *revision)))
             }
             Err(gap) => break Some(gap),
         }
-        if seen.last().is_some_and(|(_, revision)| *revision == last) {
+        if keys.last().is_some_and(|(_, revision)| *revision == last) {
             break None;
         }
     };
-    let whole = seen == [("c/a".to_owned(), here + 1), ("c/b".to_owned(), last)];
-    assert!(whole || matches!(gap, Some(WatchError::Compacted { .. })), "{seen:?} {gap:?}");
+    let is_complete = keys == [("c/a".to_owned(), here + 1), ("c/b".to_owned(), last)];
+    assert!(is_complete || matches!(gap, Some(WatchError::Compacted { .. })), "{keys:?} {gap:?}");
 }
 
 fn changed(events: &[Event]) -> Vec<(&str, u64)> {

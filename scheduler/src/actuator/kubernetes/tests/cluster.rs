@@ -1,5 +1,5 @@
-//! A stand-in for an API server and its controllers, over real HTTP: lists and watches of pods with bookmarks, versions that
-//! expire, the scale subresource with conflicts, and a controller that makes and deletes pods as Kubernetes's own do.
+//! Mock of an API server and its controllers, over real HTTP: lists and watches of pods with bookmarks, versions that
+//! expire, the scale subresource with conflicts, and a controller that creates and deletes pods as Kubernetes's own do.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -22,31 +22,31 @@ use crate::config::WorkloadKind;
 /// A cluster with one workload, `replica-a`.
 #[derive(Clone)]
 pub(super) struct Cluster {
-    state: Arc<Mutex<Inside>>,
+    state: Arc<Mutex<ClusterState>>,
     changed: Arc<Notify>,
     pub(super) url: String,
 }
 
-struct Inside {
+struct ClusterState {
     kind: WorkloadKind,
     version: u64,
     replicas: u32,
     scale_version: u64,
     pods: BTreeMap<String, Value>,
-    made: u64,
-    /// What a watch can still be told: version and line.
+    created: u64,
+    /// Events that a watch can still receive: version and line.
     history: Vec<(u64, Value)>,
-    /// Versions before this are forgotten.
+    /// Versions before this one are compacted.
     compacted: u64,
-    /// Watches that began before this are cut.
+    /// Watches that started before this version are closed.
     cut: u64,
-    /// So many writes of the scale find that somebody came before.
+    /// Number of further writes of the scale that conflict with another client.
     conflicts: u32,
-    /// What was asked, as method and path with the query.
-    asked: Vec<String>,
+    /// Received requests: method and path with the query.
+    requests: Vec<String>,
 }
 
-impl Inside {
+impl ClusterState {
     fn next(&mut self) -> u64 {
         self.version += 1;
         self.version
@@ -63,15 +63,15 @@ impl Inside {
         }
     }
 
-    /// What the workload's controller does.
+    /// Creates and deletes pods, as the workload's controller does.
     fn control(&mut self) {
         while (self.pods.len() as u32) < self.replicas {
             let name = match self.kind {
-                WorkloadKind::Deployment => format!("replica-a-{}", self.made),
+                WorkloadKind::Deployment => format!("replica-a-{}", self.created),
                 WorkloadKind::StatefulSet => format!("replica-a-{}", self.pods.len()),
             };
-            self.made += 1;
-            let uid = format!("uid-{}", self.made);
+            self.created += 1;
+            let uid = format!("uid-{}", self.created);
             let pod = json!({"metadata": {"name": name, "uid": uid, "annotations": {}},
                 "status": {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}]}});
             self.pods.insert(name.clone(), pod);
@@ -82,7 +82,7 @@ impl Inside {
                 pod["metadata"]["annotations"][COST].as_str().and_then(|cost| cost.parse().ok()).unwrap_or(0)
             };
             let gone = match self.kind {
-                // Among the equally cheap the first, whoever that is.
+                // The first one of equal cost.
                 WorkloadKind::Deployment => self.pods.iter().min_by_key(|(_, pod)| cost(pod)),
                 WorkloadKind::StatefulSet => self.pods.iter().next_back(),
             };
@@ -92,18 +92,18 @@ impl Inside {
     }
 }
 
-/// A cluster whose watches hear nothing yet.
-pub(super) struct Quiet<'a>(&'a mut Inside);
+/// A cluster whose watches receive nothing yet.
+pub(super) struct BatchedChanges<'a>(&'a mut ClusterState);
 
-impl Quiet<'_> {
-    /// Somebody deletes a pod, and another comes in its place.
-    pub(super) fn evicts(&mut self, name: &str) {
+impl BatchedChanges<'_> {
+    /// Deletes a pod and creates another one in its place.
+    pub(super) fn evict(&mut self, name: &str) {
         self.0.change("DELETED", name);
         self.0.control();
     }
 
-    /// What happened until now cannot be told any longer.
-    pub(super) fn forgets(&mut self) {
+    /// Compacts the history up to now.
+    pub(super) fn compact(&mut self) {
         self.0.compacted = self.0.next();
         self.0.history.clear();
     }
@@ -113,18 +113,18 @@ type Params = BTreeMap<String, String>;
 
 impl Cluster {
     pub(super) async fn start(kind: WorkloadKind) -> Cluster {
-        let state = Inside {
+        let state = ClusterState {
             kind,
             version: 10,
             replicas: 0,
             scale_version: 10,
             pods: BTreeMap::new(),
-            made: 0,
+            created: 0,
             history: Vec::new(),
             compacted: 0,
             cut: 0,
             conflicts: 0,
-            asked: Vec::new(),
+            requests: Vec::new(),
         };
         let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", socket.local_addr().unwrap());
@@ -139,17 +139,17 @@ impl Cluster {
         cluster
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside> {
+    fn inside(&self) -> MutexGuard<'_, ClusterState> {
         self.state.lock()
     }
 
-    fn act<T>(&self, act: impl FnOnce(&mut Inside) -> T) -> T {
+    fn act<T>(&self, act: impl FnOnce(&mut ClusterState) -> T) -> T {
         let done = act(&mut self.inside());
         self.changed.notify_waiters();
         done
     }
 
-    /// Somebody else's doing: so many pods, all of them ready.
+    /// Scales to this number of pods, all of them ready, as another client.
     pub(super) fn has(&self, count: u32) {
         self.act(|inside| {
             inside.replicas = count;
@@ -159,7 +159,7 @@ impl Cluster {
         self.names().iter().for_each(|name| self.becomes_ready(name));
     }
 
-    /// A pod takes requests.
+    /// Makes a pod ready.
     pub(super) fn becomes_ready(&self, name: &str) {
         self.act(|inside| {
             let pod = inside.pods.get_mut(name).expect("there is such a pod");
@@ -169,7 +169,7 @@ impl Cluster {
         });
     }
 
-    /// A pod's container has died and was started again.
+    /// Restarts a pod's container.
     pub(super) fn restarts(&self, name: &str) {
         self.act(|inside| {
             let pod = inside.pods.get_mut(name).expect("there is such a pod");
@@ -178,28 +178,28 @@ impl Cluster {
         });
     }
 
-    /// Every watch breaks off.
+    /// Closes every watch.
     pub(super) fn cuts_watches(&self) {
         self.act(|inside| inside.cut = inside.next());
     }
 
-    /// The next so many writes of the scale come second.
+    /// Makes this number of further writes of the scale conflict.
     pub(super) fn conflicts(&self, count: u32) {
         self.inside().conflicts = count;
     }
 
-    /// Several things at once: nobody is told of the first before the last has happened.
-    pub(super) fn quietly(&self, act: impl FnOnce(&mut Quiet<'_>)) {
-        self.act(|inside| act(&mut Quiet(inside)));
+    /// Makes several changes at once: no watch receives the first before the last has happened.
+    pub(super) fn batch(&self, act: impl FnOnce(&mut BatchedChanges<'_>)) {
+        self.act(|inside| act(&mut BatchedChanges(inside)));
     }
 
     pub(super) fn uid(&self, name: &str) -> String {
         self.inside().pods[name]["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
-    /// Whether something was asked that begins so, of what nobody has looked at yet.
-    pub(super) fn has_asked(&self, what: &str) -> bool {
-        self.inside().asked.iter().any(|asked| asked.starts_with(what))
+    /// Returns whether a request with this prefix was received since the last [`Cluster::take_requests`].
+    pub(super) fn has_received(&self, prefix: &str) -> bool {
+        self.inside().requests.iter().any(|request| request.starts_with(prefix))
     }
 
     pub(super) fn names(&self) -> Vec<String> {
@@ -210,20 +210,20 @@ impl Cluster {
         self.inside().replicas
     }
 
-    /// What was asked since this was asked last.
-    pub(super) fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.inside().asked)
+    /// Returns the requests since the last call.
+    pub(super) fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.inside().requests)
     }
 }
 
-fn refused(status: StatusCode, message: &str) -> Response {
+fn rejected(status: StatusCode, message: &str) -> Response {
     let body = json!({"kind": "Status", "code": status.as_u16(), "message": message});
     (status, Json(body)).into_response()
 }
 
 async fn read_scale(State(cluster): State<Cluster>) -> Response {
     let mut inside = cluster.inside();
-    inside.asked.push("GET scale".to_owned());
+    inside.requests.push("GET scale".to_owned());
     let (replicas, version) = (inside.replicas, inside.scale_version.to_string());
     let metadata = json!({"name": "replica-a", "resourceVersion": version});
     let status = json!({"replicas": inside.pods.len(), "selector": "app=replica,deployment=a"});
@@ -233,13 +233,13 @@ async fn read_scale(State(cluster): State<Cluster>) -> Response {
 
 async fn write_scale(State(cluster): State<Cluster>, Json(body): Json<Value>) -> Response {
     cluster.act(|inside| {
-        inside.asked.push("PUT scale".to_owned());
+        inside.requests.push("PUT scale".to_owned());
         if inside.conflicts > 0 {
             inside.conflicts -= 1;
             inside.scale_version = inside.next();
         }
         if body["metadata"]["resourceVersion"] != json!(inside.scale_version.to_string()) {
-            return refused(StatusCode::CONFLICT, "the object has been modified");
+            return rejected(StatusCode::CONFLICT, "the object has been modified");
         }
         inside.replicas = u32::try_from(body["spec"]["replicas"].as_u64().unwrap()).unwrap();
         inside.scale_version = inside.next();
@@ -250,13 +250,13 @@ async fn write_scale(State(cluster): State<Cluster>, Json(body): Json<Value>) ->
 
 async fn patch_pod(State(cluster): State<Cluster>, Path(name): Path<String>, body: Bytes) -> Response {
     cluster.act(|inside| {
-        inside.asked.push(format!("PATCH {name}"));
+        inside.requests.push(format!("PATCH {name}"));
         let Some(pod) = inside.pods.get_mut(&name) else {
-            return refused(StatusCode::NOT_FOUND, "no such pod");
+            return rejected(StatusCode::NOT_FOUND, "no such pod");
         };
         let patch: Value = serde_json::from_slice(&body).unwrap();
         if patch["metadata"]["uid"] != pod["metadata"]["uid"] {
-            return refused(StatusCode::CONFLICT, "another pod has its name");
+            return rejected(StatusCode::CONFLICT, "another pod has its name");
         }
         pod["metadata"]["annotations"][COST] = patch["metadata"]["annotations"][COST].clone();
         let pod = pod.clone();
@@ -269,7 +269,7 @@ async fn pods(State(cluster): State<Cluster>, Query(query): Query<Params>) -> Re
     assert_eq!(query["labelSelector"], "app=replica,deployment=a", "the workload's own selector");
     if !query.contains_key("watch") {
         let mut inside = cluster.inside();
-        inside.asked.push("LIST".to_owned());
+        inside.requests.push("LIST".to_owned());
         let version = inside.version.to_string();
         let items: Vec<_> = inside.pods.values().cloned().collect();
         return Json(json!({"kind": "PodList", "metadata": {"resourceVersion": version}, "items": items}))
@@ -278,18 +278,18 @@ async fn pods(State(cluster): State<Cluster>, Query(query): Query<Params>) -> Re
     let from: u64 = query["resourceVersion"].parse().unwrap();
     let began = {
         let mut inside = cluster.inside();
-        inside.asked.push(format!("WATCH {from}"));
+        inside.requests.push(format!("WATCH {from}"));
         if from < inside.compacted {
-            return refused(StatusCode::GONE, "too old resource version");
+            return rejected(StatusCode::GONE, "too old resource version");
         }
         inside.version
     };
     Body::from_stream(stream::unfold((cluster, from, began, false), watched)).into_response()
 }
 
-/// The next lines of a watch, from the version that was told last.
+/// Returns the next line of a watch, after the last sent version.
 async fn watched(
-    (cluster, told, began, over): (Cluster, u64, u64, bool),
+    (cluster, sent, began, over): (Cluster, u64, u64, bool),
 ) -> Option<(Result<Bytes, Infallible>, (Cluster, u64, u64, bool))> {
     if over {
         return None;
@@ -299,30 +299,30 @@ async fn watched(
         let changed = changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let said = {
+        let line_to_send = {
             let inside = cluster.inside();
             if inside.cut > began {
                 return None;
             }
-            if told < inside.compacted {
+            if sent < inside.compacted {
                 let status = json!({"kind": "Status", "code": 410, "message": "too old resource version"});
-                Some((json!({"type": "ERROR", "object": status}), told, true))
+                Some((json!({"type": "ERROR", "object": status}), sent, true))
             } else {
-                let next = inside.history.iter().find(|(version, _)| *version > told);
-                // Where nothing of these pods has happened a bookmark says how far everything is known.
+                let next = inside.history.iter().find(|(version, _)| *version > sent);
+                // Without a change of these pods, a bookmark carries the current version.
                 let bookmark = || {
                     let metadata = json!({"resourceVersion": inside.version.to_string()});
                     json!({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": metadata}})
                 };
                 match next {
                     Some((version, line)) => Some((line.clone(), *version, false)),
-                    None if inside.version > told => Some((bookmark(), inside.version, false)),
+                    None if inside.version > sent => Some((bookmark(), inside.version, false)),
                     None => None,
                 }
             }
         };
-        if let Some((line, told, over)) = said {
-            return Some((Ok(Bytes::from(format!("{line}\n"))), (cluster, told, began, over)));
+        if let Some((line, sent, over)) = line_to_send {
+            return Some((Ok(Bytes::from(format!("{line}\n"))), (cluster, sent, began, over)));
         }
         changed.await;
     }

@@ -1,4 +1,4 @@
-//! The connection itself: who is believed to be the API server, and the token that is shown.
+//! Tests of the connection to the API server: verification of its certificate, and the bearer token.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-use super::super::api::{Api, Sent};
+use super::super::api::{Api, RequestBody};
 use super::config;
 use crate::config::{KubernetesConfig, WorkloadKind};
 
@@ -21,7 +21,7 @@ fn authority() -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// Answers every request with what it was shown as a token.
+/// Starts a server that responds to every request with the token that it received.
 async fn server(issuer: &CertifiedIssuer<'static, KeyPair>) -> String {
     let key = KeyPair::generate().unwrap();
     let certificate =
@@ -36,7 +36,7 @@ async fn server(issuer: &CertifiedIssuer<'static, KeyPair>) -> String {
     tokio::spawn(async move {
         loop {
             let (stream, _) = socket.accept().await.unwrap();
-            // Who does not believe us hangs up.
+            // A client that rejects the certificate closes the connection.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
@@ -46,8 +46,8 @@ async fn server(issuer: &CertifiedIssuer<'static, KeyPair>) -> String {
             let token =
                 head.lines().find_map(|line| line.strip_prefix("authorization: ")).unwrap_or_default();
             let body = json!({"token": token}).to_string();
-            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-            stream.write_all(answer.as_bytes()).await.unwrap();
+            let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            stream.write_all(response.as_bytes()).await.unwrap();
             stream.shutdown().await.ok();
         }
     });
@@ -55,7 +55,7 @@ async fn server(issuer: &CertifiedIssuer<'static, KeyPair>) -> String {
 }
 
 #[tokio::test]
-async fn only_whom_the_authority_has_named_is_asked_and_shown_the_newest_token() {
+async fn only_a_server_with_a_valid_certificate_receives_requests_and_the_newest_token() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, other) = (authority(), authority());
     let url = server(&ours).await;
@@ -66,12 +66,12 @@ async fn only_whom_the_authority_has_named_is_asked_and_shown_the_newest_token()
         Api::new(&KubernetesConfig { ca_file: Some(ca_file), token_file: Some(token_file), ..config })
             .unwrap()
     };
-    let (believed, not) = (api(&ours, "ours.crt"), api(&other, "other.crt"));
+    let (trusted, untrusted) = (api(&ours, "ours.crt"), api(&other, "other.crt"));
     for token in ["first", "second"] {
         std::fs::write(dir.path().join("token"), format!("{token}\n")).unwrap();
-        let answer: Value = believed.ask(Method::GET, "/version", Sent::Nothing).await.unwrap();
-        assert_eq!(answer["token"], format!("Bearer {token}"));
+        let response: Value = trusted.request(Method::GET, "/version", RequestBody::Empty).await.unwrap();
+        assert_eq!(response["token"], format!("Bearer {token}"));
     }
-    let error = not.ask::<Value>(Method::GET, "/version", Sent::Nothing).await.unwrap_err();
-    assert!(error.to_string().contains("no TLS with the API server"), "{error}");
+    let error = untrusted.request::<Value>(Method::GET, "/version", RequestBody::Empty).await.unwrap_err();
+    assert!(error.to_string().contains("TLS handshake with the API server failed"), "{error}");
 }

@@ -1,33 +1,36 @@
-//! Two hubs on one store, in a time of their own.
+//! Tests with two hubs on one simulated store, with paused time.
 
 use regions::RouteTable;
-use scheduler_store::Sim;
+use scheduler_store::SimStore;
 
 use super::super::Current;
 use super::*;
 
-/// A hub that stands for election.
-struct Standing {
+/// Hub that takes part in the election.
+struct RunningHub {
     current: watch::Receiver<Current>,
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<Result<(), HubError>>,
 }
 
-impl Standing {
-    fn start(store: &Sim, name: &str) -> Standing {
+impl RunningHub {
+    fn start(store: &SimStore, name: &str) -> RunningHub {
         let (publish, current) = watch::channel(None);
         let (stop, stopping) = watch::channel(false);
-        let candidate = Candidate {
+        let candidate = ElectionCandidate {
             store: store.clone(),
-            board: Board::new(publish, Arc::default()),
+            publisher: Publisher::new(publish, Arc::default()),
             name: name.to_owned(),
             deployments: Vec::new(),
             epoch_if_new: 4,
-            patience: Patience { lapsed_keep: Duration::from_secs(60), settle: Duration::from_secs(15) },
+            grace_periods: GracePeriods {
+                lapsed_keep: Duration::from_secs(60),
+                settle: Duration::from_secs(15),
+            },
             catalogue: Arc::new(Catalogue::builtin()),
             lease: Mutex::independent(None),
         };
-        Standing { current, stop, task: tokio::spawn(candidate.stand(stopping)) }
+        RunningHub { current, stop, task: tokio::spawn(candidate.run(stopping)) }
     }
 
     async fn until(&mut self, holds: impl Fn(&RouteTable) -> bool) -> RouteTable {
@@ -42,18 +45,18 @@ impl Standing {
     }
 }
 
-async fn leader(store: &Sim) -> Option<String> {
+async fn leader(store: &SimStore) -> Option<String> {
     let entry = store.get(keys::LEADER).await.unwrap();
     entry.map(|entry| String::from_utf8(entry.value.to_vec()).unwrap())
 }
 
-async fn until_leads(store: &Sim, name: &str) {
+async fn until_leads(store: &SimStore, name: &str) {
     while leader(store).await.as_deref() != Some(name) {
         sleep(Duration::from_millis(50)).await;
     }
 }
 
-async fn register(store: &Sim, boot_id: u64) {
+async fn register(store: &SimStore, boot_id: u64) {
     let region = "aws/us-east-1".parse().unwrap();
     let value = format!(
         r#"{{"version":1,"region":"{region}","endpoint":"10.0.0.1:{boot_id}","boot_id":{boot_id},"deployments":[]}}"#
@@ -66,11 +69,11 @@ fn at(table: &RouteTable, port: u16) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_leads_the_other_gives_out_the_same_and_takes_over_when_it_goes() {
-    let store = Sim::new();
-    let mut one = Standing::start(&store, "one");
+async fn a_follower_publishes_the_leaders_table_and_takes_over_when_it_resigns() {
+    let store = SimStore::new();
+    let mut one = RunningHub::start(&store, "one");
     until_leads(&store, "one").await;
-    let mut other = Standing::start(&store, "other");
+    let mut other = RunningHub::start(&store, "other");
     register(&store, 1).await;
     let led = one.until(|table| at(table, 1)).await;
     assert_eq!(other.until(|table| at(table, 1)).await, led);
@@ -82,13 +85,13 @@ async fn one_leads_the_other_gives_out_the_same_and_takes_over_when_it_goes() {
     let next = other.until(|table| at(table, 2)).await;
     assert!(next.generation > led.generation);
     other.stop().await;
-    assert_eq!(leader(&store).await, None, "who stops resigns");
+    assert_eq!(leader(&store).await, None, "a stopped hub resigns");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_whose_lease_is_gone_follows_and_leads_again_when_nobody_else_does() {
-    let store = Sim::new();
-    let mut one = Standing::start(&store, "one");
+async fn a_leader_whose_lease_expired_follows_and_is_elected_again() {
+    let store = SimStore::new();
+    let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     let before = one.until(|table| at(table, 1)).await;
     let entry = store.get(keys::LEADER).await.unwrap().unwrap();
@@ -103,26 +106,26 @@ async fn a_leader_whose_lease_is_gone_follows_and_leads_again_when_nobody_else_d
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_store_is_away_what_was_published_stands_and_it_goes_on_from_there() {
-    let store = Sim::new();
-    let mut one = Standing::start(&store, "one");
+async fn the_published_table_stays_in_force_while_the_store_is_unavailable() {
+    let store = SimStore::new();
+    let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     let before = one.until(|table| at(table, 1)).await;
-    store.set_away(true);
+    store.set_unavailable(true);
     sleep(Duration::from_secs(60)).await;
     assert_eq!(one.current.borrow().as_ref().unwrap().table, before);
-    store.set_away(false);
+    store.set_unavailable(false);
     register(&store, 2).await;
     let after = one.until(|table| at(table, 2)).await;
     assert_eq!(after.generation.number, before.generation.number + 1);
     one.stop().await;
 }
 
-/// The copy is of the same term, so that neither the lease nor the guard of the term tells anything.
+/// The copy is of the same term, so neither the lease nor the guard of the term reveals the rollback.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_set_back_under_a_hub_begins_an_epoch_and_no_generation_falls() {
-    let store = Sim::new();
-    let mut one = Standing::start(&store, "one");
+async fn a_rolled_back_store_begins_a_new_epoch_and_no_generation_falls() {
+    let store = SimStore::new();
+    let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     one.until(|table| at(table, 1)).await;
     let copy = store.snapshot();
@@ -140,13 +143,13 @@ async fn a_store_that_is_set_back_under_a_hub_begins_an_epoch_and_no_generation_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_not_there_is_waited_for() {
-    let store = Sim::new();
-    store.set_away(true);
-    let mut one = Standing::start(&store, "one");
+async fn an_unavailable_store_is_waited_for() {
+    let store = SimStore::new();
+    store.set_unavailable(true);
+    let mut one = RunningHub::start(&store, "one");
     sleep(Duration::from_secs(30)).await;
     assert!(!one.task.is_finished() && one.current.borrow().is_none());
-    store.set_away(false);
+    store.set_unavailable(false);
     assert_eq!(one.until(|_| true).await.generation.to_string(), "4.1");
     one.stop().await;
 }

@@ -1,5 +1,5 @@
-//! What a hub does when its term begins: gives a new store its epoch, lays out what is deployed, reads everything. All of
-//! its writes are guarded by the term.
+//! Start of a term: gives a new store its epoch, writes the deployments of the hub's file, and reads the store. All
+//! writes are guarded by the term.
 
 use regions::{Deployment, Generation};
 use scheduler_core::hub::planning::PlanPart;
@@ -12,10 +12,10 @@ use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn
 
 use super::HubError;
 use super::records::{self, RecordError};
-use crate::events::{FileOverruled, RecordRefused, StoreWentBack};
+use crate::events::{DeploymentsFileIgnored, RecordUnreadable, StoreRolledBack};
 
-/// Where the hub starts from.
-pub(super) struct Start {
+/// State of the store at the start of a term.
+pub(super) struct TermStart {
     pub(super) found: HubInitialState,
     /// The revision of the table in the store; 0 if there is none.
     pub(super) routes_at: u64,
@@ -23,55 +23,56 @@ pub(super) struct Start {
     pub(super) next: u64,
 }
 
-/// Reads everything; nothing, if the term is over before that is done. `known` is the table that this hub has given out.
+/// Reads the store; returns `None` if the term ends meanwhile. `published_before` is the generation that this hub has
+/// published.
 pub(super) async fn start<S: Store>(
     store: &S,
     term: &Term,
     deployments: &[Deployment],
     epoch_if_new: u64,
-    known: Option<Generation>,
-) -> Result<Option<Start>, HubError> {
+    published_before: Option<Generation>,
+) -> Result<Option<TermStart>, HubError> {
     begin_epoch(store, term, epoch_if_new).await?;
-    lay_out(store, term, deployments).await?;
+    write_file_deployments(store, term, deployments).await?;
     let Range { entries, revision } = store.range("").await?;
     let entry = |key: &str| entries.iter().find(|entry| entry.key == key);
     if entry(keys::LEADER).is_none_or(|leader| leader.create_revision != term.created) {
         return Ok(None);
     }
-    // It stood there or was put above, but for a store that was set back in between.
+    // The epoch was there or was written above, unless the store was rolled back in between.
     let Some(epoch) = entry(keys::EPOCH) else { return Ok(None) };
     let epoch_at = epoch.mod_revision;
     let epoch = records::epoch(epoch).map_err(HubError::Record)?;
     let routes = entry(keys::ROUTES);
     let table = routes.map(records::table).transpose().map_err(HubError::Record)?;
     let generation = table.as_ref().map(|table| table.generation);
-    let parts = under(&entries, keys::PLAN).filter_map(|entry| readable(records::part(entry)));
+    let parts = with_prefix(&entries, keys::PLAN).filter_map(|entry| readable(records::part(entry)));
     let plan: Vec<_> = parts.collect();
     let published = plan.iter().map(PlanPart::generation).chain(generation);
     if let Some(published) = published.map(|it| it.epoch).max().filter(|published| *published > epoch) {
         return Err(HubError::EpochFell { epoch, published });
     }
-    let mut found = HubInitialState { epoch, table, plan, all: everything(&entries) };
-    if let Some(next) = required_epoch(known, epoch, generation) {
-        StoreWentBack { known, found: generation, epoch: next }.emit();
+    let mut found = HubInitialState { epoch, table, plan, all: read_all(&entries) };
+    if let Some(next) = required_epoch(published_before, epoch, generation) {
+        StoreRolledBack { published: published_before, stored: generation, epoch: next }.emit();
         let when = vec![term.guard(), Compare::ModRevision(keys::EPOCH.to_owned(), epoch_at)];
         let value = next.to_string().into_bytes();
         let then = vec![Op::Put { key: keys::EPOCH.to_owned(), value, lease: None }];
         if !store.txn(Txn { when, then }).await?.succeeded {
-            // Or it was, at the first of two tries; then the next start finds it.
+            // Or the first of two attempts succeeded; then the next start reads the new epoch.
             return Ok(None);
         }
         found.epoch = next;
     }
-    Ok(Some(Start { found, routes_at: routes.map_or(0, |entry| entry.mod_revision), next: revision + 1 }))
+    Ok(Some(TermStart { found, routes_at: routes.map_or(0, |entry| entry.mod_revision), next: revision + 1 }))
 }
 
-/// What can be read of what a hub goes by among these entries; the rest is told and left out.
-pub(super) fn everything(entries: &[KeyValue]) -> StoreState {
-    let spokes = under(entries, keys::SPOKES).filter_map(|entry| readable(records::standing(entry)));
-    let readers = under(entries, keys::READERS).filter_map(|entry| readable(records::reader(entry)));
-    let drains = under(entries, keys::DRAINS).filter_map(|entry| readable(records::drain(entry)));
-    let demand = under(entries, keys::DEMAND).filter_map(|entry| readable(records::demand(entry)));
+/// Returns the readable records among these entries; unreadable ones are logged and left out.
+pub(super) fn read_all(entries: &[KeyValue]) -> StoreState {
+    let spokes = with_prefix(entries, keys::SPOKES).filter_map(|entry| readable(records::spoke(entry)));
+    let readers = with_prefix(entries, keys::READERS).filter_map(|entry| readable(records::reader(entry)));
+    let drains = with_prefix(entries, keys::DRAINS).filter_map(|entry| readable(records::drain(entry)));
+    let demand = with_prefix(entries, keys::DEMAND).filter_map(|entry| readable(records::demand(entry)));
     let wanted = entries.iter().find(|entry| entry.key == keys::DEPLOYMENTS);
     let deployments = wanted.and_then(|entry| readable(records::wanted(entry)));
     let tenants = entries.iter().find(|entry| entry.key == keys::TENANTS);
@@ -85,18 +86,18 @@ pub(super) fn everything(entries: &[KeyValue]) -> StoreState {
     }
 }
 
-fn under<'a>(entries: &'a [KeyValue], prefix: &str) -> impl Iterator<Item = &'a KeyValue> {
+fn with_prefix<'a>(entries: &'a [KeyValue], prefix: &str) -> impl Iterator<Item = &'a KeyValue> {
     entries.iter().filter(move |entry| entry.key.starts_with(prefix))
 }
 
 pub(super) fn readable<T>(record: Result<T, RecordError>) -> Option<T> {
-    record.map_err(|error| RecordRefused { error: &error }.emit()).ok()
+    record.map_err(|error| RecordUnreadable { error: &error }.emit()).ok()
 }
 
-/// A store that has no epoch is new, and what its hub publishes must supersede whatever a hub published on a store
-/// before it, of which gateways still have a table. So a new store begins with the time: a hub that has lost its disk
-/// is believed at once, and nobody has to remember a number. A store that is restored keeps its epoch, and whoever
-/// restores it raises that.
+/// Gives a store without an epoch the current time as its epoch. Such a store is new, and the tables published from it
+/// must supersede those that a hub published from an earlier store, which gateways still have. With the time as epoch,
+/// gateways accept a hub that has lost its disk at once, without an operator keeping numbers. A restored store keeps
+/// its epoch, and the operator who restores it raises the epoch.
 async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Result<(), StoreError> {
     let when = vec![term.guard(), Compare::CreateRevision(keys::EPOCH.to_owned(), 0)];
     let value = epoch_if_new.to_string().into_bytes();
@@ -104,9 +105,13 @@ async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Res
     store.txn(Txn { when, then }).await.map(drop)
 }
 
-/// Makes the store hold what the hub's file says, for as long as no operator has applied anything: from then on what was
-/// applied stands. What cannot be read stays as well, since it may have been applied.
-async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -> Result<(), StoreError> {
+/// Writes the deployments of the hub's file to the store, as long as no operator has applied deployments; applied ones
+/// take precedence. An unreadable record is left too, since it may have been applied.
+async fn write_file_deployments<S: Store>(
+    store: &S,
+    term: &Term,
+    deployments: &[Deployment],
+) -> Result<(), StoreError> {
     let named = deployments.iter().map(|deployment| (deployment.name.clone(), deployment.clone()));
     let mut ours =
         DesiredDeployments { applied: false, deployments: named.collect(), orders: Orders::default() };
@@ -115,7 +120,7 @@ async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -
         Some(entry) => match records::wanted(&entry) {
             Ok(theirs) if theirs.applied => {
                 if !ours.deployments.is_empty() && theirs.deployments != ours.deployments {
-                    FileOverruled.emit();
+                    DeploymentsFileIgnored.emit();
                 }
                 return Ok(());
             }
@@ -130,7 +135,7 @@ async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -
     let when = vec![term.guard(), Compare::ModRevision(keys::DEPLOYMENTS.to_owned(), revision)];
     let value = records::packed(&DeploymentsV1::from(&ours));
     let then = vec![Op::Put { key: keys::DEPLOYMENTS.to_owned(), value, lease: None }];
-    // If it fails, somebody has applied something in this very moment, or the term is over.
+    // If it fails, an operator has applied a change at the same time, or the term is over.
     store.txn(Txn { when, then }).await.map(drop)
 }
 
@@ -138,7 +143,7 @@ async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -
 mod tests {
     use super::*;
     use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
-    use scheduler_store::Sim;
+    use scheduler_store::SimStore;
     use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
 
@@ -154,15 +159,20 @@ mod tests {
         }
     }
 
-    async fn store() -> (Sim, Term) {
-        let store = Sim::new();
+    async fn store() -> (SimStore, Term) {
+        let store = SimStore::new();
         let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
         let term = store.campaign(keys::LEADER, b"one".to_vec(), lease).await.unwrap();
         (store, term)
     }
 
-    async fn begun(store: &Sim, term: &Term, deployments: &[Deployment], epoch_if_new: u64) -> Start {
-        start(store, term, deployments, epoch_if_new, None).await.unwrap().expect("the term stands")
+    async fn begun(
+        store: &SimStore,
+        term: &Term,
+        deployments: &[Deployment],
+        epoch_if_new: u64,
+    ) -> TermStart {
+        start(store, term, deployments, epoch_if_new, None).await.unwrap().expect("the term has not ended")
     }
 
     #[tokio::test]
@@ -172,13 +182,13 @@ mod tests {
         assert_eq!(begun(&store, &term, &[], 1_800_000_000).await.found.epoch, 1_700_000_000);
     }
 
-    fn names(start: &Start) -> Vec<&str> {
+    fn names(start: &TermStart) -> Vec<&str> {
         let wanted = start.found.all.deployments.iter();
         wanted.flat_map(|wanted| wanted.deployments.keys()).map(|name| name.as_str()).collect()
     }
 
     #[tokio::test]
-    async fn what_the_file_says_is_laid_out_until_somebody_applies_something() {
+    async fn the_files_deployments_are_used_until_an_operator_applies_some() {
         let (store, term) = store().await;
         let file = [deployment("a", "pypi://m"), deployment("b", "pypi://m")];
         assert_eq!(names(&begun(&store, &term, &file, 1).await), ["a", "b"]);
@@ -197,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wanted_and_cannot_be_read_is_left_as_it_is() {
+    async fn an_unreadable_record_of_deployments_is_not_overwritten() {
         for poison in ["", "{}", r#"{"version":1,"applied":true,"deployments":[{}]}"#, "[]", "\u{1}\u{2}"] {
             let (store, term) = store().await;
             store.put(keys::DEPLOYMENTS, poison.into(), None).await.unwrap();
@@ -208,13 +218,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hub_does_not_start_on_a_store_whose_table_it_cannot_follow() {
-        let check = async |epoch: &str, routes: &str, wanted: &str| {
+    async fn a_hub_does_not_start_on_a_store_with_an_unreadable_or_newer_table() {
+        let check = async |epoch: &str, routes: &str, expected: &str| {
             let (store, term) = store().await;
             store.put(keys::EPOCH, epoch.into(), None).await.unwrap();
             store.put(keys::ROUTES, routes.into(), None).await.unwrap();
-            let error = start(&store, &term, &[], 1, None).await.err().expect(wanted).to_string();
-            assert!(error.contains(wanted), "{wanted} in {error}");
+            let error = start(&store, &term, &[], 1, None).await.err().expect(expected).to_string();
+            assert!(error.contains(expected), "{expected} in {error}");
         };
         let (store, term) = store().await;
         store.put(keys::EPOCH, "4".into(), None).await.unwrap();
@@ -231,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_term_that_is_over_begins_nothing() {
+    async fn an_expired_term_writes_nothing() {
         let (store, term) = store().await;
         store.lease_revoke(term.lease).await.unwrap();
         let many = [deployment("a", "pypi://m")];
@@ -240,14 +250,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_has_gone_back_behind_what_was_given_out_begins_a_new_epoch() {
+    async fn a_rolled_back_store_begins_a_new_epoch() {
         let (store, term) = store().await;
         let routes = r#"{"version":1,"epoch":5,"generation":7,"regions":[],"deployments":[]}"#;
         store.put(keys::EPOCH, b"5".to_vec(), None).await.unwrap();
         store.put(keys::ROUTES, routes.into(), None).await.unwrap();
-        let epoch = async |known: &str| {
-            let known = Some(known.parse().unwrap());
-            start(&store, &term, &[], 1, known).await.unwrap().unwrap().found.epoch
+        let epoch = async |published: &str| {
+            let published = Some(published.parse().unwrap());
+            start(&store, &term, &[], 1, published).await.unwrap().unwrap().found.epoch
         };
         assert_eq!(epoch("5.7").await, 5);
         assert_eq!(epoch("5.9").await, 6);

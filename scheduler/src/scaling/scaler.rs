@@ -1,4 +1,4 @@
-//! One deployment in one region: how many replicas it should have, and what is remembered for that.
+//! Scaling state of one deployment in one region.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,74 +11,75 @@ use scheduler_core::scale::step::OwnReplica;
 use scheduler_core::scale::{ScaleDownBlocker, Scaler, ScalingDecision, ScalingObservation, ScalingReason};
 use scheduler_core::spoke::{DeploymentDemand, MemberState};
 
-use crate::actuator::{Deaths, ReplicaId};
-use crate::agent::table::Followed;
+use crate::actuator::{Crashes, ReplicaId};
+use crate::agent::table::FollowedTable;
 
-/// For so long after another region's overflow came nobody is let go.
-const OVERFLOW_LASTS: Duration = Duration::from_secs(10);
+/// Time after the last request that spilled over from another region during which no replica is terminated.
+const OVERFLOW_HOLD: Duration = Duration::from_secs(10);
 
-/// One deployment.
-pub(super) struct Deployed {
+/// Deployment in the region, with its replica counts.
+pub(super) struct DeploymentScaler {
     pub(super) deployment: Arc<Deployment>,
-    /// The same with the model that is to replace the one that is served: its replicas are started beside the others.
+    /// The deployment with its next model, whose replicas are started beside the present ones.
     pub(super) next: Option<Arc<Deployment>>,
     pub(super) scaler: Scaler,
-    /// It should not run here any longer.
+    /// The deployment should no longer run in this region.
     pub(super) retired: bool,
-    /// So many should run, beside those that stop and those of `next`.
+    /// Number of replicas that should run, without those that are stopping and those of `next`.
     pub(super) target: u32,
-    /// So many of `next` should run, beside those that stop.
+    /// Number of replicas of `next` that should run, without those that are stopping.
     pub(super) next_target: u32,
-    pub(super) wanted: Option<ScalingDecision>,
+    pub(super) desired: Option<ScalingDecision>,
     pub(super) starts: StartTimes,
-    /// The last that was measured: with no replica there is nobody to ask.
+    /// Last measured throughput; without a replica there is no present value.
     pub(super) speed: u64,
     pub(super) overflow: Option<Instant>,
-    pub(super) deaths: Deaths,
-    pub(super) died: Option<Instant>,
+    pub(super) crashes: Crashes,
+    pub(super) crashed_at: Option<Instant>,
 }
 
-/// Who is counted when it is decided who comes and who goes: who was ordered and is not there yet is the first to be let off.
+/// Replica in a scaling decision. An ordered replica that has not been started sorts last and is cancelled first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Id {
-    There(ReplicaId),
+pub(super) enum ReplicaSlot {
+    Existing(ReplicaId),
     Ordered(u32),
 }
 
-impl Deployed {
-    pub(super) fn new(deployment: Arc<Deployment>, now: Instant) -> Deployed {
-        Deployed {
+impl DeploymentScaler {
+    pub(super) fn new(deployment: Arc<Deployment>, now: Instant) -> DeploymentScaler {
+        DeploymentScaler {
             scaler: Scaler::new(deployment.scaling.clone(), now),
             deployment,
             next: None,
             retired: false,
             target: 0,
             next_target: 0,
-            wanted: None,
+            desired: None,
             starts: StartTimes::default(),
             speed: 0,
             overflow: None,
-            deaths: Deaths::default(),
-            died: None,
+            crashes: Crashes::default(),
+            crashed_at: None,
         }
     }
 
-    /// Why none may be let go, if somebody knows better than traffic.
-    fn brake(&self, hub: &Followed, now: Instant) -> Option<ScaleDownBlocker> {
-        let lately =
+    /// Returns the reason that forbids scaling down, if any.
+    fn blocker(&self, hub: &FollowedTable, now: Instant) -> Option<ScaleDownBlocker> {
+        let within =
             |at: Option<Instant>, lasts| at.is_some_and(|at| now.saturating_duration_since(at) < lasts);
-        if lately(self.died, restarts::SCALE_DOWN_BLOCK) {
+        if within(self.crashed_at, restarts::SCALE_DOWN_BLOCK) {
             Some(ScaleDownBlocker::ReplicaCrashed)
         } else if hub.hub_is_silent(now) {
             Some(ScaleDownBlocker::HubUnreachable)
-        } else if lately(self.overflow, OVERFLOW_LASTS) {
+        } else if within(self.overflow, OVERFLOW_HOLD) {
             Some(ScaleDownBlocker::ReceivesSpillover)
         } else {
             None
         }
     }
 
-    /// What the timetable says, in time for what it will say when somebody who is ordered now is ready.
+    /// Returns the replicas scheduled by the timetable, both now and at the time when a replica started now becomes
+    /// ready.
     fn scheduled(&self, now: SystemTime) -> u32 {
         let at = |time: SystemTime| {
             let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -87,18 +88,18 @@ impl Deployed {
         at(now).max(at(now + self.starts.p90()))
     }
 
-    /// Whether what somebody was started for is not what is deployed now.
+    /// Returns whether a replica was started for another model than the deployed one.
     pub(super) fn is_stale(&self, started: &Deployment) -> bool {
         started.model_spec() != self.deployment.model_spec()
     }
 
-    /// Whether somebody was started for the model that is to replace the one that is served.
+    /// Returns whether a replica was started for the next model.
     pub(super) fn is_next(&self, started: &Deployment) -> bool {
         self.next.as_ref().is_some_and(|next| next.model_spec() == started.model_spec())
     }
 
-    /// From now on this is to replace what is served. What was started for another one before counts with the rest: it is
-    /// what is served now, or it is of no use any longer.
+    /// Sets the next model. Replicas that were started for the previous next model count with the others: that model is
+    /// either served now, or no longer needed.
     pub(super) fn set_next(&mut self, next: Option<Arc<Deployment>>) {
         let spec = |it: &Option<Arc<Deployment>>| it.as_ref().map(|it| it.model_spec());
         if spec(&next) != spec(&self.next) {
@@ -107,37 +108,37 @@ impl Deployed {
         self.next = next;
     }
 
-    /// One of those that run, or should, is not counted any longer.
-    pub(super) fn one_less(&mut self, started: &Deployment) {
+    /// Lowers the target for a replica that no longer counts.
+    pub(super) fn decrement_target(&mut self, started: &Deployment) {
         let target = if self.is_next(started) { &mut self.next_target } else { &mut self.target };
         *target = target.saturating_sub(1);
     }
 
-    /// So many of the next model should run: as many as of the one that is served, and one at least, by which the hub learns
-    /// its revision.
-    pub(super) fn next_wanted(&self, wanted: ScalingDecision) -> u32 {
-        if self.next.is_some() && !self.retired { wanted.replicas.max(1) } else { 0 }
+    /// Returns the desired number of replicas of the next model: as many as of the served one, and at least one, from
+    /// which the hub learns the revision.
+    pub(super) fn next_desired(&self, desired: ScalingDecision) -> u32 {
+        if self.next.is_some() && !self.retired { desired.replicas.max(1) } else { 0 }
     }
 
-    /// How long it takes from an order that is not carried out yet.
+    /// Returns the time until a replica ordered now is ready.
     pub(super) fn start_from(&self, now: Instant) -> Duration {
-        let pause = self.deaths.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let pause = self.crashes.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
         pause + self.starts.p90()
     }
 
-    /// Those on their way, each with the time until it is ready.
-    pub(super) fn ordered(&self, own: &[OwnReplica<Id>], now: Instant) -> Vec<Duration> {
-        let on_the_way = own.iter().filter(|it| it.state == MemberState::Pending);
-        let left = on_the_way.map(|it| match it.id {
-            Id::There(_) => self.starts.remaining(now.saturating_duration_since(it.ordered_at)),
-            Id::Ordered(_) => self.start_from(now),
+    /// Returns the remaining start time of each provisioning replica.
+    pub(super) fn provisioning(&self, own: &[OwnReplica<ReplicaSlot>], now: Instant) -> Vec<Duration> {
+        let provisioning = own.iter().filter(|it| it.state == MemberState::Pending);
+        let left = provisioning.map(|it| match it.id {
+            ReplicaSlot::Existing(_) => self.starts.remaining(now.saturating_duration_since(it.ordered_at)),
+            ReplicaSlot::Ordered(_) => self.start_from(now),
         });
         left.collect()
     }
 
-    pub(super) fn wants(
+    pub(super) fn decide(
         &mut self,
-        hub: &Followed,
+        hub: &FollowedTable,
         demand: DeploymentDemand,
         mut ordered: Vec<Duration>,
         rolls_out: bool,
@@ -155,12 +156,12 @@ impl Deployed {
         }
         let mut ready = demand.ready;
         if rolls_out {
-            // Those who are there twice, coming and going, are no more than are wanted.
-            let most = self.wanted.map_or(ready, |wanted| wanted.replicas);
+            // Replicas that exist twice during a rollout count once.
+            let most = self.desired.map_or(ready, |desired| desired.replicas);
             ready = ready.min(most);
             ordered.truncate(most.saturating_sub(ready) as usize);
         }
-        let seen = ScalingObservation {
+        let observation = ScalingObservation {
             arrived: demand.arrived,
             backlog: demand.pending,
             in_flight: demand.in_flight,
@@ -169,8 +170,8 @@ impl Deployed {
             speed: self.speed,
             start: self.starts.p90(),
             floor: floor.max(self.scheduled(SystemTime::now())),
-            blocker: self.brake(hub, now).or(rolls_out.then_some(ScaleDownBlocker::RolloutInProgress)),
+            blocker: self.blocker(hub, now).or(rolls_out.then_some(ScaleDownBlocker::RolloutInProgress)),
         };
-        self.scaler.tick(&seen, now)
+        self.scaler.tick(&observation, now)
     }
 }

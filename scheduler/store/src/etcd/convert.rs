@@ -1,7 +1,7 @@
-//! etcd's nouns and errors in our words, and ours in etcd's.
+//! Conversions between the types and errors of etcd and of this crate.
 //!
-//! Revisions and leases are signed in etcd's protocol and never negative. Errors come as a gRPC status; what it is about is
-//! only in its text, which etcd has kept since its version 3.0 (`api/v3rpc/rpctypes/error.go`).
+//! Revisions and leases are signed in etcd's protocol and never negative. Errors are gRPC statuses; only the text tells
+//! the cause, which etcd has kept unchanged since version 3.0 (`api/v3rpc/rpctypes/error.go`).
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ const NO_SUCH_LEASE: &str = "etcdserver: requested lease not found";
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 const FUTURE: &str = "etcdserver: mvcc: required revision is a future revision";
 
-/// Our keys, as they are named in etcd.
+/// Keys with the store's prefix in etcd.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
+pub(super) struct PrefixedKeys {
     prefix: String,
 }
 
-impl Keys {
-    pub(super) fn under(prefix: String) -> Keys {
-        Keys { prefix }
+impl PrefixedKeys {
+    pub(super) fn new(prefix: String) -> PrefixedKeys {
+        PrefixedKeys { prefix }
     }
 
     pub(super) fn outer(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
 
-    /// A key that is no text is not ours; what is made of it here will not be found, and says what it was.
+    /// Removes the prefix. A key that is not UTF-8 belongs to another application; it is converted lossily.
     pub(super) fn inner(&self, key: &[u8]) -> String {
         let key = String::from_utf8_lossy(key);
         key.strip_prefix(&self.prefix).unwrap_or(&key).to_owned()
@@ -79,7 +79,7 @@ impl Keys {
     }
 }
 
-/// The leases that a transaction names, in its order.
+/// Returns the leases that a transaction names, in its order.
 pub(super) fn leases_of(txn: &Txn) -> impl Iterator<Item = Lease> {
     txn.then.iter().filter_map(|op| match op {
         Op::Put { lease, .. } => *lease,
@@ -99,7 +99,7 @@ pub(super) fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-/// etcd counts a lease's time in seconds.
+/// Converts a time to live to etcd's unit, seconds.
 pub(super) fn whole_seconds(ttl: Duration) -> i64 {
     signed(ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)).max(1)
 }
@@ -107,7 +107,7 @@ pub(super) fn whole_seconds(ttl: Duration) -> i64 {
 pub(super) fn is_no_such_lease(error: &Error) -> bool {
     match error {
         Error::GRpcStatus(status) => status.message() == NO_SUCH_LEASE,
-        // etcd-client's own words for a lease that is kept alive with no time left.
+        // etcd-client's error for a keep-alive of an expired lease.
         Error::LeaseKeepAliveError(problem) => problem == "lease not found",
         _ => false,
     }
@@ -117,14 +117,14 @@ pub(super) fn is_compacted(error: &Error) -> bool {
     matches!(error, Error::GRpcStatus(status) if status.message() == COMPACTED)
 }
 
-pub(super) fn is_from_the_future(error: &Error) -> bool {
+pub(super) fn is_future_revision(error: &Error) -> bool {
     matches!(error, Error::GRpcStatus(status) if status.message() == FUTURE)
 }
 
-/// Another try, or another member, would say the same.
+/// Returns whether another attempt or another member would give the same error.
 pub(super) fn is_final(error: &Error) -> bool {
     let Error::GRpcStatus(status) = error else { return is_no_such_lease(error) };
-    // By gRPC's numbers, since this crate has no other use for tonic.
+    // gRPC status codes as numbers, since this crate has no other use for tonic.
     match i32::from(status.code()) {
         // Cancelled, unknown, deadline exceeded, aborted, internal, unavailable, unauthenticated.
         1 | 2 | 4 | 10 | 13 | 14 | 16 => false,

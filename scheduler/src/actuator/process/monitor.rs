@@ -1,0 +1,159 @@
+//! Monitor of one replica process, from its start or discovery to its end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::process::Child;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+
+use super::record::ProcessIdentity;
+use crate::actuator::{ReadyEndpoint, ReplicaId};
+use crate::scaling::events::{ReplicaStartTimedOut, ReplicaStopTimedOut};
+
+/// Interval of readiness probes during the start; short, because a request may be held for the replica.
+const PROBE_PERIOD: Duration = Duration::from_millis(5);
+/// Interval of checks whether an adopted process is still running.
+const CHECK_PERIOD: Duration = Duration::from_millis(100);
+/// Timeout of a probe: a process that loads a model uses every core.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Start timeout: the largest models are loaded within a few minutes.
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(600);
+/// Stop timeout: one and a half times the replica's own time limit for its requests.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Running process.
+pub(super) struct ProcessMonitor {
+    /// Refers to this process and no other, also after it has ended.
+    process: OwnedFd,
+    exit: ExitSource,
+}
+
+/// Source of the notification that the process has ended.
+enum ExitSource {
+    /// Child of this process.
+    Child(Child),
+    /// Process of an earlier parent, which is polled.
+    Polled(ProcessIdentity),
+}
+
+/// Exit of a replica process.
+#[derive(Debug)]
+pub(super) struct ProcessExit {
+    pub(super) id: ReplicaId,
+    /// The exit was requested.
+    pub(super) requested: bool,
+    /// Exit status, as far as the system reports it.
+    pub(super) status: String,
+}
+
+/// Start time of a replica.
+#[derive(Clone, Copy)]
+pub(super) enum StartTime {
+    /// Started at this time.
+    At(Instant),
+    /// Already started, in this time if it is known.
+    Took(Option<Duration>),
+}
+
+/// Parameters of a monitor.
+pub(super) struct MonitorContext {
+    pub(super) id: ReplicaId,
+    pub(super) endpoint: SocketAddr,
+    /// Start time, or the duration of an earlier start.
+    pub(super) start: StartTime,
+    pub(super) client: reqwest::Client,
+    /// Stop request: sent or dropped.
+    pub(super) stop: oneshot::Receiver<()>,
+    /// Receives the replica when it is ready.
+    pub(super) ready: mpsc::Sender<(ReplicaId, ReadyEndpoint)>,
+}
+
+impl ProcessMonitor {
+    /// Creates the monitor of a new child process.
+    pub(super) fn started(child: Child, identity: ProcessIdentity) -> io::Result<ProcessMonitor> {
+        let process = pidfd_open(identity.pid, PidfdFlags::empty())?;
+        Ok(ProcessMonitor { process, exit: ExitSource::Child(child) })
+    }
+
+    /// Creates the monitor of a process of an earlier spoke.
+    pub(super) fn adopted(process: OwnedFd, identity: ProcessIdentity) -> ProcessMonitor {
+        ProcessMonitor { process, exit: ExitSource::Polled(identity) }
+    }
+
+    /// Waits for the exit; returns the status, as far as the system reports it.
+    async fn wait(&mut self) -> String {
+        match &mut self.exit {
+            ExitSource::Child(child) => {
+                child.wait().await.map_or_else(|error| error.to_string(), |status| status.to_string())
+            }
+            ExitSource::Polled(identity) => {
+                while identity.is_running() {
+                    sleep(CHECK_PERIOD).await;
+                }
+                "exited".to_owned()
+            }
+        }
+    }
+
+    /// Sends SIGTERM, and SIGKILL after the stop timeout.
+    async fn stop(&mut self, id: &ReplicaId) -> String {
+        // A process that has already exited ignores the signal, and its exit is observed.
+        pidfd_send_signal(&self.process, Signal::TERM).ok();
+        if let Ok(status) = timeout(STOP_TIMEOUT, self.wait()).await {
+            return status;
+        }
+        ReplicaStopTimedOut { id, after: STOP_TIMEOUT }.emit();
+        self.kill().await
+    }
+
+    async fn kill(&mut self) -> String {
+        pidfd_send_signal(&self.process, Signal::KILL).ok();
+        self.wait().await
+    }
+
+    /// Monitors the process until it exits.
+    pub(super) async fn run(mut self, context: MonitorContext) -> ProcessExit {
+        let MonitorContext { id, endpoint, start, client, mut stop, ready } = context;
+        let url = format!("http://{endpoint}/health");
+        let exited = |id, status| ProcessExit { id, requested: false, status };
+        tokio::select! {
+            status = self.wait() => return exited(id, status),
+            _ = &mut stop => {}
+            () = sleep(START_TIMEOUT) => {
+                ReplicaStartTimedOut { id: &id, after: START_TIMEOUT }.emit();
+                let status = self.kill().await;
+                return exited(id, status);
+            }
+            () = until_ready(&client, &url) => {
+                let took = match start {
+                    StartTime::At(began) => Some(began.elapsed()),
+                    StartTime::Took(took) => took,
+                };
+                // On failure the receiver is gone, which also drops the stop sender.
+                ready.send((id.clone(), ReadyEndpoint { endpoint, took })).await.ok();
+                tokio::select! {
+                    status = self.wait() => return exited(id, status),
+                    _ = stop => {}
+                }
+            }
+        }
+        let status = self.stop(&id).await;
+        ProcessExit { id, requested: true, status }
+    }
+}
+
+/// Probes until the response is a success.
+async fn until_ready(client: &reqwest::Client, url: &str) {
+    loop {
+        if let Ok(response) = client.get(url).timeout(PROBE_TIMEOUT).send().await
+            && response.status().is_success()
+        {
+            return;
+        }
+        sleep(PROBE_PERIOD).await;
+    }
+}

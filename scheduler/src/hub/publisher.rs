@@ -1,0 +1,74 @@
+//! The published route table and plan, and the reported state of the store; shared by the follower and leader roles.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use regions::{Generation, RouteTable};
+use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::wire::route::RouteTableV1;
+use scheduler_store::StoreError;
+use tokio::sync::watch;
+
+use super::plans::PublishedPlan;
+use super::{Current, PublishedTable, records};
+use crate::events::{StoreFailed, StoreRecovered, TablePublished};
+
+pub(super) struct Publisher {
+    publish: watch::Sender<Current>,
+    plans: Arc<PublishedPlan>,
+    failing: AtomicBool,
+}
+
+impl Publisher {
+    pub(super) fn new(publish: watch::Sender<Current>, plans: Arc<PublishedPlan>) -> Publisher {
+        Publisher { publish, plans, failing: AtomicBool::new(false) }
+    }
+
+    /// Publishes those parts of a plan that are newer than the published ones.
+    pub(super) fn publish_plan(&self, parts: impl IntoIterator<Item = PlanPart>) {
+        parts.into_iter().for_each(|part| self.plans.publish(part));
+    }
+
+    /// Returns the generation of the published table.
+    pub(super) fn generation(&self) -> Option<Generation> {
+        self.publish.borrow().as_ref().map(|published| published.table.generation)
+    }
+
+    /// Publishes this table if it is newer than the published one, so that no generation falls, whatever the store
+    /// holds.
+    pub(super) fn publish(&self, table: RouteTable) {
+        if self.generation().is_some_and(|published_now| table.generation <= published_now) {
+            return;
+        }
+        let (regions, deployments) = (table.regions.len(), table.deployments.len());
+        TablePublished { generation: table.generation, regions, deployments }.emit();
+        let body = records::bytes(&RouteTableV1::from(&table)).into();
+        self.publish.send_replace(Some(Arc::new(PublishedTable { table, body })));
+    }
+
+    /// Logs when the store becomes unavailable and when it is available again.
+    pub(super) fn report_store(&self, problem: Option<&StoreError>) {
+        match problem {
+            None if self.failing.swap(false, Ordering::Relaxed) => StoreRecovered.emit(),
+            Some(error) if !self.failing.swap(true, Ordering::Relaxed) => StoreFailed { error }.emit(),
+            None | Some(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_tables_are_not_published() {
+        let (publish, current) = watch::channel(None);
+        let publisher = Publisher::new(publish, Arc::default());
+        let table = |text: &str| RouteTable { generation: text.parse().unwrap(), ..RouteTable::empty() };
+        for (text, published_now) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
+            publisher.publish(table(text));
+            let now = current.borrow().as_ref().map(|published| published.table.generation.to_string());
+            assert_eq!(now.as_deref(), Some(published_now));
+        }
+    }
+}
