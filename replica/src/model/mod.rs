@@ -34,9 +34,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 pub use architecture::{
-    Activation, Architecture, Attention, DistanceBias, Embedding, FeedForward, FeedForwardNames, HeadPooling,
-    HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec, Part,
-    Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
+    Activation, Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, FeedForwardNames,
+    HeadPooling, HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec,
+    Part, Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
 };
 pub use checkpoint::ModelCheckpoint;
 pub use error::{DecidingKeys, ModelError, TensorProblem};

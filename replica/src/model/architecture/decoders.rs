@@ -5,8 +5,8 @@ use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, Logits, attach};
 use super::rope::{self, Rope};
 use super::{
-    Activation, Architecture, Attention, Embedding, FeedForward, LayerSpec, NormKind, NormSpec, Placement,
-    Reach, SizeKeys, TensorNames, names,
+    Activation, Architecture, AttentionSpec, Embedding, FeedForward, LayerSpec, NormKind, NormSpec,
+    Placement, Reach, SizeKeys, TensorNames, names,
 };
 use crate::model::fields::{Inert, JsonFields, Kind};
 
@@ -94,7 +94,7 @@ fn decoder(
         positions,
         token_types: 1,
         embedding: Embedding { positions: None, types: false, norm: false, scale: 1.0 },
-        attention: Attention {
+        attention: AttentionSpec {
             heads,
             key_value_heads,
             head_width,

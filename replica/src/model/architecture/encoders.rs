@@ -4,8 +4,8 @@
 use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, attach};
 use super::{
-    Activation, Architecture, Attention, DistanceBias, Embedding, FeedForward, LayerSpec, LearntPositions,
-    NormKind, NormSpec, Placement, Reach, SizeKeys, TensorNames, names,
+    Activation, Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, LayerSpec,
+    LearntPositions, NormKind, NormSpec, Placement, Reach, SizeKeys, TensorNames, names,
 };
 use crate::model::fields::JsonFields;
 
@@ -69,7 +69,7 @@ fn encoder(
             norm: true,
             scale: 1.0,
         },
-        attention: Attention {
+        attention: AttentionSpec {
             heads,
             key_value_heads: heads,
             head_width,

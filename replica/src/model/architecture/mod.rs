@@ -54,7 +54,7 @@ pub struct Architecture {
     /// Embedding of a token before the first layer.
     pub embedding: Embedding,
     /// Options common to the attention of all layers.
-    pub attention: Attention,
+    pub attention: AttentionSpec,
     /// Feed-forward block.
     pub feed_forward: FeedForward,
     /// Normalizations.
@@ -104,10 +104,10 @@ pub struct LearntPositions {
 
 /// Options common to the attention of all layers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Attention {
+pub struct AttentionSpec {
     /// Query heads.
     pub heads: usize,
-    /// Key/value heads; a divisor of [`Attention::heads`].
+    /// Key/value heads; a divisor of [`AttentionSpec::heads`].
     pub key_value_heads: usize,
     /// Numbers per head.
     pub head_width: usize,

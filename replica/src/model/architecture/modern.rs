@@ -4,8 +4,8 @@ use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, attach};
 use super::rope::{self, Rope};
 use super::{
-    Activation, Architecture, Attention, Embedding, FeedForward, LayerSpec, NormKind, NormSpec, Placement,
-    Reach, SizeKeys, names,
+    Activation, Architecture, AttentionSpec, Embedding, FeedForward, LayerSpec, NormKind, NormSpec,
+    Placement, Reach, SizeKeys, names,
 };
 use crate::model::fields::JsonFields;
 
@@ -56,7 +56,7 @@ pub(super) fn modernbert(
         positions,
         token_types: 1,
         embedding: Embedding { positions: None, types: false, norm: true, scale: 1.0 },
-        attention: Attention {
+        attention: AttentionSpec {
             heads,
             key_value_heads: heads,
             head_width,
@@ -206,7 +206,7 @@ pub(super) fn nomic(fields: &mut JsonFields<'_>, family: &str, class: Option<Cla
         positions,
         token_types: fields.size("type_vocab_size"),
         embedding: Embedding { positions: None, types: true, norm: true, scale: 1.0 },
-        attention: Attention {
+        attention: AttentionSpec {
             heads,
             key_value_heads: heads,
             head_width,
