@@ -1,10 +1,10 @@
-//! `meridian check`: reads configuration files as the roles would, and says everything that is wrong with them.
+//! `meridian check`: validates configuration files as the roles would, and reports all problems.
 //!
-//! Nothing is started: no socket is opened or connected to, no model is fetched, nothing is written. Files that a
-//! configuration names (keys, certificates, tokens) are read, because a role that cannot read them does not start.
+//! It starts nothing: no socket is opened, no model is fetched, nothing is written. Files that a configuration names
+//! (keys, certificates, tokens) are read, because a role that cannot read them does not start.
 
 use crate::cli::CheckFilesOptions;
-use crate::{DID_NOT_HOLD, fail};
+use crate::{EXIT_CHECK_FAILED, fail};
 use gateway::config::{EdgeConfig, check_tenants};
 use regions::{Catalogue, parse_deployments, parse_tenants};
 use scheduler::config::{HubConfig, SpokeConfig};
@@ -15,42 +15,42 @@ use std::process::ExitCode;
 
 /// Kind of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ConfigKind {
     Gateway,
     Hub,
     Spoke,
     Replica,
     Deployments,
-    /// Tenants of one gateway's own file, with secrets in files or the environment.
+    /// Tenants file of a gateway, with secrets in files or the environment.
     GatewayTenants,
-    /// Tenants as `meridian apply` takes them, with hashes of keys.
+    /// Tenants file for `meridian apply`, with hashes of keys.
     AppliedTenants,
     Catalogue,
 }
 
-/// Runs the command: exit code 3 when a file is wrong.
+/// Runs the command. Exit code 3 if a file is invalid.
 pub(crate) fn main(options: &CheckFilesOptions) -> ExitCode {
     let CheckFilesOptions { files, regions } = options;
     let environment = std::env::vars().collect();
-    let (mut problems, mut fine) = (Vec::new(), Vec::new());
+    let (mut problems, mut valid) = (Vec::new(), Vec::new());
     let catalogue = match regions.as_deref().map(read_catalogue) {
         None => Catalogue::builtin(),
         Some(Ok(catalogue)) => catalogue,
-        Some(Err(found)) => return fail(DID_NOT_HOLD, &found),
+        Some(Err(found)) => return fail(EXIT_CHECK_FAILED, &found),
     };
     for file in files {
         match check(file, &catalogue, &environment) {
-            Ok(kind) => fine.push(format!("{}: valid ({})", file.display(), kind.name())),
+            Ok(kind) => valid.push(format!("{}: valid ({})", file.display(), kind.name())),
             Err(found) => {
                 problems.extend(found.iter().map(|problem| format!("{}: {problem}", file.display())));
             }
         }
     }
-    if !fine.is_empty() {
-        // Whoever reads it may have closed their end.
-        writeln!(std::io::stdout(), "{}", fine.join("\n")).ok();
+    if !valid.is_empty() {
+        // The reader may have closed the pipe.
+        writeln!(std::io::stdout(), "{}", valid.join("\n")).ok();
     }
-    if problems.is_empty() { ExitCode::SUCCESS } else { fail(DID_NOT_HOLD, &problems) }
+    if problems.is_empty() { ExitCode::SUCCESS } else { fail(EXIT_CHECK_FAILED, &problems) }
 }
 
 fn read_catalogue(file: &Path) -> Result<Catalogue, Vec<String>> {
@@ -64,60 +64,60 @@ fn check(
     file: &Path,
     catalogue: &Catalogue,
     environment: &BTreeMap<String, String>,
-) -> Result<Kind, Vec<String>> {
+) -> Result<ConfigKind, Vec<String>> {
     let text = std::fs::read_to_string(file).map_err(|error| vec![format!("cannot be read: {error}")])?;
     let keys: toml::Table = text.parse().map_err(|error: toml::de::Error| vec![error.to_string()])?;
-    let kind = Kind::of(&keys).ok_or_else(|| {
+    let kind = ConfigKind::of(&keys).ok_or_else(|| {
         vec![
-            "it is not clear what this configures: a gateway has `place`, a hub `data` or [store], a spoke `advertise`, a \
-             replica `model`, and the others [[deployment]], [[tenant]] or [regions.CLOUD] tables"
+            "unknown kind of configuration: a gateway has `place`, a hub `data` or [store], a spoke `advertise`, a replica \
+             `model`, and the others [[deployment]], [[tenant]] or [regions.CLOUD] tables"
                 .to_owned(),
         ]
     })?;
     let base = file.parent().unwrap_or(Path::new("."));
-    let in_words = |found: Vec<regions::Problem>| found.iter().map(ToString::to_string).collect();
+    let messages = |found: Vec<regions::Problem>| found.iter().map(ToString::to_string).collect();
     match kind {
-        Kind::Gateway => EdgeConfig::parse(&text, base, environment).map(drop),
-        Kind::Hub => HubConfig::parse(&text, base).map(drop),
-        Kind::Spoke => SpokeConfig::parse(&text, base, None).map(drop),
-        Kind::Replica => text.parse::<replica::Config>().map(drop).map_err(|error| error.problems),
-        Kind::Deployments => parse_deployments(&text, catalogue).map(drop).map_err(in_words),
-        Kind::GatewayTenants => check_tenants(&text, base, environment, catalogue),
-        Kind::AppliedTenants => parse_tenants(&text, catalogue).map(drop).map_err(in_words),
-        Kind::Catalogue => Catalogue::parse(&text).map(drop).map_err(in_words),
+        ConfigKind::Gateway => EdgeConfig::parse(&text, base, environment).map(drop),
+        ConfigKind::Hub => HubConfig::parse(&text, base).map(drop),
+        ConfigKind::Spoke => SpokeConfig::parse(&text, base, None).map(drop),
+        ConfigKind::Replica => text.parse::<replica::Config>().map(drop).map_err(|error| error.problems),
+        ConfigKind::Deployments => parse_deployments(&text, catalogue).map(drop).map_err(messages),
+        ConfigKind::GatewayTenants => check_tenants(&text, base, environment, catalogue),
+        ConfigKind::AppliedTenants => parse_tenants(&text, catalogue).map(drop).map_err(messages),
+        ConfigKind::Catalogue => Catalogue::parse(&text).map(drop).map_err(messages),
     }?;
     Ok(kind)
 }
 
-impl Kind {
-    /// The kind of a file with these keys, by one that only this kind has.
-    fn of(keys: &toml::Table) -> Option<Kind> {
+impl ConfigKind {
+    /// Returns the kind of a file with these keys, by a key that only this kind has.
+    fn of(keys: &toml::Table) -> Option<ConfigKind> {
         let has = |key: &str| keys.contains_key(key);
         let tenants = keys.get("tenant").and_then(toml::Value::as_array);
         let has_hashes = tenants.is_some_and(|all| all.iter().any(|one| one.get("key_sha256").is_some()));
         let markers = [
-            (has("advertise"), Kind::Spoke),
-            (has("place"), Kind::Gateway),
-            (has("data") || has("store"), Kind::Hub),
-            (has("model"), Kind::Replica),
-            (has("deployment"), Kind::Deployments),
-            (has("tenant") && has_hashes, Kind::AppliedTenants),
-            (has("tenant") || has("issuer"), Kind::GatewayTenants),
-            (has("regions") || has("unions"), Kind::Catalogue),
+            (has("advertise"), ConfigKind::Spoke),
+            (has("place"), ConfigKind::Gateway),
+            (has("data") || has("store"), ConfigKind::Hub),
+            (has("model"), ConfigKind::Replica),
+            (has("deployment"), ConfigKind::Deployments),
+            (has("tenant") && has_hashes, ConfigKind::AppliedTenants),
+            (has("tenant") || has("issuer"), ConfigKind::GatewayTenants),
+            (has("regions") || has("unions"), ConfigKind::Catalogue),
         ];
         markers.into_iter().find_map(|(found, kind)| found.then_some(kind))
     }
 
     fn name(self) -> &'static str {
         match self {
-            Kind::Gateway => "gateway",
-            Kind::Hub => "hub",
-            Kind::Spoke => "spoke",
-            Kind::Replica => "replica",
-            Kind::Deployments => "deployments",
-            Kind::GatewayTenants => "tenants of a gateway",
-            Kind::AppliedTenants => "tenants to apply",
-            Kind::Catalogue => "catalogue",
+            ConfigKind::Gateway => "gateway",
+            ConfigKind::Hub => "hub",
+            ConfigKind::Spoke => "spoke",
+            ConfigKind::Replica => "replica",
+            ConfigKind::Deployments => "deployments",
+            ConfigKind::GatewayTenants => "tenants of a gateway",
+            ConfigKind::AppliedTenants => "tenants to apply",
+            ConfigKind::Catalogue => "catalogue",
         }
     }
 }
@@ -126,28 +126,27 @@ impl Kind {
 mod tests {
     use super::*;
 
-    /// The examples that people edit.
     #[test]
-    fn each_file_is_taken_for_what_it_is() {
+    fn the_kind_of_each_example_file_is_recognized() {
         for (file, kind) in [
-            ("gateway", Kind::Gateway),
-            ("hub", Kind::Hub),
-            ("spoke", Kind::Spoke),
-            ("replica", Kind::Replica),
-            ("deployments", Kind::Deployments),
-            ("tenants", Kind::GatewayTenants),
-            ("regions", Kind::Catalogue),
+            ("gateway", ConfigKind::Gateway),
+            ("hub", ConfigKind::Hub),
+            ("spoke", ConfigKind::Spoke),
+            ("replica", ConfigKind::Replica),
+            ("deployments", ConfigKind::Deployments),
+            ("tenants", ConfigKind::GatewayTenants),
+            ("regions", ConfigKind::Catalogue),
         ] {
             let text = std::fs::read_to_string(format!("configs/{file}.toml")).expect("an example");
-            assert_eq!(Kind::of(&text.parse().expect("TOML")), Some(kind), "{file}");
+            assert_eq!(ConfigKind::of(&text.parse().expect("TOML")), Some(kind), "{file}");
         }
         let applied = "[[tenant]]\nname = \"a\"\nkey_sha256 = []\n";
-        assert_eq!(Kind::of(&applied.parse().expect("TOML")), Some(Kind::AppliedTenants));
-        assert_eq!(Kind::of(&toml::Table::new()), None);
+        assert_eq!(ConfigKind::of(&applied.parse().expect("TOML")), Some(ConfigKind::AppliedTenants));
+        assert_eq!(ConfigKind::of(&toml::Table::new()), None);
     }
 
     #[test]
-    fn everything_wrong_with_a_file_is_named_and_a_sound_one_is_told_apart() {
+    fn all_problems_of_a_file_are_reported_and_a_valid_file_has_none() {
         let dir = tempfile::tempdir().expect("a folder");
         let environment = BTreeMap::from([("MERIDIAN_KEY".to_owned(), "s3cret".to_owned())]);
         let check = |text: &str| {
@@ -156,14 +155,14 @@ mod tests {
             check(&file, &Catalogue::builtin(), &environment)
         };
         let tenant = "[[tenant]]\nname = \"docs\"\nkey_env = \"MERIDIAN_KEY\"\n";
-        assert_eq!(check(tenant), Ok(Kind::GatewayTenants));
+        assert_eq!(check(tenant), Ok(ConfigKind::GatewayTenants));
         let typo = check(&format!("{tenant}residency = {{ allow = [\"euu\"] }}\nweight = 0\n")).unwrap_err();
         assert_eq!(typo.len(), 2, "{typo:#?}");
         assert!(
             typo[0].contains("\"docs\"") && typo[0].contains("euu") && typo[0].contains("mean eu"),
             "{typo:#?}"
         );
-        assert!(check("listen = 1").unwrap_err()[0].contains("not clear"));
+        assert!(check("listen = 1").unwrap_err()[0].contains("unknown kind"));
         assert!(check("[[").unwrap_err()[0].contains("TOML"));
     }
 }

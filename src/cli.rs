@@ -1,4 +1,4 @@
-//! What can be typed.
+//! Command-line options.
 
 mod load;
 mod model;
@@ -9,169 +9,169 @@ pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-/// One global endpoint for embedding models in many regions of many clouds.
+/// Global endpoint for embedding and reranking models in many regions of many clouds.
 #[derive(Debug, Parser)]
 #[command(name = "meridian", version, propagate_version = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Start a whole world on this machine: a hub, regions with emulated distance, a gateway
+pub(crate) enum CliCommand {
+    /// Start a local fleet: a hub, regions with emulated distances, and a gateway
     Up(UpOptions),
-    /// Run an edge gateway: the place that clients connect to
+    /// Run a gateway: the edge proxy that clients connect to
     Gateway(GatewayOptions),
-    /// Run a hub: publishes the route table
+    /// Run a hub: the control plane that publishes the route table
     Hub(RoleOptions),
-    /// Run a spoke: a region's ingress and its agent
+    /// Run a spoke: the ingress, agent and scaler of a region
     Spoke(RegionalRoleOptions),
     /// Run a replica: a model server
     Replica(RegionalRoleOptions),
-    /// Read configuration files and say everything that is wrong with them; nothing is started and no socket is touched
+    /// Validate configuration files and report all problems; starts no process and opens no socket
     Check(CheckFilesOptions),
-    /// Fetch models into the local cache, list them, build and verify engines of them
+    /// Fetch models into the local cache, list them, build and verify their engines
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Change what is deployed, and for whom, as files say
+    /// Apply files of deployments and tenants to the fleet
     Apply(ApplyOptions),
-    /// Read back what is deployed, where, and what of it is still on its way
+    /// Show deployments, tenants, regions, the traffic plan or rollouts
     Get(GetOptions),
-    /// Say why a request went where it went
+    /// Explain the routing decision of a request
     Explain(ExplainOptions),
-    /// Empty a region: what may go elsewhere goes elsewhere
+    /// Drain a region: move its traffic to other allowed regions
     Drain(DrainOptions),
-    /// Audit receipts: did every request stay where it was allowed to be?
+    /// Audit receipts: verify that every request stayed in its allowed regions
     VerifyResidency(VerifyOptions),
-    /// Put load on an endpoint and see what callers get, and from where
+    /// Generate load on an endpoint; report latencies, errors and serving regions
     Load(Box<LoadOptions>),
-    /// Press a button and see the proof: at this moment do that, and expect the other within so long
+    /// Run a drill: inject faults at given times and verify the expected behaviour
     Drill(DrillOptions),
-    /// Find batch settings for a model on this machine; replicas pick them up
+    /// Find batch settings for a model on this machine; replicas load them automatically
     Tune(TuneOptions),
-    /// Become another program that ends with the process that started this one: how `up` starts an etcd
+    /// Execute another program that ends with the process that started this one; used by `up` to start an etcd
     #[command(hide = true)]
-    WithParent(OtherProgram),
-    /// Run a replica that takes its time and computes nothing: for drills
+    WithParent(ExecOptions),
+    /// Run a replica with simulated computation, for drills
     #[command(hide = true)]
-    ScriptedReplica(ScriptedOptions),
+    ScriptedReplica(ScriptedReplicaOptions),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct OtherProgram {
-    /// The program
+pub(crate) struct ExecOptions {
+    /// Program
     pub program: String,
-    /// And what it is told
+    /// Its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<String>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ScriptedOptions {
-    /// Where it listens
+pub(crate) struct ScriptedReplicaOptions {
+    /// Listen address
     #[arg(long)]
     pub listen: std::net::SocketAddr,
-    /// How fast it says that it computes
+    /// Throughput to report
     #[arg(long)]
     pub inputs_per_second: u32,
-    /// A deployment that it answers to
+    /// Name of a deployment that it serves
     #[arg(long = "name", required = true)]
     pub names: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DrillOptions {
-    /// The drill, as those under configs/drills
+    /// Drill file, such as those under configs/drills
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Read it, say what is wrong with it, and do nothing
+    /// Validate the file and report its problems, without running the drill
     #[arg(long)]
     pub check: bool,
-    /// For machines: JSON on stdout instead of the timeline
+    /// Print JSON to stdout instead of the timeline
     #[arg(long)]
     pub json: bool,
-    /// Where a report with plots goes: one page that needs no network
+    /// Write a self-contained HTML report with plots to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Put the load on this deployment, and do to it what can be done there (surge, drain), instead of starting a world
+    /// Run against this deployment, with the actions that are possible there (surge, drain), instead of a local fleet
     #[arg(long, value_name = "URL")]
     pub against: Option<String>,
-    /// The API key of that deployment
+    /// API key for that deployment
     #[arg(long, env = "MERIDIAN_KEY", hide_env_values = true, default_value = "local")]
     pub key: String,
-    /// A hub of that deployment, where the drill drains
+    /// Hub of that deployment, for drains
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB")]
     pub hub: Option<String>,
-    /// Holds the operator's token, where the drill drains
+    /// File with the operator token, for drains
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Keep configurations and logs of the world in this directory; without it, they are thrown away
+    /// Keep configurations and logs of the local fleet in this directory; by default they are deleted
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct GatewayOptions {
-    /// The role's configuration file
+    /// Configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Take the sockets of the gateway that runs with this file (`handover` in it), which then finishes what it has and
-    /// ends; where none runs, start as usual. Without this option a gateway that runs is left alone, and this one ends
+    /// Take over the sockets of the running gateway with the same configuration (`handover`); that gateway finishes its
+    /// requests and exits. Without a running gateway, start normally. Without this option, fail if a gateway is running
     #[arg(long)]
     pub take_over: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RoleOptions {
-    /// The role's configuration file
+    /// Configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RegionalRoleOptions {
-    /// The role's configuration file
+    /// Configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// The region that it stands in, as cloud/region
+    /// Region of this process, as cloud/region
     #[arg(long, value_name = "REGION")]
     pub region: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UpOptions {
-    /// How many regions, or which: a number, or a list as aws/us-east-1,gcp/europe-west4
+    /// Number of regions, or a list such as aws/us-east-1,gcp/europe-west4
     #[arg(long, value_name = "N|LIST", default_value = "3")]
     pub regions: String,
-    /// Where clients connect, on loopback; 0 takes any free port
+    /// Port of the gateway on loopback; 0 selects a free port
     #[arg(long, default_value_t = 8080)]
     pub port: u16,
-    /// The API key that clients send
+    /// API key of clients
     #[arg(long, default_value = "local")]
     pub key: String,
-    /// Clients come over TLS, to a certificate that is made for this world; it is named when the world is ready
+    /// Serve clients over TLS, with a generated certificate whose path is printed at the ready line
     #[arg(long)]
     pub tls: bool,
-    /// Where the hub keeps what it knows: in a file of its own, or in an etcd of three members that is started for it
+    /// Store of the hub: an embedded file, or an etcd cluster of three members that is started for it
     #[arg(long, value_enum, default_value_t = StoreKind::Embedded)]
     pub store: StoreKind,
-    /// How many hubs; several share an etcd
+    /// Number of hubs; more than one needs --store etcd
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub hubs: u32,
-    /// What is deployed; without it, all-MiniLM-L6-v2 everywhere and once locked to the EU. Where one says `scaling`, spokes
-    /// start and stop the replicas of this world
+    /// Deployments file; by default all-MiniLM-L6-v2 everywhere, and once restricted to the EU. Replicas of deployments
+    /// with `scaling` are started and stopped by the spokes
     #[arg(long, value_name = "FILE")]
     pub deployments: Option<PathBuf>,
-    /// The catalogue of clouds and regions; without it, the built-in one
+    /// Catalogue of clouds and regions; by default the built-in one
     #[arg(long, value_name = "FILE")]
     pub catalogue: Option<PathBuf>,
-    /// Where configurations, logs and state are kept; without it, under the user's state directory
+    /// Directory for configurations, logs and state; by default in the user's state directory
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }
 
-/// Where the hub of a world keeps what it knows.
+/// Store of a local fleet's hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StoreKind {
     Embedded,
@@ -180,176 +180,176 @@ pub(crate) enum StoreKind {
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckFilesOptions {
-    /// Files of any kind: of a role, of deployments, of tenants, of regions
+    /// Files of any kind: role configuration, deployments, tenants, catalogue
     #[arg(value_name = "FILE", num_args = 1.., required = true)]
     pub files: Vec<PathBuf>,
-    /// The catalogue by which deployments and tenants are read; without it, the built-in one
+    /// Catalogue for validating deployments and tenants; by default the built-in one
     #[arg(long, value_name = "FILE")]
     pub regions: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ApplyOptions {
-    /// Files of [[deployment]], files of [[tenant]], or both: all that there shall be of that kind; what is in none of them is
-    /// taken away, and of a kind of which there is no file everything stays
+    /// Files of [[deployment]], files of [[tenant]], or both. The files of a kind replace all entries of that kind: entries
+    /// that are in none of them are removed. A kind without a file is not changed
     #[arg(value_name = "FILE", num_args = 1.., required_unless_present = "promote")]
     pub files: Vec<PathBuf>,
-    /// Keep traffic on the old model of each deployment whose model changes, until --promote
+    /// Keep traffic on the current model of each deployment whose model changes, until --promote
     #[arg(long, conflicts_with = "promote")]
     pub hold: bool,
-    /// Let the next model of this deployment replace the one that is served, when its replicas are ready
+    /// Switch this deployment to its next model as soon as the new replicas are ready
     #[arg(long, value_name = "NAME", conflicts_with_all = ["files", "dry_run"])]
     pub promote: Option<String>,
-    /// The hub, or any of several
+    /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// Holds the operator's token; without it, the variable MERIDIAN_OPERATOR_TOKEN does
+    /// File with the operator token; by default the variable MERIDIAN_OPERATOR_TOKEN is used
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Show what would change, and change nothing
+    /// Show the changes without applying them
     #[arg(long)]
     pub dry_run: bool,
-    /// Do not ask
+    /// Apply without confirmation
     #[arg(long)]
     pub yes: bool,
-    /// For machines: JSON on stdout
+    /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct GetOptions {
-    /// Of what
+    /// Kind of resource
     #[arg(value_enum)]
-    pub what: Got,
-    /// Only this one
+    pub resource: ResourceKind,
+    /// Show only the resource with this name
     pub name: Option<String>,
-    /// The hub, or any of several
+    /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// Holds the operator's token, or the fleet's; without it, the variable MERIDIAN_OPERATOR_TOKEN does. A hub that has no
-    /// fleet token needs none
+    /// File with the operator token or the fleet token; by default the variable MERIDIAN_OPERATOR_TOKEN is used. Not
+    /// needed for a hub without a fleet token
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// For machines: JSON on stdout
+    /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
 }
 
-/// What can be read back.
+/// Kind of resource that `meridian get` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Got {
-    /// What was applied, as the file that says so
+pub(crate) enum ResourceKind {
+    /// Applied deployments, as a deployments file
     Deployments,
-    /// Who may come in, as the file that says so; keys are hashes
+    /// Applied tenants, as a tenants file; keys are hashes
     Tenants,
-    /// Where regions are reached and what is ready there
+    /// Endpoints of regions and their ready deployments
     Regions,
-    /// How requests are divided over regions, and why; only for this deployment, if one is named
+    /// Traffic shares of the regions, with reasons, optionally of one deployment
     Plan,
-    /// The replicas of each deployment and their model revisions; changes that are under way, and what they wait for
+    /// Replicas and model revisions of each deployment, and pending changes with what they wait for
     Rollout,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainOptions {
-    /// The request's identifier: the header x-request-id of its answer
+    /// Request id, from the response header x-request-id
     #[arg(value_name = "REQUEST_ID")]
     pub id: String,
-    /// The operations port of the gateway that served it
+    /// Operations port of the gateway that served the request
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
     pub gateway: String,
-    /// For machines: what the gateway says, as it says it
+    /// Print the gateway's JSON to stdout
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DrainOptions {
-    /// The region, as cloud/region
+    /// Region, as cloud/region
     #[arg(value_name = "REGION")]
     pub region: String,
-    /// Use it again
+    /// End the drain
     #[arg(long)]
     pub undo: bool,
-    /// A hub; any of them, where there are several
+    /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// Holds the operator's token; without it, the variable MERIDIAN_OPERATOR_TOKEN does
+    /// File with the operator token; by default the variable MERIDIAN_OPERATOR_TOKEN is used
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// For machines: JSON on stdout instead of a sentence
+    /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyOptions {
-    /// Folders of receipts: those of gateways, and those of spokes to confirm them
+    /// Directories of receipts: those of gateways, and those of spokes to confirm them
     #[arg(long, value_name = "DIR", num_args = 1.., required = true)]
     pub receipts: Vec<PathBuf>,
-    /// The catalogue by which policies are read; without it, the built-in one
+    /// Catalogue for the residency policies; by default the built-in one
     #[arg(long, value_name = "FILE")]
     pub regions: Option<PathBuf>,
-    /// A head that was noted elsewhere and must stand in a chain; may be given several times
+    /// Head hash that was recorded elsewhere and must occur in a chain; may be repeated
     #[arg(long = "head", value_name = "HASH")]
     pub heads: Vec<String>,
-    /// A receipt that somebody was given and that must be there; may be given several times
+    /// Id of a receipt that must be present; may be repeated
     #[arg(long = "receipt", value_name = "ID")]
-    pub held: Vec<String>,
-    /// Let chains begin after their first file, because earlier ones are archived elsewhere
+    pub receipt_ids: Vec<String>,
+    /// Accept chains that begin after their first file, because earlier files are archived elsewhere
     #[arg(long)]
     pub partial: bool,
-    /// Judge only requests of this tenant: its name, with --pseudonym-key-file, or else its pseudonym
+    /// Audit only requests of this tenant: its name, with --pseudonym-key-file, or else its pseudonym
     #[arg(long, value_name = "TENANT")]
     pub tenant: Option<String>,
-    /// The key of tenants' pseudonyms, as gateways have it
+    /// Key of the tenants' pseudonyms, as configured at the gateways
     #[arg(long, value_name = "FILE", requires = "tenant")]
     pub pseudonym_key_file: Option<PathBuf>,
-    /// Judge only requests of this deployment
+    /// Audit only requests of this deployment
     #[arg(long, value_name = "NAME")]
     pub deployment: Option<String>,
-    /// Judge only requests from this time on, as 2026-03-01T00:00:00Z or in milliseconds since 1970
+    /// Audit only requests from this time on, as 2026-03-01T00:00:00Z or in milliseconds since 1970
     #[arg(long, value_name = "TIME")]
     pub from: Option<String>,
-    /// Judge only requests before this time
+    /// Audit only requests before this time
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
-    /// The signed checkpoint of the chains' heads: compared with the chains, and renewed if they are whole
+    /// Signed checkpoint of the chains' heads: compared with the chains, and updated if they are intact
     #[arg(long, value_name = "FILE", requires = "checkpoint_key_file")]
     pub checkpoint: Option<PathBuf>,
-    /// The auditor's key, by which the checkpoint is signed: 16 bytes or more that the audited do not have
+    /// The auditor's signing key for the checkpoint: 16 bytes or more, unknown to the audited party
     #[arg(long, value_name = "FILE", requires = "checkpoint")]
     pub checkpoint_key_file: Option<PathBuf>,
-    /// Begin a checkpoint where there is none yet
+    /// Create the checkpoint if it does not exist
     #[arg(long, requires = "checkpoint")]
     pub init_checkpoint: bool,
-    /// How old a receipt must be, seen from the newest, before its counterpart is missed; while chains are being written
+    /// Minimum age of a receipt, relative to the newest, before a missing counterpart is reported; for chains in use
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub settle: u64,
-    /// For machines: JSON on stdout instead of tables
+    /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TuneOptions {
-    /// The model, as a replica's configuration names it; fetched if it is not here yet
+    /// Model reference as in a replica's configuration; fetched if it is not in the cache
     #[arg(long, value_name = "SOURCE")]
     pub model: String,
-    /// The precisions to try, of which those that are not good enough are left out
+    /// Precisions to try; those with insufficient accuracy are skipped
     #[arg(long, value_name = "LIST", default_value = "f32,int8")]
     pub precision: String,
-    /// How long a lone request may take beside a backfill, in 99 of 100 cases
+    /// Target p99 latency of a single request while bulk requests are running
     #[arg(long, value_name = "N")]
     pub target_p99_ms: Option<u64>,
-    /// How long to measure
+    /// Duration of the measurement in seconds
     #[arg(long, default_value_t = replica::tune::SECONDS)]
     pub seconds: u64,
-    /// For machines: JSON on stdout instead of tables
+    /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
-    /// Where the settings go, with the plot beside them; without it, the model cache, where replicas find them
+    /// Write the settings, and a plot next to them, to this file; by default to the model cache, where replicas find them
     #[arg(long, value_name = "FILE")]
     pub out: Option<std::path::PathBuf>,
 }

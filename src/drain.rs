@@ -1,11 +1,11 @@
-//! `meridian drain`: tells a hub that a region is to be emptied, or that it is not any longer.
+//! `meridian drain`: starts or ends the drain of a region at a hub.
 //!
-//! It is an intent that is written down, not a deed that is waited for: the hub's table says so within a moment, and the
-//! plan moves the region's share away in steps of a tenth a second. What may go nowhere else goes there on.
+//! The command records the desired state and does not wait for its effect: the hub publishes it in the route table, and the
+//! traffic plan moves the region's share away at a tenth per second. Requests with no other allowed region stay there.
 
 use crate::apply::token;
 use crate::cli::DrainOptions;
-use crate::{FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use regions::id::RegionId;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -13,66 +13,75 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long a hub may take. It answers when its store has it.
+/// Timeout of the call. The hub responds after it has written to its store.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why it was not done.
+/// Failure of the command.
 #[derive(Debug)]
-enum NotDone {
-    /// What was typed is wrong.
-    Wrong(String),
-    /// The hub cannot be asked, or cannot do it now.
+enum DrainError {
+    /// Invalid command line.
+    Usage(String),
+    /// The hub is unreachable or rejects the request.
     Failed(String),
 }
 
-/// Runs the command. It fails when the hub cannot be asked, or does not write it down.
+/// Runs the command. Fails if the hub is unreachable or rejects the request.
 pub(crate) fn main(options: &DrainOptions) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
+        Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
-    match runtime.block_on(ask(options)) {
+    match runtime.block_on(send(options)) {
         Ok(()) => {}
-        Err(NotDone::Wrong(problem)) => return fail(WRONG_USAGE, &[problem]),
-        Err(NotDone::Failed(problem)) => return fail(FAILED, &[problem]),
+        Err(DrainError::Usage(problem)) => return fail(EXIT_USAGE, &[problem]),
+        Err(DrainError::Failed(problem)) => return fail(EXIT_FAILED, &[problem]),
     }
     let DrainOptions { region, undo, hub: _, token_file: _, json } = options;
-    let told = match (*json, *undo) {
+    let text = match (*json, *undo) {
         (true, undo) => format!("{:#}", json!({"region": region, "draining": !undo})),
         (false, false) => {
-            format!("{region} drains: what may go elsewhere goes elsewhere, a tenth more each second")
+            format!(
+                "{region} is draining: its traffic moves to other allowed regions, a tenth more each second"
+            )
         }
-        (false, true) => format!("{region} is used again: its share comes back, a tenth more each second"),
+        (false, true) => {
+            format!("{region} is no longer draining: its traffic returns, a tenth more each second")
+        }
     };
-    // Whoever reads it may have closed their end.
-    writeln!(std::io::stdout(), "{told}").ok();
+    // The reader may have closed the pipe.
+    writeln!(std::io::stdout(), "{text}").ok();
     ExitCode::SUCCESS
 }
 
-async fn ask(options: &DrainOptions) -> Result<(), NotDone> {
+async fn send(options: &DrainOptions) -> Result<(), DrainError> {
     let DrainOptions { region, undo, hub, token_file, json: _ } = options;
-    let url = drain_url(hub, region).map_err(NotDone::Wrong)?;
-    let token = token(token_file.as_deref()).map_err(NotDone::Wrong)?;
+    let url = drain_url(hub, region).map_err(DrainError::Usage)?;
+    let token = token(token_file.as_deref()).map_err(DrainError::Usage)?;
     let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build();
-    let client = client.map_err(|error| NotDone::Failed(error.to_string()))?;
+    let client = client.map_err(|error| DrainError::Failed(error.to_string()))?;
     let request = if *undo { client.delete(url.clone()) } else { client.put(url.clone()) };
-    let answer = request.bearer_auth(token).send().await;
-    let answer = answer.map_err(|error| NotDone::Failed(format!("{url} cannot be asked: {error}")))?;
-    let status = answer.status();
+    let response = request.bearer_auth(token).send().await;
+    let response =
+        response.map_err(|error| DrainError::Failed(format!("request to {url} failed: {error}")))?;
+    let status = response.status();
     if status.is_success() {
         return Ok(());
     }
-    let body: Value = answer.json().await.unwrap_or(Value::Null);
-    let said =
-        body["error"]["message"].as_str().map_or_else(|| format!("{url} says {status}"), str::to_owned);
-    Err(if status == StatusCode::BAD_REQUEST { NotDone::Wrong(said) } else { NotDone::Failed(said) })
+    let body: Value = response.json().await.unwrap_or(Value::Null);
+    let message =
+        body["error"]["message"].as_str().map_or_else(|| format!("{url} returned {status}"), str::to_owned);
+    Err(if status == StatusCode::BAD_REQUEST {
+        DrainError::Usage(message)
+    } else {
+        DrainError::Failed(message)
+    })
 }
 
 fn drain_url(hub: &str, region: &str) -> Result<reqwest::Url, String> {
-    let wanted = || format!("--hub {hub} is no URL; write http://HOST:PORT of a hub");
+    let invalid = || format!("--hub {hub} is not a URL; write http://HOST:PORT of a hub");
     let id: RegionId = region.parse().map_err(|error: regions::id::IdError| error.to_string())?;
-    let mut url = reqwest::Url::parse(hub).map_err(|_| wanted())?;
-    url.path_segments_mut().map_err(|()| wanted())?.pop_if_empty().extend([
+    let mut url = reqwest::Url::parse(hub).map_err(|_| invalid())?;
+    url.path_segments_mut().map_err(|()| invalid())?.pop_if_empty().extend([
         "v1",
         "drains",
         id.cloud(),
@@ -86,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_and_a_hub_make_a_url_or_say_what_to_write() {
+    fn the_url_of_a_drain_is_built_or_the_problem_is_reported() {
         let check = |hub: &str, region: &str, expected: Result<&str, &str>| match (
             drain_url(hub, region),
             expected,

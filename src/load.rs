@@ -1,7 +1,7 @@
-//! `meridian load`: the generator is in `loadtest`; here are its bar, its files and its exit code.
+//! `meridian load`: progress display, output files and exit code of the load generator in `loadtest`.
 
 use crate::cli::{CompareOptions, LoadCommand, LoadOptions};
-use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
 use loadtest::find::{Wanted, find};
 use loadtest::record::Snapshot;
@@ -13,10 +13,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-/// Between two lines of progress where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+/// Period of progress lines without a terminal.
+const PROGRESS_LINE_PERIOD: Duration = Duration::from_secs(5);
 
-/// Where a report is written, beside what is printed.
+/// Output files of a report, in addition to stdout.
 struct Outputs {
     json: bool,
     html: Option<PathBuf>,
@@ -24,7 +24,7 @@ struct Outputs {
     hdr_log: Option<PathBuf>,
 }
 
-/// Runs the command. It fails when a request failed, and does not hold when what was promised did not.
+/// Runs the command. Exit code 1 if a request failed, 3 if the latency objective was missed.
 pub(crate) fn main(options: LoadOptions) -> ExitCode {
     let LoadOptions { command, find_capacity, json, html, hgrm, hdr_log, .. } = &options;
     if let Some(LoadCommand::Compare(options)) = command {
@@ -34,35 +34,35 @@ pub(crate) fn main(options: LoadOptions) -> ExitCode {
     let find_capacity = *find_capacity;
     let mut problems = outputs.problems();
     let options =
-        Options::check(raw(options)).map_err(|wrong| problems.splice(0..0, wrong).for_each(drop)).ok();
-    let Some(options) = options.filter(|_| problems.is_empty()) else { return fail(WRONG_USAGE, &problems) };
+        Options::check(raw(options)).map_err(|found| problems.splice(0..0, found).for_each(drop)).ok();
+    let Some(options) = options.filter(|_| problems.is_empty()) else { return fail(EXIT_USAGE, &problems) };
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
+        Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
     if find_capacity {
         return match Wanted::check(options) {
             Ok(wanted) => runtime.block_on(capacity(wanted, outputs.json)),
-            Err(problems) => fail(WRONG_USAGE, &problems),
+            Err(problems) => fail(EXIT_USAGE, &problems),
         };
     }
-    let (mut view, began) = (View::new(options.lasts()), SystemTime::now());
+    let (mut view, began) = (LoadProgress::new(options.lasts()), SystemTime::now());
     let report = match runtime.block_on(loadtest::run(options, |snapshot| view.show(snapshot), interrupted()))
     {
         Ok(report) => report,
-        Err(problem) => return fail(FAILED, &[problem.to_string()]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem.to_string()]),
     };
     view.clear();
     println!("{}", if outputs.json { report.to_json() } else { report.table() });
     if let Err(problems) = outputs.write(&report, began) {
-        return fail(FAILED, &problems);
+        return fail(EXIT_FAILED, &problems);
     }
     match (report.holds(), report.failed()) {
-        (false, _) => ExitCode::from(DID_NOT_HOLD),
-        // What was promised says how many may fail.
+        (false, _) => ExitCode::from(EXIT_CHECK_FAILED),
+        // The objective includes the permitted share of failures.
         (true, _) if report.options.slo.is_some() => ExitCode::SUCCESS,
         (true, 0) => ExitCode::SUCCESS,
-        (true, _) => ExitCode::from(FAILED),
+        (true, _) => ExitCode::from(EXIT_FAILED),
     }
 }
 
@@ -121,32 +121,32 @@ fn raw(options: LoadOptions) -> RawOptions {
 }
 
 async fn interrupted() {
-    // Without the signal a run simply goes on to its end.
+    // Without a signal handler, a run continues to its end.
     if tokio::signal::ctrl_c().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
 async fn capacity(wanted: Wanted, json: bool) -> ExitCode {
-    let view = std::cell::RefCell::new(View::new(wanted.lasts()));
-    let told = |tried: &loadtest::find::Tried| {
+    let view = std::cell::RefCell::new(LoadProgress::new(wanted.lasts()));
+    let on_attempt = |tried: &loadtest::find::Tried| {
         let mut view = view.borrow_mut();
-        view.again();
-        view.say(&tried.line());
+        view.reset();
+        view.print_line(&tried.line());
     };
     let found: std::pin::Pin<Box<dyn Future<Output = _>>> =
-        Box::pin(find(wanted, told, |snapshot| view.borrow_mut().show(snapshot)));
+        Box::pin(find(wanted, on_attempt, |snapshot| view.borrow_mut().show(snapshot)));
     let found = tokio::select! {
         found = found => found,
-        () = interrupted() => return fail(FAILED, &["interrupted: nothing was found yet".to_owned()]),
+        () = interrupted() => return fail(EXIT_FAILED, &["interrupted before a capacity was found".to_owned()]),
     };
     view.borrow().clear();
     match found {
         Ok(found) => {
             println!("{}", if json { found.to_json() } else { found.sentence() });
-            if found.held_per_s.is_some() { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
+            if found.held_per_s.is_some() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
         }
-        Err(problem) => fail(FAILED, &[problem.to_string()]),
+        Err(problem) => fail(EXIT_FAILED, &[problem.to_string()]),
     }
 }
 
@@ -160,7 +160,7 @@ fn compare(options: &CompareOptions) -> ExitCode {
         (Ok(first), Ok(second)) => (first, second),
         (first, second) => {
             let problems: Vec<String> = [first.err(), second.err()].into_iter().flatten().collect();
-            return fail(WRONG_USAGE, &problems);
+            return fail(EXIT_USAGE, &problems);
         }
     };
     match Comparison::of((&names[0], &first), (&names[1], &second), *seed) {
@@ -168,12 +168,12 @@ fn compare(options: &CompareOptions) -> ExitCode {
             println!("{}", if *json { comparison.to_json() } else { comparison.table() });
             ExitCode::SUCCESS
         }
-        Err(problems) => fail(WRONG_USAGE, &problems),
+        Err(problems) => fail(EXIT_USAGE, &problems),
     }
 }
 
 impl Outputs {
-    /// A report that cannot be written is not worth a run of an hour.
+    /// Returns the files that cannot be written, before a run starts.
     fn problems(&self) -> Vec<String> {
         let named = [("--html", &self.html), ("--hgrm", &self.hgrm), ("--hdr-log", &self.hdr_log)];
         let named = named.into_iter().filter_map(|(option, path)| Some((option, path.as_ref()?)));
@@ -200,22 +200,22 @@ impl Outputs {
     }
 }
 
-/// How far a run is: a bar on a terminal, lines elsewhere.
-struct View {
+/// Progress display: a bar on a terminal, lines elsewhere.
+struct LoadProgress {
     bar: Option<ProgressBar>,
     next_line: Duration,
-    /// When requests were last counted for their rate, how many there were, and the rate.
+    /// Time and number of ended requests at the last rate computation, and the rate.
     counted: (Duration, u64, f64),
 }
 
-impl View {
-    fn new(duration: Duration) -> View {
+impl LoadProgress {
+    fn new(duration: Duration) -> LoadProgress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style =
                 ProgressStyle::with_template("{elapsed:>4} {wide_bar} {msg}").expect("a constant template");
             ProgressBar::new(duration.as_millis() as u64).with_style(style)
         });
-        View { bar, next_line: LINE_EVERY, counted: (Duration::ZERO, 0, 0.0) }
+        LoadProgress { bar, next_line: PROGRESS_LINE_PERIOD, counted: (Duration::ZERO, 0, 0.0) }
     }
 
     fn show(&mut self, snapshot: &Snapshot) {
@@ -234,19 +234,19 @@ impl View {
             }
             None if *elapsed >= self.next_line => {
                 eprintln!("{:>4} s  {line}", elapsed.as_secs());
-                self.next_line += LINE_EVERY;
+                self.next_line += PROGRESS_LINE_PERIOD;
             }
             None => {}
         }
     }
 
-    /// The next run begins.
-    fn again(&mut self) {
-        self.next_line = LINE_EVERY;
+    /// Resets the display for the next run.
+    fn reset(&mut self) {
+        self.next_line = PROGRESS_LINE_PERIOD;
         self.counted = (Duration::ZERO, 0, 0.0);
     }
 
-    /// Requests that ended in a second, of the last one or so.
+    /// Returns the rate of ended requests per second over about the last second.
     fn rate(&mut self, elapsed: Duration, ended: u64) -> f64 {
         let (since, before, rate) = self.counted;
         let span = elapsed.saturating_sub(since).as_secs_f64();
@@ -258,8 +258,8 @@ impl View {
         rate
     }
 
-    /// A line that stays.
-    fn say(&self, line: &str) {
+    /// Prints a line above the bar.
+    fn print_line(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{line}")),
             None => eprintln!("{line}"),

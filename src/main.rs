@@ -1,4 +1,4 @@
-//! Meridian's front door: one binary, one subcommand for each thing that a person does.
+//! Command-line interface: one binary with a subcommand for each role and each operation.
 
 mod apply;
 mod check;
@@ -17,8 +17,8 @@ mod verify;
 use clap::Parser;
 use std::process::ExitCode;
 
-/// A request at the edge is some dozens of small allocations, made and freed on one thread; the allocator of the C library
-/// takes a tenth of what the whole request costs for them (docs/benchmarks.md).
+/// A request at the edge makes some dozens of small allocations, freed on the same thread; with the allocator of the C
+/// library they take a tenth of the cost of the whole request (docs/benchmarks.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -41,34 +41,34 @@ fn keep_freed_memory() {
 fn main() -> ExitCode {
     keep_freed_memory();
     match cli::Cli::parse().command {
-        cli::Command::Up(options) => up::main(options),
-        cli::Command::Gateway(options) => roles::gateway(&options),
-        cli::Command::Hub(options) => roles::hub(&options),
-        cli::Command::Spoke(options) => roles::spoke(&options),
-        cli::Command::Replica(options) => roles::replica(&options),
-        cli::Command::Check(options) => check::main(&options),
-        cli::Command::Model(command) => models::main(command),
-        cli::Command::Apply(options) => apply::apply(&options),
-        cli::Command::Get(options) => apply::get(&options),
-        cli::Command::Explain(options) => explain::main(&options),
-        cli::Command::Drain(options) => drain::main(&options),
-        cli::Command::VerifyResidency(options) => verify::main(options),
-        cli::Command::Load(options) => load::main(*options),
-        cli::Command::Drill(options) => drill::main(&options),
-        cli::Command::Tune(options) => tune::main(options),
-        cli::Command::WithParent(other) => roles::with_parent(&other),
-        cli::Command::ScriptedReplica(options) => roles::scripted_replica(options),
+        cli::CliCommand::Up(options) => up::main(options),
+        cli::CliCommand::Gateway(options) => roles::gateway(&options),
+        cli::CliCommand::Hub(options) => roles::hub(&options),
+        cli::CliCommand::Spoke(options) => roles::spoke(&options),
+        cli::CliCommand::Replica(options) => roles::replica(&options),
+        cli::CliCommand::Check(options) => check::main(&options),
+        cli::CliCommand::Model(command) => models::main(command),
+        cli::CliCommand::Apply(options) => apply::apply(&options),
+        cli::CliCommand::Get(options) => apply::get(&options),
+        cli::CliCommand::Explain(options) => explain::main(&options),
+        cli::CliCommand::Drain(options) => drain::main(&options),
+        cli::CliCommand::VerifyResidency(options) => verify::main(options),
+        cli::CliCommand::Load(options) => load::main(*options),
+        cli::CliCommand::Drill(options) => drill::main(&options),
+        cli::CliCommand::Tune(options) => tune::main(options),
+        cli::CliCommand::WithParent(other) => roles::with_parent(&other),
+        cli::CliCommand::ScriptedReplica(options) => roles::scripted_replica(options),
     }
 }
 
-/// It failed.
-const FAILED: u8 = 1;
-/// It was used wrongly.
-const WRONG_USAGE: u8 = 2;
-/// A check or an expectation did not hold.
-const DID_NOT_HOLD: u8 = 3;
+/// Exit code: the command failed.
+const EXIT_FAILED: u8 = 1;
+/// Exit code: the command line or a configuration is invalid.
+const EXIT_USAGE: u8 = 2;
+/// Exit code: a check or an expectation failed.
+const EXIT_CHECK_FAILED: u8 = 3;
 
-/// Says why on stderr, one problem a line, and fails with `code`.
+/// Writes the problems to stderr, one per line, and returns `code`.
 fn fail(code: u8, problems: &[String]) -> ExitCode {
     for problem in problems {
         eprintln!("meridian: {problem}");

@@ -1,11 +1,11 @@
-//! `meridian model`: the cache is in `replica`; here are its bar and its words. `build` runs the vendor's tools,
-//! `verify` compares what came of it with the reference.
+//! `meridian model`: command-line interface and progress display of the model cache in `replica::cache`. `build` runs
+//! NVIDIA's tools, `verify` compares the resulting engines with the reference.
 
 mod build;
 mod verify;
 
 use crate::cli::ModelCommand;
-use crate::{FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
 use replica::cache::{CachedModel, ModelCache, ModelSource, Phase, PullObserver, default_root};
 use std::io::IsTerminal;
@@ -22,13 +22,13 @@ pub(crate) fn main(command: ModelCommand) -> ExitCode {
     }
 }
 
-/// The cache of whoever runs this.
+/// Returns the current user's model cache.
 pub(crate) fn cache() -> Result<ModelCache, String> {
     let root = default_root().ok_or("none of MERIDIAN_CACHE, XDG_CACHE_HOME and HOME is set; set one")?;
     Ok(ModelCache::new(root))
 }
 
-/// Sees to it that a model is on this machine, without the network where it already is.
+/// Ensures that a model is in the cache, without network access if it already is.
 pub(crate) fn ensure(source: &str) -> Result<(), String> {
     let parsed: ModelSource = source.parse().map_err(|error| format!("{error}"))?;
     let cache = cache()?;
@@ -41,36 +41,36 @@ pub(crate) fn ensure(source: &str) -> Result<(), String> {
 fn pull(source: &str) -> ExitCode {
     let parsed: ModelSource = match source.parse() {
         Ok(parsed) => parsed,
-        Err(error) => return fail(WRONG_USAGE, &[format!("{error}")]),
+        Err(error) => return fail(EXIT_USAGE, &[format!("{error}")]),
     };
     let path = match cache().and_then(|cache| fetch(&cache, &parsed)) {
         Ok(path) => path,
-        Err(problem) => return fail(FAILED, &[problem]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
     let problems = replica::validate::problems(&path);
     if problems.is_empty() {
         eprintln!("{source}: a replica can load it");
         return ExitCode::SUCCESS;
     }
-    fail(FAILED, &problems)
+    fail(EXIT_FAILED, &problems)
 }
 
-/// Brings the model here, and returns its folder.
+/// Fetches a model into the cache and returns its directory.
 fn fetch(cache: &ModelCache, source: &ModelSource) -> Result<PathBuf, String> {
-    let mut view = View::new(source.to_string());
+    let mut view = PullProgress::new(source.to_string());
     let pulled = cache.pull(source, &mut view);
     view.clear();
     let pulled = pulled.map_err(|error| error.to_string())?;
     let CachedModel { source, path, bytes, digest } = pulled.model;
-    let how = if pulled.downloaded { "pulled" } else { "here already" };
-    eprintln!("{source}: {how}, {} MB in {}, sha256 {}", bytes / 1_000_000, path.display(), &digest[..16]);
+    let state = if pulled.downloaded { "fetched" } else { "cached" };
+    eprintln!("{source}: {state}, {} MB in {}, sha256 {}", bytes / 1_000_000, path.display(), &digest[..16]);
     Ok(path)
 }
 
 fn list(json: bool) -> ExitCode {
     let models = match cache().and_then(|cache| cache.list().map_err(|error| error.to_string())) {
         Ok(models) => models,
-        Err(problem) => return fail(FAILED, &[problem]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
     if json {
         let rows: Vec<_> = models
@@ -95,21 +95,21 @@ fn list(json: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// How far a pull is: a bar on a terminal, a line a phase elsewhere.
-struct View {
-    what: String,
+/// Progress display of a download: a bar on a terminal, a line per phase elsewhere.
+struct PullProgress {
+    model: String,
     bar: Option<ProgressBar>,
 }
 
-impl View {
-    fn new(what: String) -> View {
+impl PullProgress {
+    fn new(model: String) -> PullProgress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style =
                 ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
                     .expect("a constant template");
             ProgressBar::new(0).with_style(style)
         });
-        View { what, bar }
+        PullProgress { model, bar }
     }
 
     fn clear(&self) {
@@ -119,9 +119,9 @@ impl View {
     }
 }
 
-impl PullObserver for View {
+impl PullObserver for PullProgress {
     fn phase(&mut self, phase: Phase) {
-        let line = format!("{}: {}", self.what, phase.as_str());
+        let line = format!("{}: {}", self.model, phase.as_str());
         match &self.bar {
             Some(bar) => bar.set_message(line),
             None => eprintln!("{line}"),

@@ -1,11 +1,11 @@
-//! The four roles, each as one process: configuration, signals, the ready line, the end.
+//! The four roles, each as one process: configuration, signals, ready line, exit.
 //!
-//! The shells never print, never install a signal handler and never exit; that is done here, once. A role says `ready
-//! ROLE [REGION] on ADDRESS` on stdout when it can be used, and nothing else there; its log goes to stderr.
+//! The role libraries never print, never install a signal handler and never exit; this module does. A role writes `ready
+//! ROLE [REGION] on ADDRESS` to stdout when it serves, and nothing else; its log goes to stderr.
 
-use crate::cli::{GatewayOptions, OtherProgram, RegionalRoleOptions, RoleOptions, ScriptedOptions};
-use crate::log::{self, Writing};
-use crate::{FAILED, WRONG_USAGE, fail};
+use crate::cli::{ExecOptions, GatewayOptions, RegionalRoleOptions, RoleOptions, ScriptedReplicaOptions};
+use crate::log::{self, LogWriterThread};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use gateway::config::EdgeConfig;
 use gateway::hop::Credentials;
 use gateway::ingress::{IngressConfig, Signals};
@@ -27,14 +27,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
-/// Holds the process identifier of a parent without which a role shall not live on.
+/// Variable with the process id of the parent. The role ends when that process ends.
 pub(crate) use heartbeat::PARENT_VARIABLE;
 
-/// Says in which form the log is written: `json`, or text for whoever does not say.
+/// Variable with the log format: `json`, or text by default.
 const LOG_FORMAT_VARIABLE: &str = "MERIDIAN_LOG_FORMAT";
 
-/// How long a process that has failed may take to drain: its requests may stand on state that is not whole, so it is not
-/// given what a stop in good order is.
+/// Maximum drain time of a failed process. Shorter than that of a normal stop, because its requests may depend on
+/// inconsistent state.
 const FAILED_DRAIN: Duration = Duration::from_secs(20);
 
 /// Runs a gateway.
@@ -43,7 +43,7 @@ pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
     let base = base(&options.config);
     let config = match read(&options.config).and_then(|text| EdgeConfig::parse(&text, base, &environment)) {
         Ok(config) => EdgeConfig { take_over: options.take_over, ..config },
-        Err(problems) => return wrong(&options.config, problems),
+        Err(problems) => return invalid(&options.config, problems),
     };
     run(async |stop| {
         gateway::edge::run(config, stopped(stop), |address| ready("gateway", None, address)).await
@@ -54,25 +54,25 @@ pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
 pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
     let config = match read(&options.config).and_then(|text| HubConfig::parse(&text, base(&options.config))) {
         Ok(config) => config,
-        Err(problems) => return wrong(&options.config, problems),
+        Err(problems) => return invalid(&options.config, problems),
     };
     run(async |stop| scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await)
 }
 
-/// Runs a spoke: the region's ingress, its agent and what scales it, over one `Spoke`.
+/// Runs a spoke: the region's ingress, agent and scaler, which share one `Spoke`.
 pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
     let region = options.region.as_deref();
     let config = match read(&options.config)
         .and_then(|text| SpokeConfig::parse(&text, base(&options.config), region))
     {
         Ok(config) => config,
-        Err(problems) => return wrong(&options.config, problems),
+        Err(problems) => return invalid(&options.config, problems),
     };
     let (receipts, tls) = match (spoke_receipts(&config, base(&options.config)), spoke_tls(&config)) {
         (Ok(receipts), Ok(tls)) => (receipts, tls),
         (receipts, tls) => {
             let problems = [receipts.err(), tls.err()];
-            return wrong(&options.config, problems.into_iter().flatten().flatten().collect());
+            return invalid(&options.config, problems.into_iter().flatten().flatten().collect());
         }
     };
     run(async |stop| spoke_parts(config, receipts, tls, stop).await)
@@ -121,15 +121,16 @@ async fn spoke_parts(
             }
         }
     }));
-    // Replicas are needed until the last request is answered.
-    let (door_closed, closed) = watch::channel(false);
-    let scaling =
-        scaling.map(|it| tokio::spawn(essential("scaling", it.run(spoke.clone(), signals, stopped(closed)))));
+    // Scaling stops last: replicas are needed until the last response.
+    let (ingress_done, ingress_stopped) = watch::channel(false);
+    let scaling = scaling.map(|it| {
+        tokio::spawn(essential("scaling", it.run(spoke.clone(), signals, stopped(ingress_stopped))))
+    });
     let served = gateway::ingress::run(ingress, spoke, stopped(stop), |address| {
         ready("spoke", Some(&region), address)
     })
     .await;
-    door_closed.send_replace(true);
+    ingress_done.send_replace(true);
     if let Some(scaling) = scaling {
         scaling.await?;
     }
@@ -143,57 +144,57 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
     let parsed = |text: String| text.parse::<replica::Config>().map_err(|error| error.problems);
     let config = match read(&options.config).and_then(parsed) {
         Ok(config) => config,
-        Err(problems) => return wrong(&options.config, problems),
+        Err(problems) => return invalid(&options.config, problems),
     };
-    let keeper =
-        match std::env::var(heartbeat::VARIABLE).ok().map(|value| HeartbeatFile::parse(&value)).transpose() {
-            Ok(keeper) => keeper,
-            Err(problem) => return fail(WRONG_USAGE, &[problem]),
-        };
+    let keeper = match std::env::var(heartbeat::VARIABLE).ok().map(|value| HeartbeatFile::parse(&value)).transpose() {
+        Ok(keeper) => keeper,
+        Err(problem) => return fail(EXIT_USAGE, &[problem]),
+    };
     let region = options.region.clone();
     run(async |stop| {
-        let shutdown = stopped_or_alone(stop, keeper);
+        let shutdown = stopped_or_abandoned(stop, keeper);
         replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await
     })
 }
 
-/// Runs a replica that takes its time and computes nothing.
-pub(crate) fn scripted_replica(options: ScriptedOptions) -> ExitCode {
+/// Runs a replica with simulated computation.
+pub(crate) fn scripted_replica(options: ScriptedReplicaOptions) -> ExitCode {
     run(async |stop| {
         crate::up::scripted::run(options, stopped(stop), |address| ready("replica", None, address)).await
     })
 }
 
-/// A replica that somebody looks after ends as well when nobody does any longer.
-async fn stopped_or_alone(stop: watch::Receiver<bool>, keeper: Option<HeartbeatFile>) {
+/// Completes on a stop signal, or when no spoke supervises this replica any more.
+async fn stopped_or_abandoned(stop: watch::Receiver<bool>, keeper: Option<HeartbeatFile>) {
     let Some(keeper) = keeper else { return stopped(stop).await };
     tokio::select! {
         () = stopped(stop) => {}
         () = heartbeat::until_expired(&keeper) => {
-            tracing::warn!(file = %keeper.file.display(), "spoke heartbeat timed out, stopping");
+            tracing::warn!(file = %keeper.file.display(), "replica is no longer supervised, stopping");
         }
     }
 }
 
-/// Becomes another program, which then ends with our parent as a role would: what was asked of the kernel stays.
-pub(crate) fn with_parent(other: &OtherProgram) -> ExitCode {
-    if let Err(problem) = live_and_die_with_parent() {
-        return fail(FAILED, &[problem]);
+/// Executes another program in this process. It ends with our parent like a role, because the parent-death signal survives
+/// `exec`.
+pub(crate) fn with_parent(other: &ExecOptions) -> ExitCode {
+    if let Err(problem) = end_with_parent() {
+        return fail(EXIT_FAILED, &[problem]);
     }
-    // It returns only if that did not work.
+    // `exec` returns only on failure.
     let error = std::process::Command::new(&other.program).args(&other.arguments).exec();
-    fail(FAILED, &[format!("{} cannot be started: {error}", other.program)])
+    fail(EXIT_FAILED, &[format!("{} cannot be started: {error}", other.program)])
 }
 
-/// Runs a role to its end on a runtime of its own; the first SIGTERM or SIGINT tells it to stop.
+/// Runs a role on a new runtime until it ends; the first SIGTERM or SIGINT signals it to stop.
 fn run<E: std::fmt::Display>(role: impl AsyncFnOnce(watch::Receiver<bool>) -> Result<(), E>) -> ExitCode {
     let _log = log_to_stderr("info");
-    if let Err(problem) = live_and_die_with_parent() {
-        return fail(FAILED, &[problem]);
+    if let Err(problem) = end_with_parent() {
+        return fail(EXIT_FAILED, &[problem]);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
+        Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
     panics::log_panics();
     let outcome = runtime.block_on(async {
@@ -202,17 +203,17 @@ fn run<E: std::fmt::Display>(role: impl AsyncFnOnce(watch::Receiver<bool>) -> Re
         let (stop, watch) = watch::channel(false);
         tokio::spawn(async move {
             tokio::select! {
-                _ = terminate.recv() => tracing::info!("told to stop"),
-                _ = interrupt.recv() => tracing::info!("told to stop"),
+                _ = terminate.recv() => tracing::info!(signal = "SIGTERM", "stopping"),
+                _ = interrupt.recv() => tracing::info!(signal = "SIGINT", "stopping"),
                 _ = process::failed() => {}
             }
             stop.send_replace(true);
-            // A process that fails while it drains keeps to the same bound.
+            // The bound also applies if the process fails during a normal drain.
             tokio::select! {
                 () = stop.closed() => {}
                 _ = process::failed() => {
                     if let Err(error) = process::exit_within(FAILED_DRAIN) {
-                        tracing::error!(%error, "no thread for the bound of the drain, exiting");
+                        tracing::error!(%error, "cannot start the thread that bounds the drain, exiting");
                         std::process::exit(process::EXIT_STATUS.into());
                     }
                 }
@@ -223,59 +224,59 @@ fn run<E: std::fmt::Display>(role: impl AsyncFnOnce(watch::Receiver<bool>) -> Re
     if let Some(reason) = process::failure() {
         let mut problems = vec![format!("failed: {reason}")];
         problems.extend(outcome.err());
-        // Threads that never return would keep a runtime that is dropped.
+        // Dropping the runtime would wait for threads that never return.
         runtime.shutdown_background();
         return fail(process::EXIT_STATUS, &problems);
     }
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => fail(FAILED, &[problem]),
+        Err(problem) => fail(EXIT_FAILED, &[problem]),
     }
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
-    // The sender is gone only when the process ends anyway.
+    // The sender is dropped only when the process ends.
     stop.wait_for(|stop| *stop).await.ok();
 }
 
 fn ready(role: &str, region: Option<&str>, address: SocketAddr) {
     let region = region.map(|region| format!(" {region}")).unwrap_or_default();
-    // Whoever started us may have closed its end; then nobody wants to know.
+    // The reader may have closed the pipe.
     writeln!(std::io::stdout(), "ready {role}{region} on {address}").ok();
 }
 
-/// When a parent is named, this process ends with it, however the parent ends: the kernel sees to it.
-fn live_and_die_with_parent() -> Result<(), String> {
+/// If a parent is named, asks the kernel to kill this process when the parent ends.
+fn end_with_parent() -> Result<(), String> {
     let Ok(parent) = std::env::var(PARENT_VARIABLE) else {
         return Ok(());
     };
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-        .map_err(|error| format!("the kernel will not end this process with its parent: {error}"))?;
-    // The parent may have ended before the line above.
+        .map_err(|error| format!("cannot set the parent-death signal: {error}"))?;
+    // The parent may have ended before the call above.
     let actual = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
     if actual.as_deref() == Some(parent.as_str()) {
         Ok(())
     } else {
         Err(format!(
-            "the parent that {PARENT_VARIABLE} names ({parent}) is gone; unset it to run without one"
+            "the parent process in {PARENT_VARIABLE} ({parent}) has ended; unset the variable to run without one"
         ))
     }
 }
 
-/// Logs to stderr at `level`, or at what `MERIDIAN_LOG` says (the syntax of `tracing_subscriber::EnvFilter`), until what
-/// is returned is dropped. `MERIDIAN_LOG_FORMAT=json` writes a JSON object a line, for machines.
-pub(crate) fn log_to_stderr(level: &str) -> Option<Writing> {
+/// Logs to stderr at `level`, or as `MERIDIAN_LOG` says (the syntax of `tracing_subscriber::EnvFilter`), until the
+/// returned value is dropped. `MERIDIAN_LOG_FORMAT=json` writes a JSON object per line.
+pub(crate) fn log_to_stderr(level: &str) -> Option<LogWriterThread> {
     let filter = EnvFilter::try_from_env("MERIDIAN_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
     let json = std::env::var_os(LOG_FORMAT_VARIABLE).is_some_and(|format| format == "json");
-    // On a machine without room for one more thread each line is written where it is said.
+    // Without a writer thread, each line is written synchronously.
     match (log::write_to(std::io::stderr()), json) {
         (Ok((lines, writing)), true) => {
             log.with_writer(lines).json().flatten_event(true).init();
             Some(writing)
         }
         (Ok((lines, writing)), false) => {
-            log.event_format(log::Text::default()).with_writer(lines).init();
+            log.event_format(log::TextFormat::default()).with_writer(lines).init();
             Some(writing)
         }
         (Err(_), true) => {
@@ -283,7 +284,7 @@ pub(crate) fn log_to_stderr(level: &str) -> Option<Writing> {
             None
         }
         (Err(_), false) => {
-            log.event_format(log::Text::default()).with_writer(std::io::stderr).init();
+            log.event_format(log::TextFormat::default()).with_writer(std::io::stderr).init();
             None
         }
     }
@@ -293,12 +294,12 @@ fn read(file: &Path) -> Result<String, Vec<String>> {
     std::fs::read_to_string(file).map_err(|error| vec![format!("cannot be read: {error}")])
 }
 
-/// Where relative paths in a configuration file start.
+/// Returns the directory to which relative paths in a configuration file refer.
 fn base(file: &Path) -> &Path {
     file.parent().unwrap_or(Path::new("."))
 }
 
-fn wrong(file: &Path, problems: Vec<String>) -> ExitCode {
+fn invalid(file: &Path, problems: Vec<String>) -> ExitCode {
     let named: Vec<_> = problems.iter().map(|problem| format!("{}: {problem}", file.display())).collect();
-    fail(WRONG_USAGE, &named)
+    fail(EXIT_USAGE, &named)
 }

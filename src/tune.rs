@@ -1,16 +1,16 @@
-//! `meridian tune`: the search is in `replica`; here are its arguments, its bar, and where its words go.
+//! `meridian tune`: arguments, progress display and output of the search in `replica::tune`.
 
 use crate::cli::TuneOptions;
-use crate::{FAILED, WRONG_USAGE, fail, models};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail, models};
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::{EngineKind, Precision};
 use replica::cache::ModelSource;
-use replica::tune::{SECONDS_MAX, SECONDS_MIN, TuneEvent, TuneRequest};
+use replica::tune::{TuneRequest, TuneEvent, SECONDS_MIN, SECONDS_MAX};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// A target of an hour is no target.
+/// Maximum latency target: one hour.
 const TARGET_MOST_MS: u64 = 3_600_000;
 
 /// Runs the command.
@@ -18,37 +18,37 @@ pub(crate) fn main(options: TuneOptions) -> ExitCode {
     let json = options.json;
     let (source, checked) = match check(&options) {
         Ok(checked) => checked,
-        Err(problems) => return fail(WRONG_USAGE, &problems),
+        Err(problems) => return fail(EXIT_USAGE, &problems),
     };
     let cache = match models::ensure(&options.model).and_then(|()| models::cache()) {
         Ok(cache) => cache,
-        Err(problem) => return fail(FAILED, &[problem]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
     let model = match cache.resolve(&source) {
         Ok(model) => model,
-        Err(error) => return fail(FAILED, &[error.to_string()]),
+        Err(error) => return fail(EXIT_FAILED, &[error.to_string()]),
     };
-    let Checked { precisions, target_p99, time } = checked;
-    let mut view = View::new(time);
+    let TuneSettings { precisions, target_p99, time } = checked;
+    let mut view = TuneProgress::new(time);
     let order = TuneRequest { model, precisions, target_p99, time, out: options.out };
     let report = replica::tune::run(&cache, order, &mut |progress| view.show(&progress));
     view.clear();
     match report {
         Ok(report) if json => println!("{}", report.to_json()),
         Ok(report) => println!("{}", report.table()),
-        Err(error) => return fail(FAILED, &[error.to_string()]),
+        Err(error) => return fail(EXIT_FAILED, &[error.to_string()]),
     }
     ExitCode::SUCCESS
 }
 
-struct Checked {
+struct TuneSettings {
     precisions: Vec<Precision>,
     target_p99: Option<Duration>,
     time: Duration,
 }
 
-/// All that is wrong with what was typed, at once.
-fn check(options: &TuneOptions) -> Result<(ModelSource, Checked), Vec<String>> {
+/// Validates the options; returns all problems on failure.
+fn check(options: &TuneOptions) -> Result<(ModelSource, TuneSettings), Vec<String>> {
     let TuneOptions { model, precision, target_p99_ms, seconds, json: _, out: _ } = options;
     let mut problems = Vec::new();
     let source = model.parse().map_err(|error| problems.push(format!("--model: {error}"))).ok();
@@ -56,52 +56,54 @@ fn check(options: &TuneOptions) -> Result<(ModelSource, Checked), Vec<String>> {
     for name in precision.split(',').map(str::trim) {
         match name.parse() {
             Ok(precision) if precisions.contains(&precision) => {
-                problems.push(format!("--precision has {name} twice; give it once"));
+                problems.push(format!("--precision lists {name} twice; list it once"));
             }
             Ok(precision) if !EngineKind::Cpu.precisions().contains(&precision) => {
-                problems.push(format!("--precision: {name} is not of the engine `cpu`, which is tuned here"));
+                problems
+                    .push(format!("--precision: the engine `cpu`, which is tuned, does not support {name}"));
             }
             Ok(precision) => precisions.push(precision),
             Err(error) => problems.push(format!("--precision: {error}")),
         }
     }
     if !(SECONDS_MIN..=SECONDS_MAX).contains(seconds) {
-        problems.push(format!("--seconds {seconds}: give {SECONDS_MIN} to {SECONDS_MAX}"));
+        problems.push(format!("--seconds {seconds} is out of range; give {SECONDS_MIN} to {SECONDS_MAX}"));
     }
     if target_p99_ms.is_some_and(|millis| millis == 0 || millis > TARGET_MOST_MS) {
         let given = target_p99_ms.unwrap_or_default();
-        problems.push(format!("--target-p99-ms {given}: give 1 to {TARGET_MOST_MS}, or leave it out"));
+        problems
+            .push(format!("--target-p99-ms {given} is out of range; give 1 to {TARGET_MOST_MS}, or omit it"));
     }
     match source {
         Some(source) if problems.is_empty() => {
             let target_p99 = target_p99_ms.map(Duration::from_millis);
-            Ok((source, Checked { precisions, target_p99, time: Duration::from_secs(*seconds) }))
+            Ok((source, TuneSettings { precisions, target_p99, time: Duration::from_secs(*seconds) }))
         }
         _ => Err(problems),
     }
 }
 
-/// How far it is: a bar on a terminal, a line for each thing that is new elsewhere.
-struct View {
+/// Progress display: a bar on a terminal, a line per change elsewhere.
+struct TuneProgress {
     bar: Option<ProgressBar>,
     last: String,
 }
 
-impl View {
-    fn new(time: Duration) -> View {
+impl TuneProgress {
+    fn new(time: Duration) -> TuneProgress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style =
                 ProgressStyle::with_template("{elapsed:>4} {wide_bar} {msg}").expect("a constant template");
             ProgressBar::new(time.as_millis() as u64).with_style(style)
         });
-        View { bar, last: String::new() }
+        TuneProgress { bar, last: String::new() }
     }
 
     fn show(&mut self, progress: &TuneEvent) {
         let (line, elapsed) = match progress {
             TuneEvent::Quality(precision, quality) => {
-                let (mean, least) = (quality.mean_cosine, quality.min_cosine);
-                (format!("{precision} beside f32: mean cosine {mean:.4}, least {least:.4}"), None)
+                let (mean, min) = (quality.mean_cosine, quality.min_cosine);
+                (format!("{precision} compared with f32: mean cosine {mean:.4}, minimum {min:.4}"), None)
             }
             TuneEvent::Measured { point, elapsed } => {
                 let setting = point.setting;
@@ -109,13 +111,17 @@ impl View {
                     "{} {} threads, {} tokens: {:.0} tokens/s",
                     setting.precision, setting.threads, setting.batch_tokens, point.tokens_per_second
                 );
-                // Elsewhere than on a bar only what is measured for the first time is news.
+                // Without a bar, only first measurements are printed.
                 (
-                    if point.runs > 1 && self.bar.is_none() { "again, in turn".to_owned() } else { line },
+                    if point.runs > 1 && self.bar.is_none() {
+                        "repeated measurements".to_owned()
+                    } else {
+                        line
+                    },
                     Some(elapsed),
                 )
             }
-            TuneEvent::Comparing { elapsed } => ("before and after, in turn".to_owned(), Some(elapsed)),
+            TuneEvent::Comparing { elapsed } => ("comparison before and after".to_owned(), Some(elapsed)),
         };
         match &self.bar {
             Some(bar) => {
@@ -142,13 +148,13 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{Cli, CliCommand};
     use clap::Parser;
 
     fn options(words: &str) -> TuneOptions {
         let words = format!("meridian tune {words}");
         match Cli::try_parse_from(words.split(' ')).expect(&words).command {
-            Command::Tune(options) => options,
+            CliCommand::Tune(options) => options,
             other => panic!("{other:?}"),
         }
     }
@@ -158,15 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn the_model_is_enough() {
-        let (_, Checked { precisions, target_p99, time }) =
+    fn only_the_model_is_required() {
+        let (_, TuneSettings { precisions, target_p99, time }) =
             check(&options("--model pypi://a")).unwrap_or_else(|problems| panic!("{problems:?}"));
         assert_eq!((precisions, target_p99), (EngineKind::Cpu.precisions().to_vec(), None));
         assert_eq!(time, Duration::from_secs(replica::tune::SECONDS));
     }
 
     #[test]
-    fn limits_are_taken_and_one_past_them_is_refused() {
+    fn values_at_the_limits_are_accepted_and_past_them_rejected() {
         for words in ["--seconds 5", "--seconds 3600", "--target-p99-ms 1", "--target-p99-ms 3600000"] {
             assert!(check(&options(&format!("--model pypi://a {words}"))).is_ok(), "{words}");
         }
@@ -176,11 +182,11 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_said_at_once() {
-        let said = problems("--model ftp://a --precision f32,f31,f32 --seconds 0");
-        for (problem, part) in said.iter().zip(["ftp://a", "f31", "f32 twice", "--seconds 0"]) {
+    fn all_problems_are_reported_at_once() {
+        let problems = problems("--model ftp://a --precision f32,f31,f32 --seconds 0");
+        for (problem, part) in problems.iter().zip(["ftp://a", "f31", "f32 twice", "--seconds 0"]) {
             assert!(problem.contains(part), "{part} in {problem}");
         }
-        assert_eq!(said.len(), 4, "{said:?}");
+        assert_eq!(problems.len(), 4, "{problems:?}");
     }
 }

@@ -1,19 +1,19 @@
-//! `meridian verify-residency`: the audit is in `gateway_core::receipt::audit`; here are its bar, its tables and its exit
-//! code. Nothing but the folders and the catalogue is looked at, so it can be run anywhere and by anybody. With a key of the
-//! auditor's it keeps a signed checkpoint of the chains' heads, which the next audit compares.
+//! `meridian verify-residency`: options, output and exit code of the audit in `gateway_core::receipt::audit`. It reads only
+//! the directories and the catalogue, so it can be run anywhere and by anyone. With an auditor's key it maintains a signed
+//! checkpoint of the chains' heads, which the next audit compares.
 //!
-//! | exit code | means |
+//! | exit code | meaning |
 //! |---|---|
-//! | 0 | nothing was found; requests that regions refused are told and are not findings |
-//! | 3 | a residency violation, or receipts that do not prove that there is none: `verdict` says which |
-//! | 1, 2 | a file cannot be read; the command was used wrongly |
+//! | 0 | no findings; requests that regions rejected are listed and are not findings |
+//! | 3 | a residency violation, or receipts that do not prove its absence: `verdict` tells which |
+//! | 1, 2 | a file cannot be read; invalid usage |
 
 mod checkpoint;
 mod time;
 
 use crate::cli::VerifyOptions;
-use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
-use checkpoint::{Keeping, Unusable};
+use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
+use checkpoint::{CheckpointFile, CheckpointFileError};
 use gateway_core::receipt::PseudonymKey;
 use gateway_core::receipt::audit::{
     ChainSummary, Demands, FINDINGS_TOLD_MAX, Filter, Finding, Report, Verdict,
@@ -24,40 +24,40 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Runs the command: 0 if everything holds, 3 if something does not.
+/// Runs the command. Exit code 0 if the audit has no findings, 3 otherwise.
 pub(crate) fn main(options: VerifyOptions) -> ExitCode {
-    let VerifyOptions { receipts, regions, heads, held, partial, settle, json, .. } = &options;
+    let VerifyOptions { receipts, regions, heads, receipt_ids, partial, settle, json, .. } = &options;
     let mut problems = Vec::new();
     let catalogue = regions.as_deref().map_or_else(|| Ok(Catalogue::builtin()), read_catalogue);
     let catalogue = catalogue.map_err(|found| problems.extend(found)).ok();
     let demands = Demands { partial: *partial, settle_ms: settle.saturating_mul(1000), ..Demands::default() };
     let mut demands = Demands { filter: filter(&options, &mut problems), ..demands };
-    demands.receipts.extend(held.iter().cloned());
+    demands.receipts.extend(receipt_ids.iter().cloned());
     for head in heads {
         match head.parse() {
             Ok(head) => drop(demands.heads.insert(head)),
             Err(error) => problems.push(format!("--head {head}: {error}")),
         }
     }
-    let keeping = match options.checkpoint.as_deref().zip(options.checkpoint_key_file.as_deref()) {
+    let checkpoint = match options.checkpoint.as_deref().zip(options.checkpoint_key_file.as_deref()) {
         None => None,
-        Some((file, key)) => match Keeping::read(file, key, options.init_checkpoint) {
-            Ok(keeping) => Some(keeping),
-            Err(Unusable::Tampered(problem)) => return fail(DID_NOT_HOLD, &[problem]),
-            Err(Unusable::Problem(problem)) => {
+        Some((file, key)) => match CheckpointFile::read(file, key, options.init_checkpoint) {
+            Ok(checkpoint) => Some(checkpoint),
+            Err(CheckpointFileError::Tampered(problem)) => return fail(EXIT_CHECK_FAILED, &[problem]),
+            Err(CheckpointFileError::Problem(problem)) => {
                 problems.push(problem);
                 None
             }
         },
     };
-    demands.checkpoint = keeping.as_ref().and_then(|keeping| keeping.last.clone());
+    demands.checkpoint = checkpoint.as_ref().and_then(|checkpoint| checkpoint.last.clone());
     match catalogue {
-        Some(catalogue) if problems.is_empty() => verify(receipts, &catalogue, demands, keeping, *json),
-        _ => fail(WRONG_USAGE, &problems),
+        Some(catalogue) if problems.is_empty() => verify(receipts, &catalogue, demands, checkpoint, *json),
+        _ => fail(EXIT_USAGE, &problems),
     }
 }
 
-/// Scope of the audit.
+/// Returns the scope of the audit.
 fn filter(options: &VerifyOptions, problems: &mut Vec<String>) -> Filter {
     let VerifyOptions { tenant, pseudonym_key_file, deployment, from, until, .. } = options;
     let mut at = |option: &str, text: &Option<String>| {
@@ -65,8 +65,8 @@ fn filter(options: &VerifyOptions, problems: &mut Vec<String>) -> Filter {
         if read.is_none() {
             let text = text.as_deref().unwrap_or_default();
             problems.push(format!(
-                "{option} {text}: it is no time; write one as 2026-03-01T00:00:00Z (in UTC), 2026-03-01, or in milliseconds \
-                 since 1970"
+                "{option} {text} is not a time; write 2026-03-01T00:00:00Z (in UTC), 2026-03-01, or milliseconds since \
+                 1970"
             ));
         }
         read
@@ -75,7 +75,7 @@ fn filter(options: &VerifyOptions, problems: &mut Vec<String>) -> Filter {
     if let (Some(from), Some(until)) = (from_ms, until_ms)
         && from >= until
     {
-        problems.push("--from is not before --until, so nothing would be judged; exchange them".to_owned());
+        problems.push("--from is not before --until, so no request is selected; swap them".to_owned());
     }
     let tenant = tenant.as_ref().and_then(|tenant| match pseudonym_key_file {
         Some(file) => match pseudonym_key(file) {
@@ -92,7 +92,7 @@ fn filter(options: &VerifyOptions, problems: &mut Vec<String>) -> Filter {
         }
         None => {
             problems.push(format!(
-                "--tenant {tenant}: it is no pseudonym (32 hexadecimal digits); give a name together with \
+                "--tenant {tenant} is not a pseudonym (32 hexadecimal digits); give a name together with \
                  --pseudonym-key-file"
             ));
             None
@@ -104,9 +104,9 @@ fn filter(options: &VerifyOptions, problems: &mut Vec<String>) -> Filter {
 fn pseudonym_key(file: &Path) -> Result<PseudonymKey, String> {
     let named = |problem: String| format!("--pseudonym-key-file {}: {problem}", file.display());
     let secret = std::fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
-    let least = PseudonymKey::SECRET_BYTES_MIN;
+    let min = PseudonymKey::SECRET_BYTES_MIN;
     PseudonymKey::new(secret.trim().as_bytes())
-        .ok_or_else(|| named(format!("it has fewer than {least} bytes, so it is not the key of a gateway")))
+        .ok_or_else(|| named(format!("it has fewer than {min} bytes, so it is not the key of a gateway")))
 }
 
 fn read_catalogue(file: &Path) -> Result<Catalogue, Vec<String>> {
@@ -119,18 +119,15 @@ fn verify(
     dirs: &[PathBuf],
     catalogue: &Catalogue,
     demands: Demands,
-    keeping: Option<Keeping>,
+    checkpoint: Option<CheckpointFile>,
     json: bool,
 ) -> ExitCode {
     let unreadable = |(path, error): (PathBuf, std::io::Error)| {
-        fail(FAILED, &[format!("{} cannot be read: {error}", path.display())])
+        fail(EXIT_FAILED, &[format!("{} cannot be read: {error}", path.display())])
     };
     let files = match gateway::receipts::files_in(dirs) {
         Ok(files) if files.is_empty() => {
-            return fail(
-                FAILED,
-                &["there are no receipts in these folders, and nothing to verify".to_owned()],
-            );
+            return fail(EXIT_FAILED, &["no receipts in these directories".to_owned()]);
         }
         Ok(files) => files,
         Err(problem) => return unreadable(problem),
@@ -144,19 +141,21 @@ fn verify(
     let text = if json {
         serde_json::to_string_pretty(&report).expect("a report serialises to JSON")
     } else {
-        told(&report)
+        format_text(&report)
     };
-    // Whoever reads it may have closed their end; the exit code still says it.
+    // The reader may have closed the pipe; the exit code has the result, too.
     writeln!(std::io::stdout(), "{}", text.trim_end()).ok();
-    match keeping.as_ref().map(|keeping| keeping.renew(&report)) {
+    match checkpoint.as_ref().map(|checkpoint| checkpoint.update(&report)) {
         None => {}
         Some(Ok(Some(next))) => {
-            eprintln!("checkpoint {} of {} chains is signed", next.number, next.chains.len())
+            eprintln!("signed checkpoint {} of {} chains", next.number, next.chains.len())
         }
-        Some(Ok(None)) => eprintln!("the checkpoint stays as it was, because a chain is not whole"),
-        Some(Err(error)) => return fail(FAILED, &[format!("the checkpoint cannot be written: {error}")]),
+        Some(Ok(None)) => eprintln!("checkpoint not updated, because a chain is damaged"),
+        Some(Err(error)) => {
+            return fail(EXIT_FAILED, &[format!("the checkpoint cannot be written: {error}")]);
+        }
     }
-    if report.holds { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
+    if report.holds { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
 }
 
 fn bar(files: usize, json: bool) -> ProgressBar {
@@ -167,14 +166,16 @@ fn bar(files: usize, json: bool) -> ProgressBar {
     ProgressBar::new(files as u64).with_style(style)
 }
 
-/// The report for a person.
-fn told(report: &Report) -> String {
+/// Formats the report as text.
+fn format_text(report: &Report) -> String {
     let Report { holds, chains, attempts, arrivals, confirmed, never_arrived, too_young, both_ends, .. } =
         report;
     let Report { missing, counts, findings, verdict, refused, refusals, rejected, without_outcome, .. } =
         report;
-    let mut lines =
-        vec![format!("{:<22} {:<6} {:<24} {:>6} {:>10}  head", "chain", "role", "place", "files", "entries")];
+    let mut lines = vec![format!(
+        "{:<22} {:<6} {:<24} {:>6} {:>10}  head",
+        "chain", "role", "region", "files", "entries"
+    )];
     for ChainSummary { chain, role, place, files, entries, head, closed, unfinished_bytes, .. } in chains {
         let role = format!("{role:?}").to_lowercase();
         let open = if *closed { "" } else { "  (not closed)" };
@@ -186,39 +187,37 @@ fn told(report: &Report) -> String {
     }
     lines.push(format!(
         "\n{attempts} attempts, {arrivals} arrivals: {confirmed} confirmed by both ends, {never_arrived} never arrived, \
-         {too_young} too young to tell, {missing} missing"
+         {too_young} too recent to judge, {missing} missing"
     ));
     if *refused + *rejected + *without_outcome > 0 {
         lines.push(format!(
-            "{refused} refused by regions (no violation), {rejected} rejected for want of a receipt, {without_outcome} \
+            "{refused} refused by regions (no violation), {rejected} rejected without a receipt, {without_outcome} \
              without an outcome"
         ));
     }
     lines.extend(refusals.iter().map(|refusal| format!("refused: {refusal}")));
     if !report.filter.is_empty() {
-        lines.push(
-            "only the receipts that were asked for are judged; every chain was checked whole".to_owned(),
-        );
+        lines.push("only the selected receipts are judged; all chains were checked completely".to_owned());
     }
     if !both_ends {
-        lines.push("receipts of one end only: what they say was not confirmed by the other".to_owned());
+        lines.push("receipts of one end only: not confirmed by the other end".to_owned());
     }
     for Finding { kind, file, line, message } in findings {
-        let place = if *line == 0 { String::new() } else { format!("{file}:{line}: ") };
-        lines.push(format!("{}: {place}{message}", snake(kind)));
+        let location = if *line == 0 { String::new() } else { format!("{file}:{line}: ") };
+        lines.push(format!("{}: {location}{message}", snake(kind)));
     }
     let all: u64 = counts.values().sum();
     if all > findings.len() as u64 {
-        lines.push(format!("and {} more ({FINDINGS_TOLD_MAX} are told)", all - findings.len() as u64));
+        lines.push(format!("and {} more ({FINDINGS_TOLD_MAX} are listed)", all - findings.len() as u64));
     }
     lines.push(if *holds {
-        "\nholds: every chain is whole, and no request was sent to where it was not allowed to be".to_owned()
+        "\nholds: every chain is intact, and every request stayed in its allowed regions".to_owned()
     } else {
         let counts: Vec<_> = counts.iter().map(|(kind, n)| format!("{n} {}", snake(kind))).collect();
         let what = match verdict {
             Verdict::Violated => "residency was violated",
             Verdict::NotProven | Verdict::Holds => {
-                "no violation was found, and the receipts do not prove that there was none"
+                "no violation was found, but the receipts do not prove that there was none"
             }
         };
         format!("\ndoes not hold: {}: {what}", counts.join(", "))
@@ -226,7 +225,7 @@ fn told(report: &Report) -> String {
     lines.join("\n")
 }
 
-/// As JSON has it.
+/// Returns the name of a kind as in JSON.
 fn snake(kind: &impl serde::Serialize) -> String {
     let value = serde_json::to_value(kind).expect("a kind serialises to a string");
     value.as_str().expect("a kind serialises to a string").to_owned()
@@ -238,7 +237,7 @@ mod tests {
     use gateway_core::receipt::chain::Head;
     use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
 
-    /// A folder with a chain of these entries after its first.
+    /// Creates a directory with a chain of these entries after its first.
     fn folder(entries: &[Entry<'_>]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().expect("a folder");
         let (mut head, mut file) = (Head::default(), Vec::new());
@@ -261,7 +260,7 @@ mod tests {
             receipts: vec![dir.to_owned()],
             regions: None,
             heads: Vec::new(),
-            held: Vec::new(),
+            receipt_ids: Vec::new(),
             partial: false,
             tenant: None,
             pseudonym_key_file: None,
@@ -276,15 +275,15 @@ mod tests {
         }
     }
 
-    /// An ExitCode can be compared with another only by what it is printed as.
+    /// Compares exit codes by their debug output, because `ExitCode` does not implement equality.
     #[track_caller]
     fn check(options: VerifyOptions, expected: u8) {
-        let asked = format!("{options:?}");
-        assert_eq!(format!("{:?}", main(options)), format!("{:?}", ExitCode::from(expected)), "{asked}");
+        let shown = format!("{options:?}");
+        assert_eq!(format!("{:?}", main(options)), format!("{:?}", ExitCode::from(expected)), "{shown}");
     }
 
     #[test]
-    fn a_checkpoint_is_begun_on_request_kept_and_finds_a_chain_that_was_rolled_back() {
+    fn a_checkpoint_is_created_on_request_and_detects_a_rolled_back_chain() {
         let closed = |at_ms| Entry::Closed { at_ms };
         let resumed = Entry::Resumed { at_ms: 3, clean: true, torn_bytes: 0 };
         let before = folder(&[closed(2)]);
@@ -305,7 +304,7 @@ mod tests {
         let signed = std::fs::read_to_string(&file).expect("a checkpoint");
         assert!(signed.starts_with("{\"version\":1,\"number\":3,"), "{signed}");
         check(with(before.path()), 3);
-        assert_eq!(std::fs::read_to_string(&file).expect("a checkpoint"), signed, "it stays");
+        assert_eq!(std::fs::read_to_string(&file).expect("a checkpoint"), signed, "it is not updated");
         let empty = folder(&[]);
         check(with(empty.path()), 3);
         std::fs::write(&file, signed.replace("\"line\":4", "\"line\":2")).expect("written");
@@ -318,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_judged_can_be_named_and_what_is_named_wrongly_is_refused() {
+    fn the_scope_of_the_audit_can_be_limited_and_invalid_limits_are_rejected() {
         let gap = folder(&[Entry::Gap { missing: 1, why: Why::Disk, since_ms: 1_000, at_ms: 2_000 }]);
         let path = gap.path();
         let key = path.join("key");
@@ -339,30 +338,33 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_says_whether_it_holds_cannot_be_told_or_was_asked_wrongly() {
-        let sound = folder(&[Entry::Closed { at_ms: 2 }]);
+    fn the_exit_code_distinguishes_findings_unreadable_files_and_usage_errors() {
+        let intact = folder(&[Entry::Closed { at_ms: 2 }]);
         let gap = folder(&[Entry::Gap { missing: 1, why: Why::Disk, since_ms: 1, at_ms: 2 }]);
-        check(options(sound.path()), 0);
+        check(options(intact.path()), 0);
         check(options(gap.path()), 3);
-        check(VerifyOptions { held: vec!["00".to_owned()], ..options(sound.path()) }, 3);
-        check(VerifyOptions { heads: vec!["0".repeat(64)], ..options(sound.path()) }, 3);
-        check(VerifyOptions { heads: vec!["short".to_owned()], ..options(sound.path()) }, 2);
-        check(VerifyOptions { regions: Some("nowhere.toml".into()), ..options(sound.path()) }, 2);
+        check(VerifyOptions { receipt_ids: vec!["00".to_owned()], ..options(intact.path()) }, 3);
+        check(VerifyOptions { heads: vec!["0".repeat(64)], ..options(intact.path()) }, 3);
+        check(VerifyOptions { heads: vec!["short".to_owned()], ..options(intact.path()) }, 2);
+        check(VerifyOptions { regions: Some("nowhere.toml".into()), ..options(intact.path()) }, 2);
         let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
         check(
-            VerifyOptions { regions: Some(repository.join("configs/regions.toml")), ..options(sound.path()) },
+            VerifyOptions {
+                regions: Some(repository.join("configs/regions.toml")),
+                ..options(intact.path())
+            },
             0,
         );
-        check(options(&sound.path().join("nowhere")), 1);
+        check(options(&intact.path().join("nowhere")), 1);
         check(options(tempfile::tempdir().expect("a folder").path()), 1);
     }
 
     #[test]
-    fn a_person_is_told_what_does_not_hold_and_where() {
+    fn the_text_lists_findings_with_their_locations() {
         let gap = folder(&[Entry::Gap { missing: 4, why: Why::QueueFull, since_ms: 1, at_ms: 2 }]);
         let files = gateway::receipts::files_in(&[gap.path().to_owned()]).expect("a file");
         let report = gateway::receipts::audit(&files, &Catalogue::builtin(), Demands::default(), || {});
-        let text = told(&report.expect("readable"));
+        let text = format_text(&report.expect("readable"));
         for part in [
             "gap: ",
             "receipts-01-00000001.log:2: 4 receipts are missing",

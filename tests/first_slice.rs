@@ -1,4 +1,4 @@
-//! What a person can see of Meridian from outside: real processes, real weights, real kills.
+//! End-to-end tests of Meridian from a client's perspective: real processes, real weights, real kills.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
@@ -38,7 +38,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 }
 
 #[tokio::test]
-async fn a_healthy_world_answers_from_the_nearest_region_with_the_models_own_vectors() {
+async fn a_healthy_fleet_responds_from_the_nearest_region_with_the_models_vectors() {
     let world = World::up(&[]);
 
     let texts: Vec<String> =
@@ -82,7 +82,7 @@ async fn a_healthy_world_answers_from_the_nearest_region_with_the_models_own_vec
 }
 
 #[tokio::test]
-async fn each_ecosystem_is_served_at_the_edge_by_the_nearest_region_that_may() {
+async fn the_apis_of_all_ecosystems_are_served_by_the_nearest_allowed_region() {
     let world = World::up(&["--regions", "2"]);
     let documents = ["A recipe for bread.", "The ship sank in a storm.", "Sailors fear rough seas."];
     let ask =
@@ -97,7 +97,7 @@ async fn each_ecosystem_is_served_at_the_edge_by_the_nearest_region_that_may() {
 
     let tei = world.post_to("/deployments/minilm-eu/rerank", ask("texts"), &[ASHBURN]).await;
     assert_eq!((tei.status, tei.header("x-meridian-region")), (200, EUROPE), "{}", tei.body);
-    assert_eq!(order(&tei.body), ranks, "the same model ranks the same, whoever asks");
+    assert_eq!(order(&tei.body), ranks, "the ranking does not depend on the API");
 
     let tei = world.post_to("/deployments/minilm/embed", r#"{"inputs": ["near", "far"]}"#, &[ASHBURN]).await;
     assert_eq!((tei.status, tei.header("x-meridian-region")), (200, AMERICA), "{}", tei.body);
@@ -186,10 +186,10 @@ async fn a_deployment_locked_to_the_eu_is_served_there_or_not_at_all() {
     assert_eq!((anywhere.status, anywhere.header("x-meridian-region")), (200, AMERICA), "the next nearest");
 }
 
-/// Ten times what a replica takes. Each row has to be the one that a replica computes of that input in a request of its
-/// own, bit for bit.
+/// Ten times the limit of a replica. Each row must be bit for bit the one that a replica computes for that input in a
+/// separate request.
 #[tokio::test]
-async fn twenty_thousand_inputs_are_one_right_answer_though_a_region_dies_in_the_middle() {
+async fn twenty_thousand_inputs_get_one_correct_response_although_a_region_is_killed_meanwhile() {
     let world = World::up(&[]);
     for region in [AMERICA, EUROPE, JAPAN] {
         world.until_health(region, "healthy").await;
@@ -236,12 +236,12 @@ async fn twenty_thousand_inputs_are_one_right_answer_though_a_region_dies_in_the
     );
 }
 
-/// Runs `meridian load` for `seconds` beside `during`; its report.
+/// Runs `meridian load` for `seconds` while `during` runs; returns its report.
 async fn load<F: Future<Output = ()>>(world: &World, seconds: u32, during: F) -> Value {
     load_in_stages(world, &[seconds], during).await
 }
 
-/// The same over stages of so many seconds, which the report keeps apart.
+/// Like `load`, in stages with these durations, which the report separates.
 async fn load_in_stages<F: Future<Output = ()>>(world: &World, seconds: &[u32], during: F) -> Value {
     let load =
         tokio::process::Command::from(meridian_load(world, seconds)).stdout(Stdio::piped()).spawn().unwrap();
@@ -251,8 +251,8 @@ async fn load_in_stages<F: Future<Output = ()>>(world: &World, seconds: &[u32], 
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stdout)))
 }
 
-/// What three replicas on two cores answer with ease, also where others use the machine: with more, the question would
-/// be what happens to a world that has too little of everything.
+/// Requests per second, well below the capacity of three replicas on two shared cores: a higher rate would test an
+/// overloaded fleet.
 const RATE: u32 = 40;
 
 fn meridian_load(world: &World, seconds: &[u32]) -> Command {
@@ -263,7 +263,7 @@ fn meridian_load(world: &World, seconds: &[u32]) -> Command {
 }
 
 #[tokio::test]
-async fn a_region_killed_and_another_cut_off_under_load_cost_no_request() {
+async fn a_killed_region_and_a_cut_link_under_load_fail_no_request() {
     let world = World::up(&[]);
     let report = load(&world, 12, async {
         world.until("the nearest region is under load", async || world.requests_at(AMERICA).await > 80).await;
@@ -285,7 +285,7 @@ async fn a_region_killed_and_another_cut_off_under_load_cost_no_request() {
 }
 
 #[tokio::test]
-async fn a_frozen_region_is_left_by_those_who_wait_for_it() {
+async fn requests_to_a_paused_region_fail_over() {
     let world = World::up(&["--regions", "2"]);
     let report = load(&world, 8, async {
         world.until("the nearest region is under load", async || world.requests_at(AMERICA).await > 40).await;
@@ -298,11 +298,11 @@ async fn a_frozen_region_is_left_by_those_who_wait_for_it() {
 }
 
 #[tokio::test]
-async fn without_its_hub_a_gateway_restarts_from_disk_and_answers() {
+async fn a_gateway_restarts_from_its_snapshot_and_serves_without_a_hub() {
     let world = World::up(&["--regions", "2"]);
     world.signal("-KILL", &["hub"]);
     world
-        .until("up has seen the hub end", async || {
+        .until("up reports the end of the hub", async || {
             world.processes().await.contains(&("hub".to_owned(), None))
         })
         .await;
@@ -315,7 +315,7 @@ async fn without_its_hub_a_gateway_restarts_from_disk_and_answers() {
 }
 
 #[tokio::test]
-async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_cost_no_request_either() {
+async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_fail_no_request() {
     let world = World::up(&["--tls"]);
     let client = Https::connect(&world).await;
     let outcome = client
@@ -336,7 +336,7 @@ async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_cost_no_request_either(
         assert!(outcome.served.get(region).is_some_and(|served| *served > 20), "{:?}", outcome.served);
     }
 
-    // Neither hub nor nearest region: a gateway that restarts serves from disk, and greets with the same certificate.
+    // Without hub and nearest region, a restarted gateway serves from its snapshot, with the same certificate.
     world.press(&format!("heal?region={EUROPE}")).await;
     world.press("kill?process=gateway").await;
     world.press("start?process=gateway").await;
@@ -353,19 +353,20 @@ async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_cost_no_request_either(
 }
 
 #[tokio::test]
-async fn the_door_of_a_region_lets_its_gateway_in_and_nobody_else() {
+async fn a_spoke_accepts_only_connections_with_a_gateways_certificate() {
     let world = World::up(&["--regions", "1"]);
     assert_eq!(world.embed("minilm", "over TLS", &[]).await.status, 200);
     let request = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
-    let asked = world.say_to_spoke(AMERICA, "listen", request).await;
-    assert_eq!(asked, "", "not a word in the clear");
-    let told = world.say_to_spoke(AMERICA, "operations", b"GET /metrics HTTP/1.0\r\nhost: x\r\n\r\n").await;
+    let response = world.send_to_spoke(AMERICA, "listen", request).await;
+    assert_eq!(response, "", "no plaintext response");
+    let metrics =
+        world.send_to_spoke(AMERICA, "operations", b"GET /metrics HTTP/1.0\r\nhost: x\r\n\r\n").await;
     let counted = "meridian_ingress_connections_refused_total{cause=\"not_tls\"} 1";
-    assert!(told.contains(counted), "{told}");
+    assert!(metrics.contains(counted), "{metrics}");
 }
 
 #[tokio::test]
-async fn nothing_is_left_behind_whether_a_world_is_asked_to_end_or_killed() {
+async fn no_process_survives_up_whether_it_is_interrupted_or_killed() {
     for signal in ["-INT", "-KILL"] {
         let mut world = World::up(&["--regions", "2"]);
         let ids: Vec<u32> = world.processes().await.into_iter().filter_map(|(_, id)| id).collect();
@@ -377,7 +378,7 @@ async fn nothing_is_left_behind_whether_a_world_is_asked_to_end_or_killed() {
         world
             .until("every process is gone", async || {
                 let alive = command_lines();
-                // A zombie that nobody has waited for yet has no arguments.
+                // A zombie has no arguments.
                 !alive.iter().any(|(id, line)| {
                     ids.contains(id) && line.iter().any(|argument| argument.contains("--config"))
                 })
@@ -387,7 +388,7 @@ async fn nothing_is_left_behind_whether_a_world_is_asked_to_end_or_killed() {
 }
 
 #[test]
-fn what_up_cannot_do_it_says_in_one_go() {
+fn invalid_options_of_up_are_reported_at_once() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let check = |arguments: &[&str], code: i32, words: &[&str]| {
@@ -396,7 +397,7 @@ fn what_up_cannot_do_it_says_in_one_go() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         assert!(words.iter().all(|word| said.contains(word)), "{words:?} in {said}");
     };
-    check(&["--port", &port], 1, &[&port, "taken", "--port"]);
+    check(&["--port", &port], 1, &[&port, "in use", "--port"]);
     check(&["--regions", "aws/us-east-1,aws/us-east-1,aws/us-esat-1"], 2, &["us-east-1", "us-esat-1"]);
     check(&["--deployments", "/nowhere.toml", "--regions", "99"], 2, &["/nowhere.toml", "99"]);
 }

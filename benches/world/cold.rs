@@ -1,12 +1,12 @@
-//! From the first request for a deployment that sleeps to its answer, step by step, and what a burst on it costs.
+//! Cold start of a deployment scaled to zero: steps from the first request to its response, and the cost of a burst.
 //!
 //! `meridian up` with one region whose spoke starts replicas as processes: real ones, with the weights of MiniLM, which are in
-//! the cache of models. Again and again, whenever the last replica is gone, a burst comes: lookups of one text, and backfills
-//! of some dozens, all at the same moment. What the steps take is read from the log of the spoke and of its replica, which the
-//! machine's one clock has stamped; the rest is what the callers see, from the moment at which they ask. A burst ends when
-//! nothing runs any more, and the seconds for which replicas were there are counted until then.
+//! the model cache. Whenever the last replica has ended, a burst is sent: interactive requests with one text, and bulk requests
+//! with some dozens, all at once. The durations of the steps are read from the logs of the spoke and its replica, which share
+//! a clock; the other values are measured by the callers, from the start of their requests. A burst ends when
+//! no replica runs any more; replica-seconds are counted until then.
 //!
-//! What other policies would have ordered for a burst is a matter of the simulator, where the arrivals are the same:
+//! The simulator compares other scaling policies on the same arrivals:
 //! `cargo test -p scheduler-core burst -- --nocapture`.
 
 use futures_util::future::join_all;
@@ -21,13 +21,13 @@ use tokio::runtime::Runtime;
 
 const REGION: &str = "aws/us-east-1";
 const BURSTS: usize = 8;
-/// Callers of a burst, and the texts that each of the second kind brings.
-const LOOKUPS: usize = 80;
-const BACKFILLS: usize = 20;
+/// Interactive and bulk callers of a burst, and the texts of a bulk request.
+const INTERACTIVE: usize = 80;
+const BULK: usize = 20;
 const TEXTS: usize = 32;
-/// By then whoever asked first should have an answer.
+/// Goal for the time to the first response.
 const GOAL: Duration = Duration::from_secs(1);
-/// How long anything that is waited for may take.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
@@ -40,14 +40,14 @@ engine = { kind = "cpu", precision = "f32" }
 scaling = { min = 0, max = 4, autoscaling_window = "1s", scale_down_delay = "0s", zero_after = "1s" }
 "#;
 
-/// What happens one after the other, and who says so.
+/// Steps of a cold start, and the event at the end of each.
 const STEPS: [(&str, &str); 6] = [
-    ("asked to ordered", "the request is held, and the region is told to start a replica"),
-    ("to started", "the process is there"),
-    ("to listening", "its program runs"),
+    ("request to scale-up", "the request is held, and the desired replica count is raised"),
+    ("to started", "the process exists"),
+    ("to listening", "the program runs"),
     ("to loaded", "weights mapped, warmed up, tokenizer read"),
-    ("to taking work", "its spoke has seen that"),
-    ("to the first answer", "computed, and back through region and gateway"),
+    ("to ready", "the spoke has observed that"),
+    ("to the first response", "computed, and returned through spoke and gateway"),
 ];
 
 pub(crate) fn run(runtime: &Runtime) {
@@ -59,26 +59,26 @@ pub(crate) fn run(runtime: &Runtime) {
         }
         bursts
     });
-    tell(&bursts);
+    print(&bursts);
 }
 
-/// One burst, as it was seen.
+/// Measurements of a burst.
 struct Burst {
-    /// The steps to the first answer.
+    /// Durations of the steps to the first response.
     steps: [Duration; STEPS.len()],
-    /// For how long each request was held, by its answer.
+    /// Time for which each request was held, from its response.
     held: Vec<Duration>,
-    /// How long each took.
+    /// Latency of each request.
     took: Vec<Duration>,
-    /// Answers that were none.
-    lost: usize,
+    /// Failed requests.
+    failed: usize,
     replicas_max: usize,
     replica_seconds: f64,
 }
 
-fn tell(bursts: &[Burst]) {
-    println!("{} callers at once for a deployment that sleeps, {BURSTS} times", LOOKUPS + BACKFILLS);
-    println!("| step | what it ends with | p50 ms | max ms |");
+fn print(bursts: &[Burst]) {
+    println!("{} concurrent requests for a deployment scaled to zero, {BURSTS} times", INTERACTIVE + BULK);
+    println!("| step | ends when | p50 ms | max ms |");
     println!("|---|---|---:|---:|");
     let row = |name: &str, about: &str, mut each: Vec<Duration>| {
         each.sort_unstable();
@@ -89,10 +89,10 @@ fn tell(bursts: &[Burst]) {
         row(name, about, bursts.iter().map(|burst| burst.steps[at]).collect());
     }
     let all: Vec<Duration> = bursts.iter().map(|burst| burst.steps.iter().sum()).collect();
-    row("**asked to first answer**", "", all.clone());
+    row("**request to first response**", "", all.clone());
     let slowest = all.iter().max().expect("some bursts");
     println!(
-        "the slowest first answer took {:.2} of the goal ({GOAL:?})",
+        "the slowest first response took {:.2} of the goal ({GOAL:?})",
         slowest.as_secs_f64() / GOAL.as_secs_f64()
     );
     let sorted = |of: fn(&Burst) -> &Vec<Duration>| {
@@ -101,14 +101,14 @@ fn tell(bursts: &[Burst]) {
         each
     };
     let (held, took) = (sorted(|burst| &burst.held), sorted(|burst| &burst.took));
-    let lost: usize = bursts.iter().map(|burst| burst.lost).sum();
-    let asked = bursts.len() * (LOOKUPS + BACKFILLS);
+    let failed: usize = bursts.iter().map(|burst| burst.failed).sum();
+    let requests = bursts.len() * (INTERACTIVE + BULK);
     println!(
-        "| asked | lost | held | held p50 ms | p99 ms | answered p50 ms | p99 ms | peak replicas | replica-seconds of a burst |"
+        "| requests | failed | held | held p50 ms | p99 ms | latency p50 ms | p99 ms | peak replicas | replica-seconds per burst |"
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     println!(
-        "| {asked} | {lost} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {:.1} |",
+        "| {requests} | {failed} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {:.1} |",
         held.len(),
         quantile(&held, 0.5),
         quantile(&held, 0.99),
@@ -119,19 +119,19 @@ fn tell(bursts: &[Burst]) {
     );
 }
 
-/// Of times in order, in milliseconds; the nearest rank.
+/// Returns a quantile of sorted durations in milliseconds, by the nearest rank.
 fn quantile(sorted: &[Duration], share: f64) -> f64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
 }
 
-/// `meridian up`, gone when this is dropped.
+/// Running `meridian up`, killed when dropped.
 struct World {
     dir: tempfile::TempDir,
     url: String,
     spoke: String,
     client: reqwest::Client,
-    /// Lines of the spoke's log that were read.
+    /// Lines of the spoke's log that were read already.
     read: usize,
     _up: Child,
 }
@@ -156,7 +156,7 @@ impl World {
             .unwrap();
         let mut lines = BufReader::new(up.stdout.take().unwrap()).lines();
         let url = loop {
-            let line = lines.next_line().await.unwrap().expect("a world becomes ready");
+            let line = lines.next_line().await.unwrap().expect("the fleet becomes ready");
             if let Some(url) = line.strip_prefix("ready  ") {
                 break url.to_owned();
             }
@@ -169,31 +169,31 @@ impl World {
         World { dir, url, spoke, client, read: 0, _up: up }
     }
 
-    /// One burst, from nothing to nothing.
+    /// Sends one burst, and waits until no replica runs.
     async fn burst(&mut self) -> Burst {
         let begun = now();
-        let answers = join_all((0..LOOKUPS + BACKFILLS).map(|caller| self.ask(caller))).await;
+        let answers = join_all((0..INTERACTIVE + BULK).map(|caller| self.ask(caller))).await;
         let first = answers.iter().map(|(took, _)| *took).min().unwrap();
         let mut events = Vec::new();
-        let asleep = async {
+        let scaled_to_zero = async {
             loop {
                 tokio::time::sleep(LOOK_PERIOD).await;
                 events = self.spoke_log();
-                let over = |wanted: &str| events.iter().filter(|event| event.says(wanted)).count();
-                if over(STARTED) > 0 && over(STARTED) == over(ENDED) && self.ready().await == 0 {
+                let count = |message: &str| events.iter().filter(|event| event.says(message)).count();
+                if count(STARTED) > 0 && count(STARTED) == count(ENDED) && self.ready().await == 0 {
                     return;
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, asleep).await.expect("it falls asleep again");
+        tokio::time::timeout(PATIENCE, scaled_to_zero).await.expect("it is scaled to zero again");
         self.read += events.len();
-        let at = |wanted: &str| {
-            let event = events.iter().find(|event| event.says(wanted));
-            event.unwrap_or_else(|| panic!("\"{wanted}\" is nowhere in the log of the spoke"))
+        let at = |message: &str| {
+            let event = events.iter().find(|event| event.says(message));
+            event.unwrap_or_else(|| panic!("\"{message}\" is not in the log of the spoke"))
         };
         let started = at(STARTED);
         let replica = read_log(Path::new(started.text["log"].as_str().unwrap()));
-        let of_replica = |wanted: &str| replica.iter().find(|event| event.says(wanted)).expect(wanted).at;
+        let of_replica = |message: &str| replica.iter().find(|event| event.says(message)).expect(message).at;
         let moments = [
             begun,
             at(WANTED).at,
@@ -221,15 +221,15 @@ impl World {
             steps,
             held: answers.iter().filter_map(|(_, held)| held.as_ref().ok().copied().flatten()).collect(),
             took: answers.iter().map(|(took, _)| *took).collect(),
-            lost: answers.iter().filter(|(_, held)| held.is_err()).count(),
+            failed: answers.iter().filter(|(_, held)| held.is_err()).count(),
             replicas_max,
             replica_seconds,
         }
     }
 
-    /// How long an answer took, and for how long its request was held; or nothing of it.
+    /// Sends a request; returns its latency, and the time for which it was held, or its error.
     async fn ask(&self, caller: usize) -> (Duration, Result<Option<Duration>, String>) {
-        let (priority, texts) = if caller < LOOKUPS { ("interactive", 1) } else { ("bulk", TEXTS) };
+        let (priority, texts) = if caller < INTERACTIVE { ("interactive", 1) } else { ("bulk", TEXTS) };
         let input: Vec<_> = (0..texts).map(|text| format!("Caller {caller} asks for text {text}.")).collect();
         let asked =
             self.client.post(format!("{}/embeddings", self.url)).bearer_auth("local").timeout(PATIENCE);
@@ -247,13 +247,13 @@ impl World {
         (begun.elapsed(), answer)
     }
 
-    /// Replicas that take work.
+    /// Returns the number of ready replicas.
     async fn ready(&self) -> u64 {
         let status = self.client.get(&self.spoke).send().await.unwrap().json::<Value>().await.unwrap();
         status["deployments"][0]["ready"].as_u64().unwrap()
     }
 
-    /// What the spoke has logged since the last burst.
+    /// Returns the spoke's log since the last burst.
     fn spoke_log(&self) -> Vec<Event> {
         let file: PathBuf = self.dir.path().join("logs").join("spoke-aws-us-east-1.log");
         read_log(&file).split_off(self.read)
@@ -265,9 +265,9 @@ const STARTED: &str = "replica started";
 const READY: &str = "replica ready";
 const ENDED: &str = "replica stopped";
 
-/// A line of a log.
+/// Line of a log.
 struct Event {
-    /// Since midnight.
+    /// Time since midnight.
     at: Duration,
     text: Value,
 }
@@ -278,14 +278,14 @@ impl Event {
     }
 }
 
-/// The lines of a log in JSON; the last may not be whole yet.
+/// Reads a JSON log; the last line may be incomplete.
 fn read_log(file: &Path) -> Vec<Event> {
     let text = std::fs::read_to_string(file).unwrap();
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines.map(|text| Event { at: since_midnight(text["timestamp"].as_str().unwrap()), text }).collect()
 }
 
-/// Of 2026-11-22T03:50:07.123456Z what follows the day. Who measures over midnight measures again.
+/// Returns the time of day of 2026-11-22T03:50:07.123456Z. A measurement across midnight must be repeated.
 fn since_midnight(timestamp: &str) -> Duration {
     let (_, time) = timestamp.trim_end_matches('Z').split_once('T').unwrap();
     let seconds = time.split(':').fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().unwrap());

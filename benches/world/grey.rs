@@ -1,41 +1,41 @@
-//! What a replica does that becomes ten times slower and says that it is well.
+//! Grey failure: a replica that becomes ten times slower and still reports ready.
 //!
-//! Four regions, two in Europe and two in America, each with a gateway, a spoke and two replicas of so many tokens a second,
-//! all of them processes of their own, at the distances of the catalogue; everywhere a third of what a region can compute is
-//! asked for. After some seconds one replica of a region becomes ten times slower, or both of them. It goes on answering
-//! how it is, and every request that is sent to it. What is printed is what all callers of all regions see, second by second,
-//! from the intended start of each request, and how much of it the slow region answered.
+//! Four regions, two in Europe and two in America, each with a gateway, a spoke and two scripted replicas, all of them
+//! separate processes, at the distances of the catalogue. The load is a third of the capacity of each region. After some
+//! seconds one replica of a region becomes ten times slower, or both. It still responds to status requests, and to
+//! every other request. Printed are the latencies of all callers of all regions, per second,
+//! from the scheduled start of each request, and the number of responses from the slow region.
 
-use crate::scene::{Made, World};
+use crate::scene::{FleetSpec, World};
 use loadtest::record::{Group, Served};
 use loadtest::{Options, Report};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
 const REGIONS: [&str; 4] = ["aws/eu-central-1", "aws/eu-west-3", "aws/us-east-1", "aws/us-east-2"];
-/// The first of them becomes slow.
+/// Index of the region that becomes slow.
 const SLOW: usize = 0;
 const TIMES: u32 = 10;
 pub(crate) const REPLICAS: usize = 2;
-/// Tokens of a replica in a second: a hundred requests and a few.
+/// Throughput of a replica in tokens per second: slightly more than a hundred requests.
 const SPEED: u64 = 11_000;
-/// Requests a second in each region.
+/// Requests per second in each region.
 const RATE: u32 = 66;
-/// Seconds before it becomes slow, of which the first two are not counted: nobody knows anybody yet.
+/// Seconds before the slowdown. The first two are not counted, because the gateways have no measurements yet.
 const BEFORE: usize = 8;
 const AFTER: usize = 14;
-/// By then it should be over, and by how much the worst of a hundred may be worse than before.
-const WITHIN: usize = 5;
+/// Goal: after this number of seconds, the p99 is at most `WORSE_MAX` times that before.
+const RECOVERED_WITHIN: usize = 5;
 const WORSE_MAX: f64 = 1.5;
 
-/// With so many replicas of the region that become slow.
+/// Runs the benchmark with this number of slow replicas.
 pub(crate) fn run(runtime: &Runtime, slow: usize) {
     let reports = runtime.block_on(grey(slow));
-    tell(slow, &reports);
+    print(slow, &reports);
 }
 
 async fn grey(slow: usize) -> Vec<Report> {
-    let made = Made { regions: &REGIONS, replicas: REPLICAS, tokens_per_second: SPEED, gateway: "" };
+    let made = FleetSpec { regions: &REGIONS, replicas: REPLICAS, tokens_per_second: SPEED, gateway: "" };
     let world = World::start(&made).await;
     let second = format!("{RATE} for 1s");
     let rate = vec![second; BEFORE + AFTER].join(", ");
@@ -50,7 +50,7 @@ async fn grey(slow: usize) -> Vec<Report> {
     tokio::join!(futures_util::future::join_all(loads), slows).0
 }
 
-/// What all callers saw of each second.
+/// Sums the results of all callers per second.
 fn seconds(reports: &[Report]) -> Vec<Group> {
     let mut seconds = vec![Group::default(); BEFORE + AFTER];
     for report in reports {
@@ -59,7 +59,7 @@ fn seconds(reports: &[Report]) -> Vec<Group> {
     seconds
 }
 
-fn tell(slow: usize, reports: &[Report]) {
+fn print(slow: usize, reports: &[Report]) {
     let seconds = seconds(reports);
     let ms = |group: &Group, quantile| {
         group.latencies().quantile(quantile).map_or(f64::NAN, |span| span.as_secs_f64() * 1e3)
@@ -72,7 +72,7 @@ fn tell(slow: usize, reports: &[Report]) {
         REGIONS[SLOW]
     );
     println!(
-        "| second | asked | failed | p50 ms | p99 ms | of before | answered by the slow region |\n|---:|---:|---:|---:|---:|---:|---:|"
+        "| second | requests | failed | p50 ms | p99 ms | relative to before | responses from the slow region |\n|---:|---:|---:|---:|---:|---:|---:|"
     );
     let here = Served::By(REGIONS[SLOW].parse().unwrap());
     for (second, group) in seconds.iter().enumerate() {
@@ -90,9 +90,10 @@ fn tell(slow: usize, reports: &[Report]) {
             p99 / before,
         );
     }
-    let worst = seconds[BEFORE + WITHIN..].iter().map(|group| ms(group, 0.99) / before).fold(0.0, f64::max);
+    let worst =
+        seconds[BEFORE + RECOVERED_WITHIN..].iter().map(|group| ms(group, 0.99) / before).fold(0.0, f64::max);
     let failed: u64 = seconds.iter().map(Group::failed).sum();
     println!(
-        "{failed} failed; from the {WITHIN}th second on the worst p99 is {worst:.2} of before (goal: {WORSE_MAX} or less)\n"
+        "{failed} failed; from the {RECOVERED_WITHIN}th second on the worst p99 is {worst:.2} of before (goal: {WORSE_MAX} or less)\n"
     );
 }

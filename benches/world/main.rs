@@ -1,11 +1,11 @@
-//! What a whole world does under load that is too much, or with a part that is slow: `cargo bench -p meridian --bench world`.
+//! Benchmarks of a complete fleet under overload, grey failures and cold starts: `cargo bench -p meridian --bench world`.
 //!
-//! `-- surge`, `-- grey` and `-- cold` take one of the three alone ([`surge`], [`grey`], [`cold`]); `-- credits`, `-- home`,
-//! `-- no-hub`, `-- replica` and `-- region` a single run. Each run of the first two has a world of its own ([`scene`]) of real
-//! processes, but for the engines, which take their time and compute nothing ([`replica`]): what is measured is what becomes of
-//! requests and not how fast this machine is. In the third the engines are real.
+//! `-- surge`, `-- grey` and `-- cold` select one of the three ([`surge`], [`grey`], [`cold`]); `-- credits`, `-- home`,
+//! `-- no-hub`, `-- replica` and `-- region` select a single run. Each run of the first two has a separate fleet ([`scene`])
+//! of real processes with scripted replicas ([`replica`]), so that the results depend on routing and not on the speed of
+//! this machine. The third one has real engines.
 
-#![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
+#![expect(clippy::unwrap_used, reason = "a panic ends the benchmark at the right line")]
 
 mod cold;
 mod grey;
@@ -15,21 +15,22 @@ mod surge;
 
 fn main() {
     scene::become_replica();
-    // Cargo says `--bench` to every bench.
+    // Cargo passes `--bench` to every benchmark.
     let given: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let wanted = |names: &[&str]| given.is_empty() || given.iter().any(|word| names.contains(&word.as_str()));
+    let selected =
+        |names: &[&str]| given.is_empty() || given.iter().any(|word| names.contains(&word.as_str()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    // All on this thread, which lives as long as the process: what is started ends with the thread that started it.
-    let runs: Vec<_> = surge::Run::ALL.into_iter().filter(|run| wanted(&["surge", run.name()])).collect();
+    // All runs are on this thread, which lives as long as the process: children end with the thread that started them.
+    let runs: Vec<_> = surge::Run::ALL.into_iter().filter(|run| selected(&["surge", run.name()])).collect();
     if !runs.is_empty() {
         surge::run(&runtime, &runs);
     }
     for (name, slow) in [("replica", 1), ("region", grey::REPLICAS)] {
-        if wanted(&["grey", name]) {
+        if selected(&["grey", name]) {
             grey::run(&runtime, slow);
         }
     }
-    if wanted(&["cold"]) {
+    if selected(&["cold"]) {
         cold::run(&runtime);
     }
 }

@@ -1,9 +1,9 @@
-//! A replica that computes nothing and takes its time: so many tokens a second, one request after another.
+//! Scripted replica with a given throughput in tokens per second, one request after another.
 //!
-//! It is a process of its own, `world replica LISTEN TOKENS_PER_SECOND`, and says of itself what a real one says: what
-//! waits, and the speed that it has measured. What limits a region is then its capacity and not the cores of the machine
-//! on which a whole world stands. `POST /slow?times=N` makes it N times slower from the next request on, and it goes on
-//! answering how it is: a grey failure. Whoever hangs up is not computed.
+//! It is a separate process, `world replica LISTEN TOKENS_PER_SECOND`, and reports its queue and its measured throughput like
+//! a real one. The capacity of a region is thus defined, and does not depend on the cores of the machine that runs the whole
+//! fleet. `POST /slow?times=N` makes it N times slower from the next request on, while it still reports ready: a grey
+//! failure. Requests whose client disconnects are skipped.
 
 use axum::body::Bytes;
 use axum::extract::{Query, State};
@@ -20,11 +20,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
-/// The deployment that it answers to.
+/// Deployment that it serves.
 pub(crate) const MODEL: &str = "bench";
 
-/// What it takes besides its turn: tokens are made, a batch is put together, an answer is written.
-const AROUND: Duration = Duration::from_millis(10);
+/// Time of a request besides the simulated computation: tokenizing, batching, writing the response.
+const OVERHEAD: Duration = Duration::from_millis(10);
 
 struct Replica {
     tokens_per_second: u64,
@@ -34,7 +34,7 @@ struct Replica {
 
 struct Queue {
     waiting: VecDeque<(u64, oneshot::Sender<()>)>,
-    /// Of the one that is computed.
+    /// Tokens of the request that is being computed.
     computing: u64,
     times_slower: u32,
     requests: u64,
@@ -46,7 +46,7 @@ struct Slow {
     times: u32,
 }
 
-/// Serves for as long as whoever started it lives.
+/// Serves until the process is killed.
 pub(crate) async fn run(listen: SocketAddr, tokens_per_second: u64) {
     let queue = Queue {
         waiting: VecDeque::new(),
@@ -74,8 +74,8 @@ impl Replica {
         self.queue.lock().unwrap()
     }
 
-    /// Computes what waits, one after another, for ever. A sleep that ends late does not make it slower: the next begins
-    /// where the one before it should have ended.
+    /// Serves the queue forever. A request starts at the time at which its predecessor should have ended, so that late
+    /// wakeups do not reduce the throughput.
     async fn compute(&self) {
         let mut free = Instant::now();
         loop {
@@ -100,7 +100,7 @@ impl Replica {
             free += busy;
             tokio::time::sleep_until(free.into()).await;
             self.queue().rate.observe(tokens, busy);
-            // Whoever asked may have hung up.
+            // The client may have disconnected.
             done.send(()).ok();
         }
     }
@@ -137,11 +137,11 @@ async fn embed(State(replica): State<Arc<Replica>>, body: Bytes) -> impl IntoRes
     }
     replica.work.notify_one();
     computed.await.unwrap();
-    tokio::time::sleep(AROUND).await;
+    tokio::time::sleep(OVERHEAD).await;
     let rows: Vec<_> = (0..reading.inputs)
         .map(|index| serde_json::json!({"object": "embedding", "index": index, "embedding": [0.6, 0.8]}))
         .collect();
     let usage = serde_json::json!({"prompt_tokens": reading.tokens, "total_tokens": reading.tokens});
-    let answer = serde_json::json!({"object": "list", "data": rows, "model": MODEL, "usage": usage});
-    (StatusCode::OK, [("x-meridian-tokens", reading.tokens.to_string())], Json(answer))
+    let response = serde_json::json!({"object": "list", "data": rows, "model": MODEL, "usage": usage});
+    (StatusCode::OK, [("x-meridian-tokens", reading.tokens.to_string())], Json(response))
 }

@@ -1,13 +1,13 @@
-//! A world of real processes at their real distances: a hub, and in each place a gateway, a
-//! spoke, and replicas whose speed is given.
+//! Fleet of real processes with emulated distances: a hub, and in each region a gateway, a
+//! spoke, and scripted replicas with a given throughput.
 //!
-//! `meridian up` has one gateway, and so one distance to each region. Here every place has a gateway of its own, and between
-//! each gateway and each region lies a link that delays as the catalogue's distances do ([`link`]). A gateway learns of its
-//! own links as it learns of regions: what stands between it and the hub ([`Table`]) hands it the hub's answers with the
-//! doors of its links in them. When the hub is killed it has nothing to hand on, and says so.
+//! `meridian up` has one gateway, and so one distance to each region. Here every region has a gateway, and there is a link
+//! between each gateway and each region with the delay of their distance ([`link`]). Each gateway gets the route table
+//! through a proxy ([`TableProxy`]) that replaces the endpoints of the regions by those of the gateway's own links. When the
+//! hub is killed, the proxy responds with 502.
 
 #[path = "../../src/up/link.rs"]
-#[expect(dead_code, reason = "nothing is cut here")]
+#[expect(dead_code, reason = "links are not cut here")]
 mod link;
 
 use crate::replica;
@@ -16,7 +16,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::IntoResponse;
-use link::Link;
+use link::EmulatedLink;
 use loadtest::RawOptions;
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
@@ -32,26 +32,26 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
-/// The key that clients send.
+/// API key of the clients.
 const KEY: &str = "bench";
-/// How long anything that is waited for may take.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a condition is looked at.
+/// Polling period of conditions.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
-/// How long a question for routes is held by the hub at most, and a little more.
+/// Timeout of a request for the route table: slightly more than the hub's long-poll timeout.
 const TABLE_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// What a world is made of.
-pub(crate) struct Made<'a> {
+/// Composition of a fleet.
+pub(crate) struct FleetSpec<'a> {
     pub(crate) regions: &'a [&'a str],
-    /// In each region.
+    /// Replicas in each region.
     pub(crate) replicas: usize,
     pub(crate) tokens_per_second: u64,
-    /// More lines of every gateway's configuration.
+    /// Additional lines of every gateway's configuration.
     pub(crate) gateway: &'a str,
 }
 
-/// A world that runs, gone when this is dropped.
+/// Running fleet, killed when dropped.
 pub(crate) struct World {
     dir: tempfile::TempDir,
     hub: Child,
@@ -61,14 +61,14 @@ pub(crate) struct World {
     _processes: Vec<Child>,
 }
 
-/// Becomes a replica, if that is what this process was started for.
+/// Runs a scripted replica and exits, if the arguments of this process say so.
 pub(crate) fn become_replica() {
     let given: Vec<String> = std::env::args().skip(1).collect();
     let [role, listen, speed] = &*given else { return };
     if role != "replica" {
         return;
     }
-    // The kernel ends it with the bench, however that ends.
+    // The kernel kills it when the benchmark ends, however that ends.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(replica::run(listen.parse().unwrap(), speed.parse().unwrap()));
@@ -76,9 +76,9 @@ pub(crate) fn become_replica() {
 }
 
 impl World {
-    /// Starts all of it and waits until every gateway sees every region healthy. To be called on the main thread: what is
-    /// started ends with the thread that started it.
-    pub(crate) async fn start(made: &Made<'_>) -> World {
+    /// Starts all processes and waits until every gateway reports every region as healthy. Must be called on the main thread:
+    /// the children end with the thread that started them.
+    pub(crate) async fn start(made: &FleetSpec<'_>) -> World {
         let dir = tempfile::tempdir().unwrap();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let catalogue = Catalogue::builtin();
@@ -97,12 +97,12 @@ impl World {
         );
         let hub = files.start("hub", meridian().args(["hub", "--config"]).arg(hub_config)).await;
 
-        let (mut processes, mut doors, mut replicas) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut processes, mut endpoints, mut replicas) = (Vec::new(), Vec::new(), Vec::new());
         for region in made.regions {
             let name = region.replace('/', "-");
-            let (door, operations) = (free_address().await, free_address().await);
+            let (endpoint, operations) = (free_address().await, free_address().await);
             let mut config = format!(
-                "region = '{region}'\nlisten = '{door}'\nadvertise = '{door}'\noperations = '{operations}'\nhub = 'http://{hub_at}'\n"
+                "region = '{region}'\nlisten = '{endpoint}'\nadvertise = '{endpoint}'\noperations = '{operations}'\nhub = 'http://{hub_at}'\n"
             );
             let mut here = Vec::new();
             for number in 0..made.replicas {
@@ -117,12 +117,13 @@ impl World {
             let mut command = meridian();
             command.args(["spoke", "--config"]).arg(config);
             processes.push(files.start(&format!("spoke-{name}"), &mut command).await);
-            doors.push((region.parse::<RegionId>().unwrap(), door));
+            endpoints.push((region.parse::<RegionId>().unwrap(), endpoint));
             replicas.push(here);
         }
         let (mut gateways, mut operations) = (Vec::new(), Vec::new());
         for place in made.regions {
-            let table = Table::open(&catalogue, &place.parse().unwrap(), &doors, hub_at, &client).await;
+            let table =
+                TableProxy::open(&catalogue, &place.parse().unwrap(), &endpoints, hub_at, &client).await;
             let (listen, operated) = (free_address().await, free_address().await);
             let name = format!("gateway-{}", place.replace('/', "-"));
             let config = format!(
@@ -139,25 +140,29 @@ impl World {
         }
         let world = World { dir, hub, gateways, replicas, client, _processes: processes };
         for operations in operations {
-            world.until("every region is healthy", || world.sees_all(operations, made.regions.len())).await;
+            world
+                .until("every region is healthy", || {
+                    world.reports_all_healthy(operations, made.regions.len())
+                })
+                .await;
         }
         world
     }
 
-    /// Ends the hub at once.
+    /// Kills the hub.
     pub(crate) async fn kill_hub(&mut self) {
         self.hub.kill().await.unwrap();
     }
 
-    /// Makes the first so many replicas of a region so many times slower than they were made.
+    /// Slows the first `replicas` replicas of a region by this factor.
     pub(crate) async fn slow(&self, region: usize, replicas: usize, times: u32) {
         for at in self.replicas[region].iter().take(replicas) {
-            let asked = self.client.post(format!("http://{at}/slow?times={times}")).send().await;
-            assert!(asked.unwrap().status().is_success());
+            let response = self.client.post(format!("http://{at}/slow?times={times}")).send().await;
+            assert!(response.unwrap().status().is_success());
         }
     }
 
-    /// `meridian load` on the gateway of a region, and what it reports.
+    /// Runs `meridian load` on the gateway of a region; returns its report.
     pub(crate) async fn load(&self, region: usize, rate: &str) -> Value {
         let RawOptions { url, model, rate, arrival, timeout, seed, texts, .. } = self.options(region, rate);
         let mut command = meridian();
@@ -168,7 +173,7 @@ impl World {
         serde_json::from_slice(&output.stdout).expect("a report")
     }
 
-    /// The same load as it is put in this process, for who wants the distributions themselves.
+    /// Returns the options of the same load for a run in this process, which provides the complete distributions.
     pub(crate) fn options(&self, region: usize, rate: &str) -> RawOptions {
         RawOptions {
             url: format!("http://{}", self.gateways[region]),
@@ -183,7 +188,7 @@ impl World {
         }
     }
 
-    /// Texts of some hundred tokens, so that what a request costs is what is in it and not what is around it.
+    /// Writes texts of some hundred tokens, so that tokens dominate the cost of a request.
     fn texts(&self) -> PathBuf {
         let file = self.dir.path().join("texts");
         if !file.exists() {
@@ -194,20 +199,20 @@ impl World {
         file
     }
 
-    async fn sees_all(&self, operations: SocketAddr, count: usize) -> bool {
-        let asked = self.client.get(format!("http://{operations}/routes")).send().await;
-        let Ok(answer) = asked else { return false };
-        let Ok(routes) = answer.json::<Value>().await else { return false };
-        let well = |region: &&Value| {
+    async fn reports_all_healthy(&self, operations: SocketAddr, count: usize) -> bool {
+        let response = self.client.get(format!("http://{operations}/routes")).send().await;
+        let Ok(response) = response else { return false };
+        let Ok(routes) = response.json::<Value>().await else { return false };
+        let is_healthy = |region: &&Value| {
             region["health"] == "healthy" && region["ready"].as_array().is_some_and(|ready| !ready.is_empty())
         };
-        routes["regions"].as_array().is_some_and(|regions| regions.iter().filter(well).count() == count)
+        routes["regions"].as_array().is_some_and(|regions| regions.iter().filter(is_healthy).count() == count)
     }
 
     async fn until<F: Future<Output = bool>>(&self, what: &str, holds: impl Fn() -> F) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
+            assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
             tokio::time::sleep(LOOK_PERIOD).await;
         }
     }
@@ -217,7 +222,7 @@ fn meridian() -> Command {
     Command::new(env!("CARGO_BIN_EXE_meridian"))
 }
 
-/// The files of a world.
+/// Directory of the fleet's files.
 struct Files {
     dir: PathBuf,
 }
@@ -229,7 +234,7 @@ impl Files {
         path
     }
 
-    /// Starts a process and waits until it says that it is ready.
+    /// Starts a process and waits for its ready line.
     async fn start(&self, name: &str, command: &mut Command) -> Child {
         let log = self.dir.join(format!("{name}.log"));
         let mut child = command
@@ -260,58 +265,58 @@ async fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
-/// What stands between a gateway and the hub.
-struct Table {
+/// Proxy between a gateway and the hub that rewrites the route table.
+struct TableProxy {
     hub: SocketAddr,
-    /// By the region's own door, its door at the end of this gateway's link.
+    /// Address of the gateway's link by endpoint of the region.
     links: BTreeMap<String, String>,
     client: reqwest::Client,
 }
 
-impl Table {
-    /// Opens the links of the gateway at `place`, and the table that tells of them; where that is.
+impl TableProxy {
+    /// Opens the links of the gateway in `place` and starts its proxy; returns the proxy's address.
     async fn open(
         catalogue: &Catalogue,
         place: &RegionId,
-        doors: &[(RegionId, SocketAddr)],
+        endpoints: &[(RegionId, SocketAddr)],
         hub: SocketAddr,
         client: &reqwest::Client,
     ) -> SocketAddr {
         let point = |region: &RegionId| catalogue.get(region).unwrap().point;
         let mut links = BTreeMap::new();
-        for (region, door) in doors {
+        for (region, endpoint) in endpoints {
             let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            links.insert(door.to_string(), socket.local_addr().unwrap().to_string());
-            Link::open(socket, *door, prior_rtt(point(place).distance_km(point(region))) / 2);
+            links.insert(endpoint.to_string(), socket.local_addr().unwrap().to_string());
+            EmulatedLink::open(socket, *endpoint, prior_rtt(point(place).distance_km(point(region))) / 2);
         }
-        let table = Arc::new(Table { hub, links, client: client.clone() });
+        let table = Arc::new(TableProxy { hub, links, client: client.clone() });
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
-        tokio::spawn(axum::serve(socket, Router::new().fallback(hand_on).with_state(table)).into_future());
+        tokio::spawn(axum::serve(socket, Router::new().fallback(forward).with_state(table)).into_future());
         address
     }
 }
 
-async fn hand_on(
-    State(table): State<Arc<Table>>,
+async fn forward(
+    State(table): State<Arc<TableProxy>>,
     method: Method,
     uri: Uri,
     body: Bytes,
 ) -> impl IntoResponse {
-    let asked = table.client.request(method, format!("http://{}{uri}", table.hub)).body(body);
-    let answer = async {
-        let answer = asked.timeout(TABLE_TIMEOUT).send().await?;
-        Ok::<_, reqwest::Error>((answer.status(), answer.bytes().await?))
+    let request = table.client.request(method, format!("http://{}{uri}", table.hub)).body(body);
+    let response = async {
+        let response = request.timeout(TABLE_TIMEOUT).send().await?;
+        Ok::<_, reqwest::Error>((response.status(), response.bytes().await?))
     };
-    let Ok((status, body)) = answer.await else {
+    let Ok((status, body)) = response.await else {
         return (StatusCode::BAD_GATEWAY, Bytes::new());
     };
-    let Ok(mut told) = serde_json::from_slice::<Value>(&body) else { return (status, body) };
-    for region in told["regions"].as_array_mut().into_iter().flatten() {
-        let link = region["endpoint"].as_str().and_then(|door| table.links.get(door)).cloned();
+    let Ok(mut routes) = serde_json::from_slice::<Value>(&body) else { return (status, body) };
+    for region in routes["regions"].as_array_mut().into_iter().flatten() {
+        let link = region["endpoint"].as_str().and_then(|endpoint| table.links.get(endpoint)).cloned();
         if let Some(link) = link {
             region["endpoint"] = link.into();
         }
     }
-    (status, told.to_string().into())
+    (status, routes.to_string().into())
 }

@@ -1,27 +1,27 @@
-//! What a surge does to those who come in it.
+//! Surge of the load in one region, and its effect on all callers.
 //!
-//! Four regions on three continents, each with a gateway, a spoke and a replica of so many tokens a second, all of them
-//! processes of their own, at the distances of the catalogue. Everywhere half of what a region can compute is asked for;
-//! then for ten seconds three times as much at one of them, through `meridian load --rate`. Once with overflow as it is
-//! (credits), once where it is switched off (`spill = false`: all stay at home), and once with credits and a hub that was
-//! killed before. Nothing here computes, so that the capacity of the regions is the limit and not that of this machine.
+//! Four regions on three continents, each with a gateway, a spoke and a scripted replica, all of them
+//! separate processes, at the distances of the catalogue. The load is half of the capacity of each region;
+//! then for ten seconds three times as much in one of them, from `meridian load --rate`. One run has spillover with
+//! credits, one has it disabled (`spill = false`: all requests stay in their region), and one has credits and a hub that was
+//! killed before. Scripted replicas make the capacity of the regions the limit, rather than this machine's.
 //!
-//! What is printed is what the load generators saw, from the intended start of each request: the callers of the region
-//! that surges, and those of all others.
+//! Printed are the results of the load generators, from the scheduled start of each request: the callers of the region
+//! with the surge, and those of all others.
 
-use crate::scene::{Made, World};
+use crate::scene::{FleetSpec, World};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
 const REGIONS: [&str; 4] = ["aws/eu-central-1", "aws/us-east-1", "aws/us-west-2", "aws/ap-northeast-1"];
-/// The first of them surges.
+/// Index of the region with the surge.
 const SURGING: usize = 0;
-/// Tokens of a region in a second: a hundred requests and a few.
+/// Throughput of a region in tokens per second: slightly more than a hundred requests.
 const SPEED: u64 = 11_000;
-/// Requests a second in each region, usually and in the surge.
+/// Requests per second in each region, normally and in the surge.
 const USUAL: u32 = 50;
 const SURGE: u32 = 3 * USUAL;
-/// Which stage of the load is the surge.
+/// Index of the load's stage with the surge.
 const IN_THE_SURGE: usize = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,21 +44,21 @@ impl Run {
 
     fn about(self) -> &'static str {
         match self {
-            Run::Credits => "overflow goes where there is room",
+            Run::Credits => "spillover to regions with capacity",
             Run::Home => "spill = false",
-            Run::NoHub => "overflow goes on, hub killed before",
+            Run::NoHub => "spillover, hub killed before",
         }
     }
 }
 
-/// All of these, one after another.
+/// Executes these runs, one after another.
 pub(crate) fn run(runtime: &Runtime, runs: &[Run]) {
     println!(
-        "{SURGE} requests a second instead of {USUAL} in one of {} regions for ten seconds; each computes {SPEED} tokens a second",
+        "{SURGE} requests/s instead of {USUAL} in one of {} regions for ten seconds; each computes {SPEED} tokens/s",
         REGIONS.len()
     );
     println!(
-        "|  | callers | asked in the surge | failed in it and around it | p50 ms | p99 ms | answered elsewhere |"
+        "|  | callers | requests in the surge | failed in total | p50 ms | p99 ms | served by other regions |"
     );
     println!("|---|---|---:|---:|---:|---:|---:|");
     let mut p99 = Vec::new();
@@ -69,12 +69,12 @@ pub(crate) fn run(runtime: &Runtime, runs: &[Run]) {
         }
         p99.push((run, in_the_surge(&reports[SURGING])["latency_ms"]["p99"].as_f64().unwrap()));
     }
-    let of = |wanted: Run| p99.iter().find(|(run, _)| *run == wanted).map(|(_, p99)| *p99);
+    let of = |requested: Run| p99.iter().find(|(run, _)| *run == requested).map(|(_, p99)| *p99);
     if let Some(home) = of(Run::Home) {
         for run in [Run::Credits, Run::NoHub] {
             let Some(p99) = of(run) else { continue };
             println!(
-                "{}: p99 in the surge {:.2} of what it is at home (goal: 0.50 or less)",
+                "{}: p99 in the surge is {:.2} of that without spillover (goal: 0.50 or less)",
                 run.name(),
                 p99 / home
             );
@@ -84,7 +84,7 @@ pub(crate) fn run(runtime: &Runtime, runs: &[Run]) {
 
 async fn surge(run: Run) -> Vec<Value> {
     let gateway = if run == Run::Home { "spill = false" } else { "spill = true" };
-    let made = Made { regions: &REGIONS, replicas: 1, tokens_per_second: SPEED, gateway };
+    let made = FleetSpec { regions: &REGIONS, replicas: 1, tokens_per_second: SPEED, gateway };
     let mut world = World::start(&made).await;
     if run == Run::NoHub {
         world.kill_hub().await;

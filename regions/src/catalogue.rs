@@ -1,9 +1,9 @@
-//! The catalogue: which regions there are, where they stand, and which jurisdictions contain them.
+//! Region catalogue: the known regions, their locations, and the jurisdictions that contain them.
 //!
-//! `configs/regions.toml` is data that a person edits and that policy hangs on, so it is written to be unable to contradict
-//! itself: a row names the narrowest jurisdiction that holds the region (`us-va`, `de`), its country follows from that
-//! code, and the unions follow from the one table at the head of the file. After [`Catalogue::parse`] nothing changes:
-//! regions stand in order of their ids, an ordinal stands for a region, and each jurisdiction is a ready-made set.
+//! `configs/regions.toml` is edited by hand, and residency depends on it, so its format cannot express contradictions: a
+//! row names the narrowest jurisdiction of the region (`us-va`, `de`), its country follows from that code, and the
+//! unions follow from one table at the head of the file. After [`Catalogue::parse`] the catalogue is immutable: regions
+//! are sorted by id and identified by ordinal, and the regions of each jurisdiction are precomputed as a set.
 
 mod read;
 
@@ -17,42 +17,42 @@ use crate::jurisdiction::Jurisdiction;
 use crate::set::{MAX_REGIONS, RegionIndex, RegionSet};
 use crate::suggest;
 
-/// The file that is compiled in.
+/// Catalogue that is compiled in.
 const BUILTIN: &str = include_str!("../../configs/regions.toml");
 
-/// One region of one cloud.
+/// Region of a cloud.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Region {
     /// `cloud/name`.
     pub id: RegionId,
-    /// The city or area as the provider names it, in English.
+    /// City or area as the provider names it, in English.
     pub city: String,
-    /// The country on whose soil it stands.
+    /// Country in which it lies.
     pub country: Jurisdiction,
-    /// The middle of the metropolitan area; providers do not publish addresses.
+    /// Centre of the metropolitan area; providers do not publish addresses.
     pub point: GeoPoint,
     /// Every jurisdiction that contains it: subdivision, country, unions.
     pub jurisdictions: BTreeSet<Jurisdiction>,
-    /// What runs models there; nothing in a place that has gateways only.
+    /// Engines that are available there; empty for a location with gateways only.
     pub engines: BTreeSet<EngineKind>,
-    /// What a replica costs there an hour, in millionths of whatever the operator counts in; `None` where nobody says.
+    /// Cost of a replica per hour, in millionths of the operator's currency unit; `None` if unknown.
     pub cost: Option<u64>,
 }
 
 impl Region {
-    /// The cloud that runs it, such as `gcp`.
+    /// Returns the cloud of the region, such as `gcp`.
     pub fn cloud(&self) -> &str {
         self.id.cloud()
     }
 
-    /// The narrowest jurisdiction that is known to contain it, from which the others follow: a subdivision or a country.
+    /// Returns the narrowest known jurisdiction, a subdivision or a country; it determines all others.
     pub fn narrowest(&self) -> &Jurisdiction {
         let subdivision = |jurisdiction: &&Jurisdiction| jurisdiction.as_str().contains('-');
         self.jurisdictions.iter().find(subdivision).unwrap_or(&self.country)
     }
 }
 
-/// Every region that this process knows, in order of id.
+/// All regions that this process knows, in order of id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Catalogue {
     regions: Vec<Region>,
@@ -60,19 +60,19 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// Reads a catalogue, or says everything that is wrong with it.
+    /// Parses and validates a catalogue; returns all of its problems on failure.
     pub fn parse(text: &str) -> Result<Catalogue, Vec<Problem>> {
         read::read(text).map(Catalogue::new)
     }
 
-    /// The catalogue that is compiled in, `configs/regions.toml`. It is parsed on each call: call once.
+    /// Returns the compiled-in catalogue, `configs/regions.toml`. Every call parses it: call once.
     pub fn builtin() -> Catalogue {
         Catalogue::parse(BUILTIN).expect("a test of this crate parses the compiled-in catalogue")
     }
 
     fn new(regions: Vec<Region>) -> Catalogue {
-        assert!(regions.len() <= MAX_REGIONS, "the reader refuses a longer catalogue");
-        assert!(regions.is_sorted_by(|a, b| a.id < b.id), "ids are keys of one table: unique");
+        assert!(regions.len() <= MAX_REGIONS, "the reader rejects a longer catalogue");
+        assert!(regions.is_sorted_by(|a, b| a.id < b.id), "ids are the keys of a table and unique");
         let mut within: BTreeMap<Jurisdiction, RegionSet> = BTreeMap::new();
         for (ordinal, region) in regions.iter().enumerate() {
             let index = RegionIndex::new(ordinal).expect("the length was asserted above");
@@ -83,54 +83,54 @@ impl Catalogue {
         Catalogue { regions, within }
     }
 
-    /// The region of this name.
+    /// Returns the region with this name.
     pub fn get(&self, id: &RegionId) -> Option<&Region> {
         self.index_of(id).map(|index| self.region(index))
     }
 
-    /// The ordinal of the region of this name.
+    /// Returns the ordinal of the region with this name.
     pub fn index_of(&self, id: &RegionId) -> Option<RegionIndex> {
         self.regions.binary_search_by(|region| region.id.cmp(id)).ok().and_then(RegionIndex::new)
     }
 
-    /// The region with this ordinal, which must come from this catalogue.
+    /// Returns the region with this ordinal, which must come from this catalogue.
     pub fn region(&self, index: RegionIndex) -> &Region {
         &self.regions[index.as_usize()]
     }
 
-    /// Every region with its ordinal, in order.
+    /// Returns an iterator over all regions with their ordinals, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (RegionIndex, &Region)> {
         self.regions.iter().enumerate().map(|(ordinal, region)| {
             (RegionIndex::new(ordinal).expect("a catalogue is never longer than MAX_REGIONS"), region)
         })
     }
 
-    /// How many regions there are.
+    /// Returns the number of regions.
     pub fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// Whether there is no region; the reader refuses such a catalogue.
+    /// Returns whether the catalogue is empty; the reader rejects such a catalogue.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
-    /// Every region, as a set.
+    /// Returns the set of all regions.
     pub fn all(&self) -> RegionSet {
         RegionSet::all(self.len())
     }
 
-    /// The regions inside a jurisdiction; none if no region lies there.
+    /// Returns the regions inside a jurisdiction; empty if no region lies there.
     pub fn within(&self, jurisdiction: &Jurisdiction) -> RegionSet {
         self.within.get(jurisdiction).copied().unwrap_or(RegionSet::EMPTY)
     }
 
-    /// Every jurisdiction in which a region lies, in order.
+    /// Returns every jurisdiction that contains a region, in order.
     pub fn jurisdictions(&self) -> impl Iterator<Item = &Jurisdiction> {
         self.within.keys()
     }
 
-    /// The names that somebody who typed `text` may have meant: a slip of the finger, a name without its cloud, or a
+    /// Returns suggestions for the unknown name `text`: similar names, the name without its cloud, or regions in that
     /// city. At most three, best first.
     pub fn nearest_names(&self, text: &str) -> Vec<&str> {
         let named: Vec<&str> = self
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ordinal_leads_back_to_its_region() {
+    fn an_ordinal_identifies_its_region() {
         let catalogue = Catalogue::builtin();
         for (index, region) in catalogue.iter() {
             assert_eq!(catalogue.index_of(&region.id), Some(index));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_jurisdiction_of_a_region_is_the_one_of_its_row() {
+    fn the_narrowest_jurisdiction_is_that_of_the_regions_row() {
         let catalogue = Catalogue::builtin();
         let narrowest =
             |id: &str| catalogue.get(&id.parse().unwrap()).unwrap().narrowest().as_str().to_owned();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_name_a_bare_name_and_a_city_lead_to_the_region() {
+    fn suggestions_cover_misspelt_names_names_without_cloud_and_cities() {
         let catalogue = Catalogue::builtin();
         assert_eq!(catalogue.nearest_names("aws/us-esat-1")[0], "aws/us-east-1");
         assert_eq!(catalogue.nearest_names("westeurope"), ["azure/westeurope"]);

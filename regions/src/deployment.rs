@@ -1,8 +1,9 @@
-//! Deployments: what is served, with which engine, and where it may and should run.
+//! Deployments: the model, its engine, the regions that may see its requests, and the regions that should run it.
 //!
-//! `configs/deployments.toml` is the file that people change most. Two of its keys sound alike and are not: `residency` is
-//! the residency policy (which regions may *see* a request), `regions` is placement (where the model should *run*). A deployment whose
-//! policy permits none of its places can answer nobody and is refused here, before anything starts.
+//! `configs/deployments.toml` is the file that people change most. Two of its keys are easily confused: `residency` is
+//! the residency policy (which regions may *see* a request), `regions` is the placement (where the model should *run*).
+//! A deployment whose policy permits none of its regions cannot serve any request and is rejected here, before anything
+//! starts.
 
 mod read;
 pub mod scaling;
@@ -14,7 +15,7 @@ use std::str::FromStr;
 
 pub use read::parse_deployments;
 pub use scaling::Scaling;
-pub use write::{NoWords, write_deployments};
+pub use write::{UnwritableDeployment, write_deployments};
 
 use crate::catalogue::Catalogue;
 use crate::id::{DeploymentName, RegionId};
@@ -22,10 +23,10 @@ use crate::residency::ResidencyPolicy;
 use crate::set::RegionSet;
 use crate::suggest::did_you_mean;
 
-/// How many deployments one file may hold: ten times the thousand that routing is measured with.
+/// Maximum number of deployments in a file: ten times the thousand that routing is measured with.
 pub const MAX_DEPLOYMENTS: usize = 10_000;
 
-/// Declares an enum whose variants have one name each, in files and on the wire.
+/// Declares an enum with one text form per variant, in files and on the wire.
 macro_rules! named {
     ($(#[$doc:meta])+ $type:ident { $($(#[$variant_doc:meta])+ $variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$doc])+
@@ -33,10 +34,10 @@ macro_rules! named {
         pub enum $type { $($(#[$variant_doc])+ $variant),+ }
 
         impl $type {
-            /// Every one there is.
+            /// All variants.
             pub const ALL: &'static [$type] = &[$($type::$variant),+];
 
-            /// The name in files and on the wire.
+            /// Returns the name in files and on the wire.
             pub fn as_str(self) -> &'static str {
                 match self { $($type::$variant => $text),+ }
             }
@@ -61,18 +62,18 @@ macro_rules! named {
     };
 }
 
-/// A name that is not one of a closed list.
+/// Error for a name that is not in a closed list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown `{given}`{}; there is {}", did_you_mean(given, known.iter().copied()), known.join(", "))]
+#[error("unknown `{given}`{}; expected one of {}", did_you_mean(given, known.iter().copied()), known.join(", "))]
 pub struct UnknownName {
-    /// What was given, cut to a printable length.
+    /// Given text, cut to a printable length.
     pub given: String,
-    /// Every name there is.
+    /// All known names.
     pub known: &'static [&'static str],
 }
 
 named! {
-    /// What a deployment does with a text.
+    /// Task of a deployment.
     Task {
         /// Text to vector.
         Embed = "embed",
@@ -84,7 +85,7 @@ named! {
 }
 
 named! {
-    /// What runs the model.
+    /// Kind of engine.
     EngineKind {
         /// Meridian's own engine on the CPU.
         Cpu = "cpu",
@@ -94,23 +95,23 @@ named! {
 }
 
 named! {
-    /// The number format that the model computes in.
+    /// Number format of the computation.
     Precision {
         /// IEEE 754 binary32.
         F32 = "f32",
-        /// Signed bytes for weights and unsigned ones for what goes into products; the rest in binary32.
+        /// 8-bit integers for weights (signed) and for the inputs of matrix products (unsigned); binary32 elsewhere.
         Int8 = "int8",
         /// IEEE 754 binary16.
         F16 = "f16",
         /// The upper half of a binary32.
         Bf16 = "bf16",
-        /// Eight bits of floating point for products (E4M3), as the tools that built the engine calibrated it.
+        /// 8-bit floating point (E4M3) for matrix products, as calibrated by the tools that built the engine.
         Fp8 = "fp8",
     }
 }
 
 impl EngineKind {
-    /// What it computes in.
+    /// Returns the number formats that the engine supports.
     pub fn precisions(self) -> &'static [Precision] {
         match self {
             EngineKind::Cpu => &[Precision::F32, Precision::Int8],
@@ -119,40 +120,40 @@ impl EngineKind {
     }
 }
 
-/// GPUs that one engine may be cut over. One: an engine of several ranks needs a process for each, and `mpirun` to start them.
+/// Maximum tensor parallelism. One: an engine of several ranks needs a process for each, and `mpirun` to start them.
 pub const MAX_TENSOR_PARALLEL: i64 = 1;
 
-/// An engine and how it is to be run.
+/// Engine and its number format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineSpec {
-    /// What runs the model.
+    /// Kind of engine.
     pub kind: EngineKind,
-    /// The number format that it computes in.
+    /// Number format.
     pub precision: Precision,
 }
 
-/// One deployment: a model under the name that clients use.
+/// Deployment: a model under the name that clients use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deployment {
-    /// What clients put in `model`.
+    /// Name, which clients send in `model`.
     pub name: DeploymentName,
-    /// What it does.
+    /// Task of the model.
     pub task: Task,
-    /// Where the model comes from: `pypi://package`, `hf://owner/name`, or a directory.
+    /// Model reference: `pypi://package`, `hf://owner/name`, or a directory.
     pub model: String,
-    /// What runs it.
+    /// Engine and number format.
     pub engine: EngineSpec,
-    /// Which regions may see its requests.
+    /// Regions that may see its requests.
     pub residency: ResidencyPolicy,
-    /// Where it should run; empty is wherever there is a spoke.
+    /// Regions in which it should run; empty for every region with a spoke.
     pub regions: Vec<RegionId>,
-    /// How many replicas it should have in each of them.
+    /// Number of replicas in each of these regions.
     pub scaling: Scaling,
 }
 
 impl Deployment {
-    /// Where it should run, as a set. A region that this catalogue does not know is not in it.
-    pub fn placed(&self, catalogue: &Catalogue) -> RegionSet {
+    /// Returns the regions in which it should run, without those that are missing in the catalogue.
+    pub fn placement(&self, catalogue: &Catalogue) -> RegionSet {
         if self.regions.is_empty() {
             catalogue.all()
         } else {

@@ -1,13 +1,13 @@
-//! Lengths of time as people write them: a whole number with its unit, as `500ms`, `180s`, `5m` or `2h`.
+//! Durations in files: a whole number with a unit, as `500ms`, `180s`, `5m` or `2h`.
 //!
-//! No fractions and no sums of units: there is one way to write each length, and `1.5h` is `90m`.
+//! Fractions and sums of units are not supported, so each duration has few spellings: `1.5h` is written `90m`.
 
 use std::time::Duration;
 
-/// The units, the largest first, with their lengths in milliseconds.
+/// Units, largest first, with their lengths in milliseconds.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
-/// Reads a length; `None` for what is none.
+/// Parses a duration; `None` if the text is not one.
 pub fn parse(text: &str) -> Option<Duration> {
     let unit_at = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit_at);
@@ -15,14 +15,14 @@ pub fn parse(text: &str) -> Option<Duration> {
     number.parse::<u64>().ok()?.checked_mul(*millis).map(Duration::from_millis)
 }
 
-/// Writes a length in the largest unit of which it is a whole number; what is less than a millisecond is left out.
+/// Formats a duration in the largest unit of which it is a multiple; parts of a millisecond are dropped.
 pub fn write(length: Duration) -> String {
     let millis = length.as_millis();
     if millis == 0 {
         return "0s".to_owned();
     }
     let whole = UNITS.iter().find(|(_, unit)| millis.is_multiple_of(u128::from(*unit)));
-    let (name, unit) = whole.expect("every number is a whole number of milliseconds");
+    let (name, unit) = whole.expect("every duration is a multiple of a millisecond");
     format!("{}{name}", millis / u128::from(*unit))
 }
 
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_is_read_in_its_unit_and_written_in_the_largest() {
+    fn a_duration_is_formatted_in_its_largest_unit() {
         let check = |text: &str, millis: u64, written: &str| {
             assert_eq!(parse(text), Some(Duration::from_millis(millis)), "{text}");
             assert_eq!(write(Duration::from_millis(millis)), written);

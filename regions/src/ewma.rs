@@ -1,12 +1,12 @@
-//! An average that forgets: the weight of a sample halves for every half-life that has passed since.
+//! Exponentially weighted moving average with a half-life in time.
 //!
-//! Samples do not come at even intervals, so the weight of a new one follows from the time since the last, not from a
-//! fixed factor: after one half-life of silence the new sample counts as much as all before it together. Time is an
-//! argument, as in linkerd's `ewma`, so a test need not wait.
+//! Samples do not arrive at even intervals, so the weight of a new one follows from the time since the last, not from a
+//! fixed factor: after one half-life without samples, the new sample counts as much as all earlier ones together. Time is
+//! an argument, as in linkerd's `ewma`, so a test need not wait.
 
 use std::time::{Duration, Instant};
 
-/// A time-decayed average of positive quantities.
+/// Time-decayed average of positive quantities.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ewma {
     half_life: Duration,
@@ -15,23 +15,23 @@ pub struct Ewma {
 }
 
 impl Ewma {
-    /// The average of one sample.
+    /// Creates the average of one sample.
     pub fn new(half_life: Duration, first: f64, now: Instant) -> Ewma {
-        assert!(!half_life.is_zero(), "a half-life of nothing would forget every sample at once");
+        assert!(!half_life.is_zero(), "a half-life of zero would drop every sample at once");
         assert!(first.is_finite(), "an average of {first} would never recover");
         Ewma { half_life, average: first, at: now }
     }
 
-    /// Adds a sample. One that is older than the last has the weight of one that is as old as the last: none.
+    /// Adds a sample. One with the same timestamp as the last, or an older one, has no weight.
     pub fn add(&mut self, sample: f64, now: Instant) {
         assert!(sample.is_finite(), "an average over {sample} would never recover");
         let elapsed = now.saturating_duration_since(self.at);
-        let kept = (-elapsed.as_secs_f64() / self.half_life.as_secs_f64()).exp2();
-        self.average = sample + (self.average - sample) * kept;
+        let decay = (-elapsed.as_secs_f64() / self.half_life.as_secs_f64()).exp2();
+        self.average = sample + (self.average - sample) * decay;
         self.at = self.at.max(now);
     }
 
-    /// The average.
+    /// Returns the average.
     pub fn get(&self) -> f64 {
         self.average
     }
@@ -45,7 +45,7 @@ mod tests {
     const HALF_LIFE: Duration = Duration::from_secs(10);
 
     #[test]
-    fn after_one_half_life_a_new_sample_counts_as_much_as_all_before_it() {
+    fn after_one_half_life_a_new_sample_counts_as_much_as_all_earlier_ones() {
         let start = some_instant();
         let mut ewma = Ewma::new(HALF_LIFE, 100.0, start);
         ewma.add(200.0, start + HALF_LIFE);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_at_one_instant_do_not_move_it_and_time_never_runs_backwards() {
+    fn samples_without_elapsed_time_have_no_weight() {
         let start = some_instant() + HALF_LIFE;
         let mut ewma = Ewma::new(HALF_LIFE, 1.0, start);
         ewma.add(1000.0, start);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_stays_what_it_is_and_a_step_is_approached_from_one_side() {
+    fn a_constant_input_keeps_the_average_and_a_step_is_approached_monotonically() {
         let start = some_instant();
         let mut ewma = Ewma::new(HALF_LIFE, 5.0, start);
         let mut last = 5.0;

@@ -1,13 +1,13 @@
-//! Health of a region, as one gateway observes it.
+//! Health of a region as observed by one gateway.
 
 /// Health of a region. The order is that of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Health {
-    /// It reports.
+    /// It sends reports.
     Healthy,
-    /// Nothing was received from it yet, neither reports nor failures.
+    /// No report and no failure was received yet.
     Unknown,
-    /// It has missed reports or failed requests; it is used when nothing better is left.
+    /// It has missed reports or failed requests; it is used when no better region is available.
     Suspect,
     /// It is not used.
     Down,

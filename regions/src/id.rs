@@ -1,61 +1,61 @@
-//! Names: of a region, of a deployment, of a tenant.
+//! Names of regions, deployments and tenants.
 //!
-//! A region is named `cloud/name` with the provider's own name for it, because that is what stands on its invoices and
-//! in its documentation; the cloud in front makes it unique (`us-east-1` alone is a region of several clouds). Names are
-//! compared as written: `us-east-1` and `US-EAST-1` are two names, and a catalogue that lacks one of them offers the
-//! other. They are cheap to clone, since every event and every route carries one.
+//! A region is named `cloud/name` with the provider's own name for it, which is also on the provider's invoices and in
+//! its documentation; the cloud makes it unique (`us-east-1` alone is a region of several clouds). Names are case
+//! sensitive: `us-east-1` and `US-EAST-1` are two names, and the error for an unknown one suggests the other.
+//! They are cheap to clone, since every event and every route carries one.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Longest name of a region within its cloud, and of a cloud. The longest in use today has 20 bytes.
+/// Maximum length of a region's name within its cloud, and of a cloud's name. The longest in use today has 20 bytes.
 pub const MAX_REGION_PART_LEN: usize = 48;
 
-/// Longest name of a deployment or a tenant: what fits a DNS label and a metric label comfortably.
+/// Maximum length of the name of a deployment or a tenant. Fits a DNS label and a metric label.
 pub const MAX_NAME_LEN: usize = 64;
 
-/// A text that is not the name it should be.
+/// Error for a malformed name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{given}` is not a {what}: write {wanted}")]
+#[error("`{given}` is not a {what}: write {expected}")]
 pub struct IdError {
-    /// The kind of name that was wanted.
+    /// Kind of name that was expected.
     pub what: &'static str,
-    /// What was given instead, cut to a printable length.
+    /// Given text, cut to a printable length.
     pub given: String,
-    /// The form that is wanted, with an example.
-    pub wanted: &'static str,
+    /// Expected form, with an example.
+    pub expected: &'static str,
 }
 
 impl IdError {
-    fn new(what: &'static str, given: &str, wanted: &'static str) -> IdError {
-        IdError { what, given: given.chars().take(MAX_NAME_LEN).collect(), wanted }
+    fn new(what: &'static str, given: &str, expected: &'static str) -> IdError {
+        IdError { what, given: given.chars().take(MAX_NAME_LEN).collect(), expected }
     }
 }
 
-/// A region of a cloud: `cloud/name`, such as `gcp/europe-west4`.
+/// Region of a cloud: `cloud/name`, such as `gcp/europe-west4`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(Arc<str>);
 
 impl RegionId {
-    /// The cloud, such as `gcp`.
+    /// Returns the cloud, such as `gcp`.
     pub fn cloud(&self) -> &str {
         self.parts().0
     }
 
-    /// The provider's own name of the region, such as `europe-west4`.
+    /// Returns the provider's own name of the region, such as `europe-west4`.
     pub fn name(&self) -> &str {
         self.parts().1
     }
 
-    /// The whole, such as `gcp/europe-west4`.
+    /// Returns the full name, such as `gcp/europe-west4`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     fn parts(&self) -> (&str, &str) {
-        self.0.split_once('/').expect("a RegionId is made by from_str only, which demands the slash")
+        self.0.split_once('/').expect("from_str is the only constructor and requires the slash")
     }
 }
 
@@ -78,9 +78,10 @@ impl FromStr for RegionId {
     }
 }
 
-/// Whether `text` is 1 to `longest` of the characters that need no quoting in a URL, a header, a file name or a label.
-fn is_name(text: &str, longest: usize) -> bool {
-    (1..=longest).contains(&text.len())
+/// Returns whether `text` has 1 to `max_len` characters, all of which need no quoting in a URL, a header, a file name or
+/// a label.
+fn is_name(text: &str, max_len: usize) -> bool {
+    (1..=max_len).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
@@ -91,7 +92,7 @@ macro_rules! name_type {
         pub struct $type(Arc<str>);
 
         impl $type {
-            /// The name as text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -112,16 +113,16 @@ macro_rules! name_type {
 }
 
 name_type! {
-    /// What clients put into `model`: the name of a deployment.
+    /// Name of a deployment, which clients send in `model`.
     DeploymentName, "deployment name", "docs-embed"
 }
 
 name_type! {
-    /// A customer, by the name that its operator gave it.
+    /// Name of a tenant, given by the operator.
     TenantId, "tenant name", "acme-search"
 }
 
-macro_rules! shows_its_text {
+macro_rules! impl_text_traits {
     ($($type:ident),+) => {$(
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,7 +136,7 @@ macro_rules! shows_its_text {
             }
         }
 
-        // Equality, order and hash are those of the text, so a map of names is asked with a plain &str.
+        // Equality, order and hash equal those of the text, so a map with these keys can be queried with a plain &str.
         impl Borrow<str> for $type {
             fn borrow(&self) -> &str {
                 &self.0
@@ -144,14 +145,14 @@ macro_rules! shows_its_text {
     )+};
 }
 
-shows_its_text!(RegionId, DeploymentName, TenantId);
+impl_text_traits!(RegionId, DeploymentName, TenantId);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_a_cloud_and_the_providers_own_name() {
+    fn a_region_name_has_a_cloud_and_the_providers_own_name() {
         let id: RegionId = "gcp/europe-west4".parse().unwrap();
         assert_eq!((id.cloud(), id.name(), id.as_str()), ("gcp", "europe-west4", "gcp/europe-west4"));
         let id: RegionId = "coreweave/US-EAST-04".parse().unwrap();
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_region_says_what_a_region_looks_like() {
+    fn a_malformed_region_name_is_rejected_with_an_example() {
         let long = format!("aws/{}", "x".repeat(MAX_REGION_PART_LEN + 1));
         for text in ["", "us-east-1", "aws/", "/us-east-1", "aws/us/east", "aws/us east", "aws/zürich", &long]
         {
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_does_not_repeat_a_megabyte_back() {
+    fn an_error_message_repeats_only_a_prefix_of_a_long_name() {
         let error = "/".repeat(1 << 20).parse::<TenantId>().unwrap_err();
         assert!(error.to_string().len() < 256);
     }

@@ -1,13 +1,13 @@
-//! Model identity: everything that decides which vector or score a text gets.
+//! Model identity: everything that determines the vector or score of a text.
 //!
-//! Two replicas with equal [`ModelIdentity`] return equal rows (within the tolerance of the engine); two with different ones
-//! return rows that must never be compared with each other. A replica computes its identity from what it has loaded, not from
-//! what it was told to load. The hub pins one [`ModelRevision`] for each deployment ([`ServedRevision`]), and a region routes
-//! only to replicas of that revision.
+//! Two replicas with equal [`ModelIdentity`] return equal rows (within the tolerance of the engine); the rows of two
+//! replicas with different identities must never be compared. A replica computes its identity from the model it has
+//! loaded, not from its configuration. The hub pins one [`ModelRevision`] for each deployment ([`ServedRevision`]), and
+//! a region routes only to replicas of that revision.
 //!
-//! The digest of the files covers weights, tokenizer and every configuration file of the model. The other fields repeat what
-//! the replica made of them, because the same files can be served in different ways (another precision, another prompt), and
-//! because an operator wants to read in which field two replicas differ.
+//! The digest of the files covers weights, tokenizer and every configuration file of the model. The other fields record
+//! in which way the replica serves these files, because the same files can be served in different ways (another precision, another
+//! prompt), and so that an operator can read in which field two replicas differ.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,27 +16,27 @@ use sha2::{Digest, Sha256};
 
 use crate::deployment::{Deployment, EngineSpec, Task};
 
-/// Length of a revision in hexadecimal digits: 64 bits of the digest, enough to tell the few models of one deployment apart.
+/// Length of a revision in hexadecimal digits: 64 bits of the digest, enough for the few models of one deployment.
 pub const REVISION_LEN: usize = 16;
 
-/// Everything that changes what a replica returns for a text.
+/// Everything that determines the rows that a replica returns for a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelIdentity {
     /// SHA-256 over the names and digests of the model's files, tokenizer and configuration included.
     pub model_digest: String,
     /// Engine and number format.
     pub engine: EngineSpec,
-    /// What the rows mean.
+    /// Task, which determines the meaning of a row.
     pub task: Task,
-    /// How token rows become one row; empty for a model with a head.
+    /// Pooling of token rows into one row; empty for a model with a head.
     pub pooling: String,
     /// Whether vectors are normalised to length one.
     pub normalized: bool,
     /// SHA-256 over the prompts that are put before texts, with the name of the default.
     pub prompts_digest: String,
-    /// Numbers in a row.
+    /// Number of values in a row.
     pub dimensions: usize,
-    /// Tokens of the longest input; a longer one is cut there where a request allows it.
+    /// Maximum number of tokens of an input; a longer one is truncated if the request permits it.
     pub max_input_tokens: usize,
 }
 
@@ -53,7 +53,7 @@ impl ModelIdentity {
             dimensions,
             max_input_tokens,
         } = self;
-        // Debug escapes line breaks, so no value can run into the next line.
+        // The Debug format escapes line breaks, so a value cannot extend into the next line.
         let text = format!(
             "model={model_digest:?}\nengine={kind}\nprecision={precision}\ntask={task}\npooling={pooling:?}\n\
              normalized={normalized}\nprompts={prompts_digest:?}\ndimensions={dimensions}\n\
@@ -70,7 +70,7 @@ impl ModelIdentity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelRevision(u64);
 
-/// A text that is not a revision.
+/// Error for a text that is not a revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a model revision: write {REVISION_LEN} lowercase hexadecimal digits, such as 00ff00ff00ff00ff"
@@ -94,19 +94,19 @@ impl FromStr for ModelRevision {
     }
 }
 
-/// The part of a deployment that decides which identity its replicas have.
+/// Part of a deployment that determines the identity of its replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSpec {
-    /// What it does.
+    /// Task of the model.
     pub task: Task,
-    /// The model reference.
+    /// Model reference.
     pub model: String,
     /// Engine and number format.
     pub engine: EngineSpec,
 }
 
 impl Deployment {
-    /// Returns the part that decides which identity its replicas have.
+    /// Returns the part that determines the identity of the replicas.
     pub fn model_spec(&self) -> ModelSpec {
         ModelSpec { task: self.task, model: self.model.clone(), engine: self.engine }
     }
@@ -118,41 +118,41 @@ impl Deployment {
     }
 }
 
-/// What a replica reports about its model.
+/// Model as reported by a replica.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReportedModel {
-    /// The revision of its identity.
+    /// Revision of its identity.
     pub revision: ModelRevision,
-    /// The model reference of its configuration.
+    /// Model reference of its configuration.
     pub source: String,
-    /// What it does.
+    /// Task of the model.
     pub task: Task,
     /// Engine and number format.
     pub engine: EngineSpec,
 }
 
-/// How exactly a report must agree with a deployment to be taken for its model.
+/// Strictness of the comparison between a reported model and a deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Agreement {
-    /// Engine, precision and model reference. A reference that is a directory agrees with every other one, because
-    /// directories differ between machines.
+pub enum ModelMatch {
+    /// Engine, precision and model reference must match. A directory matches every reference, because directories differ
+    /// between machines.
     Engine,
-    /// Engine, precision and the same model reference.
+    /// Engine, precision and model reference must match, without exceptions.
     EngineAndModel,
 }
 
 impl ReportedModel {
-    /// Whether a replica with this report runs what `spec` describes.
-    pub fn runs(&self, spec: &ModelSpec, agreement: Agreement) -> bool {
+    /// Returns whether the replica runs the model of `spec`.
+    pub fn runs(&self, spec: &ModelSpec, required: ModelMatch) -> bool {
         let is_directory = |reference: &str| !reference.contains("://");
         let same_model = canonical(&self.source) == canonical(&spec.model)
-            || agreement == Agreement::Engine && (is_directory(&self.source) || is_directory(&spec.model));
+            || required == ModelMatch::Engine && (is_directory(&self.source) || is_directory(&spec.model));
         self.engine == spec.engine && same_model
     }
 }
 
-/// Returns a model reference in one spelling: a replica reports `pypi://` packages as PEP 503 normalises them (runs of `-`, `_`
-/// and `.` are one `-`, in lower case).
+/// Returns the canonical spelling of a model reference. Replicas report `pypi://` packages as PEP 503 normalises them
+/// (runs of `-`, `_` and `.` become one `-`, in lower case).
 fn canonical(reference: &str) -> String {
     let Some(rest) = reference.strip_prefix("pypi://") else { return reference.to_owned() };
     let (package, version) =
@@ -162,23 +162,23 @@ fn canonical(reference: &str) -> String {
     version.map_or_else(|| format!("pypi://{package}"), |version| format!("pypi://{package}=={version}"))
 }
 
-/// The identity that a deployment is served with, and the one that is to replace it.
+/// Revision that a deployment is served with, and the one that replaces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedRevision {
     /// Regions route to replicas of this revision only.
     pub current: ModelRevision,
-    /// The change that is under way.
+    /// Change in progress.
     pub next: Option<NextRevision>,
 }
 
-/// A model that is to replace the one that is served.
+/// Model that replaces the served one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextRevision {
-    /// What its replicas run.
+    /// Model that its replicas run.
     pub spec: ModelSpec,
-    /// The revision that the first of its replicas reported; `None` until there is one.
+    /// Revision that the first of its replicas reported; `None` until then.
     pub revision: Option<ModelRevision>,
-    /// Whether it waits for an operator (`meridian apply --promote`), also when its replicas are ready.
+    /// Whether the change waits for an operator (`meridian apply --promote`) even when its replicas are ready.
     pub held: bool,
 }
 
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_is_read_back_as_it_was_written_and_nothing_else_is_one() {
+    fn a_revision_round_trips_and_other_texts_are_rejected() {
         let revision = identity().revision();
         assert_eq!(revision.to_string().parse(), Ok(revision));
         assert_eq!("00000000000000ff".parse::<ModelRevision>().unwrap().to_string(), "00000000000000ff");
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_agrees_with_a_deployment_by_engine_and_reference() {
+    fn a_report_matches_a_deployment_by_engine_and_reference() {
         let engine = EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 };
         let spec = |model: &str, engine| ModelSpec { task: Task::Embed, model: model.to_owned(), engine };
         let report = |source: &str| ReportedModel {
@@ -243,16 +243,16 @@ mod tests {
             task: Task::Embed,
             engine,
         };
-        let check = |source: &str, model: &str, agreement: Agreement, expected: bool| {
-            assert_eq!(report(source).runs(&spec(model, engine), agreement), expected, "{source} {model}");
+        let check = |source: &str, model: &str, required: ModelMatch, expected: bool| {
+            assert_eq!(report(source).runs(&spec(model, engine), required), expected, "{source} {model}");
         };
-        check("pypi://a", "pypi://a", Agreement::EngineAndModel, true);
-        check("pypi://a", "pypi://b", Agreement::Engine, false);
-        check("pypi://gt-a", "pypi://GT__a", Agreement::EngineAndModel, true);
-        check("pypi://a==1.0", "pypi://a==1.1", Agreement::EngineAndModel, false);
-        check("/models/a", "pypi://a", Agreement::Engine, true);
-        check("/models/a", "pypi://a", Agreement::EngineAndModel, false);
+        check("pypi://a", "pypi://a", ModelMatch::EngineAndModel, true);
+        check("pypi://a", "pypi://b", ModelMatch::Engine, false);
+        check("pypi://gt-a", "pypi://GT__a", ModelMatch::EngineAndModel, true);
+        check("pypi://a==1.0", "pypi://a==1.1", ModelMatch::EngineAndModel, false);
+        check("/models/a", "pypi://a", ModelMatch::Engine, true);
+        check("/models/a", "pypi://a", ModelMatch::EngineAndModel, false);
         let int8 = EngineSpec { precision: Precision::Int8, ..engine };
-        assert!(!report("pypi://a").runs(&spec("pypi://a", int8), Agreement::Engine));
+        assert!(!report("pypi://a").runs(&spec("pypi://a", int8), ModelMatch::Engine));
     }
 }

@@ -5,7 +5,7 @@ use crate::set::{RegionIndex, RegionSet};
 
 /// A region was selected that may not see the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("region {} of the catalogue was selected and may not see the request", .0.as_usize())]
+#[error("region {} of the catalogue was selected but may not see the request", .0.as_usize())]
 pub struct ResidencyViolation(pub RegionIndex);
 
 /// **Residency**: no byte of a request reaches a region outside its allowed set.

@@ -1,11 +1,11 @@
-//! Jurisdictions: the places whose law applies to a region.
+//! Jurisdictions: the territories whose law applies to a region.
 //!
 //! Three kinds nest: a subdivision (`us-va`, ISO 3166-2) lies in a country (`us`, ISO 3166-1 alpha-2), and a country in
-//! unions (`eu`, `eea`), whose members the catalogue lists. A code says by itself which country a subdivision belongs
-//! to, so that no table can contradict it; only unions need a table. ISO writes its codes in capitals, people do not:
-//! `EU` and `eu` are one code here.
+//! unions (`eu`, `eea`), whose members the catalogue lists. The code of a subdivision contains its country, so that no
+//! table can contradict it; only unions need a table. ISO writes its codes in capitals; this module accepts either case
+//! and treats `EU` and `eu` as one code.
 //!
-//! A jurisdiction is where the machines stand. It is never derived from the address of a client.
+//! The jurisdiction of a region is where its machines are. It is never derived from a client's address.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,38 +21,38 @@ const COUNTRIES: &str = "\
     sa sb sc sd se sg sh si sj sk sl sm sn so sr ss st sv sx sy sz tc td tf tg th tj tk tl tm tn to tr tt tv tw tz \
     ua ug um us uy uz va vc ve vg vi vn vu wf ws ye yt za zm zw";
 
-/// A country, a subdivision of one, or a union of several, by its code in lower case.
+/// Country, subdivision of a country, or union of countries, by its code in lower case.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Jurisdiction(Arc<str>);
 
-/// A text that cannot be the code of a jurisdiction.
+/// Error for a text that cannot be the code of a jurisdiction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{given}` is not a jurisdiction: write a country (de), a subdivision (us-va) or a union (eu) by its short code"
 )]
 pub struct JurisdictionError {
-    /// What was given, cut to a printable length.
+    /// Given text, cut to a printable length.
     pub given: String,
 }
 
 impl Jurisdiction {
-    /// The code, such as `us-va`.
+    /// Returns the code, such as `us-va`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The country that the code names or lies in; `None` for a union.
+    /// Returns the country that the code names or lies in; `None` for a union.
     pub fn country(&self) -> Option<Jurisdiction> {
         let country = self.0.split('-').next()?;
         COUNTRIES.split(' ').any(|known| known == country).then(|| Jurisdiction(country.into()))
     }
 
-    /// Whether this is a country itself.
+    /// Returns whether this is a country.
     pub fn is_country(&self) -> bool {
         self.country().as_ref() == Some(self)
     }
 
-    /// Whether this can only be a union: neither a country nor within one.
+    /// Returns whether this can only be a union: neither a country nor part of one.
     pub fn is_union(&self) -> bool {
         !self.0.contains('-') && self.country().is_none()
     }
@@ -62,7 +62,7 @@ impl FromStr for Jurisdiction {
     type Err = JurisdictionError;
 
     fn from_str(text: &str) -> Result<Jurisdiction, JurisdictionError> {
-        // "anywhere" is what a policy without a condition says of itself; no union may take that name.
+        // "anywhere" is the text form of a policy without conditions, so no union may have that name.
         let well_formed = match text.split_once('-') {
             None => is_letters(text, 2..=8) && !text.eq_ignore_ascii_case("anywhere"),
             Some((country, part)) => {
@@ -100,14 +100,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_of_countries_is_whole_and_in_order() {
+    fn the_list_of_countries_is_complete_and_sorted() {
         let countries: Vec<&str> = COUNTRIES.split(' ').collect();
         assert_eq!(countries.len(), 249);
         assert!(countries.is_sorted_by(|a, b| a < b));
     }
 
     #[test]
-    fn a_code_says_which_country_it_lies_in() {
+    fn a_code_determines_its_country() {
         let cases = [
             ("de", Some("de"), true, false),
             ("DE", Some("de"), true, false),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_code_is_refused_with_the_three_kinds_of_code() {
+    fn an_invalid_code_is_rejected_with_the_three_kinds_of_code() {
         for text in
             ["", "d", "anywhere", "europeans", "u5", "usa-va", "us-", "us-virg", "us-v a", "aws/us-east-1"]
         {

@@ -1,15 +1,15 @@
-//! How far away a region is, in time.
+//! Latency model: estimated round trips to the regions.
 //!
-//! Before anything was measured there is only the globe. Light in fibre runs at two thirds of its speed in vacuum, cables
-//! do not follow great circles, and routers and last miles cost a constant: [`prior_rtt`] is
+//! Before any measurement, only the great-circle distance is known. Light in fibre runs at two thirds of its speed in
+//! vacuum, cables are longer than great circles, and routers and last miles add a constant: [`prior_rtt`] is
 //! `8 ms + 1.45 · 2d / (2c/3)`. Against 2442 measured pairs of Azure regions it errs by 14 ms at the median and 13 %, and
-//! by 68 ms and 35 % at the 90th percentile; choosing by distance alone costs 6 to 7 ms on average and over 100 ms in one
-//! choice of a hundred. Good enough to start with, not to stay with.
+//! by 68 ms and 35 % at the 90th percentile; selecting by distance alone costs 6 to 7 ms on average and over 100 ms in one
+//! of a hundred selections. It is good enough to start with.
 //!
-//! So each report exchange with a region is a sample of the true round trip. Noise in a round trip is one-sided, queues
-//! only ever add, so what counts is the *minimum* of a window of [`WINDOW`] samples; the minima are averaged with decay so
-//! that one lucky window does not move traffic. The first closed window replaces the prior. A region that has been silent
-//! for [`STALE_AFTER`] has no measurement any more and starts again from the prior.
+//! Each report exchange with a region is a sample of the true round trip. Noise in round trips is one-sided, since queues
+//! only add time, so the estimate uses the *minimum* of a window of [`WINDOW`] samples; the minima are averaged with
+//! decay so that one window with a low minimum does not move traffic. The first complete window replaces the prior. After
+//! [`STALE_AFTER`] without a sample, the measurement of a region is discarded and the prior is used again.
 
 use std::time::{Duration, Instant};
 
@@ -21,65 +21,65 @@ use crate::set::RegionIndex;
 /// Samples per window, and so also the number after which the prior is replaced: 3.2 s of reports every 200 ms.
 pub const WINDOW: u32 = 16;
 
-/// Age of the newest sample beyond which a measurement is worth less than the prior.
+/// Age of the newest sample after which a measurement is discarded.
 pub const STALE_AFTER: Duration = Duration::from_secs(5 * 60);
 
-/// A new path is half believed after this long: three windows of reports, so one odd window moves the estimate by a fifth.
+/// Half-life of the averaged minima: three windows of reports, so that one odd window moves the estimate by a fifth.
 pub const HALF_LIFE: Duration = Duration::from_secs(10);
 
-/// What a round trip costs at no distance at all: hosts, routers, last miles.
+/// Round trip at distance zero: hosts, routers, last miles.
 const BASE: Duration = Duration::from_millis(8);
 
-/// By how much the cable is longer than the great circle, as fitted to 2442 pairs of Azure regions.
+/// Ratio of cable length to great-circle distance, fitted to 2442 pairs of Azure regions.
 const DETOUR: f64 = 1.45;
 
-/// Light in fibre: two thirds of 299 792.458 km/s.
+/// Speed of light in fibre: two thirds of 299 792.458 km/s.
 const FIBRE_KM_PER_S: f64 = 299_792.458 * 2.0 / 3.0;
 
-/// The round trip to expect over a great-circle distance: `8 ms + 1.45 · 2d / (2c/3)`.
+/// Returns the expected round trip over a great-circle distance: `8 ms + 1.45 · 2d / (2c/3)`.
 pub fn prior_rtt(distance_km: f64) -> Duration {
     BASE + seconds(DETOUR * 2.0 * distance_km / FIBRE_KM_PER_S)
 }
 
-/// A duration from its length in seconds. Half the Earth's girth takes 0.3 s, so nanoseconds never saturate.
+/// Converts seconds to a duration. Half the Earth's circumference takes 0.3 s, so nanoseconds never saturate.
 fn seconds(seconds: f64) -> Duration {
     Duration::from_nanos((seconds * 1e9) as u64)
 }
 
-/// The round trip to each region, as seen from one place.
+/// Round-trip estimates from one location to each region.
 #[derive(Clone, Debug)]
 pub struct LatencyModel {
     paths: Vec<Path>,
 }
 
-/// What is known of the way to one region.
+/// Estimate for one region.
 #[derive(Clone, Debug)]
 struct Path {
-    place: GeoPoint,
+    point: GeoPoint,
     prior: Duration,
     measured: Option<Ewma>,
     window: Window,
     newest: Option<Instant>,
 }
 
-/// The window being filled.
+/// Window being filled.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     samples: u32,
-    least: Duration,
+    min: Duration,
 }
 
 impl Window {
-    const EMPTY: Window = Window { samples: 0, least: Duration::MAX };
+    const EMPTY: Window = Window { samples: 0, min: Duration::MAX };
 }
 
 impl LatencyModel {
-    /// The model of somebody who stands at `origin` and has measured nothing yet.
+    /// Creates the model of a process at `origin`, without measurements.
     pub fn new(origin: GeoPoint, catalogue: &Catalogue) -> LatencyModel {
         let paths = catalogue
             .iter()
             .map(|(_, region)| Path {
-                place: region.point,
+                point: region.point,
                 prior: prior_rtt(origin.distance_km(region.point)),
                 measured: None,
                 window: Window::EMPTY,
@@ -89,7 +89,7 @@ impl LatencyModel {
         LatencyModel { paths }
     }
 
-    /// Takes in one measured round trip.
+    /// Adds one measured round trip.
     pub fn observe(&mut self, region: RegionIndex, rtt: Duration, now: Instant) {
         let path = &mut self.paths[region.as_usize()];
         if path.is_stale(now) {
@@ -97,13 +97,13 @@ impl LatencyModel {
             path.window = Window::EMPTY;
         }
         path.newest = path.newest.max(Some(now));
-        path.window = Window { samples: path.window.samples + 1, least: path.window.least.min(rtt) };
+        path.window = Window { samples: path.window.samples + 1, min: path.window.min.min(rtt) };
         if path.window.samples == WINDOW {
-            let least = path.window.least.as_secs_f64();
+            let min = path.window.min.as_secs_f64();
             path.measured = match path.measured {
-                None => Some(Ewma::new(HALF_LIFE, least, now)),
+                None => Some(Ewma::new(HALF_LIFE, min, now)),
                 Some(mut average) => {
-                    average.add(least, now);
+                    average.add(min, now);
                     Some(average)
                 }
             };
@@ -111,7 +111,7 @@ impl LatencyModel {
         }
     }
 
-    /// The round trip to expect: the measured one where there is one, else the prior.
+    /// Returns the expected round trip: measured if available, else the prior.
     pub fn estimate(&self, region: RegionIndex, now: Instant) -> Duration {
         let path = &self.paths[region.as_usize()];
         match path.measured {
@@ -120,9 +120,9 @@ impl LatencyModel {
         }
     }
 
-    /// The round trip to expect from another place than ours, of which only the distance is known.
+    /// Returns the expected round trip from another location, which follows from the distance only.
     pub fn prior_from(&self, point: GeoPoint, region: RegionIndex) -> Duration {
-        prior_rtt(point.distance_km(self.paths[region.as_usize()].place))
+        prior_rtt(point.distance_km(self.paths[region.as_usize()].point))
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
         now: Instant,
     }
 
-    /// A gateway in Ashburn that looks at Frankfurt.
+    /// Returns the model of a gateway in Ashburn, with Frankfurt as the region.
     fn scene() -> Scene {
         let catalogue = Catalogue::builtin();
         let region = catalogue.index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prior_stands_until_the_sixteenth_sample() {
+    fn the_prior_is_used_until_the_sixteenth_sample() {
         let mut scene = scene();
         scene.reports(WINDOW - 1, |_| ms(88));
         scene.expect(scene.prior);
@@ -195,14 +195,14 @@ mod tests {
     }
 
     #[test]
-    fn queues_on_the_way_do_not_count_because_the_least_of_a_window_does() {
+    fn the_minimum_of_a_window_excludes_queueing_delays() {
         let mut scene = scene();
         scene.reports(10 * WINDOW, |report| if report % WINDOW == 3 { ms(88) } else { ms(400) });
         scene.expect(ms(88));
     }
 
     #[test]
-    fn a_longer_path_is_believed_little_by_little_and_in_the_end() {
+    fn the_estimate_approaches_a_longer_path_gradually() {
         let mut scene = scene();
         scene.reports(WINDOW, |_| ms(88));
         scene.reports(WINDOW, |_| ms(188));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_region_goes_back_to_the_prior_and_is_measured_afresh() {
+    fn a_region_without_samples_returns_to_the_prior_and_is_measured_again() {
         let mut scene = scene();
         scene.reports(WINDOW + 5, |_| ms(10));
         scene.now += STALE_AFTER;
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn from_another_place_only_the_distance_is_known() {
+    fn the_estimate_from_another_location_uses_the_distance() {
         let mut scene = scene();
         scene.reports(WINDOW, |_| ms(88));
         let from_frankfurt = scene.model.prior_from("50.11,8.68".parse().unwrap(), scene.region);

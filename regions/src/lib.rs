@@ -1,16 +1,17 @@
-//! The facts, the residency policy, the distance and the choice that everybody in Meridian shares.
+//! Domain model that all components share: regions, residency policies, latency estimates, region selection.
 //!
 //! In reading order:
 //!
-//! - [`id`], [`geography`], [`jurisdiction`]: the nouns. A region has a name, a place, and policies that contain it.
-//! - [`catalogue`]: the facts, read from `configs/regions.toml`, checked, ordered and from then on immutable. In it a
-//!   region has an ordinal, and a [`RegionSet`] is a few machine words.
-//! - [`residency`]: the residency policy. A policy names areas; what it permits is a set, and sets are only ever intersected.
-//! - [`latency`] (over [`ewma`]): the distance. A guess from the globe until measurements replace it.
-//! - [`deployment`], [`route`]: what is served, and where it was last known to be served; [`tenant`]: for whom.
-//! - [`identity`]: which model a replica runs, exactly, and which one a deployment is served with.
-//! - [`weights`]: how the hub divides what may go to several regions, and how one of them is drawn.
-//! - [`health`]: health of a region as a gateway observes it; [`invariants`]: what must hold of a routing decision.
+//! - [`id`], [`geography`], [`jurisdiction`]: value types. A region has a name, coordinates, and jurisdictions that
+//!   contain it.
+//! - [`catalogue`]: the known regions, read from `configs/regions.toml`, validated, sorted and immutable. Each region
+//!   has an ordinal in it, and a [`RegionSet`] is a bit set of a few machine words.
+//! - [`residency`]: residency policies. A policy names areas and permits a set of regions; sets are only intersected.
+//! - [`latency`] (over [`ewma`]): round-trip estimates, from the great-circle distance until measurements replace them.
+//! - [`deployment`], [`route`]: deployments, and the regions that serve them; [`tenant`]: rules of the customers.
+//! - [`identity`]: the exact model that a replica runs, and the one that a deployment is served with.
+//! - [`weights`]: traffic shares that the hub assigns to regions, and the random draw of one region by them.
+//! - [`health`]: health of a region as observed by a gateway; [`invariants`]: requirements of a routing decision.
 //!
 //! Everything here is pure: no IO, no clock, no runtime. Time and measurements are arguments, so that a test
 //! and the gateway run the same code.
@@ -45,7 +46,7 @@ pub use geography::GeoPoint;
 pub use health::Health;
 pub use id::{DeploymentName, RegionId, TenantId};
 pub use identity::{
-    Agreement, ModelIdentity, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
+    ModelIdentity, ModelMatch, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
 };
 pub use jurisdiction::Jurisdiction;
 pub use latency::LatencyModel;
@@ -57,11 +58,11 @@ pub use suggest::did_you_mean;
 pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};
 pub use weights::Share;
 
-/// Some instant for tests to count from.
+/// Returns an arbitrary instant as the time origin of a test.
 #[cfg(test)]
 #[expect(
     clippy::disallowed_methods,
-    reason = "an Instant cannot be made from nothing, and no test looks at which it is"
+    reason = "the standard library offers no other constructor, and no test depends on the value"
 )]
 fn some_instant() -> std::time::Instant {
     std::time::Instant::now()

@@ -1,28 +1,28 @@
-//! A list of regions as a person types it: `aws/us-east-1,gcp/europe-west4`.
+//! Comma-separated list of regions, as typed by a person: `aws/us-east-1,gcp/europe-west4`.
 
 use std::collections::BTreeSet;
 
 use crate::catalogue::Catalogue;
 use crate::id::RegionId;
 
-/// The regions of a comma-separated list, in the order given; or everything that is wrong with it.
+/// Parses a comma-separated list of regions, in the order given; returns all of its problems on failure.
 pub fn parse_region_list(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String>> {
     let mut regions: Vec<RegionId> = Vec::new();
     let mut problems: Vec<String> = Vec::new();
-    let mut told: BTreeSet<&str> = BTreeSet::new();
-    for (place, item) in text.split(',').map(str::trim).enumerate() {
+    let mut listed: BTreeSet<&str> = BTreeSet::new();
+    for (position, item) in text.split(',').map(str::trim).enumerate() {
         if item.is_empty() {
             problems.push(format!(
                 "region {} of the list is empty: write cloud/name, such as gcp/europe-west4",
-                place + 1
+                position + 1
             ));
             continue;
         }
-        if !told.insert(item) {
-            problems.push(format!("`{item}` stands twice in the list: keep one"));
+        if !listed.insert(item) {
+            problems.push(format!("`{item}` is in the list twice: keep one"));
             continue;
         }
-        match known(item, catalogue) {
+        match find_region(item, catalogue) {
             Ok(region) => regions.push(region),
             Err(problem) => problems.push(problem),
         }
@@ -30,8 +30,8 @@ pub fn parse_region_list(text: &str, catalogue: &Catalogue) -> Result<Vec<Region
     if problems.is_empty() { Ok(regions) } else { Err(problems) }
 }
 
-/// The region of this name, or why there is none and what may have been meant.
-pub fn known(text: &str, catalogue: &Catalogue) -> Result<RegionId, String> {
+/// Returns the region with this name, or an error with up to three suggestions.
+pub fn find_region(text: &str, catalogue: &Catalogue) -> Result<RegionId, String> {
     let parsed = text.parse::<RegionId>();
     if let Ok(id) = &parsed
         && catalogue.index_of(id).is_some()
@@ -44,7 +44,7 @@ pub fn known(text: &str, catalogue: &Catalogue) -> Result<RegionId, String> {
             format!("no region `{text}` in the catalogue; did you mean {}?", near.join(" or "))
         }
         Ok(_) => {
-            format!("no region `{text}` in the catalogue; configs/regions.toml lists those that there are")
+            format!("no region `{text}` in the catalogue; configs/regions.toml lists all of them")
         }
         Err(error) => error.to_string(),
     })
@@ -64,7 +64,7 @@ mod tests {
             (Err(problems), Err(expected)) => {
                 assert_eq!(problems.len(), expected.len(), "{text}: {problems:?}");
                 for (problem, part) in problems.iter().zip(expected) {
-                    assert!(problem.contains(part), "{text}: `{problem}` does not say `{part}`");
+                    assert!(problem.contains(part), "{text}: `{problem}` does not contain `{part}`");
                 }
             }
             (found, expected) => panic!("{text}: {found:?} is not {expected:?}"),
@@ -72,24 +72,24 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_the_order_in_which_it_was_typed() {
+    fn a_list_keeps_its_order() {
         check("oci/ap-tokyo-1, aws/us-east-1", Ok(&["oci/ap-tokyo-1", "aws/us-east-1"]));
     }
 
     #[test]
-    fn every_problem_of_a_list_is_told_at_once_with_what_was_probably_meant() {
+    fn all_problems_of_a_list_are_reported_with_suggestions() {
         check(
             "aws/us-esat-1,,gcp/europe-west4,gcp/europe-west4,nowhere",
             Err(&[
                 "did you mean aws/us-east-1",
                 "region 2 of the list is empty",
-                "`gcp/europe-west4` stands twice",
+                "`gcp/europe-west4` is in the list twice",
                 "write cloud/name",
             ]),
         );
         check("", Err(&["region 1 of the list is empty"]));
         check("europe-west4", Err(&["did you mean gcp/europe-west4?"]));
         check("frankfurt", Err(&["did you mean aws/eu-central-1"]));
-        check("mars/olympus-mons", Err(&["configs/regions.toml lists those that there are"]));
+        check("mars/olympus-mons", Err(&["configs/regions.toml lists all of them"]));
     }
 }

@@ -1,13 +1,13 @@
-//! Residency: which regions may see a request. The residency policy, not a preference.
+//! Residency policies: which regions may see a request. A policy is a hard constraint, not a preference.
 //!
 //! A policy is read from text: `eu,aws/us-east-1` permits every region in the European Union and one more. Several
-//! policies meet in one request (the deployment's, the tenant's, the one in the caller's header), and each may only
-//! *narrow*: what remains is the intersection of what they permit, never the union. A list of areas cannot express such
-//! an intersection (which areas are in `eu` and in `eea`?), and resolving it to region names would forget why. So a policy
-//! is a list of *conditions*, written `eu & de,fr`: a region must lie in one of the areas of each.
+//! policies apply to one request (the deployment's, the tenant's, the one in the request header), and each may only
+//! *narrow*: the allowed regions are the intersection of the permitted sets, never the union. A list of areas cannot
+//! express such an intersection (which areas are in `eu` and in `eea`?), and resolving it to region names would lose the
+//! reason. So a policy is a list of *conditions*, written `eu & de,fr`: a region must lie in one of the areas of each.
 //!
-//! Nothing here looks at health, load or distance, and a policy that permits no region is a refusal. An empty text is no
-//! policy at all and is never read as "anywhere": a field that was lost must not free what it locked. (Google's outage of
+//! This module does not consider health, load or distance. A policy that permits no region rejects the request. An empty
+//! text is an error and is never read as "anywhere": losing a field must not widen the policy. (Google's outage of
 //! 12 June 2025 began with a blank policy field.)
 
 use std::collections::BTreeSet;
@@ -21,49 +21,50 @@ use crate::region_list;
 use crate::set::RegionSet;
 use crate::suggest::did_you_mean;
 
-/// Longest policy text, in bytes, as it is given and as it is written back (the canonical form, which can be the longer one:
-/// `eu&de` becomes `de & eu`). So whatever was read once is read again wherever it is sent. Every region of the largest cloud by name fits twice, and so does any header.
+/// Maximum length of a policy in bytes, both as given and in the canonical form. The canonical form can be the longer
+/// one: `eu&de` becomes `de & eu`. Checking both ensures that every accepted policy is accepted again by every process
+/// that it is sent to. The names of all regions of the largest cloud fit twice, and so does any header.
 pub const MAX_POLICY_LEN: usize = 4096;
 
-/// How a policy without a condition is written.
+/// Text form of a policy without conditions.
 const ANYWHERE: &str = "anywhere";
 
-/// Something that a policy can permit: all of a jurisdiction, or one region.
+/// Area that a policy can permit: a jurisdiction, or one region.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Area {
-    /// Every region inside.
+    /// Every region in the jurisdiction.
     Jurisdiction(Jurisdiction),
-    /// This region alone.
+    /// One region.
     Region(RegionId),
 }
 
-/// Which regions may see a request.
+/// Residency policy: the regions that may see a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResidencyPolicy {
-    /// All of them.
+    /// All regions.
     Anywhere,
-    /// Those that meet every condition.
+    /// Regions that meet every condition.
     Only(Conditions),
 }
 
-/// Conditions that must all be met. There is at least one, and each names at least one area.
+/// Conditions of a policy, all of which a region must meet. At least one condition, each with at least one area.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Conditions(BTreeSet<BTreeSet<Area>>);
 
-/// A text that is no policy.
+/// Error for a text that is not a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// An area is missing where one must stand.
+    /// An area is missing, for example between two commas.
     #[error(
         "an area is missing: write jurisdictions or regions with commas between them, such as eu,aws/us-east-1"
     )]
     MissingArea,
-    /// An area is of no known form.
+    /// An area has no known form.
     #[error(
         "`{0}` is not an area: write a jurisdiction, such as eu or us-va, or a region, such as aws/us-east-1"
     )]
     NotAnArea(String),
-    /// The text is too long.
+    /// The text or its canonical form is too long.
     #[error(
         "a residency policy of {0} bytes (in canonical form, such as `de,fr & eu`) is too long: name jurisdictions instead of regions; {MAX_POLICY_LEN} bytes fit"
     )]
@@ -71,8 +72,8 @@ pub enum PolicyError {
 }
 
 impl ResidencyPolicy {
-    /// The policy of one condition: any of these areas. An empty list permits nothing that could be written down, so it
-    /// is an error and not a policy.
+    /// Returns the policy with one condition: any of these areas. An empty list is an error: it would permit nothing
+    /// and has no text form.
     pub fn any_of(areas: impl IntoIterator<Item = Area>) -> Result<ResidencyPolicy, PolicyError> {
         let areas: BTreeSet<Area> = areas.into_iter().collect();
         if areas.is_empty() {
@@ -81,7 +82,7 @@ impl ResidencyPolicy {
         Ok(ResidencyPolicy::Only(Conditions(BTreeSet::from([areas]))))
     }
 
-    /// The regions that may see the request.
+    /// Returns the regions that may see the request.
     pub fn permitted(&self, catalogue: &Catalogue) -> RegionSet {
         match self {
             ResidencyPolicy::Anywhere => catalogue.all(),
@@ -94,7 +95,7 @@ impl ResidencyPolicy {
         }
     }
 
-    /// Both policies at once. What they permit together is the intersection of what each permits.
+    /// Returns the conjunction of both policies. It permits the intersection of the two permitted sets.
     #[must_use]
     pub fn narrow(&self, other: &ResidencyPolicy) -> ResidencyPolicy {
         match (self, other) {
@@ -105,23 +106,23 @@ impl ResidencyPolicy {
         }
     }
 
-    /// Both policies at once, as [`ResidencyPolicy::narrow`] has it, for a policy that is written down or sent.
+    /// Returns the conjunction of both policies like [`ResidencyPolicy::narrow`], for a policy that is stored or sent.
     ///
     /// # Errors
     ///
-    /// When the two together are longer than [`MAX_POLICY_LEN`]: nobody could read them back.
-    pub fn joined(&self, other: &ResidencyPolicy) -> Result<ResidencyPolicy, PolicyError> {
-        self.narrow(other).that_fits()
+    /// If the canonical form is longer than [`MAX_POLICY_LEN`], so that no process could read it back.
+    pub fn narrow_checked(&self, other: &ResidencyPolicy) -> Result<ResidencyPolicy, PolicyError> {
+        self.narrow(other).check_len()
     }
 
-    fn that_fits(self) -> Result<ResidencyPolicy, PolicyError> {
+    fn check_len(self) -> Result<ResidencyPolicy, PolicyError> {
         match self.to_string().len() {
             0..=MAX_POLICY_LEN => Ok(self),
             len => Err(PolicyError::TooLong(len)),
         }
     }
 
-    /// The areas, if any of them will do and nothing else is asked for.
+    /// Returns the areas if the policy has exactly one condition.
     pub fn only_condition(&self) -> Option<&BTreeSet<Area>> {
         match self {
             ResidencyPolicy::Anywhere => None,
@@ -131,8 +132,8 @@ impl ResidencyPolicy {
         }
     }
 
-    /// What is wrong with the policy in the light of a catalogue: areas in which no region lies. Such an area permits
-    /// nothing, which is valid but hardly what its author meant.
+    /// Returns the problems of the policy with respect to a catalogue: areas that contain no region. Such an area is
+    /// valid and permits nothing, which is rarely intended.
     pub fn check(&self, catalogue: &Catalogue) -> Vec<String> {
         match self {
             ResidencyPolicy::Anywhere => Vec::new(),
@@ -145,7 +146,7 @@ impl ResidencyPolicy {
 }
 
 impl Area {
-    /// The regions inside.
+    /// Returns the regions in the area.
     pub fn regions(&self, catalogue: &Catalogue) -> RegionSet {
         match self {
             Area::Jurisdiction(jurisdiction) => catalogue.within(jurisdiction),
@@ -153,10 +154,10 @@ impl Area {
         }
     }
 
-    /// Whether a region of the catalogue lies inside; if none does, what may have been meant.
+    /// Checks that the area contains a region of the catalogue; the error suggests similar names.
     pub fn check(&self, catalogue: &Catalogue) -> Result<(), String> {
         match self {
-            Area::Region(region) => region_list::known(region.as_str(), catalogue).map(|_| ()),
+            Area::Region(region) => region_list::find_region(region.as_str(), catalogue).map(|_| ()),
             Area::Jurisdiction(jurisdiction) if catalogue.within(jurisdiction).is_empty() => {
                 let hint =
                     did_you_mean(jurisdiction.as_str(), catalogue.jurisdictions().map(Jurisdiction::as_str));
@@ -196,7 +197,7 @@ impl FromStr for ResidencyPolicy {
             .split('&')
             .map(|condition| condition.split(',').map(|area| area.trim().parse::<Area>()).collect())
             .collect();
-        ResidencyPolicy::Only(Conditions(conditions?)).that_fits()
+        ResidencyPolicy::Only(Conditions(conditions?)).check_len()
     }
 }
 
@@ -215,10 +216,10 @@ impl fmt::Display for ResidencyPolicy {
             ResidencyPolicy::Anywhere => return f.write_str(ANYWHERE),
             ResidencyPolicy::Only(Conditions(conditions)) => conditions,
         };
-        for (place, areas) in conditions.iter().enumerate() {
-            f.write_str(if place == 0 { "" } else { " & " })?;
-            for (place, area) in areas.iter().enumerate() {
-                f.write_str(if place == 0 { "" } else { "," })?;
+        for (index, areas) in conditions.iter().enumerate() {
+            f.write_str(if index == 0 { "" } else { " & " })?;
+            for (index, area) in areas.iter().enumerate() {
+                f.write_str(if index == 0 { "" } else { "," })?;
                 area.fmt(f)?;
             }
         }
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_written_back_as_it_was_read_but_sorted() {
+    fn the_canonical_form_of_a_policy_is_sorted_and_parses_back() {
         let cases = [
             ("anywhere", "anywhere"),
             ("eu", "eu"),
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blank_is_never_read_as_anywhere() {
+    fn an_empty_text_is_never_read_as_anywhere() {
         for text in ["", " ", ",", "eu,", "eu &", "& eu", "eu,,de"] {
             assert_eq!(text.parse::<ResidencyPolicy>(), Err(PolicyError::MissingArea), "{text:?}");
         }
@@ -261,14 +262,14 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_at_the_limit_is_read_and_one_byte_more_is_not() {
+    fn a_policy_at_the_length_limit_is_accepted_and_one_byte_more_is_rejected() {
         let at_limit = format!("eu,{}de", " ".repeat(MAX_POLICY_LEN - 5));
         assert_eq!(policy(&at_limit), policy("de,eu"));
         let past_limit = format!("{at_limit} ");
         assert_eq!(past_limit.parse::<ResidencyPolicy>(), Err(PolicyError::TooLong(MAX_POLICY_LEN + 1)));
     }
 
-    /// So many conditions of one jurisdiction each, all different, without a space.
+    /// Returns `count` different conditions of one jurisdiction each, without spaces.
     fn conditions(count: usize) -> String {
         let letters = || 'a'..='z';
         let codes = letters()
@@ -277,25 +278,26 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_limited_by_what_is_written_back() {
-        // Six bytes each, and three more for ` & ` in canonical form.
+    fn the_length_limit_applies_to_the_canonical_form() {
+        // Six bytes per condition, and three more for ` & ` in canonical form.
         let (fits, one_more) = (conditions(455), conditions(456));
         assert_eq!(policy(&fits).to_string().len(), 4092);
         assert_eq!(policy(&policy(&fits).to_string()), policy(&fits));
-        assert!(one_more.len() <= MAX_POLICY_LEN, "as it is given, it would fit");
+        assert!(one_more.len() <= MAX_POLICY_LEN, "the given form alone would fit");
         assert_eq!(one_more.parse::<ResidencyPolicy>(), Err(PolicyError::TooLong(4101)));
     }
 
     #[test]
-    fn policies_are_joined_as_long_as_what_is_written_of_them_fits() {
+    fn narrowing_fails_when_the_canonical_form_is_too_long() {
         let half = policy(&conditions(455));
-        assert_eq!(half.joined(&ResidencyPolicy::Anywhere), Ok(half.clone()));
-        assert_eq!(half.joined(&policy("eu")).map_err(|error| error.to_string().contains("4097")), Err(true));
-        assert_eq!(policy("eu").joined(&policy("de,fr")), Ok(policy("de,fr & eu")));
+        assert_eq!(half.narrow_checked(&ResidencyPolicy::Anywhere), Ok(half.clone()));
+        let too_long = half.narrow_checked(&policy("eu"));
+        assert_eq!(too_long.map_err(|error| error.to_string().contains("4097")), Err(true));
+        assert_eq!(policy("eu").narrow_checked(&policy("de,fr")), Ok(policy("de,fr & eu")));
     }
 
     #[test]
-    fn a_policy_permits_the_regions_inside_its_areas_and_no_other() {
+    fn a_policy_permits_exactly_the_regions_in_its_areas() {
         let catalogue = Catalogue::builtin();
         let cases = [
             ("eu", "aws/eu-central-1", true),
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn an_area_in_which_no_region_lies_is_told_with_what_was_probably_meant() {
+    fn an_area_without_regions_is_reported_with_suggestions() {
         let catalogue = Catalogue::builtin();
         assert_eq!(policy("eu,us-va,aws/us-east-1 & eea").check(&catalogue), Vec::<String>::new());
         let problems = policy("eu,eau,aq & aws/us-esat-1").check(&catalogue);

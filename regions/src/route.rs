@@ -1,9 +1,9 @@
-//! The route table: what a gateway needs to know of the fleet to serve without asking anybody.
+//! Route table: the state of the fleet that a gateway needs in order to serve requests without the hub.
 //!
-//! The hub publishes it; a gateway installs it if its generation is higher than the one it has, keeps it on disk and
-//! serves from it for as long as nobody brings a newer one. It says where regions are reached and what was ready there
-//! when they last registered. It does *not* say who is healthy: that is what a gateway hears from the regions themselves,
-//! five times a second.
+//! The hub publishes it. A gateway installs a table with a higher generation than its own, keeps it on disk, and serves
+//! from it until a newer one arrives. It contains the endpoints of the regions and the deployments that were ready there
+//! at their last registration. It does *not* contain health: gateways receive that from the regions themselves, five
+//! times a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,71 +18,72 @@ use crate::residency::ResidencyPolicy;
 use crate::set::RegionSet;
 use crate::tenant::TenantRules;
 
-/// How new a table is. It only rises at each reader: a lower one is refused, whoever sends it.
+/// Version of a route table. It only rises at each reader: a table with a lower one is rejected, regardless of the sender.
 ///
-/// The epoch is raised when the store was restored from a backup and its numbers may start again from lower ones.
+/// The epoch is raised when the store was restored from a backup and its numbers may start again at lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation {
-    /// Of the store.
+    /// Epoch of the store.
     pub epoch: u64,
-    /// Of the table, within the epoch.
+    /// Number of the table within the epoch.
     pub number: u64,
 }
 
-/// A text that is no generation.
+/// Error for a text that is not a generation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a generation: write epoch.number, such as 1.42")]
 pub struct GenerationError(String);
 
-/// Where each region is reached, and what is deployed.
+/// Endpoints of all regions, and the deployments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteTable {
-    /// How new it is.
+    /// Version of the table.
     pub generation: Generation,
-    /// The regions that have registered.
+    /// Registered regions.
     pub regions: BTreeMap<RegionId, RegionRoute>,
-    /// What there is to serve.
+    /// Deployments of the fleet.
     pub deployments: BTreeMap<DeploymentName, Deployment>,
-    /// Those whose residency will be wider, once everybody has heard of it.
+    /// Deployments whose residency policy will be wider once every process has this table.
     pub widening: BTreeMap<DeploymentName, Widening>,
     /// The model revision that each deployment is served with; a deployment is missing until its first replica has
-    /// reported one. `None` in a table of a hub that does not know of revisions.
+    /// reported one. `None` in a table of a hub that does not support revisions.
     pub revisions: Option<BTreeMap<DeploymentName, ServedRevision>>,
-    /// Who may come in; nothing where nobody has applied any, and every gateway goes by its own file.
+    /// Tenants that were applied to the hub. `None` if there are none: then each gateway uses its own tenants file.
     pub tenants: Option<Tenants>,
 }
 
-/// Who may come in at a gateway.
+/// Tenants of the fleet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tenants {
-    /// All of them.
+    /// Rules of all tenants.
     pub all: BTreeMap<TenantId, TenantRules>,
-    /// Those whose residency will be wider, once everybody has heard of it.
+    /// Tenants whose residency policy will be wider once every process has this table.
     pub widening: BTreeMap<TenantId, Widening>,
 }
 
-/// A residency that is announced: requests are not sent under it yet, and are taken already.
+/// Announced widening of a residency policy. Gateways do not send requests under the wider policy yet; regions already
+/// accept them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Widening {
-    /// What it will be.
+    /// Future policy.
     pub to: ResidencyPolicy,
-    /// The first table that said so.
+    /// Generation of the first table with this announcement.
     pub since: Generation,
 }
 
 /// One region of a route table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionRoute {
-    /// Where gateways reach its spoke.
+    /// Address of the region's spoke.
     pub endpoint: SocketAddr,
-    /// What had a ready replica there when the region last said so.
+    /// Deployments that had a ready replica at the region's last report.
     pub deployments: BTreeSet<DeploymentName>,
-    /// Its operator empties it: what may go elsewhere goes elsewhere.
+    /// Whether an operator drains the region: requests are sent to other allowed regions if there are any.
     pub draining: bool,
 }
 
 impl RouteTable {
-    /// The table of somebody who has heard of nothing; every published one supersedes it.
+    /// Returns the table of a process that has not received one; every published table supersedes it.
     pub fn empty() -> RouteTable {
         let generation = Generation { epoch: 0, number: 0 };
         RouteTable {
@@ -95,24 +96,24 @@ impl RouteTable {
         }
     }
 
-    /// The regions that have registered, as a set. One that this catalogue does not know cannot be judged by the residency policy,
-    /// and is left out.
+    /// Returns the registered regions. A region that is missing in the catalogue is left out, because no residency
+    /// policy can be applied to it.
     pub fn routed(&self, catalogue: &Catalogue) -> RegionSet {
         self.regions.keys().filter_map(|region| catalogue.index_of(region)).collect()
     }
 
-    /// The regions that are being drained, as a set.
+    /// Returns the regions that are being drained.
     pub fn draining(&self, catalogue: &Catalogue) -> RegionSet {
         let draining = self.regions.iter().filter(|(_, route)| route.draining);
         draining.filter_map(|(region, _)| catalogue.index_of(region)).collect()
     }
 
-    /// The revision that a deployment is served with, if one is pinned.
+    /// Returns the revision that a deployment is served with, if one is pinned.
     pub fn revision(&self, deployment: &DeploymentName) -> Option<&ServedRevision> {
         self.revisions.as_ref()?.get(deployment)
     }
 
-    /// The regions in which a deployment has a ready replica, as a set.
+    /// Returns the regions in which a deployment has a ready replica.
     pub fn serving(&self, deployment: &DeploymentName, catalogue: &Catalogue) -> RegionSet {
         self.regions
             .iter()
@@ -140,7 +141,7 @@ impl FromStr for Generation {
     }
 }
 
-/// A number in plain digits; the standard parser would take a sign too.
+/// Parses a number of plain digits; `u64::from_str` would also accept a sign.
 fn digits(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_is_read_back_as_it_was_written() {
+    fn a_generation_round_trips_through_its_text_form() {
         let newest = Generation { epoch: u64::MAX, number: u64::MAX };
         assert_eq!(generation(&newest.to_string()), newest);
         for text in ["", "1", "1.", ".1", "1.2.3", "+1.2", "-1.2", "1.18446744073709551616"] {
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_the_catalogue_does_not_know_is_in_no_set() {
+    fn a_region_missing_in_the_catalogue_is_in_no_set() {
         let catalogue = Catalogue::builtin();
         let minilm: DeploymentName = "minilm".parse().unwrap();
         let ready = RegionRoute {

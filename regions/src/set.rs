@@ -1,44 +1,44 @@
-//! Sets of regions, as bits.
+//! Sets of regions, as bit sets.
 //!
 //! Within one process a catalogue gives each region an ordinal, and a set of regions is one bit per ordinal. That makes
-//! the residency policy cheap: what is permitted, deployed and alive are three sets, and what remains is three `and`s over eight
-//! words. Ordinals never leave the process; between processes regions go by name.
+//! the residency filter cheap: the allowed, deployed and healthy regions are three sets, and the eligible regions are
+//! three `and`s over eight words. Ordinals never leave the process; between processes regions are identified by name.
 
-/// How many regions a catalogue may hold. All public regions of all clouds that rent accelerators are some 250 today.
+/// Maximum number of regions in a catalogue. All public regions of all clouds that rent accelerators are some 250 today.
 pub const MAX_REGIONS: usize = 512;
 
 const WORD_BITS: usize = u64::BITS as usize;
 
-/// The ordinal of a region in this process's catalogue. Ordinals are in order of [`crate::RegionId`].
+/// Ordinal of a region in this process's catalogue. Ordinals are in order of [`crate::RegionId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionIndex(u16);
 
 impl RegionIndex {
-    /// The region at this place of the catalogue; `None` past [`MAX_REGIONS`].
+    /// Returns the index of the region with this ordinal; `None` from [`MAX_REGIONS`] on.
     pub fn new(ordinal: usize) -> Option<RegionIndex> {
         (ordinal < MAX_REGIONS).then_some(RegionIndex(ordinal as u16))
     }
 
-    /// The place in the catalogue, for indexing.
+    /// Returns the ordinal, for indexing.
     pub fn as_usize(self) -> usize {
         usize::from(self.0)
     }
 }
 
-/// A set of regions of one catalogue.
+/// Set of regions of one catalogue.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct RegionSet([u64; MAX_REGIONS / WORD_BITS]);
 
 impl RegionSet {
-    /// No region.
+    /// The empty set.
     pub const EMPTY: RegionSet = RegionSet([0; MAX_REGIONS / WORD_BITS]);
 
-    /// No region.
+    /// Returns the empty set.
     pub fn empty() -> RegionSet {
         RegionSet::EMPTY
     }
 
-    /// The first `n` regions: every region of a catalogue of length `n`.
+    /// Returns the first `n` regions: every region of a catalogue of length `n`.
     pub fn all(n: usize) -> RegionSet {
         (0..n).filter_map(RegionIndex::new).collect()
     }
@@ -48,50 +48,50 @@ impl RegionSet {
         self.0[region.as_usize() / WORD_BITS] |= 1 << (region.as_usize() % WORD_BITS);
     }
 
-    /// Takes a region out.
+    /// Removes a region.
     pub fn remove(&mut self, region: RegionIndex) {
         self.0[region.as_usize() / WORD_BITS] &= !(1 << (region.as_usize() % WORD_BITS));
     }
 
-    /// Whether the region is in the set.
+    /// Returns whether the region is in the set.
     pub fn contains(&self, region: RegionIndex) -> bool {
         self.0[region.as_usize() / WORD_BITS] & (1 << (region.as_usize() % WORD_BITS)) != 0
     }
 
-    /// What is in both.
+    /// Returns the regions that are in both sets.
     #[must_use]
     pub fn intersect(self, other: RegionSet) -> RegionSet {
         self.zip(other, |a, b| a & b)
     }
 
-    /// What is in either.
+    /// Returns the regions that are in either set.
     #[must_use]
     pub fn union(self, other: RegionSet) -> RegionSet {
         self.zip(other, |a, b| a | b)
     }
 
-    /// What is in this set and not in the other.
+    /// Returns the regions that are in this set and not in the other.
     #[must_use]
     pub fn minus(self, other: RegionSet) -> RegionSet {
         self.zip(other, |a, b| a & !b)
     }
 
-    /// Whether every region of this set is in the other.
+    /// Returns whether every region of this set is in the other.
     pub fn is_subset(&self, other: &RegionSet) -> bool {
         self.minus(*other).is_empty()
     }
 
-    /// Whether there is no region in the set.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// How many regions are in the set.
+    /// Returns the number of regions in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// The regions in ascending order.
+    /// Returns an iterator over the regions in ascending order.
     pub fn iter(&self) -> Iter {
         Iter { rest: *self, word: 0 }
     }
@@ -105,7 +105,7 @@ impl RegionSet {
     }
 }
 
-/// The regions of a [`RegionSet`], ascending.
+/// Iterator over the regions of a [`RegionSet`], ascending.
 #[derive(Clone, Debug)]
 pub struct Iter {
     rest: RegionSet,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ordinal_fits_and_the_one_past_it_is_none() {
+    fn the_last_ordinal_is_valid_and_the_next_one_is_not() {
         let last = RegionIndex::new(MAX_REGIONS - 1).unwrap();
         let mut set = RegionSet::empty();
         set.insert(last);

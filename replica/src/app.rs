@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 
 use axum::http::HeaderValue;
 use replica_core::batch::Backlog;
@@ -58,7 +58,7 @@ pub(crate) struct App {
     /// Unix time in seconds.
     pub(crate) started_at: u64,
     /// Health check of the shared state; runs one check at a time.
-    pub(crate) health: Health,
+    pub(crate) health: HealthCheck,
     service: OnceLock<Service>,
     draining: AtomicBool,
 }
@@ -89,7 +89,7 @@ impl App {
             metrics: Arc::default(),
             bodies: BodyBudget::new(config.limits),
             started_at: now.as_secs(),
-            health: Health::default(),
+            health: HealthCheck::default(),
             service: OnceLock::new(),
             draining: AtomicBool::new(false),
         }

@@ -1,13 +1,13 @@
-//! The replicas of a deployment, for a person: how many are ready of how many, where, and with which model.
+//! Text output of the replicas of a deployment: ready and target counts, regions, model revisions.
 
 use scheduler_core::wire::apply::{DeploymentReplicasV1, RegionReplicasV1};
 use scheduler_core::wire::deployment::EngineV1;
 use scheduler_core::wire::revision::{NextRevisionV1, RevisionReplicasV1};
 
-/// The lines of one deployment in `meridian get rollout`.
-pub(super) fn of(deployment: &DeploymentReplicasV1) -> Vec<String> {
+/// Returns the lines of one deployment in `meridian get rollout`.
+pub(super) fn format_deployment(deployment: &DeploymentReplicasV1) -> Vec<String> {
     let DeploymentReplicasV1 { name, model, engine, revision, next, regions } = deployment;
-    let shown = revision.as_deref().unwrap_or("not known yet: no replica has reported one");
+    let shown = revision.as_deref().unwrap_or("unknown: no replica has reported one");
     let mut lines =
         vec![format!("deployment {name}: {model}, {}, model revision {shown}", engine_of(engine))];
     lines.extend(regions.iter().map(|region| format!("  {}", of_revision(region, revision.as_deref()))));
@@ -23,7 +23,7 @@ pub(super) fn of(deployment: &DeploymentReplicasV1) -> Vec<String> {
     lines
 }
 
-/// The lines of a region in `meridian get regions`: replicas that get no requests because of what they run.
+/// Returns the lines of a region in `meridian get regions` for replicas that get no requests because of their model.
 pub(super) fn mismatches<'a>(
     region: &'a str,
     deployments: &'a [DeploymentReplicasV1],
@@ -53,27 +53,27 @@ fn change(name: &str, next: &NextRevisionV1) -> String {
     }
 }
 
-/// Ready replicas of one revision in one region.
+/// Formats the ready replicas of one revision in one region.
 fn of_revision(replicas: &RegionReplicasV1, revision: Option<&str>) -> String {
     let RegionReplicasV1 { region, target, models } = replicas;
     let of_it = || models.iter().filter(|counted| Some(counted.revision.as_str()) == revision);
     let ready: u32 = of_it().map(|counted| counted.ready).sum();
-    let there: u32 = of_it().map(|counted| counted.replicas).sum();
-    format!("{region}: {ready} of {} replicas ready", target.unwrap_or(there))
+    let running: u32 = of_it().map(|counted| counted.replicas).sum();
+    format!("{region}: {ready} of {} replicas ready", target.unwrap_or(running))
 }
 
-/// Replicas that run neither what is served nor what is to be.
+/// Returns the lines of the replicas that run neither the served model nor the next one.
 fn mismatched<'a>(
     replicas: &'a RegionReplicasV1,
     deployment: &'a DeploymentReplicasV1,
 ) -> impl Iterator<Item = String> + 'a {
     let next = deployment.next.as_ref().and_then(|next| next.revision.as_ref());
     let expected = [deployment.revision.as_ref(), next];
-    let wrong = replicas
+    let mismatched = replicas
         .models
         .iter()
         .filter(move |counted| deployment.revision.is_some() && !expected.contains(&Some(&counted.revision)));
-    wrong.map(|counted| {
+    mismatched.map(|counted| {
         let RevisionReplicasV1 { revision, source, task: _, engine, replicas, ready: _ } = counted;
         format!(
             "mismatch: {replicas} of {} run {source}, {}, model revision {revision}, and get no requests",
@@ -93,13 +93,13 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_person_reads_how_many_replicas_are_ready_with_which_model() {
+    fn the_text_shows_ready_replicas_by_model() {
         let (old, new, other) = ("00000000000000aa", "00000000000000bb", "00000000000000cc");
         let model = |revision: &str, precision: &str, replicas: u32, ready: u32| {
             json!({"revision": revision, "source": "pypi://m", "task": "embed",
                    "engine": {"kind": "cpu", "precision": precision}, "replicas": replicas, "ready": ready})
         };
-        let said = json!({
+        let replicas = json!({
             "name": "a", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"}, "revision": old,
             "next": {"task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "int8"},
                      "revision": new, "held": true},
@@ -108,7 +108,7 @@ mod tests {
                 {"region": "oci/ap-tokyo-1", "target": null, "models": [model(old, "f32", 1, 1), model(other, "f32", 1, 1)]},
             ],
         });
-        let deployment: DeploymentReplicasV1 = serde_json::from_value(said).expect("replicas");
+        let deployment: DeploymentReplicasV1 = serde_json::from_value(replicas).expect("replicas");
         let expected = [
             "deployment a: pypi://m, cpu f32, model revision 00000000000000aa",
             "  aws/us-east-1: 2 of 3 replicas ready",
@@ -118,7 +118,7 @@ mod tests {
             "    oci/ap-tokyo-1: 0 of 0 replicas ready",
             "  oci/ap-tokyo-1: mismatch: 1 of a run pypi://m, cpu f32, model revision 00000000000000cc, and get no requests",
         ];
-        assert_eq!(of(&deployment), expected);
+        assert_eq!(format_deployment(&deployment), expected);
         let all = [deployment];
         assert_eq!(mismatches("oci/ap-tokyo-1", &all).count(), 1);
         assert_eq!(mismatches("aws/us-east-1", &all).count(), 0);

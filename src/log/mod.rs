@@ -1,14 +1,13 @@
-//! Where log lines go: to stderr, many in one write, by a thread of their own.
+//! Log output to stderr: many lines per write, by a separate thread.
 //!
-//! Every request leaves a line. Written one at a time that is a system call for each, and a thread that is woken for
-//! each; together they cost as much as deciding where the request goes. So a line is appended to what is waiting, and
-//! the thread takes all of it every [`WRITE_PERIOD`]. A disk that stalls must not stall whoever has something to say:
-//! when more waits than [`WAITING_BYTES_MAX`], lines are lost rather than requests, and how many is said. What a line
-//! looks like is in [`text`].
+//! Every request has a log line. A write per line costs a system call and a thread wakeup each; together they cost as much
+//! as the routing decision. So lines are appended to a buffer, and the thread writes the whole buffer every
+//! [`WRITE_PERIOD`]. A slow disk must not block requests: when more than [`BUFFERED_BYTES_MAX`] are waiting, lines are dropped
+//! and counted. The format of a line is in [`text`].
 
 mod text;
 
-pub(crate) use text::Text;
+pub(crate) use text::TextFormat;
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -17,70 +16,70 @@ use std::time::Duration;
 use supervision::{Condvar, Mutex, MutexGuard};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// How long a line may wait for others: what a person who watches does not notice.
+/// Maximum delay of a line; not noticeable to a person who watches the log.
 const WRITE_PERIOD: Duration = Duration::from_millis(20);
-/// What may wait: about 20,000 lines, one second of a busy gateway.
-const WAITING_BYTES_MAX: usize = 4 << 20;
+/// Maximum bytes in the buffer: about 20,000 lines, one second of a busy gateway.
+const BUFFERED_BYTES_MAX: usize = 4 << 20;
 
-/// Where lines are left.
+/// Writer that appends lines to the buffer.
 #[derive(Clone)]
-pub(crate) struct Lines(Arc<Shared>);
+pub(crate) struct LogWriter(Arc<Shared>);
 
 struct Shared {
-    waiting: Mutex<Waiting>,
-    something: Condvar,
+    buffer: Mutex<LogBuffer>,
+    changed: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct LogBuffer {
     text: Vec<u8>,
-    lost: u64,
+    dropped: u64,
     ended: bool,
 }
 
-/// Writes until it is dropped; then everything that waits is written.
-pub(crate) struct Writing {
-    lines: Lines,
+/// Handle of the writer thread; dropping it writes the rest of the buffer and joins the thread.
+pub(crate) struct LogWriterThread {
+    lines: LogWriter,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Starts the thread that writes to `sink`.
-pub(crate) fn write_to(sink: impl Write + Send + 'static) -> io::Result<(Lines, Writing)> {
-    let lines = Lines(Arc::new(Shared {
-        waiting: Mutex::independent(Waiting::default()),
-        something: Condvar::new(),
+pub(crate) fn write_to(sink: impl Write + Send + 'static) -> io::Result<(LogWriter, LogWriterThread)> {
+    let lines = LogWriter(Arc::new(Shared {
+        buffer: Mutex::independent(LogBuffer::default()),
+        changed: Condvar::new(),
     }));
     let for_thread = lines.clone();
     let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || for_thread.write(sink))?;
-    Ok((lines.clone(), Writing { lines, thread: Some(thread) }))
+    Ok((lines.clone(), LogWriterThread { lines, thread: Some(thread) }))
 }
 
-impl Lines {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.0.waiting.lock()
+impl LogWriter {
+    fn buffer(&self) -> MutexGuard<'_, LogBuffer> {
+        self.0.buffer.lock()
     }
 
     fn write(&self, mut sink: impl Write) {
         let mut text = Vec::new();
         loop {
-            let mut waiting = self.waiting();
-            while waiting.text.is_empty() && !waiting.ended {
-                waiting = self.0.something.wait(waiting);
+            let mut buffer = self.buffer();
+            while buffer.text.is_empty() && !buffer.ended {
+                buffer = self.0.changed.wait(buffer);
             }
-            if !waiting.ended {
-                // Others may come; only the end hurries.
-                let go_on = |waiting: &mut Waiting| !waiting.ended;
-                waiting = self.0.something.wait_timeout_while(waiting, WRITE_PERIOD, go_on);
+            if !buffer.ended {
+                // Wait for further lines, unless the log ends.
+                let is_open = |buffer: &mut LogBuffer| !buffer.ended;
+                buffer = self.0.changed.wait_timeout_while(buffer, WRITE_PERIOD, is_open);
             }
             text.clear();
-            std::mem::swap(&mut text, &mut waiting.text);
-            let (lost, ended) = (std::mem::take(&mut waiting.lost), waiting.ended);
-            drop(waiting);
-            if lost > 0 {
-                // A Vec takes every write.
-                writeln!(text, "{lost} log lines are lost: they came faster than stderr took them").ok();
+            std::mem::swap(&mut text, &mut buffer.text);
+            let (dropped, ended) = (std::mem::take(&mut buffer.dropped), buffer.ended);
+            drop(buffer);
+            if dropped > 0 {
+                // Writing to a Vec cannot fail.
+                writeln!(text, "{dropped} log lines dropped: stderr is too slow").ok();
             }
-            // There is nowhere else to say that stderr is gone.
+            // A failure of stderr cannot be reported anywhere.
             sink.write_all(&text).and_then(|()| sink.flush()).ok();
             if ended {
                 return;
@@ -89,29 +88,29 @@ impl Lines {
     }
 }
 
-impl Drop for Writing {
+impl Drop for LogWriterThread {
     fn drop(&mut self) {
-        self.lines.waiting().ended = true;
-        self.lines.0.something.notify_all();
+        self.lines.buffer().ended = true;
+        self.lines.0.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }
     }
 }
 
-/// One line: `tracing` writes it at once.
-impl Write for Lines {
+/// `tracing` writes each line with one call.
+impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut waiting = self.waiting();
-        if waiting.text.len() + line.len() > WAITING_BYTES_MAX {
-            waiting.lost += 1;
+        let mut buffer = self.buffer();
+        if buffer.text.len() + line.len() > BUFFERED_BYTES_MAX {
+            buffer.dropped += 1;
             return Ok(line.len());
         }
-        let first = waiting.text.is_empty();
-        waiting.text.extend_from_slice(line);
-        drop(waiting);
+        let first = buffer.text.is_empty();
+        buffer.text.extend_from_slice(line);
+        drop(buffer);
         if first {
-            self.0.something.notify_all();
+            self.0.changed.notify_all();
         }
         Ok(line.len())
     }
@@ -121,10 +120,10 @@ impl Write for Lines {
     }
 }
 
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Lines;
+impl<'a> MakeWriter<'a> for LogWriter {
+    type Writer = LogWriter;
 
-    fn make_writer(&'a self) -> Lines {
+    fn make_writer(&'a self) -> LogWriter {
         self.clone()
     }
 }
@@ -136,13 +135,13 @@ mod tests {
 
     type Writes = Arc<Mutex<Vec<Vec<u8>>>>;
 
-    /// Takes a write when it is allowed one, and remembers all.
-    struct Disk {
+    /// Sink that blocks each write until it is allowed, and records all writes.
+    struct BlockingSink {
         allowed: mpsc::Receiver<()>,
         written: Writes,
     }
 
-    impl Write for Disk {
+    impl Write for BlockingSink {
         fn write(&mut self, text: &[u8]) -> io::Result<usize> {
             self.allowed.recv().ok();
             self.written.lock().push(text.to_vec());
@@ -154,46 +153,46 @@ mod tests {
         }
     }
 
-    fn disk() -> (Disk, mpsc::Sender<()>, Writes) {
+    fn sink() -> (BlockingSink, mpsc::Sender<()>, Writes) {
         let (allow, allowed) = mpsc::channel();
         let written = Arc::new(Mutex::new(Vec::new()));
-        (Disk { allowed, written: written.clone() }, allow, written)
+        (BlockingSink { allowed, written: written.clone() }, allow, written)
     }
 
     #[test]
-    fn every_line_is_written_in_order_before_the_end_and_many_at_once() {
-        let (disk, allow, written) = disk();
-        drop(allow); // Of a sender that is gone nobody waits for permission.
-        let (mut lines, writing) = write_to(disk).unwrap();
+    fn all_lines_are_written_in_order_and_in_few_writes() {
+        let (sink, allow, written) = sink();
+        drop(allow); // Without a sender, writes do not block.
+        let (mut lines, thread) = write_to(sink).unwrap();
         let all: Vec<String> = (0..1_000).map(|number| format!("line {number}\n")).collect();
         for line in &all {
             lines.write_all(line.as_bytes()).unwrap();
         }
-        drop(writing);
+        drop(thread);
         let written = written.lock();
         assert_eq!(String::from_utf8(written.concat()).unwrap(), all.concat());
         assert!(written.len() < 500, "{} writes for {} lines", written.len(), all.len());
     }
 
     #[test]
-    fn a_disk_that_stalls_loses_lines_beyond_the_bound_and_says_how_many() {
-        let (disk, allow, written) = disk();
-        let (mut lines, writing) = write_to(disk).unwrap();
+    fn a_blocked_sink_drops_and_counts_lines_beyond_the_limit() {
+        let (sink, allow, written) = sink();
+        let (mut lines, thread) = write_to(sink).unwrap();
         lines.write_all(b"stalls\n").unwrap();
-        while !lines.waiting().text.is_empty() {
-            std::thread::yield_now(); // until the disk has it and waits
+        while !lines.buffer().text.is_empty() {
+            std::thread::yield_now(); // until the sink blocks on it
         }
         let line = vec![b'x'; 1 << 10];
-        for _ in 0..WAITING_BYTES_MAX / line.len() {
+        for _ in 0..BUFFERED_BYTES_MAX / line.len() {
             lines.write_all(&line).unwrap();
         }
-        assert_eq!(lines.waiting().lost, 0, "at the bound");
+        assert_eq!(lines.buffer().dropped, 0, "at the limit");
         lines.write_all(b"one more\n").unwrap();
-        assert_eq!(lines.waiting().lost, 1, "one past it");
+        assert_eq!(lines.buffer().dropped, 1, "one past it");
         drop(allow);
-        drop(writing);
+        drop(thread);
         let text = String::from_utf8(written.lock().concat()).unwrap();
-        assert!(text.ends_with("1 log lines are lost: they came faster than stderr took them\n"));
+        assert!(text.ends_with("1 log lines dropped: stderr is too slow\n"));
         assert_eq!(text.matches("one more").count(), 0);
     }
 }

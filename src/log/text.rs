@@ -1,8 +1,8 @@
-//! A line as text: as `tracing` has it, and the line of each request as cheaply as its fields allow.
+//! Text format of log lines: the default of `tracing`, with a faster implementation for the line of each request.
 //!
-//! The library's own format goes through `core::fmt` for every field, its name, its quotes and the time; for the two dozen
-//! fields of a request that was a seventh of all that the request cost (docs/benchmarks.md). Here the fields of such a line
-//! are appended to one string. What is read is the same, but for milliseconds, which have their three decimals always.
+//! The library's own format uses `core::fmt` for every field, its name, its quotes and the time; for the two dozen fields of
+//! a request that was a seventh of the request's total cost (docs/benchmarks.md). This implementation appends the fields of
+//! such a line to one string. The output is the same, except that milliseconds always have three decimals.
 
 use gateway_core::decimal;
 use std::fmt::{self, Debug, Write};
@@ -15,24 +15,24 @@ use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Room for a request's line, so that it is allocated once.
+/// Initial capacity of a request's line, enough to allocate it once.
 const LINE_BYTES: usize = 768;
 
-/// Writes lines as text.
+/// Formatter of log lines as text.
 #[derive(Default)]
-pub(crate) struct Text {
-    others: Format,
-    second: Mutex<Second>,
+pub(crate) struct TextFormat {
+    default_format: Format,
+    second: Mutex<CachedSecond>,
 }
 
-/// A second since 1970, and the time up to it as it stands in a line. Lines come many to a second.
+/// A second since 1970 and its text form. Many lines share a second.
 #[derive(Default)]
-struct Second {
+struct CachedSecond {
     number: u64,
     text: String,
 }
 
-impl<S, N> FormatEvent<S, N> for Text
+impl<S, N> FormatEvent<S, N> for TextFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -43,23 +43,23 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let about = event.metadata();
-        if about.target() != gateway::ACCESS {
-            return self.others.format_event(context, writer, event);
+        let metadata = event.metadata();
+        if metadata.target() != gateway::ACCESS {
+            return self.default_format.format_event(context, writer, event);
         }
         let mut line = String::with_capacity(LINE_BYTES);
         self.put_time(&mut line)?;
-        write!(line, " {:>5} ", about.level().as_str())?;
+        write!(line, " {:>5} ", metadata.level().as_str())?;
         line.push_str(gateway::ACCESS);
         line.push(':');
-        event.record(&mut Fields(&mut line));
+        event.record(&mut FieldWriter(&mut line));
         line.push('\n');
         writer.write_str(&line)
     }
 }
 
-impl Text {
-    /// RFC 3339 with microseconds, as the library has it.
+impl TextFormat {
+    /// Appends the time in RFC 3339 with microseconds, like the library.
     fn put_time(&self, line: &mut String) -> fmt::Result {
         let mut second = self.second.lock();
         let mut now = since_1970();
@@ -67,8 +67,8 @@ impl Text {
             let mut text = String::new();
             tracing_subscriber::fmt::time::SystemTime.format_time(&mut Writer::new(&mut text))?;
             text.truncate(text.find('.').unwrap_or(text.len()));
-            *second = Second { number: now.as_secs(), text };
-            // Asked once more: the library looks at the clock itself, and another second may have begun.
+            *second = CachedSecond { number: now.as_secs(), text };
+            // Read again: the library reads the clock itself, and the next second may have begun.
             now = since_1970();
         }
         line.push_str(&second.text);
@@ -84,10 +84,10 @@ fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Appends ` name=value` for each field.
-struct Fields<'a>(&'a mut String);
+/// Visitor that appends ` name=value` for each field.
+struct FieldWriter<'a>(&'a mut String);
 
-impl Fields<'_> {
+impl FieldWriter<'_> {
     fn name(&mut self, field: &Field) {
         for part in [" ", field.name(), "="] {
             self.0.push_str(part);
@@ -95,14 +95,14 @@ impl Fields<'_> {
     }
 }
 
-impl Visit for Fields<'_> {
+impl Visit for FieldWriter<'_> {
     fn record_u64(&mut self, field: &Field, value: u64) {
         self.name(field);
         decimal::push(self.0, value);
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        // Durations in milliseconds, made from microseconds; whatever else there may be some day.
+        // Durations in milliseconds, computed from microseconds; other values use the default format.
         match Duration::try_from_secs_f64(value / 1e3) {
             Ok(duration) => {
                 self.name(field);
@@ -124,7 +124,7 @@ impl Visit for Fields<'_> {
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.name(field);
-        write!(self.0, "{value:?}").expect("a String takes every write");
+        write!(self.0, "{value:?}").expect("writing to a String cannot fail");
     }
 }
 
@@ -135,9 +135,9 @@ mod tests {
     use std::sync::Arc;
 
     #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
+    struct MemoryWriter(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Page {
+    impl io::Write for MemoryWriter {
         fn write(&mut self, text: &[u8]) -> io::Result<usize> {
             self.0.lock().extend_from_slice(text);
             Ok(text.len())
@@ -148,22 +148,22 @@ mod tests {
         }
     }
 
-    /// What is written of what `say` says, in our form or in the library's.
-    fn written(ours: bool, say: impl Fn()) -> String {
-        let (page, log) = (Page::default(), tracing_subscriber::fmt().with_ansi(false));
-        let to = page.clone();
+    /// Returns the output of the events that `emit` creates, in our format or the library's.
+    fn written(ours: bool, emit: impl Fn()) -> String {
+        let (output, log) = (MemoryWriter::default(), tracing_subscriber::fmt().with_ansi(false));
+        let to = output.clone();
         let log = log.with_writer(move || to.clone());
         if ours {
-            tracing::subscriber::with_default(log.event_format(Text::default()).finish(), say);
+            tracing::subscriber::with_default(log.event_format(TextFormat::default()).finish(), emit);
         } else {
-            tracing::subscriber::with_default(log.finish(), say);
+            tracing::subscriber::with_default(log.finish(), emit);
         }
-        String::from_utf8(page.0.lock().clone()).unwrap()
+        String::from_utf8(output.0.lock().clone()).unwrap()
     }
 
     #[test]
-    fn a_request_is_told_as_the_library_would_tell_it() {
-        let say = || {
+    fn a_request_line_is_formatted_like_by_the_library() {
+        let emit = || {
             let (none, some): (Option<u64>, Option<u64>) = (None, Some(u64::MAX));
             tracing::info!(
                 target: gateway::ACCESS,
@@ -178,9 +178,9 @@ mod tests {
                 total_ms = 1.125,
                 strange = f64::NAN,
             );
-            tracing::warn!(region = "a", "what is no request");
+            tracing::warn!(region = "a", "an event other than a request");
         };
-        let (ours, theirs) = (written(true, say), written(false, say));
+        let (ours, theirs) = (written(true, emit), written(false, emit));
         let parts = |text: &str| -> Vec<(usize, String)> {
             let lines = text.lines().map(|line| line.split_once('Z').unwrap());
             lines.map(|(time, rest)| (time.len(), rest.to_owned())).collect()
@@ -190,8 +190,8 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_the_time() {
-        let text = Text::default();
+    fn the_time_never_goes_back() {
+        let text = TextFormat::default();
         let mut before = String::new();
         for _ in 0..20_000 {
             let mut line = String::new();

@@ -1,66 +1,68 @@
-//! `meridian model verify`: whether the engines of a model say the same as the reference, on a fixed set of texts.
+//! `meridian model verify`: compares the engines of a model with the reference on a fixed set of texts.
 
 use crate::cli::CheckOptions;
-use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use regions::{EngineKind, EngineSpec};
 use replica::cache::ModelSource;
-use replica::verify::judge::{CosineDistribution, DecisionAgreement, EngineVerdict, PrecisionRequirement};
-use replica::verify::{REFERENCE, available_engines, run};
+use replica::verify::judge::{DecisionAgreement, PrecisionRequirement, CosineDistribution, EngineVerdict};
+use replica::verify::{REFERENCE, run, available_engines};
 use std::process::ExitCode;
 
 /// Runs the command.
 pub(super) fn main(options: &CheckOptions) -> ExitCode {
-    let (source, wanted) = match check(options) {
+    let (source, engines) = match check(options) {
         Ok(checked) => checked,
-        Err(problems) => return fail(WRONG_USAGE, &problems),
+        Err(problems) => return fail(EXIT_USAGE, &problems),
     };
-    let verdicts = match verify(&source, wanted) {
+    let verdicts = match verify(&source, engines) {
         Ok(verdicts) => verdicts,
-        Err(problem) => return fail(FAILED, &[problem]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
     if options.json {
         println!("{}", serde_json::Value::from(verdicts.iter().map(json).collect::<Vec<_>>()));
     } else {
         let EngineSpec { kind, precision } = REFERENCE;
-        println!("{source} beside {kind} {precision}");
+        println!("{source} compared with {kind} {precision}");
         verdicts.iter().for_each(|verdict| println!("{}", line(verdict)));
     }
-    if verdicts.iter().all(EngineVerdict::holds) { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
+    if verdicts.iter().all(EngineVerdict::holds) { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
 }
 
-/// The model, and the engines that were asked for.
+/// Validates the options; returns the model and the requested engines.
 fn check(options: &CheckOptions) -> Result<(ModelSource, Vec<EngineSpec>), Vec<String>> {
     let mut problems = Vec::new();
     let source = options.model.parse::<ModelSource>().map_err(|error| problems.push(error.to_string())).ok();
-    let mut wanted = Vec::new();
+    let mut engines = Vec::new();
     for text in &options.engines {
         match engine(text) {
-            Ok(REFERENCE) => problems.push(format!("--engine {text} is what the others are compared with")),
-            Ok(spec) if wanted.contains(&spec) => problems.push(format!("--engine {text} is given twice")),
-            Ok(spec) => wanted.push(spec),
+            Ok(REFERENCE) => {
+                problems.push(format!("--engine {text} is the reference of the comparison; omit it"))
+            }
+            Ok(spec) if engines.contains(&spec) => problems.push(format!("--engine {text} is given twice")),
+            Ok(spec) => engines.push(spec),
             Err(problem) => problems.push(format!("--engine {text}: {problem}")),
         }
     }
-    source.filter(|_| problems.is_empty()).map(|source| (source, wanted)).ok_or(problems)
+    source.filter(|_| problems.is_empty()).map(|source| (source, engines)).ok_or(problems)
 }
 
-/// `kind:precision`.
+/// Parses `kind:precision`.
 fn engine(text: &str) -> Result<EngineSpec, String> {
     let (kind, precision) = text.split_once(':').ok_or("write it as cpu:int8 or tensorrt-llm:fp8")?;
     let kind: EngineKind = kind.parse().map_err(|error| format!("{error}"))?;
     let known = kind.precisions();
     let precision = known.iter().copied().find(|known| known.as_str() == precision).ok_or_else(|| {
         let known: Vec<&str> = known.iter().map(|known| known.as_str()).collect();
-        format!("{kind} computes in {}", known.join(", "))
+        format!("{kind} supports {}", known.join(", "))
     })?;
     Ok(EngineSpec { kind, precision })
 }
 
-fn verify(source: &ModelSource, wanted: Vec<EngineSpec>) -> Result<Vec<EngineVerdict>, String> {
+fn verify(source: &ModelSource, engines: Vec<EngineSpec>) -> Result<Vec<EngineVerdict>, String> {
     let cache = super::cache()?;
     let cached = cache.resolve(source).map_err(|error| error.to_string())?;
-    let wanted = if wanted.is_empty() { available_engines(cache.root(), &cached.digest) } else { wanted };
-    run(&cache, &cached, &wanted).map_err(|error| error.to_string())
+    let engines = if engines.is_empty() { available_engines(cache.root(), &cached.digest) } else { engines };
+    run(&cache, &cached, &engines).map_err(|error| error.to_string())
 }
 
 fn line(verdict: &EngineVerdict) -> String {
@@ -68,14 +70,14 @@ fn line(verdict: &EngineVerdict) -> String {
     let mut line = format!("{kind} {precision}: ");
     if let Some(CosineDistribution { count, mean, least, hundredth, tenth, median }) = cosines {
         line.push_str(&format!(
-            "cosines of {count}: mean {mean:.5}, least {least:.5}, 1 % below {hundredth:.5}, 10 % below {tenth:.5}, \
+            "cosines of {count}: mean {mean:.5}, minimum {least:.5}, 1 % below {hundredth:.5}, 10 % below {tenth:.5}, \
              median {median:.5}; "
         ));
     }
     if let Some(DecisionAgreement { same, all }) = agreement {
-        line.push_str(&format!("{same} of {all} decisions the same; "));
+        line.push_str(&format!("{same} of {all} decisions equal; "));
     }
-    line.push_str(if broken.is_empty() { "holds" } else { "does not hold" });
+    line.push_str(if broken.is_empty() { "passed" } else { "failed" });
     broken.iter().for_each(|what| line.push_str(&format!("\n  {what}")));
     line
 }
@@ -86,8 +88,7 @@ fn json(verdict: &EngineVerdict) -> serde_json::Value {
     let spread = cosines.map(|CosineDistribution { count, mean, least, hundredth, tenth, median }| {
         serde_json::json!({"count": count, "mean": mean, "least": least, "p1": hundredth, "p10": tenth, "p50": median})
     });
-    let agreement =
-        agreement.map(|DecisionAgreement { same, all }| serde_json::json!({"same": same, "all": all}));
+    let agreement = agreement.map(|DecisionAgreement { same, all }| serde_json::json!({"same": same, "all": all}));
     serde_json::json!({
         "engine": kind.as_str(),
         "precision": precision.as_str(),

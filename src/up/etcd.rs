@@ -1,34 +1,34 @@
-//! The etcd of a world that asks for one (`--store etcd`): three members, as anybody would run them, on loopback.
+//! etcd cluster of a local fleet with `--store etcd`: three members on loopback.
 //!
-//! They are started through this binary (`meridian with-parent etcd …`), which asks the kernel to be ended with `up` and
-//! then becomes etcd; so nothing is left behind, however `up` ends.
+//! They are started through this binary (`meridian with-parent etcd …`), which sets the parent-death signal and then
+//! executes etcd, so that no member survives `up`, however it ends.
 
-use super::files::Files;
+use super::files::FleetFiles;
 use super::ports::Ports;
-use super::process::{Ready, Spec};
+use super::process::{ProcessSpec, ReadinessSignal};
 use anyhow::{Context, Result, bail};
 use std::net::SocketAddr;
 use std::path::Path;
 
-/// Of which one may be lost, which is what one has an etcd for.
+/// Number of members; three tolerate the loss of one.
 const MEMBERS: usize = 3;
-/// What etcd is called.
+/// Name of the etcd executable.
 const PROGRAM: &str = "etcd";
-/// Signs of life that the members take from their clients, and in which period the hub sends them. etcd takes one in five
-/// seconds unless it is told otherwise.
+/// Minimum keep-alive interval that the members accept from clients, and the interval of the hub. etcd's default accepts
+/// one in five seconds.
 const KEEP_ALIVE_MIN: &str = "400ms";
 pub(super) const KEEP_ALIVE_MS: u64 = 500;
 
-/// The members, prepared.
-pub(super) struct Etcd {
-    pub(super) members: Vec<(Spec, SocketAddr)>,
-    /// Where members listen for each other, reserved until they are started.
+/// Prepared members of the cluster.
+pub(super) struct EtcdCluster {
+    pub(super) members: Vec<(ProcessSpec, SocketAddr)>,
+    /// Peer addresses of the members, reserved until they are started.
     pub(super) peers: Vec<SocketAddr>,
 }
 
-impl Etcd {
-    /// Reserves the ports of all members and says how each is started.
-    pub(super) fn prepare(files: &Files, ports: &mut Ports) -> Result<Etcd> {
+impl EtcdCluster {
+    /// Reserves the ports of all members and returns their process specifications.
+    pub(super) fn prepare(files: &FleetFiles, ports: &mut Ports) -> Result<EtcdCluster> {
         if !is_installed() {
             bail!(
                 "--store etcd needs the program `{PROGRAM}`, which is not in PATH; on Debian `apt-get install etcd-server` \
@@ -40,37 +40,37 @@ impl Etcd {
         };
         let (clients, peers) = (reserve()?, reserve()?);
         let initial: Vec<_> =
-            peers.iter().enumerate().map(|(at, peer)| format!("m{at}=http://{peer}")).collect();
-        // An etcd that was moved to other ports does not start on its old data; and a world's state is of no use to the
-        // next, whose regions are other processes.
+            peers.iter().enumerate().map(|(index, peer)| format!("m{index}=http://{peer}")).collect();
+        // etcd on other ports does not start with old data; and the state of a fleet is of no use to the next, whose
+        // regions are other processes.
         let data = files.dir.join("etcd");
         if data.exists() {
             std::fs::remove_dir_all(&data)
-                .with_context(|| format!("{} cannot be emptied", data.display()))?;
+                .with_context(|| format!("{} cannot be deleted", data.display()))?;
         }
         let members = clients.iter().zip(&peers).enumerate();
-        let members = members.map(|(at, (client, peer))| {
-            let member = format!("m{at}");
+        let members = members.map(|(index, (client, peer))| {
+            let member = format!("m{index}");
             let spec = spec(files, &data.join(&member), &member, *client, *peer, &initial.join(","));
             (spec, *client)
         });
-        Ok(Etcd { members: members.collect(), peers: peers.clone() })
+        Ok(EtcdCluster { members: members.collect(), peers: peers.clone() })
     }
 
-    /// `["http://…", …]`, for the hub.
+    /// Returns the client URLs of the members, for the hub.
     pub(super) fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(|(_, client)| format!("http://{client}")).collect()
     }
 }
 
 fn spec(
-    files: &Files,
+    files: &FleetFiles,
     data: &Path,
     member: &str,
     client: SocketAddr,
     peer: SocketAddr,
     initial: &str,
-) -> Spec {
+) -> ProcessSpec {
     let data = data.display().to_string();
     let (client_url, peer_url) = (format!("http://{client}"), format!("http://{peer}"));
     let arguments = [
@@ -95,11 +95,11 @@ fn spec(
         "--logger",
         "zap",
     ];
-    Spec {
+    ProcessSpec {
         name: format!("etcd {member}"),
         arguments: arguments.map(str::to_owned).to_vec(),
         log: files.logs().join(format!("etcd-{member}.log")),
-        ready: Ready::Answers(client),
+        ready: ReadinessSignal::Connects(client),
         takes_over: false,
     }
 }

@@ -1,9 +1,9 @@
-//! The files of a world: a configuration for each process, as a person would write it, and where logs and state go.
+//! Files of a local fleet: a configuration per process, as an operator would write it, and paths of logs and state.
 
-use super::etcd::{Etcd, KEEP_ALIVE_MS};
-use super::identities::{Authority, Named};
-use super::plan::{Plan, Scripted};
-use super::process::{Ready, Spec};
+use super::certificates::{Authority, IssuedCertificate};
+use super::etcd::{EtcdCluster, KEEP_ALIVE_MS};
+use super::plan::{FleetPlan, ScriptedReplicas};
+use super::process::{ProcessSpec, ReadinessSignal};
 use anyhow::{Context, Result};
 use regions::deployment::{EngineSpec, Task};
 use regions::id::RegionId;
@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// `$XDG_STATE_HOME/meridian`, or its default (XDG Base Directory Specification 0.8).
+/// Returns `$XDG_STATE_HOME/meridian`, or its default (XDG Base Directory Specification 0.8).
 pub(super) fn state_dir() -> Result<PathBuf> {
     let absolute =
         |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -22,29 +22,29 @@ pub(super) fn state_dir() -> Result<PathBuf> {
     Ok(base.context("neither XDG_STATE_HOME nor HOME is set; give a directory with --dir")?.join("meridian"))
 }
 
-/// How long a replica outlives its spoke: long enough for one that is restarted, and soon over when the world is gone.
-const ALONE: &str = "10s";
+/// Time for which a replica outlives its spoke: enough for a restart of the spoke, and short after the end of the fleet.
+const ORPHAN_TIMEOUT: &str = "10s";
 
-/// The longest name of a socket that a gateway can be asked at: 107 bytes, five of which the gateway needs while it starts.
-const SOCKET_NAME_BYTES_MAX: usize = 102;
+/// Maximum length of the path of the handover socket: 107 bytes, five of which the gateway needs while it starts.
+const SOCKET_PATH_BYTES_MAX: usize = 102;
 
-/// Where a world's files are.
-pub(super) struct Files {
+/// Directory of a local fleet, and writer of its files.
+pub(super) struct FleetFiles {
     pub(super) dir: PathBuf,
 }
 
-impl Files {
+impl FleetFiles {
     pub(super) fn logs(&self) -> PathBuf {
         self.dir.join("logs")
     }
 
-    fn write(&self, name: &str, document: Document) -> Result<PathBuf> {
+    fn write(&self, name: &str, document: TomlDocument) -> Result<PathBuf> {
         let file = self.dir.join(format!("{name}.toml"));
         document.write(&file).with_context(|| format!("{} cannot be written", file.display()))?;
         Ok(file)
     }
 
-    fn spec(&self, role: &str, region: Option<&RegionId>, number: usize, file: &Path) -> Spec {
+    fn spec(&self, role: &str, region: Option<&RegionId>, number: usize, file: &Path) -> ProcessSpec {
         let mut arguments = vec![role.to_owned()];
         let mut name = role.to_owned();
         if let Some(region) = region {
@@ -56,18 +56,18 @@ impl Files {
         }
         arguments.extend(["--config".to_owned(), file.display().to_string()]);
         let log = self.logs().join(format!("{}.log", name.replace(['/', ' '], "-")));
-        Spec { name, arguments, log, ready: Ready::Says, takes_over: false }
+        ProcessSpec { name, arguments, log, ready: ReadinessSignal::ReadyLine, takes_over: false }
     }
 
-    fn catalogue(document: Document, plan: &Plan) -> Document {
+    fn catalogue(document: TomlDocument, plan: &FleetPlan) -> TomlDocument {
         match &plan.catalogue_file {
             Some(file) => document.text("catalogue", file.display()),
             None => document,
         }
     }
 
-    /// The table by which the process `name` keeps receipts; it stands after all plain keys.
-    fn receipts(&self, document: Document, name: &str) -> Result<Document> {
+    /// Adds the `[receipts]` table of the process `name`; it must follow all plain keys.
+    fn receipts(&self, document: TomlDocument, name: &str) -> Result<TomlDocument> {
         let key = self.dir.join("receipts-key");
         if !key.exists() {
             write_secret(&key, &format!("{:032x}", rand::random::<u128>()))
@@ -77,18 +77,18 @@ impl Files {
         Ok(document.line("\n[receipts]").text("dir", dir.display()).text("key_file", key.display()))
     }
 
-    /// One of the hubs, counted from zero.
+    /// Writes the configuration of a hub, counted from zero.
     pub(super) fn hub(
         &self,
-        plan: &Plan,
+        plan: &FleetPlan,
         number: usize,
         listen: SocketAddr,
-        etcd: Option<&Etcd>,
-    ) -> Result<Spec> {
+        etcd: Option<&EtcdCluster>,
+    ) -> Result<ProcessSpec> {
         let deployments = self.dir.join("deployments.toml");
         fs::write(&deployments, &plan.deployments_text)
             .with_context(|| format!("{} cannot be written", deployments.display()))?;
-        let document = Document::new("The hub of a world on one machine.")
+        let document = TomlDocument::new("Hub of a local fleet.")
             .text("listen", listen)
             .text("deployments", deployments.display())
             .text("operator_token_file", self.operator_token()?.display())
@@ -106,12 +106,12 @@ impl Files {
         Ok(self.spec("hub", None, number, &self.write(&name, document)?))
     }
 
-    /// What an operator of this world shows: made once, so that a world that starts again knows who it was.
+    /// Returns the file with the operator token. Created once, so that it stays valid when the fleet is restarted.
     pub(super) fn operator_token(&self) -> Result<PathBuf> {
         self.token("operator-token")
     }
 
-    /// What gateways and spokes of this world show to its hubs.
+    /// Returns the file with the token that gateways and spokes send to the hubs.
     fn fleet_token(&self) -> Result<PathBuf> {
         self.token("fleet-token")
     }
@@ -132,9 +132,9 @@ impl Files {
         listen: SocketAddr,
         (model, task, engine): (&str, Task, EngineSpec),
         names: &[&str],
-    ) -> Result<Spec> {
+    ) -> Result<ProcessSpec> {
         let EngineSpec { kind, precision } = engine;
-        let document = Document::new(&format!("A replica in {region}."))
+        let document = TomlDocument::new(&format!("Replica in {region}."))
             .text("listen", listen)
             .line(&format!("names = {names:?}"))
             .text("model", model)
@@ -144,15 +144,15 @@ impl Files {
         Ok(self.spec("replica", Some(region), number, &self.write(&name, document)?))
     }
 
-    /// A replica that takes its time and computes nothing.
+    /// Returns the specification of a scripted replica.
     pub(super) fn scripted(
         &self,
         region: &RegionId,
         number: usize,
         listen: SocketAddr,
-        scripted: &Scripted,
+        scripted: &ScriptedReplicas,
         names: &[&str],
-    ) -> Spec {
+    ) -> ProcessSpec {
         let name = format!("replica {region}");
         let name = if number > 0 { format!("{name} #{}", number + 1) } else { name };
         let speed = scripted.inputs_per_second.to_string();
@@ -162,12 +162,18 @@ impl Files {
                 .to_vec();
         names.iter().for_each(|name| arguments.extend(["--name".to_owned(), (*name).to_owned()]));
         let log = self.logs().join(format!("{}.log", name.replace(['/', ' '], "-")));
-        Spec { name, arguments, log, ready: Ready::Says, takes_over: false }
+        ProcessSpec { name, arguments, log, ready: ReadinessSignal::ReadyLine, takes_over: false }
     }
 
-    pub(super) fn spoke(&self, plan: &Plan, region: &RegionId, door: &Door<'_>) -> Result<Spec> {
-        let Door { listen, advertise, operations, hubs, replicas, starts_at, authority } = door;
-        let mut document = Document::new(&format!("The spoke of {region}."))
+    pub(super) fn spoke(
+        &self,
+        plan: &FleetPlan,
+        region: &RegionId,
+        settings: &SpokeSettings<'_>,
+    ) -> Result<ProcessSpec> {
+        let SpokeSettings { listen, advertise, operations, hubs, replicas, replica_ports, authority } =
+            settings;
+        let mut document = TomlDocument::new(&format!("Spoke of {region}."))
             .text("region", region)
             .text("listen", listen)
             .text("advertise", advertise)
@@ -176,7 +182,7 @@ impl Files {
             .line(&hub_line(hubs));
         let name = format!("spoke-{}", region.as_str().replace('/', "-"));
         document = self.receipts(Self::catalogue(document, plan), &name)?;
-        let Named { certificate, key } =
+        let IssuedCertificate { certificate, key } =
             authority.region(plan.catalogue.get(region).context("a planned region is in the catalogue")?)?;
         document = document
             .line("\n[tls]")
@@ -186,64 +192,64 @@ impl Files {
         for replica in *replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
         }
-        if let Some(ports) = starts_at {
+        if let Some(ports) = replica_ports {
             document = document
                 .line("\n[scaling]")
                 .text("actuator", "process")
                 .text("dir", self.dir.join("replicas").join(&name).display())
                 .text("ports", format!("{}-{}", ports.start(), ports.end()))
-                .text("alone", ALONE);
+                .text("alone", ORPHAN_TIMEOUT);
         }
         Ok(self.spec("spoke", Some(region), 0, &self.write(&name, document)?))
     }
 
     pub(super) fn gateway(
         &self,
-        plan: &Plan,
-        place: &RegionId,
+        plan: &FleetPlan,
+        region: &RegionId,
         hubs: &[SocketAddr],
-        front: &Front<'_>,
-    ) -> Result<Spec> {
-        let Front { listen, operations, key, certificate, authority } = front;
+        settings: &GatewaySettings<'_>,
+    ) -> Result<ProcessSpec> {
+        let GatewaySettings { listen, operations, key, certificate, authority } = settings;
         let key_file = self.dir.join("key");
         write_secret(&key_file, key).with_context(|| format!("{} cannot be written", key_file.display()))?;
-        let tenants = Document::new("Who may use a world on one machine.")
+        let tenants = TomlDocument::new("Tenants of a local fleet.")
             .line("[[tenant]]")
             .text("name", "local")
             .text("key_file", key_file.display());
-        let document = Document::new("The gateway of a world on one machine.")
+        let document = TomlDocument::new("Gateway of a local fleet.")
             .text("listen", listen)
             .text("operations", operations)
-            .text("place", place)
+            .text("place", region)
             .text("fleet_token_file", self.fleet_token()?.display())
             .line(&hub_line(hubs))
             .text("snapshot", self.dir.join("gateway-routes").display())
             .text("tenants", self.write("tenants", tenants)?.display())
             .line("trusted_peers = [\"127.0.0.1\"]");
-        // A restart refuses nobody, where a socket may have so long a name.
+        // A restart with a handover rejects no request; the socket's path must be short enough.
         let handover = self.dir.join("gateway.handover");
-        let takes_over = handover.as_os_str().len() <= SOCKET_NAME_BYTES_MAX;
+        let takes_over = handover.as_os_str().len() <= SOCKET_PATH_BYTES_MAX;
         let document = if takes_over { document.text("handover", handover.display()) } else { document };
-        // Nobody stands in front of this gateway who would have to notice that it goes.
+        // No load balancer in front of this gateway has to notice that it stops.
         let mut document = Self::catalogue(document, plan).line("\n[timeouts]").text("lame_duck", "0s");
         if let Some(Certificate { certificate, key }) = certificate {
             document = document.line("\n[tls]");
             document = document.text("certificate", certificate.display()).text("key", key.display());
         }
-        let Named { certificate, key } =
-            authority.gateway(plan.catalogue.get(place).context("a planned region is in the catalogue")?)?;
+        let IssuedCertificate { certificate, key } =
+            authority.gateway(plan.catalogue.get(region).context("a planned region is in the catalogue")?)?;
         let document = document
             .line("\n[region_tls]")
             .text("certificate", certificate.display())
             .text("key", key.display())
             .text("region_ca", authority.file.display());
         let document = self.receipts(document, "gateway")?;
-        Ok(Spec { takes_over, ..self.spec("gateway", None, 0, &self.write("gateway", document)?) })
+        Ok(ProcessSpec { takes_over, ..self.spec("gateway", None, 0, &self.write("gateway", document)?) })
     }
 }
 
-/// How a gateway is met: where by clients and by operators, with which key, and over TLS or not.
-pub(super) struct Front<'a> {
+/// Settings of the gateway: client and operations addresses, API key, and the certificate for clients if TLS is on.
+pub(super) struct GatewaySettings<'a> {
     pub(super) listen: SocketAddr,
     pub(super) operations: SocketAddr,
     pub(super) key: &'a str,
@@ -251,30 +257,29 @@ pub(super) struct Front<'a> {
     pub(super) authority: &'a Authority,
 }
 
-/// How a spoke is met: where by gateways, through the link, and by operators; what is behind it.
-pub(super) struct Door<'a> {
+/// Settings of a spoke: its address, the link's address for gateways, the operations address, and its replicas.
+pub(super) struct SpokeSettings<'a> {
     pub(super) listen: SocketAddr,
     pub(super) advertise: SocketAddr,
     pub(super) operations: SocketAddr,
     pub(super) hubs: &'a [SocketAddr],
     pub(super) replicas: &'a [SocketAddr],
-    /// The ports of the replicas that the spoke starts, where it does.
-    pub(super) starts_at: Option<RangeInclusive<u16>>,
+    /// Ports of the replicas that the spoke starts; `None` if it starts none.
+    pub(super) replica_ports: Option<RangeInclusive<u16>>,
     pub(super) authority: &'a Authority,
 }
 
-/// Where a certificate and its key are.
+/// Paths of a certificate and its key.
 pub(super) struct Certificate {
     pub(super) certificate: PathBuf,
     key: PathBuf,
 }
 
-impl Files {
-    /// Makes a certificate that this machine's own names stand in, signed by itself: whoever is to believe it is shown
-    /// the file.
+impl FleetFiles {
+    /// Creates a self-signed certificate for this machine's names. Clients trust it by its file.
     pub(super) fn certificate(&self) -> Result<Certificate> {
         let made = rcgen::generate_simple_self_signed(["localhost", "127.0.0.1"].map(str::to_owned))
-            .context("no certificate can be made")?;
+            .context("cannot create a certificate")?;
         let (certificate, key) = (self.dir.join("gateway.crt"), self.dir.join("gateway.key"));
         fs::write(&certificate, made.cert.pem())
             .with_context(|| format!("{} cannot be written", certificate.display()))?;
@@ -284,7 +289,7 @@ impl Files {
     }
 }
 
-/// `hub = "http://…"`, or all of several.
+/// Returns the line `hub = "http://…"`, or a list of several.
 fn hub_line(hubs: &[SocketAddr]) -> String {
     match hubs {
         [hub] => format!("hub = \"http://{hub}\""),
@@ -303,24 +308,24 @@ pub(super) fn write_secret(file: &Path, secret: &str) -> io::Result<()> {
     open.write_all(secret.as_bytes())
 }
 
-/// Writes a TOML document of plain keys, for one process.
-pub(crate) struct Document(String);
+/// Writer of a TOML configuration file for one process.
+pub(crate) struct TomlDocument(String);
 
-impl Document {
-    pub(crate) fn new(about: &str) -> Document {
-        Document(format!("# {about}\n# Written by `meridian up`; the next start writes it anew.\n\n"))
+impl TomlDocument {
+    pub(crate) fn new(about: &str) -> TomlDocument {
+        TomlDocument(format!("# {about}\n# Written by `meridian up`; overwritten by the next start.\n\n"))
     }
 
-    /// `key = "value"`, escaped.
-    pub(crate) fn text(mut self, key: &str, value: impl ToString) -> Document {
+    /// Adds `key = "value"`, escaped.
+    pub(crate) fn text(mut self, key: &str, value: impl ToString) -> TomlDocument {
         let value = toml::Value::String(value.to_string());
-        writeln!(self.0, "{key} = {value}").expect("a String takes every write");
+        writeln!(self.0, "{key} = {value}").expect("writing to a String cannot fail");
         self
     }
 
-    /// A line as it stands.
-    pub(crate) fn line(mut self, line: &str) -> Document {
-        writeln!(self.0, "{line}").expect("a String takes every write");
+    /// Adds a line verbatim.
+    pub(crate) fn line(mut self, line: &str) -> TomlDocument {
+        writeln!(self.0, "{line}").expect("writing to a String cannot fail");
         self
     }
 
@@ -334,8 +339,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_cannot_break_out_of_its_line() {
-        let Document(text) = Document::new("a test").text("key", "a\"b\nc = 1");
+    fn a_value_is_escaped_and_stays_in_its_line() {
+        let TomlDocument(text) = TomlDocument::new("a test").text("key", "a\"b\nc = 1");
         let parsed: toml::Table = text.parse().expect("valid TOML");
         assert_eq!(parsed["key"].as_str(), Some("a\"b\nc = 1"));
         assert_eq!(parsed.len(), 1);

@@ -1,12 +1,13 @@
-//! An emulated wide-area link: a TCP relay that delivers late, and can be cut.
+//! Emulated wide-area link: a TCP relay with a delay, which can be cut.
 //!
-//! Each direction reads, stamps what it read with the moment at which it is due, and delivers it then; so the delay is
-//! that of distance and not of bandwidth, and order is kept. A link that is cut delivers nothing and closes nothing:
-//! both ends see silence, as when a route is withdrawn or a cable breaks. When it heals, what was held arrives, as TCP
-//! would have it after its retransmissions.
+//! Each direction reads data, timestamps it with its delivery time, and writes it then, so that the delay is that of
+//! distance and not of bandwidth, and order is kept. A cut link delivers nothing and closes nothing: both ends observe
+//! silence, as when a route is withdrawn or a cable breaks. When it heals, the held data is delivered, as by TCP's
+//! retransmissions.
 //!
-//! Left out on purpose: loss, reordering and bandwidth, which TCP hides from its users but for delay; and the silence of
-//! a handshake into a cut link, which a relay in user space cannot emulate, since the kernel has already answered.
+//! Not emulated: reordering and bandwidth, which TCP hides except for delay, and an unanswered handshake into a
+//! cut link, which a relay in user space cannot emulate, since the kernel has already accepted the connection. Loss is
+//! emulated as the delay of retransmissions.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,47 +19,47 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// Bytes that one read takes.
+/// Maximum bytes of one read.
 const READ_BYTES_MAX: usize = 64 << 10;
-/// Reads under way in one direction of one connection: 64 MiB, more than the largest request or answer.
-const UNDER_WAY_MAX: usize = 1024;
+/// Maximum reads in flight in one direction of one connection: 64 MiB, more than the largest request or response.
+const IN_FLIGHT_MAX: usize = 1024;
 
-/// The first retransmission time-out: never less than this, and more than a round trip (RFC 6298, as Linux has it).
+/// Minimum retransmission timeout; it is also at least a round trip (RFC 6298, as in Linux).
 const RETRANSMIT_MIN: Duration = Duration::from_millis(200);
-/// How often one piece is lost at most: with nine of ten lost, less than one piece in a thousand is lost as often.
+/// Maximum losses of one chunk: at the maximum loss rate of 90 %, about half of the chunks reach it.
 const LOSSES_MAX: u32 = 6;
 
-/// What a link does to what crosses it.
+/// Conditions of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Weather {
-    /// Nothing comes out at the region's end.
+pub(crate) struct LinkConditions {
+    /// The direction to the region is cut.
     pub cut_to: bool,
-    /// Nothing comes out at the gateway's end.
+    /// The direction from the region is cut.
     pub cut_from: bool,
-    /// It is so many times as far.
+    /// Factor of the delay.
     pub times: u32,
-    /// And so much farther, there and back together.
+    /// Additional round-trip delay.
     pub extra: Duration,
-    /// The share of pieces that are lost at first, from 0 to below 1.
+    /// Probability that a chunk is lost, from 0 to below 1.
     pub lost: f64,
 }
 
-/// A direction of a link.
+/// Direction of a link.
 #[derive(Clone, Copy, Debug)]
-enum Course {
+enum Direction {
     To,
     From,
 }
 
-impl Weather {
-    /// Nothing but distance.
-    pub(crate) const CALM: Weather =
-        Weather { cut_to: false, cut_from: false, times: 1, extra: Duration::ZERO, lost: 0.0 };
+impl LinkConditions {
+    /// Delay of distance only.
+    pub(crate) const NORMAL: LinkConditions =
+        LinkConditions { cut_to: false, cut_from: false, times: 1, extra: Duration::ZERO, lost: 0.0 };
 
-    fn delivers(&self, course: Course) -> bool {
-        match course {
-            Course::To => !self.cut_to,
-            Course::From => !self.cut_from,
+    fn delivers(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::To => !self.cut_to,
+            Direction::From => !self.cut_from,
         }
     }
 
@@ -66,44 +67,44 @@ impl Weather {
         one_way * self.times + self.extra / 2
     }
 
-    /// How long a piece takes that is lost as often as `chance`, which draws from [0, 1), says.
-    fn takes(&self, one_way: Duration, mut chance: impl FnMut() -> f64) -> Duration {
+    /// Returns the delivery delay of a chunk. It is lost once per draw of `chance`, from [0, 1), that is below the loss rate.
+    fn delay(&self, one_way: Duration, mut chance: impl FnMut() -> f64) -> Duration {
         let one_way = self.one_way(one_way);
-        let mut wait = RETRANSMIT_MIN.max(one_way * 2);
-        let mut takes = one_way;
+        let mut retransmit_timeout = RETRANSMIT_MIN.max(one_way * 2);
+        let mut delay = one_way;
         for _ in 0..LOSSES_MAX {
             if chance() >= self.lost {
                 break;
             }
-            takes += wait;
-            wait *= 2;
+            delay += retransmit_timeout;
+            retransmit_timeout *= 2;
         }
-        takes
+        delay
     }
 }
 
-/// The handle of a link.
+/// Handle of an emulated link.
 #[derive(Clone)]
-pub(crate) struct Link {
-    weather: Arc<watch::Sender<Weather>>,
+pub(crate) struct EmulatedLink {
+    conditions: Arc<watch::Sender<LinkConditions>>,
 }
 
-impl Link {
-    /// A link that relays what comes to `socket` to `target`, each way after `one_way`; it lives as long as the runtime.
-    pub(crate) fn open(socket: TcpListener, target: SocketAddr, one_way: Duration) -> Link {
-        let weather = Arc::new(watch::Sender::new(Weather::CALM));
-        tokio::spawn(accept(socket, target, one_way, weather.clone()));
-        Link { weather }
+impl EmulatedLink {
+    /// Opens a link from `socket` to `target` with the delay `one_way` in each direction. It lives as long as the runtime.
+    pub(crate) fn open(socket: TcpListener, target: SocketAddr, one_way: Duration) -> EmulatedLink {
+        let conditions = Arc::new(watch::Sender::new(LinkConditions::NORMAL));
+        tokio::spawn(accept(socket, target, one_way, conditions.clone()));
+        EmulatedLink { conditions }
     }
 
-    /// Cuts, slows or heals it.
-    pub(crate) fn set(&self, change: impl FnOnce(&mut Weather)) {
-        self.weather.send_modify(change);
+    /// Changes the conditions.
+    pub(crate) fn set(&self, change: impl FnOnce(&mut LinkConditions)) {
+        self.conditions.send_modify(change);
     }
 
-    /// How it is.
-    pub(crate) fn weather(&self) -> Weather {
-        *self.weather.borrow()
+    /// Returns the current conditions.
+    pub(crate) fn conditions(&self) -> LinkConditions {
+        *self.conditions.borrow()
     }
 }
 
@@ -111,20 +112,20 @@ async fn accept(
     socket: TcpListener,
     target: SocketAddr,
     one_way: Duration,
-    weather: Arc<watch::Sender<Weather>>,
+    conditions: Arc<watch::Sender<LinkConditions>>,
 ) {
     loop {
         match socket.accept().await {
             Ok((near, _)) => {
-                let weather = weather.subscribe();
+                let conditions = conditions.subscribe();
                 tokio::spawn(async move {
-                    if let Err(error) = relay(near, target, one_way, weather).await {
-                        tracing::debug!(%target, %error, "a connection over the link ended");
+                    if let Err(error) = relay(near, target, one_way, conditions).await {
+                        tracing::debug!(%target, %error, "link connection ended");
                     }
                 });
             }
             Err(error) => {
-                tracing::warn!(%target, %error, "a connection to the link could not be accepted");
+                tracing::warn!(%target, %error, "link could not accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -135,14 +136,14 @@ async fn relay(
     near: TcpStream,
     target: SocketAddr,
     one_way: Duration,
-    mut weather: watch::Receiver<Weather>,
+    mut conditions: watch::Receiver<LinkConditions>,
 ) -> io::Result<()> {
-    // The far end hears of the connection one way later, and a refusal takes its way back.
-    crosses(one_way, &mut weather, Course::To).await;
+    // The connection reaches the far end after one delay, and a refusal takes another to return.
+    cross(one_way, &mut conditions, Direction::To).await;
     let far = match TcpStream::connect(target).await {
         Ok(far) => far,
         Err(error) => {
-            crosses(one_way, &mut weather, Course::From).await;
+            cross(one_way, &mut conditions, Direction::From).await;
             near.set_zero_linger()?;
             return Err(error);
         }
@@ -151,51 +152,51 @@ async fn relay(
     far.set_nodelay(true)?;
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
-    let there = one_direction(near_read, far_write, one_way, weather.clone(), Course::To);
-    let back = one_direction(far_read, near_write, one_way, weather, Course::From);
-    tokio::try_join!(there, back).map(|_| ())
+    let forward = one_direction(near_read, far_write, one_way, conditions.clone(), Direction::To);
+    let backward = one_direction(far_read, near_write, one_way, conditions, Direction::From);
+    tokio::try_join!(forward, backward).map(|_| ())
 }
 
-/// Waits as long as one piece takes.
-async fn crosses(one_way: Duration, weather: &mut watch::Receiver<Weather>, course: Course) {
-    let takes = weather.borrow().takes(one_way, rand::random);
-    tokio::time::sleep(takes).await;
-    delivering(weather, course).await;
+/// Waits for the delay of one chunk.
+async fn cross(one_way: Duration, conditions: &mut watch::Receiver<LinkConditions>, direction: Direction) {
+    let delay = conditions.borrow().delay(one_way, rand::random);
+    tokio::time::sleep(delay).await;
+    until_delivering(conditions, direction).await;
 }
 
-/// Waits until the link delivers.
-async fn delivering(weather: &mut watch::Receiver<Weather>, course: Course) {
-    // The sender lives as long as the link's accept loop; once it is gone nothing is delivered any more.
-    if weather.wait_for(|weather| weather.delivers(course)).await.is_err() {
+/// Waits until the direction is not cut.
+async fn until_delivering(conditions: &mut watch::Receiver<LinkConditions>, direction: Direction) {
+    // The sender lives as long as the link's accept loop; after its end nothing is delivered.
+    if conditions.wait_for(|conditions| conditions.delivers(direction)).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Carries one direction to its end. An end of stream crosses as an end of stream, an error as a reset of both.
+/// Relays one direction until its end. An end of stream is relayed as such, an error as a reset of both directions.
 async fn one_direction(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     one_way: Duration,
-    mut weather: watch::Receiver<Weather>,
-    course: Course,
+    mut conditions: watch::Receiver<LinkConditions>,
+    direction: Direction,
 ) -> io::Result<()> {
-    let (queue, mut under_way) = mpsc::channel::<(Instant, io::Result<Vec<u8>>)>(UNDER_WAY_MAX);
-    let sky = weather.clone();
+    let (queue, mut in_flight) = mpsc::channel::<(Instant, io::Result<Vec<u8>>)>(IN_FLIGHT_MAX);
+    let reader_conditions = conditions.clone();
     let reading = async move {
         loop {
             let mut chunk = Vec::with_capacity(READ_BYTES_MAX.min(16 << 10));
             let read = from.read_buf(&mut chunk).await.map(|_| chunk);
             let last = read.as_ref().map_or(true, |chunk| chunk.is_empty());
-            let takes = sky.borrow().takes(one_way, rand::random);
-            if queue.send((Instant::now() + takes, read)).await.is_err() || last {
+            let delay = reader_conditions.borrow().delay(one_way, rand::random);
+            if queue.send((Instant::now() + delay, read)).await.is_err() || last {
                 return;
             }
         }
     };
     let writing = async move {
-        while let Some((due, chunk)) = under_way.recv().await {
+        while let Some((due, chunk)) = in_flight.recv().await {
             tokio::time::sleep_until(due).await;
-            delivering(&mut weather, course).await;
+            until_delivering(&mut conditions, direction).await;
             let chunk = chunk?;
             if chunk.is_empty() {
                 return to.shutdown().await;
@@ -212,8 +213,8 @@ async fn one_direction(
 mod tests {
     use super::*;
 
-    /// An echo server behind a link.
-    async fn echo(one_way: Duration) -> (Link, TcpStream) {
+    /// Starts an echo server behind a link.
+    async fn echo(one_way: Duration) -> (EmulatedLink, TcpStream) {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target = server.local_addr().unwrap();
         tokio::spawn(async move {
@@ -222,9 +223,9 @@ mod tests {
                 tokio::spawn(async move { tokio::io::copy(&mut read, &mut write).await });
             }
         });
-        let door = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = door.local_addr().unwrap();
-        let link = Link::open(door, target, one_way);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let link = EmulatedLink::open(listener, target, one_way);
         (link, TcpStream::connect(address).await.unwrap())
     }
 
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_crosses_comes_back_whole_and_not_before_its_time() {
+    async fn data_is_delivered_complete_and_after_the_delay() {
         let (_link, mut stream) = echo(Duration::from_millis(20)).await;
         let begun = Instant::now();
         assert_eq!(round_trip(&mut stream, b"hello").await, b"hello");
@@ -252,61 +253,61 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_link_is_silent_and_a_healed_one_delivers_what_it_held() {
+    async fn a_cut_link_is_silent_and_a_healed_one_delivers_the_held_data() {
         let (link, mut stream) = echo(Duration::from_millis(1)).await;
         round_trip(&mut stream, b"before").await;
-        link.set(|weather| weather.cut_to = true);
+        link.set(|conditions| conditions.cut_to = true);
         stream.write_all(b"held").await.unwrap();
         let mut back = [0; 4];
         let silence = tokio::time::timeout(Duration::from_millis(100), stream.read_exact(&mut back)).await;
         assert!(silence.is_err(), "nothing crosses a cut link");
-        link.set(|weather| *weather = Weather::CALM);
+        link.set(|conditions| *conditions = LinkConditions::NORMAL);
         stream.read_exact(&mut back).await.unwrap();
         assert_eq!(&back, b"held");
     }
 
     #[tokio::test]
-    async fn a_link_that_is_cut_one_way_takes_what_is_sent_and_gives_no_answer() {
+    async fn a_link_cut_in_one_direction_delivers_requests_and_holds_responses() {
         let (link, mut stream) = echo(Duration::from_millis(1)).await;
-        link.set(|weather| weather.cut_from = true);
+        link.set(|conditions| conditions.cut_from = true);
         stream.write_all(b"held").await.unwrap();
         let mut back = [0; 4];
         let silence = tokio::time::timeout(Duration::from_millis(100), stream.read_exact(&mut back)).await;
-        assert!(silence.is_err(), "the answer is held");
-        link.set(|weather| weather.cut_to = true);
-        link.set(|weather| weather.cut_from = false);
+        assert!(silence.is_err(), "the response is held");
+        link.set(|conditions| conditions.cut_to = true);
+        link.set(|conditions| conditions.cut_from = false);
         stream.read_exact(&mut back).await.unwrap();
-        assert_eq!(&back, b"held", "it had crossed before");
+        assert_eq!(&back, b"held", "the request had been delivered before");
     }
 
     #[test]
-    fn what_is_lost_is_late_by_time_outs_that_double() {
-        let takes = |weather: Weather, one_way_ms: u64, losses: u32| {
+    fn a_lost_chunk_is_delayed_by_doubling_retransmission_timeouts() {
+        let delay = |conditions: LinkConditions, one_way_ms: u64, losses: u32| {
             let mut left = losses;
             let chance = || {
                 left = left.saturating_sub(1);
                 if left > 0 { 0.0 } else { 0.99 }
             };
-            weather.takes(Duration::from_millis(one_way_ms), chance).as_millis()
+            conditions.delay(Duration::from_millis(one_way_ms), chance).as_millis()
         };
-        let lossy = Weather { lost: 0.5, ..Weather::CALM };
-        assert_eq!(takes(Weather::CALM, 40, 5), 40);
-        assert_eq!(takes(lossy, 40, 1), 40);
-        assert_eq!(takes(lossy, 40, 2), 240);
-        assert_eq!(takes(lossy, 40, 3), 640);
-        assert_eq!(takes(lossy, 150, 2), 450, "a round trip, where that is longer");
+        let lossy = LinkConditions { lost: 0.5, ..LinkConditions::NORMAL };
+        assert_eq!(delay(LinkConditions::NORMAL, 40, 5), 40);
+        assert_eq!(delay(lossy, 40, 1), 40);
+        assert_eq!(delay(lossy, 40, 2), 240);
+        assert_eq!(delay(lossy, 40, 3), 640);
+        assert_eq!(delay(lossy, 150, 2), 450, "the timeout is at least a round trip");
         let limit = 40 + 200 * 63;
-        assert_eq!((takes(lossy, 40, LOSSES_MAX + 1), takes(lossy, 40, LOSSES_MAX + 9)), (limit, limit));
-        let farther = Weather { times: 3, extra: Duration::from_millis(10), ..Weather::CALM };
-        assert_eq!(takes(farther, 40, 1), 125);
+        assert_eq!((delay(lossy, 40, LOSSES_MAX + 1), delay(lossy, 40, LOSSES_MAX + 9)), (limit, limit));
+        let farther = LinkConditions { times: 3, extra: Duration::from_millis(10), ..LinkConditions::NORMAL };
+        assert_eq!(delay(farther, 40, 1), 125);
     }
 
     #[tokio::test]
-    async fn a_far_end_that_is_gone_is_a_reset() {
+    async fn a_refused_connection_is_relayed_as_a_reset() {
         let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-        let door = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = door.local_addr().unwrap();
-        let _link = Link::open(door, gone, Duration::from_millis(1));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let _link = EmulatedLink::open(listener, gone, Duration::from_millis(1));
         let mut stream = TcpStream::connect(address).await.unwrap();
         let read = stream.read(&mut [0; 1]).await;
         assert!(read.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset));

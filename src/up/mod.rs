@@ -1,63 +1,62 @@
-//! `meridian up`: a whole world on this machine.
+//! `meridian up`: a complete fleet on this machine.
 //!
 //! ```text
-//!  client ─▶ gateway ─▶ link (delay, cut) ─▶ spoke ─▶ replica      a process each, but for the links, which are here
+//!  client ─▶ gateway ─▶ link (delay, cut) ─▶ spoke ─▶ replica      one process each, except the links, which run here
 //!               ▲                              │
 //!               └───────── hub ◀───────────────┘
 //! ```
 //!
-//! Every process is what `meridian gateway|hub|spoke|replica` would be elsewhere, with a configuration file that a
-//! person can read and start again by hand; between gateway and regions they speak TLS and know each other by certificates
-//! that are made for this world ([`identities`]). This one process plans, starts, watches, and stops them; when it is gone,
-//! the kernel ends the rest.
+//! Every process is started as `meridian gateway|hub|spoke|replica`, with a configuration file that an operator can read
+//! and restart by hand. Between the gateway and the regions they use mutual TLS with certificates that are made for this
+//! fleet ([`certificates`]). This process plans, starts, watches, and stops them; when it ends, the kernel ends the others.
 
-pub(crate) mod buttons;
-mod control;
+mod certificates;
+mod control_api;
 mod etcd;
 mod files;
-mod identities;
+pub(crate) mod fleet;
+pub(crate) mod fleet_control;
 mod link;
 pub(crate) mod plan;
 mod ports;
 mod prepare;
 mod process;
-mod say;
+mod readiness;
 pub(crate) mod scripted;
-pub(crate) mod world;
 
 use crate::cli::UpOptions;
-use crate::{FAILED, WRONG_USAGE, fail, models, roles};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail, models, roles};
 use anyhow::{Context, Result};
-use plan::Plan;
+use fleet::LocalFleet;
+use plan::FleetPlan;
 use std::io;
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use world::World;
 
 /// Runs the command.
 pub(crate) fn main(options: UpOptions) -> ExitCode {
-    let plan = match Plan::check(&options) {
+    let plan = match FleetPlan::check(&options) {
         Ok(plan) => plan,
-        Err(problems) => return fail(WRONG_USAGE, &problems),
+        Err(problems) => return fail(EXIT_USAGE, &problems),
     };
     let _log = roles::log_to_stderr("warn");
     for model in plan.models() {
         if let Err(problem) = models::ensure(model) {
-            return fail(FAILED, &[problem]);
+            return fail(EXIT_FAILED, &[problem]);
         }
     }
-    // The root future runs on this thread, which lives as long as the process: see `Process::start`.
+    // The root future runs on this thread, which lives as long as the process: see `FleetProcess::start`.
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
+        Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
     match runtime.block_on(run(&options, &plan)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(FAILED, &[format!("{error:#}")]),
+        Err(error) => fail(EXIT_FAILED, &[format!("{error:#}")]),
     }
 }
 
-/// Ctrl-C and SIGTERM.
+/// Stream of Ctrl-C and SIGTERM signals.
 pub(crate) struct Interrupts {
     interrupt: Signal,
     terminate: Signal,
@@ -79,22 +78,22 @@ impl Interrupts {
     }
 }
 
-async fn run(options: &UpOptions, plan: &Plan) -> Result<()> {
-    let mut interrupts = Interrupts::listen().context("no signals")?;
-    let mut world = World::prepare(options, plan, |line| println!("{line}"))?;
+async fn run(options: &UpOptions, plan: &FleetPlan) -> Result<()> {
+    let mut interrupts = Interrupts::listen().context("cannot install signal handlers")?;
+    let mut fleet = LocalFleet::prepare(options, plan, |line| println!("{line}"))?;
     tokio::select! {
-        raised = world.raise(plan) => drop(raised?),
+        started = fleet.start_all(plan) => drop(started?),
         () = interrupts.next() => {
-            println!("\nstopping before the world is ready");
+            println!("\nstopping before the fleet is ready");
             return Ok(());
         }
     }
-    world.announce(plan, &options.key).await?;
-    world.watch(&mut interrupts).await;
-    println!("\ndraining; Ctrl-C again ends everything at once");
+    fleet.announce(plan, &options.key).await?;
+    fleet.watch(&mut interrupts).await;
+    println!("\ndraining; press Ctrl-C again to stop immediately");
     tokio::select! {
-        () = world.stop() => println!("stopped"),
-        () = interrupts.next() => println!("ended"),
+        () = fleet.stop() => println!("stopped"),
+        () = interrupts.next() => println!("aborted"),
     }
     Ok(())
 }

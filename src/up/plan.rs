@@ -1,4 +1,4 @@
-//! What `up` was told, checked: which regions, what is deployed, which replica each region needs for that.
+//! Validated options of `meridian up`: regions, deployments, and the replicas that each region needs.
 
 use crate::cli::StoreKind;
 use regions::catalogue::Catalogue;
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The regions that `--regions N` takes the first N of: one from each part of the world, then a second round.
-const WORLD: [&str; 12] = [
+/// Regions that `--regions N` selects the first N of: one from each part of the world, then a second round.
+const DEFAULT_REGIONS: [&str; 12] = [
     "aws/us-east-1",
     "gcp/europe-west4",
     "oci/ap-tokyo-1",
@@ -26,46 +26,46 @@ const WORLD: [&str; 12] = [
     "oci/ca-toronto-1",
     "azure/uksouth",
 ];
-/// As many regions as one machine is asked to carry.
-pub(crate) const REGIONS_MAX: usize = WORLD.len();
+/// Maximum number of regions on one machine.
+pub(crate) const REGIONS_MAX: usize = DEFAULT_REGIONS.len();
 
-/// Replicas that a spoke may start on one machine, and as many ports as it is given: more would only stand in each other's way.
+/// Maximum replicas that a spoke may start on one machine, and size of its port range: more would only compete for the CPU.
 const SPAWNED_MAX: u16 = 32;
 
-/// What is deployed when nobody says otherwise.
+/// Default deployments.
 const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
 
-/// As many hubs as the store is asked to carry.
+/// Maximum number of hubs on one store.
 const HUBS_MAX: u32 = 5;
 
-/// Replicas that take their time and compute nothing, in the place of those that are deployed.
-pub(crate) struct Scripted {
-    /// Of each.
+/// Scripted replicas, which replace the deployed ones.
+pub(crate) struct ScriptedReplicas {
+    /// Throughput of each replica.
     pub inputs_per_second: u32,
-    /// In each region, in their order.
+    /// Number of replicas in each region, in the order of the regions.
     pub replicas: Vec<u32>,
 }
 
-/// What `up` was told, checked.
-pub(crate) struct Plan {
+/// Validated plan of a local fleet.
+pub(crate) struct FleetPlan {
     pub catalogue: Catalogue,
     pub catalogue_file: Option<PathBuf>,
     pub regions: Vec<RegionId>,
     pub deployments: Vec<Deployment>,
     pub deployments_text: String,
-    /// How many hubs.
+    /// Number of hubs.
     pub hubs: usize,
-    /// Whether nothing is computed.
-    pub scripted: Option<Scripted>,
+    /// Scripted replicas, if they replace the deployed ones.
+    pub scripted: Option<ScriptedReplicas>,
 }
 
-impl Plan {
-    /// Checks what was typed.
+impl FleetPlan {
+    /// Validates the options.
     ///
     /// # Errors
     ///
-    /// Every problem at once.
-    pub(crate) fn check(options: &crate::cli::UpOptions) -> Result<Plan, Vec<String>> {
+    /// All problems at once.
+    pub(crate) fn check(options: &crate::cli::UpOptions) -> Result<FleetPlan, Vec<String>> {
         let mut problems = Vec::new();
         let catalogue = match &options.catalogue {
             None => Some(Catalogue::builtin()),
@@ -78,21 +78,20 @@ impl Plan {
             }),
         };
         if options.key.trim().is_empty() {
-            problems.push("--key is empty; give the key that clients shall send, as --key local".to_owned());
+            problems.push("--key is empty; give the key that clients send, as --key local".to_owned());
         }
         match (options.hubs, options.store) {
             (1, _) | (2..=HUBS_MAX, StoreKind::Etcd) => {}
-            (2..=HUBS_MAX, StoreKind::Embedded) => problems.push(format!(
-                "--hubs {}: several hubs need a store that they share; add --store etcd",
-                options.hubs
-            )),
-            (hubs, _) => problems.push(format!("--hubs {hubs} is not from 1 to {HUBS_MAX}")),
+            (2..=HUBS_MAX, StoreKind::Embedded) => problems
+                .push(format!("--hubs {}: several hubs need a shared store; add --store etcd", options.hubs)),
+            (hubs, _) => problems.push(format!("--hubs {hubs} is out of range; write 1 to {HUBS_MAX}")),
         }
         let Some(catalogue) = catalogue else {
             return Err(problems);
         };
-        let regions =
-            choose(&options.regions, &catalogue).map_err(|found| problems.extend(found)).unwrap_or_default();
+        let regions = select_regions(&options.regions, &catalogue)
+            .map_err(|found| problems.extend(found))
+            .unwrap_or_default();
         let (name, text) = match &options.deployments {
             None => ("configs/deployments.toml".to_owned(), Some(DEPLOYMENTS.to_owned())),
             Some(file) => (file.display().to_string(), read(file, &mut problems)),
@@ -103,7 +102,7 @@ impl Plan {
             .unwrap_or_default();
         if problems.is_empty() {
             let catalogue_file = options.catalogue.as_ref().and_then(|file| file.canonicalize().ok());
-            Ok(Plan {
+            Ok(FleetPlan {
                 catalogue,
                 catalogue_file,
                 regions,
@@ -117,7 +116,7 @@ impl Plan {
         }
     }
 
-    /// The models that have to be there, each once.
+    /// Returns the models that must be in the cache, each once.
     pub(crate) fn models(&self) -> Vec<&str> {
         if self.scripted.is_some() {
             return Vec::new();
@@ -129,14 +128,15 @@ impl Plan {
         models
     }
 
-    /// The deployments that `region` may serve, by the model behind them, what it is for and what computes it: one replica
-    /// for each.
+    /// Returns the deployments that `region` may serve, by model, task and engine: one replica for each key.
     pub(crate) fn replicas(&self, region: &RegionId) -> BTreeMap<(&str, Task, EngineSpec), Vec<&Deployment>> {
         let index = self.catalogue.index_of(region).expect("a planned region is in the catalogue");
         let mut replicas: BTreeMap<_, Vec<&Deployment>> = BTreeMap::new();
         for deployment in &self.deployments {
-            let allowed =
-                deployment.residency.permitted(&self.catalogue).intersect(deployment.placed(&self.catalogue));
+            let allowed = deployment
+                .residency
+                .permitted(&self.catalogue)
+                .intersect(deployment.placement(&self.catalogue));
             if allowed.contains(index)
                 && self.catalogue.region(index).engines.contains(&deployment.engine.kind)
             {
@@ -149,45 +149,45 @@ impl Plan {
         replicas
     }
 
-    /// Whether regions follow their traffic, as soon as one deployment says that it should: then spokes start and stop all
-    /// replicas, because a region in which two do so has nobody who knows how many there are.
-    pub(crate) fn follows_traffic(&self) -> bool {
+    /// Returns whether the fleet is autoscaled, which one deployment with `scaling` suffices for. Then spokes start and stop
+    /// all replicas: if both `up` and the spoke started replicas, neither would know their number.
+    pub(crate) fn is_autoscaled(&self) -> bool {
         self.scripted.is_none()
             && self.deployments.iter().any(|deployment| deployment.scaling != Scaling::default())
     }
 
-    /// As many replicas as there may ever be in `region`; while another version takes over, each deployment is there twice.
+    /// Returns the maximum number of replicas in `region`; during a rollout, each deployment has two sets of replicas.
     pub(crate) fn replicas_max(&self, region: &RegionId) -> u16 {
         let here = self.replicas(region);
-        let most: u32 = here.values().flatten().map(|deployment| 2 * deployment.scaling.max).sum();
-        u16::try_from(most).unwrap_or(u16::MAX).clamp(1, SPAWNED_MAX)
+        let max: u32 = here.values().flatten().map(|deployment| 2 * deployment.scaling.max).sum();
+        u16::try_from(max).unwrap_or(u16::MAX).clamp(1, SPAWNED_MAX)
     }
 
-    /// Where a region is.
+    /// Returns the location of a region.
     pub(crate) fn point(&self, region: &RegionId) -> GeoPoint {
         self.catalogue.get(region).expect("a planned region is in the catalogue").point
     }
 
-    /// Distance, and the round trip that it costs, between two regions.
-    pub(crate) fn apart(&self, one: &RegionId, other: &RegionId) -> (f64, Duration) {
+    /// Returns the distance between two regions in kilometres, and the round trip over it.
+    pub(crate) fn distance(&self, one: &RegionId, other: &RegionId) -> (f64, Duration) {
         let distance_km = self.point(one).distance_km(self.point(other));
         (distance_km, prior_rtt(distance_km))
     }
 }
 
-fn choose(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String>> {
+fn select_regions(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String>> {
     let regions = match text.trim().parse::<usize>() {
         Ok(count) if (1..=REGIONS_MAX).contains(&count) => return Ok(first(count)),
         Ok(count) => {
             return Err(vec![format!(
-                "--regions {count} is not from 1 to {REGIONS_MAX}; list the regions to have others"
+                "--regions {count} is out of range; write 1 to {REGIONS_MAX}, or a list of regions"
             )]);
         }
         Err(_) => regions::region_list::parse_region_list(text, catalogue),
     };
     match regions {
         Ok(regions) if regions.len() > REGIONS_MAX => Err(vec![format!(
-            "--regions lists {} regions; one machine carries {REGIONS_MAX} at most",
+            "--regions lists {} regions; one machine supports at most {REGIONS_MAX}",
             regions.len()
         )]),
         Ok(regions) => Ok(regions),
@@ -196,7 +196,11 @@ fn choose(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String
 }
 
 fn first(count: usize) -> Vec<RegionId> {
-    WORLD.iter().take(count).map(|id| id.parse().expect("the world's regions are well formed")).collect()
+    DEFAULT_REGIONS
+        .iter()
+        .take(count)
+        .map(|id| id.parse().expect("the default regions are well formed"))
+        .collect()
 }
 
 fn read(file: &Path, problems: &mut Vec<String>) -> Option<String> {
@@ -210,23 +214,23 @@ mod tests {
     use super::*;
     use clap::Parser;
 
-    fn check(arguments: &[&str]) -> Result<Plan, Vec<String>> {
+    fn check(arguments: &[&str]) -> Result<FleetPlan, Vec<String>> {
         let typed = ["meridian", "up"].iter().chain(arguments);
         match crate::cli::Cli::parse_from(typed).command {
-            crate::cli::Command::Up(options) => Plan::check(&options),
+            crate::cli::CliCommand::Up(options) => FleetPlan::check(&options),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn every_region_of_the_world_is_in_the_catalogue_and_allowed_for_something() {
+    fn every_default_region_is_in_the_catalogue_and_serves_a_deployment() {
         let plan = check(&["--regions", "12"]).map_err(|problems| problems.join("\n")).unwrap();
         assert_eq!(plan.regions.len(), REGIONS_MAX);
         assert!(plan.regions.iter().all(|region| !plan.replicas(region).is_empty()));
     }
 
     #[test]
-    fn a_replica_answers_only_to_what_its_region_may_serve() {
+    fn a_replica_serves_only_deployments_that_its_region_may_serve() {
         let plan = check(&[]).map_err(|problems| problems.join("\n")).unwrap();
         let names = |region: &str| -> Vec<String> {
             let replicas = plan.replicas(&region.parse().unwrap());
@@ -237,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn a_region_follows_its_traffic_as_soon_as_one_deployment_says_so() {
-        let check = |scaling: &str, follows: bool, most: u16| {
+    fn the_fleet_is_autoscaled_if_one_deployment_has_scaling() {
+        let check = |scaling: &str, is_autoscaled: bool, replicas_max: u16| {
             let file = tempfile::NamedTempFile::new().unwrap();
             let one = "[[deployment]]\nname = \"a\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
                        engine = { kind = \"cpu\", precision = \"f32\" }\n";
@@ -246,8 +250,8 @@ mod tests {
             let plan = check(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
             let plan = plan.map_err(|problems| problems.join("\n")).unwrap();
             let region = &plan.regions[0];
-            let seen = (plan.follows_traffic(), plan.replicas_max(region));
-            assert_eq!(seen, (follows, most), "{scaling}");
+            let actual = (plan.is_autoscaled(), plan.replicas_max(region));
+            assert_eq!(actual, (is_autoscaled, replicas_max), "{scaling}");
         };
         check("", false, 2);
         check("scaling = { min = 0, max = 3 }", true, 6);
@@ -256,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn everything_wrong_with_the_regions_is_told_at_once() {
+    fn all_problems_of_the_options_are_reported_at_once() {
         let problems =
             check(&["--regions", "aws/us-east-1,aws/us-east-1,aws/atlantis-1,tokyo", "--key", " "])
                 .err()
                 .expect("four problems")
                 .join("\n");
-        for wanted in ["us-east-1", "aws/atlantis-1", "tokyo", "--key"] {
-            assert!(problems.contains(wanted), "{wanted} in {problems}");
+        for expected in ["us-east-1", "aws/atlantis-1", "tokyo", "--key"] {
+            assert!(problems.contains(expected), "{expected} in {problems}");
         }
         assert!(check(&["--regions", "0"]).is_err());
         assert!(check(&["--regions", "13"]).is_err());
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn several_hubs_share_a_store() {
+    fn several_hubs_need_a_shared_store() {
         let problem = |arguments: &[&str]| check(arguments).err().map(|problems| problems.join("\n"));
         assert_eq!(problem(&["--hubs", "5", "--store", "etcd"]), None);
         assert!(problem(&["--hubs", "2"]).is_some_and(|problem| problem.contains("--store etcd")));
@@ -282,12 +286,12 @@ mod tests {
     }
 
     #[test]
-    fn a_catalogue_with_coordinates_off_the_globe_is_refused() {
+    fn a_catalogue_with_coordinates_out_of_range_is_rejected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let moved = include_str!("../../configs/regions.toml").replacen("at = [-33.92,", "at = [-93.92,", 1);
         std::fs::write(file.path(), moved).unwrap();
         let problems =
-            check(&["--catalogue", file.path().to_str().unwrap()]).err().expect("off the globe").join("\n");
+            check(&["--catalogue", file.path().to_str().unwrap()]).err().expect("out of range").join("\n");
         assert!(problems.contains("-93.92"), "{problems}");
     }
 }

@@ -1,26 +1,26 @@
-//! Ports for a world's processes.
+//! Ports for the processes of a local fleet.
 //!
-//! They are reserved by binding them, all at once, and released just before their process starts: so no two processes
-//! are given the same one, and a process that is restarted finds its port again.
+//! All ports are reserved at once by binding them, and released just before their process starts, so that no two processes
+//! get the same port, and a restarted process finds its port again.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 
-/// Ports on loopback that are bound and not yet used.
+/// Reserved ports on loopback.
 #[derive(Default)]
 pub(crate) struct Ports {
     held: BTreeMap<SocketAddr, TcpListener>,
-    /// Those that were given in a row.
+    /// Ranges that were assigned.
     ranges: Vec<RangeInclusive<u16>>,
 }
 
-/// Places at which a row of ports is looked for.
-const RANGE_TRIES: usize = 100;
+/// Attempts to find a range of free ports.
+const RANGE_ATTEMPTS_MAX: usize = 100;
 
 impl Ports {
-    /// Reserves a port; 0 takes any that is free.
+    /// Reserves a port; 0 selects a free one.
     pub(crate) fn reserve(&mut self, port: u16) -> io::Result<SocketAddr> {
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         let address = socket.local_addr()?;
@@ -28,23 +28,23 @@ impl Ports {
         Ok(address)
     }
 
-    /// So many ports in a row that nobody has now and that are given nobody else, for somebody who looks before each start.
-    /// They are not held.
+    /// Assigns a range of `count` free ports, disjoint from all other ranges. The ports are not bound: their user must check
+    /// each before use.
     pub(crate) fn range(&mut self, count: u16) -> io::Result<RangeInclusive<u16>> {
         let free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
-        for _ in 0..RANGE_TRIES {
+        for _ in 0..RANGE_ATTEMPTS_MAX {
             let from = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
             let Some(to) = from.checked_add(count.saturating_sub(1)) else { continue };
-            let given = self.ranges.iter().any(|range| *range.start() <= to && from <= *range.end());
-            if !given && (from..=to).all(free) {
+            let overlaps = self.ranges.iter().any(|range| *range.start() <= to && from <= *range.end());
+            if !overlaps && (from..=to).all(free) {
                 self.ranges.push(from..=to);
                 return Ok(from..=to);
             }
         }
-        Err(io::Error::new(io::ErrorKind::AddrInUse, format!("no {count} ports in a row are free")))
+        Err(io::Error::new(io::ErrorKind::AddrInUse, format!("no range of {count} free ports was found")))
     }
 
-    /// Takes the bound socket of a reserved port.
+    /// Returns the bound socket of a reserved port and ends the reservation.
     pub(crate) fn take(&mut self, address: SocketAddr) -> Option<TcpListener> {
         self.held.remove(&address)
     }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reserved_port_is_nobody_elses() {
+    fn a_reserved_port_is_not_assigned_twice() {
         let mut ports = Ports::default();
         let first = ports.reserve(0).unwrap();
         assert!(ports.reserve(first.port()).is_err());
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_in_a_row_are_given_once() {
+    fn ranges_of_ports_are_disjoint() {
         let mut ports = Ports::default();
         let (one, other) = (ports.range(8).unwrap(), ports.range(8).unwrap());
         assert_eq!((one.len(), other.len()), (8, 8));

@@ -1,4 +1,4 @@
-//! The file of the signed checkpoint: read before an audit, and renewed after one that found the chains whole.
+//! File of the signed checkpoint: read before an audit, and updated after one that found all chains intact.
 
 use gateway_core::receipt::audit::Report;
 use gateway_core::receipt::checkpoint::{Checkpoint, CheckpointKey, CheckpointProblem};
@@ -7,60 +7,64 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where the checkpoint is, and with what it is signed.
-pub(super) struct Keeping {
+/// The checkpoint's file, signing key and last content.
+pub(super) struct CheckpointFile {
     file: PathBuf,
     key: CheckpointKey,
-    /// What was there; nothing where one is begun.
+    /// Content of the file; `None` if it is being created.
     pub(super) last: Option<Checkpoint>,
 }
 
-/// Why an audit cannot go by the checkpoint.
-pub(super) enum Unusable {
-    /// Something is missing or not as it must be.
+/// Reason why the checkpoint cannot be used.
+pub(super) enum CheckpointFileError {
+    /// A file is missing or invalid.
     Problem(String),
-    /// It is not the one that was signed.
+    /// The signature does not match.
     Tampered(String),
 }
 
-impl Keeping {
-    /// Reads the checkpoint in `file`; `begin` says that there is none yet.
-    pub(super) fn read(file: &Path, key_file: &Path, begin: bool) -> Result<Keeping, Unusable> {
-        let problem = |text: String| Unusable::Problem(text);
+impl CheckpointFile {
+    /// Reads the checkpoint in `file`; with `create`, the file must not exist.
+    pub(super) fn read(
+        file: &Path,
+        key_file: &Path,
+        create: bool,
+    ) -> Result<CheckpointFile, CheckpointFileError> {
+        let problem = |text: String| CheckpointFileError::Problem(text);
         let secret = fs::read_to_string(key_file)
             .map_err(|error| problem(format!("--checkpoint-key-file {}: {error}", key_file.display())))?;
         let key = CheckpointKey::new(secret.trim().as_bytes()).ok_or_else(|| {
-            let least = CheckpointKey::SECRET_BYTES_MIN;
+            let min = CheckpointKey::SECRET_BYTES_MIN;
             problem(format!(
-                "--checkpoint-key-file {}: it has fewer than {least} bytes and could be guessed; make it longer",
+                "--checkpoint-key-file {}: the key has fewer than {min} bytes and could be guessed; use a longer one",
                 key_file.display()
             ))
         })?;
-        let keeping = |last| Keeping { file: file.to_owned(), key: key.clone(), last };
-        match (fs::read_to_string(file), begin) {
+        let with_last = |last| CheckpointFile { file: file.to_owned(), key: key.clone(), last };
+        match (fs::read_to_string(file), create) {
             (Ok(_), true) => Err(problem(format!(
-                "--init-checkpoint: there is a checkpoint in {} already; leave the option out",
+                "--init-checkpoint: the checkpoint {} exists already; omit the option",
                 file.display()
             ))),
             (Ok(text), false) => match Checkpoint::read(&text, &key) {
-                Ok(last) => Ok(keeping(Some(last))),
+                Ok(last) => Ok(with_last(Some(last))),
                 Err(error @ CheckpointProblem::Signature) => {
-                    Err(Unusable::Tampered(format!("the checkpoint {}: {error}", file.display())))
+                    Err(CheckpointFileError::Tampered(format!("the checkpoint {}: {error}", file.display())))
                 }
                 Err(error) => Err(problem(format!("--checkpoint {}: {error}", file.display()))),
             },
-            (Err(error), true) if error.kind() == io::ErrorKind::NotFound => Ok(keeping(None)),
+            (Err(error), true) if error.kind() == io::ErrorKind::NotFound => Ok(with_last(None)),
             (Err(error), _) if error.kind() == io::ErrorKind::NotFound => Err(problem(format!(
-                "--checkpoint {}: there is none; restore it, or begin a new one with --init-checkpoint (then nothing before \
-                 it is compared)",
+                "--checkpoint {}: the file does not exist; restore it, or create a new one with --init-checkpoint (then earlier \
+                 receipts are not compared)",
                 file.display()
             ))),
             (Err(error), _) => Err(problem(format!("--checkpoint {}: {error}", file.display()))),
         }
     }
 
-    /// Renews the checkpoint; `None` where the audit found a chain that is not whole, and the last one stays.
-    pub(super) fn renew(&self, report: &Report) -> io::Result<Option<Checkpoint>> {
+    /// Updates the checkpoint; returns `None` and keeps the last one if the audit found a damaged chain.
+    pub(super) fn update(&self, report: &Report) -> io::Result<Option<Checkpoint>> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         let Some(next) = Checkpoint::after(self.last.as_ref(), report, now_ms) else { return Ok(None) };

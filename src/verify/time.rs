@@ -1,9 +1,9 @@
-//! Times as an auditor writes them: RFC 3339 in UTC, or milliseconds since 1970.
+//! Times on the command line: RFC 3339 in UTC, or milliseconds since 1970.
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
-/// Reads a time, in milliseconds since 1970; `None` for what is none. `2026-03-01`, `2026-03-01T12:30:00Z` and
-/// `1772366400000` are times; another zone than UTC is none, because receipts know no other.
+/// Parses a time, in milliseconds since 1970; `None` for other texts. `2026-03-01`, `2026-03-01T12:30:00Z` and
+/// `1772366400000` are valid; time zones other than UTC are not, because receipts use UTC.
 pub(super) fn read(text: &str) -> Option<u64> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse().ok();
@@ -27,7 +27,7 @@ pub(super) fn read(text: &str) -> Option<u64> {
     Some(days * DAY_MS + ((hour * 60 + minute) * 60 + second) * 1000)
 }
 
-/// Numbers of exactly so many digits each, with a separator between.
+/// Parses three numbers with exactly these counts of digits and this separator.
 fn numbers(text: &str, separator: char, digits: [usize; 3]) -> Option<[u64; 3]> {
     let mut parts = text.split(separator);
     let mut read = [0; 3];
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_read_as_date_says() {
+    fn times_are_parsed_like_by_date() {
         // `date -u -d TIME +%s`.
         for (text, seconds) in [
             ("1970-01-01T00:00:00Z", 0),

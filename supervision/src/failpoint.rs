@@ -1,6 +1,6 @@
-//! Panics on demand, for tests: of whoever takes a lock of a given state next (feature `failpoints`).
+//! Failpoints for tests: make the next holder of a chosen lock panic (feature `failpoints`).
 //!
-//! A lock is named by the type of what it holds, so that a test can list those that were taken and try each of them.
+//! A lock is identified by the type of its state, so that a test can list the locks that were taken and try each.
 
 pub mod trial;
 
@@ -8,43 +8,43 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Nothing is noted before a test asks for it, so that a benchmark that is built with the feature measures what it would
-/// without.
-static WATCHING: AtomicBool = AtomicBool::new(false);
-static SEEN: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+/// Locks are recorded only after a test enables it, so that a benchmark that is built with the feature measures the same
+/// as without.
+static IS_RECORDING: AtomicBool = AtomicBool::new(false);
+static RECORDED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 static ARMED: Mutex<Option<String>> = Mutex::new(None);
 
-/// Notes from now on which locks are taken.
-pub fn watch() {
-    WATCHING.store(true, Ordering::SeqCst);
+/// Starts to record the locks that are taken.
+pub fn record() {
+    IS_RECORDING.store(true, Ordering::SeqCst);
 }
 
-/// Those that were taken since.
-pub fn seen() -> BTreeSet<&'static str> {
-    SEEN.lock().unwrap_or_else(PoisonError::into_inner).clone()
+/// Returns the locks that were taken since [`record`].
+pub fn recorded() -> BTreeSet<&'static str> {
+    RECORDED.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Makes the next holder of a lock of this state panic, once.
 pub fn arm(state: &str) {
     *ARMED.lock().unwrap_or_else(PoisonError::into_inner) = Some(state.to_owned());
-    watch();
+    record();
 }
 
-/// Whether that has come to pass.
+/// Returns whether the armed failpoint has fired.
 pub fn has_fired() -> bool {
     ARMED.lock().unwrap_or_else(PoisonError::into_inner).is_none()
 }
 
-/// A lock of this state was taken, and is held.
-pub(crate) fn taken(state: &'static str) {
-    // What is given back while a panic unwinds must not panic as well: that would be an abort.
-    if !WATCHING.load(Ordering::Relaxed) || std::thread::panicking() {
+/// Called by the lock with this state after it was acquired; panics if armed for it.
+pub(crate) fn acquired(state: &'static str) {
+    // A lock that is taken while a panic unwinds must not panic as well: that would abort the process.
+    if !IS_RECORDING.load(Ordering::Relaxed) || std::thread::panicking() {
         return;
     }
-    SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(state);
-    let fires = {
+    RECORDED.lock().unwrap_or_else(PoisonError::into_inner).insert(state);
+    let is_armed = {
         let mut armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
         armed.take_if(|armed| *armed == state).is_some()
     };
-    assert!(!fires, "failpoint while {state} is held");
+    assert!(!is_armed, "failpoint while {state} is held");
 }

@@ -1,8 +1,8 @@
-//! Health checks that do what requests do.
+//! Health checks that take the same locks as requests.
 //!
-//! `/livez` and `/readyz` that only look at a flag report a process as ready that cannot serve anybody. A check here takes
-//! the locks that requests take, on a thread of its own and within a time: one that panics, or does not return, is a process
-//! that is not well. A check that hangs is not started again, so a probe every second costs one thread and not one each.
+//! A `/livez` or `/readyz` that only reads a flag reports processes as ready that cannot serve. These checks take the
+//! locks that requests take, on a separate thread and with a timeout: a check that panics or does not return is
+//! a failure. A check that hangs is not started again, so probes every second cost one thread in total.
 
 use crate::panics;
 use crate::process;
@@ -13,21 +13,21 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// Timeout of a check: probes of Kubernetes and of load balancers wait for a second or more by default.
-pub const WITHIN: Duration = Duration::from_millis(800);
+/// Timeout of a check. Probes of Kubernetes and of load balancers wait for a second or more by default.
+pub const CHECK_TIMEOUT: Duration = Duration::from_millis(800);
 
-/// Runs checks of one kind, one at a time.
+/// Runner of health checks of one kind, one at a time.
 #[derive(Clone, Debug, Default)]
-pub struct Health {
-    under_way: Arc<AtomicBool>,
+pub struct HealthCheck {
+    is_running: Arc<AtomicBool>,
 }
 
-impl Health {
-    /// Whether the process serves: it has not failed, and `check` returns within [`WITHIN`] and finds nothing.
+impl HealthCheck {
+    /// Returns `Ok` if the process has not failed and `check` returns `Ok` within [`CHECK_TIMEOUT`].
     ///
     /// # Errors
     ///
-    /// Reason of a failure, as one line of text.
+    /// The reason of the failure, as one line of text.
     pub async fn probe(
         &self,
         check: impl FnOnce() -> Result<(), String> + Send + 'static,
@@ -35,34 +35,34 @@ impl Health {
         if let Some(reason) = process::failure() {
             return Err(format!("failed: {reason}"));
         }
-        if self.under_way.swap(true, Ordering::AcqRel) {
-            // Two probes at once are no reason to report a fault: the other one has its time as well.
-            let waited = timeout(WITHIN, async {
-                while self.under_way.load(Ordering::Acquire) {
+        if self.is_running.swap(true, Ordering::AcqRel) {
+            // Two concurrent probes are not a failure: wait for the other check.
+            let waited = timeout(CHECK_TIMEOUT, async {
+                while self.is_running.load(Ordering::Acquire) {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             });
-            if waited.await.is_err() || self.under_way.swap(true, Ordering::AcqRel) {
-                return Err(format!("a check has not returned within {WITHIN:?}"));
+            if waited.await.is_err() || self.is_running.swap(true, Ordering::AcqRel) {
+                return Err(format!("a check has not returned within {CHECK_TIMEOUT:?}"));
             }
         }
-        let (tell, told) = oneshot::channel();
-        let under_way = Arc::clone(&self.under_way);
+        let (sender, receiver) = oneshot::channel();
+        let is_running = Arc::clone(&self.is_running);
         let run = move || {
-            let found = catch_unwind(AssertUnwindSafe(check))
+            let result = catch_unwind(AssertUnwindSafe(check))
                 .unwrap_or_else(|payload| Err(format!("a check panicked: {}", panics::message(&*payload))));
-            under_way.store(false, Ordering::Release);
-            // Whoever asked may have gone.
-            tell.send(found).ok();
+            is_running.store(false, Ordering::Release);
+            // The receiver is gone after a timeout.
+            sender.send(result).ok();
         };
         if let Err(error) = std::thread::Builder::new().name("health".to_owned()).spawn(run) {
-            self.under_way.store(false, Ordering::Release);
-            return Err(format!("no thread for a check: {error}"));
+            self.is_running.store(false, Ordering::Release);
+            return Err(format!("cannot start a thread for a check: {error}"));
         }
-        match timeout(WITHIN, told).await {
-            Ok(Ok(found)) => found,
+        match timeout(CHECK_TIMEOUT, receiver).await {
+            Ok(Ok(result)) => result,
             Ok(Err(_)) => Err("a check ended without a result".to_owned()),
-            Err(_) => Err(format!("a check has not returned within {WITHIN:?}")),
+            Err(_) => Err(format!("a check has not returned within {CHECK_TIMEOUT:?}")),
         }
     }
 }

@@ -1,22 +1,22 @@
-//! Fault containment: what a panic costs, decided once for every process.
+//! Fault containment: the consequences of a panic, defined once for every process.
 //!
-//! A panic is a bug. It must cost the request or the task in which it happens and nothing else; where it can leave state
-//! behind that other requests rely on, the process must stop and be restarted, because nobody can know what that state is
-//! worth. The rule has four parts, and each is a module:
+//! A panic is a bug. It must affect only the request or the task in which it occurs. If it can leave shared state
+//! half changed, the process must stop and be restarted, because the consistency of that state is unknown. The rule has
+//! four parts, each in a module:
 //!
-//! | what panics | what it costs | module |
+//! | panic in | consequence | module |
 //! |---|---|---|
 //! | a request | its client gets 500, and the connection closes | [`request`] |
-//! | a long-running task or thread | it is restarted with backoff; one that cannot be restarted, or panics again and again, fails the process | [`task`] |
-//! | the holder of a lock | the process fails; not for a lock of [`Mutex::independent`], whose state is whole between any two statements | [`lock`] |
-//! | anything, in a *failed process* | not ready from that moment, drained, exit with an error | [`process`] |
+//! | a long-running task or thread | it is restarted with backoff; one that cannot be restarted, or that panics repeatedly, fails the process | [`task`] |
+//! | the holder of a lock | the process fails, except for a lock of [`Mutex::independent`], whose state is consistent between any two statements | [`lock`] |
+//! | any code in a *failed process* | the process is already not ready, drains and exits with an error | [`process`] |
 //!
-//! Locks never poison: a request that finds a lock whose holder panicked is served with what is there until the process has
-//! ended. `std`'s locks are not used beside these (`tests/tidy/locks.rs`), so no `.lock().expect(..)` can turn one panic
-//! into one for each request that follows.
+//! Locks never poison: after a panic of the holder, later requests use the state as it is until the process has ended.
+//! `std`'s locks are not used (`tests/tidy/locks.rs`), so no `.lock().expect(..)` can turn one panic into a panic of
+//! every later request.
 //!
-//! [`health`] is the other half: a health check does what requests do, within a time, so that a process that cannot serve
-//! does not report that it can. [`panics`] counts.
+//! [`health`] checks take the same locks as requests, with a timeout, so that a process that cannot serve does not report
+//! that it can. [`panics`] counts.
 
 #[cfg(feature = "failpoints")]
 pub mod failpoint;

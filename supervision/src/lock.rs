@@ -1,12 +1,12 @@
-//! Locks that do not poison, and that decide what a panic of their holder costs.
+//! Locks without poisoning, with a defined consequence of a panic of their holder.
 //!
-//! The default is the careful one: state that several statements keep consistent may be half changed when one of them
-//! panics, so the process fails. [`Mutex::independent`] and [`RwLock::independent`] are for state of which every change is
-//! one statement (a value that is replaced, an entry that is inserted, a number that grows): there a panic costs whoever had
-//! it and nobody else.
+//! By default the process fails: state that several statements keep consistent may be half changed when one of them
+//! panics. [`Mutex::independent`] and [`RwLock::independent`] are for state of which every change is one statement (a
+//! value that is replaced, an entry that is inserted, a number that grows): there a panic has no consequence beyond the
+//! request or task in which it occurs.
 //!
-//! The lock itself goes on in both cases. While a failed process drains, requests that take the lock find what its last
-//! holder left; one that panics over it is contained like any other panic.
+//! The lock stays usable in both cases. While a failed process drains, requests that take the lock find the state as its
+//! last holder left it; if one of them panics over it, that is contained like any other panic.
 
 use crate::panics::{self, Scope};
 use crate::process;
@@ -21,23 +21,23 @@ enum OnPanic {
     Continue,
 }
 
-/// Sees, when it is dropped, whether its holder panics.
+/// Guard that detects, when it is dropped, whether the holder of the lock panics.
 #[derive(Debug)]
-struct Holder {
+struct PanicGuard {
     on_panic: OnPanic,
-    /// A lock that is taken while unwinding says nothing about who unwinds.
+    /// Whether the thread was already unwinding when it took the lock; then the lock's state is not involved.
     was_panicking: bool,
     state: &'static str,
 }
 
-impl Holder {
-    fn of<T: ?Sized>(on_panic: OnPanic) -> Holder {
+impl PanicGuard {
+    fn of<T: ?Sized>(on_panic: OnPanic) -> PanicGuard {
         let state = std::any::type_name::<T>();
-        Holder { on_panic, was_panicking: std::thread::panicking(), state }
+        PanicGuard { on_panic, was_panicking: std::thread::panicking(), state }
     }
 }
 
-impl Drop for Holder {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if self.was_panicking || !std::thread::panicking() {
             return;
@@ -45,65 +45,67 @@ impl Drop for Holder {
         panics::count(Scope::Lock);
         let state = self.state;
         match self.on_panic {
-            OnPanic::FailProcess => process::fail(&format!("a panic while {state} was changed")),
-            OnPanic::Continue => tracing::error!(state, "panic while a lock was held, its state is whole"),
+            OnPanic::FailProcess => process::fail(&format!("a panic occurred while {state} was locked")),
+            OnPanic::Continue => {
+                tracing::error!(state, "panic while a lock was held, its state is consistent")
+            }
         }
     }
 }
 
-/// Where a test may make the holder panic.
-fn taken<T: ?Sized>() {
+/// Hook for failpoints: a test may make the holder panic here.
+fn acquired<T: ?Sized>() {
     #[cfg(feature = "failpoints")]
-    crate::failpoint::taken(std::any::type_name::<T>());
+    crate::failpoint::acquired(std::any::type_name::<T>());
 }
 
-/// `std::sync::Mutex`, with the rule of this module for panics.
+/// `std::sync::Mutex` with the panic rule of this module.
 #[derive(Debug)]
 pub struct Mutex<T: ?Sized> {
     on_panic: OnPanic,
     inner: sync::Mutex<T>,
 }
 
-/// Access to what a [`Mutex`] holds.
+/// Guard of a [`Mutex`].
 #[derive(Debug)]
 #[must_use = "the lock is released when this is dropped"]
 pub struct MutexGuard<'a, T: ?Sized> {
-    // Dropped in this order: what the holder logs may need this very lock, that of the log's own buffer.
+    // Dropped in this order: the log line of the panic guard may need this very lock, if it is that of the log's buffer.
     inner: sync::MutexGuard<'a, T>,
-    holder: Holder,
+    panic_guard: PanicGuard,
 }
 
 impl<T> Mutex<T> {
-    /// For state that a panic can leave half changed: then the process fails.
+    /// Creates a lock for state that a panic can leave half changed; a panic of a holder fails the process.
     pub const fn new(state: T) -> Mutex<T> {
         Mutex { on_panic: OnPanic::FailProcess, inner: sync::Mutex::new(state) }
     }
 
-    /// For state of which every change is one statement: a panic of a holder costs nothing beyond it.
+    /// Creates a lock for state of which every change is one statement; a panic of a holder has no further consequence.
     pub const fn independent(state: T) -> Mutex<T> {
         Mutex { on_panic: OnPanic::Continue, inner: sync::Mutex::new(state) }
     }
 }
 
 impl<T> Mutex<T> {
-    /// Returns the state; the lock has no other owner any more.
+    /// Consumes the lock and returns the state.
     pub fn into_inner(self) -> T {
         self.inner.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// Waits for the lock.
+    /// Acquires the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let guard = MutexGuard { holder: Holder::of::<T>(self.on_panic), inner };
-        taken::<T>();
+        let guard = MutexGuard { panic_guard: PanicGuard::of::<T>(self.on_panic), inner };
+        acquired::<T>();
         guard
     }
 }
 
 impl<T: Default> Default for Mutex<T> {
-    /// As [`Mutex::new`] has it.
+    /// Creates a lock with [`Mutex::new`].
     fn default() -> Mutex<T> {
         Mutex::new(T::default())
     }
@@ -128,102 +130,102 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
 pub struct Condvar(sync::Condvar);
 
 impl Condvar {
-    /// One that nobody waits for.
+    /// Creates a condition variable.
     pub const fn new() -> Condvar {
         Condvar(sync::Condvar::new())
     }
 
-    /// Waits for a notification; there may be none, as with `std`.
+    /// Waits for a notification; like with `std`, wakeups can be spurious.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        let MutexGuard { holder, inner } = guard;
+        let MutexGuard { panic_guard, inner } = guard;
         let inner = self.0.wait(inner).unwrap_or_else(PoisonError::into_inner);
-        MutexGuard { holder, inner }
+        MutexGuard { panic_guard, inner }
     }
 
-    /// Waits for a notification, and no longer than `timeout`; says whether that has passed.
+    /// Waits for a notification for at most `timeout`; returns whether it timed out.
     pub fn wait_timeout<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
         timeout: Duration,
     ) -> (MutexGuard<'a, T>, bool) {
-        let MutexGuard { holder, inner } = guard;
+        let MutexGuard { panic_guard, inner } = guard;
         let (inner, timed_out) = self.0.wait_timeout(inner, timeout).unwrap_or_else(PoisonError::into_inner);
-        (MutexGuard { holder, inner }, timed_out.timed_out())
+        (MutexGuard { panic_guard, inner }, timed_out.timed_out())
     }
 
-    /// Waits while `condition` holds, and no longer than `timeout`.
+    /// Waits while `condition` holds, for at most `timeout`.
     pub fn wait_timeout_while<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
         timeout: Duration,
         condition: impl FnMut(&mut T) -> bool,
     ) -> MutexGuard<'a, T> {
-        let MutexGuard { holder, inner } = guard;
+        let MutexGuard { panic_guard, inner } = guard;
         let (inner, _) =
             self.0.wait_timeout_while(inner, timeout, condition).unwrap_or_else(PoisonError::into_inner);
-        MutexGuard { holder, inner }
+        MutexGuard { panic_guard, inner }
     }
 
-    /// Wakes one.
+    /// Wakes one waiter.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
 }
 
-/// `std::sync::RwLock`, with the rule of this module for panics of writers. Readers change nothing.
+/// `std::sync::RwLock` with the panic rule of this module for writers. Readers change nothing.
 #[derive(Debug)]
 pub struct RwLock<T: ?Sized> {
     on_panic: OnPanic,
     inner: sync::RwLock<T>,
 }
 
-/// Shared access to what a [`RwLock`] holds.
+/// Shared guard of a [`RwLock`].
 pub type RwLockReadGuard<'a, T> = sync::RwLockReadGuard<'a, T>;
 
-/// Exclusive access to what a [`RwLock`] holds.
+/// Exclusive guard of a [`RwLock`].
 #[derive(Debug)]
 #[must_use = "the lock is released when this is dropped"]
 pub struct RwLockWriteGuard<'a, T: ?Sized> {
     inner: sync::RwLockWriteGuard<'a, T>,
-    _holder: Holder,
+    _panic_guard: PanicGuard,
 }
 
 impl<T> RwLock<T> {
-    /// For state that a panic can leave half changed: then the process fails.
+    /// Creates a lock for state that a panic can leave half changed; a panic of a writer fails the process.
     pub const fn new(state: T) -> RwLock<T> {
         RwLock { on_panic: OnPanic::FailProcess, inner: sync::RwLock::new(state) }
     }
 
-    /// For state of which every change is one statement: a panic of a holder costs nothing beyond it.
+    /// Creates a lock for state of which every change is one statement; a panic of a writer has no further consequence.
     pub const fn independent(state: T) -> RwLock<T> {
         RwLock { on_panic: OnPanic::Continue, inner: sync::RwLock::new(state) }
     }
 }
 
 impl<T: ?Sized> RwLock<T> {
-    /// Waits for the lock, beside other readers.
+    /// Acquires the lock for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-        taken::<T>();
+        acquired::<T>();
         guard
     }
 
-    /// Waits for the lock, alone.
+    /// Acquires the lock for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
-        let guard = RwLockWriteGuard { _holder: Holder::of::<T>(self.on_panic), inner };
-        taken::<T>();
+        let guard = RwLockWriteGuard { _panic_guard: PanicGuard::of::<T>(self.on_panic), inner };
+        acquired::<T>();
         guard
     }
 }
 
 impl<T: Default> Default for RwLock<T> {
-    /// As [`RwLock::new`] has it.
+    /// Creates a lock with [`RwLock::new`].
     fn default() -> RwLock<T> {
         RwLock::new(T::default())
     }

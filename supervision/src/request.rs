@@ -1,4 +1,4 @@
-//! A request whose panic costs that request only.
+//! Containment of a panic in a request.
 
 use crate::panics::{self, Scope};
 use futures_util::FutureExt;
@@ -6,19 +6,19 @@ use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A request panicked; it says what was the matter, for the log and never for the client.
+/// A request panicked. The message is for the log, never for the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Panicked(pub String);
 
-/// Drives `request` to its end, or to its panic.
+/// Runs `request` to completion or to its panic.
 ///
-/// What the request shared with others is behind locks, which decide for themselves what a panic means for them
-/// ([`crate::lock`]); what it had for itself is dropped.
+/// State that the request shares with others is behind locks, which define the consequence of a panic
+/// ([`crate::lock`]); its own state is dropped.
 pub async fn contain<T>(request: impl Future<Output = T>) -> Result<T, Panicked> {
     AssertUnwindSafe(request).catch_unwind().await.map_err(panicked)
 }
 
-/// As [`contain`], for a part of a request's work that a thread of its own does, such as computing its batch.
+/// Like [`contain`], for a part of a request that runs on another thread, such as the computation of its batch.
 pub fn contain_work<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(work)).map_err(panicked)
 }

@@ -1,4 +1,4 @@
-//! Long-running tasks and threads: none of them ends silently.
+//! Supervision of long-running tasks and threads: none of them ends silently.
 
 use crate::panics::{self, Scope};
 use crate::process;
@@ -9,20 +9,20 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The pause before the first restart; it doubles with each that follows.
+/// Delay before the first restart; doubled for each further one.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
-/// The longest pause: what a route table, a plan or a report may at most be late by for it.
+/// Maximum delay: the longest time by which it can postpone a route table, a plan or a report.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// A task that ran for so long has recovered, and its next restart is a first one again.
+/// Running time after which a task counts as recovered and the number of consecutive restarts is reset.
 const RECOVERED_AFTER: Duration = Duration::from_secs(60);
-/// Restarts in a row after which the process fails: half a minute of trying with the pauses above. What a restart of the
-/// task does not mend, one of the process may.
+/// Consecutive restarts after which the process fails: half a minute with the delays above. A restart of the process may
+/// fix what a restart of the task does not.
 pub const RESTARTS_MAX: u32 = 10;
 
-/// Runs a task that is never over, and starts it again when it panics or ends: with a pause, a log line `task restarted` and
-/// a count. The process fails when the task does not recover.
+/// Runs an endless task and restarts it when it panics or ends, with backoff, a log line `task restarted` and a counter.
+/// The process fails if the task does not recover.
 ///
-/// `start` is called for each run, so what the task needs is cloned in it.
+/// `start` is called for each run; it clones the inputs of the task.
 pub async fn supervise<F>(name: &'static str, start: impl FnMut() -> F)
 where
     F: Future<Output = ()>,
@@ -30,7 +30,7 @@ where
     restarting(name, start, true).await;
 }
 
-/// As [`supervise`], for a task that may be over: it is started again only when it panics.
+/// Like [`supervise`], for a task that may finish: it is restarted only after a panic.
 pub async fn supervise_until_done<F>(name: &'static str, start: impl FnMut() -> F)
 where
     F: Future<Output = ()>,
@@ -42,10 +42,10 @@ async fn restarting<F>(name: &'static str, mut start: impl FnMut() -> F, endless
 where
     F: Future<Output = ()>,
 {
-    let mut in_a_row = 0;
+    let mut consecutive = 0;
     loop {
         let began = Instant::now();
-        // To start it may panic as well.
+        // `start` itself may panic, too.
         let run = AssertUnwindSafe(async { start().await }).catch_unwind().await;
         let reason = match &run {
             Ok(()) if !endless => return,
@@ -56,28 +56,28 @@ where
             }
         };
         if began.elapsed() >= RECOVERED_AFTER {
-            in_a_row = 0;
+            consecutive = 0;
         }
-        if in_a_row == RESTARTS_MAX {
+        if consecutive == RESTARTS_MAX {
             process::fail(&format!("task {name} does not recover: {reason}"));
             return std::future::pending().await;
         }
-        let pause = backoff(in_a_row);
-        in_a_row += 1;
-        tracing::error!(task = name, reason, ?pause, in_a_row, "task failed");
-        tokio::time::sleep(pause).await;
+        let delay = backoff(consecutive);
+        consecutive += 1;
+        tracing::error!(task = name, reason, ?delay, consecutive, "task failed");
+        tokio::time::sleep(delay).await;
         panics::count_restart(name);
-        tracing::warn!(task = name, in_a_row, "task restarted");
+        tracing::warn!(task = name, consecutive, "task restarted");
     }
 }
 
-/// The pause before a restart that was preceded by so many.
+/// Returns the delay before a restart after this many consecutive ones.
 fn backoff(restarts: u32) -> Duration {
     BACKOFF_MIN.saturating_mul(1 << restarts.min(16)).min(BACKOFF_MAX)
 }
 
-/// Runs a task that cannot be started again (it owns a socket, or the only end of a channel): the process fails when it
-/// panics. Returns what it returns, and nothing after a panic.
+/// Runs a task that cannot be restarted (it owns a socket, or the only end of a channel): the process fails if it
+/// panics. Returns the task's result, or `None` after a panic.
 pub async fn essential<T>(name: &'static str, task: impl Future<Output = T>) -> Option<T> {
     match AssertUnwindSafe(task).catch_unwind().await {
         Ok(value) => Some(value),
@@ -89,8 +89,8 @@ pub async fn essential<T>(name: &'static str, task: impl Future<Output = T>) -> 
     }
 }
 
-/// Runs one of many like it, such as one report of those that come five times a second: when it panics, that is logged and
-/// counted, and the next one is its restart. Returns nothing then.
+/// Runs one of many short tasks, such as one of the reports that are sent five times a second: a panic is logged and
+/// counted, and the next task takes its place. Returns `None` after a panic.
 pub async fn contained<T>(name: &'static str, task: impl Future<Output = T>) -> Option<T> {
     AssertUnwindSafe(task)
         .catch_unwind()
@@ -102,11 +102,11 @@ pub async fn contained<T>(name: &'static str, task: impl Future<Output = T>) -> 
         .ok()
 }
 
-/// Starts a thread that cannot be started again: the process fails when it panics.
+/// Starts a thread that cannot be restarted: the process fails if it panics.
 ///
 /// # Errors
 ///
-/// When the machine has no room for one more thread.
+/// If the thread cannot be created.
 pub fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     let owned = name.to_owned();
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -122,9 +122,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_longest() {
-        let pauses: Vec<u128> = (0..8).map(|restarts| backoff(restarts).as_millis()).collect();
-        assert_eq!(pauses, [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]);
+    fn delays_double_up_to_the_maximum() {
+        let delays: Vec<u128> = (0..8).map(|restarts| backoff(restarts).as_millis()).collect();
+        assert_eq!(delays, [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]);
         assert_eq!(backoff(u32::MAX), BACKOFF_MAX);
     }
 }

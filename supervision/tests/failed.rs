@@ -1,15 +1,15 @@
-//! What fails the process. A failure is for good, so each case is a process of its own: this test starts itself again.
+//! Causes of a process failure. A failure is irrevocable, so each case runs in a separate process: the test starts itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::time::Duration;
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use supervision::{Mutex, RwLock, process, task};
 
-/// Names the case that a child runs.
+/// Environment variable with the case of a child.
 const CASE: &str = "SUPERVISION_TEST_CASE";
 
-/// Fails the process, and returns what its reason must begin with.
+/// Name of a case, and a function that fails the process and returns the expected reason.
 type Case = (&'static str, fn() -> &'static str);
 
 const CASES: &[Case] = &[
@@ -21,8 +21,8 @@ const CASES: &[Case] = &[
             panic!("before the other half");
         }));
         assert!(held.is_err());
-        assert_eq!(*state.lock(), (2, 1), "the lock goes on while the process drains");
-        "a panic while (i32, i32) was changed"
+        assert_eq!(*state.lock(), (2, 1), "the lock stays usable while the process drains");
+        "a panic occurred while (i32, i32) was locked"
     }),
     ("rwlock", || {
         let state = RwLock::new(1);
@@ -32,10 +32,10 @@ const CASES: &[Case] = &[
         }));
         assert!(held.is_err());
         assert_eq!(*state.read(), 1);
-        "a panic while i32 was changed"
+        "a panic occurred while i32 was locked"
     }),
     ("thread", || {
-        task::thread("worker", || panic!("at work")).expect("there is room").join().expect("contained");
+        task::thread("worker", || panic!("at work")).expect("a thread").join().expect("contained");
         "thread worker panicked: at work"
     }),
     ("essential task", || {
@@ -71,7 +71,7 @@ fn paused(run: impl Future<Output = ()>) {
 }
 
 #[test]
-fn what_cannot_be_contained_fails_the_process_and_is_reported_by_its_health() {
+fn uncontained_panics_fail_the_process_and_its_health_checks() {
     if let Ok(name) = std::env::var(CASE) {
         let (_, run) = CASES.iter().find(|(case, _)| *case == name).expect("a case");
         assert_eq!(process::failure(), None);
@@ -80,24 +80,24 @@ fn what_cannot_be_contained_fails_the_process_and_is_reported_by_its_health() {
         process::fail("something else");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
         runtime.block_on(async {
-            assert_eq!(&*process::failed().await, reason, "the first reason stays");
-            let health = Health::default().probe(|| Ok(())).await;
+            assert_eq!(&*process::failed().await, reason, "the first reason is kept");
+            let health = HealthCheck::default().probe(|| Ok(())).await;
             assert_eq!(health, Err(format!("failed: {reason}")));
         });
-        // Whatever else it does, it ends.
+        // The process exits even though its main thread does not.
         process::exit_within(Duration::from_millis(10)).expect("a thread");
         loop {
             std::thread::park();
         }
     }
-    let name = "what_cannot_be_contained_fails_the_process_and_is_reported_by_its_health";
+    let name = "uncontained_panics_fail_the_process_and_its_health_checks";
     for (case, _) in CASES {
         let output = Command::new(std::env::current_exe().expect("this test"))
             .args(["--exact", name, "--nocapture"])
             .env(CASE, case)
             .output()
             .expect("it starts");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(process::EXIT_STATUS.into()), "{case}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(process::EXIT_STATUS.into()), "{case}: {stderr}");
     }
 }

@@ -1,10 +1,10 @@
-//! What a panic does not cost: each case is a holder, a request or a task that panics, in a process that goes on.
+//! Contained panics: a holder of a lock, a request or a task panics, and the process continues.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use supervision::health::{Health, WITHIN};
+use supervision::health::{CHECK_TIMEOUT, HealthCheck};
 use supervision::panics::{self, Scope};
 use supervision::{Condvar, Mutex, RwLock, process, request, task};
 
@@ -13,7 +13,7 @@ fn panics_in(run: impl FnOnce()) {
 }
 
 #[test]
-fn the_next_holder_of_an_independent_lock_goes_on() {
+fn an_independent_lock_stays_usable_after_a_panic_of_its_holder() {
     let (mutex, lock) = (Mutex::independent(1), RwLock::independent(1));
     let before = panics::contained(Scope::Lock);
     panics_in(|| {
@@ -32,28 +32,28 @@ fn the_next_holder_of_an_independent_lock_goes_on() {
     });
     assert_eq!((*mutex.lock(), *lock.read()), (2, 2));
     assert_eq!(*lock.write(), 2);
-    assert_eq!(panics::contained(Scope::Lock) - before, 2, "a reader changes nothing");
+    assert_eq!(panics::contained(Scope::Lock) - before, 2, "a panic of a reader does not count");
     assert_eq!(process::failure(), None);
 }
 
 #[test]
-fn a_lock_taken_while_unwinding_is_not_taken_for_the_cause() {
-    struct GivesBack<'a>(&'a Mutex<u32>);
-    impl Drop for GivesBack<'_> {
+fn a_lock_taken_while_unwinding_does_not_fail_the_process() {
+    struct Permit<'a>(&'a Mutex<u32>);
+    impl Drop for Permit<'_> {
         fn drop(&mut self) {
             *self.0.lock() -= 1;
         }
     }
     let taken = Mutex::new(1);
     panics_in(|| {
-        let _place = GivesBack(&taken);
-        panic!("a request with a place");
+        let _permit = Permit(&taken);
+        panic!("a request with a permit");
     });
     assert_eq!((*taken.lock(), process::failure()), (0, None));
 }
 
 #[test]
-fn a_panic_elsewhere_does_not_end_a_wait() {
+fn a_panic_of_another_holder_does_not_end_a_wait() {
     let shared = Arc::new((Mutex::independent(false), Condvar::new()));
     let waiting = Arc::clone(&shared);
     let waits = std::thread::spawn(move || {
@@ -66,7 +66,7 @@ fn a_panic_elsewhere_does_not_end_a_wait() {
     });
     panics_in(|| {
         let _held = shared.0.lock();
-        panic!("beside who waits");
+        panic!("while another thread waits");
     });
     *shared.0.lock() = true;
     shared.1.notify_all();
@@ -74,7 +74,7 @@ fn a_panic_elsewhere_does_not_end_a_wait() {
 }
 
 #[tokio::test]
-async fn a_panic_of_a_request_is_a_value() {
+async fn a_panic_of_a_request_is_returned_as_a_value() {
     let before = panics::contained(Scope::Request);
     let panicked = request::contain(async {
         if true {
@@ -88,7 +88,7 @@ async fn a_panic_of_a_request_is_a_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_panics_or_ends_runs_again() {
+async fn a_task_that_panics_or_ends_is_restarted() {
     let runs = AtomicU32::new(0);
     let task = task::supervise("a task of a test", || async {
         match runs.fetch_add(1, Ordering::Relaxed) {
@@ -104,7 +104,7 @@ async fn a_task_that_panics_or_ends_runs_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_may_be_over_runs_again_only_after_a_panic() {
+async fn a_task_that_may_finish_is_restarted_only_after_a_panic() {
     let runs = AtomicU32::new(0);
     task::supervise_until_done("another task of a test", || async {
         assert_ne!(runs.fetch_add(1, Ordering::Relaxed), 0, "the first time");
@@ -114,8 +114,8 @@ async fn a_task_that_may_be_over_runs_again_only_after_a_panic() {
 }
 
 #[tokio::test]
-async fn a_check_that_fails_panics_or_hangs_is_not_well() {
-    let health = Health::default();
+async fn a_check_that_fails_panics_or_hangs_is_reported_as_failed() {
+    let health = HealthCheck::default();
     assert_eq!(health.probe(|| Ok(())).await, Ok(()));
     assert_eq!(health.probe(|| Err("no route table".to_owned())).await, Err("no route table".to_owned()));
     let panicked = health.probe(|| panic!("over a lock")).await;
@@ -130,9 +130,9 @@ async fn a_check_that_fails_panics_or_hangs_is_not_well() {
             Ok(())
         }
     };
-    let hangs = Err(format!("a check has not returned within {WITHIN:?}"));
+    let hangs = Err(format!("a check has not returned within {CHECK_TIMEOUT:?}"));
     assert_eq!(health.probe(locks()).await, hangs);
-    assert_eq!(health.probe(locks()).await, hangs, "and no second thread waits beside it");
+    assert_eq!(health.probe(locks()).await, hangs, "no second thread is started");
     drop(held);
     assert_eq!(health.probe(locks()).await, Ok(()));
 }

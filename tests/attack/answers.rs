@@ -1,15 +1,15 @@
-//! Answers of HTTP/1, read up to the end of their connection.
+//! Reader of HTTP/1 responses up to the end of the connection.
 
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::Instant;
 
-/// End of a connection.
+/// Result of waiting for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// With FIN or a reset.
     Closed,
-    /// It did not, in the time that there was.
+    /// The connection did not end in time.
     Hangs,
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn everything(stream: &mut TcpStream, until: Instant) -> (Vec<u8>, En
     }
 }
 
-/// The statuses of the answers in `bytes`, one after the other; `None` if they are not answers, and whole ones.
+/// Returns the statuses of the consecutive responses in `bytes`; `None` if the bytes are not complete responses.
 pub(crate) fn statuses(mut bytes: &[u8], without_bodies: bool) -> Option<Vec<u16>> {
     let mut statuses = Vec::new();
     while !bytes.is_empty() {

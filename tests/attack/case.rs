@@ -1,4 +1,4 @@
-//! An attack as data: what is sent, and what must come of it.
+//! Attacks as data: the bytes to send and the expected outcome.
 
 use std::time::Duration;
 
@@ -16,45 +16,45 @@ pub(crate) struct Case {
 pub(crate) enum Step {
     /// Sends bytes.
     Send(Vec<u8>),
-    /// Sends the same bytes so many times.
+    /// Sends the same bytes repeatedly.
     Repeat(Vec<u8>, usize),
-    /// Sends bytes one by one, with a pause behind each.
+    /// Sends bytes one by one, with a pause after each.
     Trickle(Vec<u8>, Duration),
     /// Waits.
     Pause(Duration),
-    /// Says that it sends nothing more, and goes on reading.
+    /// Half-closes the connection, and continues reading.
     HalfClose,
-    /// Is gone, whatever still comes.
+    /// Closes the connection, whatever is still received.
     Abort,
-    /// Begins HTTP/2: preface and SETTINGS there and back, with these settings.
+    /// Begins HTTP/2: exchanges preface and SETTINGS, with these settings.
     Handshake(Vec<(u16, u32)>),
 }
 
 /// Expected responses.
 #[derive(Clone, Debug)]
 pub(crate) enum Expected {
-    /// So many answers over HTTP/1, each of a status of its set, and then the end of the connection.
+    /// One HTTP/1 response per set, with a status of that set, and then the end of the connection.
     Answers(Vec<&'static [u16]>),
-    /// The first of these, one at least, and then the end of the connection.
+    /// The first of these responses, at least one, and then the end of the connection.
     UpTo(Vec<&'static [u16]>),
-    /// The same to a HEAD, whose answers have no body.
+    /// The same for HEAD, whose responses have no body.
     Heads(Vec<&'static [u16]>),
-    /// The end of the connection, and before it at most an answer of 4xx.
+    /// The end of the connection, after at most one 4xx response.
     Closed,
-    /// The end of the connection; before it anything but a 5xx.
+    /// The end of the connection, without a 5xx response.
     NoServerError,
-    /// Nothing: the attacker is gone.
+    /// No response: the attacker has disconnected.
     Nothing,
-    /// One of these over HTTP/2.
+    /// One of these outcomes over HTTP/2.
     AnyOf(Vec<Outcome>),
 }
 
 /// Outcome of an attack over HTTP/2.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
-    /// The head of an answer on stream 1, of one of these statuses.
+    /// Response headers on stream 1, with one of these statuses.
     Status(&'static [u16]),
-    /// An answer of 2xx on this stream.
+    /// A 2xx response on this stream.
     Served(u32),
     /// A reset of any stream by the server.
     Reset,
@@ -62,18 +62,18 @@ pub(crate) enum Outcome {
     ConnectionError,
 }
 
-/// Both of what RFC 9113 allows for a stream error: the stream alone, or the connection.
+/// The outcomes that RFC 9113 permits for a stream error: of the stream only, or of the connection.
 pub(crate) const STREAM_ERROR: [Outcome; 3] =
     [Outcome::Reset, Outcome::ConnectionError, Outcome::Status(&[400])];
 
 impl Case {
-    /// Bytes over HTTP/1, and the statuses that they are answered with until the connection ends.
+    /// Creates a case of bytes over HTTP/1, and the statuses of the responses until the connection ends.
     pub(crate) fn h1(name: impl Into<String>, bytes: impl Into<Vec<u8>>, answers: &[&'static [u16]]) -> Case {
         let steps = vec![Step::Send(bytes.into())];
         Case { name: name.into(), steps, expected: Expected::Answers(answers.to_vec()) }
     }
 
-    /// Frames after a handshake, and what may come of them.
+    /// Creates a case of HTTP/2 frames after a handshake, and the permitted outcomes.
     pub(crate) fn h2(name: impl Into<String>, frames: Vec<Vec<u8>>, outcomes: &[Outcome]) -> Case {
         let steps = vec![Step::Handshake(Vec::new()), Step::Send(frames.concat())];
         Case { name: name.into(), steps, expected: Expected::AnyOf(outcomes.to_vec()) }

@@ -1,4 +1,4 @@
-//! Frames of HTTP/2, written as an attacker wants them and read as far as a judgement needs it.
+//! HTTP/2 frames: a writer that permits invalid ones, and a minimal reader.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -23,7 +23,7 @@ pub(crate) const END_HEADERS: u8 = 4;
 pub(crate) const PADDED: u8 = 8;
 pub(crate) const WITH_PRIORITY: u8 = 32;
 
-/// A frame as it should be.
+/// Returns a well-formed frame.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: impl AsRef<[u8]>) -> Vec<u8> {
     let payload = payload.as_ref();
     let length = (payload.len() as u32).to_be_bytes();
@@ -42,13 +42,13 @@ pub(crate) fn window(stream: u32, increment: u32) -> Vec<u8> {
     frame(WINDOW_UPDATE, 0, stream, increment.to_be_bytes())
 }
 
-/// One header as a literal that is not indexed, without Huffman.
+/// Returns a header as a literal without indexing and without Huffman coding.
 pub(crate) fn field(name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Vec<u8> {
     let (name, value) = (name.as_ref(), value.as_ref());
     [&[0][..], &length(name.len()), name, &length(value.len()), value].concat()
 }
 
-/// An integer of seven bits and its continuation (RFC 7541, 5.1).
+/// Encodes an integer with a seven-bit prefix (RFC 7541, 5.1).
 pub(crate) fn length(mut value: usize) -> Vec<u8> {
     if value < 127 {
         return vec![value as u8];
@@ -67,7 +67,7 @@ pub(crate) fn fields(all: &[(&str, &str)]) -> Vec<u8> {
     all.iter().flat_map(|(name, value)| field(name, value)).collect()
 }
 
-/// The headers of a request that is served, and more.
+/// Returns the headers of a valid request, and more.
 pub(crate) fn request(more: &[(&str, &str)]) -> Vec<u8> {
     let usual = [
         (":method", "POST"),
@@ -79,13 +79,13 @@ pub(crate) fn request(more: &[(&str, &str)]) -> Vec<u8> {
     fields(&[&usual, more].concat())
 }
 
-/// A whole request on this stream.
+/// Returns a complete request on this stream.
 pub(crate) fn whole(stream: u32) -> Vec<u8> {
     [frame(HEADERS, END_HEADERS, stream, request(&[])), frame(DATA, END_STREAM, stream, super::case::BODY)]
         .concat()
 }
 
-/// A frame that came.
+/// Received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) kind: u8,
@@ -94,7 +94,7 @@ pub(crate) struct Frame {
     pub(crate) payload: Vec<u8>,
 }
 
-/// Reads one frame; `None` where the connection ends, and an error where nothing came in time.
+/// Reads one frame; `None` at the end of the connection, and an error on timeout.
 pub(crate) fn read(stream: &mut TcpStream, until: Instant) -> Result<Option<Frame>, &'static str> {
     let mut header = [0; 9];
     if !fill(stream, &mut header, until)? {
@@ -109,7 +109,7 @@ pub(crate) fn read(stream: &mut TcpStream, until: Instant) -> Result<Option<Fram
     Ok(Some(Frame { kind, flags, stream: u32::from_be_bytes(id), payload }))
 }
 
-/// Whether all of it came before the connection ended.
+/// Fills the buffer; returns false if the connection ended before.
 fn fill(stream: &mut TcpStream, mut into: &mut [u8], until: Instant) -> Result<bool, &'static str> {
     use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     while !into.is_empty() {
@@ -132,10 +132,10 @@ fn fill(stream: &mut TcpStream, mut into: &mut [u8], until: Instant) -> Result<b
 }
 
 impl Frame {
-    /// The status in the first header block of a connection, where `:status` comes first (RFC 7541, appendix A).
+    /// Returns the status in the first header block of a connection, in which `:status` comes first (RFC 7541, appendix A).
     pub(crate) fn status(&self) -> Option<u16> {
         let mut block = &self.payload[..];
-        // Updates of the table's size stand before everything else.
+        // Table size updates come first.
         while let [0x20..=0x3f, rest @ ..] = block {
             block = rest;
         }
@@ -149,14 +149,14 @@ impl Frame {
         }
     }
 
-    /// The error of RST_STREAM, or of GOAWAY.
+    /// Returns the error code of RST_STREAM or GOAWAY.
     pub(crate) fn error(&self) -> Option<u32> {
         let start = if self.kind == GOAWAY { 4 } else { 0 };
         Some(u32::from_be_bytes(self.payload.get(start..start + 4)?.try_into().ok()?))
     }
 }
 
-/// Three digits in the code of RFC 7541, appendix B: 0 to 2 have five bits, the others six.
+/// Decodes three digits in the code of RFC 7541, appendix B: 0 to 2 have five bits, the others six.
 fn digits(huffman: &[u8]) -> Option<u16> {
     let bits: Vec<u8> =
         huffman.iter().flat_map(|byte| (0..8).rev().map(move |bit| byte >> bit & 1)).collect();
@@ -173,7 +173,7 @@ fn digits(huffman: &[u8]) -> Option<u16> {
 }
 
 #[test]
-fn a_status_is_read_in_each_of_its_forms() {
+fn a_status_is_decoded_in_each_of_its_encodings() {
     let status =
         |payload: &[u8]| Frame { kind: HEADERS, flags: 0, stream: 1, payload: payload.to_vec() }.status();
     assert_eq!(status(&[0x88]), Some(200));

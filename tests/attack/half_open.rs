@@ -1,4 +1,4 @@
-//! Ten thousand connections of one address that never send the whole head of a request.
+//! Ten thousand connections from one address that never send a complete request head.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -13,17 +13,17 @@ use crate::world::World;
 
 /// Connections of the attacker.
 const HALF_OPEN: usize = 10_000;
-/// Connections that good clients have opened before, and keep.
+/// Connections that good clients opened before and keep open.
 const IDLE: usize = 200;
-/// Connections at least that good clients open, one after another, from the beginning of the attack.
+/// Minimum number of connections that good clients open, one after another, from the beginning of the attack.
 const NEW: usize = 200;
-/// Within which a new connection is open and its first request is served.
+/// Maximum time to open a connection and serve its first request.
 const NEW_MAX: Duration = Duration::from_secs(1);
-/// Another address than the attacker's, 127.0.0.1.
+/// Address of the good clients; the attacker's is 127.0.0.1.
 const GOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const HEAD: &[u8] = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthoriz";
 
-/// Sends the heads while good clients send requests. Returns how long the slowest new connection took, with its request.
+/// Sends the heads while good clients send requests. Returns the time of the slowest new connection with its request.
 ///
 /// # Errors
 ///
@@ -44,7 +44,7 @@ pub(crate) fn flood(world: &World) -> Result<Duration, String> {
         });
         let mut slowest = Duration::ZERO;
         let mut number = 0;
-        // While they come, and while they are there.
+        // While the connections are opened, and while they are open.
         while !over.load(Ordering::Relaxed) || number < NEW {
             let begun = Instant::now();
             ask(world.address, &mut Some(connect(world.address)))
@@ -61,7 +61,7 @@ pub(crate) fn flood(world: &World) -> Result<Duration, String> {
     if slowest > NEW_MAX { Err(format!("a new connection took {slowest:?}")) } else { Ok(slowest) }
 }
 
-/// One that the gateway refuses is closed by it, which the attacker does not mind.
+/// Opens a connection; one that the gateway refuses is closed by it, which is ignored.
 fn half_open(address: SocketAddr) -> Option<TcpStream> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.write_all(HEAD).ok()?;

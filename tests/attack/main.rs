@@ -1,18 +1,18 @@
-//! Attacks on the front, by clients that follow no RFC, and what their neighbours feel of them.
+//! Attacks on the gateway's listener by clients that violate RFCs, and their effect on other clients.
 //!
-//! A gateway, a spoke and a replica run as processes of their own on one core. Some hundred cases, each a script of bytes
-//! and of what must come back for them, are sent over raw sockets: HTTP/1 and frames of HTTP/2. Nothing in between could
-//! repair them. Three things must hold:
+//! A gateway, a spoke and a replica run as separate processes on one core. Some hundred cases, each a script of bytes
+//! with the expected responses, are sent over raw sockets, as HTTP/1 and HTTP/2 frames, so that no library
+//! corrects them. Requirements:
 //!
-//! 1. Each case ends as it should: with a status of its set, a closed connection or a stream error, within a bound, and
+//! 1. Each case ends as expected: with a status of its set, a closed connection or a stream error, within a bound, and
 //!    never with a 5xx where the client is at fault.
-//! 2. Good clients beside the attackers, which are pinned to the other core, lose no request, and their 99th percentile is
-//!    bounded by what it is while the attackers send ordinary requests at the same rate ([`P99_RATIO_MAX`]).
-//! 3. At the end the processes live and serve.
+//! 2. Good clients during the attacks, which run on the other core, lose no request, and their 99th percentile is
+//!    bounded relative to that while the attackers send ordinary requests at the same rate ([`P99_RATIO_MAX`]).
+//! 3. At the end the processes are alive and serve requests.
 //!
-//! In reading order: `world` — the processes; `case` — scripts and expectations; `run` — sending one and judging what came;
-//! `answers` and `frames` — what comes back, read; `cases` — the cases, a file for each family; `neighbours` — good clients;
-//! `half_open` — ten thousand connections without a request.
+//! In reading order: `world` — the processes; `case` — scripts and expectations; `run` — sends a case and checks the outcome;
+//! `answers` and `frames` — readers of responses; `cases` — the cases, a file per family; `neighbours` — good clients;
+//! `half_open` — ten thousand connections without a complete request.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
@@ -32,30 +32,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use world::World;
 
-/// Cases that are sent at once in the first test.
+/// Concurrent cases in the first test.
 const AT_ONCE: usize = 16;
 
-/// Cases that there are at least.
+/// Minimum number of cases.
 const CASES_MIN: usize = 400;
 
-/// Families that are sent once more, one case after another.
+/// Families that are sent again, one case after another.
 const QUIET: [&str; 3] = ["head ", "get of info", "window 0"];
 
-/// How much higher the 99th percentile of good clients may be beside attackers than beside ordinary requests, while gateway,
+/// Maximum ratio of good clients' 99th percentiles during attacks and during ordinary requests, while gateway,
 /// spoke and replica share one core. The goal is 2. Measured: 2.0 to 3.0 (16 ms against 6.7 ms; two cores of a virtual Zen 5,
-/// 2026-11-23). What is above the goal are some stalls of 30 to 60 ms, in which bodies of 4 MB touch fresh memory in all three
-/// processes. This bound is for regressions.
+/// 2026-11-23). The excess comes from some stalls of 30 to 60 ms, in which bodies of 4 MB touch fresh memory in all three
+/// processes. This bound detects regressions.
 const P99_RATIO_MAX: f64 = 4.0;
 
-/// A measurement is repeated when its ratio is higher than that: what else the machine does in a turn of a few seconds moves a
-/// 99th percentile.
+/// Maximum number of measurements. One is repeated if its ratio exceeds the bound, because other load on the machine during
+/// a few seconds changes a 99th percentile.
 const MEASUREMENTS_MAX: usize = 3;
 
-/// One test at a time: the second measures.
+/// Serializes the tests, because the second one measures.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
-fn every_attack_ends_as_it_should() {
+fn every_attack_ends_as_expected() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let world = World::start();
     let cases = cases::all();
@@ -80,7 +80,7 @@ fn every_attack_ends_as_it_should() {
         }
     });
     let mut wrong = wrong.into_inner().unwrap();
-    // Some do harm only while nobody else keeps the gateway's books open.
+    // Some attacks are effective only without other requests in flight.
     for case in cases.iter().filter(|case| QUIET.iter().any(|family| case.name.starts_with(family))) {
         if let Err(what) = run::judge(world.address, case) {
             wrong.push(format!("{}, alone: {what}", case.name));
@@ -93,7 +93,7 @@ fn every_attack_ends_as_it_should() {
 }
 
 #[test]
-fn good_clients_do_not_feel_the_attackers() {
+fn attacks_do_not_delay_good_clients() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let world = World::start();
     let cases = cases::all();
@@ -108,7 +108,7 @@ fn good_clients_do_not_feel_the_attackers() {
 }
 
 #[test]
-fn ten_thousand_half_sent_heads_cost_good_clients_nothing() {
+fn ten_thousand_incomplete_heads_do_not_affect_good_clients() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     half_open::raise_file_limit();
     let world = World::start();

@@ -1,7 +1,7 @@
-//! Good clients, while others on another core send attacks or, in turn, ordinary requests at the same rate.
+//! Latency of good clients while others on another core send, alternately, attacks or ordinary requests at the same rate.
 //!
-//! The two take turns, so that what else the machine does is in both. The measure is the ratio of their 99th percentiles, over
-//! all turns: the turns of attacks together send every case.
+//! The two alternate, so that other load on the machine affects both. The measure is the ratio of their 99th percentiles over
+//! all rounds; the attack rounds together send every case.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -17,51 +17,51 @@ use crate::world::{OUR_CORE, THEIR_CORE};
 /// The key of the good clients' tenant.
 pub(crate) const KEY: &str = "good-key";
 
-/// Ordinary and attacking, so many times.
+/// Rounds of ordinary requests and of attacks.
 const TURNS: usize = 3;
 const TURN: Duration = Duration::from_secs(6);
-/// Of good clients, each with a connection that it keeps.
+/// Good clients, each with a persistent connection.
 const CLIENTS: usize = 4;
-/// Between two requests of one.
+/// Period of the requests of a client.
 const CLIENT_PERIOD: Duration = Duration::from_millis(20);
-/// Cases, or ordinary requests, that the attackers begin in a second. Some cases take seconds.
+/// Cases, or ordinary requests, that the attackers start per second. Some cases take seconds.
 const ATTACKS_PER_SECOND: u32 = 70;
 const ATTACKERS: usize = 64;
 /// Families with large bodies.
 const LARGE: [&str; 2] = ["body ", "gzip "];
-/// From one case to the next, so that those of a family do not come together. It is a prime.
+/// Stride from one case to the next, a prime, so that cases of a family are spread.
 const STRIDE: usize = 389;
 
 /// Latencies and failures of the good clients.
 #[derive(Default)]
 pub(crate) struct Report {
-    turns: Vec<Turn>,
+    turns: Vec<Round>,
 }
 
-/// A turn of ordinary requests, and one of attacks after it.
-struct Turn {
-    ordinary: Seen,
-    attacked: Seen,
+/// A round of ordinary requests, followed by one of attacks.
+struct Round {
+    ordinary: Observed,
+    attacked: Observed,
 }
 
 #[derive(Default)]
-struct Seen {
+struct Observed {
     took: Vec<Duration>,
     failed: Vec<String>,
-    /// Cases or ordinary requests that others sent meanwhile.
+    /// Cases or ordinary requests that the others sent.
     others: usize,
 }
 
-/// Measures.
+/// Runs the measurement.
 pub(crate) fn compare(address: SocketAddr, cases: &[Case]) -> Report {
     let ordinary = [Case::h1("ordinary", post("", BODY), &[&[200]])];
     let next = AtomicUsize::new(0);
-    let turn = |_| Turn {
+    let turn = |_| Round {
         ordinary: turn(address, &ordinary, &AtomicUsize::new(0)),
         attacked: turn(address, cases, &next),
     };
-    // Not counted: connections are opened, and memory is touched for the first time. On a virtual machine the host then has to
-    // find it, at some 50 µs a page, of which the first body of 4 MB needs 2,000.
+    // Warm-up, not counted: connections are opened, and memory is touched for the first time. On a virtual machine the host must
+    // allocate it, at some 50 µs per page, of which the first body of 4 MB needs 2,000.
     let large: Vec<Case> = cases
         .iter()
         .filter(|case| LARGE.iter().any(|family| case.name.starts_with(family)))
@@ -72,11 +72,11 @@ pub(crate) fn compare(address: SocketAddr, cases: &[Case]) -> Report {
     Report { turns: (0..TURNS).map(turn).collect() }
 }
 
-/// One turn, in which others send these, beginning with the next.
-fn turn(address: SocketAddr, cases: &[Case], next: &AtomicUsize) -> Seen {
-    let (seen, over) = (Mutex::new(Seen::default()), AtomicBool::new(false));
+/// Runs one round, in which others send these cases, beginning with the next.
+fn turn(address: SocketAddr, cases: &[Case], next: &AtomicUsize) -> Observed {
+    let (seen, over) = (Mutex::new(Observed::default()), AtomicBool::new(false));
     let sent = AtomicUsize::new(0);
-    // All begin together, once each is on its core.
+    // All begin together, after each is pinned to its core.
     let (ready, begun) = (Barrier::new(CLIENTS + ATTACKERS + 1), OnceLock::new());
     let begin = || {
         ready.wait();
@@ -100,7 +100,7 @@ fn turn(address: SocketAddr, cases: &[Case], next: &AtomicUsize) -> Seen {
                 pin(THEIR_CORE);
                 let begun = begin();
                 loop {
-                    // Each begins at its own moment, whoever of the attackers is free then.
+                    // Each case has its own start time, and any free attacker runs it.
                     let number = sent_by.fetch_add(1, Ordering::Relaxed);
                     let begins = begun + Duration::from_secs(1) * number as u32 / ATTACKS_PER_SECOND;
                     if begins >= begun + TURN {
@@ -108,7 +108,7 @@ fn turn(address: SocketAddr, cases: &[Case], next: &AtomicUsize) -> Seen {
                     }
                     std::thread::sleep(begins.saturating_duration_since(Instant::now()));
                     let case = &cases[next.fetch_add(1, Ordering::Relaxed) * STRIDE % cases.len()];
-                    // What becomes of it is the other test's matter.
+                    // The other test checks the outcome.
                     let _ = run::judge(address, case);
                 }
             });
@@ -123,9 +123,9 @@ fn turn(address: SocketAddr, cases: &[Case], next: &AtomicUsize) -> Seen {
     seen
 }
 
-/// Sends a request each period until it is over. A request that has to wait for the one before counts from its own moment.
-fn good_client(address: SocketAddr, begins: Instant, over: &AtomicBool) -> Seen {
-    let mut seen = Seen::default();
+/// Sends a request each period until `over`. Latency counts from the scheduled time, also if the previous request was late.
+fn good_client(address: SocketAddr, begins: Instant, over: &AtomicBool) -> Observed {
+    let mut seen = Observed::default();
     let mut connection = None;
     let mut due = begins;
     while !over.load(Ordering::Relaxed) {
@@ -143,15 +143,15 @@ fn good_client(address: SocketAddr, begins: Instant, over: &AtomicBool) -> Seen 
     seen
 }
 
-/// One request over the connection, which is opened if need be.
+/// Sends a request over the connection, which is opened if necessary.
 pub(crate) fn ask(address: SocketAddr, connection: &mut Option<TcpStream>) -> Result<(), String> {
-    let told = |error: std::io::Error| error.to_string();
+    let text = |error: std::io::Error| error.to_string();
     let stream = match connection {
         Some(stream) => stream,
         None => {
-            let stream = TcpStream::connect(address).map_err(told)?;
-            stream.set_nodelay(true).map_err(told)?;
-            stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(told)?;
+            let stream = TcpStream::connect(address).map_err(text)?;
+            stream.set_nodelay(true).map_err(text)?;
+            stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(text)?;
             connection.insert(stream)
         }
     };
@@ -159,13 +159,13 @@ pub(crate) fn ask(address: SocketAddr, connection: &mut Option<TcpStream>) -> Re
         "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: {}\r\n\r\n{BODY}",
         BODY.len()
     );
-    stream.write_all(request.as_bytes()).map_err(told)?;
+    stream.write_all(request.as_bytes()).map_err(text)?;
     let mut answer = Vec::new();
     let mut piece = [0; 4096];
     loop {
         let n = match stream.read(&mut piece) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            read => read.map_err(told)?,
+            read => read.map_err(text)?,
         };
         if n == 0 {
             return Err("the connection was closed".to_owned());
@@ -182,7 +182,7 @@ pub(crate) fn ask(address: SocketAddr, connection: &mut Option<TcpStream>) -> Re
     }
 }
 
-/// Puts the calling thread on this core, where the system has such a thing.
+/// Pins the calling thread to this core, if the system supports it.
 fn pin(core: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -195,7 +195,7 @@ fn pin(core: usize) {
     let _ = core;
 }
 
-impl Seen {
+impl Observed {
     fn quantile(&self, part: f64) -> Duration {
         let last = self.took.len().saturating_sub(1);
         self.took.get((last as f64 * part) as usize).copied().unwrap_or(Duration::MAX)
@@ -203,7 +203,7 @@ impl Seen {
 }
 
 impl Report {
-    /// Requests that failed, in turns of both kinds.
+    /// Returns the failed requests of all rounds.
     pub(crate) fn failed(&self) -> Vec<String> {
         self.turns
             .iter()
@@ -212,13 +212,13 @@ impl Report {
             .collect()
     }
 
-    /// The 99th percentile of all turns of attacks, divided by that of all ordinary turns.
+    /// Returns the 99th percentile of all attack rounds, divided by that of all ordinary rounds.
     pub(crate) fn ratio(&self) -> f64 {
-        let p99 = |side: fn(&Turn) -> &Seen| {
+        let p99 = |side: fn(&Round) -> &Observed| {
             let mut took: Vec<Duration> =
                 self.turns.iter().flat_map(|turn| side(turn).took.clone()).collect();
             took.sort();
-            Seen { took, ..Seen::default() }.quantile(0.99).as_secs_f64()
+            Observed { took, ..Observed::default() }.quantile(0.99).as_secs_f64()
         };
         p99(|turn| &turn.attacked) / p99(|turn| &turn.ordinary)
     }
@@ -226,7 +226,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Turn { ordinary, attacked } in &self.turns {
+        for Round { ordinary, attacked } in &self.turns {
             for (name, seen) in [("ordinary", ordinary), ("attacked", attacked)] {
                 let millis = |part| seen.quantile(part).as_secs_f64() * 1e3;
                 writeln!(

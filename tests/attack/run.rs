@@ -1,4 +1,4 @@
-//! Sends one case, and judges what came of it.
+//! Runs one case and checks its outcome.
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -8,19 +8,19 @@ use crate::answers::{End, everything, statuses};
 use crate::case::{Case, Expected, Outcome, Step};
 use crate::frames::{self, ACK, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame, settings};
 
-/// How long after its last step a case may take to end. The slowest thing that the gateway waits for is a body, for
+/// Maximum time from the last step to the end of a case. The longest timeout of the gateway is that of a body,
 /// [`crate::world::BODY_TIMEOUT`].
 const PATIENCE: Duration = Duration::from_secs(12);
-/// How long a write may wait for a gateway that does not read.
+/// Timeout of a write to a gateway that does not read.
 const WRITE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sends the case; why it did not end as expected.
+/// Runs the case; the error describes an unexpected end.
 pub(crate) fn judge(address: SocketAddr, case: &Case) -> Result<(), String> {
     let mut stream = TcpStream::connect(address).map_err(|error| format!("no connection: {error}"))?;
     stream.set_nodelay(true).unwrap();
     stream.set_write_timeout(Some(WRITE_PATIENCE)).unwrap();
     for step in &case.steps {
-        // A server that has closed its end is part of many plays.
+        // In many cases the server closes the connection early.
         if perform(&mut stream, step).is_err() {
             break;
         }
@@ -50,7 +50,7 @@ fn perform(stream: &mut TcpStream, step: &Step) -> std::io::Result<()> {
     match step {
         Step::Send(bytes) => stream.write_all(bytes),
         Step::Repeat(bytes, times) => {
-            // In larger pieces, so that the attacker is not the slow one.
+            // In larger chunks, so that the attacker is not the bottleneck.
             let per_piece = (64 << 10) / bytes.len().max(1) + 1;
             let piece = bytes.repeat(per_piece.min(*times));
             let mut left = *times * bytes.len();
@@ -71,7 +71,7 @@ fn perform(stream: &mut TcpStream, step: &Step) -> std::io::Result<()> {
             Ok(())
         }
         Step::HalfClose => stream.shutdown(Shutdown::Write),
-        // The socket is dropped: what was not read of it, or still comes, is answered by the kernel with a reset.
+        // The socket is dropped: the kernel resets the connection if data was not read or still arrives.
         Step::Abort => Err(std::io::Error::other("gone")),
         Step::Handshake(wanted) => {
             stream.write_all(&[PREFACE, &settings(wanted)].concat())?;

@@ -1,6 +1,6 @@
-//! A gateway, a spoke and a replica that computes nothing, each a process on the first core.
+//! A gateway, a spoke and a scripted replica, each a process on the first core.
 //!
-//! The hub is a thread of this process that gives out one route table: it is no part of what is attacked.
+//! The hub is a thread of this process that serves one route table; it is not attacked.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use crate::case::{BODY, Case, Expected, Outcome, Step, post};
 use crate::{frames, run};
 
-/// Where the processes are, and the good clients.
+/// Core of the processes and the good clients.
 pub(crate) const OUR_CORE: usize = 0;
-/// Where the attackers are.
+/// Core of the attackers.
 pub(crate) const THEIR_CORE: usize = 1;
 
-/// How long anything that is waited for may take.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The processes, and where clients connect.
+/// The processes, and the address for clients.
 pub(crate) struct World {
     pub(crate) address: SocketAddr,
     operations: SocketAddr,
@@ -29,7 +29,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Starts everything, and waits until a request is served.
+    /// Starts all processes and waits until a request is served.
     pub(crate) fn start() -> World {
         let dir =
             std::env::temp_dir().join(format!("meridian-attack-{}-{}", std::process::id(), free().port()));
@@ -87,7 +87,7 @@ impl World {
         self.processes.push((name, process.expect("taskset, of util-linux, starts the processes")));
     }
 
-    /// Every process lives, and the gateway serves over both versions, and says that it does.
+    /// Asserts that every process is alive, and that the gateway serves both HTTP versions and is ready.
     #[track_caller]
     pub(crate) fn assert_serves(&self) {
         for (name, process) in &self.processes {
@@ -106,7 +106,7 @@ impl World {
         assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
     }
 
-    /// The ends of what the processes have logged.
+    /// Returns the ends of the processes' logs.
     fn logs(&self) -> String {
         let end = |name: &str| {
             let text = std::fs::read_to_string(self.dir.join(format!("{name}.log"))).unwrap_or_default();
@@ -127,7 +127,7 @@ impl Drop for World {
     }
 }
 
-/// A request over each version.
+/// Sends a request over each HTTP version.
 fn served(address: SocketAddr) -> Result<(), String> {
     run::judge(address, &Case::h1("served", post("", BODY), &[&[200]]))?;
     let steps = vec![Step::Handshake(Vec::new()), Step::Send(frames::whole(1))];
@@ -149,7 +149,7 @@ fn get(address: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// Gives out the route table of one region; whoever has it already is told so after a while.
+/// Serves the route table of one region; a reader that has it gets 204 after a while.
 fn hub(region: SocketAddr) -> SocketAddr {
     let table = format!(
         r#"{{"version": 1, "epoch": 1, "generation": 1,
@@ -168,7 +168,7 @@ fn hub(region: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Who goes away in the middle is not missed.
+/// Responds to one request; a reader that disconnects is ignored.
 fn answer(mut stream: TcpStream, table: &str) -> Option<()> {
     let mut request = Vec::new();
     let mut piece = [0; 4096];

@@ -1,4 +1,4 @@
-//! Scripts of web pages: what a browser is told with `[cors]` in the gateway's configuration, and without it.
+//! CORS headers for scripts of web pages, with and without `[cors]` in the gateway's configuration.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -11,7 +11,7 @@ use crate::world::meridian;
 
 const PAGE: &str = "https://app.example.com";
 
-/// A gateway without a hub: it has no deployment, and answers everything that is answered at the edge.
+/// Gateway without a hub: it has no deployment, and responds only to requests that need none.
 struct Gateway {
     process: Child,
     url: String,
@@ -92,7 +92,7 @@ async fn a_page_may_read_responses_only_where_the_configuration_names_its_origin
     ] {
         assert_eq!(header(&preflight, name), value, "{name}");
     }
-    // An error is read as well, or a page could not tell why it was refused.
+    // Errors have the headers, too, so that a page can read the reason.
     let refused = gateway.ask(Method::GET, "/v1/models", &[("origin", PAGE)]).await;
     assert_eq!((refused.status(), header(&refused, allows)), (StatusCode::UNAUTHORIZED, PAGE));
     let exposed: Vec<&str> = header(&refused, "access-control-expose-headers").split(", ").collect();

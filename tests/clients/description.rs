@@ -9,7 +9,7 @@ fn document() -> Value {
 }
 
 #[test]
-fn every_path_that_is_served_is_described_and_no_other() {
+fn the_description_lists_exactly_the_served_paths() {
     let document = document();
     let described = document["paths"].as_object().unwrap();
     for served in Endpoint::served() {
@@ -30,9 +30,9 @@ fn every_path_that_is_served_is_described_and_no_other() {
 }
 
 #[test]
-fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
+fn every_reference_resolves_and_operation_ids_are_unique() {
     let text = String::from_utf8(gateway::openapi::document().to_vec()).unwrap();
-    assert!(text.len() < 128 << 10, "{} bytes for whoever asks, without a key", text.len());
+    assert!(text.len() < 128 << 10, "{} bytes without authentication", text.len());
     let document = document();
     let references: Vec<&str> =
         text.split("\"$ref\":\"#").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
@@ -50,7 +50,7 @@ fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
 }
 
 #[test]
-fn the_page_of_the_api_is_the_one_that_the_code_renders() {
+fn docs_api_md_is_the_page_that_the_code_renders() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/api.md");
     if std::env::var_os("MERIDIAN_WRITE_DOCS").is_some() {
         std::fs::write(path, gateway::openapi::markdown()).unwrap();

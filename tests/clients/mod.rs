@@ -1,8 +1,8 @@
-//! The stock clients of `docs/clients.md`: each snippet of that page is run as it stands, against one world.
+//! The stock clients of `docs/clients.md`: each snippet of that page is run unchanged against a local fleet.
 //!
-//! They need Python with venv, Node with npm, and, the first time, their package indexes. What is missing on a machine is
-//! left out, and the test says so; where it is there, everything that goes wrong is a failure. `requirements.txt` and
-//! `package.json` name each package in one version.
+//! They need Python with venv, Node with npm, and, the first time, their package indexes. A missing interpreter is
+//! skipped with a message; with an interpreter, every problem is a failure. `requirements.txt` and
+//! `package.json` pin each package.
 
 mod cors;
 mod description;
@@ -19,14 +19,14 @@ use crate::world::World;
 const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
 const PAGE: &str = include_str!("../../docs/clients.md");
 
-/// What a snippet is run with.
+/// Interpreter of a snippet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Language {
     Python,
     JavaScript,
 }
 
-/// A fenced block of the page.
+/// Fenced code block of the page.
 struct Snippet {
     heading: &'static str,
     language: Language,
@@ -59,7 +59,7 @@ fn snippets() -> Vec<Snippet> {
 }
 
 #[test]
-fn each_row_of_the_table_of_clients_leads_to_a_snippet() {
+fn each_row_of_the_table_of_clients_has_a_snippet() {
     let rows: Vec<&str> =
         PAGE.lines().filter_map(|line| line.strip_prefix("| [")?.split("](#").nth(1)).collect();
     let snippets = snippets();
@@ -72,8 +72,8 @@ fn each_row_of_the_table_of_clients_leads_to_a_snippet() {
     }
 }
 
-/// The interpreter of a language with the packages of its file, or nothing where there is none. What was installed is kept
-/// below the target folder until the file changes.
+/// Returns the interpreter of a language with the packages of its file, or `None` if it is missing. The installation is
+/// kept below the target directory until the file changes.
 fn interpreter(language: Language) -> Option<PathBuf> {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let succeeded = |command: &mut Command| command.output().is_ok_and(|ran| ran.status.success());
@@ -127,7 +127,7 @@ fn interpreter(language: Language) -> Option<PathBuf> {
     })
 }
 
-/// A deployment that embeds and one that classifies, in a file.
+/// Writes a file with an embedding and a classification deployment.
 fn deployments(folder: &Path) -> PathBuf {
     let classifier = folder.join("classifier");
     std::fs::create_dir(&classifier).unwrap();
@@ -153,7 +153,7 @@ fn deployments(folder: &Path) -> PathBuf {
 }
 
 #[tokio::test]
-async fn every_snippet_of_the_page_of_clients_runs_as_it_stands() {
+async fn every_snippet_of_docs_clients_md_runs() {
     let folder = tempfile::tempdir().unwrap();
     let file = deployments(folder.path());
     let interpreters =
@@ -164,7 +164,7 @@ async fn every_snippet_of_the_page_of_clients_runs_as_it_stands() {
         let Some((_, Some(interpreter))) = found else { continue };
         let (script, place) = match language {
             Language::Python => ("snippet.py", folder.path().to_owned()),
-            // Node looks for packages beside the script.
+            // Node looks for packages next to the script.
             Language::JavaScript => {
                 ("snippet.mjs", Path::new(env!("CARGO_TARGET_TMPDIR")).join("stock-clients-node"))
             }
@@ -176,7 +176,7 @@ async fn every_snippet_of_the_page_of_clients_runs_as_it_stands() {
             .arg(&script)
             .env("MERIDIAN_URL", &world.url)
             .env("MERIDIAN_API_KEY", "local")
-            // A proxy of this machine knows nothing of its loopback, and prices of models are of no interest.
+            // Loopback is not reachable through a proxy, and model prices are not needed.
             .env("NO_PROXY", "127.0.0.1")
             .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
             .output()
@@ -187,7 +187,7 @@ async fn every_snippet_of_the_page_of_clients_runs_as_it_stands() {
         println!("{heading}: works ({:.1?})", started.elapsed());
     }
 
-    // Order within a call and between fifty at once is a matter of the server: a script of its own.
+    // A separate script checks the order within a call and across fifty concurrent calls.
     if let (_, Some(python)) = &interpreters[0] {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai_client.py");
         let run = tokio::process::Command::new(python)
@@ -201,11 +201,11 @@ async fn every_snippet_of_the_page_of_clients_runs_as_it_stands() {
         assert!(run.status.success(), "{said}");
         assert!(said.contains("500 texts in one call, 50 calls at once: in order"), "{said}");
     }
-    the_description_is_served_and_names_every_header(&world).await;
+    the_description_is_served_and_lists_every_header(&world).await;
 }
 
-/// `GET /openapi.json` needs no key; what a response has of our own headers stands in it.
-async fn the_description_is_served_and_names_every_header(world: &World) {
+/// `GET /openapi.json` needs no key, and lists all of our response headers.
+async fn the_description_is_served_and_lists_every_header(world: &World) {
     let client = reqwest::Client::new();
     let document = client.get(format!("{}/openapi.json", world.url)).send().await.unwrap();
     assert_eq!(document.status(), 200);
@@ -214,12 +214,12 @@ async fn the_description_is_served_and_names_every_header(world: &World) {
     assert!(document["paths"]["/v2/embed"]["post"]["requestBody"].is_object());
     let described: BTreeSet<&str> =
         document["components"]["headers"].as_object().unwrap().keys().map(String::as_str).collect();
-    // HTTP's own; what is left is ours.
+    // Standard headers of HTTP; all others are ours.
     let of_http = ["content-type", "content-length", "date", "connection", "vary", "transfer-encoding"];
     for (path, body, header) in [
         ("/v1/embeddings", json!({"model": "minilm", "input": "a"}), ("authorization", "Bearer local")),
         ("/voyage/v1/rerank", json!({"model": "minilm"}), ("api-key", "local")),
-        ("/pooling", json!({"model": "nobody"}), ("x-api-key", "local")),
+        ("/pooling", json!({"model": "missing"}), ("x-api-key", "local")),
         ("/embed", json!({}), ("x-api-key", "wrong")),
     ] {
         let url = format!("{}{path}", world.url);

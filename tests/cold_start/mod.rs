@@ -1,17 +1,17 @@
-//! A deployment that sleeps and sixty who ask for it at once: from the gateway's door, through a link, to a region that holds
-//! them while its spoke starts a replica, which was no process before.
+//! A burst of sixty concurrent requests for a deployment scaled to zero: through the gateway and a link to a region that
+//! holds them while its spoke starts a replica process.
 //!
-//! A start takes a tenth of a second or two, in which nobody can look around. So the new process is stopped in the middle of
-//! it (SIGSTOP), which is a start that takes longer than was said; and goes on when everybody waits and all was seen.
+//! A start takes a tenth of a second or two, too short to observe. So the new process is paused during its start
+//! (SIGSTOP), which also makes the start longer than estimated, and is resumed when all requests are held.
 
 use super::world::{Answer, World};
 use super::{AMERICA, cosine, fixture};
 use futures_util::future::join_all;
 use serde_json::Value;
 
-/// Who want one vector, and who want all.
-const LOOKUPS: usize = 48;
-const BACKFILLS: usize = 12;
+/// Interactive requests with one text, and bulk requests with all.
+const INTERACTIVE: usize = 48;
+const BULK: usize = 12;
 
 const SLEEPS: &str = r#"
 [[deployment]]
@@ -22,7 +22,7 @@ engine = { kind = "cpu", precision = "f32" }
 scaling = { min = 0, max = 2, autoscaling_window = "1s", scale_down_delay = "0s", zero_after = "2s" }
 "#;
 
-/// The texts of the reference, and the vectors that the model's own authors compute for them.
+/// Reference texts, with the vectors that the model authors' library computes.
 struct Reference {
     texts: Vec<String>,
     vectors: Vec<f32>,
@@ -38,7 +38,7 @@ impl Reference {
         }
     }
 
-    /// An answer for the texts from this one on has their vectors.
+    /// Checks the vectors of a response for `count` texts from index `from` on.
     fn check(&self, answer: &Answer, from: usize, count: usize) {
         assert_eq!(answer.status, 200, "{}", answer.body);
         let (vectors, width) = (answer.vectors(), self.vectors.len() / self.texts.len());
@@ -50,16 +50,16 @@ impl Reference {
     }
 }
 
-/// How the deployment stands at its region's door, as operators see it.
-async fn at_the_door(world: &World) -> Value {
+/// Returns the deployment's row in the status of the region's ingress.
+async fn ingress_status(world: &World) -> Value {
     let question = b"GET /status HTTP/1.1\r\nhost: spoke\r\nconnection: close\r\n\r\n";
-    let said = world.say_to_spoke(AMERICA, "operations", question).await;
+    let said = world.send_to_spoke(AMERICA, "operations", question).await;
     let body = said.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     let status: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {said}"));
     status["deployments"][0].clone()
 }
 
-/// For how long the gateway says that the region would hold a request.
+/// Returns the time for which the region would hold a request, as reported by the gateway.
 async fn held_for(world: &World) -> Option<u64> {
     world.route(AMERICA).await["held_for_ms"]["minilm"].as_u64()
 }
@@ -69,20 +69,19 @@ fn milliseconds(answer: &Answer, header: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_burst_on_a_deployment_that_sleeps_is_held_and_answered_and_then_it_sleeps_again() {
+async fn a_burst_on_a_deployment_scaled_to_zero_is_held_and_served_and_it_scales_to_zero_again() {
     let reference = Reference::read();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), SLEEPS).unwrap();
     let world = World::up(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
-    assert_eq!(world.find(&["replica"]), None, "nothing runs before somebody asks");
-    assert!(
-        held_for(&world).await.is_some(),
-        "and the gateway knows for how long one who asks would be held"
-    );
+    assert_eq!(world.find(&["replica"]), None, "no replica runs before the first request");
+    assert!(held_for(&world).await.is_some(), "the gateway reports for how long a request would be held");
 
-    let burst = join_all((0..LOOKUPS + BACKFILLS).map(|caller| {
+    let burst = join_all((0..INTERACTIVE + BULK).map(|caller| {
         let (priority, texts) = match caller {
-            lookup if lookup < LOOKUPS => ("interactive", vec![reference.texts[lookup].clone()]),
+            interactive if interactive < INTERACTIVE => {
+                ("interactive", vec![reference.texts[interactive].clone()])
+            }
             _ => ("bulk", reference.texts.clone()),
         };
         let world = &world;
@@ -96,33 +95,35 @@ async fn a_burst_on_a_deployment_that_sleeps_is_held_and_answered_and_then_it_sl
                 .await
         }
     }));
-    let looks = async {
+    let observe = async {
         world.until("a replica is started", async || world.find(&["replica"]).is_some()).await;
         world.signal("-STOP", &["replica"]);
-        world.until("all are held", async || at_the_door(&world).await["held"] == LOOKUPS + BACKFILLS).await;
-        let door = at_the_door(&world).await;
-        assert!(door["ready"] == 0 && door["ready_in_ms"].is_u64(), "{door}");
+        world
+            .until("all are held", async || ingress_status(&world).await["held"] == INTERACTIVE + BULK)
+            .await;
+        let status = ingress_status(&world).await;
+        assert!(status["ready"] == 0 && status["ready_in_ms"].is_u64(), "{status}");
         assert!(held_for(&world).await.is_some(), "{}", world.route(AMERICA).await);
         world.signal("-CONT", &["replica"]);
     };
-    let (answers, ()) = tokio::join!(burst, looks);
+    let (answers, ()) = tokio::join!(burst, observe);
     for (caller, answer) in answers.iter().enumerate() {
-        let (from, count) = if caller < LOOKUPS { (caller, 1) } else { (0, reference.texts.len()) };
+        let (from, count) = if caller < INTERACTIVE { (caller, 1) } else { (0, reference.texts.len()) };
         reference.check(answer, from, count);
         let held = milliseconds(answer, "x-meridian-held-ms");
         let start = milliseconds(answer, "x-meridian-cold-start-ms");
         assert!(held > 0 && start > 0, "{caller} was held {held} ms for a start of {start} ms");
-        assert_eq!(answer.header("x-meridian-attempts"), "1", "and nobody was asked twice");
+        assert_eq!(answer.header("x-meridian-attempts"), "1", "no request was retried");
     }
 
     world
-        .until("nobody asks, and nothing runs", async || {
-            world.find(&["replica"]).is_none() && at_the_door(&world).await["ready"] == 0
+        .until("the deployment is scaled to zero", async || {
+            world.find(&["replica"]).is_none() && ingress_status(&world).await["ready"] == 0
         })
         .await;
     let again = world.embed("minilm", reference.texts[0].as_str(), &[]).await;
     reference.check(&again, 0, 1);
     let (start, started) = (milliseconds(&again, "x-meridian-cold-start-ms"), again.took.as_millis());
     assert!(u128::from(start) <= started, "{start} of {started} ms");
-    assert_eq!(at_the_door(&world).await["held"], 0);
+    assert_eq!(ingress_status(&world).await["held"], 0);
 }

@@ -1,11 +1,11 @@
-//! Drills before a world that somebody else has started, and what a drill does to a replica that computes.
+//! Drills against an existing fleet, and throttling of a real replica.
 
 use super::world::{World, meridian};
 use super::{AMERICA, ASHBURN, EUROPE};
 use std::process::Output;
 use std::time::Duration;
 
-/// Puts on load, empties a region, and expects that it is empty when its share has been moved away.
+/// Drains a region under load, and expects that it gets no requests after its share was moved.
 const DRAIN: &str = r#"
 about = "A region is emptied before its maintenance."
 lasts = "24s"
@@ -31,7 +31,7 @@ do = ["drain region gcp/europe-west4", "surge 2x on america for 4s"]
 expect = ["evacuated within 14s", "served_by aws/us-east-1 for europe within 14s"]
 "#;
 
-/// Runs a drill against a world as its operator would: exit code, what it says, and what it complains about.
+/// Runs a drill against a fleet as its operator; returns exit code, stdout and stderr.
 fn against(world: &World, drill: &str, token_file: &str) -> (Option<i32>, String, String) {
     let file = world.file("drill.toml");
     std::fs::write(&file, drill).expect("written");
@@ -44,21 +44,21 @@ fn against(world: &World, drill: &str, token_file: &str) -> (Option<i32>, String
 }
 
 #[tokio::test]
-async fn a_drill_against_a_deployment_does_what_its_operator_can_and_judges_the_answers() {
+async fn a_drill_against_an_existing_fleet_executes_operators_actions_and_evaluates_responses() {
     let world = World::up(&["--regions", "2"]);
     let other = world.file("no-token");
     std::fs::write(&other, "not-the-operators-token").expect("written");
     let (code, said, problems) = against(&world, DRAIN, other.to_str().expect("UTF-8"));
     assert_eq!(code, Some(1), "{said}\n{problems}");
-    assert!(problems.contains("`drain region gcp/europe-west4` could not be done"), "{problems}");
-    assert_eq!(world.route(EUROPE).await["draining"], false, "who may not drain has drained nothing");
+    assert!(problems.contains("action `drain region gcp/europe-west4` failed"), "{problems}");
+    assert_eq!(world.route(EUROPE).await["draining"], false, "a drain without permission has no effect");
 
     let (code, said, problems) = against(&world, DRAIN, &world.operator_token);
     assert_eq!(code, Some(0), "{said}\n{problems}");
     for part in [">> drain region gcp/europe-west4", ">> surge 2x on america", "4 of 4 expectations hold"] {
         assert!(said.contains(part), "{part} in {said}");
     }
-    // Nobody looks at a gateway that is not ours.
+    // The gateway of another process's fleet is not observed.
     assert!(said.contains("0 answers from it") && !said.contains("the gateway"), "{said}");
     assert_eq!(world.route(EUROPE).await["draining"], true);
     assert_eq!(world.embed("minilm", "after it", &[ASHBURN]).await.header("x-meridian-region"), AMERICA);
@@ -68,11 +68,11 @@ async fn a_drill_against_a_deployment_does_what_its_operator_can_and_judges_the_
     assert!(code == Some(3) && said.contains("FAILS"), "{said}");
 }
 
-/// How often a process was seen stopped, of so many looks, and how often that was another state than at the look before.
-async fn looked_at(process: u32) -> (usize, usize, usize) {
-    const LOOKS: usize = 400;
+/// Samples the state of a process; returns the number of samples in which it was stopped, the state changes, and the samples.
+async fn sampled(process: u32) -> (usize, usize, usize) {
+    const SAMPLES: usize = 400;
     let (mut stopped, mut changes, mut before) = (0, 0, None);
-    for _ in 0..LOOKS {
+    for _ in 0..SAMPLES {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it lives");
         let (_, after) = stat.rsplit_once(") ").expect("a name in brackets");
         let is_stopped = after.starts_with('T');
@@ -80,34 +80,34 @@ async fn looked_at(process: u32) -> (usize, usize, usize) {
         changes += usize::from(before.replace(is_stopped).is_some_and(|before| before != is_stopped));
         tokio::time::sleep(Duration::from_millis(7)).await;
     }
-    (stopped, changes, LOOKS)
+    (stopped, changes, SAMPLES)
 }
 
 #[tokio::test]
-async fn a_replica_that_is_slowed_has_its_share_of_the_time_and_answers_all_the_same() {
+async fn a_throttled_replica_runs_for_its_share_of_the_time_and_still_serves() {
     let world = World::up(&["--regions", "1"]);
     let replica = || world.find(&["replica"]).expect("a replica");
     let slowed = replica();
     world.press(&format!("slow-replica?region={AMERICA}&times=10")).await;
-    let (stopped, changes, looks) = looked_at(slowed).await;
-    let share = stopped as f64 / looks as f64;
+    let (stopped, changes, samples) = sampled(slowed).await;
+    let share = stopped as f64 / samples as f64;
     assert!((0.7..0.98).contains(&share), "stopped for {share:.2} of the time, not for nine tenths");
-    // In nearly three seconds, ten times a second there and back.
+    // Two changes per period, ten periods a second, in nearly three seconds.
     assert!(changes >= 20, "{changes} changes");
     let answer = world.embed("minilm", vec!["a text that takes its time"; 64], &[ASHBURN]).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(replica(), slowed);
 
     world.press(&format!("slow-replica?region={AMERICA}&times=1")).await;
-    let (stopped, _, _) = looked_at(slowed).await;
-    assert_eq!(stopped, 0, "it is as it was before");
+    let (stopped, _, _) = sampled(slowed).await;
+    assert_eq!(stopped, 0, "it is no longer throttled");
 
-    // The next process under its name has nothing to do with it.
+    // Throttling does not apply to the next process with this name.
     world.press(&format!("slow-replica?region={AMERICA}&times=10")).await;
     let named = world.processes().await.into_iter().find(|(name, _)| name.starts_with("replica"));
     let (name, _) = named.expect("it is among them");
     world.press(&format!("restart?process={}", name.replace(' ', "%20"))).await;
     let again = replica();
     assert_ne!(again, slowed);
-    assert_eq!(looked_at(again).await.0, 0);
+    assert_eq!(sampled(again).await.0, 0);
 }

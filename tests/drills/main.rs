@@ -1,14 +1,14 @@
-//! Drills as a person runs them: one that holds, one that expects too much, and one that cannot be read.
+//! `meridian drill` with three drills: one that succeeds, one whose expectation fails, and one that is invalid.
 //!
-//! The shipped ones take minutes and want a quiet machine: `make drills` runs them all.
+//! The shipped drills take minutes and need an otherwise idle machine: `make drills` runs them all.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test at the right line")]
 
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Region-kill in short, with replicas that compute nothing; `more` is expected besides.
+/// A shorter region-kill drill with scripted replicas, and `more` expectations.
 fn drill(more: &str) -> String {
     format!(
         r#"
@@ -53,7 +53,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_region_dies_and_the_timeline_shows_that_nobody_failed() {
+fn a_killed_region_causes_no_failures_and_appears_in_the_timeline() {
     let (output, _, _dir) = run(&drill(""), &[]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}\n{err}");
@@ -66,21 +66,21 @@ fn a_region_dies_and_the_timeline_shows_that_nobody_failed() {
 }
 
 #[test]
-fn what_does_not_hold_is_named_and_ends_with_three() {
+fn a_failed_expectation_is_reported_with_exit_code_3() {
     let (output, _, _dir) = run(&drill(", \"served_in eu only\""), &["--json"]);
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let broken: Vec<&Value> =
-        told["expectations"].as_array().unwrap().iter().filter(|each| each["held"] == false).collect();
-    assert_eq!((told["held"].as_bool(), broken.len()), (Some(false), 1), "{told:#}");
+        report["expectations"].as_array().unwrap().iter().filter(|each| each["held"] == false).collect();
+    assert_eq!((report["held"].as_bool(), broken.len()), (Some(false), 1), "{report:#}");
     assert_eq!(broken[0]["expectation"], "served_in eu only");
     assert!(broken[0]["seen"].as_str().unwrap().contains("aws/us-east-1"), "{}", broken[0]);
-    assert_eq!(told["seconds"].as_array().unwrap().len(), 12);
+    assert_eq!(report["seconds"].as_array().unwrap().len(), 12);
 }
 
 #[test]
-fn a_file_that_cannot_be_run_starts_nothing_and_tells_all_that_is_wrong_with_it() {
-    let wrong = drill(", \"nobody fails\"")
+fn an_invalid_drill_starts_nothing_and_all_its_problems_are_reported() {
+    let wrong = drill(", \"no failures\"")
         .replace("kill region gcp", "kill region aws")
         .replace("inputs_per_second", "speed")
         .replace("evacuated within 3s", "evacuated within 6s");
@@ -100,7 +100,7 @@ fn a_file_that_cannot_be_run_starts_nothing_and_tells_all_that_is_wrong_with_it(
 }
 
 #[test]
-fn a_deployment_that_was_there_before_is_not_killed() {
+fn an_existing_fleet_is_never_killed() {
     let (output, _, _dir) = run(&drill(""), &["--against", "http://127.0.0.1:1"]);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");

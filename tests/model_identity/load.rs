@@ -1,4 +1,4 @@
-//! Clients that send requests without a pause and compare every vector that they get.
+//! Clients that send requests in a closed loop and check every vector.
 
 use crate::fleet::{Fleet, TEXTS};
 use serde_json::{Value, json};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 const CLIENTS: usize = 6;
-/// Each so many requests one is large enough to be computed in parts.
+/// One of this many requests is large enough to be split.
 const LARGE_EVERY: u64 = 100;
 const LARGE: usize = 1024;
-/// Vectors of one model are the same to this (f32 sums in another order, at most 2e-5); those of two differ by more than ten
+/// Tolerance of vectors of one model (f32 sums in another order, at most 2e-5); those of two models differ by more than ten
 /// times as much.
 const SAME: f32 = 1e-4;
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -24,7 +24,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Reads a response; what is wrong with it, if it has no vectors.
+    /// Reads the vectors of a response; the error describes a response without vectors.
     pub(crate) async fn read(response: reqwest::Response) -> Result<Rows, String> {
         let status = response.status();
         let revision = response.headers().get("x-meridian-model-revision");
@@ -48,7 +48,7 @@ impl Rows {
         if one.len() == other.len() { each.fold(0.0, f32::max) } else { f32::INFINITY }
     }
 
-    /// Each text tells the two models apart.
+    /// Asserts that every text distinguishes the two models.
     pub(crate) fn differs_from(&self, other: &Rows) {
         assert_ne!(self.revision, other.revision);
         for (one, other) in self.rows.iter().zip(&other.rows) {
@@ -58,20 +58,20 @@ impl Rows {
     }
 }
 
-/// What was seen.
+/// Results of the load.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct LoadResult {
     pub(crate) responses: u64,
-    /// Vectors that are not those of the model that is served, or of the revision in the header.
+    /// Vectors of another model than the served one, or than the revision in the header.
     pub(crate) wrong: u64,
     pub(crate) failed: Vec<String>,
 }
 
-/// What is served.
+/// Served revision.
 #[derive(Default)]
 struct Expected {
     now: u64,
-    /// What it changes to: from the first response of it on nothing else is right.
+    /// Next revision: after the first response with it, only it is valid.
     next: Option<u64>,
 }
 
@@ -79,12 +79,12 @@ struct Shared {
     url: String,
     models: Vec<Rows>,
     expected: Mutex<Expected>,
-    seen: Mutex<Seen>,
+    seen: Mutex<LoadResult>,
     sent: AtomicU64,
     enough: AtomicBool,
 }
 
-/// Clients at work.
+/// Running clients.
 pub(crate) struct Load {
     shared: Arc<Shared>,
     tasks: Vec<JoinHandle<()>>,
@@ -105,22 +105,22 @@ impl Load {
         Load { shared, tasks }
     }
 
-    /// Nothing else is right.
+    /// Accepts only this revision from now on.
     pub(crate) fn expect(&self, revision: u64) {
         *self.shared.expected.lock().unwrap() = Expected { now: revision, next: None };
     }
 
-    /// From some moment on this is right, and nothing else.
+    /// Accepts a change to this revision, once.
     pub(crate) fn expect_change_to(&self, revision: u64) {
         self.shared.expected.lock().unwrap().next = Some(revision);
     }
 
-    /// Waits until the change has been seen.
+    /// Waits until the change was observed.
     pub(crate) async fn until_changed(&self) {
         self.wait("the model changes", || self.shared.expected.lock().unwrap().next.is_none()).await;
     }
 
-    /// Waits for so many responses in all.
+    /// Waits for this total number of responses.
     pub(crate) async fn until(&self, responses: u64) {
         let there = || self.shared.seen.lock().unwrap().responses >= responses;
         self.wait(&format!("{responses} responses"), there).await;
@@ -135,8 +135,8 @@ impl Load {
         }
     }
 
-    /// They stop; what they have seen.
-    pub(crate) async fn stop(self) -> Seen {
+    /// Stops the clients; returns the results.
+    pub(crate) async fn stop(self) -> LoadResult {
         self.shared.enough.store(true, Ordering::SeqCst);
         for task in self.tasks {
             task.await.unwrap();
@@ -152,7 +152,7 @@ async fn work(shared: Arc<Shared>) {
         let inputs =
             if number % LARGE_EVERY == LARGE_EVERY - 1 { LARGE } else { 1 + number as usize % TEXTS.len() };
         let texts: Vec<_> = (0..inputs).map(|at| TEXTS[at % TEXTS.len()]).collect();
-        // What was right when it was sent.
+        // The revision that was valid when the request was sent.
         let before = shared.expected.lock().unwrap().now;
         let body = json!({"model": "d", "input": texts}).to_string();
         let request = client.post(&shared.url).header("authorization", "Bearer local").body(body);
@@ -171,7 +171,7 @@ async fn work(shared: Arc<Shared>) {
 }
 
 impl Shared {
-    /// Whether all rows are of the model in the header, and that model is the one that is served.
+    /// Returns whether all rows are of the model in the header, and that model is the served one.
     fn is_right(&self, before: u64, inputs: usize, rows: &Rows) -> bool {
         let mut expected = self.expected.lock().unwrap();
         let served = if rows.revision == before {

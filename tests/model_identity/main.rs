@@ -1,5 +1,5 @@
-//! A deployment never returns vectors of two models: a hub, a region, a gateway and replicas that an operator starts by
-//! hand, under load, while replicas of the wrong model appear, restart, and the model changes and changes back.
+//! A deployment never mixes vectors of two models: a hub, a region, a gateway and manually started replicas
+//! under load, while replicas of the wrong model appear and restart, and the model changes and is rolled back.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
@@ -38,7 +38,7 @@ async fn no_response_of_ten_thousand_is_of_the_wrong_model() {
     assert!(fleet.log("spoke").contains("replica identity mismatch"));
     assert_eq!(fleet.metric("meridian_ingress_replicas_mismatched{deployment=\"d\"}").await, Some(2));
 
-    // Restarts: the wrong one comes back as the right one, and then the right one as the wrong one, at the same address.
+    // Restarts: the wrong replica restarts with the right model, and then the right one with the wrong model.
     fleet.replica(1, Kind::F32).await;
     fleet.until_ready(2).await;
     fleet.replica(0, Kind::Int8).await;

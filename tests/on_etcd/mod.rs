@@ -1,4 +1,4 @@
-//! Worlds whose hub stands on a real etcd of three members, and what they are worth when it fails.
+//! Local fleets whose hub uses a real etcd cluster of three members, and failures of that cluster.
 
 use super::world::{World, meridian};
 use super::{RATE, load_in_stages};
@@ -8,17 +8,17 @@ use std::time::Duration;
 
 const AMERICA: &str = "aws/us-east-1";
 const EUROPE: &str = "gcp/europe-west4";
-/// In no world of two regions: the tests register it themselves.
+/// In no fleet of two regions: the tests register it themselves.
 const JAPAN: &str = "oci/ap-tokyo-1";
 
 const MEMBERS: [&str; 3] = ["etcd%20m0", "etcd%20m1", "etcd%20m2"];
 
-/// How long the etcd is dead, unless there is a wish for longer (`MERIDIAN_OUTAGE_SECONDS`).
+/// Default duration of the etcd outage; `MERIDIAN_OUTAGE_SECONDS` overrides it.
 const OUTAGE_SECONDS: u32 = 8;
-/// What load goes on for before it, and after its end.
+/// Duration of the load before the outage and after it.
 const AROUND_SECONDS: u32 = 12;
 
-/// A hub, asked as a gateway would.
+/// Client of a hub with the fleet token.
 struct Hub {
     url: String,
     fleet_token: String,
@@ -26,7 +26,7 @@ struct Hub {
 }
 
 impl Hub {
-    /// The hub of this configuration file.
+    /// Creates a client of the hub with this configuration file.
     fn of(config: &std::path::Path) -> Hub {
         let config: toml::Table = std::fs::read_to_string(config).unwrap().parse().unwrap();
         let url = format!("http://{}", config["listen"].as_str().unwrap());
@@ -45,7 +45,7 @@ impl Hub {
         Some((routes["epoch"].as_u64()?, routes["generation"].as_u64()?))
     }
 
-    /// Registers a spoke of a region; whether the hub has taken it.
+    /// Registers a spoke of a region; returns whether the hub has accepted it.
     async fn register(&self, region: &str, port: u16, boot_id: u64) -> bool {
         let body = json!({"version": 1, "region": region, "endpoint": format!("127.0.0.1:{port}"), "boot_id": boot_id,
                           "deployments": []});
@@ -54,7 +54,7 @@ impl Hub {
         request.timeout(Duration::from_secs(8)).send().await.is_ok_and(|answer| answer.status().is_success())
     }
 
-    /// Where its table says that a region is reached.
+    /// Returns the endpoint of a region in its route table.
     async fn endpoint(&self, region: &str) -> Option<String> {
         let routes = self.routes().await?;
         let found = routes["regions"].as_array()?.iter().find(|route| route["id"] == region)?;
@@ -62,9 +62,9 @@ impl Hub {
     }
 }
 
-/// Looks at a hub until `done`, and finds that its generation never falls.
+/// Polls a hub until `done` and asserts that its generation never decreases.
 async fn generations_rise(hub: &Hub, done: impl Future<Output = ()>) {
-    let look = async {
+    let poll = async {
         let mut last = (0, 0);
         loop {
             if let Some(now) = hub.generation().await {
@@ -75,13 +75,13 @@ async fn generations_rise(hub: &Hub, done: impl Future<Output = ()>) {
         }
     };
     tokio::select! {
-        () = look => {}
+        () = poll => {}
         () = done => {}
     }
 }
 
 #[tokio::test]
-async fn an_etcd_that_dies_under_load_costs_no_request_and_the_plan_goes_on_when_it_is_back() {
+async fn an_etcd_outage_under_load_fails_no_request_and_planning_continues_afterwards() {
     let outage =
         std::env::var("MERIDIAN_OUTAGE_SECONDS").map_or(OUTAGE_SECONDS, |text| text.parse().unwrap());
     let world = World::up(&["--store", "etcd", "--regions", "2"]);
@@ -89,19 +89,21 @@ async fn an_etcd_that_dies_under_load_costs_no_request_and_the_plan_goes_on_when
     let before = hub.generation().await.unwrap();
     let stages = [AROUND_SECONDS, outage, AROUND_SECONDS];
     let during = generations_rise(&hub, async {
-        // As many as the first stage has.
+        // The requests of the first stage.
         let of_the_first = u64::from(AROUND_SECONDS * RATE);
-        world.until("its time has come", async || world.requests_at(AMERICA).await >= of_the_first).await;
+        world
+            .until("the first stage is over", async || world.requests_at(AMERICA).await >= of_the_first)
+            .await;
         for member in MEMBERS {
             world.press(&format!("kill?process={member}")).await;
         }
         tokio::time::sleep(Duration::from_secs(u64::from(outage))).await;
-        assert_eq!(hub.generation().await, Some(before), "the hub gives out what it has");
+        assert_eq!(hub.generation().await, Some(before), "the hub serves its last table");
         for member in MEMBERS {
             world.press(&format!("restart?process={member}")).await;
         }
-        world.until("the store takes registrations", async || hub.register(JAPAN, 7100, 7).await).await;
-        world.until("the plan goes on", async || hub.endpoint(JAPAN).await.is_some()).await;
+        world.until("the store accepts registrations", async || hub.register(JAPAN, 7100, 7).await).await;
+        world.until("planning continues", async || hub.endpoint(JAPAN).await.is_some()).await;
     });
     let report = load_in_stages(&world, &stages, during).await;
     let after = hub.generation().await.unwrap();
@@ -120,11 +122,11 @@ async fn an_etcd_that_dies_under_load_costs_no_request_and_the_plan_goes_on_when
     assert!(after > before && after.0 == before.0, "{before:?} {after:?}");
 }
 
-/// A second hub on the etcd of a world, ended with the test.
-struct Second(Child);
+/// Second hub on a fleet's etcd, killed when dropped.
+struct SecondHub(Child);
 
-impl Second {
-    fn start(world: &World) -> (Second, Hub) {
+impl SecondHub {
+    fn start(world: &World) -> (SecondHub, Hub) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
@@ -136,11 +138,11 @@ impl Second {
         let log = std::fs::File::create(world.file("second-hub.log")).unwrap();
         let process =
             meridian().args(["hub", "--config"]).arg(&file).stdout(Stdio::null()).stderr(log).spawn();
-        (Second(process.unwrap()), Hub::of(&file))
+        (SecondHub(process.unwrap()), Hub::of(&file))
     }
 }
 
-impl Drop for Second {
+impl Drop for SecondHub {
     fn drop(&mut self) {
         self.0.kill().ok();
         self.0.wait().ok();
@@ -148,20 +150,20 @@ impl Drop for Second {
 }
 
 #[tokio::test]
-async fn a_leader_that_sleeps_through_its_term_finds_another_and_writes_nothing_of_its_own() {
+async fn a_paused_leader_is_replaced_and_writes_nothing_after_it_resumes() {
     let world = World::up(&["--store", "etcd", "--regions", "1"]);
     let first_config = world.file("hub.toml");
     let first = Hub::of(&first_config);
-    let (_second, second) = Second::start(&world);
+    let (_second, second) = SecondHub::start(&world);
     world
-        .until("both give out the same", async || {
+        .until("both hubs serve the same table", async || {
             let table = first.routes().await;
             table.is_some() && table == second.routes().await
         })
         .await;
-    assert!(second.register(EUROPE, 7200, 1).await, "whoever is asked");
+    assert!(second.register(EUROPE, 7200, 1).await, "any hub accepts a registration");
     for hub in [&first, &second] {
-        world.until("both tell of Europe", async || hub.endpoint(EUROPE).await.is_some()).await;
+        world.until("both tables contain Europe", async || hub.endpoint(EUROPE).await.is_some()).await;
     }
     let said = |name: &str, words: &str| std::fs::read_to_string(world.file(name)).unwrap().contains(words);
     assert!(said("logs/hub.log", "leadership acquired") && !said("second-hub.log", "leadership acquired"));
@@ -169,7 +171,7 @@ async fn a_leader_that_sleeps_through_its_term_finds_another_and_writes_nothing_
     let config = first_config.display().to_string();
     let sleeping = first.generation().await.unwrap();
     world.signal("-STOP", &["hub", &config]);
-    // A lease that nobody keeps alive may end before somebody leads who could tell of it, so the region comes again.
+    // The region's lease may expire before the second hub leads, so the region registers repeatedly.
     world
         .until("the other takes over", async || {
             second.register(JAPAN, 7300, 2).await && second.endpoint(JAPAN).await.is_some()
@@ -177,17 +179,19 @@ async fn a_leader_that_sleeps_through_its_term_finds_another_and_writes_nothing_
         .await;
     let taken_over = second.generation().await.unwrap();
     assert!(taken_over > sleeping, "{taken_over:?} after {sleeping:?}");
-    // A log is written beside the work, and a moment later.
-    world.until("its log says so", async || said("second-hub.log", "leadership acquired")).await;
+    // The log is written asynchronously.
+    world.until("its log reports the leadership", async || said("second-hub.log", "leadership acquired")).await;
 
     world.signal("-CONT", &["hub", &config]);
-    // What the first sees as it wakes would be news to write, if it still led.
+    // The changes that the first hub observes when it resumes would cause writes if it still led.
     world.until("the first follows", async || first.generation().await >= Some(taken_over)).await;
-    world.until("it has learnt why", async || said("logs/hub.log", "leadership lost")).await;
+    world
+        .until("its log reports the lost leadership", async || said("logs/hub.log", "leadership lost"))
+        .await;
     assert!(second.register(JAPAN, 7301, 3).await);
     for hub in [&first, &second] {
         world
-            .until("both tell of the new one", async || {
+            .until("both tables contain the new endpoint", async || {
                 hub.endpoint(JAPAN).await.as_deref() == Some("127.0.0.1:7301")
             })
             .await;

@@ -1,4 +1,4 @@
-//! `meridian model build`, with tools that write down how they were called in the place of NVIDIA's.
+//! `meridian model build` with fake tools that record their command lines.
 
 use super::copy;
 use crate::fixture;
@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A machine with tools, a cache and a model.
+/// Directory with fake tools, a model cache and a model.
 struct Machine {
     folder: tempfile::TempDir,
 }
@@ -20,7 +20,7 @@ impl Machine {
         let machine = Machine { folder: tempfile::tempdir().unwrap() };
         copy(&fixture("families/bert"), &machine.at("model"), &["tokenizer.json", "tokenizer_config.json"]);
         copy(&fixture("families").join(family), &machine.at("model"), &[]);
-        // What is built is four times as wide inside; the weights are the tools' to read.
+        // Only the tools read the weights, so their content does not matter; the built engine is four times as wide.
         let config = machine.at("model").join("config.json");
         let text = std::fs::read_to_string(&config).unwrap();
         std::fs::write(&config, text.replace("\"intermediate_size\": 64", "\"intermediate_size\": 128"))
@@ -35,7 +35,7 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// A program of this name that writes down how it was called, and then does this.
+    /// Creates a program that records its command line and then runs `does`.
     fn tool(&self, name: &str, does: &str) {
         let (file, calls) = (self.at("tools").join(name), self.at("calls"));
         let text = format!("#!/bin/sh\necho \"{name} $*\" >> '{}'\n{does}\n", calls.display());
@@ -43,7 +43,7 @@ impl Machine {
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Those of the vendor.
+    /// Creates fakes of NVIDIA's tools.
     fn tools(&self) {
         self.tool("nvidia-smi", "echo 'NVIDIA H200'");
         let version =
@@ -60,7 +60,7 @@ impl Machine {
         text.lines().map(|line| line.replace(&*self.folder.path().to_string_lossy(), "HERE")).collect()
     }
 
-    /// Whether it went well, and what was said.
+    /// Runs the build; returns whether it succeeded and its output.
     fn build(&self, arguments: &[&str]) -> (bool, String) {
         let mut command = meridian();
         let path = format!("{}:/usr/bin:/bin", self.at("tools").display());
@@ -111,21 +111,21 @@ fn an_engine_is_built_by_the_documented_commands_once_and_described() {
     assert_eq!((record.form, record.max_batch_tokens, record.test_double), (Form::EncoderLabels, 128, false));
 
     let (fine, said) = machine.build(&["--precision", "f16"]);
-    assert!(fine && said.contains("built already"), "{said}");
+    assert!(fine && said.contains("already built"), "{said}");
     assert_eq!(machine.calls(), calls, "nothing was run");
     let (fine, said) = machine.build(&["--precision", "f16", "--again"]);
     assert!(fine && machine.calls().len() == 2 * calls.len(), "{said}");
-    // A damaged engine is no engine.
+    // A damaged engine is rebuilt.
     std::fs::write(place.join(ENGINE), "other").unwrap();
     let (fine, said) = machine.build(&["--precision", "f16"]);
     assert!(fine && machine.calls().len() == 3 * calls.len(), "{said}");
 }
 
 #[test]
-fn a_decoder_is_built_with_a_class_that_gives_out_its_states() {
+fn a_decoder_is_built_with_a_class_that_outputs_its_states() {
     let machine = Machine::new("llama_rerank");
     machine.tools();
-    // What the class says is what was there when it was used.
+    // The class is recorded when it is used.
     machine.tool("trtllm-build", "mkdir engine && cat prepare.py tap.py > engine/rank0.engine");
     let (fine, said) = machine.build(&["--precision", "fp8"]);
     assert!(fine, "{said}");
@@ -138,8 +138,8 @@ fn a_decoder_is_built_with_a_class_that_gives_out_its_states() {
     );
 }
 
-/// TensorRT-LLM's decoders as far as a subclass sees them: the transformer is called by its `forward` and answers with the keys and
-/// values beside the states, the head is called as a whole, and a tensor says by what name it was marked.
+/// Fake of TensorRT-LLM's decoders as a subclass sees them: the transformer is called by its `forward` and returns the keys and
+/// values with the states, the head is called as a whole, and a tensor prints the name under which it was marked.
 const DECODERS: &str = r#"
 class Tensor(str):
     def mark_output(self, name, dtype):
@@ -168,7 +168,7 @@ class LLaMAForCausalLM:
 "#;
 
 #[test]
-fn what_is_tapped_is_what_vectors_are_made_of() {
+fn the_tapped_class_outputs_the_states_that_are_pooled() {
     if Command::new("python3").arg("--version").output().is_err() {
         println!("no python3 on this machine: the tapped class is not run");
         return;
@@ -194,29 +194,29 @@ fn what_is_tapped_is_what_vectors_are_made_of() {
 }
 
 #[test]
-fn tools_that_fail_leave_no_engine_and_tools_that_are_missing_are_named() {
+fn failed_tools_leave_no_engine_and_missing_tools_are_reported() {
     let machine = Machine::new("bert");
     let place = machine.place(regions::Precision::F16);
     let refused = |arguments: &[&str], sentence: &str| {
         let (fine, said) = machine.build(arguments);
         assert!(!fine && said.contains(sentence) && is_empty(&place), "{said}");
     };
-    refused(&["--precision", "f16"], "`trtllm-build` is not on PATH: run this in the vendor's container");
-    refused(&["--precision", "int8"], "--precision int8: tensorrt-llm has f32, f16, bf16, fp8");
+    refused(&["--precision", "f16"], "`trtllm-build` is not on PATH: run this in NVIDIA's container");
+    refused(&["--precision", "int8"], "--precision int8: tensorrt-llm supports f32, f16, bf16, fp8");
     refused(&["--precision", "fp8"], "no fp8 for encoders");
     refused(&["--precision", "bf16", "--engine", "cpu"], "--engine cpu");
     machine.tools();
     machine.tool("trtllm-build", "exit 3");
-    refused(&["--precision", "f16"], "the vendor's tools failed");
+    refused(&["--precision", "f16"], "NVIDIA's tools failed");
     machine.tool("trtllm-build", "mkdir engine");
-    refused(&["--precision", "f16"], "left no rank0.engine");
+    refused(&["--precision", "f16"], "created no rank0.engine");
     machine.tools();
     machine.tool("nvidia-smi", "");
     refused(&["--precision", "f16"], "has no line `gpu`");
 }
 
 #[test]
-fn a_dry_run_shows_what_would_be_run_here_or_in_a_container() {
+fn a_dry_run_prints_the_commands_for_this_machine_or_a_container() {
     let machine = Machine::new("bert");
     let (fine, said) = machine.build(&["--precision", "f16", "--dry-run"]);
     assert!(fine && said.contains("--model BertModel --model_dir model"), "{said}");

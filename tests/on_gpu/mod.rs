@@ -1,8 +1,8 @@
-//! Deployments on `tensorrt-llm`, from a client's request to the rows that come back, over the stand-in for NVIDIA's libraries.
+//! Deployments on `tensorrt-llm`, from a client's request to the returned rows, over the stand-in for NVIDIA's libraries.
 //!
-//! The binary under test has the stand-in in it (see `[dev-dependencies]`), whose numbers mean nothing but can be computed
-//! here: so what is shown is that every token, type and position of a request reaches the engine of its model, and that its
-//! rows come back in order. Models and tokenizers are real and small; engines are written as `meridian model build` would.
+//! The binary under test contains the stand-in (see `[dev-dependencies]`), whose results are arbitrary but can be computed
+//! here. The test shows that every token, type and position of a request reaches the engine of its model, and that its
+//! rows are returned in order. Models and tokenizers are real and small; engines are written as by `meridian model build`.
 
 mod build;
 mod verify;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 const HERE: &str = "aws/us-east-1";
 const TEXTS: [&str; 3] = ["a cat in the box", "the sea was calm", "eight foxes"];
 
-/// A cache with engines, beside the models that they are of.
+/// Cache with engines and their models.
 struct Models {
     folder: tempfile::TempDir,
 }
@@ -35,21 +35,15 @@ impl Models {
         self.folder.path().join("cache")
     }
 
-    /// A model of the golden tests, and an engine of the stand-in for it, of these lines. `change` makes another record of it.
-    fn add(
-        &self,
-        family: &str,
-        form: Form,
-        lines: &str,
-        change: impl FnOnce(&mut EngineRecordV1),
-    ) -> PathBuf {
-        // The tokenizer is the same for all of them, and lies beside some.
+    /// Adds a model of the golden tests, and an engine of the stand-in with these lines. `change` edits its record.
+    fn add(&self, family: &str, form: Form, lines: &str, change: impl FnOnce(&mut EngineRecordV1)) -> PathBuf {
+        // All models share one tokenizer, which only some directories contain.
         let tokenizer = ["tokenizer.json", "tokenizer_config.json"];
         copy(&fixture("families/bert"), &self.folder.path().join(family), &tokenizer);
         self.add_from(&fixture("families").join(family), family, form, lines, change)
     }
 
-    /// The same, of the model in a folder.
+    /// Like `add`, for the model in a directory.
     fn add_from(
         &self,
         from: &Path,
@@ -95,7 +89,7 @@ impl Models {
     }
 }
 
-/// The files of a folder, or those of these names, and of the folders in it.
+/// Copies the files of a directory, or those with these names, recursively.
 fn copy(from: &Path, to: &Path, names: &[&str]) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
@@ -111,8 +105,8 @@ fn copy(from: &Path, to: &Path, names: &[&str]) {
     }
 }
 
-/// What the stand-in makes of a token, and of a number in a row: `replica/trtllm/double/src/tensorrt.cc` and its neighbour,
-/// written down a second time.
+/// Returns the stand-in's state of a token. A second implementation of `replica/trtllm/double/src/tensorrt.cc` and its
+/// neighbour.
 fn state(token: u64, kind: u64, position: u64) -> u64 {
     token * 13 + kind * 101 + position * 17
 }
@@ -121,7 +115,7 @@ fn mixed(state: u64, column: u64) -> f32 {
     ((state * 31 + column * 7) % 251) as f32
 }
 
-/// The states of a sequence, by which it is known.
+/// Returns the states of a sequence, which identify it.
 fn states(tokens: &[u64], types: &[u64]) -> Vec<u64> {
     let each = tokens.iter().zip(types).zip(0..);
     each.map(|((token, kind), position)| state(*token, *kind, position)).collect()
@@ -173,16 +167,16 @@ async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
     let arguments = ["--regions", HERE, "--deployments", &deployments, "--catalogue", &catalogue];
     let world = World::up_with(&arguments, &[("MERIDIAN_CACHE", &models.cache())]);
 
-    // Three texts, and an engine that takes two at a time.
+    // Three texts for an engine with a batch size of two.
     let answer = post(&world, "/v1/embeddings", json!({"model": "embed", "input": TEXTS})).await;
     let read = tokens(&world, "embed", &TEXTS).await;
     for (tokens, row) in read.iter().zip(answer.vectors()) {
         let states = states(tokens, &vec![0; tokens.len()]);
-        // The first token's row, brought to length one.
+        // The normalised row of the first token.
         let first = states.iter().sum::<u64>() + states[0];
         let expected: Vec<f32> = (0..32).map(|column| mixed(first, column)).collect();
         let length = expected.iter().map(|number| number * number).sum::<f32>().sqrt();
-        // Of two roundings.
+        // Tolerance of two roundings.
         let near = |(row, expected): (&f32, &f32)| (row - expected / length).abs() < 1e-6;
         assert!(row.len() == 32 && row.iter().zip(&expected).all(near), "{row:?} and {expected:?}");
     }
@@ -231,12 +225,8 @@ async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
     let info = world.get("/deployments/embed/info").await.body;
     let (engine, accelerator) = (&info["engine"], &info["engine"]["accelerator"]);
     assert_eq!((&engine["kind"], &engine["precision"]), (&json!("tensorrt-llm"), &json!("f16")), "{info}");
-    assert_eq!(
-        (&accelerator["test_double"], &accelerator["gpu"]),
-        (&json!(true), &json!("stand-in")),
-        "{info}"
-    );
-    // One to warm up, and two for three texts.
+    assert_eq!((&accelerator["test_double"], &accelerator["gpu"]), (&json!(true), &json!("stand-in")), "{info}");
+    // One iteration to warm up, and two for three texts.
     assert_eq!((&accelerator["iterations"], &accelerator["completed"]), (&json!(3), &json!(4)), "{info}");
     assert_eq!(accelerator["tensorrt_llm"], environment().tensorrt_llm);
 }

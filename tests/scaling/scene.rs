@@ -1,4 +1,4 @@
-//! A spoke with processes of its own, on a table that a stand-in for the hub gives out, and those who ask it.
+//! A spoke with replica processes, a fake hub that serves its route table, and clients.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
-/// How long anything that is waited for may take before a test gives up.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
 const REGION: &str = "gcp/europe-west4";
 
-/// A region of one spoke.
+/// Region with one spoke.
 pub(crate) struct Scene {
     dir: tempfile::TempDir,
-    door: SocketAddr,
+    ingress: SocketAddr,
     hub: SocketAddr,
     spoke: Option<Child>,
     client: reqwest::Client,
@@ -32,7 +32,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// So many ports in a row that nobody has.
+/// Returns the first of `count` consecutive free ports.
 fn free_ports(count: u16) -> u16 {
     (0..100)
         .map(|_| free_port())
@@ -41,13 +41,13 @@ fn free_ports(count: u16) -> u16 {
 }
 
 impl Scene {
-    /// A region in which nothing runs yet. Its replicas end `alone` after the last spoke.
+    /// Creates a region in which no process runs yet. Its replicas exit `alone` after the last spoke.
     pub(crate) fn set(alone: &str) -> Scene {
         let dir = tempfile::tempdir().unwrap();
-        let (door, hub) = (free_port(), free_port());
+        let (ingress, hub) = (free_port(), free_port());
         let from = free_ports(4);
         let config = format!(
-            "region = \"{REGION}\"\nlisten = \"127.0.0.1:{door}\"\nadvertise = \"127.0.0.1:{door}\"\n\
+            "region = \"{REGION}\"\nlisten = \"127.0.0.1:{ingress}\"\nadvertise = \"127.0.0.1:{ingress}\"\n\
              hub = \"http://127.0.0.1:{hub}\"\n[scaling]\nactuator = \"process\"\ndir = \"replicas\"\n\
              ports = \"{from}-{}\"\norphan_timeout = \"{alone}\"\ntemplate = \"template.toml\"\n",
             from + 3
@@ -56,7 +56,7 @@ impl Scene {
         std::fs::write(dir.path().join("template.toml"), "[threads]\ntokenizer = 1\nengine = 1\n").unwrap();
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Scene { dir, door: at(door), hub: at(hub), spoke: None, client }
+        Scene { dir, ingress: at(ingress), hub: at(hub), spoke: None, client }
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -75,21 +75,21 @@ impl Scene {
         self.spoke = Some(spoke.unwrap());
     }
 
-    /// Ends it as a lost machine does.
+    /// Kills the spoke.
     pub(crate) fn kill(&mut self) {
         let mut spoke = self.spoke.take().unwrap();
         spoke.kill().unwrap();
         spoke.wait().unwrap();
     }
 
-    /// Tells it to stop; whether it did so in good order.
+    /// Stops the spoke gracefully; returns whether it exited cleanly.
     pub(crate) fn stop(&mut self) -> bool {
         let mut spoke = self.spoke.take().unwrap();
         send("-TERM", spoke.id());
         spoke.wait().unwrap().success()
     }
 
-    /// A stand-in for the hub that gives out a table and, to whoever has it, that nothing is newer.
+    /// Starts a fake hub that serves a table, and 204 to a reader that has it.
     pub(crate) async fn hub(&self, deployment: Value) -> Hub {
         async fn routes(State(table): State<Arc<Mutex<Value>>>, RawQuery(query): RawQuery) -> Response {
             let table = table.lock().unwrap().clone();
@@ -114,7 +114,7 @@ impl Scene {
         self.file("replicas").join("routes").exists()
     }
 
-    /// The replicas that run, by port: their process identifiers, as the spoke's records have them.
+    /// Returns the process ids of the running replicas by port, from the spoke's records.
     pub(crate) fn replicas(&self) -> BTreeMap<String, u32> {
         let entries = std::fs::read_dir(self.file("replicas")).into_iter().flatten().flatten();
         let records = entries.filter(|entry| entry.path().extension().is_some_and(|it| it == "json"));
@@ -126,15 +126,15 @@ impl Scene {
         records.filter_map(|entry| read(entry.path())).collect()
     }
 
-    /// A number at `/metrics`; nothing while there is none.
+    /// Returns a metric of the spoke; `None` while it does not exist.
     pub(crate) async fn metric(&self, name: &str) -> Option<u64> {
-        let answer = self.client.get(format!("http://{}/metrics", self.door)).send().await.ok()?;
+        let answer = self.client.get(format!("http://{}/metrics", self.ingress)).send().await.ok()?;
         let text = answer.text().await.ok()?;
         let line = text.lines().find(|line| line.starts_with(name))?;
         line.rsplit(' ').next()?.parse().ok()
     }
 
-    /// Whether every replica that runs was started with this in its configuration.
+    /// Returns whether replicas run and the configurations of all contain this text.
     pub(crate) fn all_run_with(&self, text: &str) -> bool {
         let file = |name: &String| self.file("replicas").join(format!("{name}.toml"));
         let replicas = self.replicas();
@@ -142,7 +142,7 @@ impl Scene {
             && replicas.keys().all(|name| std::fs::read_to_string(file(name)).unwrap().contains(text))
     }
 
-    /// So many replicas take work.
+    /// Waits until this many replicas are ready.
     pub(crate) async fn until_ready(&self, count: u64) {
         self.until(&format!("{count} are ready"), async || {
             let ready = self.metric("meridian_ingress_replicas_ready{").await;
@@ -156,27 +156,27 @@ impl Scene {
         while !holds().await {
             if begun.elapsed() > PATIENCE {
                 let log = std::fs::read_to_string(self.file("spoke.log")).unwrap_or_default();
-                panic!("{what} did not come true; {:?}\n{log}", self.replicas());
+                panic!("timed out: {what}; {:?}\n{log}", self.replicas());
             }
             tokio::time::sleep(LOOK_PERIOD).await;
         }
     }
 
-    /// Asks for a vector, as a gateway would.
+    /// Sends a request like a gateway.
     pub(crate) async fn ask(&self) -> (u16, String) {
-        asked(&self.client, self.door).await
+        request(&self.client, self.ingress).await
     }
 
-    /// Callers who ask again as soon as they are answered, until they are told to stop.
+    /// Starts callers that send their next request after each response, until they are stopped.
     pub(crate) fn callers(&self, count: usize, pause: Duration) -> Callers {
-        let shared = Arc::new(Asked::default());
+        let shared = Arc::new(CallerState::default());
         let tasks = (0..count).map(|_| {
-            let (client, door, asked_by_all) = (self.client.clone(), self.door, shared.clone());
+            let (client, ingress, state) = (self.client.clone(), self.ingress, shared.clone());
             tokio::spawn(async move {
-                while !asked_by_all.enough.load(Ordering::SeqCst) {
-                    let (status, body) = asked(&client, door).await;
+                while !state.stopped.load(Ordering::SeqCst) {
+                    let (status, body) = request(&client, ingress).await;
                     assert_eq!(status, 200, "{body}");
-                    asked_by_all.answered.fetch_add(1, Ordering::SeqCst);
+                    state.responses.fetch_add(1, Ordering::SeqCst);
                     tokio::time::sleep(pause).await;
                 }
             })
@@ -185,14 +185,14 @@ impl Scene {
     }
 }
 
-/// A stand-in for the hub, until it is dropped.
+/// Fake hub, stopped when dropped.
 pub(crate) struct Hub {
     table: Arc<Mutex<Value>>,
     task: JoinHandle<()>,
 }
 
 impl Hub {
-    /// Another table, of this generation.
+    /// Publishes another table with this generation.
     pub(crate) fn publishes(&self, generation: u64, deployment: Value) {
         *self.table.lock().unwrap() = table(generation, deployment);
     }
@@ -221,43 +221,43 @@ impl Drop for Scene {
 }
 
 #[derive(Default)]
-struct Asked {
-    enough: AtomicBool,
-    answered: AtomicU64,
+struct CallerState {
+    stopped: AtomicBool,
+    responses: AtomicU64,
 }
 
-/// Those who ask.
+/// Running callers.
 pub(crate) struct Callers {
     tasks: Vec<JoinHandle<()>>,
-    shared: Arc<Asked>,
+    shared: Arc<CallerState>,
 }
 
 impl Callers {
-    /// They stop; how many were answered. None was refused.
+    /// Stops the callers; returns the number of responses, all of which were successful.
     pub(crate) async fn stop(self) -> u64 {
-        self.shared.enough.store(true, Ordering::SeqCst);
+        self.shared.stopped.store(true, Ordering::SeqCst);
         for task in self.tasks {
             task.await.unwrap();
         }
-        self.shared.answered.load(Ordering::SeqCst)
+        self.shared.responses.load(Ordering::SeqCst)
     }
 }
 
-async fn asked(client: &reqwest::Client, door: SocketAddr) -> (u16, String) {
+async fn request(client: &reqwest::Client, ingress: SocketAddr) -> (u16, String) {
     let body = json!({"model": "minilm", "input": vec!["The sea was calm that morning."; 32]}).to_string();
-    let asked = client.post(format!("http://{door}/v1/embeddings")).body(body).timeout(PATIENCE);
-    let asked = asked.header("x-meridian-deployment", "minilm").header("x-meridian-timeout-ms", "30000");
-    let answer = asked.send().await.unwrap();
-    (answer.status().as_u16(), answer.text().await.unwrap())
+    let request = client.post(format!("http://{ingress}/v1/embeddings")).body(body).timeout(PATIENCE);
+    let request = request.header("x-meridian-deployment", "minilm").header("x-meridian-timeout-ms", "30000");
+    let response = request.send().await.unwrap();
+    (response.status().as_u16(), response.text().await.unwrap())
 }
 
 /// Sends a signal to a process.
 pub(crate) fn send(signal: &str, pid: u32) {
-    // One that has just ended takes none.
+    // The process may have just ended.
     Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status().unwrap();
 }
 
-/// Whether a process runs: one that has ended and that nobody has looked at does not.
+/// Returns whether a process runs; a zombie does not.
 pub(crate) fn lives(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))

@@ -1,4 +1,4 @@
-//! Every file that a person edits is read by some test: it parses, and Rust code names it.
+//! Every configuration file is valid TOML and referenced by Rust code.
 
 use crate::tree::{File, files};
 
@@ -24,7 +24,7 @@ fn every_configuration_file_parses_and_is_read_by_code() {
 }
 
 #[test]
-fn a_configuration_file_that_nothing_reads_is_found() {
+fn an_unreferenced_configuration_file_is_found() {
     let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
     let source = file("a.rs", "include_str!(\"../configs/a.toml\")");
     let configs = [file("configs/a.toml", "a = 1"), file("configs/b.toml", "b =")];

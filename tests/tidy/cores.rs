@@ -1,4 +1,4 @@
-//! What a core may stand on: nothing that brings a runtime, a socket, a file, a clock or chance.
+//! Dependencies of core packages: no runtime, socket, file, clock or randomness.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,10 +6,10 @@ use crate::manifests::{Package, graph, locked, made_up, packages, parse};
 use crate::none;
 use crate::tree::{read, root};
 
-/// Packages that decide and do nothing else.
+/// Core packages, which are pure.
 const PURE: &[&str] = &["regions", "gateway-core", "scheduler-core", "replica-core"];
 
-/// What brings a runtime, a socket, a file, a clock or chance into a package that depends on it, however indirectly.
+/// Crates that provide a runtime, a socket, a file, a clock or randomness to their direct and indirect dependents.
 const NOT_IN_A_CORE: &[&str] = &[
     "async-std",
     "axum",
@@ -42,7 +42,7 @@ fn core_complaints(packages: &[Package], graph: &BTreeMap<String, BTreeSet<Strin
         let mut open: Vec<&String> = imports.iter().collect();
         while let Some(crate_name) = open.pop() {
             if reached.insert(crate_name.as_str()) {
-                // The lock counts what a package of ours takes for its tests; its manifest keeps the two apart.
+                // The lock includes dev-dependencies of our packages; only the manifest separates them.
                 let ours = packages
                     .iter()
                     .find(|package| package.name == *crate_name)
@@ -56,7 +56,7 @@ fn core_complaints(packages: &[Package], graph: &BTreeMap<String, BTreeSet<Strin
     complaints
 }
 
-/// The packages that decide, each with its clippy.toml, must ban the same things.
+/// The clippy.toml files of all core packages must be equal.
 fn ban_complaints(bans: &[(String, Option<String>)]) -> Vec<String> {
     let model = bans.iter().find_map(|(_, text)| text.clone()).unwrap_or_default();
     let mut complaints = Vec::new();
@@ -78,12 +78,12 @@ fn ban_complaints(bans: &[(String, Option<String>)]) -> Vec<String> {
 }
 
 #[test]
-fn no_core_stands_on_a_runtime_a_socket_a_clock_or_chance() {
+fn no_core_depends_on_a_runtime_a_socket_a_clock_or_randomness() {
     none(core_complaints(&packages(), &locked()));
 }
 
 #[test]
-fn every_core_bans_clocks_and_maps_without_order() {
+fn every_core_bans_clocks_and_unordered_maps() {
     let bans =
         packages().into_iter().filter(|package| PURE.contains(&package.name.as_str())).map(|package| {
             let path = format!("{}/clippy.toml", package.folder);
@@ -93,7 +93,7 @@ fn every_core_bans_clocks_and_maps_without_order() {
 }
 
 #[test]
-fn a_core_that_reaches_a_runtime_by_a_detour_is_found() {
+fn an_indirect_dependency_of_a_core_on_a_runtime_is_found() {
     let lock =
         "[[package]]\nname = \"helper\"\ndependencies = [\"tokio 1.0.0\"]\n[[package]]\nname = \"tokio\"";
     let graph = graph(&parse("lock", lock));
@@ -106,7 +106,7 @@ fn a_core_that_reaches_a_runtime_by_a_detour_is_found() {
 }
 
 #[test]
-fn a_core_without_the_bans_of_the_others_is_found() {
+fn a_core_with_other_bans_is_found() {
     let good = read("regions/clippy.toml");
     let bans = |third: Option<&str>| {
         [("a", Some(good.as_str())), ("b", Some(good.as_str())), ("c", third)]

@@ -1,8 +1,8 @@
-//! Who may import whom.
+//! Permitted dependencies between the packages of this workspace.
 //!
-//! A dependency list is the one rule of architecture that the compiler enforces: what is not in it cannot be called.
-//! So the table is about manifests; only the rule that of a neighbour's core nothing but its wire types may be named is
-//! about text.
+//! A dependency list is the one rule of architecture that the compiler enforces: code cannot call a package that is not in
+//! it. So the table is about manifests; only the rule that another component's core may be used for its wire types only is
+//! about source text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::manifests::{Package, made_up, packages};
 use crate::none;
 use crate::tree::{File, files};
 
-/// Package by package, what it may import of this workspace. Everybody may be imported by the root.
+/// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("regions", &[]),
     ("gateway-core", &["regions"]),
@@ -29,7 +29,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 ];
 const ROOT: &str = "meridian";
 
-/// Those of whose neighbour's core only the wire types may be named: the text before and after.
+/// Sources that may use only the wire types of this core package.
 const ONLY_ITS_WIRE: &[(&str, &str)] = &[("gateway/src/", "replica_core"), ("loadtest/", "replica_core")];
 
 fn table_complaints(packages: &[Package]) -> Vec<String> {
@@ -73,12 +73,12 @@ fn wire_complaints(files: &[File]) -> Vec<String> {
 }
 
 #[test]
-fn nobody_imports_what_the_table_forbids() {
+fn no_package_has_a_forbidden_dependency() {
     none(table_complaints(&packages()));
 }
 
 #[test]
-fn of_a_neighbours_core_only_the_wire_is_named() {
+fn only_wire_types_of_another_components_core_are_used() {
     none(wire_complaints(&files(|path| path.ends_with(".rs"))));
 }
 
@@ -90,7 +90,7 @@ fn all_but(offender: Package) -> Vec<Package> {
 }
 
 #[test]
-fn an_import_that_the_table_forbids_is_found_under_any_name() {
+fn a_forbidden_dependency_is_found_under_any_name() {
     for dependencies in [
         "dependencies.scheduler.workspace = true",
         "dependencies.bridge.workspace = true",
@@ -112,7 +112,7 @@ fn an_import_that_the_table_forbids_is_found_under_any_name() {
 }
 
 #[test]
-fn naming_a_decision_of_a_neighbours_core_is_found() {
+fn a_use_of_another_components_core_is_found() {
     let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
     let files = [
         file("gateway/src/a.rs", "use replica_core::wire::error::ErrorCode;"),

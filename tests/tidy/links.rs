@@ -1,11 +1,11 @@
-//! Links between our own pages lead somewhere: the file is there, and so is the heading.
+//! Links between our pages resolve: the file exists, and so does the heading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use crate::tree::{File, files, root};
 
-/// The targets of `[text](target)` outside of code blocks.
+/// Returns the targets of `[text](target)` outside of code blocks.
 fn targets(text: &str) -> Vec<String> {
     let mut targets = Vec::new();
     for line in prose(text) {
@@ -27,7 +27,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The anchors of a page's headings, as GitHub makes them.
+/// Returns the anchors of a page's headings, as on GitHub.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings =
         prose(text).filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
@@ -39,7 +39,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// `target` as seen from the folder of `page`.
+/// Resolves `target` relative to the directory of `page`.
 fn resolve(page: &str, target: &str) -> String {
     let mut resolved = PathBuf::new();
     for part in Path::new(page).parent().unwrap_or(Path::new("")).join(target).components() {
@@ -70,7 +70,7 @@ fn complaints(pages: &[File], exists: impl Fn(&str) -> bool) -> Vec<String> {
 }
 
 #[test]
-fn every_link_between_our_pages_leads_somewhere() {
+fn every_link_between_our_pages_resolves() {
     let pages = files(|path| path.ends_with(".md"));
     let complaints = complaints(&pages, |path| root().join(path).exists());
     assert!(!pages.is_empty() && complaints.is_empty(), "{complaints:#?}");

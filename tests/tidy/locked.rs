@@ -1,4 +1,4 @@
-//! The crates that `deny.toml` bans are not in the lock, also where nobody has cargo-deny.
+//! The crates that `deny.toml` bans are not in the lock; checked here for machines without cargo-deny.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,15 +1,15 @@
-//! No lock of `std` in what runs for long: `supervision` decides what a panic of a holder costs, and its locks do not poison.
+//! No `std` locks in long-running code: `supervision`'s locks do not poison and define the consequence of a holder's panic.
 //!
-//! One panic under a poisoned lock is a panic of every request that follows. So neither `std`'s locks nor threads that end
-//! silently are used where there is a choice.
+//! With poisoning, one panic under a lock causes a panic of every later request. So neither `std`'s locks nor threads that
+//! end silently are used where there is a choice.
 
 use crate::none;
 use crate::tree::{File, files};
 
-/// Sources that run in a role: locks, threads and tasks in them are those of `supervision`.
+/// Sources of the roles, which use the locks, threads and tasks of `supervision`.
 const SHELLS: &[&str] = &["gateway/src/", "scheduler/src/", "scheduler/store/src/", "replica/src/", "src/"];
 
-/// What `std` and its habits are known by. The words are put together from halves, so that this file does not offend.
+/// Banned items of `std`. Each word is concatenated from halves, so that this file does not contain it.
 const BANNED: &[(&str, &str)] = &[
     (concat!("Poison", "Error"), "locks of `supervision` do not poison"),
     (concat!("std::sync::Mu", "tex"), "use `supervision::Mutex`"),
@@ -21,7 +21,7 @@ const BANNED: &[(&str, &str)] = &[
     (concat!(".write().exp", "ect("), "locks of `supervision` do not poison"),
 ];
 
-/// The same in a list: `use std::sync::{Arc, ...}`.
+/// The same items in an import list: `use std::sync::{Arc, ...}`.
 const LISTED: &[&str] = &[concat!("Mu", "tex"), concat!("RwL", "ock"), concat!("Cond", "var")];
 
 fn complaints(files: &[File]) -> Vec<String> {
@@ -50,12 +50,12 @@ fn line(text: &str, at: usize) -> usize {
 }
 
 #[test]
-fn whatever_runs_for_long_takes_only_locks_that_do_not_poison() {
+fn long_running_code_uses_only_locks_that_do_not_poison() {
     none(complaints(&files(|path| path.ends_with(".rs"))));
 }
 
 #[test]
-fn a_lock_that_poisons_is_found_however_it_is_named() {
+fn a_lock_that_poisons_is_found_in_every_form() {
     let file = |path: &str, text: String| File { path: path.to_owned(), text };
     let found = [
         format!("use std::sync::{};\n", LISTED[0]),

@@ -1,8 +1,8 @@
-//! The house rules that a compiler does not hold: who may import whom, what a core may stand on, which words and links
-//! may be committed.
+//! Repository rules that the compiler does not enforce: permitted dependencies, purity of the cores, and words and links
+//! that may be committed.
 //!
-//! Each rule is a function from what was read to a list of complaints, and has two tests: the tree has no complaint,
-//! and a made-up offender has the one that is expected. A rule that cannot fail holds nothing.
+//! Each rule is a function from file contents to a list of complaints, with two tests: the tree has no complaint,
+//! and a made-up violation has the expected one, which shows that the rule can fail.
 
 mod configs;
 mod cores;
@@ -15,7 +15,7 @@ mod tasks;
 mod tree;
 mod words;
 
-/// Fails with every complaint, if there is one.
+/// Fails with all complaints if there are any.
 fn none(complaints: Vec<String>) {
     assert!(complaints.is_empty(), "{complaints:#?}");
 }

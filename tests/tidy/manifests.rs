@@ -1,4 +1,4 @@
-//! What the manifests and the lock say: which packages there are, and what each depends on.
+//! Packages of the workspace and their dependencies, from the manifests and the lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use crate::tree::read;
 
-/// What a manifest says.
+/// Manifest of a package.
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) folder: String,
@@ -44,7 +44,7 @@ pub(crate) fn package(folder: &str, manifest: &Table, shared: &Table) -> Package
     let dependencies = holders.flat_map(|holder| {
         ["dependencies", "build-dependencies"].into_iter().flat_map(|kind| table(holder, &[kind]))
     });
-    // A dependency may be renamed here or in the workspace; its package is what counts.
+    // A dependency may be renamed here or in the workspace; the package name is what matters.
     let real_name = |(key, value): (String, Value)| {
         let renamed =
             [Some(&value), shared.get(&key)].into_iter().flatten().find_map(|value| value.get("package"));
@@ -58,7 +58,7 @@ pub(crate) fn package(folder: &str, manifest: &Table, shared: &Table) -> Package
     }
 }
 
-/// What `lock` says of who depends on whom, versions of one crate taken together.
+/// Returns the dependencies of each crate in the lock, with all versions of a crate merged.
 pub(crate) fn graph(lock: &Table) -> BTreeMap<String, BTreeSet<String>> {
     let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in lock["package"].as_array().into_iter().flatten() {
@@ -70,12 +70,12 @@ pub(crate) fn graph(lock: &Table) -> BTreeMap<String, BTreeSet<String>> {
     graph
 }
 
-/// The lock of this workspace.
+/// Returns the dependency graph of this workspace.
 pub(crate) fn locked() -> BTreeMap<String, BTreeSet<String>> {
     graph(&parse("Cargo.lock", &read("Cargo.lock")))
 }
 
-/// A package that exists in a test only, with these lines about its dependencies.
+/// Returns a package for a test, with these dependencies.
 pub(crate) fn made_up(name: &str, dependencies: &str) -> Package {
     let shared = parse("shared", "bridge = { path = \"x\", package = \"scheduler\" }");
     let manifest = format!("package.name = \"{name}\"\nlints.workspace = true\n{dependencies}");

@@ -1,18 +1,18 @@
-//! No task or thread of a role ends silently: each is started through `supervision`, or joined by somebody who is.
+//! No task or thread of a role ends silently: each is started through `supervision`, or joined by a supervised task.
 
 use crate::none;
 use crate::tree::{File, files};
 
 const SHELLS: &[&str] = &["gateway/src/", "scheduler/src/", "scheduler/store/src/", "replica/src/"];
 
-/// How something is started that goes on by itself.
+/// Calls that start a task or a thread.
 const STARTS: &[&str] = &[".spawn(", "tokio::spawn(", "thread::Builder::new("];
-/// What must stand in what is started.
+/// Calls of which a started task must contain one.
 const SUPERVISED: &[&str] = &["supervise", "essential(", "contained(", "contain("];
-/// How far after the start it is looked for: the first lines of a closure.
-const WITHIN: usize = 220;
+/// Length of the searched text after a start: the first lines of a closure.
+const SEARCHED_CHARS: usize = 220;
 
-/// Where tasks are started otherwise, and why none of them ends silently.
+/// Exceptions, with the reason why the task does not end silently.
 const JOINED: &[(&str, &str)] = &[
     ("gateway/src/streams/mod.rs", "`Streams::spawn`, which contains what it is given"),
     ("replica/src/engine/cpu/mod.rs", "scoped threads, whose panic is that of the scope"),
@@ -36,7 +36,7 @@ fn complaints(files: &[File]) -> Vec<String> {
         let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         for start in STARTS {
             for (at, _) in text.match_indices(start) {
-                let begun: String = text[at + start.len()..].chars().take(WITHIN).collect();
+                let begun: String = text[at + start.len()..].chars().take(SEARCHED_CHARS).collect();
                 if !SUPERVISED.iter().any(|word| begun.contains(word)) {
                     let line = text[..at].matches('\n').count() + 1;
                     complaints.push(format!("{path}:{line}: what is started here can end silently"));
@@ -48,7 +48,7 @@ fn complaints(files: &[File]) -> Vec<String> {
 }
 
 #[test]
-fn whatever_runs_for_long_is_supervised() {
+fn long_running_tasks_are_supervised() {
     none(complaints(&files(|path| path.ends_with(".rs"))));
 }
 
@@ -72,7 +72,7 @@ fn a_panic_that_is_caught_is_counted() {
 }
 
 #[test]
-fn every_exception_is_still_one() {
+fn every_exception_is_still_needed() {
     let all = files(|path| path.ends_with(".rs"));
     none(
         JOINED

@@ -1,40 +1,40 @@
-//! Reads the tree as it is committed: every text file but what git ignores.
+//! Reader of the repository: every text file that git does not ignore.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The top of the repository.
+/// Root of the repository.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A file that stands in the tree.
+/// Text file of the repository.
 pub(crate) struct File {
-    /// Relative to the top, with `/`.
+    /// Path relative to the root, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
-/// Every file in UTF-8 whose path `wanted` takes, in the order of their paths.
-pub(crate) fn files(wanted: impl Fn(&str) -> bool) -> Vec<File> {
+/// Returns every UTF-8 file whose path `selected` accepts, in the order of the paths.
+pub(crate) fn files(selected: impl Fn(&str) -> bool) -> Vec<File> {
     let mut paths = Vec::new();
     walk(root(), &ignored(), &mut paths);
     paths.sort();
     let relative = paths.into_iter().filter_map(|path| {
         let path = path.strip_prefix(root()).ok()?.to_str()?.replace('\\', "/");
-        wanted(&path).then_some(path)
+        selected(&path).then_some(path)
     });
     relative
         .filter_map(|path| Some(File { text: std::fs::read_to_string(root().join(&path)).ok()?, path }))
         .collect()
 }
 
-/// A file that must be there.
+/// Reads a file that must exist.
 pub(crate) fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The names in `.gitignore`; ours are whole names of files and folders.
+/// Returns the names in `.gitignore`; ours are complete names of files and directories.
 fn ignored() -> BTreeSet<String> {
     let text = read(".gitignore");
     let names = text.lines().map(|line| line.trim_matches('/').to_owned());

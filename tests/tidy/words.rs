@@ -1,6 +1,6 @@
-//! What is not committed: unfinished work, switched-off tests, and paths of somebody's own machine.
+//! Words that must not be committed: unfinished work, disabled tests, and paths of personal machines.
 //!
-//! The words are put together from halves, so that this file does not offend against itself.
+//! Each word is concatenated from halves, so that this file does not contain it.
 
 use crate::tree::{File, files};
 
@@ -14,7 +14,7 @@ const UNFINISHED: &[&str] = &[
     concat!("#[ig", "nore"),
 ];
 
-/// In every file: folders that exist on one person's machine only.
+/// In every file: directories of personal machines.
 const PRIVATE: &[&str] = &[concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/")];
 
 fn complaints(files: &[File]) -> Vec<String> {
@@ -31,7 +31,7 @@ fn complaints(files: &[File]) -> Vec<String> {
 }
 
 #[test]
-fn nothing_unfinished_and_nothing_private_is_committed() {
+fn no_unfinished_work_and_no_private_path_is_committed() {
     let complaints = complaints(&files(|_| true));
     assert!(complaints.is_empty(), "{complaints:#?}");
 }
@@ -41,7 +41,7 @@ fn an_unfinished_line_and_a_private_path_are_found() {
     let file = |path: &str, text: String| File { path: path.to_owned(), text };
     let files = [
         file("a.rs", format!("fn a() {{\n    {}()\n}}", UNFINISHED[0])),
-        file("b.md", format!("see {}somebody", PRIVATE[0])),
+        file("b.md", format!("see {}someone", PRIVATE[0])),
         file("c.md", UNFINISHED[2].to_owned()),
     ];
     assert_eq!(complaints(&files), [format!("a.rs:2: {}", UNFINISHED[0]), format!("b.md:1: {}", PRIVATE[0])]);

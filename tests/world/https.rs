@@ -1,4 +1,4 @@
-//! A client that comes over TLS and speaks HTTP/2: one connection, kept for as long as it lives.
+//! HTTP/2 client over TLS with one persistent connection.
 
 use super::{PATIENCE, World};
 use bytes::Bytes;
@@ -15,23 +15,23 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-/// A connection to a world's gateway.
+/// Connection to the gateway of a local fleet.
 #[derive(Clone)]
 pub(crate) struct Https {
     send: SendRequest<Bytes>,
 }
 
-/// What became of the requests of a load.
+/// Outcomes of a load's requests.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Answered 200, by region.
+    /// Responses with status 200, by region.
     pub(crate) served: BTreeMap<String, u64>,
-    /// Everything else, in words.
+    /// All other outcomes, as text.
     pub(crate) failed: Vec<String>,
 }
 
 impl Https {
-    /// Connects to a world that was started with `--tls`.
+    /// Connects to a fleet that was started with `--tls`.
     pub(crate) async fn connect(world: &World) -> Https {
         let certificate = std::fs::read(&world.certificate).expect("the world names its certificate");
         let mut roots = RootCertStore::empty();
@@ -49,12 +49,12 @@ impl Https {
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.expect("a handshake");
         assert_eq!(tls.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
         let (send, connection) = h2::client::handshake(tls).await.expect("HTTP/2");
-        // Ends with the last of those who use it.
+        // Ends with the last handle.
         tokio::spawn(connection);
         Https { send }
     }
 
-    /// Status, headers and body for an embedding.
+    /// Sends an embeddings request; returns status, headers and body.
     pub(crate) async fn embed(&self, model: &str) -> Result<(u16, HeaderMap, Value), h2::Error> {
         let asked = async {
             let request =
@@ -74,7 +74,7 @@ impl Https {
         tokio::time::timeout(PATIENCE, asked).await.expect("an answer comes")
     }
 
-    /// Asks so often a second, whatever becomes of it, beside `during`.
+    /// Sends requests at this rate per second (open loop) while `during` runs.
     pub(crate) async fn load(&self, rate: u32, during: impl Future<Output = ()>) -> Outcome {
         let mut beat = tokio::time::interval(Duration::from_secs(1) / rate);
         let mut asked = JoinSet::new();

@@ -1,4 +1,4 @@
-//! A real world for a test: `meridian up` with its real processes, on ports of its own, gone with the test.
+//! Local fleet for a test: `meridian up` with its real processes, on free ports, ended with the test.
 
 pub(crate) mod https;
 
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// How long anything that is waited for may take before a test gives up.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often a condition is looked at: asking without a pause would take a core from the world that is asked about.
+/// Polling period of conditions; polling without a pause would take a core from the fleet.
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
-/// One world at a time: each has a dozen processes, and a machine has few cores.
+/// Serializes fleets: each has a dozen processes, and a machine has few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A running world.
+/// Running local fleet.
 pub(crate) struct World {
     up: Child,
     /// Base URL for clients, without `/v1`.
@@ -28,28 +28,28 @@ pub(crate) struct World {
     control: String,
     /// Base URL of the hub.
     pub hub: String,
-    /// The file with what an operator shows to it.
+    /// File with the operator token.
     pub operator_token: String,
-    /// The certificate, where clients come over TLS.
+    /// Certificate of the gateway, if clients use TLS.
     certificate: String,
     dir: tempfile::TempDir,
     client: reqwest::Client,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// What came back for a request.
+/// Response to a request.
 pub(crate) struct Answer {
     /// The HTTP status.
     pub status: u16,
     headers: reqwest::header::HeaderMap,
     /// The body.
     pub body: Value,
-    /// How long it took.
+    /// Time from request to response.
     pub took: Duration,
 }
 
 impl Answer {
-    /// A header, or nothing.
+    /// Returns a header; empty if absent.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
@@ -59,7 +59,7 @@ impl Answer {
         self.body["error"]["code"].as_str().unwrap_or_default()
     }
 
-    /// The vectors in the order of their index.
+    /// Returns the vectors in the order of their index.
     pub(crate) fn vectors(&self) -> Vec<Vec<f32>> {
         let data = self.body["data"]
             .as_array()
@@ -85,12 +85,12 @@ pub(crate) fn meridian() -> Command {
 }
 
 impl World {
-    /// Starts a world and waits for its ready line.
+    /// Starts a fleet and waits for its ready line.
     pub(crate) fn up(arguments: &[&str]) -> World {
         World::up_with(arguments, &[])
     }
 
-    /// The same, with some environment variables.
+    /// Like `up`, with environment variables.
     pub(crate) fn up_with(arguments: &[&str], environment: &[(&str, &std::path::Path)]) -> World {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().expect("a directory");
@@ -121,18 +121,18 @@ impl World {
                 _ => {}
             }
         };
-        // What else it says goes to the test's output; and its pipe must not fill.
+        // Further output is printed, so that the pipe does not fill up.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("up: {line}")));
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
         World { up, url, operations, control, hub, operator_token, certificate, dir, client, _turn: turn }
     }
 
-    /// `POST /v1/embeddings` with any body and further headers.
+    /// Sends `POST /v1/embeddings` with this body and further headers.
     pub(crate) async fn post(&self, body: impl Into<reqwest::Body>, headers: &[(&str, &str)]) -> Answer {
         self.post_to("/v1/embeddings", body, headers).await
     }
 
-    /// `POST` to any path, with any body and further headers.
+    /// Sends a `POST` to this path, with this body and further headers.
     pub(crate) async fn post_to(
         &self,
         path: &str,
@@ -159,31 +159,31 @@ impl World {
         self.post(json!({"model": model, "input": input.into()}).to_string(), headers).await
     }
 
-    /// Any `GET` of a client.
+    /// Sends a `GET` as a client.
     pub(crate) async fn get(&self, path: &str) -> Answer {
         answer(self.client.get(format!("{}{path}", self.url)).header("authorization", "Bearer local")).await
     }
 
-    /// Presses a button of the control port.
-    pub(crate) async fn press(&self, button: &str) {
-        let answer = answer(self.client.post(format!("{}/{button}", self.control))).await;
-        assert_eq!(answer.status, 200, "{button}: {}", answer.body);
+    /// Calls the control API.
+    pub(crate) async fn press(&self, action: &str) {
+        let answer = answer(self.client.post(format!("{}/{action}", self.control))).await;
+        assert_eq!(answer.status, 200, "{action}: {}", answer.body);
     }
 
-    /// Process identifiers by name, as the control port tells them.
+    /// Returns the process ids by name, from the control API.
     pub(crate) async fn processes(&self) -> Vec<(String, Option<u32>)> {
         let answer = answer(self.client.get(&self.control)).await;
         let processes = answer.body["processes"].as_object().expect("processes").clone();
         processes.into_iter().map(|(name, id)| (name, id.as_u64().map(|id| id as u32))).collect()
     }
 
-    /// Sends a signal to a process of the world, found as an operator with `ps` would find it.
+    /// Sends a signal to the process with these words on its command line.
     pub(crate) fn signal(&self, signal: &str, name: &[&str]) {
         let id = self.find(name).unwrap_or_else(|| panic!("no process {name:?}"));
         assert!(Command::new("kill").args([signal, &id.to_string()]).status().expect("kill runs").success());
     }
 
-    /// The process of this world whose command line has all of these words.
+    /// Returns the process of this fleet whose command line has all of these words.
     pub(crate) fn find(&self, words: &[&str]) -> Option<u32> {
         let here = self.dir.path().canonicalize().expect("the directory stands").display().to_string();
         command_lines().into_iter().find_map(|(id, line)| {
@@ -192,13 +192,13 @@ impl World {
         })
     }
 
-    /// Waits until the gateway sees a region in this health.
+    /// Waits until the gateway reports this health of a region.
     pub(crate) async fn until_health(&self, region: &str, health: &str) {
         self.until(&format!("{region} is {health}"), async || self.route(region).await["health"] == health)
             .await;
     }
 
-    /// How the gateway sees a region; nothing where it does not.
+    /// Returns the gateway's row of a region; null if it has none.
     pub(crate) async fn route(&self, region: &str) -> Value {
         let routes = answer(self.client.get(format!("{}/routes", self.operations))).await;
         let regions = routes.body["regions"].as_array().cloned().unwrap_or_default();
@@ -209,30 +209,30 @@ impl World {
     pub(crate) async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
+            assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
             tokio::time::sleep(LOOK_PERIOD).await;
         }
     }
 
-    /// How many requests the replica of a region has counted.
+    /// Returns the request count of a region's replica.
     pub(crate) async fn requests_at(&self, region: &str) -> u64 {
         let address = self.address(&format!("replica-{}-0", region.replace('/', "-")), "listen");
         let status = answer(self.client.get(format!("http://{address}/status"))).await;
         status.body["requests_total"].as_u64().expect("a count")
     }
 
-    /// What an address of a region's spoke has to say to these bytes.
-    pub(crate) async fn say_to_spoke(&self, region: &str, key: &str, bytes: &[u8]) -> String {
+    /// Sends bytes to an address of a region's spoke; returns the response.
+    pub(crate) async fn send_to_spoke(&self, region: &str, key: &str, bytes: &[u8]) -> String {
         let address = self.address(&format!("spoke-{}", region.replace('/', "-")), key);
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         stream.write_all(bytes).await.expect("room for a few bytes");
         let mut said = Vec::new();
-        // However it ends; a reset says no less than an end.
+        // A reset is as good as an end of stream.
         tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await.expect("an end").ok();
         String::from_utf8_lossy(&said).into_owned()
     }
 
-    /// What a configuration of this world has under `key`.
+    /// Returns the value of `key` in a configuration of this fleet.
     fn address(&self, name: &str, key: &str) -> String {
         let file = self.dir.path().join(format!("{name}.toml"));
         let config: toml::Table =
@@ -240,7 +240,7 @@ impl World {
         config[key].as_str().expect("an address").to_owned()
     }
 
-    /// A file of the world's folder.
+    /// Returns the path of a file in the fleet's directory.
     pub(crate) fn file(&self, name: &str) -> std::path::PathBuf {
         self.dir.path().canonicalize().expect("the directory stands").join(name)
     }
@@ -253,13 +253,13 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // The kernel ends the rest with it; waiting frees its identifier.
+        // The kernel kills the other processes; waiting reaps this one.
         self.up.kill().ok();
         self.up.wait().ok();
     }
 }
 
-/// Every process of this machine with its arguments.
+/// Returns every process of this machine with its arguments.
 pub(crate) fn command_lines() -> Vec<(u32, Vec<String>)> {
     let entries = std::fs::read_dir("/proc").expect("a /proc");
     let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());

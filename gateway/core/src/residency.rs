@@ -130,7 +130,7 @@ impl AllowedRegions {
     /// That of a deployment: where its residency permits it and where its list, if it has one, places it.
     pub fn of(deployment: &Deployment, catalogue: &Catalogue) -> AllowedRegions {
         AllowedRegions {
-            allowed: deployment.residency.permitted(catalogue).intersect(deployment.placed(catalogue)),
+            allowed: deployment.residency.permitted(catalogue).intersect(deployment.placement(catalogue)),
         }
     }
 

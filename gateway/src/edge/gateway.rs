@@ -30,7 +30,7 @@ use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
 use scheduler_core::rollout::Reader;
 use std::sync::Arc;
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use supervision::task::{supervise, supervise_until_done};
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
@@ -244,7 +244,7 @@ impl Gateway {
     ) -> Operations {
         Operations {
             config: self.config.clone(),
-            health: Health::default(),
+            health: HealthCheck::default(),
             tenants: self.tenants.clone(),
             views: self.views.subscribe(),
             policy_clock: self.policy_clock.clone(),

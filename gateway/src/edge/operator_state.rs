@@ -16,7 +16,7 @@ use crate::metrics::{EdgeMetrics, ListenerMetrics};
 use crate::receipts::Gauge;
 use crate::upstream::Upstream;
 use std::sync::Arc;
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, watch};
 
 /// State of a gateway, for operators.
@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, watch};
 pub(super) struct Operations {
     pub(super) config: Arc<EdgeConfig>,
     /// Checks of its own state, one at a time.
-    pub(super) health: Health,
+    pub(super) health: HealthCheck,
     pub(super) tenants: Arc<Tenants>,
     pub(super) views: watch::Receiver<Current>,
     pub(super) policy_clock: Arc<PolicyClock>,

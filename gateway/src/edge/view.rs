@@ -76,7 +76,7 @@ impl RoutedDeployment {
     }
 
     fn narrowed(&self, narrower: &ResidencyPolicy, catalogue: &Catalogue) -> Result<Terms, PolicyError> {
-        let residency = Residency::of(&self.deployment.residency.joined(narrower)?);
+        let residency = Residency::of(&self.deployment.residency.narrow_checked(narrower)?);
         let allowed = self.allowed.narrowed(narrower, catalogue);
         let policy = PolicyVersion { generation: self.generation, residency, allowed: *allowed };
         Ok(Terms { policy: Arc::new(policy), allowed })

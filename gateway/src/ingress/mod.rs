@@ -51,7 +51,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use supervision::task::supervise;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
@@ -177,7 +177,7 @@ pub async fn run(
         spoke: spoke.clone(),
         replicas: Arc::new(Replicas::new(spoke.clone(), hold.clone())),
         hold,
-        health: Health::default(),
+        health: HealthCheck::default(),
         upstream: Upstream::within_the_region(),
         intake: Intake::new(BodyLimits::from_gateways(timeouts.body)).map_err(IngressError::Threads)?,
         metrics,
@@ -227,7 +227,7 @@ struct Ingress {
     spoke: Arc<Mutex<Spoke>>,
     replicas: Arc<Replicas>,
     hold: Arc<Hold>,
-    health: Health,
+    health: HealthCheck,
     upstream: Upstream,
     intake: Intake,
     metrics: IngressMetrics,

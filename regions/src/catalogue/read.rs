@@ -1,4 +1,4 @@
-//! Reading the catalogue's file: from TOML to checked regions, or to everything that is wrong with it.
+//! Parser and validator of the catalogue file. Reports all problems at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::id::RegionId;
 use crate::jurisdiction::Jurisdiction;
 use crate::set::MAX_REGIONS;
 
-/// The dearest hour of a replica: beyond it somebody has written another unit.
+/// Maximum cost of a replica per hour. A larger value is probably in another unit.
 const COST_MAX: f64 = 1e6;
 
-/// The regions of a file in order of id, at least one and at most [`MAX_REGIONS`].
+/// Returns the regions of a file in order of id, at least one and at most [`MAX_REGIONS`].
 pub(super) fn read(text: &str) -> Result<Vec<Region>, Vec<Problem>> {
     let (tree, mut problems) = document::parse(text)?;
     let root = Table { what: "the catalogue".to_owned(), entries: tree.get_ref(), span: 0..0 };
@@ -29,7 +29,7 @@ pub(super) fn read(text: &str) -> Result<Vec<Region>, Vec<Problem>> {
     problems.or(|| regions)
 }
 
-/// Members by union, as the file lists them.
+/// Members of each union, as the file lists them.
 type Unions = BTreeMap<Jurisdiction, BTreeSet<Jurisdiction>>;
 
 fn read_unions(root: &Table<'_>, problems: &mut Problems<'_>) -> Unions {
@@ -58,7 +58,7 @@ fn read_unions(root: &Table<'_>, problems: &mut Problems<'_>) -> Unions {
         for (text, at) in table.texts(key.get_ref(), value, problems).unwrap_or_default() {
             match text.parse::<Jurisdiction>() {
                 Ok(member) if !members.insert(member.clone()) => {
-                    problems.note(at, format!("`{member}` stands twice in `{}`: keep one", key.get_ref()));
+                    problems.note(at, format!("`{member}` is in `{}` twice: keep one", key.get_ref()));
                 }
                 Ok(member) => mentioned.push((member, at)),
                 Err(error) => problems.note(at, error.to_string()),
@@ -76,21 +76,21 @@ fn read_unions(root: &Table<'_>, problems: &mut Problems<'_>) -> Unions {
         if name
             .is_some_and(|name| unions.get(&name).is_some_and(|members| containing(&unions, members, &name)))
         {
-            problems.note(key.span(), format!("the union `{}` contains itself: take it out", key.get_ref()));
+            problems.note(key.span(), format!("the union `{}` contains itself: remove it", key.get_ref()));
         }
     }
     unions
 }
 
-/// Whether `target` is among `members`, or among theirs, and so on down.
+/// Returns whether `target` is among `members` or, recursively, among their members.
 fn containing(unions: &Unions, members: &BTreeSet<Jurisdiction>, target: &Jurisdiction) -> bool {
-    let mut seen: BTreeSet<&Jurisdiction> = BTreeSet::new();
+    let mut visited: BTreeSet<&Jurisdiction> = BTreeSet::new();
     let mut open: Vec<&Jurisdiction> = members.iter().collect();
     while let Some(member) = open.pop() {
         if member == target {
             return true;
         }
-        if seen.insert(member) {
+        if visited.insert(member) {
             open.extend(unions.get(member).into_iter().flatten());
         }
     }
@@ -113,13 +113,14 @@ fn read_regions(root: &Table<'_>, unions: &Unions, problems: &mut Problems<'_>) 
         for (name, row) in table.entries {
             regions.extend(read_region(cloud.get_ref(), name, row, unions, problems));
             if regions.len() == MAX_REGIONS + 1 {
-                let message = format!("more than {MAX_REGIONS} regions: leave out those that you do not use");
+                let message = format!("more than {MAX_REGIONS} regions: remove those that you do not use");
                 problems.note(name.span(), message);
             }
         }
     }
     if clouds.entries.values().all(|cloud| cloud.get_ref().as_table().is_some_and(DeTable::is_empty)) {
-        problems.note(clouds.span, "there is no region: write at least one row under [regions.CLOUD]");
+        problems
+            .note(clouds.span, "the catalogue has no region: write at least one row under [regions.CLOUD]");
     }
     regions
 }
@@ -135,7 +136,7 @@ fn read_region<'d>(
     let id = text.parse::<RegionId>().map_err(|error| problems.note(name.span(), error.to_string())).ok();
     let table = Table::of(format!("region {text}"), row, problems)?;
     table.refuse_other_keys(&["in", "at", "city", "engines", "cost"], problems);
-    let place = read_place(&table, problems);
+    let jurisdiction = read_jurisdiction(&table, problems);
     let engines = read_engines(&table, problems);
     let point = read_point(&table, problems);
     let city = table.need_text("city", "\"Frankfurt\"", problems);
@@ -143,7 +144,7 @@ fn read_region<'d>(
         problems.note(at.clone(), format!("{}: `city` is empty: write the city", table.what));
     }
     let cost = read_cost(&table, problems);
-    let (country, narrowest) = place?;
+    let (country, narrowest) = jurisdiction?;
     Some(Region {
         id: id?,
         city: city?.0.to_owned(),
@@ -155,32 +156,32 @@ fn read_region<'d>(
     })
 }
 
-/// What a replica costs there an hour, if the row says, in millionths.
+/// Reads the cost of a replica per hour, in millionths; `None` if the row has none.
 fn read_cost(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<u64> {
     let value = table.entries.get("cost")?;
     let cost = number(value.get_ref()).filter(|cost| (0.0..=COST_MAX).contains(cost));
     if cost.is_none() {
-        let wanted = format!("write what a replica costs an hour, from 0 to {COST_MAX}, as cost = 0.42");
-        problems.note(value.span(), format!("{}: `cost` is not a price: {wanted}", table.what));
+        let fix = format!("write the cost of a replica per hour, from 0 to {COST_MAX}, as cost = 0.42");
+        problems.note(value.span(), format!("{}: `cost` is not a price: {fix}", table.what));
     }
     cost.map(|cost| (cost * 1e6).round() as u64)
 }
 
-/// The country of a row and the narrowest jurisdiction that it names.
-fn read_place(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<(Jurisdiction, Jurisdiction)> {
+/// Reads the narrowest jurisdiction of a row; returns its country and itself.
+fn read_jurisdiction(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<(Jurisdiction, Jurisdiction)> {
     let (text, at) = table.need_text("in", "\"de\"", problems)?;
     let jurisdiction = text.parse::<Jurisdiction>().ok();
     match jurisdiction.and_then(|narrowest| Some((narrowest.country()?, narrowest))) {
-        Some(place) => Some(place),
+        Some(pair) => Some(pair),
         None => {
-            let wanted = "write a country of ISO 3166-1 (de) or a subdivision of one (us-va)";
-            problems.note(at, format!("{}: `in` is `{text}`: {wanted}", table.what));
+            let fix = "write a country of ISO 3166-1 (de) or a subdivision of one (us-va)";
+            problems.note(at, format!("{}: `in` is `{text}`: {fix}", table.what));
             None
         }
     }
 }
 
-/// What runs models there: processors are everywhere, unless a row says otherwise.
+/// Reads the engines of a row. The CPU engine is the default.
 fn read_engines(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<BTreeSet<EngineKind>> {
     let Some(value) = table.entries.get("engines") else {
         return Some(BTreeSet::from([EngineKind::Cpu]));
@@ -201,7 +202,7 @@ fn read_point(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<GeoPoint
         value.get_ref().as_array().and_then(|list| list.iter().map(|item| number(item.get_ref())).collect());
     let Some([lat, lon]) = numbers.as_deref() else {
         let message =
-            format!("{}: `at` is not a place: write at = [latitude, longitude] in degrees", table.what);
+            format!("{}: `at` is not a point: write at = [latitude, longitude] in degrees", table.what);
         problems.note(value.span(), message);
         return None;
     };
@@ -219,7 +220,8 @@ fn number(value: &DeValue<'_>) -> Option<f64> {
     digits.parse().ok()
 }
 
-/// Everything that contains a region: the two codes of its row, and every union with a member among what contains it.
+/// Returns all jurisdictions of a region: the two codes of its row, and every union with a member among them,
+/// recursively.
 fn containers(country: &Jurisdiction, narrowest: Jurisdiction, unions: &Unions) -> BTreeSet<Jurisdiction> {
     let mut containers = BTreeSet::from([country.clone(), narrowest]);
     loop {
@@ -240,12 +242,12 @@ mod tests {
     use super::*;
     use crate::catalogue::Catalogue;
 
-    /// One line per region; `{}` is where a test puts what it is about.
+    /// Returns a catalogue file with these rows, one region per line.
     fn file(rows: &str) -> String {
         format!("[unions]\neu = [\"de\", \"fr\"]\neea = [\"eu\", \"no\"]\n[regions.x]\n{rows}\n")
     }
 
-    /// Where the rows of [`file`] begin.
+    /// Line of the first row in [`file`].
     const FIRST_ROW: usize = 5;
 
     #[track_caller]
@@ -254,12 +256,12 @@ mod tests {
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");
         for (problem, (line, part)) in problems.iter().zip(expected) {
             assert_eq!(problem.line, *line, "{problem}");
-            assert!(problem.message.contains(part), "`{problem}` does not say `{part}`");
+            assert!(problem.message.contains(part), "`{problem}` does not contain `{part}`");
         }
     }
 
     #[test]
-    fn a_price_is_kept_in_millionths_and_is_one_or_is_refused() {
+    fn a_cost_is_stored_in_millionths_and_an_invalid_one_is_rejected() {
         let row = |cost: &str| file(&format!("a = {{ in = \"de\", at = [50, 8], city = \"A\"{cost} }}"));
         let read = |cost: &str| Catalogue::parse(&row(cost)).unwrap().iter().next().unwrap().1.cost;
         assert_eq!(read(""), None);
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_lies_in_its_subdivision_its_country_and_the_unions_of_unions() {
+    fn a_region_lies_in_its_subdivision_its_country_and_nested_unions() {
         let text = file("a = { in = \"DE-he\", at = [50.11, 8], city = \"Frankfurt\" }");
         let catalogue = Catalogue::parse(&text).unwrap();
         let region = catalogue.get(&"x/a".parse().unwrap()).unwrap();
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_in_a_file_is_told_at_once_with_its_line() {
+    fn all_problems_of_a_file_are_reported_with_their_lines() {
         let rows = [
             "a = { in = \"de\", at = [90.5, 0], city = \"Nowhere\" }",
             "b = { in = \"xx\", at = [0, 0], city = \"Utopia\" }",
@@ -302,24 +304,24 @@ mod tests {
         check(
             &file(&rows.join("\n")),
             &[
-                (FIRST_ROW, "90.5,0 is off the globe: write a latitude from -90 to 90"),
+                (FIRST_ROW, "90.5,0 is out of range: write a latitude from -90 to 90"),
                 (FIRST_ROW + 1, "region x/b: `in` is `xx`: write a country of ISO 3166-1"),
                 (FIRST_ROW + 2, "region x/c: `in` is `eu`: write a country"),
-                (FIRST_ROW + 3, "region x/d: `at` is not a place: write at = [latitude, longitude]"),
+                (FIRST_ROW + 3, "region x/d: `at` is not a point: write at = [latitude, longitude]"),
                 (FIRST_ROW + 3, "region x/d: `city` is missing: write city = \"Frankfurt\""),
                 (FIRST_ROW + 3, "region x/d: `in` is missing: write in = \"de\""),
                 (FIRST_ROW + 3, "unknown key `citty`; did you mean city?; the keys are in, at, city"),
                 (FIRST_ROW + 4, "region x/e is a list: write a table"),
                 (FIRST_ROW + 5, "`x/f g` is not a region: write cloud/name"),
-                (FIRST_ROW + 5, "region x/f g: `at` is not a place"),
+                (FIRST_ROW + 5, "region x/f g: `at` is not a point"),
                 (FIRST_ROW + 5, "region x/f g: `city` is empty"),
-                (FIRST_ROW + 7, "`h` stands here a second time"),
+                (FIRST_ROW + 7, "duplicate key `h`"),
             ],
         );
     }
 
     #[test]
-    fn a_union_that_cannot_be_is_refused() {
+    fn an_invalid_union_is_rejected() {
         let unions = [
             "[unions]",
             "de = [\"fr\"]",
@@ -335,27 +337,27 @@ mod tests {
             &unions.join("\n"),
             &[
                 (2, "`de` is a country's code"),
-                (3, "`de` stands twice in `eu`"),
+                (3, "`de` is in `eu` twice"),
                 (3, "`e1` is not a jurisdiction"),
                 (3, "`xx` is neither a country of ISO 3166-1 nor a union of this table"),
                 (4, "the union `one` contains itself"),
                 (5, "the union `two` contains itself"),
-                (6, "`big` is a text: write a list of texts"),
+                (6, "`big` is a string: write a list of strings"),
                 (9, "unknown key `region`; did you mean regions?"),
             ],
         );
     }
 
     #[test]
-    fn a_file_without_regions_or_without_sense_is_refused() {
+    fn a_file_without_regions_or_with_invalid_toml_is_rejected() {
         check("", &[(1, "`regions` is missing")]);
-        check("[regions]\n", &[(1, "there is no region")]);
-        check("[regions.x]\n", &[(1, "there is no region")]);
-        check("\n[regions.x\n", &[(2, "this is not TOML")]);
+        check("[regions]\n", &[(1, "the catalogue has no region")]);
+        check("[regions.x]\n", &[(1, "the catalogue has no region")]);
+        check("\n[regions.x\n", &[(2, "invalid TOML")]);
     }
 
     #[test]
-    fn a_catalogue_at_its_limit_is_read_and_one_region_more_is_refused() {
+    fn a_catalogue_at_its_limit_is_accepted_and_one_region_more_is_rejected() {
         let rows = |count: usize| -> String {
             (0..count).map(|n| format!("r{n} = {{ in = \"de\", at = [0, 0], city = \"C\" }}\n")).collect()
         };

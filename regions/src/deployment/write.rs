@@ -1,50 +1,49 @@
-//! Writing deployments as the file that would say the same: what a person reads back they can change and apply.
+//! Serializer of deployments as a deployments file, which an operator can edit and apply.
 
 use std::fmt::Write;
 
-use super::timetable::Shift;
+use super::timetable::TimetableEntry;
 use super::{Deployment, Scaling};
 use crate::duration;
 use crate::residency::ResidencyPolicy;
 
-/// A deployment that no file can say.
+/// Error for a deployment that the file format cannot express.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "deployment `{name}` has the residency `{residency}`, and a file has no words for several conditions"
-)]
-pub struct NoWords {
+#[error("deployment `{name}` has the residency `{residency}`; a file cannot express several conditions")]
+pub struct UnwritableDeployment {
     name: String,
     residency: String,
 }
 
-/// The file that [`super::parse_deployments`] reads as these.
+/// Returns a file that [`super::parse_deployments`] reads as these deployments.
 ///
 /// # Errors
 ///
-/// When a residency has several conditions: to leave one out would widen it.
+/// If a residency policy has several conditions: omitting one would widen the policy.
 pub fn write_deployments<'a>(
     deployments: impl IntoIterator<Item = &'a Deployment>,
-) -> Result<String, NoWords> {
+) -> Result<String, UnwritableDeployment> {
     let mut text = String::new();
     for deployment in deployments {
         write_deployment(&mut text, deployment)?;
     }
-    // A file without a word is taken for a mistake; this one says that there is nothing.
+    // An empty file is treated as a mistake; this one states that there are no deployments.
     Ok(if text.is_empty() { "deployment = []\n".to_owned() } else { text })
 }
 
-fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), NoWords> {
+fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), UnwritableDeployment> {
     let Deployment { name, task, model, engine, residency, regions, scaling } = deployment;
-    let mut line = |line: String| writeln!(text, "{line}").expect("a String takes every write");
+    let mut line = |line: String| writeln!(text, "{line}").expect("writing to a String cannot fail");
     line(format!("[[deployment]]\nname = {}\ntask = {}", quoted(name), quoted(task)));
     line(format!("model = {}", quoted(model)));
     line(format!("engine = {{ kind = {}, precision = {} }}", quoted(engine.kind), quoted(engine.precision)));
     match residency {
         ResidencyPolicy::Anywhere => {}
         ResidencyPolicy::Only(_) => {
-            let areas = residency
-                .only_condition()
-                .ok_or_else(|| NoWords { name: name.to_string(), residency: residency.to_string() })?;
+            let areas = residency.only_condition().ok_or_else(|| UnwritableDeployment {
+                name: name.to_string(),
+                residency: residency.to_string(),
+            })?;
             let areas: Vec<_> = areas.iter().map(quoted).collect();
             line(format!("residency = {{ allow = [{}] }}", areas.join(", ")));
         }
@@ -54,9 +53,9 @@ fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), No
         line(format!("regions = [{}]", regions.join(", ")));
     }
     if *scaling != Scaling::default() {
-        let knobs = scaling.knobs();
+        let settings = scaling.key_values();
         let set: Vec<_> =
-            knobs.iter().filter_map(|(key, set)| Some(format!("{key} = {}", set.as_ref()?))).collect();
+            settings.iter().filter_map(|(key, set)| Some(format!("{key} = {}", set.as_ref()?))).collect();
         line(format!("scaling = {{ {} }}", set.join(", ")));
     }
     line(String::new());
@@ -64,8 +63,8 @@ fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), No
 }
 
 impl Scaling {
-    /// Each key with its value as it is written, but for one that is left out to say nothing.
-    pub fn knobs(&self) -> [(&'static str, Option<String>); 8] {
+    /// Returns each key with its value as written in a file; `None` for a key that is omitted.
+    pub fn key_values(&self) -> [(&'static str, Option<String>); 8] {
         let Scaling {
             min,
             max,
@@ -85,17 +84,17 @@ impl Scaling {
             ("autoscaling_window", Some(time(*autoscaling_window))),
             ("scale_down_delay", Some(time(*scale_down_delay))),
             ("zero_after", Some(zero_after.map_or_else(|| quoted("never"), time))),
-            ("timetable", (!timetable.is_empty()).then(|| shifts(timetable))),
+            ("timetable", (!timetable.is_empty()).then(|| quoted_timetable(timetable))),
         ]
     }
 }
 
-fn shifts(timetable: &[Shift]) -> String {
-    let shift = |Shift { days, from, to, min }: &Shift| {
+fn quoted_timetable(timetable: &[TimetableEntry]) -> String {
+    let entry = |TimetableEntry { days, from, to, min }: &TimetableEntry| {
         let [days, from, to] = [quoted(days), quoted(from), quoted(to)];
         format!("{{ days = {days}, from = {from}, to = {to}, min = {min} }}")
     };
-    format!("[{}]", timetable.iter().map(shift).collect::<Vec<_>>().join(", "))
+    format!("[{}]", timetable.iter().map(entry).collect::<Vec<_>>().join(", "))
 }
 
 fn quoted(value: impl ToString) -> String {
@@ -109,7 +108,7 @@ mod tests {
     use crate::deployment::parse_deployments;
 
     #[test]
-    fn what_is_written_is_read_back_as_it_was() {
+    fn deployments_round_trip_through_a_file() {
         let catalogue = Catalogue::builtin();
         let text = include_str!("../../../configs/deployments.toml").to_owned()
             + "[[deployment]]\nname = \"all\"\ntask = \"rerank\"\nmodel = \"a \\\"quoted\\\" \\\\ folder\"\n\
@@ -123,7 +122,7 @@ mod tests {
         assert_eq!(parse_deployments(&written, &catalogue), Ok(read.clone()), "{written}");
         assert_eq!(parse_deployments(&write_deployments([]).unwrap(), &catalogue), Ok(Vec::new()));
 
-        let locked = Deployment { residency: "eu & de".parse().unwrap(), ..read[0].clone() };
-        assert!(write_deployments([&locked]).unwrap_err().to_string().contains("`de & eu`"));
+        let two_conditions = Deployment { residency: "eu & de".parse().unwrap(), ..read[0].clone() };
+        assert!(write_deployments([&two_conditions]).unwrap_err().to_string().contains("`de & eu`"));
     }
 }

@@ -1,8 +1,8 @@
-//! Reading the TOML files that people edit, so that every mistake is told at once and with its line.
+//! Reader of hand-edited TOML files that reports all problems at once, each with its line.
 //!
-//! Deserialising into structs would be shorter, but it stops at the first mistake and loses the lines. Here the parser's
-//! tree, which knows where each value stands, is walked by hand: whoever reads a value notes what is wrong with it in
-//! [`Problems`] and goes on. The catalogue, the deployments and the drills are read this way.
+//! Deserialising into structs would be shorter, but it stops at the first mistake and loses the lines. Instead the
+//! readers walk the parser's tree, which has a span for each value: a reader records a problem in [`Problems`] and
+//! continues. The catalogue, the deployments, the tenants and the drills are read this way.
 
 pub(crate) mod residency;
 
@@ -17,12 +17,12 @@ use toml::de::{DeTable, DeValue};
 use crate::duration;
 use crate::suggest::did_you_mean;
 
-/// One thing that is wrong with a file, and what to write instead.
+/// Problem in a file, with its fix.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The line, counted from one.
+    /// Line, counted from one.
     pub line: usize,
-    /// What is wrong there and what to write instead.
+    /// Description of the problem and of the fix.
     pub message: String,
 }
 
@@ -32,21 +32,21 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is wrong with the text read so far.
+/// Problems found so far in one text.
 pub struct Problems<'t> {
     text: &'t str,
     list: Vec<Problem>,
 }
 
 impl Problems<'_> {
-    /// Notes a problem at this place of the text.
+    /// Records a problem at this span of the text.
     pub fn note(&mut self, at: Range<usize>, message: impl Into<String>) {
         let before = self.text.as_bytes().iter().take(at.start);
         let line = 1 + before.filter(|byte| **byte == b'\n').count();
         self.list.push(Problem { line, message: message.into() });
     }
 
-    /// `value` if nothing was wrong, otherwise everything that was, from the top of the file to its end.
+    /// Returns `value` if there are no problems, otherwise all problems in the order of their lines.
     pub fn or<T>(mut self, value: impl FnOnce() -> T) -> Result<T, Vec<Problem>> {
         if self.list.is_empty() {
             Ok(value())
@@ -58,8 +58,8 @@ impl Problems<'_> {
     }
 }
 
-/// Parses `text` as far as it goes. A key that stands twice is noted and the first one kept; anything worse leaves no
-/// tree that could be trusted, and the parser's own complaints are all there is.
+/// Parses `text` as TOML. A duplicate key is recorded as a problem and its first value kept; after any other syntax
+/// error only the parser's own errors are returned, because the tree would be unreliable.
 pub fn parse(text: &str) -> Result<(Spanned<DeTable<'_>>, Problems<'_>), Vec<Problem>> {
     let mut problems = Problems { text, list: Vec::new() };
     let (tree, errors) = DeTable::parse_recoverable(text);
@@ -68,27 +68,27 @@ pub fn parse(text: &str) -> Result<(Spanned<DeTable<'_>>, Problems<'_>), Vec<Pro
         let at = error.span().unwrap_or(0..0);
         if error.message() == "duplicate key" {
             let key = text.get(at.clone()).unwrap_or_default();
-            problems.note(at, format!("`{key}` stands here a second time: keep one of the two"));
+            problems.note(at, format!("duplicate key `{key}`: keep one of the two"));
         } else {
             readable = false;
-            problems.note(at, format!("this is not TOML: {}", error.message()));
+            problems.note(at, format!("invalid TOML: {}", error.message()));
         }
     }
     if readable { Ok((tree, problems)) } else { Err(problems.list) }
 }
 
-/// A table being read, and what to call it in a complaint.
+/// Table being read, with its name for error messages.
 pub struct Table<'d> {
-    /// Such as "region aws/us-east-1".
+    /// Name in error messages, such as "region aws/us-east-1".
     pub what: String,
-    /// Its keys and what stands under them.
+    /// Keys and values.
     pub entries: &'d DeTable<'d>,
-    /// Where it stands.
+    /// Position in the text.
     pub span: Range<usize>,
 }
 
 impl<'d> Table<'d> {
-    /// `value` as a table.
+    /// Returns `value` as a table, or records a problem.
     pub fn of(
         what: String,
         value: &'d Spanned<DeValue<'d>>,
@@ -103,7 +103,7 @@ impl<'d> Table<'d> {
         }
     }
 
-    /// Notes every key that is not one of these.
+    /// Records a problem for every key that is not in `known`.
     pub fn refuse_other_keys(&self, known: &[&str], problems: &mut Problems<'_>) {
         for key in self.entries.keys().filter(|key| !known.contains(&key.get_ref().as_ref())) {
             let given = key.get_ref();
@@ -114,7 +114,7 @@ impl<'d> Table<'d> {
         }
     }
 
-    /// The value of `key`; a missing one is noted with an example of what to write.
+    /// Returns the value of `key`; a missing key is a problem, reported with `example`.
     pub fn need(
         &self,
         key: &str,
@@ -131,7 +131,7 @@ impl<'d> Table<'d> {
         value
     }
 
-    /// The text under `key`, which must be there.
+    /// Returns the string of the required key `key`.
     pub fn need_text(
         &self,
         key: &str,
@@ -142,7 +142,7 @@ impl<'d> Table<'d> {
         self.text(key, value, problems)
     }
 
-    /// The text under `key` as a `T`, which must be there.
+    /// Returns the value of the required key `key`, parsed as a `T`.
     pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(
         &self,
         key: &str,
@@ -153,8 +153,8 @@ impl<'d> Table<'d> {
         text.parse().map_err(|error| problems.note(at, format!("{}: `{key}`: {error}", self.what))).ok()
     }
 
-    /// What `read` makes of the value of `key`, if there is one; `None` when it is there and wrong, which was noted.
-    pub(crate) fn if_there<T>(
+    /// Returns `Some(None)` if `key` is absent, otherwise the result of `read`; `None` if `read` recorded a problem.
+    pub(crate) fn optional<T>(
         &self,
         key: &str,
         read: impl Fn(&Table<'d>, &str, &'d Spanned<DeValue<'d>>, &mut Problems<'_>) -> Option<T>,
@@ -166,7 +166,7 @@ impl<'d> Table<'d> {
         }
     }
 
-    /// `value`, which stands under `key`, as text.
+    /// Returns `value`, the value of `key`, as a string.
     pub fn text(
         &self,
         key: &str,
@@ -178,14 +178,14 @@ impl<'d> Table<'d> {
             None => {
                 problems.note(
                     value.span(),
-                    format!("{}: `{key}` is {}: write a text in quotes", self.what, kind(value)),
+                    format!("{}: `{key}` is {}: write a string in quotes", self.what, kind(value)),
                 );
                 None
             }
         }
     }
 
-    /// `value`, which stands under `key`, as a list of texts; what is no text is noted and left out.
+    /// Returns `value`, the value of `key`, as a list of strings; other items are recorded as problems and skipped.
     pub fn texts(
         &self,
         key: &str,
@@ -194,14 +194,14 @@ impl<'d> Table<'d> {
     ) -> Option<Vec<(&'d str, Range<usize>)>> {
         let Some(list) = value.get_ref().as_array() else {
             let message =
-                format!("{}: `{key}` is {}: write a list of texts in brackets", self.what, kind(value));
+                format!("{}: `{key}` is {}: write a list of strings in brackets", self.what, kind(value));
             problems.note(value.span(), message);
             return None;
         };
         Some(list.iter().filter_map(|item| self.text(key, item, problems)).collect())
     }
 
-    /// `value`, which stands under `key`, as a whole number.
+    /// Returns `value`, the value of `key`, as a whole number.
     pub fn number(
         &self,
         key: &str,
@@ -219,13 +219,13 @@ impl<'d> Table<'d> {
         };
         let number = written.parse().ok();
         if number.is_none() {
-            let wanted = format!("write a whole number from 0 to {}", u32::MAX);
-            problems.note(value.span(), format!("{}: `{key}` is {written}: {wanted}", self.what));
+            let fix = format!("write a whole number from 0 to {}", u32::MAX);
+            problems.note(value.span(), format!("{}: `{key}` is {written}: {fix}", self.what));
         }
         number
     }
 
-    /// `value`, which stands under `key`, as a length of time.
+    /// Returns `value`, the value of `key`, as a duration.
     pub fn time(
         &self,
         key: &str,
@@ -235,7 +235,7 @@ impl<'d> Table<'d> {
         self.time_or(key, value, "", problems)
     }
 
-    /// `value`, which stands under `key`, as a length of time, or as none at all.
+    /// Returns `value`, the value of `key`, as a duration, or `None` for `"never"`.
     pub fn time_or_never(
         &self,
         key: &str,
@@ -258,17 +258,17 @@ impl<'d> Table<'d> {
         let (text, at) = self.text(key, value, problems)?;
         let time = duration::parse(text);
         if time.is_none() {
-            let wanted = format!("write a time, as \"500ms\", \"180s\", \"5m\" or \"2h\"{or}");
-            problems.note(at, format!("{}: `{key}` is `{text}`: {wanted}", self.what));
+            let fix = format!("write a duration, as \"500ms\", \"180s\", \"5m\" or \"2h\"{or}");
+            problems.note(at, format!("{}: `{key}` is `{text}`: {fix}", self.what));
         }
         time
     }
 }
 
-/// What a value is, with its article.
+/// Returns the kind of a value, with its article.
 fn kind(value: &Spanned<DeValue<'_>>) -> &'static str {
     match value.get_ref() {
-        DeValue::String(_) => "a text",
+        DeValue::String(_) => "a string",
         DeValue::Integer(_) | DeValue::Float(_) => "a number",
         DeValue::Boolean(_) => "true or false",
         DeValue::Datetime(_) => "a date",

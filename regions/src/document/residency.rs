@@ -1,4 +1,4 @@
-//! The residency policy as a file says it: `residency = { allow = ["eu"] }`, in the table of whatever it is the residency policy of.
+//! Reader of a residency policy in a table of a file: `residency = { allow = ["eu"] }`.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::{Problems, Table};
 use crate::catalogue::Catalogue;
 use crate::residency::{Area, ResidencyPolicy};
 
-/// The residency of a table, of at most so many bytes; everywhere, if none is written.
+/// Reads the residency policy of a table, of at most `len_max` bytes; [`ResidencyPolicy::Anywhere`] if the key is absent.
 pub(crate) fn read(
     table: &Table<'_>,
     len_max: usize,
@@ -30,15 +30,14 @@ pub(crate) fn read(
     let areas: Vec<Area> = list.into_iter().filter_map(check).collect();
     if given == 0 {
         let message =
-            "`allow` is empty and permits nothing: name areas, or leave `residency` out to permit all";
+            "`allow` is empty and permits nothing: name areas, or remove `residency` to permit all regions";
         problems.note(allow.span(), format!("{}: {message}", residency.what));
     }
     let policy = ResidencyPolicy::any_of(areas).ok()?;
     let len = policy.to_string().len();
     if len > len_max {
-        let message = format!(
-            "{len} bytes are too long for it: name jurisdictions instead of regions; {len_max} bytes fit"
-        );
+        let message =
+            format!("`allow` has {len} bytes, of {len_max} that fit: name jurisdictions instead of regions");
         problems.note(allow.span(), format!("{}: {message}", residency.what));
         return None;
     }

@@ -1,7 +1,7 @@
-//! Tenants as an operator applies them: who may come in, what they may use, where it may go, and how much of it there is.
+//! Tenants as an operator applies them to the hub: credentials, permitted deployments, residency policy, limits.
 //!
-//! These are rules and no secrets: a key is known by its SHA-256, so whoever reads the rules cannot use them. What a gateway
-//! makes of them is in `gateway_core::tenant`; here is what can be said, and what is wrong with it.
+//! The rules contain no secrets: a key is represented by its SHA-256, so reading the rules does not grant access. The
+//! gateway's runtime form is `gateway_core::tenant`; this module defines the file format and its validation.
 
 mod read;
 mod write;
@@ -12,64 +12,64 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 
 pub use read::parse_tenants;
-pub use write::{NoWordsForTenant, write_tenants};
+pub use write::{UnwritableTenant, write_tenants};
 
 use crate::id::{DeploymentName, TenantId};
 use crate::residency::{MAX_POLICY_LEN, ResidencyPolicy};
 
-/// How many tenants there may be. Their keys are what does not compress: with two each, some 400 KB of a route table, which
-/// has room for a megabyte and a half.
+/// Maximum number of tenants. Key digests do not compress: with two each, they take some 400 KB of a route table, whose
+/// limit is a megabyte and a half.
 pub const MAX_TENANTS: usize = 4_000;
-/// Keys of one tenant: the old and the new one while it changes them, and for a few places each.
+/// Maximum number of keys of a tenant: enough for the old and the new one during rotation, at several sites.
 pub const MAX_KEYS: usize = 8;
-/// The largest share: with more, those of others would come to nothing.
+/// Maximum weight. A larger one would reduce the shares of other tenants to almost nothing.
 pub const MAX_WEIGHT: u32 = 1000;
-/// Longest residency of a tenant: a quarter of what fits on the wire, since it stands there beside that of a deployment.
+/// Maximum length of a tenant's residency policy: a quarter of the limit on the wire, where that of a deployment is added.
 pub const MAX_RESIDENCY_LEN: usize = MAX_POLICY_LEN / 4;
 
-/// One tenant's rules.
+/// Rules of one tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantRules {
-    /// Its name.
+    /// Name.
     pub id: TenantId,
-    /// What its keys are known by.
+    /// Digests of its API keys.
     pub keys: BTreeSet<KeyDigest>,
-    /// Whose tokens speak for it; without one, its keys only.
+    /// Issuer whose tokens identify the tenant; without one, only keys do.
     pub issuer: Option<String>,
-    /// The deployments that it may use; without a list, all.
+    /// Deployments that it may use; `None` for all.
     pub deployments: Option<BTreeSet<DeploymentName>>,
-    /// Where its requests may go, whatever a deployment permits beyond.
+    /// Residency policy of its requests. It narrows that of a deployment.
     pub residency: ResidencyPolicy,
-    /// The only priority that it has; without one, both.
+    /// Only priority that it may use; `None` for both.
     pub priority: Option<TenantPriority>,
-    /// Its share beside others, from 1 to [`MAX_WEIGHT`].
+    /// Weight of its fair share, from 1 to [`MAX_WEIGHT`].
     pub weight: u32,
-    /// How much it may use.
+    /// Rate limits.
     pub limits: TenantLimits,
 }
 
-/// How urgent a request may be.
+/// Priority of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TenantPriority {
-    /// Somebody waits for it.
+    /// A person waits for the response.
     Interactive,
-    /// It wants throughput.
+    /// Throughput matters more than latency.
     Bulk,
 }
 
-/// How much a tenant may use; absent is as much as there is.
+/// Rate limits of a tenant; `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantLimits {
-    /// Requests in a second.
+    /// Requests per second.
     pub requests_per_second: Option<NonZeroU64>,
-    /// Inputs in a second.
+    /// Inputs per second.
     pub inputs_per_second: Option<NonZeroU64>,
-    /// Tokens in a minute.
+    /// Tokens per minute.
     pub tokens_per_minute: Option<NonZeroU64>,
 }
 
 impl TenantPriority {
-    /// As files and messages have it.
+    /// Returns the name in files and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             TenantPriority::Interactive => "interactive",
@@ -78,9 +78,9 @@ impl TenantPriority {
     }
 }
 
-/// A text that is no priority.
+/// Error for a text that is not a priority.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no priority: there are interactive and bulk")]
+#[error("`{0}` is not a priority: write interactive or bulk")]
 pub struct UnknownPriority(String);
 
 impl FromStr for TenantPriority {
@@ -94,31 +94,31 @@ impl FromStr for TenantPriority {
     }
 }
 
-/// The SHA-256 of a key, written as 64 hexadecimal digits.
+/// SHA-256 of an API key, written as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyDigest(pub [u8; 32]);
 
-/// A text that is no digest of a key. It is not repeated: it might be the key.
+/// Error for a text that is not the digest of a key. The text is not repeated: it might be the key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "it has {0} bytes, and a SHA-256 is written as 64 hexadecimal digits: `printf %s KEY | sha256sum` prints it"
+    "the value has {0} bytes; write a SHA-256 as 64 hexadecimal digits: `printf %s KEY | sha256sum` prints it"
 )]
-pub struct NoDigest(usize);
+pub struct KeyDigestError(usize);
 
 impl FromStr for KeyDigest {
-    type Err = NoDigest;
+    type Err = KeyDigestError;
 
-    fn from_str(text: &str) -> Result<KeyDigest, NoDigest> {
-        let wrong = || NoDigest(text.len());
+    fn from_str(text: &str) -> Result<KeyDigest, KeyDigestError> {
+        let error = || KeyDigestError(text.len());
         let (digits, rest) = text.as_bytes().as_chunks::<2>();
         let mut bytes = [0; 32];
         if digits.len() != bytes.len() || !rest.is_empty() {
-            return Err(wrong());
+            return Err(error());
         }
         for (byte, pair) in bytes.iter_mut().zip(digits) {
             let digit = |at: u8| char::from(at).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
             *byte =
-                digit(pair[0]).zip(digit(pair[1])).map(|(high, low)| high << 4 | low).ok_or_else(wrong)?;
+                digit(pair[0]).zip(digit(pair[1])).map(|(high, low)| high << 4 | low).ok_or_else(error)?;
         }
         Ok(KeyDigest(bytes))
     }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_read_as_it_is_written_and_nothing_else_is_repeated() {
+    fn a_digest_round_trips_and_an_invalid_one_is_not_repeated() {
         let text = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
         let digest: KeyDigest = text.parse().unwrap();
         assert_eq!(digest.to_string(), text);

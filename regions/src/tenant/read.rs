@@ -1,4 +1,4 @@
-//! Reading tenants' files: from TOML to checked rules, or to everything that is wrong with them.
+//! Parser and validator of tenants files. Reports all problems at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -16,11 +16,11 @@ use crate::id::{DeploymentName, TenantId};
 
 const KEYS: [&str; 8] =
     ["name", "key_sha256", "issuer", "deployments", "residency", "priorities", "weight", "limits"];
-/// What stands in a gateway's own file and never in a store.
+/// Keys that are valid in a gateway's own tenants file only, because they refer to secrets.
 const SECRETS: [&str; 2] = ["key_file", "key_env"];
 const LIMITS: [&str; 3] = ["requests_per_second", "inputs_per_second", "tokens_per_minute"];
 
-/// Reads a file of tenants, or says everything that is wrong with it.
+/// Parses a tenants file; returns all of its problems on failure.
 pub fn parse_tenants(
     text: &str,
     catalogue: &Catalogue,
@@ -30,7 +30,7 @@ pub fn parse_tenants(
     if let Some(issuer) = root.entries.get("issuer") {
         problems.note(
             issuer.span(),
-            "[[issuer]] is not applied, since it names files: leave it in the gateways' own tenants files",
+            "[[issuer]] cannot be applied, since it names files: leave it in the gateways' own tenants files",
         );
     }
     root.refuse_other_keys(&["tenant", "issuer"], &mut problems);
@@ -55,23 +55,23 @@ fn read_tenants<'d>(
         problems.note(value.span(), format!("{} tenants: at most {MAX_TENANTS} fit", list.len()));
         return tenants;
     }
-    let mut whose: BTreeMap<KeyDigest, TenantId> = BTreeMap::new();
-    for (place, item) in list.iter().enumerate() {
+    let mut owners: BTreeMap<KeyDigest, TenantId> = BTreeMap::new();
+    for (index, item) in list.iter().enumerate() {
         let what = match item.get_ref().get("name").and_then(|name| name.get_ref().as_str()) {
             Some(name) => format!("tenant `{name}`"),
-            None => format!("tenant {}", place + 1),
+            None => format!("tenant {}", index + 1),
         };
         let Some(table) = Table::of(what, item, problems) else { continue };
         let Some(tenant) = read_tenant(&table, catalogue, problems) else { continue };
         for key in &tenant.keys {
-            if let Some(other) = whose.insert(*key, tenant.id.clone()).filter(|other| *other != tenant.id) {
+            if let Some(other) = owners.insert(*key, tenant.id.clone()).filter(|other| *other != tenant.id) {
                 let at = table.entries.get("key_sha256").map_or(table.span.clone(), Spanned::span);
                 problems
-                    .note(at, format!("{}: `{other}` has one of its keys: give each its own", table.what));
+                    .note(at, format!("{}: `{other}` has one of its keys too: use another key", table.what));
             }
         }
         if tenants.contains_key(&tenant.id) {
-            problems.note(table.span.clone(), format!("{} is there twice: keep one entry", table.what));
+            problems.note(table.span.clone(), format!("{} is in the file twice: keep one entry", table.what));
         }
         tenants.insert(tenant.id.clone(), tenant);
     }
@@ -83,18 +83,19 @@ fn read_tenant(table: &Table<'_>, catalogue: &Catalogue, problems: &mut Problems
     for key in SECRETS {
         if let Some(value) = table.entries.get(key) {
             secret = true;
-            let instead = "no secret goes to a hub: write key_sha256 = [\"…\"], what `printf %s KEY | sha256sum` prints";
-            problems.note(value.span(), format!("{}: `{key}`: {instead}", table.what));
+            let fix =
+                "secrets are not applied: write key_sha256 = [\"…\"], printed by `printf %s KEY | sha256sum`";
+            problems.note(value.span(), format!("{}: `{key}`: {fix}", table.what));
         }
     }
     table.refuse_other_keys(&[&KEYS[..], &SECRETS].concat(), problems);
     let id = table.parsed::<TenantId>("name", "\"acme-search\"", problems);
     let keys = read_keys(table, problems);
-    let issuer = table.if_there("issuer", Table::text, problems);
+    let issuer = table.optional("issuer", Table::text, problems);
     let deployments = read_deployments(table, problems);
     let residency = residency::read(table, MAX_RESIDENCY_LEN, catalogue, problems);
     let priority = read_priority(table, problems);
-    let weight = table.if_there("weight", Table::number, problems);
+    let weight = table.optional("weight", Table::number, problems);
     if let Some(Some(given)) =
         weight.filter(|weight| weight.is_some_and(|it| !(1..=MAX_WEIGHT).contains(&it)))
     {
@@ -104,7 +105,8 @@ fn read_tenant(table: &Table<'_>, catalogue: &Catalogue, problems: &mut Problems
     let limits = read_limits(table, problems);
     let (keys, issuer) = (keys?, issuer?.map(|(text, _)| text.to_owned()));
     if keys.is_empty() && issuer.is_none() && !secret {
-        let message = "it has neither key_sha256 nor an issuer, so nobody could come in as it: write one";
+        let message =
+            "it has neither key_sha256 nor an issuer, so no request can authenticate as it: write one";
         problems.note(table.span.clone(), format!("{}: {message}", table.what));
     }
     Some(TenantRules {
@@ -120,7 +122,7 @@ fn read_tenant(table: &Table<'_>, catalogue: &Catalogue, problems: &mut Problems
 }
 
 fn read_keys(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<BTreeSet<KeyDigest>> {
-    let Some(list) = table.if_there("key_sha256", Table::texts, problems)? else {
+    let Some(list) = table.optional("key_sha256", Table::texts, problems)? else {
         return Some(BTreeSet::new());
     };
     if list.len() > MAX_KEYS {
@@ -142,7 +144,7 @@ fn read_deployments(
     table: &Table<'_>,
     problems: &mut Problems<'_>,
 ) -> Option<Option<BTreeSet<DeploymentName>>> {
-    let Some(list) = table.if_there("deployments", Table::texts, problems)? else {
+    let Some(list) = table.optional("deployments", Table::texts, problems)? else {
         return Some(None);
     };
     let mut names = BTreeSet::new();
@@ -156,12 +158,12 @@ fn read_deployments(
 }
 
 fn read_priority(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Option<TenantPriority>> {
-    let Some(list) = table.if_there("priorities", Table::texts, problems)? else {
+    let Some(list) = table.optional("priorities", Table::texts, problems)? else {
         return Some(None);
     };
     if list.is_empty() {
         let at = table.entries.get("priorities").map_or(table.span.clone(), Spanned::span);
-        let message = "`priorities` is empty: name one, or leave it out for both";
+        let message = "`priorities` is empty: name one, or remove it to permit both";
         problems.note(at, format!("{}: {message}", table.what));
     }
     let mut priorities = BTreeSet::new();
@@ -181,11 +183,11 @@ fn read_limits(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<TenantL
     let limits = Table::of(format!("{}: `limits`", table.what), value, problems)?;
     limits.refuse_other_keys(&LIMITS, problems);
     let [requests_per_second, inputs_per_second, tokens_per_minute] = LIMITS.map(|key| {
-        let given = limits.if_there(key, Table::number, problems)?;
+        let given = limits.optional(key, Table::number, problems)?;
         let limit = given.map(|given| NonZeroU64::new(given.into()));
         if limit == Some(None) {
             let at = limits.entries.get(key).map_or(limits.span.clone(), Spanned::span);
-            let message = format!("`{key}` is 0: write 1 or more, or leave it out for no limit");
+            let message = format!("`{key}` is 0: write 1 or more, or remove it for no limit");
             problems.note(at, format!("{}: {message}", limits.what));
         }
         Some(limit.flatten())
@@ -204,7 +206,7 @@ mod tests {
 
     const KEY: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
-    fn sound() -> String {
+    fn valid_file() -> String {
         format!(
             "[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{KEY}\"]\nissuer = \"https://login.example/\"\n\
              deployments = [\"minilm\"]\nresidency = {{ allow = [\"eu\"] }}\npriorities = [\"bulk\"]\nweight = 2\n\
@@ -218,17 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_written_again_as_it_was() {
-        let tenants = read(&sound()).unwrap();
+    fn tenants_round_trip_through_a_file() {
+        let tenants = read(&valid_file()).unwrap();
         let acme = tenants.values().next().unwrap();
         assert_eq!((acme.keys.len(), acme.priority, acme.weight), (1, Some(TenantPriority::Bulk), 2));
         assert_eq!(acme.residency.to_string(), "eu");
         assert_eq!(acme.limits.tokens_per_minute, NonZeroU64::new(3));
         assert_eq!(read(&write_tenants(tenants.values()).unwrap()), Ok(tenants));
-        let least = format!(
+        let minimal = format!(
             "[[tenant]]\nname = \"a\"\nkey_sha256 = [\"{KEY}\"]\npriorities = [\"bulk\", \"interactive\"]\n"
         );
-        let tenants = read(&least).unwrap();
+        let tenants = read(&minimal).unwrap();
         let a = tenants.values().next().unwrap();
         assert_eq!((a.deployments.as_ref(), a.priority, a.weight), (None, None, 1));
         assert_eq!(read(&write_tenants(tenants.values()).unwrap()), Ok(tenants));
@@ -237,37 +239,37 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once_with_its_line() {
+    fn all_problems_are_reported_with_their_lines() {
         let text = "issuer = []\n[[tenant]]\nname = \"a b\"\nkey_sha256 = [\"s3cret\"]\nweight = 1001\npriorities = []\n\
                     [[tenant]]\nname = \"b\"\nkey_file = \"key\"\ndeployments = [\"a/b\"]\nresidency = { allow = [\"atlantis\"] }\n\
                     priorities = [\"fast\"]\nlimits = { inputs_per_second = 0 }\nwieght = 1\n[[tenant]]\nname = \"c\"\n";
         let problems = read(text).unwrap_err();
         for (line, part) in [
-            (1, "[[issuer]] is not applied"),
+            (1, "[[issuer]] cannot be applied"),
             (3, "`name`"),
             (4, "64 hexadecimal digits"),
             (5, "`weight` is 1001: write 1 to 1000"),
             (6, "`priorities` is empty"),
-            (9, "no secret goes to a hub"),
+            (9, "secrets are not applied"),
             (10, "`deployments`"),
             (11, "atlantis"),
-            (12, "there are interactive and bulk"),
+            (12, "write interactive or bulk"),
             (13, "`inputs_per_second` is 0"),
             (14, "did you mean weight"),
             (15, "neither key_sha256 nor an issuer"),
         ] {
-            let told = problems.iter().any(|(at, problem)| *at == line && problem.contains(part));
-            assert!(told, "line {line}: {part} in {problems:#?}");
+            let reported = problems.iter().any(|(at, problem)| *at == line && problem.contains(part));
+            assert!(reported, "line {line}: {part} in {problems:#?}");
         }
         assert!(!format!("{problems:?}").contains("s3cret"), "a key is not repeated");
-        let twice = read(&(sound() + &sound())).unwrap_err();
-        assert!(twice.len() == 1 && twice[0].1.contains("there twice"), "{twice:?}");
-        let shared = read(&(sound() + &sound().replace("\"acme\"", "\"other\""))).unwrap_err();
+        let twice = read(&(valid_file() + &valid_file())).unwrap_err();
+        assert!(twice.len() == 1 && twice[0].1.contains("in the file twice"), "{twice:?}");
+        let shared = read(&(valid_file() + &valid_file().replace("\"acme\"", "\"other\""))).unwrap_err();
         assert!(shared.len() == 1 && shared[0].1.contains("`acme` has one of its keys"), "{shared:?}");
     }
 
     #[test]
-    fn as_much_as_fits_is_taken_and_one_more_is_not() {
+    fn keys_and_tenants_are_accepted_up_to_their_limits() {
         let keys = |count: usize| {
             let keys: Vec<_> = (0..count).map(|key| format!("\"{key:064x}\"")).collect();
             format!("[[tenant]]\nname = \"a\"\nkey_sha256 = [{}]\n", keys.join(", "))

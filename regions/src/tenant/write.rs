@@ -1,46 +1,46 @@
-//! Writing tenants as the file that would say the same: what a person reads back they can change and apply.
+//! Serializer of tenants as a tenants file, which an operator can edit and apply.
 
 use std::fmt::Write;
 
 use super::{TenantLimits, TenantRules};
 use crate::residency::ResidencyPolicy;
 
-/// A tenant that no file can say.
+/// Error for a tenant that the file format cannot express.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("tenant `{name}` has the residency `{residency}`, and a file has no words for several conditions")]
-pub struct NoWordsForTenant {
+#[error("tenant `{name}` has the residency `{residency}`; a file cannot express several conditions")]
+pub struct UnwritableTenant {
     name: String,
     residency: String,
 }
 
-/// The file that [`super::parse_tenants`] reads as these.
+/// Returns a file that [`super::parse_tenants`] reads as these tenants.
 ///
 /// # Errors
 ///
-/// When a residency has several conditions: to leave one out would widen it.
+/// If a residency policy has several conditions: omitting one would widen the policy.
 pub fn write_tenants<'a>(
     tenants: impl IntoIterator<Item = &'a TenantRules>,
-) -> Result<String, NoWordsForTenant> {
+) -> Result<String, UnwritableTenant> {
     let mut text = String::new();
     for tenant in tenants {
         let TenantRules { id, .. } = tenant;
-        writeln!(text, "[[tenant]]\nname = {}", quoted(id)).expect("a String takes every write");
+        writeln!(text, "[[tenant]]\nname = {}", quoted(id)).expect("writing to a String cannot fail");
         for (key, value) in tenant.fields()? {
-            writeln!(text, "{key} = {value}").expect("a String takes every write");
+            writeln!(text, "{key} = {value}").expect("writing to a String cannot fail");
         }
         text.push('\n');
     }
-    // A file without a word is taken for a mistake; this one says that there is nobody.
+    // An empty file is treated as a mistake; this one states that there are no tenants.
     Ok(if text.is_empty() { "tenant = []\n".to_owned() } else { text })
 }
 
 impl TenantRules {
-    /// What a file says of it beside its name, key by key; what has its usual value is left out.
+    /// Returns the keys and values of the tenant's entry except the name; default values are omitted.
     ///
     /// # Errors
     ///
-    /// When its residency has several conditions, for which a file has no words.
-    pub fn fields(&self) -> Result<Vec<(&'static str, String)>, NoWordsForTenant> {
+    /// If the residency policy has several conditions, which a file cannot express.
+    pub fn fields(&self) -> Result<Vec<(&'static str, String)>, UnwritableTenant> {
         let TenantRules { id, keys, issuer, deployments, residency, priority, weight, limits } = self;
         let mut fields = Vec::new();
         if !keys.is_empty() {
@@ -51,7 +51,7 @@ impl TenantRules {
         match residency {
             ResidencyPolicy::Anywhere => {}
             ResidencyPolicy::Only(_) => {
-                let areas = residency.only_condition().ok_or_else(|| NoWordsForTenant {
+                let areas = residency.only_condition().ok_or_else(|| UnwritableTenant {
                     name: id.to_string(),
                     residency: residency.to_string(),
                 })?;
@@ -83,7 +83,7 @@ fn list<T: ToString>(each: impl IntoIterator<Item = T>) -> String {
     format!("[{}]", each.join(", "))
 }
 
-/// As TOML quotes it.
+/// Quotes a string as TOML does.
 fn quoted(text: impl ToString) -> String {
     toml::Value::String(text.to_string()).to_string()
 }

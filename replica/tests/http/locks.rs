@@ -16,7 +16,7 @@ fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
     each_lock(NAME, 5, |case| {
         let replica = TestReplica::start("");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(case.judge(&replica));
+        runtime.block_on(case.run(&replica));
     });
 }
 

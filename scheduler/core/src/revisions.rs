@@ -27,7 +27,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use regions::{
-    Agreement, Deployment, DeploymentName, ModelRevision, ModelSpec, NextRevision, RegionId, ReportedModel,
+    Deployment, DeploymentName, ModelMatch, ModelRevision, ModelSpec, NextRevision, RegionId, ReportedModel,
     RouteTable, ServedRevision,
 };
 
@@ -89,7 +89,8 @@ pub fn stage<'a>(
             reports.values().filter_map(|region| region.get(name)).collect();
         let spec = deployment.model_spec();
         let Some(before) = last.revision(name) else {
-            if let Some(current) = preferred(&reported, &spec, |model| model.runs(&spec, Agreement::Engine)) {
+            if let Some(current) = preferred(&reported, &spec, |model| model.runs(&spec, ModelMatch::Engine))
+            {
                 revisions.insert(name.clone(), ServedRevision { current, next: None });
             }
             continue;
@@ -138,8 +139,8 @@ impl ModelChange<'_> {
         let current = self.before.current;
         // With the same engine, only the model reference distinguishes new replicas from old ones.
         let agreement = match changes && self.served.engine != self.spec.engine {
-            true => Agreement::Engine,
-            false => Agreement::EngineAndModel,
+            true => ModelMatch::Engine,
+            false => ModelMatch::EngineAndModel,
         };
         let candidate = |model: &ReportedModel| {
             model.runs(self.spec, agreement) && (changes || model.revision != current)

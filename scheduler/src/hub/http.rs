@@ -26,7 +26,7 @@ use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 use scheduler_core::wire::tenant::TenantsV1;
 use scheduler_store::Store;
 use serde::de::DeserializeOwned;
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use supervision::request::{Panicked, contain};
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -66,7 +66,7 @@ pub(super) struct HubApi<S> {
     /// A gateway with a newer table than this hub was observed. Logged once, since the gateway repeats its poll.
     pub(super) reader_ahead: Arc<AtomicBool>,
     /// Checks of the hub's own state, one at a time.
-    pub(super) health: Health,
+    pub(super) health: HealthCheck,
 }
 
 /// Routes of the hub with their required access. Only probes need no token.
@@ -376,7 +376,7 @@ mod tests {
             polls: Arc::new(Semaphore::new(polls)),
             stopping,
             reader_ahead: Arc::default(),
-            health: Health::default(),
+            health: HealthCheck::default(),
         };
         (api, stop, publish)
     }

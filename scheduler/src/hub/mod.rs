@@ -51,7 +51,7 @@ use regions::RouteTable;
 use scheduler_core::access::NoFleetToken;
 use scheduler_core::wire::keys;
 use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use supervision::task::essential;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -199,7 +199,7 @@ async fn serve<S: Store>(
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),
-        health: Health::default(),
+        health: HealthCheck::default(),
     };
     let candidate = ElectionCandidate {
         store,

@@ -92,7 +92,7 @@ impl RegionScaler {
         let all = table.iter().flat_map(|table| table.deployments.values());
         let is_local = |deployment: &&Deployment| {
             let allowed = deployment.residency.permitted(&self.catalogue);
-            allowed.intersect(deployment.placed(&self.catalogue)).contains(index)
+            allowed.intersect(deployment.placement(&self.catalogue)).contains(index)
         };
         self.scalers.values_mut().for_each(|scaler| scaler.retired = true);
         for deployment in all.filter(is_local) {

@@ -83,7 +83,7 @@ impl DeploymentScaler {
     fn scheduled(&self, now: SystemTime) -> u32 {
         let at = |time: SystemTime| {
             let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-            timetable::floor(&self.deployment.scaling.timetable, seconds)
+            timetable::scheduled_min(&self.deployment.scaling.timetable, seconds)
         };
         at(now).max(at(now + self.starts.p90()))
     }

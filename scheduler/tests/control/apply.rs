@@ -104,7 +104,7 @@ async fn all_problems_are_reported_together_and_nothing_is_changed() {
     assert_eq!((status, code.as_str()), (422, "invalid_files"));
     let problems = body["problems"].as_array().unwrap();
     for (line, part) in
-        [(8, "called `good` too"), (13, "permits none of its regions"), (18, "f33"), (19, "did you mean")]
+        [(8, "named `good` too"), (13, "permits none of its regions"), (18, "f33"), (19, "did you mean")]
     {
         let listed = |problem: &&Value| {
             problem["file"] == "d.toml"

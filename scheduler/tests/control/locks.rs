@@ -13,7 +13,7 @@ fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
         let data = tempfile::tempdir().unwrap();
         runtime.block_on(async {
             let hub = Hub::start(config(data.path())).await;
-            case.judge(&hub).await;
+            case.run(&hub).await;
         });
     });
 }

@@ -1,4 +1,4 @@
-//! Who asks (RFC 9110, 11; RFC 6750).
+//! Authentication (RFC 9110, 11; RFC 6750).
 
 use super::shown;
 use crate::case::{BODY, Case, Expected, KEY, Step};
@@ -58,7 +58,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.into_iter().map(case).chain(refused_early()).collect()
 }
 
-/// A refusal before the body has come, to clients that send it all the same.
+/// Early rejections, to clients that continue to send the body.
 fn refused_early() -> Vec<Case> {
     let head = |length: usize| {
         format!(

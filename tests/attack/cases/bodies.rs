@@ -1,12 +1,12 @@
-//! Bodies: JSON that is none, or costs more than it says, and gzip that does.
+//! Bodies: invalid JSON, and JSON and gzip that cost more than their size.
 
 use super::shown;
 use crate::case::{BODY, Case, post};
 
-/// What the gateway refuses, or passes on to a replica that does.
+/// Statuses for bodies that the gateway or the replica rejects.
 const NO: &[u16] = &[400, 404, 413, 422];
-/// What may be served or not, and must end either way. The gateway looks for `model` and counts inputs, and leaves it to the
-/// replica to refuse a value that is none; the one that stands in for it here does not.
+/// Statuses for bodies that may be served or not. The gateway looks for `model` and counts inputs, and leaves it to the
+/// replica to reject invalid values, which the scripted replica here does not.
 const ANY: &[u16] = &[200, 400, 404, 413, 422];
 
 pub(super) fn cases() -> Vec<Case> {
@@ -201,7 +201,7 @@ fn packed() -> Vec<Case> {
 
 const GZIP_HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
 
-/// A member of one stored block.
+/// Returns a gzip member of one stored block.
 fn stored(text: &[u8]) -> Vec<u8> {
     let length = text.len() as u16;
     let mut bytes = GZIP_HEAD.to_vec();
@@ -214,7 +214,7 @@ fn stored(text: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// So many spaces, give or take: a literal and its repetitions, 13 bits for 258 of them, in the fixed code of Deflate.
+/// Returns about `count` spaces: a literal and its repetitions, 13 bits for 258 of them, in Deflate's fixed code.
 fn spaces(count: usize) -> Vec<u8> {
     let (mut bytes, mut bits, mut held) = (GZIP_HEAD.to_vec(), 0_u32, 0);
     let mut put = |value: u32, width: u32| {
@@ -226,7 +226,7 @@ fn spaces(count: usize) -> Vec<u8> {
             held -= 8;
         }
     };
-    // The last block, in the fixed code; codes stand with their first bit first.
+    // The last block, in the fixed code; codes are written with their first bit first.
     put(0b011, 3);
     let code = |code: u32, width: u32| code.reverse_bits() >> (32 - width);
     put(code(0x30 + u32::from(b' '), 8), 8);

@@ -54,7 +54,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(with(&format!("size {}", shown(size)), &chunks, answers));
     }
     let chunk = format!("{:x}\r\n{BODY}\r\n", BODY.len());
-    // Nothing of a trailer is looked at, so what is in it may as well be passed over.
+    // Trailers are not used, so invalid ones may be ignored.
     let ones: String = BODY.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
     for (chunks, answers) in [
         (format!("5\r\n{start}{end}\r\n0\r\n\r\n"), &[400][..]),
@@ -86,7 +86,7 @@ pub(super) fn cases() -> Vec<Case> {
     ] {
         cases.push(with(&format!("coding {}", shown(&chunks)), &chunks, answers));
     }
-    // The client says that it sends no more before the coding says so.
+    // The client half-closes before the last chunk.
     for part in
         ["", "5", "5\r", "5\r\n", "5\r\nab", "5\r\nabcde", "5\r\nabcde\r\n", "0", "0\r\n", "0\r\nx-t: y\r\n"]
     {

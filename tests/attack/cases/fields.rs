@@ -17,7 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
     in_name.chain(in_value).chain(shapes()).chain(hosts()).chain(hop_by_hop()).collect()
 }
 
-/// A request that is served but for this field.
+/// A valid request except for this field.
 fn with(name: String, field: &[u8], statuses: &'static [u16]) -> Case {
     let request = post("\x01", BODY);
     let place = request.iter().position(|byte| *byte == 1).unwrap();
@@ -87,7 +87,7 @@ fn hosts() -> Vec<Case> {
     cases
 }
 
-/// What speaks of this connection only must not change what is understood beyond it.
+/// Hop-by-hop fields must not change how the request is understood by the next hop.
 fn hop_by_hop() -> Vec<Case> {
     let cases: Vec<(&str, &'static [u16])> = vec![
         ("connection: content-length\r\n", &[200, 400]),

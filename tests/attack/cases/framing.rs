@@ -1,4 +1,4 @@
-//! Where a body ends (RFC 9112, 6): what request smuggling is made of.
+//! Body framing (RFC 9112, 6): the basis of request smuggling.
 
 use super::shown;
 use crate::case::{BODY, Case, Expected, KEY, Step, head, line};
@@ -162,7 +162,7 @@ fn both() -> Vec<Case> {
     .collect()
 }
 
-/// A second request hidden in the first: it must be answered as a request of this client, or not at all.
+/// A second request hidden in the first: it must be served as a request of this client, or not at all.
 fn smuggled() -> Vec<Case> {
     let hidden = "GET /v1/models HTTP/1.1\r\nhost: x\r\nx: ";
     let last = line("GET /v1/models HTTP/1.1");
@@ -172,7 +172,7 @@ fn smuggled() -> Vec<Case> {
         Case::h1(
             "smuggled behind a body that is shorter than its JSON",
             pair("content-length: 5\r\n", BODY),
-            // The rest of the body is no request line.
+            // The rest of the body is not a request line.
             &[REFUSED, REFUSED],
         ),
         Case::h1(

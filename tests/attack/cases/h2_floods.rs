@@ -1,4 +1,4 @@
-//! Floods over HTTP/2: much that brings nothing, and windows that stay shut.
+//! HTTP/2 floods: many frames without effect, and flow-control windows that stay closed.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn floods() -> Vec<Case> {
         flooded("of empty SETTINGS", Vec::new(), settings(&[]), 20_000),
         flooded("of SETTINGS ACK", Vec::new(), frame(SETTINGS, ACK, 0, []), 20_000),
         flooded("of PRIORITY", Vec::new(), frame(PRIORITY, 0, 1, [0, 0, 0, 3, 0]), 20_000),
-        flooded("of frames that nobody knows", Vec::new(), frame(99, 0, 0, "x"), 20_000),
+        flooded("of frames of an unknown type", Vec::new(), frame(99, 0, 0, "x"), 20_000),
         flooded("of empty DATA", begun(), frame(DATA, 0, 1, []), 20_000),
         flooded(
             "of DATA that is all padding",
@@ -47,7 +47,7 @@ fn floods() -> Vec<Case> {
     ]
 }
 
-/// Streams that are opened to be closed.
+/// Streams that are opened and reset.
 fn resets() -> Vec<Case> {
     let each = |count: u32, make: &dyn Fn(u32) -> Vec<u8>| -> Vec<u8> {
         (0..count).flat_map(|number| make(1 + 2 * number)).collect()
@@ -82,7 +82,7 @@ fn resets() -> Vec<Case> {
     ]
 }
 
-/// Answers that their client does not take.
+/// Responses that the client does not read.
 fn windows() -> Vec<Case> {
     let get = |path: &str| {
         let all = [

@@ -9,7 +9,7 @@ use crate::frames::{
 
 const CONNECTION: [Outcome; 1] = [Outcome::ConnectionError];
 const SERVED: [Outcome; 1] = [Outcome::Status(&[200])];
-/// It may be passed over, and the request behind it served.
+/// The frame may be ignored and the following request served.
 const EITHER: [Outcome; 3] = [Outcome::Status(&[200, 400]), Outcome::Reset, Outcome::ConnectionError];
 
 pub(super) fn cases() -> Vec<Case> {
@@ -291,8 +291,8 @@ fn parameters() -> Vec<Case> {
             vec![begun(1), window(1, overflow - 65_535), settings(&[(4, 65_536)])],
             &CONNECTION,
         ),
-        case("a SETTINGS ACK that nobody waits for", vec![frame(SETTINGS, ACK, 0, []), whole(1)], &EITHER),
-        case("a PING ACK that nobody waits for", vec![frame(PING, ACK, 0, [7; 8]), whole(1)], &SERVED),
+        case("an unexpected SETTINGS ACK", vec![frame(SETTINGS, ACK, 0, []), whole(1)], &EITHER),
+        case("an unexpected PING ACK", vec![frame(PING, ACK, 0, [7; 8]), whole(1)], &SERVED),
         case(
             "more than the window",
             std::iter::once(begun(1))
@@ -305,7 +305,7 @@ fn parameters() -> Vec<Case> {
     cases
 }
 
-/// How a connection begins (RFC 9113, 3.4).
+/// Connection prefaces (RFC 9113, 3.4).
 fn prefaces() -> Vec<Case> {
     let raw = |name: &str, bytes: Vec<u8>, expected| {
         Case::of(format!("h2 {name}"), vec![Step::Send(bytes), Step::HalfClose], expected)

@@ -1,4 +1,4 @@
-//! Heads of HTTP/2: HPACK (RFC 7541), pseudo-headers, fields and trailers (RFC 9113, 8).
+//! HTTP/2 headers: HPACK (RFC 7541), pseudo-headers, fields and trailers (RFC 9113, 8).
 
 use super::shown;
 use crate::case::{BODY, Case, Outcome, STREAM_ERROR};
@@ -20,7 +20,7 @@ fn with_body(block: Vec<u8>) -> Vec<Vec<u8>> {
     vec![frame(HEADERS, END_HEADERS, 1, block), frame(DATA, END_STREAM, 1, BODY)]
 }
 
-/// A block in as many frames as it takes.
+/// Splits a header block into as many frames as needed.
 fn split(block: &[u8]) -> Vec<Vec<u8>> {
     let mut pieces = block.chunks(16_000).peekable();
     let mut frames = vec![frame(HEADERS, 0, 1, pieces.next().unwrap())];
@@ -90,7 +90,7 @@ fn pseudo() -> Vec<Case> {
     for (index, (name, value)) in USUAL[..4].iter().enumerate() {
         let mut without = USUAL.to_vec();
         without.remove(index);
-        // The authority may stand in `host`, and none need be there.
+        // The authority may be in `host`, and may be absent.
         let outcomes = if *name == ":authority" { &EITHER[..] } else { &STREAM_ERROR };
         case(format!("without {name}"), &without, outcomes);
         let mut twice = USUAL.to_vec();
@@ -162,7 +162,7 @@ fn regular() -> Vec<Case> {
     for name in ["X-A", "x A", "x:a", "x\ra", "x\na", "x\0a", "", "x\u{e9}", " x", "x "] {
         case(name.as_bytes(), b"y", &STREAM_ERROR);
     }
-    // No tokens, and RFC 9113 (8.2.1) lets them pass.
+    // Names that are not tokens; RFC 9113 (8.2.1) permits them.
     for name in ["x\"a", "x(a", "x/a"] {
         case(name.as_bytes(), b"y", &EITHER);
     }

@@ -12,7 +12,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("us", &[200][..]),
         ("us,eu", &[200]),
         ("US", &[200, 400]),
-        // Nobody is there who could serve it.
+        // No allowed region exists.
         ("eu", &[403, 503]),
         ("euu", NO),
         ("", NO),
@@ -75,7 +75,7 @@ pub(super) fn cases() -> Vec<Case> {
     ] {
         cases.push(("x-meridian-priority", value.to_owned(), answers));
     }
-    // Nobody believes the attackers where they are; what they say may be passed over.
+    // The client is not a trusted peer, so its location may be ignored.
     for value in ["91,0", "0,181", "NaN,NaN", "inf,0", "1e400,0", "", "0", "0,0,0", "a,b", "0;0", "\u{e9},0"]
     {
         cases.push(("x-meridian-client-geo", value.to_owned(), &[200, 400]));
@@ -96,7 +96,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("gzip;q=1", &[400, 415]),
         ("", &[200, 415]),
         ("\u{e9}", &[400, 415]),
-        // The body is not.
+        // The body is not gzip.
         ("gzip", NO),
         ("x-gzip", &[400, 415]),
     ] {

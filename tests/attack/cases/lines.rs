@@ -91,7 +91,7 @@ fn methods() -> impl Iterator<Item = Case> {
     methods.iter().map(of).chain([asterisk]).collect::<Vec<_>>().into_iter()
 }
 
-/// Answers to HEAD are those to GET without their bodies.
+/// Responses to HEAD are those to GET without bodies.
 fn heads() -> impl Iterator<Item = Case> {
     [
         ("/v1/models", &[200][..], ""),
@@ -114,7 +114,7 @@ fn heads() -> impl Iterator<Item = Case> {
         Case::of(format!("head {number} {path}"), vec![Step::Send(head.into_bytes())], expected)
     })
     .chain([
-        // Each of these was the end of a gateway once.
+        // Each of these crashed a gateway once.
         Case::of(
             "head many in a row",
             vec![

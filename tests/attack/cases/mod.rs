@@ -34,7 +34,7 @@ pub(crate) fn all() -> Vec<Case> {
     families.concat()
 }
 
-/// Bytes as they can stand in the name of a case.
+/// Formats bytes for the name of a case.
 fn shown(bytes: impl AsRef<[u8]>) -> String {
     let bytes = bytes.as_ref();
     format!("{} ({} bytes)", bytes[..bytes.len().min(60)].escape_ascii(), bytes.len())

@@ -1,4 +1,4 @@
-//! Clients that are slow, go away, or send what chance gives them.
+//! Clients that are slow, disconnect, or send randomly changed bytes.
 
 use std::time::Duration;
 
@@ -36,18 +36,18 @@ fn slow() -> Vec<Case> {
         ),
         Case::of("request in pieces of one byte", vec![trickle(&request, 0)], served()),
         Case::of(
-            "client that waits for leave and goes on",
+            "client that waits for 100 Continue and continues",
             vec![send(&post("expect: 100-continue\r\n", BODY))],
             served(),
         ),
         Case::of(
-            "client that waits for leave and does not",
+            "client that waits for 100 Continue and does not",
             vec![send(&head("expect: 100-continue\r\ncontent-length: 35\r\n"))],
             Expected::Closed,
         ),
         Case::of("a connection for nothing", vec![Step::HalfClose], Expected::Closed),
     ];
-    // Half a head, wherever it breaks off.
+    // Incomplete request heads.
     for part in [1, 4, 16, 30, 35, 60, 90] {
         let end = part.min(body_at - 1);
         cases.push(Case::of(
@@ -76,7 +76,7 @@ fn slow() -> Vec<Case> {
 fn gone() -> Vec<Case> {
     let request = post("", BODY);
     let mut cases = Vec::new();
-    // Half-closed behind a whole request, it is still to be answered.
+    // A half-closed connection with a complete request must get its response.
     for (name, bytes) in [
         ("a POST", request.clone()),
         ("a POST that would stay", [head("content-length: 35\r\n"), BODY.as_bytes().to_vec()].concat()),
@@ -143,7 +143,7 @@ fn pipelined() -> Vec<Case> {
     ]
 }
 
-/// Requests of which chance has changed some bytes. The seed is fixed.
+/// Requests with randomly changed bytes, from a fixed seed.
 fn by_chance() -> Vec<Case> {
     let mut state = 0x6d65_7269_6469_616e_u64;
     let mut next = move |below: usize| {

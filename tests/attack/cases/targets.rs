@@ -12,7 +12,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("GET", "/v1/models", &[200]),
         ("GET", "/v1/models?", &[200]),
         ("GET", "/v1/models?a=b&a=%00", &[200, 400]),
-        // A proxy sends these, and a server has to take them (RFC 9112, 3.2.2).
+        // Proxies send these, and a server must accept them (RFC 9112, 3.2.2).
         ("GET", "http://x/v1/models", &[200]),
         ("GET", "HTTP://x/v1/models", &[200]),
         ("GET", "http://y/v1/models", &[200, 400, 421]),

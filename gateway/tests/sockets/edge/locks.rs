@@ -13,7 +13,7 @@ fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
-            case.judge(&scene).await;
+            case.run(&scene).await;
         });
     });
 }

@@ -45,7 +45,7 @@ pub(super) fn world(
             problems.note(value.span(), format!("world: `regions`: name from 1 to {REGIONS_MAX} regions"));
         }
         for (text, at) in texts {
-            match region_list::known(text, around.catalogue) {
+            match region_list::find_region(text, around.catalogue) {
                 Ok(region) if world.regions.contains(&region) => {
                     problems.note(at, format!("world: `{text}` stands twice: keep one"));
                 }

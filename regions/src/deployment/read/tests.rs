@@ -2,7 +2,7 @@ use super::*;
 use crate::residency::ResidencyPolicy;
 use std::time::Duration;
 
-const SOUND: &str = r#"
+const VALID: &str = r#"
 [[deployment]]
 name = "docs-embed"
 task = "embed"
@@ -12,14 +12,14 @@ residency = { allow = ["eu", "aws/us-east-1"] }
 regions = ["gcp/europe-west4", "aws/us-east-1"]
 "#;
 
-/// The sound deployment with one line of it replaced, or added where `line` is not in it.
+/// Returns the valid deployment with the line that starts with `line` replaced, or with a line added if there is none.
 fn changed(line: &str, by: &str) -> String {
     let mut found = false;
     let mut text = String::new();
-    for old in SOUND.lines() {
-        let is_it = old.starts_with(line);
-        found |= is_it;
-        text.push_str(if is_it { by } else { old });
+    for old in VALID.lines() {
+        let matches = old.starts_with(line);
+        found |= matches;
+        text.push_str(if matches { by } else { old });
         text.push('\n');
     }
     if found { text } else { text + by + "\n" }
@@ -31,14 +31,14 @@ fn check(text: &str, expected: &[(usize, &str)]) {
     assert_eq!(problems.len(), expected.len(), "{problems:#?}");
     for (problem, (line, part)) in problems.iter().zip(expected) {
         assert_eq!(problem.line, *line, "{problem}");
-        assert!(problem.message.contains(part), "`{problem}` does not say `{part}`");
+        assert!(problem.message.contains(part), "`{problem}` does not contain `{part}`");
     }
 }
 
 #[test]
-fn a_deployment_is_read_as_it_is_written() {
+fn a_deployment_is_parsed() {
     let catalogue = Catalogue::builtin();
-    let deployments = parse_deployments(SOUND, &catalogue).unwrap();
+    let deployments = parse_deployments(VALID, &catalogue).unwrap();
     let [deployment] = deployments.as_slice() else { panic!("{deployments:?}") };
     let expected = Deployment {
         name: "docs-embed".parse().unwrap(),
@@ -50,11 +50,11 @@ fn a_deployment_is_read_as_it_is_written() {
         scaling: Scaling::default(),
     };
     assert_eq!(*deployment, expected);
-    assert_eq!(deployment.placed(&catalogue).len(), 2);
+    assert_eq!(deployment.placement(&catalogue).len(), 2);
 }
 
 #[test]
-fn a_deployment_whose_engine_none_of_its_regions_has_is_refused() {
+fn a_deployment_is_rejected_if_no_region_has_its_engine() {
     let catalogue = Catalogue::parse(
         "[unions]\neu = [\"de\", \"fr\"]\n[regions.x]\na = { in = \"de\", at = [50, 8], city = \"A\" }\n\
              b = { in = \"fr\", at = [48, 2], city = \"B\", engines = [] }\n",
@@ -73,7 +73,7 @@ fn a_deployment_whose_engine_none_of_its_regions_has_is_refused() {
 }
 
 #[test]
-fn an_engine_on_gpus_is_taken_with_the_precisions_that_it_has_and_on_one_gpu() {
+fn a_gpu_engine_is_accepted_with_its_precisions_and_on_one_gpu() {
     let catalogue = Catalogue::parse(
         "[unions]\neu = [\"de\"]\n[regions.x]\na = { in = \"de\", at = [50, 8], city = \"A\", engines = [\"cpu\", \"tensorrt-llm\"] }\n",
     )
@@ -84,16 +84,13 @@ fn an_engine_on_gpus_is_taken_with_the_precisions_that_it_has_and_on_one_gpu() {
             changed("engine", &line).replace("regions = [\"gcp/europe-west4\", \"aws/us-east-1\"]", "");
         parse_deployments(&text.replace("\"eu\", \"aws/us-east-1\"", "\"eu\""), &catalogue)
     };
-    let sound = read("kind = \"tensorrt-llm\", precision = \"fp8\", tensor_parallel = 1").unwrap();
-    assert_eq!(sound[0].engine, EngineSpec { kind: EngineKind::TensorrtLlm, precision: Precision::Fp8 });
+    let valid = read("kind = \"tensorrt-llm\", precision = \"fp8\", tensor_parallel = 1").unwrap();
+    assert_eq!(valid[0].engine, EngineSpec { kind: EngineKind::TensorrtLlm, precision: Precision::Fp8 });
     for (engine, part) in [
-        ("kind = \"tensorrt-llm\", precision = \"int8\"", "does not compute in `int8`"),
-        (
-            "kind = \"cpu\", precision = \"bf16\"",
-            "`cpu` does not compute in `bf16`: write \"f32\" or \"int8\"",
-        ),
-        ("kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 2", "`tensor_parallel` is 1"),
-        ("kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 0", "`tensor_parallel` is 1"),
+        ("kind = \"tensorrt-llm\", precision = \"int8\"", "does not support `int8`"),
+        ("kind = \"cpu\", precision = \"bf16\"", "`cpu` does not support `bf16`: write \"f32\" or \"int8\""),
+        ("kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 2", "`tensor_parallel` must be 1"),
+        ("kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 0", "`tensor_parallel` must be 1"),
     ] {
         let problems = read(engine).unwrap_err();
         assert!(problems.len() == 1 && problems[0].message.contains(part), "{engine}: {problems:?}");
@@ -101,8 +98,8 @@ fn an_engine_on_gpus_is_taken_with_the_precisions_that_it_has_and_on_one_gpu() {
 }
 
 #[test]
-fn a_residency_at_its_limit_is_read_and_one_byte_more_is_not() {
-    // 64 names of 31 bytes with commas between them, and what is missing on the last.
+fn a_residency_at_its_limit_is_accepted_and_one_byte_more_is_rejected() {
+    // 64 names of 31 bytes with commas between them; the last one is padded to the limit.
     let check = |more: usize, fits: bool| {
         let name = |n: usize| format!("r{n:0>28}{}", if n == 63 { "0".repeat(more) } else { String::new() });
         let row = |n| format!("{} = {{ in = \"de\", at = [50, 8], city = \"A\" }}\n", name(n));
@@ -114,24 +111,24 @@ fn a_residency_at_its_limit_is_read_and_one_byte_more_is_not() {
             changed("residency", &line).replace("regions = [\"gcp/europe-west4\", \"aws/us-east-1\"]", "");
         let problems = parse_deployments(&text, &catalogue).err().unwrap_or_default();
         assert_eq!(problems.is_empty(), fits, "{problems:?}");
-        assert!(fits || problems[0].message.contains("2049 bytes are too long"), "{problems:?}");
+        assert!(fits || problems[0].message.contains("`allow` has 2049 bytes"), "{problems:?}");
     };
     check(1, true);
     check(2, false);
 }
 
 #[test]
-fn without_residency_every_region_may_see_it_and_without_regions_it_runs_in_all() {
+fn by_default_a_deployment_is_permitted_and_placed_in_all_regions() {
     let catalogue = Catalogue::builtin();
     let text = changed("residency", "").replace("regions = ", "# regions = ");
     let deployments = parse_deployments(&text, &catalogue).unwrap();
     assert_eq!(deployments[0].residency, ResidencyPolicy::Anywhere);
-    assert_eq!(deployments[0].placed(&catalogue), catalogue.all());
+    assert_eq!(deployments[0].placement(&catalogue), catalogue.all());
     assert_eq!(parse_deployments("", &catalogue).unwrap(), []);
 }
 
 #[test]
-fn scaling_is_read_as_it_is_written_and_what_is_left_out_has_its_default() {
+fn scaling_settings_are_parsed_and_absent_ones_have_defaults() {
     let read = |line: &str| {
         let read = parse_deployments(&changed("scaling", line), &Catalogue::builtin());
         read.unwrap_or_else(|problems| panic!("{line}: {problems:#?}"))[0].scaling.clone()
@@ -156,28 +153,28 @@ fn scaling_is_read_as_it_is_written_and_what_is_left_out_has_its_default() {
         autoscaling_window: 30 * seconds,
         scale_down_delay: 300 * seconds,
         zero_after: Some(3600 * seconds),
-        timetable: vec![Shift { days: "mon-fri".parse().unwrap(), from, to, min: 4 }],
+        timetable: vec![TimetableEntry { days: "mon-fri".parse().unwrap(), from, to, min: 4 }],
     };
     assert_eq!(read(all), expected);
 }
 
 #[test]
-fn all_that_is_wrong_with_scaling_is_told_at_once() {
+fn all_problems_of_scaling_are_reported_at_once() {
     let line = "scaling = { min = 9, max = 0, target_utilization = 101, zero_after = \"0s\" }";
     check(
         &changed("scaling", line),
         &[
             (9, "`max` is 0"),
-            (9, "`min` is 9"),
+            (9, "`min` (9) is greater than `max` (0)"),
             (9, "`target_utilization` is 101"),
+            (9, "`zero_after` has no effect"),
             (9, "`zero_after` is 0s"),
-            (9, "`zero_after` never"),
         ],
     );
 }
 
 #[test]
-fn each_mistake_is_told_with_its_line_and_what_to_write_instead() {
+fn each_problem_is_reported_with_its_line_and_a_fix() {
     let cases = [
         (
             "name",
@@ -185,12 +182,12 @@ fn each_mistake_is_told_with_its_line_and_what_to_write_instead() {
             3,
             "`name`: `docs embed` is not a deployment name: write 1 to 64 letters",
         ),
-        ("name", "name = 7", 3, "`name` is a number: write a text in quotes"),
+        ("name", "name = 7", 3, "`name` is a number: write a string in quotes"),
         (
             "task",
             "task = \"embde\"",
             4,
-            "`task`: unknown `embde`; did you mean embed?; there is embed, rerank, classify",
+            "`task`: unknown `embde`; did you mean embed?; expected one of embed, rerank, classify",
         ),
         ("task", "", 2, "`task` is missing: write task = \"embed\""),
         (
@@ -199,18 +196,18 @@ fn each_mistake_is_told_with_its_line_and_what_to_write_instead() {
             5,
             "`model` is `https://x`: write pypi://package, hf://owner/name or a directory",
         ),
-        ("engine", "engine = \"cpu\"", 6, "`engine` is a text: write a table"),
+        ("engine", "engine = \"cpu\"", 6, "`engine` is a string: write a table"),
         (
             "engine",
             "engine = { kind = \"gpu\", precision = \"f32\" }",
             6,
-            "`kind`: unknown `gpu`; did you mean cpu?; there is cpu",
+            "`kind`: unknown `gpu`; did you mean cpu?; expected one of cpu",
         ),
         (
             "engine",
             "engine = { kind = \"cpu\", precision = \"octal\" }",
             6,
-            "`precision`: unknown `octal`; there is f32",
+            "`precision`: unknown `octal`; expected one of f32",
         ),
         ("engine", "engine = { kind = \"cpu\", precision = \"f32\", gpus = 1 }", 6, "unknown key `gpus`"),
         (
@@ -229,34 +226,39 @@ fn each_mistake_is_told_with_its_line_and_what_to_write_instead() {
             "its residency `jp` permits none of its regions",
         ),
         ("regions", "regions = [\"gcp/europe-west44\"]", 8, "did you mean gcp/europe-west4"),
-        ("regions", "regions = [\"aws/us-east-1\", \"aws/us-east-1\"]", 8, "`aws/us-east-1` stands twice"),
-        ("regions", "regions = []", 8, "`regions` is empty: name some, or leave it out"),
+        (
+            "regions",
+            "regions = [\"aws/us-east-1\", \"aws/us-east-1\"]",
+            8,
+            "`aws/us-east-1` is in `regions` twice",
+        ),
+        ("regions", "regions = []", 8, "`regions` is empty: name some, or remove it"),
         ("scaling", "scaling = 3", 9, "`scaling` is a number: write a table"),
         ("scaling", "scaling = { mni = 1 }", 9, "`scaling`: unknown key `mni`; did you mean min?"),
-        ("scaling", "scaling = { min = \"1\" }", 9, "`min` is a text: write a whole number"),
+        ("scaling", "scaling = { min = \"1\" }", 9, "`min` is a string: write a whole number"),
         ("scaling", "scaling = { min = 1.5 }", 9, "`min` is 1.5: write a whole number"),
         ("scaling", "scaling = { min = -1 }", 9, "`min` is -1: write a whole number from 0 to"),
-        ("scaling", "scaling = { min = 3, max = 2 }", 9, "`min` is 3 and `max` is 2"),
+        ("scaling", "scaling = { min = 3, max = 2 }", 9, "`min` (3) is greater than `max` (2)"),
         (
             "scaling",
             "scaling = { scale_down_delay = 180 }",
             9,
-            "`scale_down_delay` is a number: write a text",
+            "`scale_down_delay` is a number: write a string",
         ),
         (
             "scaling",
             "scaling = { autoscaling_window = \"1\" }",
             9,
-            "`autoscaling_window` is `1`: write a time",
+            "`autoscaling_window` is `1`: write a duration",
         ),
         ("scaling", "scaling = { min = 0, zero_after = \"always\" }", 9, "or \"never\""),
-        ("scaling", "scaling = { zero_after = \"5m\" }", 9, "`zero_after` never comes where `min` is 1"),
+        ("scaling", "scaling = { zero_after = \"5m\" }", 9, "`zero_after` has no effect if `min` is 1"),
         ("scaling", "scaling = { timetable = 3 }", 9, "`timetable` is not a list: write [{ days"),
         (
             "scaling",
             "scaling = { timetable = [{ days = \"mon\", from = \"07:00\", to = \"7pm\", min = 1 }] }",
             9,
-            "`timetable` 1: `to`: `7pm` is no time of the day",
+            "`timetable` 1: `to`: `7pm` is not a time of the day",
         ),
         (
             "scaling",
@@ -281,12 +283,12 @@ fn each_mistake_is_told_with_its_line_and_what_to_write_instead() {
 }
 
 #[test]
-fn mistakes_in_several_deployments_are_told_together() {
-    let twice = format!("{SOUND}{}\n[[deploiment]]\n", changed("task", "task = \"sing\""));
+fn problems_of_several_deployments_are_reported_together() {
+    let twice = format!("{VALID}{}\n[[deploiment]]\n", changed("task", "task = \"sing\""));
     check(
         &twice,
         &[
-            (11, "deployment 1 is called `docs-embed` too: give one another name"),
+            (11, "deployment 1 is named `docs-embed` too: rename one of them"),
             (12, "deployment `docs-embed`: `task`: unknown `sing`"),
             (18, "unknown key `deploiment`; did you mean deployment?"),
         ],
@@ -294,7 +296,7 @@ fn mistakes_in_several_deployments_are_told_together() {
 }
 
 #[test]
-fn a_file_at_its_limit_is_read_and_one_deployment_more_is_refused() {
+fn a_file_at_its_limit_is_accepted_and_one_deployment_more_is_rejected() {
     let file = |count: usize| -> String {
         let rest = "task=\"embed\"\nmodel=\"m\"\nengine={kind=\"cpu\",precision=\"f32\"}\n";
         (0..count).map(|n| format!("[[deployment]]\nname=\"d{n}\"\n{rest}")).collect()

@@ -344,7 +344,7 @@ impl Planner {
                     None => {
                         let Some(deployment) = deployments.get(&class.deployment) else { continue };
                         let policy = class.residency.narrow(&deployment.residency);
-                        let placed = deployment.placed(&self.catalogue);
+                        let placed = deployment.placement(&self.catalogue);
                         let allowed = policy.permitted(&self.catalogue).intersect(placed);
                         let empty = ClassDemand { allowed, peak: 0, by_source: BTreeMap::new() };
                         classes.entry(class.clone()).or_insert(empty)

@@ -80,7 +80,7 @@ mod tests {
         let problems = read(&[("one", SOUND), ("empty", ""), ("two", &wrong)]).unwrap_err();
         let places: Vec<_> = problems.iter().map(|(file, line, _)| (file.as_str(), *line)).collect();
         assert_eq!(places, [("two", 4), ("two", 5)], "{problems:?}");
-        assert!(problems[0].2.contains("called `a` too") && problems[1].2.contains("did you mean embed"));
+        assert!(problems[0].2.contains("named `a` too") && problems[1].2.contains("did you mean embed"));
     }
 
     #[test]

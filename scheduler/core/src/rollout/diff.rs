@@ -86,7 +86,7 @@ fn fields(deployment: &Deployment) -> Fields {
         ("regions".to_owned(), (!list.is_empty()).then(|| list.join(", "))),
     ];
     if *scaling != Scaling::default() {
-        fields.extend(scaling.knobs().map(|(knob, value)| (format!("scaling.{knob}"), value)));
+        fields.extend(scaling.key_values().map(|(knob, value)| (format!("scaling.{knob}"), value)));
     }
     fields
 }

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use regions::{
-    Agreement, DeploymentName, ModelRevision, NextRevision, ReportedModel, RouteTable, ServedRevision,
+    DeploymentName, ModelMatch, ModelRevision, NextRevision, ReportedModel, RouteTable, ServedRevision,
 };
 
 use super::Spoke;
@@ -229,7 +229,7 @@ fn is_next(model: &ReportedModel, next: &NextRevision) -> bool {
     match &next.revision {
         Some(revision) => model.revision == *revision,
         // The hub has not received the first report yet.
-        None => model.runs(&next.spec, Agreement::Engine),
+        None => model.runs(&next.spec, ModelMatch::Engine),
     }
 }
 

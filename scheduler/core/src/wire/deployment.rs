@@ -14,7 +14,7 @@ use super::{
 use crate::revisions::Orders;
 use crate::rollout::DesiredDeployments;
 use regions::deployment::MAX_DEPLOYMENTS;
-use regions::deployment::timetable::{SHIFTS_MAX, Shift};
+use regions::deployment::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use regions::set::MAX_REGIONS;
 use regions::{Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling};
 
@@ -180,8 +180,8 @@ impl From<&Scaling> for ScalingV1 {
             zero_after,
             ref timetable,
         } = *scaling;
-        let shift = |shift: &Shift| {
-            let Shift { days, from, to, min } = shift;
+        let shift = |shift: &TimetableEntry| {
+            let TimetableEntry { days, from, to, min } = shift;
             ShiftV1 { days: days.to_string(), from: from.to_string(), to: to.to_string(), min: *min }
         };
         ScalingV1 {
@@ -212,12 +212,12 @@ fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
         zero_after_ms,
         timetable,
     } = wire;
-    reject_too_many(&format!("{at}.timetable"), timetable.len(), SHIFTS_MAX)?;
+    reject_too_many(&format!("{at}.timetable"), timetable.len(), TIMETABLE_ENTRIES_MAX)?;
     let shift = |(index, wire): (usize, ShiftV1)| {
         let ShiftV1 { days, from, to, min } = wire;
         let field = |field: &str| format!("{at}.timetable[{index}].{field}");
         let (days, from) = (parsed(field("days"), &days)?, parsed(field("from"), &from)?);
-        Ok(Shift { days, from, to: parsed(field("to"), &to)?, min })
+        Ok(TimetableEntry { days, from, to: parsed(field("to"), &to)?, min })
     };
     let timetable = timetable.into_iter().enumerate().map(shift).collect::<Result<_, WireError>>()?;
     let scaling = Scaling {
@@ -352,7 +352,7 @@ pub(super) mod tests {
                 zero_after: zero_ms.filter(|_| min == 0).map(Duration::from_millis),
                 timetable: shifts.into_iter().map(|(days, from, to)| {
                     let [from, to] = [from, to].map(|time: &str| time.parse().unwrap());
-                    Shift { days: days.parse().unwrap(), from, to, min: 1 }
+                    TimetableEntry { days: days.parse().unwrap(), from, to, min: 1 }
                 }).collect(),
             }
         }

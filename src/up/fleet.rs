@@ -1,12 +1,12 @@
-//! The world itself: its processes and links, and what is done to them between the first start and the last stop.
+//! The local fleet: its processes and links, from the first start to the last stop.
 
-use super::buttons::{Buttons, Order, Place as Pressed};
-use super::etcd::Etcd;
-use super::link::Link;
-use super::plan::Plan;
+use super::etcd::EtcdCluster;
+use super::fleet_control::{FleetControl, ProcessCommand, RegionProcesses};
+use super::link::EmulatedLink;
+use super::plan::FleetPlan;
 use super::ports::Ports;
-use super::process::{Process, Spec, StartError};
-use super::{Interrupts, control, say};
+use super::process::{FleetProcess, ProcessSpec, StartError};
+use super::{Interrupts, control_api, readiness};
 use anyhow::{Context, Result};
 use loadtest::drill::action::Verb;
 use regions::id::RegionId;
@@ -19,62 +19,62 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 use tokio::sync::mpsc;
 
-/// How long a process may take to become ready. A replica reads its weights from disk in this time.
+/// Maximum time until a process is ready. A replica reads its weights from disk in this time.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a process may take to drain; a little longer than its own bound.
+/// Maximum drain time of a process; slightly longer than its own bound.
 const STOP_TIMEOUT: Duration = Duration::from_secs(32);
 
-/// The addresses of one region's parts.
-pub(super) struct Place {
+/// Process specifications and addresses of one region.
+pub(super) struct PreparedRegion {
     pub(super) region: RegionId,
-    pub(super) spoke: Spec,
+    pub(super) spoke: ProcessSpec,
     pub(super) spoke_address: SocketAddr,
     pub(super) operations: SocketAddr,
     pub(super) link_address: SocketAddr,
     pub(super) one_way: Duration,
-    pub(super) replicas: Vec<(Spec, SocketAddr)>,
+    pub(super) replicas: Vec<(ProcessSpec, SocketAddr)>,
 }
 
-/// A world that is prepared or runs.
-pub(crate) struct World {
-    /// What the hub stands on, where that is not a file of its own.
-    pub(super) etcd: Option<Etcd>,
-    pub(super) hubs: Vec<(Spec, SocketAddr)>,
-    pub(super) gateway: (Spec, SocketAddr),
-    /// What clients have to believe, where they come over TLS.
+/// Local fleet, prepared or running.
+pub(crate) struct LocalFleet {
+    /// etcd cluster of the hubs; `None` with an embedded store.
+    pub(super) etcd: Option<EtcdCluster>,
+    pub(super) hubs: Vec<(ProcessSpec, SocketAddr)>,
+    pub(super) gateway: (ProcessSpec, SocketAddr),
+    /// Certificate that clients must trust, if they use TLS.
     pub(super) certificate: Option<PathBuf>,
-    /// What an operator shows to the hub.
+    /// File with the operator token of the hubs.
     pub(super) operator_token: PathBuf,
     pub(super) operations: SocketAddr,
     pub(super) control: SocketAddr,
-    pub(super) places: Vec<Place>,
+    pub(super) regions: Vec<PreparedRegion>,
     pub(super) ports: Ports,
-    /// In the order of their start; they are stopped the other way round.
-    pub(super) running: Vec<Process>,
-    pub(super) orders: Option<mpsc::Receiver<Order>>,
+    /// Running processes in the order of their start.
+    pub(super) running: Vec<FleetProcess>,
+    pub(super) commands: Option<mpsc::Receiver<ProcessCommand>>,
     pub(super) processes: Arc<Mutex<BTreeMap<String, Option<u32>>>>,
-    /// Tells a person what happens.
-    pub(super) tell: fn(&str),
+    /// Prints progress for the user.
+    pub(super) print: fn(&str),
 }
 
-impl World {
-    /// Where clients connect, without `/v1`.
+impl LocalFleet {
+    /// Returns the base URL for clients, without `/v1`.
     pub(crate) fn url(&self) -> String {
         let scheme = if self.certificate.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.gateway.1)
     }
 
-    /// Where operators ask the gateway.
+    /// Returns the operations address of the gateway.
     pub(crate) fn operations(&self) -> SocketAddr {
         self.operations
     }
 
-    /// Where the hubs are.
+    /// Returns the addresses of the hubs.
     pub(crate) fn hubs(&self) -> Vec<SocketAddr> {
         self.hubs.iter().map(|(_, address)| *address).collect()
     }
 
-    /// What an operator shows to them.
+    /// Returns the operator token of the hubs.
     pub(crate) fn operator_token(&self) -> Result<String> {
         let file = &self.operator_token;
         let text = std::fs::read_to_string(file);
@@ -82,8 +82,8 @@ impl World {
         Ok(text.trim().to_owned())
     }
 
-    /// Starts everything, in the order in which one needs the other.
-    pub(crate) async fn raise(&mut self, plan: &Plan) -> Result<Buttons> {
+    /// Starts everything, in dependency order.
+    pub(crate) async fn start_all(&mut self, plan: &FleetPlan) -> Result<FleetControl> {
         let begun = Instant::now();
         let (members, peers) =
             self.etcd.as_ref().map(|etcd| (etcd.members.clone(), etcd.peers.clone())).unwrap_or_default();
@@ -94,12 +94,14 @@ impl World {
         for (hub, address) in self.hubs.clone() {
             self.start(hub, address, begun).await?;
         }
-        let places: Vec<_> = self
-            .places
+        let regions: Vec<_> = self
+            .regions
             .iter()
-            .map(|place| (place.spoke.clone(), place.spoke_address, place.operations, place.replicas.clone()))
+            .map(|region| {
+                (region.spoke.clone(), region.spoke_address, region.operations, region.replicas.clone())
+            })
             .collect();
-        for (spoke, spoke_address, operations, replicas) in places {
+        for (spoke, spoke_address, operations, replicas) in regions {
             for (replica, address) in replicas {
                 self.start(replica, address, begun).await?;
             }
@@ -110,31 +112,32 @@ impl World {
         let (gateway, gateway_address) = self.gateway.clone();
         drop(self.ports.take(self.operations));
         self.start(gateway, gateway_address, begun).await?;
-        let (orders, receiver) = mpsc::channel(16);
-        self.orders = Some(receiver);
+        let (commands, receiver) = mpsc::channel(16);
+        self.commands = Some(receiver);
         let socket = self.listener(self.control)?;
-        let buttons = self.buttons(links, orders, plan)?;
-        tokio::spawn(control::serve(socket, buttons.clone()));
-        say::healthy(self.operations, plan).await?;
-        Ok(buttons)
+        let control = self.control_handle(links, commands, plan)?;
+        tokio::spawn(control_api::serve(socket, control.clone()));
+        readiness::until_healthy(self.operations, plan).await?;
+        Ok(control)
     }
 
-    fn buttons(
+    fn control_handle(
         &self,
-        links: Arc<BTreeMap<RegionId, Link>>,
-        orders: mpsc::Sender<Order>,
-        plan: &Plan,
-    ) -> Result<Buttons> {
-        let place = |place: &Place| {
-            let replicas = place.replicas.iter().map(|(spec, address)| (spec.name.clone(), *address));
-            (place.region.clone(), Pressed { spoke: place.spoke.name.clone(), replicas: replicas.collect() })
+        links: Arc<BTreeMap<RegionId, EmulatedLink>>,
+        commands: mpsc::Sender<ProcessCommand>,
+        plan: &FleetPlan,
+    ) -> Result<FleetControl> {
+        let processes = |prepared: &PreparedRegion| {
+            let replicas = prepared.replicas.iter().map(|(spec, address)| (spec.name.clone(), *address));
+            let spoke = prepared.spoke.name.clone();
+            (prepared.region.clone(), RegionProcesses { spoke, replicas: replicas.collect() })
         };
         let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));
-        Ok(Buttons {
+        Ok(FleetControl {
             links,
-            orders,
+            commands,
             processes: self.processes.clone(),
-            places: Arc::new(self.places.iter().map(place).collect()),
+            region_processes: Arc::new(self.regions.iter().map(processes).collect()),
             hubs: self.hubs.iter().map(|(spec, address)| (spec.name.clone(), *address)).collect(),
             store: members.map(|member| member.name.clone()).collect(),
             operator_token: self.operator_token.clone(),
@@ -143,35 +146,35 @@ impl World {
         })
     }
 
-    async fn start(&mut self, spec: Spec, address: SocketAddr, begun: Instant) -> Result<()> {
+    async fn start(&mut self, spec: ProcessSpec, address: SocketAddr, begun: Instant) -> Result<()> {
         drop(self.ports.take(address));
         let name = spec.name.clone();
         self.launch(spec).await?;
-        (self.tell)(&format!("{:>6.2} s  {name} on {address}", begun.elapsed().as_secs_f64()));
+        (self.print)(&format!("{:>6.2} s  {name} on {address}", begun.elapsed().as_secs_f64()));
         Ok(())
     }
 
-    async fn launch(&mut self, spec: Spec) -> Result<(), StartError> {
-        let process = Process::start(spec, READY_TIMEOUT).await?;
-        self.note(&process.spec.name, process.id());
+    async fn launch(&mut self, spec: ProcessSpec) -> Result<(), StartError> {
+        let process = FleetProcess::start(spec, READY_TIMEOUT).await?;
+        self.set_process_id(&process.spec.name, process.id());
         self.running.push(process);
         Ok(())
     }
 
-    fn note(&self, name: &str, id: Option<u32>) {
+    fn set_process_id(&self, name: &str, id: Option<u32>) {
         self.processes.lock().insert(name.to_owned(), id);
     }
 
-    fn open_links(&mut self) -> Result<Arc<BTreeMap<RegionId, Link>>> {
+    fn open_links(&mut self) -> Result<Arc<BTreeMap<RegionId, EmulatedLink>>> {
         let mut links = BTreeMap::new();
-        let places: Vec<_> = self
-            .places
+        let regions: Vec<_> = self
+            .regions
             .iter()
-            .map(|place| (place.region.clone(), place.link_address, place.spoke_address, place.one_way))
+            .map(|region| (region.region.clone(), region.link_address, region.spoke_address, region.one_way))
             .collect();
-        for (region, door, target, one_way) in places {
-            let socket = self.listener(door)?;
-            links.insert(region, Link::open(socket, target, one_way));
+        for (region, link_address, target, one_way) in regions {
+            let socket = self.listener(link_address)?;
+            links.insert(region, EmulatedLink::open(socket, target, one_way));
         }
         Ok(Arc::new(links))
     }
@@ -182,26 +185,26 @@ impl World {
         Ok(tokio::net::TcpListener::from_std(socket)?)
     }
 
-    /// Tells what ends, and does what the control port is asked for, until an interrupt.
+    /// Reports ended processes and executes commands, until an interrupt.
     pub(crate) async fn watch(&mut self, interrupts: &mut Interrupts) {
-        let mut orders = self.orders.take().expect("the world was raised");
-        let mut look = tokio::time::interval(Duration::from_millis(200));
+        let mut commands = self.commands.take().expect("the fleet was started");
+        let mut poll = tokio::time::interval(Duration::from_millis(200));
         loop {
             tokio::select! {
                 () = interrupts.next() => return,
-                _ = look.tick() => self.tell_ended(),
-                Some(order) = orders.recv() => {
-                    let outcome = self.obey(&order.process, order.verb).await;
-                    // Whoever asked may have hung up; the order was carried out all the same.
-                    order.done.send(outcome).ok();
+                _ = poll.tick() => self.report_ended(),
+                Some(command) = commands.recv() => {
+                    let outcome = self.execute(&command.process, command.verb).await;
+                    // The client may have disconnected; the command was executed regardless.
+                    command.done.send(outcome).ok();
                 }
             }
         }
     }
 
-    fn tell_ended(&mut self) {
+    fn report_ended(&mut self) {
         let mut ended = Vec::new();
-        self.running.retain_mut(|process| match process.has_ended() {
+        self.running.retain_mut(|process| match process.exit_status() {
             None => true,
             Some(status) => {
                 ended.push((process.spec.name.clone(), status));
@@ -209,15 +212,15 @@ impl World {
             }
         });
         for (name, status) in ended {
-            (self.tell)(&format!("{name} ended ({status})"));
-            self.note(&name, None);
+            (self.print)(&format!("{name} ended ({status})"));
+            self.set_process_id(&name, None);
         }
     }
 
-    async fn obey(&mut self, name: &str, verb: Verb) -> Result<(), String> {
+    async fn execute(&mut self, name: &str, verb: Verb) -> Result<(), String> {
         let spec = self.spec(name).ok_or_else(|| {
             let known: Vec<_> = self.specs().map(|spec| spec.name.as_str()).collect();
-            format!("there is no process '{name}'; there are: {}", known.join(", "))
+            format!("no process '{name}'; the processes are: {}", known.join(", "))
         })?;
         let at = self.running.iter().position(|process| process.spec.name == name);
         let done = match (verb, at) {
@@ -225,25 +228,25 @@ impl World {
                 let (signal, done) =
                     if verb == Verb::Pause { (Signal::STOP, "paused") } else { (Signal::CONT, "resumed") };
                 if !self.running[at].signal(signal) {
-                    return Err(format!("{name} has just ended"));
+                    return Err(format!("{name} has ended"));
                 }
                 done
             }
             (Verb::Pause | Verb::Resume | Verb::Stop, None) => {
-                return Err(format!("{name} does not run; start it first"));
+                return Err(format!("{name} is not running; start it first"));
             }
-            (Verb::Start, Some(_)) => return Err(format!("{name} runs already; restart begins anew")),
-            // Killing what has ended changes nothing, and whoever kills wants it to be gone.
-            (Verb::Kill, None) => "gone already",
+            (Verb::Start, Some(_)) => return Err(format!("{name} is running already; use restart")),
+            // Killing an ended process succeeds, because the desired state is reached.
+            (Verb::Kill, None) => "not running",
             (Verb::Kill, Some(at)) => {
                 let mut process = self.running.remove(at);
                 process.kill().await;
-                self.note(name, None);
+                self.set_process_id(name, None);
                 "killed"
             }
             (Verb::Stop, Some(at)) => {
                 self.running.remove(at).stop(STOP_TIMEOUT).await;
-                self.note(name, None);
+                self.set_process_id(name, None);
                 "stopped"
             }
             (Verb::Start, None) => {
@@ -252,45 +255,45 @@ impl World {
             }
             (Verb::Restart, Some(at)) if spec.takes_over => {
                 let before = self.running.remove(at);
-                // One that was stopped has to hear of the next.
+                // A paused process must be resumed to hand over.
                 before.signal(Signal::CONT);
                 let mut next = spec;
                 next.arguments.push("--take-over".to_owned());
                 if let Err(error) = self.launch(next).await {
-                    // Nothing was taken from it, and it goes on.
+                    // Nothing was handed over, and the old process continues.
                     self.running.push(before);
                     return Err(error.to_string());
                 }
-                before.ended(STOP_TIMEOUT).await;
-                "handed over to another"
+                before.wait(STOP_TIMEOUT).await;
+                "handed over to a new process"
             }
             (Verb::Restart, at) => {
                 if let Some(at) = at {
                     self.running.remove(at).stop(STOP_TIMEOUT).await;
-                    self.note(name, None);
+                    self.set_process_id(name, None);
                 }
                 self.launch(spec).await.map_err(|error| error.to_string())?;
-                "started again"
+                "restarted"
             }
         };
-        (self.tell)(&format!("{name} {done}"));
+        (self.print)(&format!("{name} {done}"));
         Ok(())
     }
 
-    fn specs(&self) -> impl Iterator<Item = &Spec> {
-        let places = self.places.iter().flat_map(|place| {
-            place.replicas.iter().map(|(replica, _)| replica).chain(std::iter::once(&place.spoke))
+    fn specs(&self) -> impl Iterator<Item = &ProcessSpec> {
+        let regions = self.regions.iter().flat_map(|region| {
+            region.replicas.iter().map(|(replica, _)| replica).chain(std::iter::once(&region.spoke))
         });
         let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));
         let hubs = self.hubs.iter().map(|(hub, _)| hub);
-        hubs.chain([&self.gateway.0]).chain(places).chain(members)
+        hubs.chain([&self.gateway.0]).chain(regions).chain(members)
     }
 
-    fn spec(&self, name: &str) -> Option<Spec> {
+    fn spec(&self, name: &str) -> Option<ProcessSpec> {
         self.specs().find(|spec| spec.name == name).cloned()
     }
 
-    /// Drains the world from its door inwards.
+    /// Drains the fleet, in the order of the request path.
     pub(super) async fn stop(&mut self) {
         let mut stopping = Vec::new();
         for role in ["gateway", "spoke", "replica", "hub", "etcd"] {

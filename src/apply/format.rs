@@ -1,4 +1,4 @@
-//! What the hub says, for a person.
+//! Text output of the hub's responses.
 
 use super::replicas;
 use scheduler_core::wire::apply::{
@@ -8,27 +8,27 @@ use scheduler_core::wire::apply::{
 use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
 use scheduler_core::wire::route::RegionRouteV1;
 
-/// The difference, one line for each field.
-pub(super) fn difference(seen: &AppliedV1) -> String {
-    let AppliedV1 { version: _, applied: _, base: _, changes, notes } = seen;
+/// Formats the changes, one line per field.
+pub(super) fn difference(applied: &AppliedV1) -> String {
+    let AppliedV1 { version: _, applied: _, base: _, changes, notes } = applied;
     if changes.is_empty() && notes.is_empty() {
-        return "nothing changes".to_owned();
+        return "no changes".to_owned();
     }
     let mut lines = Vec::new();
     for ChangeV1 { kind, name, change, fields } in changes {
-        let word = match change {
+        let verb = match change {
             ChangeKind::Added => "added",
             ChangeKind::Changed => "changed",
             ChangeKind::Removed => "removed",
         };
-        lines.push(format!("{} {name}: {word}", kind.as_str()));
-        lines.extend(fields.iter().map(|field| format!("  {}", one(field))));
+        lines.push(format!("{} {name}: {verb}", kind.as_str()));
+        lines.extend(fields.iter().map(|field| format!("  {}", format_field(field))));
     }
     lines.extend(notes.iter().map(|note| format!("note: {note}")));
     lines.join("\n")
 }
 
-fn one(FieldV1 { field, before, after, residency_change }: &FieldV1) -> String {
+fn format_field(FieldV1 { field, before, after, residency_change }: &FieldV1) -> String {
     let value = match (before, after) {
         (Some(before), Some(after)) => format!("{before} -> {after}"),
         (Some(before), None) => format!("- {before}"),
@@ -37,17 +37,19 @@ fn one(FieldV1 { field, before, after, residency_change }: &FieldV1) -> String {
     };
     let effect = match residency_change {
         None => "",
-        Some(ResidencyChange::Narrows) => "  (narrows: at once)",
-        Some(ResidencyChange::Widens) => "  (widens: when everybody has heard of it)",
+        Some(ResidencyChange::Narrows) => "  (narrows: effective immediately)",
+        Some(ResidencyChange::Widens) => {
+            "  (widens: effective when all gateways and spokes have the new table)"
+        }
         Some(ResidencyChange::NarrowsAndWidens) => {
-            "  (narrows at once, and widens when everybody has heard of it)"
+            "  (narrows immediately, and widens when all gateways and spokes have the new table)"
         }
         Some(ResidencyChange::Rewords) => "  (the same regions)",
     };
     format!("{field:<10} {value}{effect}")
 }
 
-/// The regions of the route table, with the replicas that do not run what their deployment is served with.
+/// Formats the regions of the route table, with the replicas that run another model than their deployment.
 pub(super) fn regions(regions: &[RegionRouteV1], replicas: &[DeploymentReplicasV1]) -> String {
     let mut lines = vec![format!("{:<28} {:<22} ready", "region", "endpoint")];
     for RegionRouteV1 { id, endpoint, deployments, .. } in regions {
@@ -57,7 +59,7 @@ pub(super) fn regions(regions: &[RegionRouteV1], replicas: &[DeploymentReplicasV
     lines.join("\n")
 }
 
-/// How what is asked for is divided, and how many replicas are kept for the loss of a region.
+/// Formats the traffic shares and the replicas that are reserved for the loss of a region.
 pub(super) fn plan(plan: &PlanV1) -> String {
     let PlanV1 { version: _, weights, floors } = plan;
     let mut lines = Vec::new();
@@ -72,28 +74,28 @@ pub(super) fn plan(plan: &PlanV1) -> String {
             lines.extend(shares.iter().map(line));
         }
     }
-    let kept = floors.iter().flat_map(|RegionFloorsV1 { region, floors, .. }| {
+    let reserved = floors.iter().flat_map(|RegionFloorsV1 { region, floors, .. }| {
         floors.iter().map(move |FloorV1 { name, replicas }| format!("floor {region:<28} {name}: {replicas}"))
     });
-    lines.extend(kept);
+    lines.extend(reserved);
     if lines.is_empty() {
-        lines.push("no plan has been made: gateways ask the nearest region".to_owned());
+        lines.push("no plan yet: gateways send requests to the nearest region".to_owned());
     }
     lines.join("\n")
 }
 
-/// What is waited for.
+/// Formats the state of the rollout.
 pub(super) fn rollout(rollout: &RolloutV1) -> String {
     let RolloutV1 { version: _, generation, pending, readers, deployments } = rollout;
     let mut lines = vec![format!("route table {generation}, {} readers", readers.len())];
-    lines.extend(deployments.iter().flat_map(replicas::of));
+    lines.extend(deployments.iter().flat_map(replicas::format_deployment));
     if pending.is_empty() && deployments.iter().all(|known| known.next.is_none()) {
-        lines.push("nothing waits: what was applied is so everywhere".to_owned());
+        lines.push("rollout complete: all processes have the applied state".to_owned());
     }
     for PendingWideningV1 { kind, name, residency, to, since, outdated_readers } in pending {
         lines.push(format!("{} {name}: {residency} -> {to}, announced by table {since}", kind.as_str()));
         if outdated_readers.is_empty() {
-            lines.push("  everybody who is known has heard of it".to_owned());
+            lines.push("  all known processes have the new table".to_owned());
         }
         let runs = |reader: &String| {
             let known = readers.iter().find(|known| known.reader == *reader);
@@ -110,30 +112,30 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_person_reads_what_changes_and_what_that_means_for_the_policy() {
-        let seen = json!({"version": 1, "applied": false, "base": 7, "notes": ["look"], "changes": [
+    fn the_text_shows_the_changes_and_their_effect_on_residency() {
+        let applied = json!({"version": 1, "applied": false, "base": 7, "notes": ["look"], "changes": [
             {"name": "a", "change": "changed", "fields": [
                 {"field": "residency", "before": "eu", "after": "anywhere", "residency_change": "widens"},
                 {"field": "regions", "before": "aws/eu-central-1", "after": null, "residency_change": null}]},
             {"name": "b", "change": "added", "fields": [{"field": "task", "before": null, "after": "embed", "residency_change": null}]},
         ]});
-        let expected = "deployment a: changed\n  residency  eu -> anywhere  (widens: when everybody has heard of it)\n  \
+        let expected = "deployment a: changed\n  residency  eu -> anywhere  (widens: effective when all gateways and spokes have the new table)\n  \
                         regions    - aws/eu-central-1\ndeployment b: added\n  task       + embed\nnote: look";
-        assert_eq!(difference(&serde_json::from_value(seen).expect("an answer")), expected);
-        let nothing = json!({"version": 1, "applied": false, "base": 7, "notes": [], "changes": []});
-        assert_eq!(difference(&serde_json::from_value(nothing).expect("an answer")), "nothing changes");
+        assert_eq!(difference(&serde_json::from_value(applied).expect("a response")), expected);
+        let unchanged = json!({"version": 1, "applied": false, "base": 7, "notes": [], "changes": []});
+        assert_eq!(difference(&serde_json::from_value(unchanged).expect("a response")), "no changes");
     }
 
     #[test]
-    fn a_person_reads_where_requests_go_and_why() {
+    fn the_text_shows_the_traffic_shares_with_reasons() {
         let share = |region: &str, permille: u16, why: &str| json!({"region": region, "permille": permille, "reason": why});
         let row = json!({"deployment": "a", "residency": null, "origin": "aws/us-east-1",
                          "shares": [share("aws/us-east-1", 875, "nearest"), share("aws/us-west-2", 125, "room")]});
-        let said = json!({"version": 1, "weights": [{"version": 1, "epoch": 1, "generation": 9, "gateway": "aws/us-east-1",
+        let response = json!({"version": 1, "weights": [{"version": 1, "epoch": 1, "generation": 9, "gateway": "aws/us-east-1",
                           "rows": [row]}],
                           "floors": [{"version": 1, "epoch": 1, "generation": 9, "region": "aws/us-west-2",
                           "floors": [{"name": "a", "replicas": 2}]}]});
-        let text = plan(&serde_json::from_value(said).expect("an answer"));
+        let text = plan(&serde_json::from_value(response).expect("a response"));
         for line in [
             "gateways at aws/us-east-1, plan 1.9",
             "  a (anywhere) from aws/us-east-1",
@@ -148,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn a_person_reads_who_is_waited_for() {
+    fn the_text_shows_the_processes_that_a_rollout_waits_for() {
         let reader = "gateway/aws/us-east-1/00000000000000ff";
-        let said = json!({"version": 1, "generation": "1.9", "readers": [{"version": 1, "reader": reader, "generation": "1.7"}],
+        let response = json!({"version": 1, "generation": "1.9", "readers": [{"version": 1, "reader": reader, "generation": "1.7"}],
                           "pending": [{"name": "a", "residency": "eu", "to": "eu,us", "since": "1.8", "outdated_readers": [reader]}]});
-        let text = rollout(&serde_json::from_value(said).expect("an answer"));
+        let text = rollout(&serde_json::from_value(response).expect("a response"));
         for line in
             ["deployment a: eu -> eu,us, announced by table 1.8", &format!("  waits for {reader} runs 1.7")]
         {

@@ -1,27 +1,27 @@
-//! What a world says when it is ready, and how it is found out that it is.
+//! Readiness of a local fleet: waiting for it, and the summary that is printed then.
 
-use super::plan::Plan;
-use super::world::World;
+use super::fleet::LocalFleet;
+use super::plan::FleetPlan;
 use anyhow::{Context, Result};
 use regions::residency::ResidencyPolicy;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long after that the gateway may take to see every region healthy.
+/// Time that the gateway may take, after all processes are ready, to observe every region as healthy.
 const HEALTHY_TIMEOUT: Duration = Duration::from_secs(30);
 
-impl World {
-    /// Says what there is and how to use it.
-    pub(super) async fn announce(&self, plan: &Plan, key: &str) -> Result<()> {
-        let place = &plan.regions[0];
+impl LocalFleet {
+    /// Prints the regions, addresses and an example request.
+    pub(super) async fn announce(&self, plan: &FleetPlan, key: &str) -> Result<()> {
+        let gateway_region = &plan.regions[0];
         println!("\n{:<28} {:<16} {:>9} {:>8}  state", "region", "city", "distance", "rtt");
         for region in &plan.regions {
-            let (distance_km, round_trip) = plan.apart(place, region);
+            let (distance_km, round_trip) = plan.distance(gateway_region, region);
             let city = &plan.catalogue.get(region).context("planned above")?.city;
             let millis = round_trip.as_secs_f64() * 1e3;
             println!("{:<28} {city:<16} {distance_km:>6.0} km {millis:>5.0} ms  healthy", region.as_str());
         }
-        let (scheme, believing) = match &self.certificate {
+        let (scheme, curl_option) = match &self.certificate {
             Some(file) => ("https", format!("--cacert {} ", file.display())),
             None => ("http", String::new()),
         };
@@ -37,14 +37,14 @@ impl World {
         }
         println!("\nready  {url}/v1\n");
         println!(
-            "curl -s {believing}{url}/v1/embeddings -H 'authorization: Bearer {key}' -H 'content-type: application/json' \\\n  \
+            "curl -s {curl_option}{url}/v1/embeddings -H 'authorization: Bearer {key}' -H 'content-type: application/json' \\\n  \
              -d '{{\"model\": \"{model}\", \"input\": \"The sea was calm that morning.\"}}'"
         );
         Ok(())
     }
 }
 
-fn names(plan: &Plan) -> String {
+fn names(plan: &FleetPlan) -> String {
     let each = plan.deployments.iter().map(|deployment| match &deployment.residency {
         ResidencyPolicy::Anywhere => deployment.name.to_string(),
         residency => format!("{} (only in {residency})", deployment.name),
@@ -52,18 +52,18 @@ fn names(plan: &Plan) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// Waits until the gateway sees every region healthy, with a replica ready for something or one that would be started for it.
-pub(super) async fn healthy(operations: SocketAddr, plan: &Plan) -> Result<()> {
+/// Waits until the gateway reports every region as healthy, with a deployment that is ready or can be started on demand.
+pub(super) async fn until_healthy(operations: SocketAddr, plan: &FleetPlan) -> Result<()> {
     let client = reqwest::Client::builder().no_proxy().build()?;
     let url = format!("http://{operations}/routes");
-    let seen = async {
-        let mut look = tokio::time::interval(Duration::from_millis(50));
+    let polled = async {
+        let mut poll = tokio::time::interval(Duration::from_millis(50));
         loop {
-            look.tick().await;
-            let Ok(answer) = client.get(&url).send().await else {
+            poll.tick().await;
+            let Ok(response) = client.get(&url).send().await else {
                 continue;
             };
-            let Ok(routes) = answer.json::<serde_json::Value>().await else {
+            let Ok(routes) = response.json::<serde_json::Value>().await else {
                 continue;
             };
             let regions = routes["regions"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -78,9 +78,9 @@ pub(super) async fn healthy(operations: SocketAddr, plan: &Plan) -> Result<()> {
             }
         }
     };
-    tokio::time::timeout(HEALTHY_TIMEOUT, seen).await.with_context(|| {
+    tokio::time::timeout(HEALTHY_TIMEOUT, polled).await.with_context(|| {
         format!(
-            "the gateway did not see every region healthy within {} s; see {url}",
+            "the gateway did not report every region as healthy within {} s; see {url}",
             HEALTHY_TIMEOUT.as_secs()
         )
     })

@@ -1,0 +1,140 @@
+//! Observer of a drill: polls the gateway's view of the regions and every hub's route table ten times a second. Each is
+//! polled separately, so that a process without a response does not delay the others.
+
+use loadtest::drill::Event;
+use loadtest::drill::seen::{Seen, Sight, Table};
+use regions::{Generation, RegionId};
+use serde_json::Value;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
+
+/// Polling period.
+const POLL_PERIOD: Duration = Duration::from_millis(100);
+/// Timeout of a request; a paused process does not respond.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Observations and executed actions so far.
+pub(super) struct ObservationLog {
+    start: Instant,
+    entries: Mutex<(Seen, Vec<Event>)>,
+}
+
+impl ObservationLog {
+    pub(super) fn begin(start: Instant) -> ObservationLog {
+        ObservationLog { start, entries: Mutex::default() }
+    }
+
+    /// Records an executed action.
+    pub(super) fn record_action(&self, text: &str) {
+        self.entries().1.push(Event { at: self.start.elapsed(), done: true, text: text.to_owned() });
+    }
+
+    pub(super) fn end(self) -> (Seen, Vec<Event>) {
+        self.entries.into_inner()
+    }
+
+    fn entries(&self) -> MutexGuard<'_, (Seen, Vec<Event>)> {
+        self.entries.lock()
+    }
+
+    fn region(&self, region: &RegionId, sight: Sight) {
+        let (at, entries) = (self.start.elapsed(), &mut *self.entries());
+        let first = entries.0.region_at(region, at).is_none();
+        let draining = if sight.draining { ", draining" } else { "" };
+        let text = format!("the gateway sees {region} {}{draining}", sight.health);
+        if entries.0.region(at, region, sight) && !first {
+            entries.1.push(Event { at, done: false, text });
+        }
+    }
+
+    fn table(&self, reader: &str, table: Table) {
+        let (at, entries) = (self.start.elapsed(), &mut *self.entries());
+        let first = !entries.0.tables_at(at).contains_key(reader);
+        if entries.0.table(at, reader, table) && !first {
+            entries.1.push(Event {
+                at,
+                done: false,
+                text: format!("{reader} has table {}", table.generation),
+            });
+        }
+    }
+}
+
+/// Processes to poll.
+#[derive(Default)]
+pub(super) struct Observer {
+    gateway: Option<SocketAddr>,
+    hubs: Vec<(String, SocketAddr)>,
+    /// Operator token for the hubs.
+    token: Option<String>,
+}
+
+impl Observer {
+    /// Creates an observer of a gateway, by its operations address, and of all hubs.
+    pub(super) fn new(gateway: SocketAddr, hubs: &[SocketAddr], token: String) -> Observer {
+        let named = |(at, hub): (usize, &SocketAddr)| (format!("hub {}", at + 1), *hub);
+        let hubs = hubs.iter().enumerate().map(named).collect();
+        Observer { gateway: Some(gateway), hubs, token: Some(token) }
+    }
+
+    /// Polls forever.
+    pub(super) async fn run(&self, log: &ObservationLog) {
+        let gateway = async {
+            match self.gateway {
+                Some(address) => {
+                    poll(format!("http://{address}/routes"), None, |routes| gateway(&routes, log)).await
+                }
+                None => std::future::pending().await,
+            }
+        };
+        // There are at most five hubs; their futures are polled in this task.
+        let [one, two, three, four, five] = std::array::from_fn(|at| async move {
+            match self.hubs.get(at) {
+                Some((name, address)) => {
+                    let url = format!("http://{address}/v1/routes");
+                    poll(url, self.token.as_deref(), |table| hub(name, &table, log)).await;
+                }
+                None => std::future::pending().await,
+            }
+        });
+        tokio::join!(gateway, one, two, three, four, five);
+    }
+}
+
+async fn poll(url: String, token: Option<&str>, mut note: impl FnMut(Value)) {
+    let Ok(client) = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build() else { return };
+    let mut ticks = tokio::time::interval(POLL_PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let request = token.iter().fold(client.get(&url), |request, token| request.bearer_auth(token));
+        if let Ok(response) = request.send().await
+            && let Ok(value) = response.json().await
+        {
+            note(value);
+        }
+    }
+}
+
+fn gateway(routes: &Value, log: &ObservationLog) {
+    for row in routes["regions"].as_array().into_iter().flatten() {
+        let region = row["region"].as_str().and_then(|region| region.parse().ok());
+        if let (Some(region), Some(health)) = (region, row["health"].as_str()) {
+            let draining = row["draining"].as_bool().unwrap_or(false);
+            log.region(&region, Sight { health: health.to_owned(), draining });
+        }
+    }
+    if let Some(generation) = routes["generation"].as_str().and_then(|text| text.parse().ok()) {
+        log.table("gateway", Table { generation, content: None });
+    }
+}
+
+fn hub(name: &str, table: &Value, log: &ObservationLog) {
+    let (Some(epoch), Some(number)) = (table["epoch"].as_u64(), table["generation"].as_u64()) else { return };
+    let mut hasher = DefaultHasher::new();
+    // serde_json sorts the keys, so equal tables have equal hashes.
+    table.to_string().hash(&mut hasher);
+    log.table(name, Table { generation: Generation { epoch, number }, content: Some(hasher.finish()) });
+}

@@ -1,0 +1,95 @@
+//! Certificates for mutual TLS between the gateway and the regions of a local fleet, created at each start.
+//!
+//! The certificate authority exists only while they are created: its key is never written, so that no reader of the
+//! directory can issue further certificates. In a real fleet an operator's own authority does this (SPIRE, cert-manager,
+//! Vault); the required content of a certificate is in `configs/gateway.toml` and `configs/spoke.toml`.
+
+use super::files::write_secret;
+use anyhow::{Context, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use regions::catalogue::Region;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Trust domain of a local fleet.
+const TRUST_DOMAIN: &str = "up.meridian.internal";
+/// Validity of the certificates. A fleet that runs for longer must be restarted.
+const VALIDITY: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Validity before the creation, so that setting the clock back does not break a fleet.
+const BACKDATING: Duration = Duration::from_secs(24 * 3600);
+
+/// Certificate authority of the fleet, used during preparation only.
+pub(super) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// Path of its certificate.
+    pub(super) file: PathBuf,
+    dir: PathBuf,
+}
+
+/// Paths of a certificate and its key.
+pub(super) struct IssuedCertificate {
+    pub(super) certificate: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+impl Authority {
+    /// Creates an authority with its files in `dir`.
+    pub(super) fn create(dir: PathBuf) -> Result<Authority> {
+        fs::create_dir_all(&dir).with_context(|| format!("{} cannot be created", dir.display()))?;
+        let key = KeyPair::generate().context("cannot generate a key")?;
+        let mut params = with_validity(CertificateParams::default());
+        params.distinguished_name.push(DnType::CommonName, "Meridian local fleet");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let certificate = params.self_signed(&key).context("cannot create a certificate authority")?;
+        let file = dir.join("authority.crt");
+        fs::write(&file, certificate.pem())
+            .with_context(|| format!("{} cannot be written", file.display()))?;
+        Ok(Authority { issuer: Issuer::new(params, key), file, dir })
+    }
+
+    /// Issues the client certificate of a gateway near this region.
+    pub(super) fn gateway(&self, region: &Region) -> Result<IssuedCertificate> {
+        self.issue("gateway", region, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// Issues the server certificate of this region's spoke.
+    pub(super) fn region(&self, region: &Region) -> Result<IssuedCertificate> {
+        self.issue("region", region, ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    fn issue(
+        &self,
+        role: &str,
+        region: &Region,
+        usage: ExtendedKeyUsagePurpose,
+    ) -> Result<IssuedCertificate> {
+        let name = format!("spiffe://{TRUST_DOMAIN}/{role}/{}/in/{}", region.id, region.narrowest().as_str());
+        let key = KeyPair::generate().context("cannot generate a key")?;
+        let mut params = with_validity(CertificateParams::default());
+        params.distinguished_name.push(DnType::CommonName, format!("{role} {}", region.id));
+        params.subject_alt_names = vec![SanType::URI(name.as_str().try_into().context(name.clone())?)];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![usage];
+        let made =
+            params.signed_by(&key, &self.issuer).with_context(|| format!("{name} cannot be signed"))?;
+        let file = format!("{role}-{}", region.id.as_str().replace('/', "-"));
+        let path = |ending: &str| self.dir.join(format!("{file}.{ending}"));
+        let issued = IssuedCertificate { certificate: path("crt"), key: path("key") };
+        let context = |path: &Path| format!("{} cannot be written", path.display());
+        fs::write(&issued.certificate, made.pem()).with_context(|| context(&issued.certificate))?;
+        write_secret(&issued.key, &key.serialize_pem()).with_context(|| context(&issued.key))?;
+        Ok(issued)
+    }
+}
+
+fn with_validity(mut params: CertificateParams) -> CertificateParams {
+    let now = SystemTime::now();
+    params.not_before = (now - BACKDATING).into();
+    params.not_after = (now + VALIDITY).into();
+    params
+}

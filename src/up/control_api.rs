@@ -1,0 +1,163 @@
+//! Control API of a local fleet, for operators with `curl`: HTTP on a separate loopback port.
+//!
+//! | request | effect |
+//! |---|---|
+//! | `GET /` | lists processes with their ids, and links with their state |
+//! | `POST /cut?region=R` | cuts the link to `R`, silently; with `&way=to` or `&way=from` in one direction only |
+//! | `POST /slow?region=R&times=N` | multiplies the delay of the link to `R` by N |
+//! | `POST /delay?region=R&ms=N` | adds N ms to it |
+//! | `POST /lose?region=R&percent=N` | emulates packet loss as TCP shows it: as delay |
+//! | `POST /heal?region=R` | ends all of these |
+//! | `POST /slow-replica?region=R&times=N` | slows the replicas of `R`; 1 restores normal speed |
+//! | `POST /drain?region=R`, `POST /undrain?region=R` | like `meridian drain` |
+//! | `POST /kill?process=P` | SIGKILL |
+//! | `POST /stop?process=P`, `POST /start?process=P` | graceful stop; start with the same command line |
+//! | `POST /restart?process=P` | graceful stop if it is running, and start |
+//! | `POST /pause?process=P`, `POST /resume?process=P` | SIGSTOP, SIGCONT |
+
+use super::fleet_control::FleetControl;
+use super::link::LinkConditions;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use loadtest::drill::action::{LinkChange, TIMES_MAX, Verb, Way};
+use regions::id::RegionId;
+use reqwest::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Maximum extra delay of a link.
+const DELAY_MS_MAX: u64 = 60_000;
+
+type ControlResponse = (StatusCode, Json<Value>);
+
+/// Query parameters of all requests, each optional.
+#[derive(Clone, Default, Deserialize)]
+struct ControlQuery {
+    region: Option<String>,
+    process: Option<String>,
+    way: Option<String>,
+    times: Option<u32>,
+    ms: Option<u64>,
+    percent: Option<f64>,
+}
+
+/// Serves the control API until the process ends.
+pub(crate) async fn serve(socket: TcpListener, control: FleetControl) {
+    let mut router = Router::new().route("/", get(show));
+    for (path, verb) in [
+        ("/kill", Verb::Kill),
+        ("/stop", Verb::Stop),
+        ("/start", Verb::Start),
+        ("/restart", Verb::Restart),
+        ("/pause", Verb::Pause),
+        ("/resume", Verb::Resume),
+    ] {
+        router = router.route(path, post(move |State(control), Query(query)| command(control, query, verb)));
+    }
+    for path in ["/cut", "/slow", "/delay", "/lose", "/heal"] {
+        router =
+            router.route(path, post(async |State(control), Query(query)| change(&control, &query, path)));
+    }
+    let router = router
+        .route("/slow-replica", post(slow_replica))
+        .route("/drain", post(|State(control), Query(query)| drain(control, query, Method::PUT)))
+        .route("/undrain", post(|State(control), Query(query)| drain(control, query, Method::DELETE)))
+        .with_state(control);
+    if let Err(error) = axum::serve(socket, router).await {
+        tracing::error!(%error, "control API failed");
+    }
+}
+
+async fn show(State(control): State<FleetControl>) -> Json<Value> {
+    let links: BTreeMap<_, _> =
+        control.links.iter().map(|(region, link)| (region.as_str(), state(link.conditions()))).collect();
+    let processes = control.processes.lock().clone();
+    Json(json!({"processes": processes, "links": links}))
+}
+
+fn state(conditions: LinkConditions) -> &'static str {
+    match (conditions.cut_to, conditions.cut_from) {
+        (true, true) => "cut",
+        (true, false) => "cut to the region",
+        (false, true) => "cut from the region",
+        (false, false) if conditions == LinkConditions::NORMAL => "up",
+        (false, false) => "degraded",
+    }
+}
+
+fn change(control: &FleetControl, query: &ControlQuery, path: &str) -> ControlResponse {
+    let change = match path {
+        "/cut" => match query.way.as_deref() {
+            None => Ok(LinkChange::Cut(Way::Both)),
+            Some("to") => Ok(LinkChange::Cut(Way::To)),
+            Some("from") => Ok(LinkChange::Cut(Way::From)),
+            Some(way) => Err(format!("unknown way '{way}'; write way=to or way=from, or omit it for both")),
+        },
+        "/slow" => times(query).map(LinkChange::Times),
+        "/delay" => query
+            .ms
+            .filter(|ms| *ms <= DELAY_MS_MAX)
+            .map(|ms| LinkChange::Delay(Duration::from_millis(ms)))
+            .ok_or_else(|| format!("write ms=N, from 0 to {DELAY_MS_MAX}")),
+        "/lose" => query
+            .percent
+            .filter(|percent| (0.0..=90.0).contains(percent))
+            .map(LinkChange::Lose)
+            .ok_or_else(|| "write percent=N, from 0 to 90; /cut loses all".to_owned()),
+        _ => Ok(LinkChange::Heal),
+    };
+    let done = region(query).and_then(|region| Ok((control.change(&region, change?)?, region)));
+    respond(done.map(|((), region)| json!({"region": region.as_str(), "done": path.trim_matches('/')})))
+}
+
+async fn command(control: FleetControl, query: ControlQuery, verb: Verb) -> ControlResponse {
+    let Some(process) = query.process else {
+        return respond(Err("write process=P; GET / lists them".to_owned()));
+    };
+    let done = control.send_command(&process, verb).await;
+    respond(done.map(|()| json!({"process": process, "done": format!("{verb:?}").to_lowercase()})))
+}
+
+async fn slow_replica(
+    State(control): State<FleetControl>,
+    Query(query): Query<ControlQuery>,
+) -> ControlResponse {
+    let (region, times) = match (region(&query), times(&query)) {
+        (Ok(region), Ok(times)) => (region, times),
+        (Err(problem), _) | (_, Err(problem)) => return respond(Err(problem)),
+    };
+    let done = control.slow(&region, times).await;
+    respond(done.map(|()| json!({"region": region.as_str(), "times": times})))
+}
+
+async fn drain(control: FleetControl, query: ControlQuery, method: Method) -> ControlResponse {
+    let region = match region(&query) {
+        Ok(region) => region,
+        Err(problem) => return respond(Err(problem)),
+    };
+    let draining = method == Method::PUT;
+    let done = control.drain(method, &region).await;
+    respond(done.map(|()| json!({"region": region.as_str(), "draining": draining})))
+}
+
+fn region(query: &ControlQuery) -> Result<RegionId, String> {
+    let given = query.region.as_deref().ok_or("write region=R; GET / lists them")?;
+    given.parse().map_err(|error: regions::id::IdError| error.to_string())
+}
+
+fn times(query: &ControlQuery) -> Result<u32, String> {
+    let times = query.times.filter(|times| (1..=TIMES_MAX).contains(times));
+    times.ok_or_else(|| format!("write times=N, from 1 to {TIMES_MAX}"))
+}
+
+fn respond(done: Result<Value, String>) -> ControlResponse {
+    match done {
+        Ok(done) => (StatusCode::OK, Json(done)),
+        Err(problem) => (StatusCode::BAD_REQUEST, Json(json!({"error": problem}))),
+    }
+}

@@ -1,0 +1,222 @@
+//! Fault injection and other actions on a running local fleet, for the control API ([`super::control_api`]) and for drills.
+//!
+//! The main thread owns the processes and executes commands on them; links are changed here. There are two kinds of slow
+//! replicas. A scripted one is configured to take longer. A real one is stopped and continued ten times a second, so that
+//! it runs for a small share of the time: it computes in bursts, and its other responses (a report, a rejection) are late as
+//! well, as on a machine whose CPU is taken by another process.
+
+use super::link::{EmulatedLink, LinkConditions};
+use super::process::signal_to;
+use loadtest::drill::Action;
+use loadtest::drill::action::{LinkChange, Verb, Way, Whom};
+use regions::id::RegionId;
+use reqwest::Method;
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use supervision::Mutex;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+/// Period of throttling, in which a slowed replica runs once: short relative to a request, long relative to a timer tick.
+const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
+/// Timeout of a request to a hub or a replica, after which the next hub is tried: a paused process does not respond.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Command for the main thread, which owns the processes.
+pub(crate) struct ProcessCommand {
+    pub process: String,
+    pub verb: Verb,
+    pub done: oneshot::Sender<Result<(), String>>,
+}
+
+/// Process names of one region, with the addresses of its replicas.
+pub(crate) struct RegionProcesses {
+    pub spoke: String,
+    pub replicas: Vec<(String, SocketAddr)>,
+}
+
+/// Handle for actions on the fleet.
+#[derive(Clone)]
+pub(crate) struct FleetControl {
+    pub links: Arc<BTreeMap<RegionId, EmulatedLink>>,
+    pub commands: mpsc::Sender<ProcessCommand>,
+    /// Process ids by name; `None` after the process has ended.
+    pub processes: Arc<Mutex<BTreeMap<String, Option<u32>>>>,
+    pub region_processes: Arc<BTreeMap<RegionId, RegionProcesses>>,
+    pub hubs: Vec<(String, SocketAddr)>,
+    /// Members of the etcd cluster; empty for an embedded store.
+    pub store: Vec<String>,
+    pub operator_token: PathBuf,
+    /// Whether the replicas are scripted.
+    pub scripted: bool,
+    /// Throttling tasks of real replicas.
+    pub throttled: Arc<Mutex<BTreeMap<String, AbortHandle>>>,
+}
+
+impl FleetControl {
+    /// Executes an action of a drill. Surges are part of the load and need nothing here.
+    pub(crate) async fn execute(&self, action: &Action) -> Result<(), String> {
+        match action {
+            Action::Process(verb, whom) => {
+                for process in self.processes_of(*verb, whom)? {
+                    self.send_command(&process, *verb).await?;
+                }
+                Ok(())
+            }
+            Action::Link(region, change) => self.change(region, *change),
+            Action::SlowReplicas(region, times) => self.slow(region, *times).await,
+            Action::Surge { .. } => Ok(()),
+            Action::Drain(region) => self.drain(Method::PUT, region).await,
+            Action::Undrain(region) => self.drain(Method::DELETE, region).await,
+        }
+    }
+
+    /// Has the main thread execute a command on a process.
+    pub(crate) async fn send_command(&self, process: &str, verb: Verb) -> Result<(), String> {
+        let (done, outcome) = oneshot::channel();
+        let stopping = || "the fleet is stopping".to_owned();
+        let command = ProcessCommand { process: process.to_owned(), verb, done };
+        self.commands.send(command).await.map_err(|_| stopping())?;
+        outcome.await.map_err(|_| stopping())?
+    }
+
+    /// Changes a link.
+    pub(crate) fn change(&self, region: &RegionId, change: LinkChange) -> Result<(), String> {
+        let link = self.links.get(region).ok_or_else(|| {
+            let known: Vec<_> = self.links.keys().map(RegionId::as_str).collect();
+            format!("no link to '{region}'; the links are: {}", known.join(", "))
+        })?;
+        link.set(|conditions| apply_change(conditions, change));
+        Ok(())
+    }
+
+    /// Returns the processes in dependency order: a spoke is stopped before its replicas, and started after them.
+    fn processes_of(&self, verb: Verb, whom: &Whom) -> Result<Vec<String>, String> {
+        let of = |region: &RegionId| self.region_processes(region);
+        let replicas = |processes: &RegionProcesses| {
+            processes.replicas.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()
+        };
+        match whom {
+            Whom::Spoke(region) => Ok(vec![of(region)?.spoke.clone()]),
+            Whom::Replicas(region) => Ok(replicas(of(region)?)),
+            Whom::Region(region) => {
+                let processes = of(region)?;
+                let mut all = replicas(processes);
+                match verb {
+                    Verb::Start => all.push(processes.spoke.clone()),
+                    Verb::Kill | Verb::Stop | Verb::Restart | Verb::Pause | Verb::Resume => {
+                        all.insert(0, processes.spoke.clone());
+                    }
+                }
+                Ok(all)
+            }
+            Whom::Gateway => Ok(vec!["gateway".to_owned()]),
+            Whom::Hub(number) => {
+                let hub = self.hubs.get((*number as usize).saturating_sub(1));
+                hub.map(|(name, _)| vec![name.clone()]).ok_or_else(|| format!("no hub {number}"))
+            }
+            Whom::Store(None) if !self.store.is_empty() => Ok(self.store.clone()),
+            Whom::Store(number) => {
+                let member = number.and_then(|number| self.store.get((number as usize).saturating_sub(1)));
+                member.map(|name| vec![name.clone()]).ok_or_else(|| {
+                    "no such store: this fleet uses a file in its hub; start it with --store etcd".to_owned()
+                })
+            }
+        }
+    }
+
+    fn region_processes(&self, region: &RegionId) -> Result<&RegionProcesses, String> {
+        self.region_processes.get(region).ok_or_else(|| {
+            let known: Vec<_> = self.region_processes.keys().map(RegionId::as_str).collect();
+            format!("no region '{region}'; the regions are: {}", known.join(", "))
+        })
+    }
+
+    /// Slows the replicas of a region by this factor; 1 restores normal speed.
+    pub(crate) async fn slow(&self, region: &RegionId, times: u32) -> Result<(), String> {
+        for (name, address) in &self.region_processes(region)?.replicas {
+            if self.scripted {
+                send(Method::POST, format!("http://{address}/slow?times={times}"), None).await?;
+            } else {
+                self.throttle(name, times).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn throttle(&self, process: &str, times: u32) -> Result<(), String> {
+        let before = self.throttled.lock().remove(process);
+        if let Some(before) = before {
+            before.abort();
+            // The task may have been aborted while the process was stopped.
+            self.send_command(process, Verb::Resume).await?;
+        }
+        let id = self.id(process);
+        if id.is_none() {
+            return Err(format!("{process} is not running; start it first"));
+        }
+        if times > 1 {
+            let task = tokio::spawn(throttled(self.clone(), process.to_owned(), id, times));
+            let mut throttled = self.throttled.lock();
+            throttled.insert(process.to_owned(), task.abort_handle());
+        }
+        Ok(())
+    }
+
+    fn id(&self, process: &str) -> Option<u32> {
+        self.processes.lock().get(process).copied().flatten()
+    }
+
+    /// Starts or ends a drain like an operator, at the first hub that responds.
+    pub(crate) async fn drain(&self, method: Method, region: &RegionId) -> Result<(), String> {
+        let token = std::fs::read_to_string(&self.operator_token)
+            .map_err(|error| format!("{} cannot be read: {error}", self.operator_token.display()))?;
+        let mut last = "no hub".to_owned();
+        for (_, hub) in &self.hubs {
+            let url = format!("http://{hub}/v1/drains/{}/{}", region.cloud(), region.name());
+            match send(method.clone(), url, Some(token.trim())).await {
+                Ok(()) => return Ok(()),
+                Err(problem) => last = problem,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// Lets a process run for its share of each period, until it ends or is replaced.
+async fn throttled(control: FleetControl, process: String, id: Option<u32>, times: u32) {
+    let runs = THROTTLE_PERIOD / times;
+    while control.id(&process) == id && signal_to(id, Signal::STOP) {
+        tokio::time::sleep(THROTTLE_PERIOD - runs).await;
+        if control.id(&process) != id || !signal_to(id, Signal::CONT) {
+            return;
+        }
+        tokio::time::sleep(runs).await;
+    }
+}
+
+pub(crate) async fn send(method: Method, url: String, token: Option<&str>) -> Result<(), String> {
+    let client = reqwest::Client::builder().no_proxy().timeout(REQUEST_TIMEOUT).build();
+    let request = client.map_err(|error| error.to_string())?.request(method, &url);
+    let request = token.iter().fold(request, |request, token| request.bearer_auth(token));
+    let response = request.send().await.map_err(|error| format!("request to {url} failed: {error}"))?;
+    let status = response.status();
+    if status.is_success() { Ok(()) } else { Err(format!("{url} returned {status}")) }
+}
+
+fn apply_change(conditions: &mut LinkConditions, change: LinkChange) {
+    match change {
+        LinkChange::Cut(way) => {
+            conditions.cut_to |= matches!(way, Way::Both | Way::To);
+            conditions.cut_from |= matches!(way, Way::Both | Way::From);
+        }
+        LinkChange::Heal => *conditions = LinkConditions::NORMAL,
+        LinkChange::Times(times) => conditions.times = times,
+        LinkChange::Delay(extra) => conditions.extra = extra,
+        LinkChange::Lose(percent) => conditions.lost = percent / 100.0,
+    }
+}
