@@ -7,7 +7,7 @@ mod verify;
 use crate::cli::ModelCommand;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
-use replica::cache::{CachedModel, ModelCache, ModelSource, Phase, Progress, default_root};
+use replica::cache::{CachedModel, ModelCache, ModelSource, Phase, PullObserver, default_root};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -119,7 +119,7 @@ impl PullProgress {
     }
 }
 
-impl Progress for PullProgress {
+impl PullObserver for PullProgress {
     fn phase(&mut self, phase: Phase) {
         let line = format!("{}: {}", self.model, phase.as_str());
         match &self.bar {

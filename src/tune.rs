@@ -5,7 +5,7 @@ use crate::{EXIT_FAILED, EXIT_USAGE, fail, models};
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::{EngineKind, Precision};
 use replica::cache::ModelSource;
-use replica::tune::{Order, Progress, SECONDS_LEAST, SECONDS_MOST};
+use replica::tune::{TuneRequest, TuneEvent, SECONDS_MIN, SECONDS_MAX};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) fn main(options: TuneOptions) -> ExitCode {
     };
     let TuneSettings { precisions, target_p99, time } = checked;
     let mut view = TuneProgress::new(time);
-    let order = Order { model, precisions, target_p99, time, out: options.out };
+    let order = TuneRequest { model, precisions, target_p99, time, out: options.out };
     let report = replica::tune::run(&cache, order, &mut |progress| view.show(&progress));
     view.clear();
     match report {
@@ -66,8 +66,8 @@ fn check(options: &TuneOptions) -> Result<(ModelSource, TuneSettings), Vec<Strin
             Err(error) => problems.push(format!("--precision: {error}")),
         }
     }
-    if !(SECONDS_LEAST..=SECONDS_MOST).contains(seconds) {
-        problems.push(format!("--seconds {seconds} is out of range; give {SECONDS_LEAST} to {SECONDS_MOST}"));
+    if !(SECONDS_MIN..=SECONDS_MAX).contains(seconds) {
+        problems.push(format!("--seconds {seconds} is out of range; give {SECONDS_MIN} to {SECONDS_MAX}"));
     }
     if target_p99_ms.is_some_and(|millis| millis == 0 || millis > TARGET_MOST_MS) {
         let given = target_p99_ms.unwrap_or_default();
@@ -99,13 +99,13 @@ impl TuneProgress {
         TuneProgress { bar, last: String::new() }
     }
 
-    fn show(&mut self, progress: &Progress) {
+    fn show(&mut self, progress: &TuneEvent) {
         let (line, elapsed) = match progress {
-            Progress::Quality(precision, quality) => {
+            TuneEvent::Quality(precision, quality) => {
                 let (mean, min) = (quality.mean_cosine, quality.min_cosine);
                 (format!("{precision} compared with f32: mean cosine {mean:.4}, minimum {min:.4}"), None)
             }
-            Progress::Measured { point, elapsed } => {
+            TuneEvent::Measured { point, elapsed } => {
                 let setting = point.setting;
                 let line = format!(
                     "{} {} threads, {} tokens: {:.0} tokens/s",
@@ -113,7 +113,7 @@ impl TuneProgress {
                 );
                 // Without a bar, only first measurements are printed.
                 (
-                    if point.turns > 1 && self.bar.is_none() {
+                    if point.runs > 1 && self.bar.is_none() {
                         "repeated measurements".to_owned()
                     } else {
                         line
@@ -121,7 +121,7 @@ impl TuneProgress {
                     Some(elapsed),
                 )
             }
-            Progress::Comparing { elapsed } => ("comparison before and after".to_owned(), Some(elapsed)),
+            TuneEvent::Comparing { elapsed } => ("comparison before and after".to_owned(), Some(elapsed)),
         };
         match &self.bar {
             Some(bar) => {

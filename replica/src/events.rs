@@ -1,6 +1,6 @@
-//! What happens in a replica, one struct per event. Each owns its log line and what it counts.
+//! Events of a replica, one struct each, which owns its log line and its metrics.
 //!
-//! What strangers send (texts, tokens) is in none of them. Requests are logged at DEBUG, one line each: at INFO a busy
+//! No event contains request payloads (texts, tokens). Requests are logged at DEBUG, one line each: at INFO a busy
 //! replica would write more lines than vectors.
 
 use std::net::SocketAddr;
@@ -15,10 +15,10 @@ use replica_core::wire::error::Fault;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsLocation;
-use crate::metrics::{Metrics, Route, Stage};
-use crate::tune::file::Unfit;
+use crate::metrics::{Metrics, RequestStage, RouteLabel};
+use crate::tune::file::TunedSettingsMismatch;
 
-/// The process listens; the model is not there yet.
+/// The process listens; the model is not loaded yet.
 pub(crate) struct Listening {
     pub(crate) on: SocketAddr,
 }
@@ -29,7 +29,7 @@ impl Listening {
     }
 }
 
-/// A request met a defect of ours; it was answered with an error, and nothing else is affected.
+/// A request handler panicked. The client received an error; no other request is affected.
 pub(crate) struct RequestPanicked<'a> {
     pub(crate) id: &'a str,
     pub(crate) reason: &'a str,
@@ -41,26 +41,26 @@ impl RequestPanicked<'_> {
     }
 }
 
-/// Batches are made as `meridian tune` found it for this model on this machine.
+/// The batch settings that `meridian tune` found for this model on this machine are in use.
 pub(crate) struct TunedSettings<'a> {
     pub(crate) file: &'a Path,
 }
 
 impl TunedSettings<'_> {
     pub(crate) fn record(self) {
-        info!(file = %self.file.display(), "tuned settings");
+        info!(file = %self.file.display(), "tuned settings loaded");
     }
 }
 
-/// There are tuned settings, and they do not hold here.
-pub(crate) struct TunedSettingsUnfit<'a> {
-    pub(crate) unfit: &'a Unfit,
+/// Tuned settings exist, but do not apply to this model or machine.
+pub(crate) struct TunedSettingsIgnored<'a> {
+    pub(crate) mismatch: &'a TunedSettingsMismatch,
 }
 
-impl TunedSettingsUnfit<'_> {
+impl TunedSettingsIgnored<'_> {
     pub(crate) fn record(self) {
-        let Unfit { path, reason } = self.unfit;
-        warn!(file = %path.display(), reason, "tuned settings are ignored; `meridian tune` makes new ones");
+        let TunedSettingsMismatch { path, reason } = self.mismatch;
+        warn!(file = %path.display(), reason, "tuned settings ignored; run `meridian tune` to create new ones");
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct ModelReady<'a> {
     pub(crate) source: &'a str,
     pub(crate) digest: &'a str,
     pub(crate) instruction_set: &'a str,
-    /// Of an engine that packs them.
+    /// Location of the packed weights, for an engine that packs them.
     pub(crate) weights: Option<&'a WeightsLocation>,
     pub(crate) took: Duration,
 }
@@ -84,17 +84,21 @@ impl ModelReady<'_> {
                 info!(source, digest, instruction_set, weights = %file.display(), took_ms, "model ready");
             }
             Some(WeightsLocation::PrivateMemory { problem }) => {
-                let problem = problem.as_deref().unwrap_or("not wanted");
+                let problem = problem.as_deref().unwrap_or("sharing disabled");
                 warn!(
                     source,
-                    digest, instruction_set, problem, took_ms, "model ready, without sharing its weights"
+                    digest,
+                    instruction_set,
+                    problem,
+                    took_ms,
+                    "model ready, weights not shared between processes"
                 );
             }
         }
     }
 }
 
-/// A request that is to be computed came in.
+/// A request that needs the engine was received.
 pub(crate) struct RequestReceived;
 
 impl RequestReceived {
@@ -103,9 +107,9 @@ impl RequestReceived {
     }
 }
 
-/// A request was answered.
-pub(crate) struct RequestAnswered<'a> {
-    pub(crate) route: Route,
+/// A request was completed.
+pub(crate) struct RequestCompleted<'a> {
+    pub(crate) route: RouteLabel,
     pub(crate) priority: Priority,
     pub(crate) request_id: &'a str,
     pub(crate) inputs: u64,
@@ -116,50 +120,50 @@ pub(crate) struct RequestAnswered<'a> {
     pub(crate) total: Duration,
 }
 
-impl RequestAnswered<'_> {
+impl RequestCompleted<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let RequestAnswered { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total } =
+        let RequestCompleted { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total } =
             self;
         metrics.outcomes.add((route, None), 1);
         metrics.inputs.add(inputs);
         metrics.tokens.add(tokens);
         let stages = metrics.priorities.of(priority);
-        stages.stage(Stage::Tokenize, tokenize);
-        stages.stage(Stage::Queue, queue);
-        stages.stage(Stage::Engine, engine);
-        stages.stage(Stage::Total, total);
+        stages.stage(RequestStage::Tokenize, tokenize);
+        stages.stage(RequestStage::Queue, queue);
+        stages.stage(RequestStage::Engine, engine);
+        stages.stage(RequestStage::Total, total);
         let micros = |duration: Duration| duration.as_micros() as u64;
         let (queue_us, tokenize_us, engine_us) = (micros(queue), micros(tokenize), micros(engine));
         let (route, priority, total_us) = (route.as_str(), priority.as_str(), micros(total));
         debug!(
             request_id,
-            route, priority, inputs, tokens, queue_us, tokenize_us, engine_us, total_us, "answered"
+            route, priority, inputs, tokens, queue_us, tokenize_us, engine_us, total_us, "request completed"
         );
     }
 }
 
-/// A request was refused.
-pub(crate) struct RequestRefused<'a> {
-    pub(crate) route: Route,
+/// A request was rejected.
+pub(crate) struct RequestRejected<'a> {
+    pub(crate) route: RouteLabel,
     pub(crate) request_id: &'a str,
     pub(crate) refusal: &'a Refusal,
 }
 
-impl RequestRefused<'_> {
+impl RequestRejected<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let RequestRefused { route, request_id, refusal: Refusal { code, message, .. } } = self;
+        let RequestRejected { route, request_id, refusal: Refusal { code, message, .. } } = self;
         metrics.errors.add(1);
         metrics.outcomes.add((route, Some(*code)), 1);
         match code.fault() {
-            Fault::Replica => error!(request_id, code = code.as_str(), "failed"),
+            Fault::Replica => error!(request_id, code = code.as_str(), "request failed"),
             Fault::Caller | Fault::Quota | Fault::Policy | Fault::Capacity | Fault::Network => {
-                debug!(request_id, code = code.as_str(), message, "refused");
+                debug!(request_id, code = code.as_str(), message, "request rejected");
             }
         }
     }
 }
 
-/// The queue had no room for a request. Its answer has an event of its own, with the request's name.
+/// The queue was full. The error response has an event of its own, with the request id.
 pub(crate) struct RequestShed {
     pub(crate) priority: Priority,
 }
@@ -170,34 +174,34 @@ impl RequestShed {
     }
 }
 
-/// The inputs of a request were looked up among the rows of the past.
-pub(crate) struct RowsLookedUp {
-    pub(crate) found: u64,
-    pub(crate) missing: u64,
+/// The inputs of a request were looked up in the cache of rows.
+pub(crate) struct CacheLookup {
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
 }
 
-impl RowsLookedUp {
+impl CacheLookup {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.cache_hits.add(self.found);
-        metrics.cache_misses.add(self.missing);
+        metrics.cache_hits.add(self.hits);
+        metrics.cache_misses.add(self.misses);
     }
 }
 
-/// Inputs came that wait or are computed already, and share that work.
-pub(crate) struct InputsJoined {
+/// Inputs of a request are already queued or being computed, and share that work.
+pub(crate) struct InputsDeduplicated {
     pub(crate) inputs: u64,
 }
 
-impl InputsJoined {
+impl InputsDeduplicated {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.joined_inputs.add(self.inputs);
+        metrics.deduplicated_inputs.add(self.inputs);
     }
 }
 
-/// The engine waits a moment for company before it computes.
-pub(crate) struct EngineWaits;
+/// The engine delays a batch to collect more inputs.
+pub(crate) struct BatchDelayed;
 
-impl EngineWaits {
+impl BatchDelayed {
     pub(crate) fn record(self, metrics: &Metrics) {
         metrics.window_waits.add(1);
     }
@@ -206,7 +210,7 @@ impl EngineWaits {
 /// The engine computed a batch.
 pub(crate) struct BatchComputed {
     pub(crate) size: Backlog,
-    /// Tokens of its longest input.
+    /// Tokens of the longest input.
     pub(crate) longest: u64,
     pub(crate) priority: Priority,
     pub(crate) reason: StartReason,
@@ -229,7 +233,7 @@ impl BatchComputed {
     }
 }
 
-/// Nobody waits for these inputs any more, and they will not be computed.
+/// Inputs were cancelled and will not be computed.
 pub(crate) struct InputsDropped {
     pub(crate) inputs: u64,
 }
@@ -240,7 +244,7 @@ impl InputsDropped {
     }
 }
 
-/// The engine failed on a batch; the requests in it get an error each.
+/// The engine failed on a batch; every request in it gets an error response.
 pub(crate) struct EngineFailed<'a> {
     pub(crate) reason: &'a str,
     pub(crate) inputs: u64,
@@ -251,7 +255,7 @@ impl EngineFailed<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
         let EngineFailed { reason, inputs, tokens } = self;
         metrics.engine_failures.add(1);
-        error!(reason, inputs, tokens, "the engine failed");
+        error!(reason, inputs, tokens, "engine failed");
     }
 }
 
@@ -264,11 +268,11 @@ pub(crate) struct TokenizerFailed<'a> {
 impl TokenizerFailed<'_> {
     pub(crate) fn record(self) {
         let TokenizerFailed { request_id, reason } = self;
-        error!(request_id, reason, "the tokenizer failed");
+        error!(request_id, reason, "tokenizer failed");
     }
 }
 
-/// The process was told to end, and finishes what it has.
+/// Shutdown was requested; requests in flight are being finished.
 pub(crate) struct Draining;
 
 impl Draining {
@@ -277,13 +281,13 @@ impl Draining {
     }
 }
 
-/// Requests were still under way when the time for them was over.
-pub(crate) struct DrainCutShort {
+/// The drain limit passed while requests were in flight.
+pub(crate) struct DrainLimitReached {
     pub(crate) after: Duration,
 }
 
-impl DrainCutShort {
+impl DrainLimitReached {
     pub(crate) fn record(self) {
-        warn!(after_ms = self.after.as_millis() as u64, "ended with requests under way");
+        warn!(after_ms = self.after.as_millis() as u64, "drain limit reached, requests in flight aborted");
     }
 }

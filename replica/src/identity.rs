@@ -1,7 +1,7 @@
-//! The identity of the model that this replica has loaded.
+//! Identity of the loaded model.
 //!
-//! It is computed from what was loaded and from what `/info` says of it, never from the configuration: a replica that was
-//! told to run one model and found another in its cache reports the other one.
+//! The identity is computed from the loaded model and from what `/info` reports about it, never from the configuration:
+//! if the cache holds a different model than the configured one, the replica reports the one that it loaded.
 
 use replica_core::wire::info::ModelInfoV1;
 use replica_core::{DeploymentTask, EngineSpec, ModelIdentity};
@@ -30,7 +30,7 @@ pub(crate) fn of(
 
 fn prompts_digest(Prompts { by_name, default }: &Prompts) -> String {
     let mut digest = Sha256::new();
-    // Debug quotes names and texts, so that none can run into the next.
+    // The Debug format quotes names and texts, so that adjacent values cannot be confused.
     for (name, text) in by_name {
         digest.update(format!("{name:?}={text:?}\n"));
     }

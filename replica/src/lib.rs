@@ -1,20 +1,20 @@
-//! The model server: tokenizer threads, a batch manager, an engine, and the HTTP API in front of them.
+//! Model server: tokenizer threads, batcher, engine and HTTP API.
 //!
-//! A request goes through `http`, `body`, the parser in `replica_core`, [`tokenize`], [`batcher`] and [`engine`], and
-//! back. In reading order:
+//! A request passes through `http`, `body`, the parser in `replica_core`, [`tokenize`], [`batcher`] and [`engine`], and
+//! the response takes the same path back. In reading order:
 //!
-//! 1. [`config`] — what a replica is told; [`server`] — its life, from the start to the end.
-//! 2. `http` — the routes, over what `app` holds; `body` reads within limits, `respond` writes every refusal, `purpose`
-//!    says what may be asked of the model.
-//! 3. [`tokenize`] — texts to tokens and back, on threads of their own.
-//! 4. [`batcher`] — drives the planner of `replica_core` and the engine; [`vectors`] — rows that were computed before.
-//!    `identity` says which model that is, exactly.
-//! 5. [`engine`] — what computes; [`model`] — a model on disk, as the engine reads it.
-//! 6. [`cache`] — where models come from and where they lie; [`validate`] — whether a replica could load one.
-//! 7. `events` — what is logged and, in [`metrics`], counted.
-//! 8. [`tune`] — finds the settings of batches for a model and a machine, and keeps them for replicas; [`verify`] — whether an
-//!    engine says the same as the reference.
-// The keys of a published config.json are many for one `json!`.
+//! 1. [`config`]: configuration of a replica; [`server`]: its lifecycle, from startup to shutdown.
+//! 2. `http`: the routes over the shared state in `app`; `body` reads request bodies within limits, `respond` writes
+//!    every error response, `purpose` decides which tasks the model serves.
+//! 3. [`tokenize`]: text to tokens and back, on dedicated threads.
+//! 4. [`batcher`]: drives the planner of `replica_core` and the engine; [`vectors`]: cache of computed rows. `identity`
+//!    computes the exact identity of the loaded model.
+//! 5. [`engine`]: computes batches; [`model`]: reads a model from disk for the engine.
+//! 6. [`cache`]: downloads and stores models; [`validate`]: checks whether a replica could load a model.
+//! 7. `events`: log lines and, in [`metrics`], counters.
+//! 8. [`tune`]: finds and stores the batch settings of a model on a machine; [`verify`]: compares an engine with the
+//!    reference.
+// The tests put every key of a published config.json into one `json!`.
 #![cfg_attr(test, recursion_limit = "256")]
 
 mod app;

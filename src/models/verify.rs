@@ -4,8 +4,8 @@ use crate::cli::CheckOptions;
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use regions::{EngineKind, EngineSpec};
 use replica::cache::ModelSource;
-use replica::verify::judge::{Agreement, Demand, Spread, Verdict};
-use replica::verify::{REFERENCE, run, there};
+use replica::verify::judge::{DecisionAgreement, PrecisionRequirement, CosineDistribution, EngineVerdict};
+use replica::verify::{REFERENCE, run, available_engines};
 use std::process::ExitCode;
 
 /// Runs the command.
@@ -25,7 +25,7 @@ pub(super) fn main(options: &CheckOptions) -> ExitCode {
         println!("{source} compared with {kind} {precision}");
         verdicts.iter().for_each(|verdict| println!("{}", line(verdict)));
     }
-    if verdicts.iter().all(Verdict::holds) { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
+    if verdicts.iter().all(EngineVerdict::holds) { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
 }
 
 /// Validates the options; returns the model and the requested engines.
@@ -58,23 +58,23 @@ fn engine(text: &str) -> Result<EngineSpec, String> {
     Ok(EngineSpec { kind, precision })
 }
 
-fn verify(source: &ModelSource, engines: Vec<EngineSpec>) -> Result<Vec<Verdict>, String> {
+fn verify(source: &ModelSource, engines: Vec<EngineSpec>) -> Result<Vec<EngineVerdict>, String> {
     let cache = super::cache()?;
     let cached = cache.resolve(source).map_err(|error| error.to_string())?;
-    let engines = if engines.is_empty() { there(cache.root(), &cached.digest) } else { engines };
+    let engines = if engines.is_empty() { available_engines(cache.root(), &cached.digest) } else { engines };
     run(&cache, &cached, &engines).map_err(|error| error.to_string())
 }
 
-fn line(verdict: &Verdict) -> String {
-    let Verdict { engine: EngineSpec { kind, precision }, cosines, agreement, broken } = verdict;
+fn line(verdict: &EngineVerdict) -> String {
+    let EngineVerdict { engine: EngineSpec { kind, precision }, cosines, agreement, broken } = verdict;
     let mut line = format!("{kind} {precision}: ");
-    if let Some(Spread { count, mean, least, hundredth, tenth, median }) = cosines {
+    if let Some(CosineDistribution { count, mean, least, hundredth, tenth, median }) = cosines {
         line.push_str(&format!(
             "cosines of {count}: mean {mean:.5}, minimum {least:.5}, 1 % below {hundredth:.5}, 10 % below {tenth:.5}, \
              median {median:.5}; "
         ));
     }
-    if let Some(Agreement { same, all }) = agreement {
+    if let Some(DecisionAgreement { same, all }) = agreement {
         line.push_str(&format!("{same} of {all} decisions equal; "));
     }
     line.push_str(if broken.is_empty() { "passed" } else { "failed" });
@@ -82,13 +82,13 @@ fn line(verdict: &Verdict) -> String {
     line
 }
 
-fn json(verdict: &Verdict) -> serde_json::Value {
-    let Verdict { engine: EngineSpec { kind, precision }, cosines, agreement, broken } = verdict;
-    let Demand { mean, each, agreement: share } = Demand::of(*precision);
-    let spread = cosines.map(|Spread { count, mean, least, hundredth, tenth, median }| {
+fn json(verdict: &EngineVerdict) -> serde_json::Value {
+    let EngineVerdict { engine: EngineSpec { kind, precision }, cosines, agreement, broken } = verdict;
+    let PrecisionRequirement { mean, each, agreement: share } = PrecisionRequirement::of(*precision);
+    let spread = cosines.map(|CosineDistribution { count, mean, least, hundredth, tenth, median }| {
         serde_json::json!({"count": count, "mean": mean, "least": least, "p1": hundredth, "p10": tenth, "p50": median})
     });
-    let agreement = agreement.map(|Agreement { same, all }| serde_json::json!({"same": same, "all": all}));
+    let agreement = agreement.map(|DecisionAgreement { same, all }| serde_json::json!({"same": same, "all": all}));
     serde_json::json!({
         "engine": kind.as_str(),
         "precision": precision.as_str(),

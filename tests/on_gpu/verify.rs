@@ -47,7 +47,7 @@ fn an_engine_with_other_results_fails() {
     let (code, text) = said(command.env("MERIDIAN_CACHE", models.cache()));
     assert_eq!(code, Some(3), "{text}");
     assert!(
-        text.contains("\ntensorrt-llm f16: cosines of 200: mean ") && text.contains("the least cosine is"),
+        text.contains("\ntensorrt-llm f16: cosines of 200: mean ") && text.contains("the lowest cosine is"),
         "{text}"
     );
     // By default all available engines are compared: the CPU's int8 and the engine that was built.

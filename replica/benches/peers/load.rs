@@ -1,9 +1,9 @@
-//! Load in a closed loop: so many callers, each of whom asks again as soon as he has his answer.
+//! Closed-loop load generator: a number of clients, each of which sends its next request after its response.
 //!
-//! `meridian load` is open loop, for what a server does at a given rate. A comparison of two servers asks another
-//! question: how much does each answer when so many callers keep it busy, and how long does a lone caller wait? Both
-//! servers get the same bytes from the same generator, which is made to cost little beside them: requests are put
-//! together beforehand, and of an answer only its status and its length are read.
+//! `meridian load` is an open loop, for the behaviour of a server at a given rate. A comparison of two servers needs a
+//! closed loop: the throughput with this many busy clients, and the latency of a lone client. Both servers get the same
+//! bytes from the same generator, which is designed to use little CPU: requests are built beforehand, and only the
+//! status and the length of a response are parsed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,28 +16,30 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// The largest answer: one vector as JSON is some 10 kB.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Maximum size of a response: one vector as JSON is some 10 kB.
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
-/// A share of the time at the start that does not count: connections, and what a server does for the first time.
+/// Share of the time at the start that is not measured: connection setup and warm-up of the server.
 const WARM_UP: f64 = 0.2;
 
-/// `ADDRESS PATH BODIES CALLERS SECONDS`: BODIES is a file of one JSON body a line, sent round robin.
+/// `ADDRESS PATH BODIES CALLERS SECONDS`: BODIES is a file with one JSON body per line, sent round robin.
 pub(crate) fn main(given: &[&str]) -> Result<(), String> {
     let [address, path, bodies, callers, seconds] = given else {
-        return Err("load wants ADDRESS PATH BODIES CALLERS SECONDS".to_owned());
+        return Err("load needs ADDRESS PATH BODIES CALLERS SECONDS".to_owned());
     };
-    let told = |error: &dyn std::fmt::Display| error.to_string();
-    let address: SocketAddr = address.parse().map_err(|error| told(&error))?;
-    let callers: usize = callers.parse().map_err(|error| told(&error))?;
-    let time = Duration::from_secs_f64(seconds.parse().map_err(|error| told(&error))?);
-    let bodies = std::fs::read_to_string(bodies).map_err(|error| told(&error))?;
+    let to_message = |error: &dyn std::fmt::Display| error.to_string();
+    let address: SocketAddr = address.parse().map_err(|error| to_message(&error))?;
+    let callers: usize = callers.parse().map_err(|error| to_message(&error))?;
+    let time = Duration::from_secs_f64(seconds.parse().map_err(|error| to_message(&error))?);
+    let bodies = std::fs::read_to_string(bodies).map_err(|error| to_message(&error))?;
     let requests: Arc<[Vec<u8>]> = bodies.lines().map(|body| request(address, path, body)).collect();
     if requests.is_empty() || callers == 0 {
-        return Err("load wants at least one body and one caller".to_owned());
+        return Err("load needs at least one body and one caller".to_owned());
     }
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| told(&error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| to_message(&error))?;
     let report = runtime.block_on(run(address, requests, callers, time))?;
     println!("{report}");
     Ok(())
@@ -63,7 +65,7 @@ async fn run(
     let (from, until) = (begin + time.mul_f64(WARM_UP), begin + time);
     let mut tasks = JoinSet::new();
     for _ in 0..callers {
-        tasks.spawn(caller(address, Arc::clone(&requests), Arc::clone(&next), from, until));
+        tasks.spawn(client(address, Arc::clone(&requests), Arc::clone(&next), from, until));
     }
     let mut latencies = Vec::new();
     while let Some(done) = tasks.join_next().await {
@@ -83,8 +85,8 @@ async fn run(
     }))
 }
 
-/// Asks until the time is over; the latencies of the answers that came between `from` and then.
-async fn caller(
+/// Sends requests until `until`; returns the latencies of the responses received after `from`.
+async fn client(
     address: SocketAddr,
     requests: Arc<[Vec<u8>]>,
     next: Arc<AtomicUsize>,
@@ -93,48 +95,48 @@ async fn caller(
 ) -> io::Result<Vec<Duration>> {
     let mut stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
-    let (mut latencies, mut answer) = (Vec::new(), Vec::new());
+    let (mut latencies, mut response) = (Vec::new(), Vec::new());
     while Instant::now() < until {
-        let asked = Instant::now();
+        let sent = Instant::now();
         let request = &requests[next.fetch_add(1, Ordering::Relaxed) % requests.len()];
         stream.write_all(request).await?;
-        read_answer(&mut stream, &mut answer).await?;
+        read_response(&mut stream, &mut response).await?;
         let now = Instant::now();
         if now >= from && now < until {
-            latencies.push(now - asked);
+            latencies.push(now - sent);
         }
     }
     Ok(latencies)
 }
 
-/// Reads one answer to its end, by its content-length.
-async fn read_answer(stream: &mut TcpStream, answer: &mut Vec<u8>) -> io::Result<()> {
-    answer.clear();
+/// Reads one response to its end, by its content-length.
+async fn read_response(stream: &mut TcpStream, response: &mut Vec<u8>) -> io::Result<()> {
+    response.clear();
     let mut end = None;
-    while end.is_none_or(|end| answer.len() < end) {
-        if answer.len() > ANSWER_BYTES_MAX {
-            return Err(io::Error::other(format!("an answer of more than {ANSWER_BYTES_MAX} bytes")));
+    while end.is_none_or(|end| response.len() < end) {
+        if response.len() > MAX_RESPONSE_BYTES {
+            return Err(io::Error::other(format!("a response of more than {MAX_RESPONSE_BYTES} bytes")));
         }
-        if stream.read_buf(answer).await? == 0 {
+        if stream.read_buf(response).await? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
         if end.is_none() {
-            end = end_of(answer)?;
+            end = end_of_response(response)?;
         }
     }
     Ok(())
 }
 
-/// Where the answer ends, once its head is here.
-fn end_of(answer: &[u8]) -> io::Result<Option<usize>> {
-    let Some(head) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(None) };
-    let text = String::from_utf8_lossy(&answer[..head]).to_ascii_lowercase();
+/// Returns the end of the response, once its head is complete.
+fn end_of_response(response: &[u8]) -> io::Result<Option<usize>> {
+    let Some(head) = response.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(None) };
+    let text = String::from_utf8_lossy(&response[..head]).to_ascii_lowercase();
     if !text.starts_with("http/1.1 200") {
-        let body = String::from_utf8_lossy(&answer[head..]).into_owned();
+        let body = String::from_utf8_lossy(&response[head..]).into_owned();
         return Err(io::Error::other(format!("{}{body}", text.lines().next().unwrap_or_default())));
     }
     let length =
         text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
-    let length = length.ok_or_else(|| io::Error::other("an answer without content-length"))?;
+    let length = length.ok_or_else(|| io::Error::other("a response without content-length"))?;
     Ok(Some(head + 4 + length))
 }

@@ -1,23 +1,25 @@
-//! Drives the planner and the engine, and brings rows back to whoever waits for them.
+//! Batcher: drives the planner and the engine, and delivers rows to the requests that wait for them.
 //!
-//! The engine has a thread of its own, or as many as it wants batches ahead: one, but for engines on a GPU. Requests come in under one short lock, without a channel between: the planner
-//! *is* the queue, so what is in it is what is waiting, and a caller who goes away takes its work out at once by
-//! dropping its [`Ticket`]. While the engine computes one batch, the next requests are tokenised and taken in.
+//! The engine runs on a thread of its own, or on as many threads as the number of batches it accepts ahead: one, except
+//! for GPU engines. Requests are enqueued under one short lock, without a channel in between: the planner *is* the
+//! queue, so it holds exactly what is waiting, and a caller that disconnects removes its work at once by dropping its
+//! [`ComputeTicket`]. While the engine computes one batch, the next requests are tokenized and enqueued.
 //!
-//! Between two batches the engine's thread does only what it must: it tells the planner that the one is done and asks for
-//! the next. The rows go to a second thread (`replies`), which copies them to their requests and wakes their callers
-//! while the engine is at work again. A batch is chosen at the last moment and never prepared ahead: what would be saved
-//! is microseconds of copying token ids, and what it would cost is that a lookup waits behind one more batch. An engine
-//! that can lay a batch aside is let have lookups between two steps of one of bulk, so that they wait for a step.
-//! When there is nothing to compute, the engine's thread answers by itself, so a lone request pays for no hand-over.
+//! Between two batches the engine thread does the minimum: it reports the finished batch to the planner and takes the
+//! next one. The rows go to a second thread (`pending`), which copies them into their responses and wakes the callers
+//! while the engine is already busy again. A batch is chosen at the last moment and never prepared ahead: preparing
+//! ahead would save microseconds of copying token ids, and make an interactive request wait behind one more batch. An
+//! engine that can suspend a batch computes interactive batches between two steps of a bulk batch, so that interactive
+//! requests wait for one step only. When there is nothing to compute, the engine thread delivers the rows itself, so a
+//! lone request pays for no hand-over.
 //!
-//! A batch on which the engine fails, or panics, costs the requests in it and nobody else.
+//! If the engine fails or panics on a batch, the requests in this batch fail and no other.
 //!
-//! 1. `sequence` — an input, as the planner and the cache tell it from others.
-//! 2. `replies` — rows on their way to their requests.
-//! 3. `worker` — the engine's thread.
+//! 1. `sequence`: identity of an input for the planner and the cache.
+//! 2. `pending`: responses whose rows are incomplete.
+//! 3. `worker`: the engine thread.
 
-mod replies;
+mod pending;
 mod sequence;
 #[cfg(test)]
 mod tests;
@@ -33,10 +35,10 @@ use replica_core::batch::{AdmittedRequest, Backlog, BatchPlanner, BatchRequestId
 use replica_core::priority::Priority;
 use tokio::sync::oneshot;
 
-use self::replies::{Replies, Reply};
-use self::sequence::Sequence;
+use self::pending::{PendingResponse, PendingResponses};
+use self::sequence::QueuedSequence;
 use crate::engine::{Engine, Output};
-use crate::events::{InputsDropped, InputsJoined, RequestShed, RowsLookedUp};
+use crate::events::{CacheLookup, InputsDeduplicated, InputsDropped, RequestShed};
 use crate::metrics::Metrics;
 use crate::tokenize::Tokenized;
 use crate::vectors::RowCache;
@@ -44,46 +46,46 @@ use crate::vectors::RowCache;
 pub(crate) use sequence::SequenceKey;
 pub use sequence::TenantKey;
 
-/// What one request wants computed.
+/// Inputs of one request, to be computed.
 #[derive(Clone, Debug)]
-pub struct Work {
-    /// What the model reads.
+pub struct ComputeRequest {
+    /// Tokenized inputs.
     pub inputs: Vec<Tokenized>,
-    /// What is wanted of each.
+    /// Requested output of each input.
     pub output: Output,
-    /// Who goes first.
+    /// Priority in the queue.
     pub priority: Priority,
-    /// After this nobody wants it any more.
+    /// Time after which the request is dropped unless it is complete.
     pub deadline: Option<Instant>,
-    /// Whose it is: equal inputs share work and cached rows within a tenant only.
+    /// Tenant of the request: equal inputs share work and cached rows within a tenant only.
     pub tenant: Option<TenantKey>,
 }
 
-/// The rows of one request.
+/// Rows of one request.
 #[derive(Debug)]
-pub struct Computed {
-    /// Rows, one after the other, in the order of the inputs.
+pub struct ComputedRows {
+    /// Rows, concatenated in the order of the inputs.
     pub rows: Vec<f32>,
-    /// Numbers of one row.
+    /// Number of values in a row.
     pub width: usize,
-    /// Rows of each input: 1, or as many as it has tokens.
+    /// Rows of each input: 1, or its number of tokens.
     pub counts: Vec<u32>,
     /// Tokens of all inputs.
     pub tokens: u64,
     /// Inputs whose rows were in the cache.
     pub cached_inputs: u64,
-    /// How long they waited for the engine, all in all.
+    /// Total time in the queue.
     pub queue: Duration,
-    /// How long the batches that they were in took.
+    /// Total compute time of the batches with inputs of this request.
     pub engine: Duration,
 }
 
-/// Why there are no rows.
+/// Reason why a request has no rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unanswered {
-    /// The deadline passed before they were computed.
+pub enum ComputeError {
+    /// The deadline passed before the rows were complete.
     Expired,
-    /// The engine failed; its event says why.
+    /// The engine failed; an event reports the reason.
     EngineFailed,
     /// The engine computed NaN or an infinity.
     NotFinite,
@@ -91,20 +93,20 @@ pub enum Unanswered {
     Stopped,
 }
 
-/// What a batcher works with.
+/// Options of a batcher.
 #[derive(Debug)]
 pub struct Options {
-    /// How batches are made.
+    /// Batch limits and batching delay.
     pub batch: BatchSettings,
-    /// Tokens that may wait.
+    /// Limit of the tokens in the queue.
     pub max_queue_tokens: u64,
-    /// Rows that were computed before; absent = none are kept.
+    /// Cache of computed rows; absent = disabled.
     pub cache: Option<RowCache>,
-    /// Where everything is counted.
+    /// Metrics of the replica.
     pub metrics: Arc<Metrics>,
 }
 
-/// The queue and the engine's thread, which ends when this is dropped.
+/// Queue and engine threads. Dropping it stops the threads.
 pub struct Batcher {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -113,25 +115,25 @@ pub struct Batcher {
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
-    /// Lookups have come since the planner last had none to let in.
-    lookups: AtomicBool,
-    replies: Replies,
+    /// Set when an interactive request is enqueued; cleared when the planner has no interactive batch left.
+    interactive_pending: AtomicBool,
+    pending: PendingResponses,
     cache: Option<RowCache>,
-    /// Numbers of one row, by what is wanted.
+    /// Values in a row: `width` for pooled output, `hidden` for token rows.
     width: usize,
     hidden: usize,
     metrics: Arc<Metrics>,
 }
 
 struct State {
-    planner: BatchPlanner<Sequence>,
-    /// When the engine was last done with a batch.
+    planner: BatchPlanner<QueuedSequence>,
+    /// Time at which the engine last finished a batch.
     ended: Option<Instant>,
     closed: bool,
 }
 
 impl Batcher {
-    /// Starts the engine's thread, and the one that answers.
+    /// Starts the engine threads and the delivery thread.
     pub fn start(engine: Arc<dyn Engine>, options: Options) -> std::io::Result<Batcher> {
         let Options { batch, max_queue_tokens, cache, metrics } = options;
         let planner = BatchPlanner::new(batch, max_queue_tokens);
@@ -139,84 +141,85 @@ impl Batcher {
         let shared = Arc::new(Shared {
             state: Mutex::new(State { planner, ended: None, closed: false }),
             work: Condvar::new(),
-            lookups: AtomicBool::new(false),
-            replies: Replies::default(),
+            interactive_pending: AtomicBool::new(false),
+            pending: PendingResponses::default(),
             cache,
             width,
             hidden,
             metrics,
         });
         let mut batcher = Batcher { shared: Arc::clone(&shared), threads: Vec::new() };
-        let (hand_over, done) = std::sync::mpsc::channel();
-        let answering = Arc::clone(&shared);
+        let (finished_batches, finished) = std::sync::mpsc::channel();
+        let delivering = Arc::clone(&shared);
         for _ in 0..engine.batches_ahead() {
-            let (shared, engine, hand_over) = (Arc::clone(&shared), Arc::clone(&engine), hand_over.clone());
-            batcher.threads.push(task::thread("batcher", move || shared.work(&*engine, &hand_over))?);
+            let (shared, engine, finished_batches) =
+                (Arc::clone(&shared), Arc::clone(&engine), finished_batches.clone());
+            batcher.threads.push(task::thread("batcher", move || shared.work(&*engine, &finished_batches))?);
         }
-        drop(hand_over);
-        // It ends when the engine's threads do, because they let go of the channel.
-        batcher
-            .threads
-            .push(task::thread("answers", move || done.iter().for_each(|done| answering.answer(done)))?);
+        drop(finished_batches);
+        // This thread ends when the engine threads do, because they own the senders of the channel.
+        batcher.threads.push(task::thread("delivery", move || {
+            finished.iter().for_each(|finished| delivering.deliver(finished))
+        })?);
         Ok(batcher)
     }
 
-    /// Takes in one request, all of it or nothing.
-    pub fn submit(&self, work: Work) -> Result<Ticket, QueueFull> {
-        let Work { inputs, output, priority, deadline, tenant } = work;
+    /// Enqueues all inputs of one request, or none of them.
+    pub fn submit(&self, compute: ComputeRequest) -> Result<ComputeTicket, QueueFull> {
+        let ComputeRequest { inputs, output, priority, deadline, tenant } = compute;
         let shared = &self.shared;
         let cached = shared.cache.is_some();
-        let sequences = inputs.into_iter().map(|input| Sequence::new(input, output, tenant, cached));
-        let (answer, answered) = oneshot::channel();
-        let taken_in = Instant::now();
-        let mut reply = Reply::new(shared.width_of(output), taken_in, answer);
+        let sequences = inputs.into_iter().map(|input| QueuedSequence::new(input, output, tenant, cached));
+        let (sender, receiver) = oneshot::channel();
+        let enqueued_at = Instant::now();
+        let mut response = PendingResponse::new(shared.width_of(output), enqueued_at, sender);
         let mut missing = Vec::new();
         for sequence in sequences {
             let rows = sequence.rows();
-            let known = shared.cache.as_ref().zip(sequence.key).and_then(|(cache, key)| cache.get(key));
-            match known {
-                Some(cached) => reply.push_cached(sequence.len(), rows, &cached),
+            let cached_rows = shared.cache.as_ref().zip(sequence.key).and_then(|(cache, key)| cache.get(key));
+            match cached_rows {
+                Some(cached) => response.push_cached(sequence.len(), rows, &cached),
                 None => {
-                    reply.push_missing(sequence.len(), rows);
+                    response.push_missing(sequence.len(), rows);
                     missing.push(sequence);
                 }
             }
         }
         if shared.cache.is_some() {
-            RowsLookedUp { found: reply.cached(), missing: missing.len() as u64 }.record(&shared.metrics);
+            CacheLookup { hits: response.cached(), misses: missing.len() as u64 }.record(&shared.metrics);
         }
         if missing.is_empty() {
-            reply.send(taken_in);
-            return Ok(Ticket { request: None, shared: Arc::clone(shared), answered });
+            response.send(enqueued_at);
+            return Ok(ComputeTicket { request: None, shared: Arc::clone(shared), receiver });
         }
         let mut state = shared.lock();
-        let admitted = state.planner.push(priority, missing, deadline, taken_in);
+        let admitted = state.planner.push(priority, missing, deadline, enqueued_at);
         let AdmittedRequest { request, joined } = admitted.inspect_err(|full| {
             RequestShed { priority: full.priority }.record(&shared.metrics);
         })?;
-        // Under the lock, or the engine could be done with it before it is there.
-        shared.replies.insert(request, reply);
+        // Inserted under the lock: otherwise the engine could finish the batch before the response is registered.
+        shared.pending.insert(request, response);
         if priority == Priority::Interactive {
-            shared.lookups.store(true, Ordering::Relaxed);
+            shared.interactive_pending.store(true, Ordering::Relaxed);
         }
         shared.publish(&state.planner);
         drop(state);
         shared.work.notify_one();
-        InputsJoined { inputs: joined }.record(&shared.metrics);
-        Ok(Ticket { request: Some(request), shared: Arc::clone(shared), answered })
+        InputsDeduplicated { inputs: joined }.record(&shared.metrics);
+        Ok(ComputeTicket { request: Some(request), shared: Arc::clone(shared), receiver })
     }
 
-    /// What waits and what is being computed.
+    /// Returns the tokens and inputs that wait or are being computed.
     pub fn backlog(&self) -> Backlog {
         self.shared.lock().planner.backlog()
     }
 
-    /// Tokens of lookups that wait.
-    pub fn lookup_tokens(&self) -> u64 {
+    /// Returns the tokens of interactive requests in the queue.
+    pub fn interactive_tokens(&self) -> u64 {
         self.shared.lock().planner.loads().interactive.queued.tokens
     }
 
-    /// Measured speed of the engine; 0 until it is known.
+    /// Returns the measured speed of the engine; 0 before the first measurement.
     pub fn tokens_per_second(&self) -> f64 {
         self.shared.lock().planner.tokens_per_second()
     }
@@ -227,33 +230,33 @@ impl Drop for Batcher {
         self.shared.lock().closed = true;
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // It catches the engine's panics; if it panicked itself, stderr has said so.
+            // The thread catches panics of the engine; a panic of its own has been printed to stderr.
             let _ = thread.join();
         }
-        // Whoever still waits is told so by its sender being dropped.
-        self.shared.replies.clear();
+        // Dropping the senders completes the remaining callers with `ComputeError::Stopped`.
+        self.shared.pending.clear();
     }
 }
 
-/// The right to the rows of one request. Dropped before they are there, it takes the request out of the queue.
-pub struct Ticket {
-    /// None if all of it was in the cache.
+/// Handle to the rows of one request. Dropping it before they are complete cancels the request.
+pub struct ComputeTicket {
+    /// None if all rows came from the cache.
     request: Option<BatchRequestId>,
     shared: Arc<Shared>,
-    answered: oneshot::Receiver<Result<Computed, Unanswered>>,
+    receiver: oneshot::Receiver<Result<ComputedRows, ComputeError>>,
 }
 
-impl Ticket {
+impl ComputeTicket {
     /// Waits for the rows.
-    pub async fn rows(mut self) -> Result<Computed, Unanswered> {
-        (&mut self.answered).await.unwrap_or(Err(Unanswered::Stopped))
+    pub async fn rows(mut self) -> Result<ComputedRows, ComputeError> {
+        (&mut self.receiver).await.unwrap_or(Err(ComputeError::Stopped))
     }
 }
 
-impl Drop for Ticket {
+impl Drop for ComputeTicket {
     fn drop(&mut self) {
         let Some(request) = self.request else { return };
-        if self.shared.replies.take(request).is_some() {
+        if self.shared.pending.take(request).is_some() {
             let mut state = self.shared.lock();
             let inputs = state.planner.cancel(request);
             self.shared.publish(&state.planner);
@@ -275,13 +278,13 @@ impl Shared {
         }
     }
 
-    /// Stores for `/metrics` what the planner holds.
-    fn publish(&self, planner: &BatchPlanner<Sequence>) {
+    /// Copies the planner's state to the gauges of `/metrics`.
+    fn publish(&self, planner: &BatchPlanner<QueuedSequence>) {
         let (loads, cost, tokens_per_second) = (planner.loads(), planner.cost(), planner.tokens_per_second());
-        self.metrics.set_now(|now| {
-            now.loads = loads;
-            now.cost = cost;
-            now.tokens_per_second = tokens_per_second;
+        self.metrics.update_gauges(|gauges| {
+            gauges.loads = loads;
+            gauges.cost = cost;
+            gauges.tokens_per_second = tokens_per_second;
         });
     }
 }

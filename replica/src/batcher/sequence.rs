@@ -1,12 +1,13 @@
-//! An input, as the planner and the cache tell it from others.
+//! Identity of an input for the planner and the cache.
 //!
-//! Two inputs are the same if everything is that decides their rows: the tenant, what is wanted, the token ids and their
-//! types. (The model and its precision are the same for all inputs of a process; the cache adds them for itself.) The
-//! planner compares the parts; two texts differ within their first tokens. The cache, if there is one, keeps a SHA-256 of
-//! them instead, so that nobody can make two inputs that share a row; it takes some microseconds, and only then.
+//! Two inputs are equal if everything that decides their rows is equal: the tenant, the requested output, the token ids
+//! and their types. (The model and its precision are the same for all inputs of a process; the cache adds them itself.)
+//! The planner compares the fields directly; different texts differ within their first tokens. The cache, if there is
+//! one, stores a SHA-256 of them instead, so that two inputs with the same key cannot be constructed; computing it
+//! takes some microseconds, and only with a cache.
 //!
-//! The tenant is among them because shared work can be timed: a tenant that is answered sooner than it should be would
-//! learn that another one has just asked the same.
+//! The tenant is included because sharing is observable by timing: a tenant that receives its response too early would
+//! learn that another tenant has just sent the same input.
 
 use std::cmp::Ordering;
 
@@ -16,49 +17,49 @@ use sha2::{Digest, Sha256};
 use crate::engine::Output;
 use crate::tokenize::Tokenized;
 
-/// Whose a request is, without his name.
+/// Tenant of a request, as a hash of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey([u8; 32]);
 
 impl TenantKey {
-    /// The key of a tenant.
+    /// Returns the key of a tenant.
     pub fn new(name: impl AsRef<[u8]>) -> TenantKey {
         TenantKey(Sha256::digest(name).into())
     }
 }
 
-/// What decides the rows of an input, in 32 bytes.
+/// SHA-256 of everything that decides the rows of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SequenceKey(pub(crate) [u8; 32]);
 
 /// One input of a request.
 #[derive(Debug)]
-pub(super) struct Sequence {
+pub(super) struct QueuedSequence {
     pub(super) tokens: Tokenized,
     pub(super) output: Output,
     tenant: Option<TenantKey>,
-    /// For the cache, where there is one.
+    /// Key in the cache, if there is one.
     pub(super) key: Option<SequenceKey>,
 }
 
-impl Sequence {
+impl QueuedSequence {
     pub(super) fn new(
         tokens: Tokenized,
         output: Output,
         tenant: Option<TenantKey>,
         cached: bool,
-    ) -> Sequence {
-        let mut sequence = Sequence { tokens, output, tenant, key: None };
+    ) -> QueuedSequence {
+        let mut sequence = QueuedSequence { tokens, output, tenant, key: None };
         sequence.key = cached.then(|| sequence.digest());
         sequence
     }
 
-    /// Tokens.
+    /// Returns the number of tokens.
     pub(super) fn len(&self) -> usize {
         self.tokens.ids.len()
     }
 
-    /// Rows of its answer.
+    /// Returns the number of rows of its output.
     pub(super) fn rows(&self) -> usize {
         match self.output {
             Output::Pooled => 1,
@@ -67,10 +68,10 @@ impl Sequence {
     }
 }
 
-impl Sequence {
-    /// Everything that decides the rows, in an order that two of them can be compared by.
+impl QueuedSequence {
+    /// Returns everything that decides the rows, as a comparable tuple.
     fn parts(&self) -> (u8, Option<&TenantKey>, &[u32], Option<&[u32]>) {
-        let Sequence { tokens: Tokenized { ids, types }, output, tenant, key: _ } = self;
+        let QueuedSequence { tokens: Tokenized { ids, types }, output, tenant, key: _ } = self;
         let output = match output {
             Output::Pooled => 0,
             Output::Tokens => 1,
@@ -80,7 +81,7 @@ impl Sequence {
 
     fn digest(&self) -> SequenceKey {
         let (output, tenant, ids, types) = self.parts();
-        // Every part has a length of its own or is preceded by it, so no two inputs run together to the same bytes.
+        // Every part has a fixed length or is preceded by its length, so different inputs never hash the same bytes.
         let mut digest = Sha256::new();
         digest.update([output, u8::from(tenant.is_some()), u8::from(types.is_some())]);
         digest.update(tenant.map_or([0; 32], |tenant| tenant.0));
@@ -93,7 +94,7 @@ impl Sequence {
     }
 }
 
-impl BatchInput for Sequence {
+impl BatchInput for QueuedSequence {
     type Class = Output;
 
     fn tokens(&self) -> u64 {
@@ -105,35 +106,35 @@ impl BatchInput for Sequence {
     }
 }
 
-impl Ord for Sequence {
-    fn cmp(&self, other: &Sequence) -> Ordering {
+impl Ord for QueuedSequence {
+    fn cmp(&self, other: &QueuedSequence) -> Ordering {
         self.parts().cmp(&other.parts())
     }
 }
 
-impl PartialOrd for Sequence {
-    fn partial_cmp(&self, other: &Sequence) -> Option<Ordering> {
+impl PartialOrd for QueuedSequence {
+    fn partial_cmp(&self, other: &QueuedSequence) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Sequence {
-    fn eq(&self, other: &Sequence) -> bool {
+impl PartialEq for QueuedSequence {
+    fn eq(&self, other: &QueuedSequence) -> bool {
         self.parts() == other.parts()
     }
 }
 
-impl Eq for Sequence {}
+impl Eq for QueuedSequence {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn whatever_decides_the_rows_tells_two_inputs_apart() {
+    fn inputs_with_different_rows_have_different_keys() {
         let of = |ids: &[u32], types: Option<&[u32]>, output: Output, tenant: Option<&str>| {
             let tokens = Tokenized { ids: ids.into(), types: types.map(Into::into) };
-            Sequence::new(tokens, output, tenant.map(TenantKey::new), true)
+            QueuedSequence::new(tokens, output, tenant.map(TenantKey::new), true)
         };
         let different = [
             of(&[1, 2], None, Output::Pooled, None),

@@ -1,4 +1,4 @@
-//! The batcher over an engine that a test holds by the hand.
+//! Tests of the batcher with an engine that the test controls.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -10,18 +10,18 @@ use tokio::runtime;
 use super::*;
 use crate::engine::{BatchCallbacks, Description, EngineError, FailedSequence, RaggedBatch};
 
-/// Token ids with a meaning of their own.
+/// Token ids that trigger a failure.
 const FAILS: u32 = 666;
 const PANICS: u32 = 667;
-/// Its sequence comes to NaN.
+/// The row of its sequence is NaN.
 const OVERFLOWS: u32 = 668;
 
-/// The row of a sequence is its first token and its length; the row of a token is the token, thrice. Before each batch it
-/// says that it begins, and waits until it may; after it has made the rows it lets others in.
+/// Engine under the control of the test. The row of a sequence is its first token and its length; the row of a token is
+/// the token three times. It announces each batch and waits for a permission; after the rows it allows interruptions.
 struct Scripted {
     description: Description,
     begins: Mutex<Sender<Vec<u32>>>,
-    may_go_on: Mutex<Receiver<()>>,
+    released: Mutex<Receiver<()>>,
 }
 
 impl Engine for Scripted {
@@ -33,12 +33,12 @@ impl Engine for Scripted {
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        meanwhile: &dyn BatchCallbacks,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
     ) -> Result<Vec<FailedSequence>, EngineError> {
         self.compute(batch, output, out)?;
-        if meanwhile.has_urgent() {
-            meanwhile.run_urgent(&mut |batch, output, out| self.compute(batch, output, out));
+        if callbacks.has_urgent() {
+            callbacks.run_urgent(&mut |batch, output, out| self.compute(batch, output, out));
         }
         Ok(Vec::new())
     }
@@ -46,13 +46,13 @@ impl Engine for Scripted {
     fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError> {
         let firsts = batch.sequences().map(|range| batch.token_ids()[range.start]).collect();
         self.begins.lock().send(firsts).ok();
-        // A test that has let go of the gate lets everything pass.
-        let _ = self.may_go_on.lock().recv();
+        // Without a sender all batches proceed.
+        let _ = self.released.lock().recv();
         assert!(!batch.token_ids().contains(&PANICS), "a token that panics");
         if batch.token_ids().contains(&FAILS) {
             return Err(EngineError::Broken { reason: "a token that fails".to_owned() });
         }
-        assert_eq!(out.len(), self.description.numbers(batch, output), "room for exactly the answer");
+        assert_eq!(out.len(), self.description.numbers(batch, output), "the output has the size of the rows");
         match output {
             Output::Pooled => {
                 for (row, range) in out.chunks_exact_mut(2).zip(batch.sequences()) {
@@ -71,19 +71,19 @@ impl Engine for Scripted {
     }
 }
 
-/// A batcher over a scripted engine.
-struct Play {
+/// Batcher with a scripted engine.
+struct Fixture {
     batcher: Batcher,
     metrics: Arc<Metrics>,
     began: Receiver<Vec<u32>>,
-    go_on: Option<Sender<()>>,
+    release: Option<Sender<()>>,
 }
 
-impl Play {
-    /// Batches of ten tokens, and a queue of a hundred.
-    fn new(cache: Option<RowCache>) -> Play {
+impl Fixture {
+    /// Starts a batcher with batches of ten tokens and a queue of a hundred.
+    fn new(cache: Option<RowCache>) -> Fixture {
         let (begins, began) = channel();
-        let (go_on, may_go_on) = channel();
+        let (release, released) = channel();
         let description = Description {
             engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
             architecture: "scripted".to_owned(),
@@ -98,22 +98,22 @@ impl Play {
             threads: 1,
             accelerator: None,
         };
-        let (begins, may_go_on) = (Mutex::new(begins), Mutex::new(may_go_on));
-        let engine = Scripted { description, begins, may_go_on };
+        let (begins, released) = (Mutex::new(begins), Mutex::new(released));
+        let engine = Scripted { description, begins, released };
         let batch =
             BatchSettings { batch_tokens: 10, interactive_batch_tokens: 10, ..BatchSettings::default() };
         let metrics = Arc::<Metrics>::default();
         let options = Options { batch, max_queue_tokens: 100, cache, metrics: Arc::clone(&metrics) };
         let batcher = Batcher::start(Arc::new(engine), options).expect("threads");
-        Play { batcher, metrics, began, go_on: Some(go_on) }
+        Fixture { batcher, metrics, began, release: Some(release) }
     }
 
-    fn work(inputs: &[(u32, usize)]) -> Work {
+    fn work(inputs: &[(u32, usize)]) -> ComputeRequest {
         let input = |(first, length): &(u32, usize)| Tokenized {
             ids: vec![*first; *length].into_boxed_slice(),
             types: None,
         };
-        Work {
+        ComputeRequest {
             inputs: inputs.iter().map(input).collect(),
             output: Output::Pooled,
             priority: Priority::Interactive,
@@ -122,19 +122,19 @@ impl Play {
         }
     }
 
-    /// A request of `(first token, length)` inputs.
-    fn submit(&self, inputs: &[(u32, usize)]) -> Result<Ticket, QueueFull> {
-        self.batcher.submit(Play::work(inputs))
+    /// Submits a request of `(first token, length)` inputs.
+    fn submit(&self, inputs: &[(u32, usize)]) -> Result<ComputeTicket, QueueFull> {
+        self.batcher.submit(Fixture::work(inputs))
     }
 
-    /// Waits until the engine begins, and returns the first tokens of its batch.
+    /// Waits until the engine begins a batch, and returns the first tokens of its sequences.
     fn begins(&self) -> Vec<u32> {
         self.began.recv().expect("the engine's thread")
     }
 
-    /// Lets the engine go on, for good.
-    fn let_go(&mut self) {
-        self.go_on = None;
+    /// Lets the engine compute all further batches.
+    fn release_all(&mut self) {
+        self.release = None;
     }
 
     fn counted(&self, line: &str) -> bool {
@@ -142,198 +142,200 @@ impl Play {
     }
 }
 
-fn computed(ticket: Ticket) -> Result<Computed, Unanswered> {
+fn computed(ticket: ComputeTicket) -> Result<ComputedRows, ComputeError> {
     let runtime = runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(ticket.rows())
 }
 
-fn wait(ticket: Ticket) -> Result<Vec<f32>, Unanswered> {
+fn wait(ticket: ComputeTicket) -> Result<Vec<f32>, ComputeError> {
     computed(ticket).map(|computed| computed.rows)
 }
 
 #[test]
-fn each_caller_gets_the_rows_of_his_inputs_in_their_order() {
-    let mut play = Play::new(None);
-    play.let_go();
+fn each_request_gets_the_rows_of_its_inputs_in_order() {
+    let mut fixture = Fixture::new(None);
+    fixture.release_all();
     let many: Vec<(u32, usize)> = (1..=9).map(|n| (n, n as usize % 4 + 1)).collect();
     let requests = [&many[..], &[(50, 25)], &[(60, 1), (61, 2)]];
-    let tickets: Vec<Ticket> = requests.iter().map(|inputs| play.submit(inputs).expect("room")).collect();
+    let tickets: Vec<ComputeTicket> =
+        requests.iter().map(|inputs| fixture.submit(inputs).expect("room")).collect();
     for (ticket, inputs) in tickets.into_iter().zip(requests) {
         let expected: Vec<f32> = inputs.iter().flat_map(|(first, n)| [*first as f32, *n as f32]).collect();
         assert_eq!(wait(ticket), Ok(expected));
     }
-    assert_eq!(play.batcher.backlog(), Backlog::default());
-    assert!(play.batcher.tokens_per_second() > 0.0);
+    assert_eq!(fixture.batcher.backlog(), Backlog::default());
+    assert!(fixture.batcher.tokens_per_second() > 0.0);
 }
 
 #[test]
-fn rows_of_tokens_and_rows_of_sequences_come_from_batches_of_their_own() {
-    let mut play = Play::new(None);
-    let running = play.submit(&[(1, 1)]).expect("room");
-    assert_eq!(play.begins(), [1]);
-    let tokens = Work { output: Output::Tokens, ..Play::work(&[(2, 2), (3, 1)]) };
-    let tokens = play.batcher.submit(tokens).expect("room");
-    let pooled = play.submit(&[(2, 2)]).expect("room");
-    play.let_go();
+fn token_rows_and_pooled_rows_are_computed_in_separate_batches() {
+    let mut fixture = Fixture::new(None);
+    let running = fixture.submit(&[(1, 1)]).expect("room");
+    assert_eq!(fixture.begins(), [1]);
+    let tokens = ComputeRequest { output: Output::Tokens, ..Fixture::work(&[(2, 2), (3, 1)]) };
+    let tokens = fixture.batcher.submit(tokens).expect("room");
+    let pooled = fixture.submit(&[(2, 2)]).expect("room");
+    fixture.release_all();
     assert!(wait(running).is_ok());
-    assert_eq!((play.begins(), play.begins()), (vec![2, 3], vec![2]));
-    let Computed { rows, width, counts, tokens, .. } = computed(tokens).expect("rows");
+    assert_eq!((fixture.begins(), fixture.begins()), (vec![2, 3], vec![2]));
+    let ComputedRows { rows, width, counts, tokens, .. } = computed(tokens).expect("rows");
     assert_eq!((width, counts, tokens), (3, vec![2, 1], 3));
     assert_eq!(rows, [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0]);
-    let Computed { rows, width, counts, .. } = computed(pooled).expect("a row");
+    let ComputedRows { rows, width, counts, .. } = computed(pooled).expect("a row");
     assert_eq!((rows, width, counts), (vec![2.0, 2.0], 2, vec![1]));
 }
 
 #[test]
-fn a_batch_that_fails_or_panics_costs_its_requests_and_nobody_else() {
+fn a_batch_that_fails_or_panics_fails_its_requests_only() {
     for poison in [FAILS, PANICS] {
-        let mut play = Play::new(None);
-        let first = play.submit(&[(1, 10)]).expect("room");
-        assert_eq!(play.begins(), [1]);
-        let poisoned = play.submit(&[(2, 5), (poison, 1), (3, 5)]).expect("room");
-        play.let_go();
+        let mut fixture = Fixture::new(None);
+        let first = fixture.submit(&[(1, 10)]).expect("room");
+        assert_eq!(fixture.begins(), [1]);
+        let poisoned = fixture.submit(&[(2, 5), (poison, 1), (3, 5)]).expect("room");
+        fixture.release_all();
         assert!(wait(first).is_ok());
-        assert_eq!(wait(poisoned), Err(Unanswered::EngineFailed));
-        let last = play.submit(&[(4, 1)]).expect("room");
+        assert_eq!(wait(poisoned), Err(ComputeError::EngineFailed));
+        let last = fixture.submit(&[(4, 1)]).expect("room");
         assert_eq!(wait(last), Ok(vec![4.0, 1.0]), "the engine goes on");
-        assert_eq!(play.batcher.backlog(), Backlog::default());
-        assert!(play.counted("meridian_replica_engine_failures_total 1"));
+        assert_eq!(fixture.batcher.backlog(), Backlog::default());
+        assert!(fixture.counted("meridian_replica_engine_failures_total 1"));
     }
 }
 
 #[test]
-fn a_row_that_is_not_finite_costs_its_requests_and_is_never_sent_or_kept() {
+fn a_row_that_is_not_finite_fails_its_requests_and_is_never_sent_or_cached() {
     for cache in [None, RowCache::new(1 << 20, "digest", "f32")] {
-        let mut play = Play::new(cache);
-        let first = play.submit(&[(1, 1)]).expect("room");
-        assert_eq!(play.begins(), [1]);
-        let company = play.submit(&[(2, 1)]).expect("room");
-        let poisoned = play.submit(&[(3, 1), (OVERFLOWS, 2)]).expect("room");
-        play.let_go();
+        let mut fixture = Fixture::new(cache);
+        let first = fixture.submit(&[(1, 1)]).expect("room");
+        assert_eq!(fixture.begins(), [1]);
+        let company = fixture.submit(&[(2, 1)]).expect("room");
+        let poisoned = fixture.submit(&[(3, 1), (OVERFLOWS, 2)]).expect("room");
+        fixture.release_all();
         assert!(wait(first).is_ok());
-        assert_eq!(wait(poisoned), Err(Unanswered::NotFinite));
-        assert_eq!(wait(company), Ok(vec![2.0, 1.0]), "others of the batch have their rows");
-        let again = play.submit(&[(OVERFLOWS, 2)]).expect("room");
-        assert_eq!(wait(again), Err(Unanswered::NotFinite), "it was not kept");
-        assert_eq!(play.batcher.backlog(), Backlog::default());
-        assert!(play.counted("meridian_replica_engine_failures_total 2"));
+        assert_eq!(wait(poisoned), Err(ComputeError::NotFinite));
+        assert_eq!(wait(company), Ok(vec![2.0, 1.0]), "other requests of the batch succeed");
+        let again = fixture.submit(&[(OVERFLOWS, 2)]).expect("room");
+        assert_eq!(wait(again), Err(ComputeError::NotFinite), "it was not cached");
+        assert_eq!(fixture.batcher.backlog(), Backlog::default());
+        assert!(fixture.counted("meridian_replica_engine_failures_total 2"));
     }
 }
 
 #[test]
-fn what_nobody_waits_for_any_more_is_not_computed() {
-    let mut play = Play::new(None);
-    let running = play.submit(&[(1, 1)]).expect("room");
-    assert_eq!(play.begins(), [1]);
-    let left = play.submit(&[(2, 1), (3, 1), (4, 1)]).expect("room");
-    let last = play.submit(&[(5, 1)]).expect("room");
+fn inputs_of_cancelled_requests_are_not_computed() {
+    let mut fixture = Fixture::new(None);
+    let running = fixture.submit(&[(1, 1)]).expect("room");
+    assert_eq!(fixture.begins(), [1]);
+    let left = fixture.submit(&[(2, 1), (3, 1), (4, 1)]).expect("room");
+    let last = fixture.submit(&[(5, 1)]).expect("room");
     drop(left);
-    assert_eq!(play.batcher.backlog(), Backlog { tokens: 2, inputs: 2 });
-    play.let_go();
+    assert_eq!(fixture.batcher.backlog(), Backlog { tokens: 2, inputs: 2 });
+    fixture.release_all();
     assert!(wait(running).is_ok() && wait(last).is_ok());
-    assert_eq!(play.begins(), [5], "only the last was still wanted");
-    assert_eq!(play.metrics.read().dropped_inputs_total, 3);
+    assert_eq!(fixture.begins(), [5], "only the last request remains");
+    assert_eq!(fixture.metrics.read().dropped_inputs_total, 3);
 }
 
 #[test]
-fn what_is_too_late_is_not_computed() {
-    let mut play = Play::new(None);
-    let running = play.submit(&[(1, 1)]).expect("room");
-    assert_eq!(play.begins(), [1]);
+fn expired_inputs_are_not_computed() {
+    let mut fixture = Fixture::new(None);
+    let running = fixture.submit(&[(1, 1)]).expect("room");
+    assert_eq!(fixture.begins(), [1]);
     let until = |first: u32, deadline: Instant| {
-        let work = Work { deadline: Some(deadline), ..Play::work(&[(first, 1)]) };
-        play.batcher.submit(work).expect("room")
+        let work = ComputeRequest { deadline: Some(deadline), ..Fixture::work(&[(first, 1)]) };
+        fixture.batcher.submit(work).expect("room")
     };
     let late = until(2, Instant::now());
     let last = until(3, Instant::now() + Duration::from_secs(3600));
-    play.let_go();
-    assert_eq!(wait(late), Err(Unanswered::Expired));
+    fixture.release_all();
+    assert_eq!(wait(late), Err(ComputeError::Expired));
     assert!(wait(running).is_ok() && wait(last).is_ok());
-    assert_eq!(play.begins(), [3]);
-    assert_eq!(play.metrics.read().dropped_inputs_total, 1);
+    assert_eq!(fixture.begins(), [3]);
+    assert_eq!(fixture.metrics.read().dropped_inputs_total, 1);
 }
 
 #[test]
-fn a_full_queue_refuses_and_computes_what_it_has() {
-    let mut play = Play::new(None);
-    let running = play.submit(&[(1, 1)]).expect("room");
-    assert_eq!(play.begins(), [1]);
-    let waiting = play.submit(&[(2, 10), (3, 90)]).expect("exactly full");
-    let full = play.submit(&[(4, 1)]).err().expect("one token past it");
+fn a_full_queue_rejects_requests_and_computes_the_queued_ones() {
+    let mut fixture = Fixture::new(None);
+    let running = fixture.submit(&[(1, 1)]).expect("room");
+    assert_eq!(fixture.begins(), [1]);
+    let waiting = fixture.submit(&[(2, 10), (3, 90)]).expect("exactly full");
+    let full = fixture.submit(&[(4, 1)]).err().expect("one token past it");
     assert_eq!((full.pending_tokens, full.max_queue_tokens), (101, 100));
-    assert!(play.counted("meridian_replica_requests_shed_total{priority=\"interactive\"} 1"));
-    assert!(play.counted("meridian_replica_queue_tokens{priority=\"interactive\"} 100"));
-    play.let_go();
+    assert!(fixture.counted("meridian_replica_requests_shed_total{priority=\"interactive\"} 1"));
+    assert!(fixture.counted("meridian_replica_queue_tokens{priority=\"interactive\"} 100"));
+    fixture.release_all();
     assert!(wait(running).is_ok() && wait(waiting).is_ok());
 }
 
 #[test]
-fn a_lookup_goes_before_a_backfill() {
-    let mut play = Play::new(None);
-    let running = play.submit(&[(1, 1)]).expect("room");
-    assert_eq!(play.begins(), [1]);
-    let bulk = Work { priority: Priority::Bulk, ..Play::work(&[(2, 9), (3, 9), (4, 9)]) };
-    let bulk = play.batcher.submit(bulk).expect("room");
-    let lookup = play.submit(&[(5, 1)]).expect("room");
-    play.let_go();
-    assert!(wait(running).is_ok() && wait(lookup).is_ok() && wait(bulk).is_ok());
-    assert_eq!(play.begins(), [5]);
+fn interactive_requests_precede_bulk_requests() {
+    let mut fixture = Fixture::new(None);
+    let running = fixture.submit(&[(1, 1)]).expect("room");
+    assert_eq!(fixture.begins(), [1]);
+    let bulk = ComputeRequest { priority: Priority::Bulk, ..Fixture::work(&[(2, 9), (3, 9), (4, 9)]) };
+    let bulk = fixture.batcher.submit(bulk).expect("room");
+    let interactive = fixture.submit(&[(5, 1)]).expect("room");
+    fixture.release_all();
+    assert!(wait(running).is_ok() && wait(interactive).is_ok() && wait(bulk).is_ok());
+    assert_eq!(fixture.begins(), [5]);
 }
 
 #[test]
-fn a_lookup_comes_in_between_and_one_that_fails_costs_only_itself() {
+fn an_interactive_request_interrupts_a_bulk_batch_and_its_failure_does_not_affect_it() {
     for (token, row) in [
         (5, Ok(vec![5.0, 1.0])),
-        (FAILS, Err(Unanswered::EngineFailed)),
-        (PANICS, Err(Unanswered::EngineFailed)),
+        (FAILS, Err(ComputeError::EngineFailed)),
+        (PANICS, Err(ComputeError::EngineFailed)),
     ] {
-        let mut play = Play::new(None);
-        let bulk = Work { priority: Priority::Bulk, ..Play::work(&[(1, 9)]) };
-        let bulk = play.batcher.submit(bulk).expect("room");
-        assert_eq!(play.begins(), [1]);
-        let lookup = play.submit(&[(token, 1)]).expect("room");
-        play.go_on.as_ref().expect("a gate").send(()).expect("the engine's thread");
-        assert_eq!(play.begins(), [token], "and the rows of the other are not there yet");
-        assert_eq!(play.batcher.backlog(), Backlog { tokens: 10, inputs: 2 });
-        play.let_go();
-        assert_eq!((wait(lookup), wait(bulk)), (row, Ok(vec![1.0, 9.0])));
-        assert_eq!(play.batcher.backlog(), Backlog::default());
+        let mut fixture = Fixture::new(None);
+        let bulk = ComputeRequest { priority: Priority::Bulk, ..Fixture::work(&[(1, 9)]) };
+        let bulk = fixture.batcher.submit(bulk).expect("room");
+        assert_eq!(fixture.begins(), [1]);
+        let interactive = fixture.submit(&[(token, 1)]).expect("room");
+        fixture.release.as_ref().expect("a gate").send(()).expect("the engine's thread");
+        assert_eq!(fixture.begins(), [token], "the bulk batch is still running");
+        assert_eq!(fixture.batcher.backlog(), Backlog { tokens: 10, inputs: 2 });
+        fixture.release_all();
+        assert_eq!((wait(interactive), wait(bulk)), (row, Ok(vec![1.0, 9.0])));
+        assert_eq!(fixture.batcher.backlog(), Backlog::default());
         let between = "meridian_replica_batches_total{priority=\"interactive\",reason=\"between\"} 1";
-        assert_eq!(play.counted(between), token == 5, "{}", play.metrics.render());
+        assert_eq!(fixture.counted(between), token == 5, "{}", fixture.metrics.render());
     }
 }
 
 #[test]
-fn equal_inputs_are_computed_once_and_everybody_has_his_row() {
-    let mut play = Play::new(None);
-    let running = play.submit(&[(1, 1)]).expect("room");
-    assert_eq!(play.begins(), [1]);
+fn equal_inputs_are_computed_once_per_tenant() {
+    let mut fixture = Fixture::new(None);
+    let running = fixture.submit(&[(1, 1)]).expect("room");
+    assert_eq!(fixture.begins(), [1]);
     let tickets = [&[(7, 2), (8, 1), (7, 2)][..], &[(8, 1)], &[(1, 1)]];
-    let tickets = tickets.map(|inputs| play.submit(inputs).expect("room"));
-    let stranger = Work { tenant: Some(TenantKey::new("stranger")), ..Play::work(&[(8, 1)]) };
-    let stranger = play.batcher.submit(stranger).expect("room");
-    play.let_go();
+    let tickets = tickets.map(|inputs| fixture.submit(inputs).expect("room"));
+    let other_tenant =
+        ComputeRequest { tenant: Some(TenantKey::new("other_tenant")), ..Fixture::work(&[(8, 1)]) };
+    let other_tenant = fixture.batcher.submit(other_tenant).expect("room");
+    fixture.release_all();
     assert_eq!(
         tickets.map(wait),
         [Ok(vec![7.0, 2.0, 8.0, 1.0, 7.0, 2.0]), Ok(vec![8.0, 1.0]), Ok(vec![1.0, 1.0])]
     );
-    assert!(wait(running).is_ok() && wait(stranger).is_ok());
-    let mut computed: Vec<u32> = play.begins();
+    assert!(wait(running).is_ok() && wait(other_tenant).is_ok());
+    let mut computed: Vec<u32> = fixture.begins();
     while computed.len() < 3 {
-        computed.extend(play.begins());
+        computed.extend(fixture.begins());
     }
     computed.sort_unstable();
-    assert_eq!(computed, [7, 8, 8], "the one that ran already not again, and a stranger's apart");
-    assert!(play.counted("meridian_replica_inputs_joined_total 3"));
+    assert_eq!(computed, [7, 8, 8], "the running one is not repeated, and the other tenant's is separate");
+    assert!(fixture.counted("meridian_replica_inputs_deduplicated_total 3"));
 }
 
 #[test]
-fn what_was_computed_before_is_not_computed_again_for_the_same_tenant() {
-    let mut play = Play::new(RowCache::new(1 << 20, "digest", "f32"));
-    play.let_go();
+fn cached_rows_are_returned_to_the_same_tenant_only() {
+    let mut fixture = Fixture::new(RowCache::new(1 << 20, "digest", "f32"));
+    fixture.release_all();
     let of = |tenant: &str, inputs: &[(u32, usize)]| {
-        let work = Work { tenant: Some(TenantKey::new(tenant)), ..Play::work(inputs) };
-        computed(play.batcher.submit(work).expect("room")).expect("rows")
+        let work = ComputeRequest { tenant: Some(TenantKey::new(tenant)), ..Fixture::work(inputs) };
+        computed(fixture.batcher.submit(work).expect("room")).expect("rows")
     };
     assert_eq!(of("a", &[(1, 1), (2, 2)]).cached_inputs, 0);
     let again = of("a", &[(2, 2), (3, 3), (1, 1)]);
@@ -341,44 +343,44 @@ fn what_was_computed_before_is_not_computed_again_for_the_same_tenant() {
     assert_eq!(again.rows, [2.0, 2.0, 3.0, 3.0, 1.0, 1.0]);
     let all = of("a", &[(3, 3)]);
     assert_eq!((all.cached_inputs, all.rows, all.tokens), (1, vec![3.0, 3.0], 3));
-    assert_eq!(of("b", &[(1, 1)]).cached_inputs, 0, "another tenant learns nothing");
-    assert_eq!((play.begins(), play.begins(), play.begins()), (vec![1, 2], vec![3], vec![1]));
+    assert_eq!(of("b", &[(1, 1)]).cached_inputs, 0, "another tenant has no hits");
+    assert_eq!((fixture.begins(), fixture.begins(), fixture.begins()), (vec![1, 2], vec![3], vec![1]));
     for line in [
         "meridian_replica_cache_hits_total 3",
         "meridian_replica_cache_misses_total 4",
         "meridian_replica_cache_rows 4",
     ] {
-        assert!(play.counted(line), "{line} in {}", play.metrics.render());
+        assert!(fixture.counted(line), "{line} in {}", fixture.metrics.render());
     }
 }
 
 #[test]
-fn padding_that_was_not_computed_is_counted() {
-    let mut play = Play::new(None);
-    let running = play.submit(&[(1, 1)]).expect("room");
-    assert_eq!(play.begins(), [1]);
-    let mixed = play.submit(&[(2, 6), (3, 1), (4, 2)]).expect("room");
-    play.let_go();
+fn saved_padding_is_counted() {
+    let mut fixture = Fixture::new(None);
+    let running = fixture.submit(&[(1, 1)]).expect("room");
+    assert_eq!(fixture.begins(), [1]);
+    let mixed = fixture.submit(&[(2, 6), (3, 1), (4, 2)]).expect("room");
+    fixture.release_all();
     assert!(wait(running).is_ok() && wait(mixed).is_ok());
-    assert!(play.counted("meridian_replica_padding_saved_tokens_total 9"), "three times six, less nine");
-    assert!(play.counted("meridian_replica_batch_tokens_sum{priority=\"interactive\"} 10"));
+    assert!(fixture.counted("meridian_replica_padding_saved_tokens_total 9"), "three times six, less nine");
+    assert!(fixture.counted("meridian_replica_batch_tokens_sum{priority=\"interactive\"} 10"));
 }
 
 #[test]
-fn whoever_waits_when_it_stops_is_told_so() {
-    let mut play = Play::new(None);
-    let running = play.submit(&[(1, 1)]).expect("room");
-    assert_eq!(play.begins(), [1]);
-    let waiting = play.submit(&[(2, 1)]).expect("room");
-    let shared = Arc::clone(&play.batcher.shared);
-    let go_on = play.go_on.take();
+fn queued_requests_fail_when_the_batcher_stops() {
+    let mut fixture = Fixture::new(None);
+    let running = fixture.submit(&[(1, 1)]).expect("room");
+    assert_eq!(fixture.begins(), [1]);
+    let waiting = fixture.submit(&[(2, 1)]).expect("room");
+    let shared = Arc::clone(&fixture.batcher.shared);
+    let release = fixture.release.take();
     thread::scope(|scope| {
-        scope.spawn(|| drop(play));
+        scope.spawn(|| drop(fixture));
         while !shared.lock().closed {
             thread::yield_now();
         }
-        drop(go_on);
+        drop(release);
     });
-    assert!(wait(running).is_ok(), "what was being computed is finished");
-    assert_eq!(wait(waiting), Err(Unanswered::Stopped));
+    assert!(wait(running).is_ok(), "the running batch is finished");
+    assert_eq!(wait(waiting), Err(ComputeError::Stopped));
 }

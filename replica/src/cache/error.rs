@@ -1,146 +1,152 @@
-//! Everything that can keep a model from arriving, each as one sentence that says what to do.
+//! Errors of the model cache; each is one sentence that includes the fix.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a model did not arrive.
+/// Reason why a model could not be pulled.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// Nobody answers there.
+    /// The host cannot be reached.
     #[error("{host} cannot be reached ({reason}); check the network, or set {setting} to one that can be")]
     Unreachable {
-        /// Who was asked.
+        /// Host.
         host: String,
-        /// What the network said.
+        /// Error of the network.
         reason: String,
-        /// The environment variable that leads elsewhere.
+        /// Environment variable that selects another host.
         setting: &'static str,
     },
-    /// The connection broke off again and again.
-    #[error("{host} broke off after {done} bytes ({reason}); the next pull goes on from there")]
-    BrokeOff {
-        /// Who was asked.
+    /// The connection was lost repeatedly.
+    #[error("{host} closed the connection after {done} bytes ({reason}); pull again to resume the download")]
+    ConnectionLost {
+        /// Host.
         host: String,
-        /// What arrived.
+        /// Bytes received.
         done: u64,
-        /// What the network said.
+        /// Error of the network.
         reason: String,
     },
-    /// It answers, and does not have it.
+    /// The host does not have the resource.
     #[error("{host} has no {what}; check the name")]
     NotFound {
-        /// Who was asked.
+        /// Host.
         host: String,
-        /// For what.
+        /// Requested resource.
         what: String,
     },
-    /// It answers, and does not want to.
-    #[error("{host} answered {status} for {what}; {advice}")]
+    /// The host rejected the request.
+    #[error("{host} returned status {status} for {what}; {advice}")]
     Refused {
-        /// Who was asked.
+        /// Host.
         host: String,
-        /// What it answered.
+        /// Status of its response.
         status: u16,
-        /// For what.
+        /// Requested resource.
         what: String,
-        /// What to do.
+        /// Suggested fix.
         advice: &'static str,
     },
-    /// What it answers cannot be read.
+    /// The response cannot be parsed.
     #[error(
-        "{host} answered for {what} in a form that cannot be read ({reason}); check that it is such an index"
+        "the response of {host} for {what} cannot be parsed ({reason}); check that {host} is a package index or a \
+         model hub"
     )]
     Unreadable {
-        /// Who was asked.
+        /// Host.
         host: String,
-        /// For what.
+        /// Requested resource.
         what: String,
-        /// What is wrong with it.
+        /// Error of the parser.
         reason: String,
     },
-    /// The package has no wheel that fits.
-    #[error("{package} has no pure Python wheel{wanted} on {host} (there is {found}); choose one of these")]
-    NoWheel {
-        /// Who was asked.
-        host: String,
-        /// The package.
-        package: String,
-        /// ` of version …`, where one was asked for.
-        wanted: String,
-        /// What there is.
-        found: String,
-    },
-    /// Nobody could tell whether what arrives is what was published.
+    /// The package has no suitable wheel.
     #[error(
-        "{host} gives no SHA-256 for {what}; take an index that does (PEP 503 and 691), or download the model yourself and \
-         name its directory"
+        "{package} has no pure Python wheel{requested} on {host}; available: {available}; choose one of these"
+    )]
+    NoWheel {
+        /// Host.
+        host: String,
+        /// Package.
+        package: String,
+        /// ` of version …`, if a version was requested.
+        requested: String,
+        /// Available versions.
+        available: String,
+    },
+    /// The download could not be verified.
+    #[error(
+        "{host} gives no SHA-256 for {what}; use an index that does (PEP 503 and 691), or download the model yourself \
+         and configure its directory"
     )]
     NoDigest {
-        /// Who was asked.
+        /// Host.
         host: String,
-        /// What.
+        /// Requested file.
         what: String,
     },
-    /// What arrived is not what was promised.
+    /// The downloaded file does not match its digest.
     #[error(
-        "{what} from {host} has the SHA-256 {given} and should have {wanted}; it was thrown away, pull again"
+        "the SHA-256 of {what} from {host} is {actual}, expected {expected}; the file was deleted, pull again"
     )]
     Checksum {
-        /// Who sent it.
+        /// Host.
         host: String,
-        /// What.
+        /// Requested file.
         what: String,
-        /// What the index promised.
-        wanted: String,
-        /// What arrived.
-        given: String,
+        /// Digest listed by the index.
+        expected: String,
+        /// Digest of the downloaded file.
+        actual: String,
     },
     /// The disk is full.
-    #[error("the disk is full: {needed} bytes are needed at {}; make room, or set MERIDIAN_CACHE to another disk", at.display())]
+    #[error(
+        "the disk is full: {needed} bytes are needed at {}; free space, or set MERIDIAN_CACHE to another disk",
+        at.display()
+    )]
     DiskFull {
-        /// Where.
+        /// Path.
         at: PathBuf,
-        /// How many bytes were to be written there, those included that were written and have been removed.
+        /// Bytes to be written there, including those that were already written and have been removed.
         needed: u64,
     },
-    /// This user may not write there.
-    #[error("no permission to write at {}; change its owner, or set MERIDIAN_CACHE to another place", at.display())]
+    /// The user has no permission to write.
+    #[error("no permission to write at {}; change its owner, or set MERIDIAN_CACHE to another directory", at.display())]
     Permission {
-        /// Where.
+        /// Path.
         at: PathBuf,
     },
-    /// The disk said something else.
+    /// Any other error of the file system.
     #[error("cannot write at {}: {reason}", at.display())]
     Disk {
-        /// Where.
+        /// Path.
         at: PathBuf,
-        /// What it said.
+        /// Error of the operating system.
         reason: io::Error,
     },
-    /// The environment leads nowhere. Its value may hold a password and is not repeated.
-    #[error("the environment variable {setting} is not a URL; give one that begins with https:// or http://")]
-    BadSetting {
-        /// The variable.
+    /// An environment variable is invalid. Its value may contain a password and is not printed.
+    #[error("the environment variable {setting} is not a URL; set one that begins with https:// or http://")]
+    InvalidSetting {
+        /// Name of the variable.
         setting: &'static str,
     },
-    /// What was downloaded cannot be unpacked.
-    #[error("{what} cannot be unpacked ({reason}); it is not a wheel that pip could install either")]
+    /// The downloaded file cannot be unpacked.
+    #[error("{what} cannot be unpacked ({reason}); it is not a valid wheel")]
     NotAnArchive {
-        /// What.
+        /// File.
         what: String,
-        /// What is wrong with it.
+        /// Problem of the archive.
         reason: String,
     },
-    /// It is there, and it is no model.
+    /// The source exists, but is not a model.
     #[error(transparent)]
     NotAModel(#[from] NotAModel),
-    /// A directory, from which nothing is pulled, holds no model.
+    /// The source is a directory, which is never pulled, and it holds no model.
     #[error(transparent)]
     Directory(ResolveError),
 }
 
 impl PullError {
-    /// What the disk said while `needed` bytes were to be written `at` a place.
+    /// Converts an error of the file system that occurred while `needed` bytes were to be written at `at`.
     pub(super) fn disk(at: &Path, needed: u64, reason: io::Error) -> PullError {
         let at = at.to_owned();
         match reason.kind() {
@@ -153,65 +159,68 @@ impl PullError {
     }
 }
 
-/// A place that holds no model that a replica can load.
+/// A location without a model that a replica can load.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place} is not a model: it has no {}; {}", missing.join(", no "), self.advice())]
+#[error("{location} is not a model: it has no {}; {}", missing.join(", no "), self.advice())]
 pub struct NotAModel {
-    /// Where.
-    pub place: String,
-    /// What is missing there.
+    /// Directory, archive or repository.
+    pub location: String,
+    /// Missing files.
     pub missing: Vec<String>,
-    /// What it is instead and what to do, as far as that can be told.
-    pub found: Vec<String>,
+    /// Recognized formats with the suggested fix; empty if none was recognized.
+    pub recognized: Vec<String>,
 }
 
 impl NotAModel {
     fn advice(&self) -> String {
-        if self.found.is_empty() {
+        if self.recognized.is_empty() {
             return "give a folder with config.json, tokenizer.json and model.safetensors".to_owned();
         }
-        self.found.join("; ")
+        self.recognized.join("; ")
     }
 }
 
-/// Why a model cannot be had without the network.
+/// Reason why a model cannot be resolved without the network.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// It was never pulled.
-    #[error("{model} is not in the model cache at {}; run `meridian model pull {model}` once", root.display())]
+    /// The model was never pulled.
+    #[error("{model} is not in the model cache at {}; run `meridian model pull {model}`", root.display())]
     NotCached {
-        /// What was asked for.
+        /// Requested model.
         model: String,
-        /// Where it was looked for.
+        /// Root of the cache.
         root: PathBuf,
     },
-    /// It is there and is not what was put there.
-    #[error("{model} in the model cache at {} is damaged ({problem}); run `meridian model pull {model}` again", at.display())]
+    /// The cached model is damaged.
+    #[error(
+        "{model} in the model cache at {} is damaged ({problem}); run `meridian model pull {model}` again",
+        at.display()
+    )]
     Damaged {
-        /// What was asked for.
+        /// Requested model.
         model: String,
-        /// Where it lies.
+        /// Path of the model.
         at: PathBuf,
-        /// What is wrong with it.
+        /// Damage.
         problem: String,
     },
-    /// Another user could change it.
-    #[error("{model} in the model cache is not used, because {problem}")]
+    /// Another user could modify the model.
+    #[error("{model} in the model cache is not trusted: {problem}")]
     Untrusted {
-        /// What was asked for.
+        /// Requested model.
         model: String,
-        /// Who could change it, and what to do.
+        /// Path with wrong permissions, and the fix.
         problem: String,
     },
-    /// It is there, and it is no model.
+    /// The source exists, but is not a model.
     #[error(transparent)]
     NotAModel(#[from] NotAModel),
-    /// It cannot be read.
+    /// The directory cannot be read.
     #[error("cannot read {}: {reason}", at.display())]
     Disk {
-        /// Where.
+        /// Path.
         at: PathBuf,
-        /// What the disk said.
+        /// Error of the operating system.
         reason: io::Error,
     },
 }

@@ -1,12 +1,11 @@
-//! Bytes from a URL into a file: resumed where they broke off, checked before anybody sees them.
+//! Downloads with resumption and verification.
 //!
-//! A download grows in a *partial*, a file named after its URL and the SHA-256 that the index promises. So a partial
-//! can only ever be continued with more of the same file, whoever began it. When the connection breaks, the next
-//! attempt asks for the rest (`Range`), for as long as attempts bring bytes; when the process dies, the next pull does
-//! the same. Every byte goes through the hash, also those that lay there already, and a partial that does not come out
-//! as promised is deleted.
+//! A download grows in a *partial*, a file named after its URL and the SHA-256 listed by the index. So a partial can
+//! only be continued with more of the same file, whichever process began it. When the connection is lost, the next
+//! attempt requests the rest (`Range`), as long as attempts make progress; when the process dies, the next pull does
+//! the same. All bytes are hashed, including those of a resumed partial, and a partial with a wrong digest is deleted.
 //!
-//! Roots of trust are the platform's, so that a company's own authority and `SSL_CERT_FILE` are honoured.
+//! The trusted certificate roots are the platform's, so that a company's own authority and `SSL_CERT_FILE` work.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -22,38 +21,38 @@ use url::Url;
 use super::error::PullError;
 use super::manifest::{copy_hashing, hex};
 
-/// To a host that exists this is ample; to one that does not, it is how long a person waits for the sentence.
+/// Ample for a host that exists; for others, the time until the error message.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// From the request to the head of the answer.
-pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Without a single byte.
+/// From the request to the response head.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time without a single byte.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// The largest index page that is read: the longest on PyPI have some ten thousand files of 500 bytes.
+/// Maximum size of an index page: the longest on PyPI have some ten thousand files of 500 bytes.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
-/// The largest file that is downloaded where its size is not known beforehand: the largest files on the hub have 50 GB.
+/// Maximum size of a file whose size is not known beforehand: the largest files on the hub have 50 GB.
 const MAX_FILE_BYTES: u64 = 256 << 30;
-/// Attempts in a row that bring no byte, before it is given up.
-const FRUITLESS_ATTEMPTS: u32 = 3;
+/// Consecutive attempts without progress before the download fails.
+const MAX_ATTEMPTS_WITHOUT_PROGRESS: u32 = 3;
 
-/// How TLS is spoken: ring, and the platform's roots.
+/// Returns the TLS configuration: ring, and the platform's roots.
 pub(super) fn tls() -> TlsConfig {
     TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build()
 }
 
-/// Something on another machine.
+/// Resource on another host.
 #[derive(Clone, Copy)]
 pub(super) struct Remote<'a> {
-    /// Where it is.
+    /// URL.
     pub(super) url: &'a Url,
-    /// What it is, for a sentence about it.
+    /// Description, for error messages.
     pub(super) what: &'a str,
-    /// What it must hash to, if that is known.
+    /// Expected SHA-256, if known.
     pub(super) sha256: Option<&'a str>,
-    /// Its size, if that is known.
+    /// Size, if known.
     pub(super) bytes: Option<u64>,
-    /// Whom to be there.
+    /// Access token.
     pub(super) token: Option<&'a str>,
-    /// The environment variable that leads elsewhere.
+    /// Environment variable that selects another host.
     pub(super) setting: &'static str,
 }
 
@@ -66,8 +65,8 @@ impl Remote<'_> {
         PullError::Unreachable { host: self.host(), reason, setting: self.setting }
     }
 
-    /// What an answer without content means.
-    pub(super) fn refused(&self, status: StatusCode) -> PullError {
+    /// Returns the error of a response without content.
+    pub(super) fn error_for_status(&self, status: StatusCode) -> PullError {
         let (host, what, status) = (self.host(), self.what.to_owned(), status.as_u16());
         match status {
             404 | 410 => PullError::NotFound { host, what },
@@ -86,27 +85,27 @@ impl Remote<'_> {
     }
 }
 
-/// A page of an index.
-pub(super) struct Page {
-    /// Where it came from in the end, for its relative links.
+/// Page of a package index.
+pub(super) struct IndexPage {
+    /// URL after redirects, for relative links.
     pub(super) url: Url,
-    /// Whether it says that it is JSON.
+    /// Whether its content type is JSON.
     pub(super) is_json: bool,
-    /// Its text.
+    /// Text of the page.
     pub(super) text: String,
 }
 
-/// A file that arrived whole and as promised.
+/// File that was downloaded and verified.
 pub(super) struct Downloaded {
-    /// Where it lies.
+    /// Path.
     pub(super) path: PathBuf,
-    /// Its size.
+    /// Size.
     pub(super) bytes: u64,
-    /// Its SHA-256.
+    /// SHA-256.
     pub(super) sha256: String,
 }
 
-/// The client.
+/// HTTP client for downloads.
 pub(super) struct Fetcher {
     agent: ureq::Agent,
 }
@@ -118,30 +117,30 @@ impl Fetcher {
             .http_status_as_error(false)
             .timeout_resolve(Some(CONNECT_TIMEOUT))
             .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(ANSWER_TIMEOUT))
+            .timeout_recv_response(Some(RESPONSE_TIMEOUT))
             .timeout_per_read(Some(STALL_TIMEOUT))
             .user_agent(concat!("meridian/", env!("CARGO_PKG_VERSION")))
-            // A range of a compressed answer is not a range of the file.
+            // A range of a compressed response is not a range of the file.
             .accept_encoding("identity")
             .build();
         Fetcher { agent: agent.into() }
     }
 
-    /// Reads a page.
-    pub(super) fn page(&self, remote: Remote<'_>, accept: &str) -> Result<Page, PullError> {
+    /// Downloads a page.
+    pub(super) fn page(&self, remote: Remote<'_>, accept: &str) -> Result<IndexPage, PullError> {
         let request = self.agent.get(remote.url.as_str()).header(header::ACCEPT, accept);
         let mut response = request.call().map_err(|error| remote.unreachable(reason(error)))?;
         if response.status() != StatusCode::OK {
-            return Err(remote.refused(response.status()));
+            return Err(remote.error_for_status(response.status()));
         }
         let url = Url::parse(&response.get_uri().to_string()).unwrap_or_else(|_| remote.url.clone());
         let content_type = text_header(&response, header::CONTENT_TYPE).unwrap_or_default();
         let is_json = content_type.split(';').next().is_some_and(|kind| kind.trim_end().ends_with("json"));
         let text = response.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_string();
-        Ok(Page { url, is_json, text: text.map_err(|error| remote.unreadable(error))? })
+        Ok(IndexPage { url, is_json, text: text.map_err(|error| remote.unreadable(error))? })
     }
 
-    /// Brings a file into `folder`, continuing what lies there of it.
+    /// Downloads a file into `folder`, resuming its partial.
     pub(super) fn download(
         &self,
         remote: Remote<'_>,
@@ -149,11 +148,11 @@ impl Fetcher {
         report: &mut dyn FnMut(u64, Option<u64>),
     ) -> Result<Downloaded, PullError> {
         let mut partial = Partial::open(folder, remote).map_err(|error| PullError::disk(folder, 0, error))?;
-        let lay_there = partial.done > 0;
+        let resumed = partial.done > 0;
         self.complete(&mut partial, remote, report)?;
         match partial.finish(remote) {
-            // What lay there already may be what is wrong; then a fresh one is right.
-            Err(PullError::Checksum { .. }) if lay_there => {
+            // The resumed bytes may be the wrong ones; download the file from its start.
+            Err(PullError::Checksum { .. }) if resumed => {
                 let mut partial =
                     Partial::open(folder, remote).map_err(|error| PullError::disk(folder, 0, error))?;
                 self.complete(&mut partial, remote, report)?;
@@ -169,20 +168,21 @@ impl Fetcher {
         remote: Remote<'_>,
         report: &mut dyn FnMut(u64, Option<u64>),
     ) -> Result<(), PullError> {
-        let mut fruitless = 0;
+        let mut attempts_without_progress = 0;
         while remote.bytes.is_none_or(|bytes| partial.done < bytes) {
             let before = partial.done;
             match self.attempt(partial, remote, report) {
                 Ok(()) => break,
-                Err(Broken::ForGood(error)) => return Err(error),
-                Err(Broken::Connection(reason)) => {
-                    fruitless = if partial.done > before { 0 } else { fruitless + 1 };
+                Err(AttemptError::Permanent(error)) => return Err(error),
+                Err(AttemptError::Transient(reason)) => {
+                    attempts_without_progress =
+                        if partial.done > before { 0 } else { attempts_without_progress + 1 };
                     if partial.done == 0 {
                         return Err(remote.unreachable(reason));
                     }
-                    if fruitless == FRUITLESS_ATTEMPTS {
+                    if attempts_without_progress == MAX_ATTEMPTS_WITHOUT_PROGRESS {
                         let (host, done) = (remote.host(), partial.done);
-                        return Err(PullError::BrokeOff { host, done, reason });
+                        return Err(PullError::ConnectionLost { host, done, reason });
                     }
                 }
             }
@@ -195,7 +195,7 @@ impl Fetcher {
         partial: &mut Partial,
         remote: Remote<'_>,
         report: &mut dyn FnMut(u64, Option<u64>),
-    ) -> Result<(), Broken> {
+    ) -> Result<(), AttemptError> {
         let mut request = self.agent.get(remote.url.as_str());
         if partial.done > 0 {
             request = request.header(header::RANGE, format!("bytes={}-", partial.done));
@@ -203,58 +203,66 @@ impl Fetcher {
         if let Some(token) = remote.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let mut response = request.call().map_err(|error| Broken::Connection(error.to_string()))?;
+        let mut response = request.call().map_err(|error| AttemptError::Transient(error.to_string()))?;
         let total = match response.status() {
             StatusCode::PARTIAL_CONTENT => match content_range(&response) {
                 Some((start, total)) if start == partial.done => Some(total),
-                Some(_) | None => return Err(Broken::ForGood(remote.unreadable("it sent another range"))),
+                Some(_) | None => {
+                    return Err(AttemptError::Permanent(remote.unreadable("the response has another range")));
+                }
             },
             StatusCode::OK => {
                 partial.restart()?;
                 response.body().content_length()
             }
-            // There is no more to send: either all of it lies here already, or what lies here is of something else.
+            // No more bytes exist: the partial is either complete, or of another file.
             StatusCode::RANGE_NOT_SATISFIABLE if partial.done > 0 => {
-                return if remote.sha256.is_some_and(|wanted| wanted == hex(partial.hasher.clone())) {
+                return if remote.sha256.is_some_and(|expected| expected == hex(partial.hasher.clone())) {
                     Ok(())
                 } else {
                     partial.restart()?;
-                    Err(Broken::Connection("it has less of the file than there is here".to_owned()))
+                    Err(AttemptError::Transient(
+                        "the file of the host is shorter than the partial download".to_owned(),
+                    ))
                 };
             }
-            status => return Err(Broken::ForGood(remote.refused(status))),
+            status => return Err(AttemptError::Permanent(remote.error_for_status(status))),
         };
-        let most = remote.bytes.unwrap_or(MAX_FILE_BYTES);
-        let too_long = || Broken::ForGood(remote.unreadable(format!("it sends more than {most} bytes")));
-        if total.is_some_and(|total| total > most) {
+        let max_bytes = remote.bytes.unwrap_or(MAX_FILE_BYTES);
+        let too_long = || {
+            AttemptError::Permanent(
+                remote.unreadable(format!("the response has more than {max_bytes} bytes")),
+            )
+        };
+        if total.is_some_and(|total| total > max_bytes) {
             return Err(too_long());
         }
         match partial.take(
-            response.body_mut().as_reader().take(most.saturating_sub(partial.done) + 1),
+            response.body_mut().as_reader().take(max_bytes.saturating_sub(partial.done) + 1),
             total,
             report,
         ) {
-            Ok(()) if partial.done > most => Err(too_long()),
+            Ok(()) if partial.done > max_bytes => Err(too_long()),
             taken => taken,
         }
     }
 }
 
-/// Why an attempt ended before the file did.
-enum Broken {
-    /// Another attempt may bring the rest.
-    Connection(String),
-    /// None will.
-    ForGood(PullError),
+/// Reason why an attempt ended before the file was complete.
+enum AttemptError {
+    /// Another attempt may complete the file.
+    Transient(String),
+    /// Further attempts would fail as well.
+    Permanent(PullError),
 }
 
-impl From<PullError> for Broken {
-    fn from(error: PullError) -> Broken {
-        Broken::ForGood(error)
+impl From<PullError> for AttemptError {
+    fn from(error: PullError) -> AttemptError {
+        AttemptError::Permanent(error)
     }
 }
 
-/// A file that is still growing.
+/// File that is being downloaded.
 struct Partial {
     path: PathBuf,
     file: File,
@@ -269,7 +277,7 @@ impl Partial {
         let path = folder.join(format!("{}.part", &hex(name)[..32]));
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
         let mut hasher = Sha256::new();
-        // Without a digest nobody could tell whether the rest would fit to what lies here.
+        // Without a digest the rest cannot be verified against the existing bytes.
         let done = match remote.sha256 {
             Some(_) => copy_hashing(&mut file, &mut hasher, |_| Ok(()))?,
             None => file.set_len(0).map(|()| 0)?,
@@ -287,13 +295,13 @@ impl Partial {
         Ok(())
     }
 
-    /// Takes in what `from` brings; `total` is the size of the whole file.
+    /// Appends the bytes of `from`; `total` is the size of the whole file.
     fn take(
         &mut self,
         mut from: impl Read,
         total: Option<u64>,
         report: &mut dyn FnMut(u64, Option<u64>),
-    ) -> Result<(), Broken> {
+    ) -> Result<(), AttemptError> {
         let mut buffer = vec![0; 1 << 18];
         loop {
             report(self.done, total);
@@ -301,13 +309,13 @@ impl Partial {
                 Ok(0) => break,
                 Ok(n) => n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Broken::Connection(error.to_string())),
+                Err(error) => return Err(AttemptError::Transient(error.to_string())),
             };
             self.write(&buffer[..n], total)?;
         }
         match total {
             Some(total) if self.done < total => {
-                Err(Broken::Connection("the connection was closed".to_owned()))
+                Err(AttemptError::Transient("the connection was closed".to_owned()))
             }
             Some(_) | None => Ok(()),
         }
@@ -318,7 +326,7 @@ impl Partial {
             let needed = total.unwrap_or(self.done + bytes.len() as u64);
             let error = PullError::disk(&self.path, needed, error);
             if matches!(error, PullError::DiskFull { .. }) {
-                // Whoever ran out of room is not helped by a file that he cannot use.
+                // An incomplete file is deleted to free space.
                 let _ = fs::remove_file(&self.path);
             }
             return Err(error);
@@ -328,23 +336,23 @@ impl Partial {
         Ok(())
     }
 
-    /// Checks the whole.
+    /// Verifies the complete file.
     fn finish(self, remote: Remote<'_>) -> Result<Downloaded, PullError> {
         let Partial { path, file, hasher, done } = self;
-        let given = hex(hasher);
-        if let Some(wanted) = remote.sha256
-            && wanted != given
+        let actual = hex(hasher);
+        if let Some(expected) = remote.sha256
+            && expected != actual
         {
             fs::remove_file(&path).map_err(|error| PullError::disk(&path, 0, error))?;
-            let (host, what, wanted) = (remote.host(), remote.what.to_owned(), wanted.to_owned());
-            return Err(PullError::Checksum { host, what, wanted, given });
+            let (host, what, expected) = (remote.host(), remote.what.to_owned(), expected.to_owned());
+            return Err(PullError::Checksum { host, what, expected, actual });
         }
         file.sync_all().map_err(|error| PullError::disk(&path, done, error))?;
-        Ok(Downloaded { path, bytes: done, sha256: given })
+        Ok(Downloaded { path, bytes: done, sha256: actual })
     }
 }
 
-/// What the network said, without the library's own prefix.
+/// Returns the error message without the library's prefix.
 pub(super) fn reason(error: ureq::Error) -> String {
     match error {
         ureq::Error::Io(error) => error.to_string(),
@@ -356,7 +364,7 @@ fn text_header<B>(response: &Response<B>, name: header::HeaderName) -> Option<&s
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Start and total of `bytes start-end/total`.
+/// Returns start and total of `bytes start-end/total`.
 fn content_range<B>(response: &Response<B>) -> Option<(u64, u64)> {
     let (range, total) =
         text_header(response, header::CONTENT_RANGE)?.strip_prefix("bytes ")?.split_once('/')?;
@@ -368,16 +376,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_fills_up_under_a_download_is_told_with_what_it_needs() {
+    fn a_disk_that_fills_up_during_a_download_is_reported_with_the_needed_bytes() {
         let full = OpenOptions::new().write(true).open("/dev/full");
         let file = full.expect("a disk that is always full");
         let folder = tempfile::tempdir().expect("a folder");
-        // What is removed to make room is the partial, so it must not be the device.
+        // The partial is deleted to free space, so its path must not be the device.
         let path = folder.path().join("x.part");
         fs::write(&path, "").expect("a partial");
         let mut partial = Partial { path: path.clone(), file, hasher: Sha256::new(), done: 1_000 };
         let error = partial.write(&[0; 100], Some(83_000)).expect_err("full");
         assert!(matches!(error, PullError::DiskFull { needed: 83_000, .. }), "{error}");
-        assert!(!path.exists(), "the room that it took is given back");
+        assert!(!path.exists(), "the partial is deleted");
     }
 }

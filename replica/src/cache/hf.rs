@@ -1,13 +1,12 @@
-//! Models on the Hugging Face hub.
+//! Client of the Hugging Face hub.
 //!
-//! `hf-hub` knows where the hub keeps what: the endpoint, the caller's token, how a repository, a revision and a file
-//! become a URL, and how a repository is listed. The bytes are brought by [`super::fetch`] like everybody's, because
-//! hf-hub's own download trusts only the roots compiled into it, continues a partial without checking what it holds,
-//! and keeps a second cache beside ours.
+//! `hf-hub` provides the hub's conventions: endpoint, access token, URLs of repositories, revisions and files, and the
+//! listing of a repository. Files are downloaded by [`super::fetch`], because hf-hub's own download trusts only the
+//! roots compiled into it, resumes a partial without verifying its content, and keeps a second cache.
 //!
-//! A revision is first resolved to its commit, and every file is asked for at that commit, so a branch that moves
-//! during the pull does not mix two models. Large files carry their SHA-256 in the listing; the small ones (git blobs)
-//! carry only their size, which is checked instead.
+//! A revision is first resolved to its commit, and every file is downloaded at that commit, so that a branch that moves
+//! during the pull does not mix two models. The listing has the SHA-256 of large files; of small ones (git blobs) it
+//! has only the size, which is checked instead.
 
 use std::path::PathBuf;
 
@@ -19,20 +18,20 @@ use url::Url;
 use super::directory;
 use super::error::PullError;
 use super::fetch::{self, Fetcher, Remote, reason};
-use super::manifest::FileV1;
+use super::manifest::ManifestFileV1;
 use super::pypi::is_sha256;
 use super::source::MAIN;
 use super::staging::Staging;
 use crate::model::formats::Listing;
 
-/// The variable that leads to another hub.
+/// Environment variable that selects another hub.
 pub(super) const SETTING: &str = "HF_ENDPOINT";
 
-/// A repository at one commit.
-pub(super) struct Snapshot {
+/// Repository at one commit.
+pub(super) struct HubSnapshot {
     /// `owner/name`.
     repository: String,
-    /// The commit.
+    /// Commit.
     pub(super) commit: String,
     files: Vec<HubFile>,
 }
@@ -44,13 +43,13 @@ struct HubFile {
 }
 
 impl HubFile {
-    /// Whether it holds weights, and nobody could tell whether what arrives is what was published.
+    /// Returns whether the file holds weights and has no digest to verify them.
     fn is_unverifiable(&self) -> bool {
         self.path.ends_with(".safetensors") && !self.sha256.as_deref().is_some_and(is_sha256)
     }
 }
 
-/// The hub's answer to `GET /api/models/{owner}/{name}/revision/{revision}?blobs=true`.
+/// Response to `GET /api/models/{owner}/{name}/revision/{revision}?blobs=true`.
 #[derive(Deserialize)]
 struct RepositoryV1 {
     sha: String,
@@ -69,22 +68,22 @@ struct LargeFileV1 {
     sha256: String,
 }
 
-/// The hub, as one user sees it.
-pub(super) struct Hub {
+/// Client of the hub for one user.
+pub(super) struct HubClient {
     api: Api,
     endpoint: Url,
     token: Option<String>,
 }
 
-impl Hub {
-    pub(super) fn new(endpoint: &Url, token: Option<&str>) -> Result<Hub, PullError> {
+impl HubClient {
+    pub(super) fn new(endpoint: &Url, token: Option<&str>) -> Result<HubClient, PullError> {
         let api = ApiBuilder::from_cache(Cache::new(PathBuf::new()))
             .with_endpoint(endpoint.as_str().trim_end_matches('/').to_owned())
             .with_token(token.map(str::to_owned))
             .with_progress(false)
             .with_user_agent("meridian", env!("CARGO_PKG_VERSION"))
             .build();
-        let hub = |api| Hub { api, endpoint: endpoint.clone(), token: token.map(str::to_owned) };
+        let hub = |api| HubClient { api, endpoint: endpoint.clone(), token: token.map(str::to_owned) };
         api.map(hub).map_err(|error: ApiError| PullError::Unreadable {
             host: endpoint.to_string(),
             what: SETTING.to_owned(),
@@ -92,13 +91,13 @@ impl Hub {
         })
     }
 
-    /// Lists `owner/name` at a revision.
+    /// Lists the files of `owner/name` at a revision.
     pub(super) fn find(
         &self,
         owner: &str,
         name: &str,
         revision: Option<&str>,
-    ) -> Result<Snapshot, PullError> {
+    ) -> Result<HubSnapshot, PullError> {
         let repository = format!("{owner}/{name}");
         let revision = revision.unwrap_or(MAIN);
         let what = format!("model {repository} at {revision}");
@@ -110,20 +109,20 @@ impl Hub {
             .tls_config(fetch::tls())
             .timeout_resolve(Some(fetch::CONNECT_TIMEOUT))
             .timeout_connect(Some(fetch::CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(fetch::ANSWER_TIMEOUT))
+            .timeout_recv_response(Some(fetch::RESPONSE_TIMEOUT))
             .timeout_per_read(Some(fetch::STALL_TIMEOUT))
             .http_status_as_error(false)
             .build();
         let mut response = request.call().map_err(|error| remote.unreachable(reason(error)))?;
         if !response.status().is_success() {
-            return Err(remote.refused(response.status()));
+            return Err(remote.error_for_status(response.status()));
         }
         let text = response.body_mut().read_to_string().map_err(|error| remote.unreadable(error))?;
         let RepositoryV1 { sha, siblings } =
             serde_json::from_str(&text).map_err(|error| remote.unreadable(error))?;
-        // It becomes a folder's name.
+        // The commit becomes the name of a folder.
         if sha.is_empty() || !sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(remote.unreadable("its commit is not a hexadecimal number"));
+            return Err(remote.unreadable("the commit is not a hexadecimal number"));
         }
         let listing = Listing {
             paths: siblings.iter().map(|file| file.rfilename.as_str()).collect(),
@@ -134,7 +133,7 @@ impl Hub {
         directory::check(&what, &listing)?;
         let files: Vec<HubFile> = siblings
             .into_iter()
-            .filter(|file| directory::belongs(&file.rfilename) && !file.rfilename.starts_with('.'))
+            .filter(|file| directory::is_model_file(&file.rfilename) && !file.rfilename.starts_with('.'))
             .map(|SiblingV1 { rfilename, size, lfs }| HubFile {
                 path: rfilename,
                 bytes: size,
@@ -147,18 +146,18 @@ impl Hub {
                 what: format!("{repository}/{}", file.path),
             });
         }
-        Ok(Snapshot { repository, commit: sha, files })
+        Ok(HubSnapshot { repository, commit: sha, files })
     }
 
-    /// Brings every file of the snapshot into the staging folder.
+    /// Downloads all files of the snapshot into the staging folder.
     pub(super) fn download(
         &self,
         fetcher: &Fetcher,
-        snapshot: &Snapshot,
+        snapshot: &HubSnapshot,
         staging: &Staging,
         report: &mut dyn FnMut(u64, Option<u64>),
-    ) -> Result<Vec<FileV1>, PullError> {
-        let Snapshot { repository, commit, files } = snapshot;
+    ) -> Result<Vec<ManifestFileV1>, PullError> {
+        let HubSnapshot { repository, commit, files } = snapshot;
         let repo = self.api.repo(Repo::with_revision(repository.clone(), RepoType::Model, commit.clone()));
         let total: u64 = files.iter().map(|file| file.bytes).sum();
         let mut before = 0;
@@ -173,7 +172,7 @@ impl Hub {
             let file = fetcher
                 .download(remote, staging.partials(), &mut |done, _| report(before + done, Some(total)))?;
             if file.bytes != *bytes {
-                return Err(remote.unreadable(format!("it sent {} bytes instead of {bytes}", file.bytes)));
+                return Err(remote.unreadable(format!("received {} bytes instead of {bytes}", file.bytes)));
             }
             before += bytes;
             arrived.push((path, file));
@@ -181,7 +180,7 @@ impl Hub {
         let mut described = Vec::new();
         for (path, file) in arrived {
             staging.adopt(&file.path, path)?;
-            described.push(FileV1 { path: path.clone(), bytes: file.bytes, sha256: file.sha256 });
+            described.push(ManifestFileV1 { path: path.clone(), bytes: file.bytes, sha256: file.sha256 });
         }
         Ok(described)
     }

@@ -1,8 +1,8 @@
-//! What a folder of the cache holds: where it came from, and every file with its size and SHA-256.
+//! Manifest of a cached model: its origin, and every file with its size and SHA-256.
 //!
-//! The manifest is the last file written into a folder before it gets its name, so a folder without one does not exist
-//! for the cache. The *digest of a model* is the SHA-256 over the names and digests of its files, in order of name: it
-//! says nothing of when or whence, so the same files have the same digest on every machine.
+//! The manifest is the last file written into a folder before the folder is renamed to its final name; a folder without
+//! a manifest is ignored. The *digest of a model* is the SHA-256 over the names and digests of its files, sorted by
+//! name: it does not depend on time or origin, so that the same files have the same digest on every machine.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,96 +12,96 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The manifest's own file.
+/// Name of the manifest file.
 pub(super) const MANIFEST: &str = "manifest.json";
 
-/// The content of `manifest.json`.
+/// Content of `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ManifestV1 {
-    /// 1.
+    /// Format version: 1.
     pub(super) version: u32,
-    /// The source with its version or commit, as one would write it to get the same again.
+    /// Source with its exact version or commit, in the form that reproduces it.
     pub(super) source: String,
-    /// The URL that it was downloaded from.
+    /// URL of the download.
     pub(super) origin: String,
-    /// Seconds since 1970.
+    /// Unix time in seconds.
     pub(super) pulled_at: u64,
-    /// Every file but this one, in order of path.
-    pub(super) files: Vec<FileV1>,
+    /// All files except the manifest, sorted by path.
+    pub(super) files: Vec<ManifestFileV1>,
 }
 
-/// One file.
+/// File of a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct FileV1 {
-    /// Below the folder, with `/`.
+pub(super) struct ManifestFileV1 {
+    /// Path relative to the folder, with `/`.
     pub(super) path: String,
-    /// Its size.
+    /// Size.
     pub(super) bytes: u64,
-    /// Its SHA-256, in hexadecimal.
+    /// SHA-256 in hexadecimal.
     pub(super) sha256: String,
 }
 
 impl ManifestV1 {
-    pub(super) fn new(source: String, origin: String, mut files: Vec<FileV1>) -> ManifestV1 {
+    pub(super) fn new(source: String, origin: String, mut files: Vec<ManifestFileV1>) -> ManifestV1 {
         files.sort();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         ManifestV1 { version: 1, source, origin, pulled_at: now.as_secs(), files }
     }
 
-    /// The manifest of `folder`; `None` where there is none that can be read.
+    /// Reads the manifest of `folder`; `None` if it is missing or invalid.
     pub(super) fn read(folder: &Path) -> Option<ManifestV1> {
         let text = std::fs::read(folder.join(MANIFEST)).ok()?;
         serde_json::from_slice(&text).ok().filter(|manifest: &ManifestV1| manifest.version == 1)
     }
 
-    /// The digest of the model.
+    /// Returns the digest of the model.
     pub(super) fn digest(&self) -> String {
         digest(&self.files)
     }
 
-    /// Bytes of all files.
+    /// Returns the total bytes of the files.
     pub(super) fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// The first file that is not there with its size, if any. Sizes, not digests: this is asked at every start, and
-    /// a disk that silently changes bytes is not what it guards against.
+    /// Returns the first file that is missing or has a wrong size, if any. Sizes, not digests: the check runs at every
+    /// startup, and it does not protect against silent disk corruption.
     pub(super) fn first_damage(&self, folder: &Path) -> Option<String> {
-        self.files.iter().find_map(|FileV1 { path, bytes, sha256: _ }| {
+        self.files.iter().find_map(|ManifestFileV1 { path, bytes, sha256: _ }| {
             match std::fs::metadata(folder.join(path)) {
-                Ok(found) if found.len() == *bytes => None,
-                Ok(found) => Some(format!("{path} has {} bytes and should have {bytes}", found.len())),
+                Ok(metadata) if metadata.len() == *bytes => None,
+                Ok(metadata) => Some(format!("{path} has {} bytes, expected {bytes}", metadata.len())),
                 Err(_) => Some(format!("{path} is missing")),
             }
         })
     }
 
-    /// The first file whose content is not the one that was pulled, if any. It reads all of them: for a pull, not for a
-    /// start.
+    /// Returns the first file whose content differs from the pulled one, if any. It reads all files; used by pulls, not
+    /// at startup.
     pub(super) fn first_change(&self, folder: &Path) -> Option<String> {
-        self.files.iter().find_map(|FileV1 { path, bytes: _, sha256 }| {
+        self.files.iter().find_map(|ManifestFileV1 { path, bytes: _, sha256 }| {
             let mut hasher = Sha256::new();
             let read = File::open(folder.join(path))
                 .and_then(|mut file| copy_hashing(&mut file, &mut hasher, |_| Ok(())));
             match read {
                 Ok(_) if hex(hasher) == *sha256 => None,
-                Ok(_) => Some(format!("{path} has another content")),
+                Ok(_) => Some(format!("the content of {path} has changed")),
                 Err(error) => Some(format!("{path} cannot be read: {error}")),
             }
         })
     }
 }
 
-/// The digest of a model that consists of these files, in order of path.
-fn digest(files: &[FileV1]) -> String {
+/// Returns the digest of a model with these files, which are sorted by path.
+fn digest(files: &[ManifestFileV1]) -> String {
     let mut hasher = Sha256::new();
-    for FileV1 { path, bytes: _, sha256 } in files {
+    for ManifestFileV1 { path, bytes: _, sha256 } in files {
         hasher.update(format!("{sha256}  {path}\n"));
     }
     hex(hasher)
 }
 
-/// The digest and size of a folder that has no manifest: its files are read.
+/// Returns digest and size of a folder without a manifest by reading its files.
 pub(super) fn digest_of_folder(folder: &Path, files: &[PathBuf]) -> io::Result<(String, u64)> {
     let mut described = Vec::new();
     for path in files {
@@ -109,13 +109,13 @@ pub(super) fn digest_of_folder(folder: &Path, files: &[PathBuf]) -> io::Result<(
         let mut hasher = Sha256::new();
         let bytes = copy_hashing(&mut file, &mut hasher, |_| Ok(()))?;
         let path = path.to_string_lossy().replace('\\', "/");
-        described.push(FileV1 { path, bytes, sha256: hex(hasher) });
+        described.push(ManifestFileV1 { path, bytes, sha256: hex(hasher) });
     }
     described.sort();
     Ok((digest(&described), described.iter().map(|file| file.bytes).sum()))
 }
 
-/// Reads `from` to its end through `hasher`, and hands each piece on.
+/// Reads `from` to its end, and passes each block to `hasher` and `to`.
 pub(super) fn copy_hashing(
     from: &mut impl Read,
     hasher: &mut Sha256,
@@ -137,7 +137,7 @@ pub(super) fn copy_hashing(
     }
 }
 
-/// The digest in hexadecimal.
+/// Returns the digest in hexadecimal.
 pub(super) fn hex(hasher: Sha256) -> String {
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -146,14 +146,14 @@ pub(super) fn hex(hasher: Sha256) -> String {
 mod tests {
     use super::*;
 
-    fn file(path: &str, content: &str) -> FileV1 {
+    fn file(path: &str, content: &str) -> ManifestFileV1 {
         let mut hasher = Sha256::new();
         hasher.update(content);
-        FileV1 { path: path.to_owned(), bytes: content.len() as u64, sha256: hex(hasher) }
+        ManifestFileV1 { path: path.to_owned(), bytes: content.len() as u64, sha256: hex(hasher) }
     }
 
     #[test]
-    fn the_digest_depends_on_names_and_contents_and_on_nothing_else() {
+    fn the_digest_depends_on_names_and_contents_only() {
         let digest = |source: &str, files: &[(&str, &str)]| {
             let files = files.iter().map(|(path, content)| file(path, content)).collect();
             ManifestV1::new(source.to_owned(), String::new(), files).digest()
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_lost_bytes_is_noticed() {
+    fn a_truncated_file_is_detected() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("x"), "12").expect("a file");
         let check = |content: &str| {
@@ -173,7 +173,7 @@ mod tests {
                 .first_damage(folder.path())
         };
         assert_eq!(check("12"), None);
-        assert_eq!(check("123").as_deref(), Some("x has 2 bytes and should have 3"));
+        assert_eq!(check("123").as_deref(), Some("x has 2 bytes, expected 3"));
         std::fs::remove_file(folder.path().join("x")).expect("to remove");
         assert_eq!(check("12").as_deref(), Some("x is missing"));
     }

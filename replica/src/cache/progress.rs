@@ -1,43 +1,43 @@
-//! How a pull tells whoever waits for it how far it is.
+//! Progress reports of a pull.
 //!
-//! The cache draws nothing: it reports a phase and two numbers, and the front door makes a bar of them, or a line.
+//! The cache reports a phase and two numbers; the caller renders them as a progress bar or a line.
 
-/// What a pull is doing.
+/// Phase of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Another process is pulling the same model; this one waits for it.
     Waiting,
-    /// Asking the source what there is.
-    Asking,
+    /// Querying the origin for versions and files.
+    Resolving,
     /// Downloading.
     Downloading,
-    /// Unpacking what was downloaded.
+    /// Unpacking the download.
     Unpacking,
 }
 
 impl Phase {
-    /// The word for it.
+    /// Returns the name of the phase.
     pub fn as_str(self) -> &'static str {
         match self {
             Phase::Waiting => "waiting for another pull",
-            Phase::Asking => "asking",
+            Phase::Resolving => "resolving",
             Phase::Downloading => "downloading",
             Phase::Unpacking => "unpacking",
         }
     }
 }
 
-/// Told how far a pull is.
-pub trait Progress {
-    /// A phase begins.
+/// Receiver of progress reports.
+pub trait PullObserver {
+    /// Called when a phase begins.
     fn phase(&mut self, phase: Phase);
 
-    /// So many bytes of this phase are done; the total is absent where the source does not say it.
+    /// Called with the bytes done in this phase; the total is absent if the origin does not report it.
     fn bytes(&mut self, done: u64, total: Option<u64>);
 }
 
-/// For whoever does not want to know.
-impl Progress for () {
+/// Ignores all reports.
+impl PullObserver for () {
     fn phase(&mut self, _: Phase) {}
     fn bytes(&mut self, _: u64, _: Option<u64>) {}
 }

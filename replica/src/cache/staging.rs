@@ -1,10 +1,9 @@
-//! Where a model is put together before it gets its name.
+//! Staging of a pull: a model is assembled here before it is renamed to its final path.
 //!
-//! Each model has one folder under `pulls/`: a lock, the partials of its downloads, and `new/`, in which the files are
-//! laid out. The lock is the file's own (`flock`), so it ends with the process that holds it, however that ends.
-//! `new/` is renamed to its place only when every file and the manifest are on the disk; so a reader sees all of a
-//! model or nothing. Whatever a killed pull left in `new/` is removed by the next; its partials are what it goes on
-//! with.
+//! Each model has one folder under `pulls/`: a lock, the partial downloads, and `new/`, which holds the staged files.
+//! The lock is a file lock (`flock`), so it ends with the process that holds it. `new/` is renamed to its final path
+//! only when all files and the manifest are on disk; so readers see either the whole model or none of it. Files that a
+//! killed pull left in `new/` are removed by the next pull; its partial downloads are resumed.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -12,18 +11,22 @@ use std::path::{Path, PathBuf};
 
 use super::error::PullError;
 use super::manifest::{MANIFEST, ManifestV1};
-use super::progress::{Phase, Progress};
+use super::progress::{Phase, PullObserver};
 use super::trust;
 
-/// The right to pull one model, and the folder to do it in.
+/// Exclusive lock for pulling one model, and its staging folder.
 pub(super) struct Staging {
     folder: PathBuf,
     _lock: File,
 }
 
 impl Staging {
-    /// Takes the lock of the model `key`, waiting for whoever holds it.
-    pub(super) fn enter(root: &Path, key: &str, progress: &mut dyn Progress) -> Result<Staging, PullError> {
+    /// Acquires the lock of the model `key`, waiting for its current holder.
+    pub(super) fn enter(
+        root: &Path,
+        key: &str,
+        progress: &mut dyn PullObserver,
+    ) -> Result<Staging, PullError> {
         let folder = root.join("pulls").join(key);
         let failed = |error| PullError::disk(&folder, 0, error);
         fs::create_dir_all(&folder).map_err(failed)?;
@@ -41,31 +44,31 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Where downloads grow.
+    /// Returns the folder of partial downloads.
     pub(super) fn partials(&self) -> &Path {
         &self.folder
     }
 
-    /// A new file of the model, which needs so many bytes in all.
+    /// Creates a file of the model; `needed` is the total size of the model, for the error message.
     pub(super) fn create(&self, path: &str, needed: u64) -> Result<NewFile, PullError> {
         let path = self.prepare(path)?;
         let file = File::create(&path).map_err(|error| PullError::disk(&path, needed, error))?;
         Ok(NewFile { path, file, needed })
     }
 
-    /// A downloaded file becomes a file of the model.
+    /// Moves a downloaded file into the model.
     pub(super) fn adopt(&self, downloaded: &Path, path: &str) -> Result<(), PullError> {
         let path = self.prepare(path)?;
         fs::rename(downloaded, &path).map_err(|error| PullError::disk(&path, 0, error))
     }
 
-    /// All files are there: gives them their manifest and their name, and forgets the partials.
-    pub(super) fn install(self, manifest: &ManifestV1, place: &Path) -> Result<(), PullError> {
+    /// Writes the manifest, moves the model to its final path, and deletes the partial downloads.
+    pub(super) fn install(self, manifest: &ManifestV1, target: &Path) -> Result<(), PullError> {
         let text = serde_json::to_vec_pretty(manifest).expect("strings and numbers serialise to JSON");
         let mut file = self.create(MANIFEST, text.len() as u64)?;
         file.write(&text)?;
         file.finish()?;
-        self.swap_in(place).map_err(|error| PullError::disk(place, 0, error))
+        self.swap_in(target).map_err(|error| PullError::disk(target, 0, error))
     }
 
     fn new_folder(&self) -> PathBuf {
@@ -83,7 +86,7 @@ impl Staging {
         Ok(path)
     }
 
-    /// Removes what a killed pull left half-made.
+    /// Removes the staged files of a killed pull.
     fn clear(&self) -> io::Result<()> {
         for folder in [self.new_folder(), self.old_folder()] {
             match fs::remove_dir_all(folder) {
@@ -94,17 +97,17 @@ impl Staging {
         Ok(())
     }
 
-    fn swap_in(&self, place: &Path) -> io::Result<()> {
+    fn swap_in(&self, target: &Path) -> io::Result<()> {
         seal_and_sync(&self.new_folder())?;
-        let parent = place.parent().unwrap_or(place);
+        let parent = target.parent().unwrap_or(target);
         fs::create_dir_all(parent)?;
-        if place.exists() {
-            // Only a damaged model is ever replaced; a good one is not pulled again.
-            fs::rename(place, self.old_folder())?;
-            fs::rename(self.new_folder(), place)?;
+        if target.exists() {
+            // Only a damaged model is replaced; an intact one is not pulled again.
+            fs::rename(target, self.old_folder())?;
+            fs::rename(self.new_folder(), target)?;
             fs::remove_dir_all(self.old_folder())?;
         } else {
-            fs::rename(self.new_folder(), place)?;
+            fs::rename(self.new_folder(), target)?;
         }
         File::open(parent)?.sync_all()?;
         for entry in fs::read_dir(&self.folder)? {
@@ -118,14 +121,14 @@ impl Staging {
 }
 
 impl Drop for Staging {
-    /// What did not become a model takes no room. Its partials stay: they are what the next pull goes on with.
+    /// Removes staged files. Partial downloads are kept for the next pull.
     fn drop(&mut self) {
-        // The next pull would clear it as well.
+        // On an error the next pull clears the folder as well.
         let _ = self.clear();
     }
 }
 
-/// A file that is being written.
+/// File that is being written.
 pub(super) struct NewFile {
     path: PathBuf,
     file: File,
@@ -137,13 +140,13 @@ impl NewFile {
         self.file.write_all(bytes).map_err(|error| PullError::disk(&self.path, self.needed, error))
     }
 
-    /// Its bytes are on the disk when this returns.
+    /// Flushes the file to disk.
     pub(super) fn finish(self) -> Result<(), PullError> {
         self.file.sync_all().map_err(|error| PullError::disk(&self.path, self.needed, error))
     }
 }
 
-/// Files can only be read from here on, and all names in the folder are on the disk when this returns.
+/// Removes write permissions, and flushes all names in the folder to disk.
 fn seal_and_sync(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -162,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_with_the_bytes_that_are_needed() {
+    fn a_full_disk_is_reported_with_the_needed_bytes() {
         let path = PathBuf::from("/dev/full");
         let file = fs::OpenOptions::new().write(true).open(&path).expect("a disk that is always full");
         let error = NewFile { path, file, needed: 5_000 }.write(&[0; 100]).expect_err("full");
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_may_not_be_written_is_named() {
+    fn a_path_without_write_permission_is_reported() {
         let reason = io::Error::from(io::ErrorKind::PermissionDenied);
         let error = PullError::disk(Path::new("/cache"), 1, reason).to_string();
         assert!(error.starts_with("no permission to write at /cache"), "{error}");

@@ -1,11 +1,12 @@
-//! Who could change a model in the cache.
+//! Protection of cached models against modification by other users.
 //!
-//! Weights are mapped, so a file that changes under a replica changes its vectors, and one that is truncated ends it. The
-//! cache never writes to a file that has its name. Against other users stand owner and mode: the folders down to a model
-//! and its files belong to the user of this process or to root, and others cannot write to them. The group may, as it may
-//! under the umask 002 of many systems, where it is the user's own.
+//! Weights are memory-mapped, so modifying a file changes the vectors of a running replica, and truncating it crashes
+//! the replica. The cache never writes to an installed file. Against other users it checks owner and mode: the folders
+//! of a model, up to the root of the cache, and its files must belong to the user of this process or to root, and must
+//! not be writable by others. The group may write, as with the umask 002 of many systems, where the group is the user's
+//! own.
 //!
-//! A directory that an operator names as a model is not looked at: who writes there is the operator's decision.
+//! A directory that an operator configures as a model is not checked: the operator controls its permissions.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -13,36 +14,36 @@ use std::path::Path;
 
 use rustix::process::geteuid;
 
-use super::manifest::{FileV1, MANIFEST, ManifestV1};
+use super::manifest::{MANIFEST, ManifestFileV1, ManifestV1};
 
-/// Others may write.
+/// Permission bit: others may write.
 const OTHERS_WRITE: u32 = 0o002;
-/// In such a directory users rename and remove their own files only.
+/// Permission bit: users can rename and remove only their own files in the directory.
 const STICKY: u32 = 0o1000;
 
-/// Returns why the model at `place`, in the cache at `root`, could be changed by another user; `None` if it could not.
-pub(super) fn first_problem(root: &Path, place: &Path, manifest: &ManifestV1) -> Option<String> {
+/// Returns why the model at `model`, in the cache at `root`, could be modified by another user; `None` if it could not.
+pub(super) fn first_problem(root: &Path, model: &Path, manifest: &ManifestV1) -> Option<String> {
     let user = geteuid().as_raw();
-    let folders = place.ancestors().take_while(|folder| folder.starts_with(root));
-    let files = manifest.files.iter().map(|FileV1 { path, .. }| place.join(path));
+    let folders = model.ancestors().take_while(|folder| folder.starts_with(root));
+    let files = manifest.files.iter().map(|ManifestFileV1 { path, .. }| model.join(path));
     let below = files.clone().filter_map(|file| file.parent().map(Path::to_owned));
-    let mut paths = folders.map(Path::to_owned).chain(below).chain(files).chain([place.join(MANIFEST)]);
+    let mut paths = folders.map(Path::to_owned).chain(below).chain(files).chain([model.join(MANIFEST)]);
     paths.find_map(|path| problem_of(&path, user))
 }
 
 fn problem_of(path: &Path, user: u32) -> Option<String> {
-    // What is not there was found missing before.
-    let found = fs::metadata(path).ok()?;
+    // Missing files were reported before.
+    let metadata = fs::metadata(path).ok()?;
     let path = path.display();
-    if found.uid() != user && found.uid() != 0 {
+    if metadata.uid() != user && metadata.uid() != 0 {
         return Some(format!(
-            "{path} belongs to user {}, and this process runs as user {user}; give it to user {user} or to root, or set \
-             MERIDIAN_CACHE to another place",
-            found.uid()
+            "{path} belongs to user {}, and this process runs as user {user}; give it to user {user} or to root, or \
+            set MERIDIAN_CACHE to another directory",
+            metadata.uid()
         ));
     }
-    let shared = found.is_dir() && found.mode() & STICKY != 0;
-    if found.mode() & OTHERS_WRITE != 0 && !shared {
+    let shared = metadata.is_dir() && metadata.mode() & STICKY != 0;
+    if metadata.mode() & OTHERS_WRITE != 0 && !shared {
         return Some(format!(
             "every user can write to {path}; run `chmod o-w {path}` and pull the model again"
         ));
@@ -50,7 +51,7 @@ fn problem_of(path: &Path, user: u32) -> Option<String> {
     None
 }
 
-/// Takes the right to write away: from everybody for a file, from group and others for a folder.
+/// Removes write permissions: for all users from a file, for group and others from a folder.
 pub(super) fn seal(path: &Path, is_folder: bool) -> std::io::Result<()> {
     let mut permissions = fs::metadata(path)?.permissions();
     let kept = if is_folder { 0o755 } else { 0o444 };
@@ -63,17 +64,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_every_user_can_write_to_is_named() {
+    fn a_path_that_every_user_can_write_to_is_reported() {
         let root = tempfile::tempdir().unwrap();
-        let place = root.path().join("models/hf/a/b/c");
-        fs::create_dir_all(place.join("1_Pooling")).unwrap();
-        let file = |path: &str| FileV1 { path: path.to_owned(), bytes: 0, sha256: String::new() };
+        let model = root.path().join("models/hf/a/b/c");
+        fs::create_dir_all(model.join("1_Pooling")).unwrap();
+        let file = |path: &str| ManifestFileV1 { path: path.to_owned(), bytes: 0, sha256: String::new() };
         let files = vec![file("config.json"), file("1_Pooling/config.json")];
         let manifest = ManifestV1::new(String::new(), String::new(), files);
         for path in ["config.json", "1_Pooling/config.json", MANIFEST] {
-            fs::write(place.join(path), "{}").unwrap();
+            fs::write(model.join(path), "{}").unwrap();
         }
-        let problem = || first_problem(root.path(), &place, &manifest);
+        let problem = || first_problem(root.path(), &model, &manifest);
         assert_eq!(problem(), None);
         let model = root.path().join("models/hf/a/b/c");
         let paths = [
@@ -85,20 +86,20 @@ mod tests {
         for path in paths {
             let before = fs::metadata(&path).unwrap().permissions();
             fs::set_permissions(&path, fs::Permissions::from_mode(before.mode() | OTHERS_WRITE)).unwrap();
-            let found = problem().unwrap();
-            assert!(found.contains(&format!("every user can write to {}", path.display())), "{found}");
+            let metadata = problem().unwrap();
+            assert!(metadata.contains(&format!("every user can write to {}", path.display())), "{metadata}");
             fs::set_permissions(&path, before).unwrap();
         }
         assert_eq!(problem(), None);
     }
 
     #[test]
-    fn what_belongs_to_another_user_is_named() {
+    fn a_path_that_belongs_to_another_user_is_reported() {
         let root = tempfile::tempdir().unwrap();
         let owner = fs::metadata(root.path()).unwrap().uid();
-        let found = problem_of(root.path(), owner + 1);
-        // What belongs to root is trusted by everybody.
-        assert_eq!(found.is_none(), owner == 0);
-        assert!(found.is_none_or(|found| found.contains(&format!("belongs to user {owner}"))));
+        let metadata = problem_of(root.path(), owner + 1);
+        // Files of root are always trusted.
+        assert_eq!(metadata.is_none(), owner == 0);
+        assert!(metadata.is_none_or(|metadata| metadata.contains(&format!("belongs to user {owner}"))));
     }
 }

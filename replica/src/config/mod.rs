@@ -1,11 +1,11 @@
-//! `replica.toml`: what a replica is told.
+//! Configuration of a replica (`replica.toml`).
 //!
-//! Read in two steps. [`RawConfig`] is what a person wrote: every key may be absent, unknown keys are refused.
-//! [`Config`] is what the replica works with: complete and checked, so that nobody behind it checks again. All problems
-//! are reported together, each with the key, the value and what to write instead.
+//! It is read in two steps. [`RawConfig`] mirrors the file: every key may be absent, unknown keys are rejected.
+//! [`Config`] is complete and validated, so that no other code validates again. All problems are reported together,
+//! each with the key, the value and what to write instead.
 //!
-//! `configs/replica.toml` is the example that people edit. What stays `None` in a [`Config`] is left to `meridian tune` and
-//! then to a default: see [`crate::tune::adopt`].
+//! `configs/replica.toml` is the commented example. Options that are `None` in a [`Config`] are decided by `meridian
+//! tune` and then by a default: see [`crate::tune::effective`].
 
 mod batch;
 
@@ -19,83 +19,82 @@ use replica_core::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
 use serde::Deserialize;
 
-pub use self::batch::{BatchChoice, RawBatch, WINDOW_MAX_MS};
+pub use self::batch::{BatchOverrides, RawBatch, WINDOW_MAX_MS};
 
 use crate::cache::ModelSource;
 
-/// How many deployments one replica may answer to.
+/// Maximum number of deployments that one replica serves.
 pub const MAX_NAMES: usize = 64;
-/// Threads beyond this are a mistake in the file, not a machine.
+/// Maximum thread count; a larger number is a typing error.
 const MAX_THREADS: usize = 1024;
-/// Of rows that are kept; more is a mistake in the file as well.
+/// Maximum size of the cache of rows; a larger number is a typing error.
 pub const MAX_EMBEDDING_CACHE_BYTES: u64 = 1 << 40;
 
-/// What a replica works with.
+/// Validated configuration of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where it listens.
+    /// Address of the listener.
     pub listen: SocketAddr,
-    /// The deployments that it answers to; at least one, each once.
+    /// Names of the served deployments; at least one, without duplicates.
     pub names: Vec<DeploymentName>,
-    /// The model behind them.
+    /// Source of their model.
     pub model: ModelSource,
-    /// What they are for; a model that is for something else is refused when it is loaded. Absent: what the model's files
-    /// say.
+    /// Task of the deployments; loading fails if the model is for another task. Absent = as the model's files state.
     pub task: Option<DeploymentTask>,
-    /// What computes it.
-    pub engine: EngineChoice,
-    /// Where the model cache is, if not where the environment says.
+    /// Engine that computes the model.
+    pub engine: EngineSettings,
+    /// Directory of the model cache, if not the one from the environment.
     pub cache: Option<PathBuf>,
-    /// What it refuses.
+    /// Limits of requests.
     pub limits: Limits,
-    /// What it works with.
-    pub threads: Threads,
-    /// How batches are made.
-    pub batch: BatchChoice,
-    /// What requests that do not say otherwise get.
-    pub embeddings: Embeddings,
-    /// The file of `meridian tune`, if not the one in the model cache.
+    /// Thread counts.
+    pub threads: ThreadCounts,
+    /// Batch settings.
+    pub batch: BatchOverrides,
+    /// Defaults of embedding requests.
+    pub embeddings: EmbeddingDefaults,
+    /// File of `meridian tune`, if not the one in the model cache.
     pub tuned: Option<PathBuf>,
-    /// How much memory there is for rows that were computed before; 0 keeps none.
+    /// Memory for cached rows; 0 disables the cache.
     pub embedding_cache_bytes: u64,
-    /// Whether `/v1/embeddings` accepts token ids from clients that do not name the tokenizer that has made them.
+    /// Whether `/v1/embeddings` accepts token ids from clients that do not name the tokenizer that produced them.
     pub token_inputs: bool,
 }
 
-/// An engine and how it is to be run.
+/// Engine and its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineChoice {
-    /// What runs the model.
+pub struct EngineSettings {
+    /// Kind of the engine.
     pub kind: EngineKind,
-    /// The number format that it computes in.
+    /// Number format of its computation.
     pub precision: Option<Precision>,
 }
 
-/// What requests get that do not say otherwise. The defaults are those of text-embeddings-inference.
+/// Defaults of embedding requests; the same as those of text-embeddings-inference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Embeddings {
-    /// Vectors are scaled to length one; without it, as the model's own modules say.
+pub struct EmbeddingDefaults {
+    /// Whether vectors are normalized to length one; if false, they are as the model's own modules produce them.
     pub normalize: bool,
-    /// Inputs that are longer than the model reads are cut; without it they are rejected.
+    /// Whether inputs longer than the model's limit are truncated; if false, they are rejected.
     pub auto_truncate: bool,
 }
 
-impl Default for Embeddings {
-    fn default() -> Embeddings {
-        Embeddings { normalize: true, auto_truncate: false }
+impl Default for EmbeddingDefaults {
+    fn default() -> EmbeddingDefaults {
+        EmbeddingDefaults { normalize: true, auto_truncate: false }
     }
 }
 
-/// Threads by what they do.
+/// Thread counts by role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Threads {
-    /// They make tokens of texts.
+pub struct ThreadCounts {
+    /// Tokenizer threads.
     pub tokenizer: NonZeroUsize,
-    /// They make vectors of tokens.
+    /// Engine threads.
     pub engine: Option<NonZeroUsize>,
 }
 
-/// What a person wrote.
+/// Configuration file as written, before validation.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawConfig {
@@ -123,7 +122,7 @@ pub struct RawConfig {
     pub batch: RawBatch,
     /// [`Config::embeddings`]
     #[serde(default)]
-    pub embeddings: RawEmbeddings,
+    pub embeddings: RawEmbeddingDefaults,
     /// [`Config::tuned`]
     pub tuned: Option<PathBuf>,
     /// [`Config::embedding_cache_bytes`]
@@ -133,19 +132,19 @@ pub struct RawConfig {
     pub token_inputs: bool,
 }
 
-/// `engine`, as it is written.
+/// `engine`, as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawEngine {
-    /// [`EngineChoice::kind`]
+    /// [`EngineSettings::kind`]
     pub kind: Option<String>,
-    /// [`EngineChoice::precision`]
+    /// [`EngineSettings::precision`]
     pub precision: Option<String>,
-    /// GPUs that the engine is cut over: 1, and no other number is served.
+    /// Number of GPUs for tensor parallelism; only 1 is supported.
     pub tensor_parallel: Option<i64>,
 }
 
-/// `[limits]`, as it is written.
+/// `[limits]`, as written.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawLimits {
@@ -169,42 +168,42 @@ pub struct RawLimits {
     pub body_timeout_ms: Option<u64>,
 }
 
-/// `[embeddings]`, as it is written.
+/// `[embeddings]`, as written.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawEmbeddings {
-    /// [`Embeddings::normalize`]
+pub struct RawEmbeddingDefaults {
+    /// [`EmbeddingDefaults::normalize`]
     pub normalize: Option<bool>,
-    /// [`Embeddings::auto_truncate`]
+    /// [`EmbeddingDefaults::auto_truncate`]
     pub auto_truncate: Option<bool>,
 }
 
-impl RawEmbeddings {
-    fn check(self) -> Embeddings {
-        let RawEmbeddings { normalize, auto_truncate } = self;
-        let otherwise = Embeddings::default();
-        Embeddings {
-            normalize: normalize.unwrap_or(otherwise.normalize),
-            auto_truncate: auto_truncate.unwrap_or(otherwise.auto_truncate),
+impl RawEmbeddingDefaults {
+    fn check(self) -> EmbeddingDefaults {
+        let RawEmbeddingDefaults { normalize, auto_truncate } = self;
+        let defaults = EmbeddingDefaults::default();
+        EmbeddingDefaults {
+            normalize: normalize.unwrap_or(defaults.normalize),
+            auto_truncate: auto_truncate.unwrap_or(defaults.auto_truncate),
         }
     }
 }
 
-/// `[threads]`, as it is written.
+/// `[threads]`, as written.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawThreads {
-    /// [`Threads::tokenizer`]
+    /// [`ThreadCounts::tokenizer`]
     pub tokenizer: Option<usize>,
-    /// [`Threads::engine`]
+    /// [`ThreadCounts::engine`]
     pub engine: Option<usize>,
 }
 
-/// Everything that is wrong with a file.
+/// Problems of a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", problems.join("\n"))]
 pub struct ConfigError {
-    /// One sentence each.
+    /// Problems, one sentence each.
     pub problems: Vec<String>,
 }
 
@@ -219,7 +218,7 @@ impl FromStr for Config {
 }
 
 impl RawConfig {
-    /// Checks everything and says all that is wrong at once.
+    /// Validates the file and reports all problems together.
     pub fn check(self) -> Result<Config, ConfigError> {
         let RawConfig {
             listen,
@@ -250,8 +249,8 @@ impl RawConfig {
         let embedding_cache_bytes = embedding_cache_bytes.unwrap_or(0);
         if embedding_cache_bytes > MAX_EMBEDDING_CACHE_BYTES {
             problems.0.push(format!(
-                "`embedding_cache_bytes` = {embedding_cache_bytes}; give at most {MAX_EMBEDDING_CACHE_BYTES}, or leave \
-                 it out to keep no rows"
+                "`embedding_cache_bytes` = {embedding_cache_bytes} is more than {MAX_EMBEDDING_CACHE_BYTES}; give at \
+                 most that, or leave it out to disable the cache"
             ));
         }
         match (listen, model, engine) {
@@ -275,7 +274,7 @@ impl RawConfig {
     }
 }
 
-/// What is wrong so far.
+/// Problems found so far.
 struct Problems(Vec<String>);
 
 impl Problems {
@@ -283,14 +282,14 @@ impl Problems {
         &mut self,
         key: &str,
         given: Option<String>,
-        wanted: &str,
+        expected: &str,
     ) -> Option<T> {
         let Some(given) = given else {
-            self.0.push(format!("`{key}` is missing; give {wanted}"));
+            self.0.push(format!("`{key}` is missing; give {expected}"));
             return None;
         };
         let parsed = given.parse().map_err(|error: T::Err| error.to_string());
-        parsed.map_err(|error| self.0.push(format!("`{key}` = \"{given}\": {error}; give {wanted}"))).ok()
+        parsed.map_err(|error| self.0.push(format!("`{key}` = \"{given}\": {error}; give {expected}"))).ok()
     }
 
     fn names(&mut self, given: Vec<String>) -> Vec<DeploymentName> {
@@ -311,7 +310,7 @@ impl Problems {
         names
     }
 
-    fn engine(&mut self, given: Option<RawEngine>) -> Option<EngineChoice> {
+    fn engine(&mut self, given: Option<RawEngine>) -> Option<EngineSettings> {
         let none = RawEngine { kind: None, precision: None, tensor_parallel: None };
         let RawEngine { kind, precision, tensor_parallel } = given.unwrap_or(none);
         let kind = kind.or_else(|| Some(EngineKind::Cpu.as_str().to_owned()));
@@ -320,8 +319,8 @@ impl Problems {
         let known = known.join(" or ");
         if let Some(given) = tensor_parallel.filter(|given| *given != MAX_TENSOR_PARALLEL) {
             self.0.push(format!(
-                "`engine.tensor_parallel` = {given}; give {MAX_TENSOR_PARALLEL} or leave it out: a model that needs several GPUs \
-                 is not served"
+                "`engine.tensor_parallel` = {given} is not supported; give {MAX_TENSOR_PARALLEL} or leave it out: \
+                 models that need several GPUs cannot be served"
             ));
         }
         let precision = match precision {
@@ -331,18 +330,18 @@ impl Problems {
         match precision {
             Some(precision) if !kind.precisions().contains(&precision) => {
                 self.0.push(format!(
-                    "`engine.precision` = \"{precision}\": {kind} has none such; give {known}"
+                    "`engine.precision` = \"{precision}\" is not supported by {kind}; give {known}"
                 ));
             }
-            // What `tune` recommends is for the processor.
+            // The recommendation of `tune` is for the CPU engine only.
             None if kind != EngineKind::Cpu => {
                 self.0.push(format!(
-                    "`engine.precision` is missing; give {known}, for which the engine was built"
+                    "`engine.precision` is missing; give {known}, the one for which the engine was built"
                 ));
             }
             _ => {}
         }
-        Some(EngineChoice { kind, precision })
+        Some(EngineSettings { kind, precision })
     }
 
     fn limits(&mut self, given: RawLimits) -> Limits {
@@ -358,8 +357,8 @@ impl Problems {
             body_timeout_ms,
         } = given;
         let default = Limits::default();
-        // 32 bits are enough for every one of them, and then no sum of two overflows.
-        let size = |given: Option<u64>, otherwise: usize| given.map_or(otherwise, |n| n as usize);
+        // All values fit into 32 bits, so that a sum of two does not overflow.
+        let size = |given: Option<u64>, defaults: usize| given.map_or(defaults, |n| n as usize);
         let limits = Limits {
             max_inputs: size(self.limit("max_inputs", max_inputs), default.max_inputs),
             max_documents: size(self.limit("max_documents", max_documents), default.max_documents),
@@ -382,8 +381,8 @@ impl Problems {
         };
         if limits.max_buffered_bytes < limits.max_body_bytes {
             self.0.push(format!(
-                "`limits.max_buffered_bytes` = {} is less than `limits.max_body_bytes` = {}, so that the largest \
-                 request never fits; give at least as much",
+                "`limits.max_buffered_bytes` = {} is less than `limits.max_body_bytes` = {}, so the largest request is \
+                 always rejected; raise max_buffered_bytes or lower max_body_bytes",
                 limits.max_buffered_bytes, limits.max_body_bytes
             ));
         }
@@ -398,13 +397,13 @@ impl Problems {
         given
     }
 
-    fn threads(&mut self, given: RawThreads) -> Threads {
+    fn threads(&mut self, given: RawThreads) -> ThreadCounts {
         let RawThreads { tokenizer, engine } = given;
         let cores = available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        // A thread tokenises a hundred times as fast as a core embeds (some 10⁶ tokens/s against 10⁴); the second is
-        // there so that a text of megabytes does not hold up everybody.
+        // A thread tokenizes a hundred times as fast as a core embeds (some 10⁶ tokens/s against 10⁴); the second
+        // thread exists so that a text of megabytes does not delay all other requests.
         let tokenizers = NonZeroUsize::MIN.saturating_add((cores.get() / 8).max(1));
-        Threads {
+        ThreadCounts {
             tokenizer: self.thread_count("tokenizer", tokenizer).unwrap_or(tokenizers),
             engine: self.thread_count("engine", engine),
         }

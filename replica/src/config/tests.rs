@@ -1,4 +1,4 @@
-//! What people write, and what comes of it.
+//! Tests of the configuration file: accepted values and reported problems.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn check(text: &str, expected: &[&str]) {
 }
 
 #[test]
-fn the_example_that_people_edit_is_a_valid_configuration() {
+fn the_example_configuration_is_valid() {
     let config: Config = include_str!("../../../configs/replica.toml").parse().expect("configs/replica.toml");
     assert_eq!(config.limits, Limits::default(), "the example shows the defaults");
 }
@@ -23,8 +23,8 @@ fn the_example_that_people_edit_is_a_valid_configuration() {
 fn three_keys_are_enough() {
     let config: Config = LEAST.parse().expect("the least");
     assert_eq!(config.limits, Limits::default());
-    assert_eq!(config.engine, EngineChoice { kind: EngineKind::Cpu, precision: None });
-    assert_eq!((config.batch, config.threads.engine, config.tuned), (BatchChoice::default(), None, None));
+    assert_eq!(config.engine, EngineSettings { kind: EngineKind::Cpu, precision: None });
+    assert_eq!((config.batch, config.threads.engine, config.tuned), (BatchOverrides::default(), None, None));
     assert_eq!(config.names[0].as_str(), "minilm");
 }
 
@@ -54,7 +54,7 @@ fn every_key_is_taken_over() {
 }
 
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_problems_are_reported_together() {
     check("", &["`listen` is missing", "`names` has 0 entries", "`model` is missing"]);
     check(
         "listen = \"here\"\nnames = [\"a\", \"a\", \"b c\"]\nmodel = \"ftp://x\"\nengine = { kind = \"abacus\" }\n\
@@ -73,12 +73,12 @@ fn all_problems_are_told_at_once() {
     );
     check(
         &format!("{LEAST}[limits]\nmax_queue_tokens = 511\n[batch]\nbatch_tokens = 512\n"),
-        &["no batch is ever full"],
+        &["no batch can be full"],
     );
 }
 
 #[test]
-fn a_key_that_is_not_known_is_named_with_its_line() {
+fn an_unknown_key_is_reported_with_its_line() {
     check(&format!("{LEAST}modle = 1\n"), &["modle"]);
     check(&format!("{LEAST}[limits]\nmax_input = 1\n"), &["max_input"]);
 }
@@ -88,23 +88,23 @@ fn an_engine_on_a_gpu_needs_a_precision_that_it_has_and_one_gpu() {
     let engine = |engine: &str| format!("engine = {{ {engine} }}\n{LEAST}");
     let text = engine("kind = \"tensorrt-llm\", precision = \"fp8\", tensor_parallel = 1");
     let config: Config = text.parse().expect("an engine");
-    let expected = EngineChoice { kind: EngineKind::TensorrtLlm, precision: Some(Precision::Fp8) };
+    let expected = EngineSettings { kind: EngineKind::TensorrtLlm, precision: Some(Precision::Fp8) };
     assert_eq!(config.engine, expected);
     check(&engine("kind = \"tensorrt-llm\""), &["`engine.precision` is missing; give \"f32\" or \"f16\""]);
-    check(&engine("kind = \"tensorrt-llm\", precision = \"int8\""), &["tensorrt-llm has none such"]);
-    check(&engine("precision = \"fp8\""), &["cpu has none such; give \"f32\" or \"int8\""]);
+    check(&engine("kind = \"tensorrt-llm\", precision = \"int8\""), &["is not supported by tensorrt-llm"]);
+    check(&engine("precision = \"fp8\""), &["is not supported by cpu; give \"f32\" or \"int8\""]);
     check(&engine("kind = \"cpu\", tensor_parallel = 2"), &["`engine.tensor_parallel` = 2"]);
 }
 
 #[test]
-fn batch_settings_are_taken_at_their_limits_and_refused_one_past_them() {
+fn batch_settings_are_accepted_at_their_limits_and_rejected_one_past_them() {
     let config: Config = format!(
         "{LEAST}tuned = \"/t\"\n[batch]\nbatch_tokens = 2\ninteractive_batch_tokens = 2\nbulk_share_percent = 99\n\
          window_max_ms = 1000\n"
     )
     .parse()
     .expect("at the limits");
-    let expected = BatchChoice {
+    let expected = BatchOverrides {
         batch_tokens: Some(2),
         interactive_batch_tokens: Some(2),
         bulk_share_percent: Some(99),
@@ -135,7 +135,7 @@ fn batch_settings_are_taken_at_their_limits_and_refused_one_past_them() {
 }
 
 #[test]
-fn rows_are_kept_only_where_somebody_says_so_and_within_a_limit() {
+fn the_cache_of_rows_is_disabled_by_default_and_limited() {
     let bytes = |more: &str| {
         let config: Config = format!("{more}{LEAST}").parse().expect(more);
         config.embedding_cache_bytes

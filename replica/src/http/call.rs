@@ -1,8 +1,8 @@
-//! One request that is computed, from its headers to its answer.
+//! One request that needs the engine, from its headers to its response.
 //!
-//! Every route that computes goes the same way: is the replica there, how long will the caller wait, the body within its
-//! limits, and then what the route itself does with a [`Call`]: parse, tokenise, compute, write. Work that grows with the
-//! request (parsing a large body, writing many vectors) leaves the reactor's threads.
+//! Every such route takes the same steps: check the lifecycle state, read the client's timeout, read the body within
+//! its limits, then run the route's own handler with an [`ApiCall`]: parse, tokenize, compute, write. Work that grows
+//! with the request (parsing a large body, writing many vectors) leaves the reactor threads.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,46 +20,46 @@ use replica_core::wire::headers;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout_at;
 
-use super::RequestId;
-use crate::app::{App, Service, State as Life};
-use crate::batcher::{Computed, TenantKey, Unanswered, Work};
+use super::HttpRequestId;
+use crate::app::{App, Lifecycle, Service};
+use crate::batcher::{ComputeError, ComputeRequest, ComputedRows, TenantKey};
 use crate::engine::Output;
-use crate::events::{RequestAnswered, RequestReceived, RequestRefused, TokenizerFailed};
-use crate::metrics::Route;
+use crate::events::{RequestCompleted, RequestReceived, RequestRejected, TokenizerFailed};
+use crate::metrics::RouteLabel;
 use crate::respond;
-use crate::tokenize::{MAX_JOBS, Reading, Text, TokenizeError, Tokenized};
+use crate::tokenize::{EncodeOptions, MAX_JOBS, TextInput, TokenizeError, Tokenized};
 
-/// Above this, parsing takes longer (some 50 µs) than handing it to another thread.
+/// Body size above which parsing (some 50 µs) takes longer than handing it to another thread.
 const INLINE_BODY_BYTES: usize = 64 << 10;
-/// Above this, so does writing: 16 vectors of 384 numbers.
+/// Number of values above which writing does: 16 vectors of 384 numbers.
 pub(super) const INLINE_NUMBERS: usize = 16 * 384;
 
-/// A request that the replica works on.
-pub(super) struct Call {
+/// Context of a request that is being processed.
+pub(super) struct ApiCall {
     pub(super) app: Arc<App>,
-    pub(super) id: RequestId,
+    pub(super) id: HttpRequestId,
     pub(super) received: Instant,
     priority: Option<HeaderValue>,
     tenant: Option<TenantKey>,
     deadline: Option<Instant>,
 }
 
-/// Above this, so does looking at token ids that were sent.
+/// Number of token ids above which checking them does.
 const INLINE_TOKENS: usize = 64 << 10;
 
-/// Characters of what a chat template says against a text that are passed on; its author wrote them, with what he liked.
-const TEMPLATE_WORDS: usize = 200;
+/// Limit, in characters, of a chat template's error message in a response: the template's author wrote the text.
+const MAX_TEMPLATE_MESSAGE_CHARS: usize = 200;
 
-/// Inputs that were tokenised.
+/// Tokenized inputs.
 pub(super) struct Tokens {
     inputs: Vec<Tokenized>,
     took: Duration,
-    /// The elements of the longest list that was sent: what says whether somebody waits for the answer.
+    /// Elements of the longest list in the request; decides the default priority.
     listed: usize,
 }
 
 impl Tokens {
-    /// These, and then those.
+    /// Appends the inputs of `others`.
     pub(super) fn and(mut self, others: Tokens) -> Tokens {
         self.inputs.extend(others.inputs);
         let (took, listed) = (self.took.max(others.took), self.listed.max(others.listed));
@@ -67,9 +67,9 @@ impl Tokens {
     }
 }
 
-/// What a request cost, and where the time went.
+/// Cost of a request and the time of each stage.
 #[derive(Clone, Copy)]
-pub(super) struct Spent {
+pub(super) struct RequestCost {
     pub(super) priority: Priority,
     pub(super) inputs: u64,
     pub(super) tokens: u64,
@@ -78,46 +78,51 @@ pub(super) struct Spent {
     pub(super) engine: Duration,
 }
 
-/// Rows that were computed.
-pub(super) struct Done {
+/// Rows that the engine computed.
+pub(super) struct ComputeResult {
     pub(super) rows: Vec<f32>,
-    /// Numbers of one row.
+    /// Number of values in a row.
     pub(super) width: usize,
     /// Rows of each input.
     pub(super) counts: Vec<u32>,
-    pub(super) spent: Spent,
+    pub(super) cost: RequestCost,
 }
 
-/// An answer as JSON.
-pub(super) struct Answer {
+/// JSON response.
+pub(super) struct ComputedResponse {
     pub(super) json: Vec<u8>,
-    pub(super) spent: Spent,
+    pub(super) cost: RequestCost,
 }
 
-/// Serves a request with what `handle` makes of it.
-pub(super) async fn serve<H, F>(app: Arc<App>, id: RequestId, request: Request, handle: H) -> Response<Body>
+/// Serves a request with `handle`.
+pub(super) async fn serve<H, F>(
+    app: Arc<App>,
+    id: HttpRequestId,
+    request: Request,
+    handle: H,
+) -> Response<Body>
 where
-    H: FnOnce(Arc<Call>, Vec<u8>) -> F,
-    F: Future<Output = Result<Answer, Refusal>>,
+    H: FnOnce(Arc<ApiCall>, Vec<u8>) -> F,
+    F: Future<Output = Result<ComputedResponse, Refusal>>,
 {
     RequestReceived.record(&app.metrics);
     let received = Instant::now();
-    let (route, dialect) = (Route::of(request.uri().path()), Dialect::of_path(request.uri().path()));
+    let (route, dialect) = (RouteLabel::of(request.uri().path()), Dialect::of_path(request.uri().path()));
     let request_id = id.clone();
     let request_id = request_id.as_str();
     match within_time(&app, id, received, request, handle).await {
-        Ok(Answer { json, spent }) => {
-            let Spent { priority, inputs, tokens, tokenize, queue, engine } = spent;
+        Ok(ComputedResponse { json, cost }) => {
+            let RequestCost { priority, inputs, tokens, tokenize, queue, engine } = cost;
             let mut response = respond::json(json);
             response.headers_mut().insert(headers::SERVER_TIMING, server_timing(queue, tokenize, engine));
             response.headers_mut().insert(headers::TOKENS, HeaderValue::from(tokens));
             let total = received.elapsed();
-            RequestAnswered { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total }
+            RequestCompleted { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total }
                 .record(&app.metrics);
             response
         }
         Err(refusal) => {
-            RequestRefused { route, request_id, refusal: &refusal }.record(&app.metrics);
+            RequestRejected { route, request_id, refusal: &refusal }.record(&app.metrics);
             respond::refused(&refusal, dialect)
         }
     }
@@ -125,48 +130,48 @@ where
 
 async fn within_time<H, F>(
     app: &Arc<App>,
-    id: RequestId,
+    id: HttpRequestId,
     received: Instant,
     request: Request,
     handle: H,
-) -> Result<Answer, Refusal>
+) -> Result<ComputedResponse, Refusal>
 where
-    H: FnOnce(Arc<Call>, Vec<u8>) -> F,
-    F: Future<Output = Result<Answer, Refusal>>,
+    H: FnOnce(Arc<ApiCall>, Vec<u8>) -> F,
+    F: Future<Output = Result<ComputedResponse, Refusal>>,
 {
-    match app.life() {
-        Life::Ready => {}
-        Life::Starting => return Err(Refusal::not_ready()),
-        Life::Draining => return Err(Refusal::draining()),
+    match app.lifecycle() {
+        Lifecycle::Ready => {}
+        Lifecycle::Starting => return Err(Refusal::not_ready()),
+        Lifecycle::Draining => return Err(Refusal::draining()),
     }
     let timeout = timeout_of(request.headers())?;
     let deadline = timeout.map(|timeout| received + timeout);
     let priority = request.headers().get(headers::PRIORITY).cloned();
     let tenant = request.headers().get(headers::TENANT).map(|tenant| TenantKey::new(tenant.as_bytes()));
-    let call = Arc::new(Call { app: Arc::clone(app), id, received, priority, tenant, deadline });
-    let answer = async {
+    let call = Arc::new(ApiCall { app: Arc::clone(app), id, received, priority, tenant, deadline });
+    let response = async {
         let (head, body) = request.into_parts();
         let body = app.bodies.read(&head.headers, body).await?;
-        // The room of the body is given back with the answer: what was parsed of it lives as long.
-        let _room = body.room;
+        // The permits of the body are held until the response is complete: the parsed values live as long.
+        let _permit = body.permit;
         handle(call, body.bytes).await
     };
-    let (Some(timeout), Some(deadline)) = (timeout, deadline) else { return answer.await };
-    let answered = timeout_at(deadline.into(), answer).await;
-    // Whichever notices first, the timer here or the queue, the caller hears the same.
-    match answered {
-        Ok(Ok(answer)) => Ok(answer),
+    let (Some(timeout), Some(deadline)) = (timeout, deadline) else { return response.await };
+    let outcome = timeout_at(deadline.into(), response).await;
+    // The client gets the same error whether this timer or the queue expires first.
+    match outcome {
+        Ok(Ok(response)) => Ok(response),
         Ok(Err(refusal)) if Instant::now() < deadline => Err(refusal),
         Ok(Err(_)) | Err(_) => Err(Refusal::deadline_exceeded(timeout)),
     }
 }
 
-impl Call {
+impl ApiCall {
     pub(super) fn service(&self) -> &Service {
         self.app.service().expect("a call begins when the model is there, and it never goes")
     }
 
-    /// The deployment that answers: the one that was named, which must be served here, or else the first one.
+    /// Returns the deployment named in the request, which must be served here, or else the first one.
     pub(super) fn model(&self, named: Option<String>) -> Result<String, Refusal> {
         let names = &self.app.names;
         match named {
@@ -176,15 +181,19 @@ impl Call {
         }
     }
 
-    /// How texts without a prompt are read, as the request says or else the replica's configuration.
-    pub(super) fn reading(&self, truncation: Truncation, named: InputField) -> Result<Reading, Refusal> {
+    /// Returns how texts without a prompt are tokenized, by the request or else by the configuration.
+    pub(super) fn options(
+        &self,
+        truncation: Truncation,
+        named: InputField,
+    ) -> Result<EncodeOptions, Refusal> {
         let overlong = truncation.overlong(self.app.embeddings.auto_truncate);
-        let most = truncation.max_tokens.map(|most| self.texts_of(most, named)).transpose()?;
-        Ok(Reading { most, ..reading(overlong) })
+        let most = truncation.max_tokens.map(|most| self.text_limit(most, named)).transpose()?;
+        Ok(EncodeOptions { most, ..unprompted(overlong) })
     }
 
-    /// The tokens of a text where `most` is the number with the special tokens around it.
-    fn texts_of(&self, most: u64, named: InputField) -> Result<usize, Refusal> {
+    /// Returns the limit of tokens of a text, given the limit `most` that includes the special tokens.
+    fn text_limit(&self, most: u64, named: InputField) -> Result<usize, Refusal> {
         let special = self.service().tokenizer.special_tokens();
         let limit = self.service().readable.max_input_tokens;
         let given = usize::try_from(most).unwrap_or(usize::MAX);
@@ -196,7 +205,7 @@ impl Call {
         Ok(given - special)
     }
 
-    /// Reads the body.
+    /// Parses the body.
     pub(super) async fn parse<T: Send + 'static>(
         &self,
         body: Vec<u8>,
@@ -205,17 +214,17 @@ impl Call {
         self.off_reactor(body.len() > INLINE_BODY_BYTES, move || parse(&body)).await?
     }
 
-    /// The tokens of texts, or those that were given.
+    /// Tokenizes texts, or checks token ids of the request.
     pub(super) async fn tokens(
         &self,
         input: Input,
         named: InputField,
         choice: &PromptChoice,
-        reading: Reading,
+        options: EncodeOptions,
     ) -> Result<Tokens, Refusal> {
         let lists = match input {
             Input::Texts(texts) => {
-                return self.read(texts.into_iter().map(Text::One).collect(), named, reading).await;
+                return self.encode(texts.into_iter().map(TextInput::One).collect(), named, options).await;
             }
             Input::Tokens(lists) => lists,
         };
@@ -223,18 +232,18 @@ impl Call {
             return Err(Refusal::invalid(
                 named.field,
                 named.field,
-                "is of token ids, which are computed as they stand, and a prompt is asked for",
-                "texts, or the prompt's tokens with the others",
+                "contains token ids, and a prompt applies to texts only",
+                "texts, or token ids that include those of the prompt",
             ));
         }
         let started = Instant::now();
         let mut readable = self.service().readable;
-        if let Some(most) = reading.most {
-            // Of token ids the special ones are among those that are given.
+        if let Some(most) = options.most {
+            // Token ids of a request include the special tokens.
             readable.max_input_tokens = most + self.service().tokenizer.special_tokens();
         }
         let check = move |(index, ids): (usize, Vec<u32>)| {
-            let ids = readable.tokens(ids, reading.overlong).map_err(|why| named.refusal(index, why))?;
+            let ids = readable.tokens(ids, options.overlong).map_err(|why| named.refusal(index, why))?;
             Ok(Tokenized { ids: ids.into(), types: None })
         };
         let listed = lists.len();
@@ -244,25 +253,25 @@ impl Call {
         Ok(Tokens { inputs, took: started.elapsed(), listed })
     }
 
-    /// The tokens of texts and pairs.
-    pub(super) async fn read(
+    /// Tokenizes texts and pairs.
+    pub(super) async fn encode(
         &self,
-        texts: Vec<Text>,
+        texts: Vec<TextInput>,
         named: InputField,
-        reading: Reading,
+        options: EncodeOptions,
     ) -> Result<Tokens, Refusal> {
         let (started, listed) = (Instant::now(), texts.len());
-        let read = self.service().tokenizer.encode(texts, reading).await;
-        let inputs = read.map_err(|error| self.unread(error, named))?;
+        let read = self.service().tokenizer.encode(texts, options).await;
+        let inputs = read.map_err(|error| self.tokenize_refusal(error, named))?;
         Ok(Tokens { inputs, took: started.elapsed(), listed })
     }
 
-    /// Says no for a tokenizer that did.
-    pub(super) fn unread(&self, error: TokenizeError, named: InputField) -> Refusal {
+    /// Converts an error of the tokenizer.
+    pub(super) fn tokenize_refusal(&self, error: TokenizeError, named: InputField) -> Refusal {
         match error {
             TokenizeError::Unreadable { index, why } => named.refusal(index, why),
             TokenizeError::Template { index, why } => {
-                let why: String = why.chars().take(TEMPLATE_WORDS).collect();
+                let why: String = why.chars().take(MAX_TEMPLATE_MESSAGE_CHARS).collect();
                 let problem = format!("is not taken by the model's chat template ({why})");
                 Refusal::invalid(named.field, &named.path(index), &problem, "another text")
             }
@@ -277,45 +286,45 @@ impl Call {
         }
     }
 
-    /// The priority of a request of so many inputs.
+    /// Returns the priority of a request with this many inputs.
     pub(super) fn priority(&self, inputs: usize) -> Result<Priority, Refusal> {
         Priority::of(self.priority.as_ref().map(|priority| priority.to_str().unwrap_or("not text")), inputs)
     }
 
-    /// What the model makes of the tokens.
-    pub(super) async fn compute(&self, tokens: Tokens, output: Output) -> Result<Done, Refusal> {
+    /// Computes the rows of the tokens.
+    pub(super) async fn compute(&self, tokens: Tokens, output: Output) -> Result<ComputeResult, Refusal> {
         let Tokens { inputs, took, listed } = tokens;
         self.app.limits.check_request_tokens(inputs.iter().map(|input| input.ids.len() as u64).sum())?;
         let priority = self.priority(listed)?;
         let count = inputs.len() as u64;
-        let work = Work { inputs, output, priority, deadline: self.deadline, tenant: self.tenant };
+        let work = ComputeRequest { inputs, output, priority, deadline: self.deadline, tenant: self.tenant };
         let ticket = self.service().batcher.submit(work).map_err(|full| {
             let pending = format!("{} tokens are waiting", full.pending_tokens);
             Refusal::overloaded(&pending, full.max_queue_tokens, full.wait)
         })?;
         let computed = ticket.rows().await.map_err(|unanswered| match unanswered {
-            Unanswered::Expired => Refusal::deadline_exceeded(self.received.elapsed()),
-            Unanswered::EngineFailed => Refusal::internal(self.id.as_str()),
-            Unanswered::NotFinite => Refusal::not_finite(),
-            Unanswered::Stopped => Refusal::draining(),
+            ComputeError::Expired => Refusal::deadline_exceeded(self.received.elapsed()),
+            ComputeError::EngineFailed => Refusal::internal(self.id.as_str()),
+            ComputeError::NotFinite => Refusal::not_finite(),
+            ComputeError::Stopped => Refusal::draining(),
         })?;
-        let Computed { rows, width, counts, tokens, cached_inputs: _, queue, engine } = computed;
-        let spent = Spent { priority, inputs: count, tokens, tokenize: took, queue, engine };
-        Ok(Done { rows, width, counts, spent })
+        let ComputedRows { rows, width, counts, tokens, cached_inputs: _, queue, engine } = computed;
+        let cost = RequestCost { priority, inputs: count, tokens, tokenize: took, queue, engine };
+        Ok(ComputeResult { rows, width, counts, cost })
     }
 
-    /// Writes the answer.
+    /// Writes the response.
     pub(super) async fn write(
         &self,
-        done: Done,
-        write: impl FnOnce(Done) -> Vec<u8> + Send + 'static,
-    ) -> Result<Answer, Refusal> {
-        let spent = done.spent;
-        let json = self.off_reactor(done.rows.len() > INLINE_NUMBERS, move || write(done)).await?;
-        Ok(Answer { json, spent })
+        computed: ComputeResult,
+        write: impl FnOnce(ComputeResult) -> Vec<u8> + Send + 'static,
+    ) -> Result<ComputedResponse, Refusal> {
+        let cost = computed.cost;
+        let json = self.off_reactor(computed.rows.len() > INLINE_NUMBERS, move || write(computed)).await?;
+        Ok(ComputedResponse { json, cost })
     }
 
-    /// Does `work` here if it is small, else where it stops nobody.
+    /// Runs `work` inline if it is small, else on a blocking thread.
     pub(super) async fn off_reactor<T: Send + 'static>(
         &self,
         large: bool,
@@ -329,24 +338,24 @@ impl Call {
     }
 }
 
-/// Texts as they stand, without a prompt.
-pub(super) fn reading(overlong: OverlongPolicy) -> Reading {
-    Reading { prompt: None, overlong, most: None }
+/// Options for texts without a prompt.
+pub(super) fn unprompted(overlong: OverlongPolicy) -> EncodeOptions {
+    EncodeOptions { prompt: None, overlong, most: None }
 }
 
-/// What the tokenizer reads.
-pub(super) fn text(sequence: TextOrPair) -> Text {
+/// Converts a parsed sequence into the tokenizer's input.
+pub(super) fn text(sequence: TextOrPair) -> TextInput {
     match sequence {
-        TextOrPair::One(text) => Text::One(text),
-        TextOrPair::Pair(first, second) => Text::Pair(first.into(), second),
+        TextOrPair::One(text) => TextInput::One(text),
+        TextOrPair::Pair(first, second) => TextInput::Pair(first.into(), second),
     }
 }
 
-/// How long the caller is willing to wait.
+/// Returns the client's timeout.
 fn timeout_of(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
     let Some(given) = headers.get(headers::TIMEOUT_MS) else { return Ok(None) };
     let given = given.to_str().unwrap_or("not text");
-    // A day is for ever, and keeps the sum with the clock from overflowing.
+    // The limit of one day keeps the sum with the clock from overflowing.
     match given.parse::<u64>() {
         Ok(millis @ 1..=86_400_000) => Ok(Some(Duration::from_millis(millis))),
         Ok(_) | Err(_) => {

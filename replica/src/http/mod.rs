@@ -1,11 +1,11 @@
-//! The HTTP API, thin: each route reads, asks, and writes.
+//! HTTP API. Each route parses, computes and writes; the logic is elsewhere.
 //!
-//! 1. [`call`] — the way of every request that is computed.
-//! 2. [`openai`] — vectors, in the words of OpenAI, Cohere, Voyage and vLLM; [`rerank`] — pairs, in those of Cohere, Jina,
-//!    Voyage, Infinity, TEI and vLLM; [`tei`] — the rest of TEI, and labels.
+//! 1. [`call`]: the steps shared by all requests that need the engine.
+//! 2. [`openai`]: embeddings in the formats of OpenAI, Cohere, Voyage and vLLM; [`rerank`]: pairs in the formats of
+//!    Cohere, Jina, Voyage, Infinity, TEI and vLLM; [`tei`]: the other routes of TEI, and classification.
 //!
-//! `/health`, `/info`, `/status` and `/metrics` are for the region and for people. Each path answers errors in the words
-//! of its ecosystem.
+//! `/health`, `/info`, `/status` and `/metrics` are for the spoke and for operators. Each path writes errors in the
+//! format of its API.
 
 mod call;
 mod openai;
@@ -26,17 +26,17 @@ use replica_core::wire::error::Dialect;
 use replica_core::wire::headers;
 use replica_core::wire::openai::{ModelList, ModelObject};
 
-use self::call::{Answer, Call};
-use crate::app::{App, State as Life};
+use self::call::{ApiCall, ComputedResponse};
+use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
 use crate::metrics::CONTENT_TYPE;
 use crate::respond;
 use supervision::request::{Panicked, contain};
 
-/// The longest request identifier that is taken over from a client.
+/// Maximum length of a request id that is taken over from a client.
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
-/// The routes.
+/// Returns the routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/embeddings", computed(openai::embeddings))
@@ -71,28 +71,28 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(Arc::clone(&app), of_the_right_model))
+        .layer(from_fn_with_state(Arc::clone(&app), check_revision))
         .layer(from_fn(identify))
         .with_state(app)
 }
 
-/// A route of which `handle` makes the answers.
+/// Route of a request that needs the engine, handled by `handle`.
 fn computed<H, F>(handle: H) -> MethodRouter<Arc<App>>
 where
-    H: Fn(Arc<Call>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Result<Answer, Refusal>> + Send + 'static,
+    H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static,
 {
-    post(move |State(app): State<Arc<App>>, Extension(id): Extension<RequestId>, request: Request| {
+    post(move |State(app): State<Arc<App>>, Extension(id): Extension<HttpRequestId>, request: Request| {
         call::serve(app, id, request, handle)
     })
 }
 
-/// The name of a request in logs and answers: the client's, or one of ours.
+/// Identifier of a request in logs and responses: the client's, or a generated one.
 #[derive(Clone)]
-struct RequestId(HeaderValue);
+struct HttpRequestId(HeaderValue);
 
-impl RequestId {
-    fn of(headers: &HeaderMap) -> RequestId {
+impl HttpRequestId {
+    fn of(headers: &HeaderMap) -> HttpRequestId {
         let given = headers.get(headers::REQUEST_ID).filter(|id| {
             let printable = id.as_bytes().iter().all(u8::is_ascii_graphic);
             printable && (1..=MAX_REQUEST_ID_BYTES).contains(&id.len())
@@ -101,7 +101,7 @@ impl RequestId {
             let id = format!("{:032x}", rand::random::<u128>());
             HeaderValue::from_str(&id).expect("hexadecimal digits are a header value")
         };
-        RequestId(given.cloned().unwrap_or_else(made))
+        HttpRequestId(given.cloned().unwrap_or_else(made))
     }
 
     fn as_str(&self) -> &str {
@@ -109,9 +109,9 @@ impl RequestId {
     }
 }
 
-/// Every answer carries the identifier of its request.
+/// Adds the request id to every response, and turns a panic into a 500.
 async fn identify(mut request: Request, next: Next) -> Response<Body> {
-    let id = RequestId::of(request.headers());
+    let id = HttpRequestId::of(request.headers());
     request.extensions_mut().insert(id.clone());
     let path = request.uri().path().to_owned();
     let mut response = contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
@@ -122,8 +122,8 @@ async fn identify(mut request: Request, next: Next) -> Response<Body> {
     response
 }
 
-/// Refuses a request that requires another model revision, and names the revision on every response once there is one.
-async fn of_the_right_model(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+/// Rejects a request that requires another model revision; adds the revision to every response once a model is loaded.
+async fn check_revision(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
     let required = request.headers().get(headers::MODEL_REVISION).cloned();
     let loaded = app.service().map(|service| service.revision.clone());
     let mut response = match (&required, &loaded) {
@@ -142,13 +142,13 @@ async fn of_the_right_model(State(app): State<Arc<App>>, request: Request, next:
 
 async fn health(State(app): State<Arc<App>>) -> Response<Body> {
     let checked = Arc::clone(&app);
-    if let Err(problem) = app.health.probe(move || checked.locks()).await {
+    if let Err(problem) = app.health.probe(move || checked.check_locks()).await {
         return respond::refused(&Refusal::unhealthy(&problem), Dialect::OpenAi);
     }
-    match app.life() {
-        Life::Ready => respond::json(b"{\"status\":\"ready\"}".to_vec()),
-        Life::Starting => respond::refused(&Refusal::not_ready(), Dialect::OpenAi),
-        Life::Draining => respond::refused(&Refusal::draining(), Dialect::OpenAi),
+    match app.lifecycle() {
+        Lifecycle::Ready => respond::json(b"{\"status\":\"ready\"}".to_vec()),
+        Lifecycle::Starting => respond::refused(&Refusal::not_ready(), Dialect::OpenAi),
+        Lifecycle::Draining => respond::refused(&Refusal::draining(), Dialect::OpenAi),
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// The heads of the answers to `GET /health` and `POST /v1/embeddings` of a replica that has no model yet.
+    /// Returns the response heads of `GET /health` and `POST /v1/embeddings` of a replica without a model.
     async fn heads(draining: bool) -> [String; 2] {
         let text = "listen = \"127.0.0.1:0\"\nnames = [\"a\"]\nmodel = \"/model\"\n";
         let app = Arc::new(App::new(&text.parse().expect("a configuration")));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn before_its_model_is_there_a_replica_says_so_and_sends_work_elsewhere() {
+    async fn a_replica_without_a_model_responds_not_ready() {
         for head in heads(false).await {
             assert!(
                 head.starts_with("HTTP/1.1 503 ") && head.contains("x-meridian-error: not_ready\r\n"),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_replica_that_is_going_away_takes_no_work() {
+    async fn a_draining_replica_rejects_requests() {
         for head in heads(true).await {
             assert!(
                 head.starts_with("HTTP/1.1 503 ") && head.contains("x-meridian-error: draining\r\n"),

@@ -1,7 +1,6 @@
-//! Vectors: `POST /v1/embeddings`, Cohere's `/v1/embed` and `/v2/embed`, Voyage's embeddings, and vLLM's `/pooling`.
+//! Embeddings: `POST /v1/embeddings`, Cohere's `/v1/embed` and `/v2/embed`, Voyage's embeddings, and vLLM's `/pooling`.
 //!
-//! The four differ in the names of their fields and in what surrounds the vectors. What is computed is the same, and
-//! [`embed`] is the one way to it.
+//! The APIs differ in field names and response formats; all of them compute through [`embed`].
 
 use std::sync::Arc;
 
@@ -14,83 +13,85 @@ use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse, check_di
 use replica_core::wire::vllm::{PoolingRequest, PoolingTask, ResponseMetadata};
 use replica_core::wire::voyage::{self, VoyageEmbeddingsRequest};
 
-use super::call::{Answer, Call, Done};
+use super::call::{ApiCall, ComputeResult, ComputedResponse};
 use crate::engine::Output;
 use crate::purpose::Purpose;
-use crate::tokenize::{Reading, Text};
+use crate::tokenize::{EncodeOptions, TextInput};
 
 /// `POST /v1/embeddings`.
-pub(super) async fn embeddings(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn embeddings(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| EmbeddingsRequest::parse(body, limit)).await?;
-    let model = call.model(Some(asked.model.clone()))?;
-    asked.check_token_ids(call.app.token_inputs, &call.service().model.digest)?;
-    let EmbeddingsRequest { input, single, encoding, dimensions, prompt, truncation, normalize, .. } = asked;
+    let request = call.parse(body, move |body| EmbeddingsRequest::parse(body, limit)).await?;
+    let model = call.model(Some(request.model.clone()))?;
+    request.check_token_ids(call.app.token_inputs, &call.service().model.digest)?;
+    let EmbeddingsRequest { input, single, encoding, dimensions, prompt, truncation, normalize, .. } =
+        request;
     let named = InputField { field: "input", single };
-    let wanted = Wanted { path: "/v1/embeddings", input, named, prompt, truncation, dimensions, normalize };
-    let (done, keep) = embed(&call, wanted).await?;
-    let write = move |done: Done| {
-        EmbeddingsResponse::write(&model, RowsView::new(&done.rows, keep), encoding, done.spent.tokens)
+    let request =
+        EmbeddingRequest { path: "/v1/embeddings", input, named, prompt, truncation, dimensions, normalize };
+    let (computed, keep) = embed(&call, request).await?;
+    let write = move |computed: ComputeResult| {
+        EmbeddingsResponse::write(&model, RowsView::new(&computed.rows, keep), encoding, computed.cost.tokens)
     };
-    call.write(done, write).await
+    call.write(computed, write).await
 }
 
 /// Cohere's `POST /v1/embed`.
-pub(super) async fn cohere_v1(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn cohere_v1(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| CohereEmbedRequest::parse_v1(body, limit)).await?;
-    cohere(call, asked, "/v1/embed", "1").await
+    let request = call.parse(body, move |body| CohereEmbedRequest::parse_v1(body, limit)).await?;
+    cohere(call, request, "/v1/embed", "1").await
 }
 
 /// Cohere's `POST /v2/embed`.
-pub(super) async fn cohere_v2(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn cohere_v2(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| CohereEmbedRequest::parse_v2(body, limit)).await?;
-    cohere(call, asked, "/v2/embed", "2").await
+    let request = call.parse(body, move |body| CohereEmbedRequest::parse_v2(body, limit)).await?;
+    cohere(call, request, "/v2/embed", "2").await
 }
 
 async fn cohere(
-    call: Arc<Call>,
-    asked: CohereEmbedRequest,
+    call: Arc<ApiCall>,
+    request: CohereEmbedRequest,
     path: &'static str,
     api_version: &'static str,
-) -> Result<Answer, Refusal> {
-    let CohereEmbedRequest { model, texts, field, prompt, types, dimensions, truncation } = asked;
+) -> Result<ComputedResponse, Refusal> {
+    let CohereEmbedRequest { model, texts, field, prompt, types, dimensions, truncation } = request;
     call.model(model)?;
     let named = InputField { field, single: false };
     let input = Input::Texts(texts.clone());
-    let wanted = Wanted { path, input, named, prompt, truncation, dimensions, normalize: None };
-    let (done, keep) = embed(&call, wanted).await?;
+    let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize: None };
+    let (computed, keep) = embed(&call, request).await?;
     let id = call.id.clone();
-    let write = move |done: Done| {
-        let (rows, tokens) = (RowsView::new(&done.rows, keep), done.spent.tokens);
+    let write = move |computed: ComputeResult| {
+        let (rows, tokens) = (RowsView::new(&computed.rows, keep), computed.cost.tokens);
         let types = types.as_deref();
         CohereEmbedResponse { id: id.as_str(), api_version, rows, types, texts: &texts, tokens }.write()
     };
-    call.write(done, write).await
+    call.write(computed, write).await
 }
 
 /// Voyage's `POST /v1/embeddings`.
-pub(super) async fn voyage(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn voyage(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| VoyageEmbeddingsRequest::parse(body, limit)).await?;
-    let VoyageEmbeddingsRequest { model, input, single, prompt, truncation, dimensions, encoding } = asked;
+    let request = call.parse(body, move |body| VoyageEmbeddingsRequest::parse(body, limit)).await?;
+    let VoyageEmbeddingsRequest { model, input, single, prompt, truncation, dimensions, encoding } = request;
     let model = call.model(Some(model))?;
     let (input, named) = (Input::Texts(input), InputField { field: "input", single });
     let path = "/voyage/v1/embeddings";
-    let wanted = Wanted { path, input, named, prompt, truncation, dimensions, normalize: None };
-    let (done, keep) = embed(&call, wanted).await?;
-    let write = move |done: Done| {
-        voyage::write_embeddings(&model, RowsView::new(&done.rows, keep), encoding, done.spent.tokens)
+    let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize: None };
+    let (computed, keep) = embed(&call, request).await?;
+    let write = move |computed: ComputeResult| {
+        voyage::write_embeddings(&model, RowsView::new(&computed.rows, keep), encoding, computed.cost.tokens)
     };
-    call.write(done, write).await
+    call.write(computed, write).await
 }
 
 /// vLLM's `POST /pooling`.
-pub(super) async fn pooling(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn pooling(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| PoolingRequest::parse(body, limit)).await?;
-    let PoolingRequest { model, input, single, task, encoding, dimensions, normalize, truncation } = asked;
+    let request = call.parse(body, move |body| PoolingRequest::parse(body, limit)).await?;
+    let PoolingRequest { model, input, single, task, encoding, dimensions, normalize, truncation } = request;
     let model = call.model(model)?;
     let named = InputField { field: "input", single };
     let task = task.unwrap_or(match call.service().purpose {
@@ -98,16 +99,17 @@ pub(super) async fn pooling(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
         Purpose::Label(_) => PoolingTask::Classify,
     });
     let path = "/pooling";
-    let (done, width) = match task {
+    let (computed, width) = match task {
         PoolingTask::Embed => {
             let (prompt, normalize) = (PromptChoice::Default, Some(normalize));
-            embed(&call, Wanted { path, input, named, prompt, truncation, dimensions, normalize }).await?
+            embed(&call, EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize })
+                .await?
         }
         PoolingTask::TokenEmbed => {
             call.service().purpose.token_rows(path)?;
             let (prompt, normalize) = (PromptChoice::Default, Some(normalize));
-            let wanted = Wanted { path, input, named, prompt, truncation, dimensions, normalize };
-            rows(&call, wanted, Output::Tokens).await?
+            let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize };
+            rows(&call, request, Output::Tokens).await?
         }
         PoolingTask::Classify => {
             if dimensions.is_some() {
@@ -118,66 +120,76 @@ pub(super) async fn pooling(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
         }
     };
     let (created, id) = (call.app.started_at, call.id.clone());
-    let write = move |done: Done| {
-        let around = ResponseMetadata { id: id.as_str(), created, model: &model, tokens: done.spent.tokens };
-        let counts = (task == PoolingTask::TokenEmbed).then_some(done.counts.as_slice());
-        around.write_pooled(RowsView::new(&done.rows, width), counts, encoding)
+    let write = move |computed: ComputeResult| {
+        let around =
+            ResponseMetadata { id: id.as_str(), created, model: &model, tokens: computed.cost.tokens };
+        let counts = (task == PoolingTask::TokenEmbed).then_some(computed.counts.as_slice());
+        around.write_pooled(RowsView::new(&computed.rows, width), counts, encoding)
     };
-    call.write(done, write).await
+    call.write(computed, write).await
 }
 
-/// The probabilities of the labels of each text.
+/// Computes the probabilities of the labels of each text.
 async fn labelled(
-    call: &Call,
+    call: &ApiCall,
     input: Input,
     named: InputField,
     truncation: Truncation,
-) -> Result<(Done, usize), Refusal> {
-    let labelling = call.service().purpose.labels("/pooling")?;
-    let reading = Reading { prompt: labelling.prompt.clone(), ..call.reading(truncation, named)? };
+) -> Result<(ComputeResult, usize), Refusal> {
+    let classifier = call.service().purpose.labels("/pooling")?;
+    let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
     let tokens = match input {
-        Input::Texts(texts) => call.read(texts.into_iter().map(Text::One).collect(), named, reading).await?,
-        Input::Tokens(_) => call.tokens(input, named, &PromptChoice::Default, reading).await?,
+        Input::Texts(texts) => {
+            call.encode(texts.into_iter().map(TextInput::One).collect(), named, options).await?
+        }
+        Input::Tokens(_) => call.tokens(input, named, &PromptChoice::Default, options).await?,
     };
-    let mut done = call.compute(tokens, Output::Pooled).await?;
-    labelling.head.activate(&mut done.rows);
-    let width = done.width;
-    Ok((done, width))
+    let mut computed = call.compute(tokens, Output::Pooled).await?;
+    classifier.head.activate(&mut computed.rows);
+    let width = computed.width;
+    Ok((computed, width))
 }
 
-/// What a request for vectors wants, in whichever words it came.
-pub(super) struct Wanted {
-    /// The path, for refusals.
+/// Request for embeddings, independent of the API.
+pub(super) struct EmbeddingRequest {
+    /// Path of the request, for error messages.
     pub(super) path: &'static str,
     pub(super) input: Input,
     pub(super) named: InputField,
     pub(super) prompt: PromptChoice,
     pub(super) truncation: Truncation,
     pub(super) dimensions: Option<u64>,
-    /// Whether vectors have length one; absent: as the replica's configuration says.
+    /// Whether vectors are normalized to length one; absent = as configured for the replica.
     pub(super) normalize: Option<bool>,
 }
 
-/// One vector for each input, and how many numbers it has.
-pub(super) async fn embed(call: &Call, wanted: Wanted) -> Result<(Done, usize), Refusal> {
-    rows(call, wanted, Output::Pooled).await
+/// Computes one vector for each input. Returns the rows and the number of values to keep of each.
+pub(super) async fn embed(
+    call: &ApiCall,
+    request: EmbeddingRequest,
+) -> Result<(ComputeResult, usize), Refusal> {
+    rows(call, request, Output::Pooled).await
 }
 
-/// Vectors of inputs or of their tokens, and how many numbers each has.
-async fn rows(call: &Call, wanted: Wanted, output: Output) -> Result<(Done, usize), Refusal> {
-    let Wanted { path, input, named, prompt, truncation, dimensions, normalize } = wanted;
+/// Computes vectors of inputs or of their tokens. Returns the rows and the number of values to keep of each.
+async fn rows(
+    call: &ApiCall,
+    request: EmbeddingRequest,
+    output: Output,
+) -> Result<(ComputeResult, usize), Refusal> {
+    let EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize } = request;
     let embedding = call.service().purpose.embedding(path)?;
     let keep = check_dimensions(dimensions, embedding.width_of(output))?;
-    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..call.reading(truncation, named)? };
-    let tokens = call.tokens(input, named, &prompt, reading).await?;
-    let mut done = call.compute(tokens, output).await?;
+    let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..call.options(truncation, named)? };
+    let tokens = call.tokens(input, named, &prompt, options).await?;
+    let mut computed = call.compute(tokens, output).await?;
     let normalize = normalize.or(call.app.embeddings.normalize.then_some(true));
     let finish = embedding.finish(output, keep, normalize);
-    done.rows = call
-        .off_reactor(done.rows.len() > super::call::INLINE_NUMBERS, {
-            let (rows, width) = (std::mem::take(&mut done.rows), done.width);
+    computed.rows = call
+        .off_reactor(computed.rows.len() > super::call::INLINE_NUMBERS, {
+            let (rows, width) = (std::mem::take(&mut computed.rows), computed.width);
             move || finish(rows, width)
         })
         .await?;
-    Ok((done, keep))
+    Ok((computed, keep))
 }

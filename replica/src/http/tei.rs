@@ -1,4 +1,4 @@
-//! The routes of text-embeddings-inference and BEI.
+//! Routes of text-embeddings-inference (TEI) and Baseten Embeddings Inference (BEI).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,65 +13,65 @@ use replica_core::wire::tei::{
 };
 use replica_core::wire::vllm::{ClassifyRequest, ResponseMetadata, write_tokens};
 
-use super::call::{Answer, Call, Done, Spent, text};
-use super::openai::{self, Wanted};
+use super::call::{ApiCall, ComputeResult, ComputedResponse, RequestCost, text};
+use super::openai::{self, EmbeddingRequest};
 use super::rerank;
 use crate::engine::Output;
 use crate::purpose::Purpose;
-use crate::tokenize::{Reading, Text};
+use crate::tokenize::{EncodeOptions, TextInput};
 
-/// `POST /`: what the model is for, as TEI routes it; Hugging Face's clients know no other path.
-pub(super) async fn root(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+/// `POST /`: dispatches by the task of the model, as TEI does; clients of Hugging Face use no other path.
+pub(super) async fn root(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     match &call.service().purpose {
-        Purpose::Embed(_) => embed_or_compare(call, body).await,
-        Purpose::Label(labelling) if labelling.ranks() => rerank::tei(call, body).await,
+        Purpose::Embed(_) => embed_or_score_similarity(call, body).await,
+        Purpose::Label(classifier) if classifier.ranks() => rerank::tei(call, body).await,
         Purpose::Label(_) => predict(call, body).await,
     }
 }
 
-async fn embed_or_compare(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
-    enum Asked {
+async fn embed_or_score_similarity(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+    enum RootBody {
         Embed(EmbedRequest),
         Compare(SimilarityRequest),
     }
     let (inputs, sentences) = (call.app.limits.inputs(), call.app.limits.sentences());
     let parse = move |body: &[u8]| {
         if SimilarityRequest::is_one(body) {
-            SimilarityRequest::parse(body, sentences).map(Asked::Compare)
+            SimilarityRequest::parse(body, sentences).map(RootBody::Compare)
         } else {
-            EmbedRequest::parse(body, inputs).map(Asked::Embed)
+            EmbedRequest::parse(body, inputs).map(RootBody::Embed)
         }
     };
     match call.parse(body, parse).await? {
-        Asked::Embed(asked) => embedded(&call, asked).await,
-        Asked::Compare(asked) => compared(&call, asked).await,
+        RootBody::Embed(request) => embed_response(&call, request).await,
+        RootBody::Compare(request) => similarity_response(&call, request).await,
     }
 }
 
 /// `POST /embed`.
-pub(super) async fn embed(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn embed(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
-    embedded(&call, asked).await
+    let request = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
+    embed_response(&call, request).await
 }
 
-async fn embedded(call: &Call, asked: EmbedRequest) -> Result<Answer, Refusal> {
-    let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = asked;
+async fn embed_response(call: &ApiCall, request: EmbedRequest) -> Result<ComputedResponse, Refusal> {
+    let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = request;
     let named = InputField { field: "inputs", single };
     let (path, input) = ("/embed", inputs);
-    let wanted = Wanted { path, input, named, prompt, truncation, dimensions, normalize };
-    let (done, keep) = openai::embed(call, wanted).await?;
-    call.write(done, move |done| tei::write_rows(RowsView::new(&done.rows, keep))).await
+    let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize };
+    let (computed, keep) = openai::embed(call, request).await?;
+    call.write(computed, move |computed| tei::write_rows(RowsView::new(&computed.rows, keep))).await
 }
 
-/// `POST /embed_all`: a row per token, special tokens included, as the last layer leaves it.
-pub(super) async fn embed_all(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+/// `POST /embed_all`: one row per token, special tokens included, as the last layer outputs it.
+pub(super) async fn embed_all(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
-    let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = asked;
+    let request = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
+    let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = request;
     if normalize == Some(true) {
         let problem = "is true, and the rows of tokens are returned as they are";
-        return Err(Refusal::invalid("normalize", "normalize", problem, "false, or ask at /pooling"));
+        return Err(Refusal::invalid("normalize", "normalize", problem, "false, or use /pooling"));
     }
     if dimensions.is_some() {
         let problem = "is given, and the rows of tokens are returned whole";
@@ -80,125 +80,140 @@ pub(super) async fn embed_all(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, 
     call.service().purpose.token_rows("/embed_all")?;
     let embedding = call.service().purpose.embedding("/embed_all")?;
     let named = InputField { field: "inputs", single };
-    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..call.reading(truncation, named)? };
-    let tokens = call.tokens(inputs, named, &prompt, reading).await?;
-    let done = call.compute(tokens, Output::Tokens).await?;
-    call.write(done, |done| tei::write_token_rows(&done.rows, done.width, &done.counts)).await
+    let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..call.options(truncation, named)? };
+    let tokens = call.tokens(inputs, named, &prompt, options).await?;
+    let computed = call.compute(tokens, Output::Tokens).await?;
+    call.write(computed, |computed| tei::write_token_rows(&computed.rows, computed.width, &computed.counts))
+        .await
 }
 
 /// `POST /similarity`.
-pub(super) async fn similarity(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn similarity(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.sentences();
-    let asked = call.parse(body, move |body| SimilarityRequest::parse(body, limit)).await?;
-    compared(&call, asked).await
+    let request = call.parse(body, move |body| SimilarityRequest::parse(body, limit)).await?;
+    similarity_response(&call, request).await
 }
 
-async fn compared(call: &Call, asked: SimilarityRequest) -> Result<Answer, Refusal> {
-    let SimilarityRequest { source, sentences, truncation, prompt } = asked;
+async fn similarity_response(
+    call: &ApiCall,
+    request: SimilarityRequest,
+) -> Result<ComputedResponse, Refusal> {
+    let SimilarityRequest { source, sentences, truncation, prompt } = request;
     let embedding = call.service().purpose.embedding("/similarity")?;
     let [source_field, sentences_field] = SimilarityRequest::FIELDS;
-    let reading = call.reading(truncation, InputField { field: sentences_field, single: false })?;
-    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..reading };
-    let sentences = sentences.into_iter().map(Text::One).collect();
+    let options = call.options(truncation, InputField { field: sentences_field, single: false })?;
+    let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..options };
+    let sentences = sentences.into_iter().map(TextInput::One).collect();
     let (source, sentences) = tokio::try_join!(
-        call.read(vec![Text::One(source)], InputField { field: source_field, single: true }, reading.clone()),
-        call.read(sentences, InputField { field: sentences_field, single: false }, reading),
+        call.encode(
+            vec![TextInput::One(source)],
+            InputField { field: source_field, single: true },
+            options.clone()
+        ),
+        call.encode(sentences, InputField { field: sentences_field, single: false }, options),
     )?;
-    let done = call.compute(source.and(sentences), Output::Pooled).await?;
-    let (source, sentences) = done.rows.split_at(done.width);
+    let computed = call.compute(source.and(sentences), Output::Pooled).await?;
+    let (source, sentences) = computed.rows.split_at(computed.width);
     let cosine = |row: &[f32]| scores::cosine(&source[..embedding.width], &row[..embedding.width]);
-    let cosines: Vec<f32> = sentences.chunks_exact(done.width).map(cosine).collect();
-    Ok(Answer { json: super::to_json(&cosines), spent: done.spent })
+    let cosines: Vec<f32> = sentences.chunks_exact(computed.width).map(cosine).collect();
+    Ok(ComputedResponse { json: super::to_json(&cosines), cost: computed.cost })
 }
 
 /// `POST /predict`.
-pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn predict(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.pairs();
-    let asked = call.parse(body, move |body| PredictRequest::parse(body, limit)).await?;
-    let PredictRequest { inputs, single, raw_scores, truncation, parameters } = asked;
-    let labelling = call.service().purpose.labels("/predict")?;
-    let head = &labelling.head;
+    let request = call.parse(body, move |body| PredictRequest::parse(body, limit)).await?;
+    let PredictRequest { inputs, single, raw_scores, truncation, parameters } = request;
+    let classifier = call.service().purpose.labels("/predict")?;
+    let head = &classifier.head;
     let texts = inputs.into_iter().map(text).collect();
     let named = InputField { field: "inputs", single };
-    let reading = Reading { prompt: labelling.prompt.clone(), ..call.reading(truncation, named)? };
-    let tokens = call.read(texts, named, reading).await?;
-    let mut done = call.compute(tokens, Output::Pooled).await?;
+    let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
+    let tokens = call.encode(texts, named, options).await?;
+    let mut computed = call.compute(tokens, Output::Pooled).await?;
     match parameters.and_then(|parameters| parameters.function) {
         None if raw_scores => {}
-        None => head.activate(&mut done.rows),
+        None => head.activate(&mut computed.rows),
         Some(ActivationFunction::None) => {}
         Some(ActivationFunction::Softmax) => {
-            done.rows.chunks_exact_mut(head.labels.len()).for_each(scores::softmax);
+            computed.rows.chunks_exact_mut(head.labels.len()).for_each(scores::softmax);
         }
         Some(ActivationFunction::Sigmoid) => {
-            done.rows.iter_mut().for_each(|logit| *logit = scores::sigmoid(*logit));
+            computed.rows.iter_mut().for_each(|logit| *logit = scores::sigmoid(*logit));
         }
     }
     let names = head.labels.clone();
-    let write = move |done: Done| {
+    let write = move |computed: ComputeResult| {
         let top_k = parameters.and_then(|parameters| parameters.top_k);
-        // Hugging Face's pipelines answer one text with a list in a list, and their clients take the first.
+        // Pipelines of Hugging Face return a list in a list for one text, and their clients take the first.
         let alone = single && parameters.is_none();
-        tei::write_predictions(RowsView::new(&done.rows, done.width), Labels { names: &names, top_k, alone })
+        tei::write_predictions(
+            RowsView::new(&computed.rows, computed.width),
+            Labels { names: &names, top_k, alone },
+        )
     };
-    call.write(done, write).await
+    call.write(computed, write).await
 }
 
 /// vLLM's `POST /classify`.
-pub(super) async fn classify(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn classify(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     labelled(call, body, false).await
 }
 
 /// Infinity's `POST /classify`.
-pub(super) async fn classify_infinity(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn classify_infinity(
+    call: Arc<ApiCall>,
+    body: Vec<u8>,
+) -> Result<ComputedResponse, Refusal> {
     labelled(call, body, true).await
 }
 
-async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<Answer, Refusal> {
+async fn labelled(call: Arc<ApiCall>, body: Vec<u8>, as_infinity: bool) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.pairs();
-    let asked = call.parse(body, move |body| ClassifyRequest::parse(body, limit)).await?;
-    let ClassifyRequest { model, input, single, raw_scores, truncation } = asked;
+    let request = call.parse(body, move |body| ClassifyRequest::parse(body, limit)).await?;
+    let ClassifyRequest { model, input, single, raw_scores, truncation } = request;
     let model = call.model(model)?;
-    let labelling = call.service().purpose.labels("/classify")?;
-    let head = &labelling.head;
-    let texts = input.into_iter().map(Text::One).collect();
+    let classifier = call.service().purpose.labels("/classify")?;
+    let head = &classifier.head;
+    let texts = input.into_iter().map(TextInput::One).collect();
     let named = InputField { field: "input", single };
-    let reading = Reading { prompt: labelling.prompt.clone(), ..call.reading(truncation, named)? };
-    let tokens = call.read(texts, named, reading).await?;
-    let mut done = call.compute(tokens, Output::Pooled).await?;
+    let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
+    let tokens = call.encode(texts, named, options).await?;
+    let mut computed = call.compute(tokens, Output::Pooled).await?;
     if !raw_scores {
-        head.activate(&mut done.rows);
+        head.activate(&mut computed.rows);
     }
     let (labels, created, id) = (head.labels.clone(), call.app.started_at, call.id.clone());
-    let write = move |done: Done| {
-        let around = ResponseMetadata { id: id.as_str(), created, model: &model, tokens: done.spent.tokens };
-        let rows = RowsView::new(&done.rows, done.width);
+    let write = move |computed: ComputeResult| {
+        let around =
+            ResponseMetadata { id: id.as_str(), created, model: &model, tokens: computed.cost.tokens };
+        let rows = RowsView::new(&computed.rows, computed.width);
         if as_infinity { around.write_labels(rows, &labels) } else { around.write_classes(rows, &labels) }
     };
-    call.write(done, write).await
+    call.write(computed, write).await
 }
 
-/// `POST /tokenize`, in the words of TEI or of vLLM.
-pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+/// `POST /tokenize`, in the format of TEI or of vLLM.
+pub(super) async fn tokenize(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| TokenizeRequest::parse(body, limit)).await?;
-    let TokenizeRequest { texts, format, add_special_tokens, prompt } = asked;
+    let request = call.parse(body, move |body| TokenizeRequest::parse(body, limit)).await?;
+    let TokenizeRequest { texts, format, add_special_tokens, prompt } = request;
     let prompt = match &call.service().purpose {
         Purpose::Embed(embedding) => embedding.prompt(&prompt)?,
-        Purpose::Label(labelling) => labelling.prompt.clone(),
+        Purpose::Label(classifier) => classifier.prompt.clone(),
     };
     let named = match &format {
         TokenizeFormat::Tei { single } => InputField { field: "inputs", single: *single },
-        TokenizeFormat::Vllm(asked) => {
-            call.model(asked.model.clone())?;
+        TokenizeFormat::Vllm(request) => {
+            call.model(request.model.clone())?;
             InputField { field: "prompt", single: true }
         }
     };
     let (inputs, started) = (texts.len(), Instant::now());
     let tokens = call.service().tokenizer.inspect(texts, prompt, add_special_tokens).await;
-    let tokens = tokens.map_err(|error| call.unread(error, named))?;
+    let tokens = tokens.map_err(|error| call.tokenize_refusal(error, named))?;
     let count: usize = tokens.iter().map(Vec::len).sum();
-    let spent = tokenized(&call, inputs, count, started.elapsed())?;
+    let cost = tokenized(&call, inputs, count, started.elapsed())?;
     let max_input_tokens = call.service().readable.max_input_tokens;
     let write = move || match format {
         TokenizeFormat::Tei { single: _ } => super::to_json(&tokens),
@@ -207,28 +222,33 @@ pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, R
         }
     };
     let json = call.off_reactor(count > INLINE_TOKENS, write).await?;
-    Ok(Answer { json, spent })
+    Ok(ComputedResponse { json, cost })
 }
 
-/// Tokens that are written as quickly as they would be handed to another thread.
+/// Number of tokens up to which writing the response inline is as fast as handing it to another thread.
 const INLINE_TOKENS: usize = 512;
 
 /// `POST /decode`.
-pub(super) async fn decode(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+pub(super) async fn decode(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
-    let asked = call.parse(body, move |body| DecodeRequest::parse(body, limit)).await?;
-    let DecodeRequest { ids, single, skip_special_tokens } = asked;
+    let request = call.parse(body, move |body| DecodeRequest::parse(body, limit)).await?;
+    let DecodeRequest { ids, single, skip_special_tokens } = request;
     let (inputs, count) = (ids.len(), ids.iter().map(Vec::len).sum());
     let started = Instant::now();
     let texts = call.service().tokenizer.decode(ids, skip_special_tokens).await;
-    let texts = texts.map_err(|error| call.unread(error, InputField { field: "ids", single }))?;
-    let spent = tokenized(&call, inputs, count, started.elapsed())?;
-    Ok(Answer { json: super::to_json(&texts), spent })
+    let texts = texts.map_err(|error| call.tokenize_refusal(error, InputField { field: "ids", single }))?;
+    let cost = tokenized(&call, inputs, count, started.elapsed())?;
+    Ok(ComputedResponse { json: super::to_json(&texts), cost })
 }
 
-/// What a request cost that did not come to the engine.
-fn tokenized(call: &Call, inputs: usize, tokens: usize, tokenize: Duration) -> Result<Spent, Refusal> {
+/// Returns the cost of a request that did not use the engine.
+fn tokenized(
+    call: &ApiCall,
+    inputs: usize,
+    tokens: usize,
+    tokenize: Duration,
+) -> Result<RequestCost, Refusal> {
     let (queue, engine) = (Duration::ZERO, Duration::ZERO);
     let priority = call.priority(inputs)?;
-    Ok(Spent { priority, inputs: inputs as u64, tokens: tokens as u64, tokenize, queue, engine })
+    Ok(RequestCost { priority, inputs: inputs as u64, tokens: tokens as u64, tokenize, queue, engine })
 }

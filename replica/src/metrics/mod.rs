@@ -1,11 +1,11 @@
-//! What a replica has done since it started and what it holds now: for `/metrics`, `/info` and `/status`.
+//! Metrics of a replica, for `/metrics`, `/info` and `/status`.
 //!
-//! Only [`crate::events`] counts what happens: an event that is logged is counted, and the reverse. What is a state and not
-//! an event (the queue, the learnt cost of a batch) is stored here by the batcher whenever it changes, so that to
-//! [`Metrics::render`] is to read and never waits for a lock that the engine wants.
+//! Events are counted by [`crate::events`] only, so that every logged event is counted and the reverse. State that is
+//! not an event (queue, estimated cost of a batch) is copied here by the batcher whenever it changes, so that
+//! [`Metrics::render`] only reads and never waits for a lock that the engine needs.
 //!
-//! Labels are closed sets: routes, error codes, priorities, stages, reasons. TEI's names stand beside ours where they mean
-//! the same, so that its dashboards work.
+//! Labels are closed sets: routes, error codes, priorities, stages, reasons. Metrics that TEI defines as well are also
+//! exported under TEI's names, so that its dashboards work.
 
 mod histogram;
 mod render;
@@ -27,17 +27,17 @@ use replica_core::wire::info::{CountersV1, EngineInfoV1};
 
 use crate::engine::Statistics;
 
-use self::histogram::{Histogram, SECONDS, SIZES};
+use self::histogram::{AtomicHistogram, SECONDS, SIZES};
 
-pub(crate) use route::Route;
+pub(crate) use route::RouteLabel;
 pub(crate) use text::CONTENT_TYPE;
 
-/// A total.
+/// Monotonic counter.
 #[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
+pub(crate) struct AtomicCounter(AtomicU64);
 
-impl Counter {
-    /// Counts `n` more. Totals are independent of each other, so no order among them is promised.
+impl AtomicCounter {
+    /// Adds `n`. Counters are independent: their relative order is not guaranteed.
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
@@ -46,19 +46,19 @@ impl Counter {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// For what is not counted but known.
+    /// Overwrites the value, for totals that are maintained elsewhere.
     pub(crate) fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
     }
 }
 
-/// Totals by a closed set of labels.
+/// Counters by a closed set of labels.
 #[derive(Debug)]
-pub(crate) struct Family<K>(Mutex<BTreeMap<K, u64>>);
+pub(crate) struct CounterFamily<K>(Mutex<BTreeMap<K, u64>>);
 
-impl<K: Ord + Copy> Family<K> {
-    fn new() -> Family<K> {
-        Family(Mutex::independent(BTreeMap::new()))
+impl<K: Ord + Copy> CounterFamily<K> {
+    fn new() -> CounterFamily<K> {
+        CounterFamily(Mutex::independent(BTreeMap::new()))
     }
 
     pub(crate) fn add(&self, key: K, n: u64) {
@@ -74,50 +74,51 @@ impl<K: Ord + Copy> Family<K> {
     }
 }
 
-/// Where a request spends its time.
+/// Stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum RequestStage {
     Tokenize,
     Queue,
     Engine,
     Total,
 }
 
-impl Stage {
-    const ALL: [Stage; 4] = [Stage::Tokenize, Stage::Queue, Stage::Engine, Stage::Total];
+impl RequestStage {
+    const ALL: [RequestStage; 4] =
+        [RequestStage::Tokenize, RequestStage::Queue, RequestStage::Engine, RequestStage::Total];
 
     fn as_str(self) -> &'static str {
         match self {
-            Stage::Tokenize => "tokenize",
-            Stage::Queue => "queue",
-            Stage::Engine => "engine",
-            Stage::Total => "total",
+            RequestStage::Tokenize => "tokenize",
+            RequestStage::Queue => "queue",
+            RequestStage::Engine => "engine",
+            RequestStage::Total => "total",
         }
     }
 
-    /// TEI's name of it.
+    /// Metric name in TEI.
     fn tei(self) -> &'static str {
         match self {
-            Stage::Tokenize => "te_request_tokenization_duration",
-            Stage::Queue => "te_request_queue_duration",
-            Stage::Engine => "te_request_inference_duration",
-            Stage::Total => "te_request_duration",
+            RequestStage::Tokenize => "te_request_tokenization_duration",
+            RequestStage::Queue => "te_request_queue_duration",
+            RequestStage::Engine => "te_request_inference_duration",
+            RequestStage::Total => "te_request_duration",
         }
     }
 }
 
-/// The distributions of one priority.
+/// Histograms of one priority.
 #[derive(Debug)]
 pub(crate) struct PriorityMetrics {
-    stages: [Histogram; 4],
+    stages: [AtomicHistogram; 4],
     pub(crate) batch_inputs: Distribution,
     pub(crate) batch_tokens: Distribution,
     pub(crate) batch_seconds: Distribution,
 }
 
-/// A [`Histogram`], for events to add to.
+/// [`AtomicHistogram`] that events can add to.
 #[derive(Debug)]
-pub(crate) struct Distribution(Histogram);
+pub(crate) struct Distribution(AtomicHistogram);
 
 impl Distribution {
     pub(crate) fn observe(&self, value: f64) {
@@ -127,96 +128,96 @@ impl Distribution {
 
 impl PriorityMetrics {
     fn new() -> PriorityMetrics {
-        let sizes = || Distribution(Histogram::new(SIZES));
+        let sizes = || Distribution(AtomicHistogram::new(SIZES));
         PriorityMetrics {
-            stages: Stage::ALL.map(|_| Histogram::new(SECONDS)),
+            stages: RequestStage::ALL.map(|_| AtomicHistogram::new(SECONDS)),
             batch_inputs: sizes(),
             batch_tokens: sizes(),
-            batch_seconds: Distribution(Histogram::new(SECONDS)),
+            batch_seconds: Distribution(AtomicHistogram::new(SECONDS)),
         }
     }
 
-    pub(crate) fn stage(&self, stage: Stage, took: Duration) {
+    pub(crate) fn stage(&self, stage: RequestStage, took: Duration) {
         self.stages[stage as usize].observe(took.as_secs_f64());
     }
 }
 
-/// What is now.
+/// Current state of the replica.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Now {
+pub(crate) struct ReplicaGauges {
     pub(crate) loads: PerPriority<PriorityLoad>,
     pub(crate) cost: Option<BatchCost>,
     pub(crate) tokens_per_second: f64,
     /// Bytes and rows in the cache of rows.
     pub(crate) cached: (u64, u64),
-    /// What the engine counts itself, after its last batch.
+    /// Statistics of the engine after its last batch.
     pub(crate) engine: Option<Statistics>,
 }
 
-/// Totals, distributions, and the state of the moment.
+/// Counters, histograms and current state.
 #[derive(Debug)]
 pub struct Metrics {
-    pub(crate) requests: Counter,
-    pub(crate) errors: Counter,
-    /// By route, and by code; none is an answer.
-    pub(crate) outcomes: Family<(Route, Option<ErrorCode>)>,
-    pub(crate) inputs: Counter,
-    pub(crate) tokens: Counter,
+    pub(crate) requests: AtomicCounter,
+    pub(crate) errors: AtomicCounter,
+    /// By route and error code; no code means success.
+    pub(crate) outcomes: CounterFamily<(RouteLabel, Option<ErrorCode>)>,
+    pub(crate) inputs: AtomicCounter,
+    pub(crate) tokens: AtomicCounter,
     pub(crate) priorities: PerPriority<PriorityMetrics>,
-    /// By priority, and why they were not made larger.
-    pub(crate) batches: Family<(Priority, StartReason)>,
-    pub(crate) padding_saved: Counter,
-    pub(crate) engine_micros: Counter,
-    pub(crate) engine_failures: Counter,
-    pub(crate) dropped_inputs: Counter,
+    /// By priority, and by the reason why the batch was closed.
+    pub(crate) batches: CounterFamily<(Priority, StartReason)>,
+    pub(crate) padding_saved: AtomicCounter,
+    pub(crate) engine_micros: AtomicCounter,
+    pub(crate) engine_failures: AtomicCounter,
+    pub(crate) dropped_inputs: AtomicCounter,
     /// Inputs that shared the work of equal ones.
-    pub(crate) joined_inputs: Counter,
-    pub(crate) shed: Family<Priority>,
-    /// Times that the engine waited for peers.
-    pub(crate) window_waits: Counter,
-    pub(crate) window_micros: Counter,
-    pub(crate) cache_hits: Counter,
-    pub(crate) cache_misses: Counter,
-    pub(crate) cache_evictions: Counter,
-    now: Mutex<Now>,
-    /// What the engine is.
+    pub(crate) deduplicated_inputs: AtomicCounter,
+    pub(crate) shed: CounterFamily<Priority>,
+    /// Batches that the engine delayed to collect more inputs.
+    pub(crate) window_waits: AtomicCounter,
+    pub(crate) window_micros: AtomicCounter,
+    pub(crate) cache_hits: AtomicCounter,
+    pub(crate) cache_misses: AtomicCounter,
+    pub(crate) cache_evictions: AtomicCounter,
+    gauges: Mutex<ReplicaGauges>,
+    /// Description of the engine.
     described: OnceLock<EngineInfoV1>,
 }
 
 impl Default for Metrics {
     fn default() -> Metrics {
         Metrics {
-            requests: Counter::default(),
-            errors: Counter::default(),
-            outcomes: Family::new(),
-            inputs: Counter::default(),
-            tokens: Counter::default(),
+            requests: AtomicCounter::default(),
+            errors: AtomicCounter::default(),
+            outcomes: CounterFamily::new(),
+            inputs: AtomicCounter::default(),
+            tokens: AtomicCounter::default(),
             priorities: PerPriority { interactive: PriorityMetrics::new(), bulk: PriorityMetrics::new() },
-            batches: Family::new(),
-            padding_saved: Counter::default(),
-            engine_micros: Counter::default(),
-            engine_failures: Counter::default(),
-            dropped_inputs: Counter::default(),
-            joined_inputs: Counter::default(),
-            shed: Family::new(),
-            window_waits: Counter::default(),
-            window_micros: Counter::default(),
-            cache_hits: Counter::default(),
-            cache_misses: Counter::default(),
-            cache_evictions: Counter::default(),
-            now: Mutex::independent(Now::default()),
+            batches: CounterFamily::new(),
+            padding_saved: AtomicCounter::default(),
+            engine_micros: AtomicCounter::default(),
+            engine_failures: AtomicCounter::default(),
+            dropped_inputs: AtomicCounter::default(),
+            deduplicated_inputs: AtomicCounter::default(),
+            shed: CounterFamily::new(),
+            window_waits: AtomicCounter::default(),
+            window_micros: AtomicCounter::default(),
+            cache_hits: AtomicCounter::default(),
+            cache_misses: AtomicCounter::default(),
+            cache_evictions: AtomicCounter::default(),
+            gauges: Mutex::independent(ReplicaGauges::default()),
             described: OnceLock::new(),
         }
     }
 }
 
 impl Metrics {
-    /// Requests so far.
+    /// Returns the number of requests so far.
     pub fn requests_total(&self) -> u64 {
         self.requests.get()
     }
 
-    /// The totals of `/info`.
+    /// Returns the counters of `/info`.
     pub fn read(&self) -> CountersV1 {
         let batches = self.batches.read().iter().map(|(_, n)| n).sum();
         CountersV1 {
@@ -229,18 +230,18 @@ impl Metrics {
         }
     }
 
-    /// What the engine is, once there is one.
+    /// Sets the description of the engine, once it is loaded.
     pub(crate) fn describe(&self, engine: &EngineInfoV1) {
-        // A replica has one engine; a second description would be the same.
+        // A replica has one engine; a second description would be equal.
         let _ = self.described.set(engine.clone());
     }
 
-    /// What is now.
-    pub(crate) fn set_now(&self, change: impl FnOnce(&mut Now)) {
-        change(&mut self.now.lock());
+    /// Changes the current state.
+    pub(crate) fn update_gauges(&self, change: impl FnOnce(&mut ReplicaGauges)) {
+        change(&mut self.gauges.lock());
     }
 
-    pub(crate) fn now(&self) -> Now {
-        *self.now.lock()
+    pub(crate) fn gauges(&self) -> ReplicaGauges {
+        *self.gauges.lock()
     }
 }

@@ -1,10 +1,10 @@
-//! The paths of the API as a closed set, so that a stranger who tries paths makes no new time series.
+//! API paths as a closed set, so that requests to unknown paths create no time series.
 
-/// Where a request went.
+/// Route of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Route(&'static str);
+pub(crate) struct RouteLabel(&'static str);
 
-/// Every path that computes or explains something. Others are `other`.
+/// Paths with a label of their own; all others are `other`.
 const PATHS: &[&str] = &[
     "/v1/embeddings",
     "/v1/models",
@@ -35,13 +35,13 @@ const PATHS: &[&str] = &[
     "/embeddings",
 ];
 
-impl Route {
-    /// The route of a path.
-    pub(crate) fn of(path: &str) -> Route {
-        Route(PATHS.iter().find(|known| **known == path).copied().unwrap_or("other"))
+impl RouteLabel {
+    /// Returns the route of a path.
+    pub(crate) fn of(path: &str) -> RouteLabel {
+        RouteLabel(PATHS.iter().find(|known| **known == path).copied().unwrap_or("other"))
     }
 
-    /// As metrics call it.
+    /// Returns the value of the label.
     pub(crate) fn as_str(self) -> &'static str {
         self.0
     }
@@ -52,10 +52,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_nobody_serves_makes_no_label() {
-        assert_eq!(Route::of("/v1/embeddings").as_str(), "/v1/embeddings");
-        for strange in ["/v1/embeddings/", "/../etc", "/x\"} 1\n", ""] {
-            assert_eq!(Route::of(strange).as_str(), "other", "{strange:?}");
+    fn an_unknown_path_creates_no_label() {
+        assert_eq!(RouteLabel::of("/v1/embeddings").as_str(), "/v1/embeddings");
+        for unknown in ["/v1/embeddings/", "/../etc", "/x\"} 1\n", ""] {
+            assert_eq!(RouteLabel::of(unknown).as_str(), "other", "{unknown:?}");
         }
     }
 }

@@ -1,50 +1,50 @@
-//! Prometheus' text format, version 0.0.4.
+//! Prometheus text format, version 0.0.4.
 //!
-//! Written here and not by a library: `prometheus-client` writes OpenMetrics, which appends `_total` to every counter, and
-//! TEI's dashboards ask for `te_request_count`. What is left of the format is these lines.
+//! Written here instead of using a library: `prometheus-client` writes OpenMetrics, which appends `_total` to every
+//! counter, and TEI's dashboards query `te_request_count`. The format needs only these lines.
 
 use std::fmt::{Display, Write};
 
-use super::histogram::Reading;
+use super::histogram::HistogramSnapshot;
 
-/// The content type of what [`Text`] writes.
+/// Content type of the rendered text.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Metrics, being written.
+/// Metrics being rendered.
 #[derive(Default)]
-pub(super) struct Text(String);
+pub(super) struct ExpositionText(String);
 
-/// Names and values from closed sets, so nothing in them has to be escaped.
-pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
+/// Names and values from closed sets, which need no escaping.
+pub(super) type LabelPairs<'a> = &'a [(&'a str, &'a str)];
 
-impl Text {
+impl ExpositionText {
     pub(super) fn head(&mut self, name: &str, kind: &str, help: &str) {
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
     }
 
-    pub(super) fn sample(&mut self, name: &str, labels: Labels<'_>, value: impl Display) {
+    pub(super) fn sample(&mut self, name: &str, labels: LabelPairs<'_>, value: impl Display) {
         let labels = braces(labels, None);
         self.line(format_args!("{name}{labels} {value}"));
     }
 
-    /// A metric of one sample.
+    /// Writes a metric with a single sample.
     pub(super) fn single(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
         self.head(name, kind, help);
         self.sample(name, &[], value);
     }
 
-    pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, reading: &Reading) {
+    pub(super) fn histogram(&mut self, name: &str, labels: LabelPairs<'_>, snapshot: &HistogramSnapshot) {
         let mut below = 0;
-        for (count, end) in reading.counts.iter().zip(reading.ends) {
+        for (count, end) in snapshot.counts.iter().zip(snapshot.bounds) {
             below += count;
             let labels = braces(labels, Some(&end.to_string()));
             self.line(format_args!("{name}_bucket{labels} {below}"));
         }
-        below += reading.counts.last().copied().unwrap_or_default();
+        below += snapshot.counts.last().copied().unwrap_or_default();
         let all = braces(labels, Some("+Inf"));
         self.line(format_args!("{name}_bucket{all} {below}"));
         let labels = braces(labels, None);
-        self.line(format_args!("{name}_sum{labels} {}\n{name}_count{labels} {below}", reading.sum));
+        self.line(format_args!("{name}_sum{labels} {}\n{name}_count{labels} {below}", snapshot.sum));
     }
 
     pub(super) fn finish(self) -> String {
@@ -56,7 +56,7 @@ impl Text {
     }
 }
 
-fn braces(labels: Labels<'_>, end: Option<&str>) -> String {
+fn braces(labels: LabelPairs<'_>, end: Option<&str>) -> String {
     let all = labels.iter().copied().chain(end.map(|end| ("le", end)));
     let inside = all.map(|(name, value)| format!("{name}=\"{value}\"")).collect::<Vec<_>>().join(",");
     if inside.is_empty() { inside } else { format!("{{{inside}}}") }
@@ -64,16 +64,16 @@ fn braces(labels: Labels<'_>, end: Option<&str>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::histogram::Histogram;
+    use super::super::histogram::AtomicHistogram;
     use super::*;
 
     #[test]
-    fn what_is_written_is_the_format_that_prometheus_reads() {
-        let mut text = Text::default();
+    fn metrics_are_rendered_in_the_prometheus_text_format() {
+        let mut text = ExpositionText::default();
         text.head("a_total", "counter", "What.");
         text.sample("a_total", &[("priority", "bulk"), ("code", "ok")], 3);
         text.single("b", "gauge", "Else.", 0.5);
-        let histogram = Histogram::new(&[1.0, 2.5]);
+        let histogram = AtomicHistogram::new(&[1.0, 2.5]);
         [0.5, 2.0, 9.0].iter().for_each(|value| histogram.observe(*value));
         text.histogram("c", &[("x", "y")], &histogram.read());
         let expected = "# HELP a_total What.\n# TYPE a_total counter\na_total{priority=\"bulk\",code=\"ok\"} 3\n\

@@ -1,10 +1,10 @@
-//! The weights: `model.safetensors`, or the files among which `model.safetensors.index.json` shares them out; mapped.
+//! Weights of a model: `model.safetensors`, or the shards listed by `model.safetensors.index.json`; memory-mapped.
 //!
-//! The headers are read and checked at once, so that a tensor that is handed out lies inside its file and has the shape
-//! that was asked for. The numbers are not looked at here: that would read the whole file at every start. The engine
-//! checks those that it takes ([`Tensor::check_finite`]).
+//! The headers are validated on opening, so that a returned tensor lies inside its file and has the requested shape.
+//! The numbers are not checked here, because that would read the whole file at every startup. The engine checks those
+//! that it uses ([`Tensor::check_finite`]).
 //!
-//! Weights in Python's pickle format are refused: to read them is to run the program that they are.
+//! Weights in Python's pickle format are rejected: loading a pickle executes the program that it contains.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,23 +17,23 @@ use serde::Deserialize;
 use super::tensor::{Kind, Origin, Tensor};
 use super::{MappedFile, ModelError, TensorProblem, formats, json};
 
-/// The length of the header, as eight bytes, stands before the header.
+/// Bytes of the header length, which precedes the header.
 const LENGTH_BYTES: usize = 8;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
-/// The tensors of a model, or of a part of one.
+/// Tensors of a model or of one of its modules.
 #[derive(Clone, Debug)]
-pub struct Checkpoint {
-    /// The file that says what there is: the only one, or the index.
+pub struct ModelCheckpoint {
+    /// The file itself, or the index of the shards.
     path: PathBuf,
     files: Arc<[TensorFile]>,
-    /// By the index, the file of each tensor.
-    places: Option<Arc<BTreeMap<String, usize>>>,
+    /// Index into `files` by tensor name; absent for a single file.
+    file_indices: Option<Arc<BTreeMap<String, usize>>>,
 }
 
-/// One file of tensors.
+/// File of tensors.
 #[derive(Debug)]
 struct TensorFile {
     path: PathBuf,
@@ -44,86 +44,87 @@ struct TensorFile {
 
 #[derive(Deserialize)]
 struct RawIndex {
-    /// The file of each tensor.
+    /// File name of each tensor.
     weight_map: BTreeMap<String, String>,
 }
 
-impl Checkpoint {
-    /// Maps the weights that lie in this folder and checks their headers.
-    pub fn open(folder: &Path) -> Result<Checkpoint, ModelError> {
-        let there = |name: &str| folder.join(name).is_file();
-        if there(SINGLE) {
-            return Checkpoint::single(folder.join(SINGLE));
+impl ModelCheckpoint {
+    /// Maps the weights in this folder and validates their headers.
+    pub fn open(folder: &Path) -> Result<ModelCheckpoint, ModelError> {
+        let exists = |name: &str| folder.join(name).is_file();
+        if exists(SINGLE) {
+            return ModelCheckpoint::single(folder.join(SINGLE));
         }
-        if there(INDEX) {
-            return Checkpoint::sharded(folder, folder.join(INDEX));
+        if exists(INDEX) {
+            return ModelCheckpoint::sharded(folder, folder.join(INDEX));
         }
-        if let Some(pickle) = PICKLES.into_iter().find(|name| there(name)) {
+        if let Some(pickle) = PICKLES.into_iter().find(|name| exists(name)) {
             let problem = formats::pickle(folder);
             return Err(ModelError::Content { path: folder.join(pickle), problem });
         }
-        // There is none: the sentence is that of the file that most models have.
-        Checkpoint::single(folder.join(SINGLE))
+        // No weights exist; the error names the file that most models have.
+        ModelCheckpoint::single(folder.join(SINGLE))
     }
 
-    fn single(path: PathBuf) -> Result<Checkpoint, ModelError> {
+    fn single(path: PathBuf) -> Result<ModelCheckpoint, ModelError> {
         let file = TensorFile::open(path.clone())?;
-        Ok(Checkpoint { path, files: Arc::new([file]), places: None })
+        Ok(ModelCheckpoint { path, files: Arc::new([file]), file_indices: None })
     }
 
-    fn sharded(folder: &Path, index: PathBuf) -> Result<Checkpoint, ModelError> {
+    fn sharded(folder: &Path, index: PathBuf) -> Result<ModelCheckpoint, ModelError> {
         let RawIndex { weight_map } = json(&index)?;
         let mut files: Vec<(String, TensorFile)> = Vec::new();
-        let mut places = BTreeMap::new();
+        let mut file_indices = BTreeMap::new();
         for (tensor, name) in weight_map {
             if name.is_empty() || name.contains(['/', '\\']) || name == ".." {
-                let reason = format!("the index says that it is in `{name}`, which is not a file beside it");
+                let reason =
+                    format!("the index locates it in `{name}`, which is not a file in the same folder");
                 let problem = TensorProblem::Corrupt { reason };
-                return Err(fault(index, tensor, problem));
+                return Err(tensor_error(index, tensor, problem));
             }
-            let place = match files.iter().position(|(known, _)| *known == name) {
-                Some(place) => place,
+            let file_index = match files.iter().position(|(known, _)| *known == name) {
+                Some(file_index) => file_index,
                 None => {
                     let file = TensorFile::open(folder.join(&name))?;
                     files.push((name, file));
                     files.len() - 1
                 }
             };
-            let (_, file) = &files[place];
+            let (_, file) = &files[file_index];
             if file.tensors.info(&tensor).is_none() {
                 let path = file.path.clone();
-                return Err(fault(path, tensor, TensorProblem::Missing));
+                return Err(tensor_error(path, tensor, TensorProblem::Missing));
             }
-            places.insert(tensor, place);
+            file_indices.insert(tensor, file_index);
         }
         let files = files.into_iter().map(|(_, file)| file).collect();
-        Ok(Checkpoint { path: index, files, places: Some(Arc::new(places)) })
+        Ok(ModelCheckpoint { path: index, files, file_indices: Some(Arc::new(file_indices)) })
     }
 
-    /// The file that says what there is.
+    /// Returns the path of the file, or of the index of the shards.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether there is such a tensor.
+    /// Returns whether the tensor exists.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
 
-    /// The tensor of this name, if it is floats of this shape.
+    /// Returns the tensor with this name, if it has floats and this shape.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        let fault = |path: &Path, problem| fault(path.to_owned(), name.to_owned(), problem);
-        let (file, info) = self.find(name).ok_or_else(|| fault(&self.path, TensorProblem::Missing))?;
+        let tensor_error = |path: &Path, problem| tensor_error(path.to_owned(), name.to_owned(), problem);
+        let (file, info) = self.find(name).ok_or_else(|| tensor_error(&self.path, TensorProblem::Missing))?;
         let kind = match info.dtype {
             Dtype::F32 => Kind::F32,
             Dtype::F16 => Kind::F16,
             Dtype::BF16 => Kind::Bf16,
-            // The list is another crate's and grows.
-            other => return Err(fault(&file.path, TensorProblem::Kind { found: other.to_string() })),
+            // The enum belongs to another crate and is non-exhaustive.
+            other => return Err(tensor_error(&file.path, TensorProblem::Kind { actual: other.to_string() })),
         };
         if info.shape != shape {
-            let (wanted, found) = (shape.to_owned(), info.shape.clone());
-            return Err(fault(&file.path, TensorProblem::Shape { wanted, found }));
+            let (expected, actual) = (shape.to_owned(), info.shape.clone());
+            return Err(tensor_error(&file.path, TensorProblem::Shape { expected, actual }));
         }
         let (start, end) = info.data_offsets;
         let bytes = file.data_start + start..file.data_start + end;
@@ -131,20 +132,20 @@ impl Checkpoint {
         Ok(Tensor::new(origin, Arc::clone(&file.file), bytes, kind, shape))
     }
 
-    /// The names of all tensors.
+    /// Returns the names of all tensors.
     pub fn names(&self) -> Vec<String> {
-        match &self.places {
-            Some(places) => places.keys().cloned().collect(),
+        match &self.file_indices {
+            Some(file_indices) => file_indices.keys().cloned().collect(),
             None => self.files[0].tensors.offset_keys(),
         }
     }
 
-    /// A tensor that nothing takes.
+    /// Returns the error of an unused tensor.
     pub(crate) fn unused(&self, name: String) -> ModelError {
-        fault(self.path.clone(), name, TensorProblem::Unused)
+        tensor_error(self.path.clone(), name, TensorProblem::Unused)
     }
 
-    /// Refuses tensors that nothing takes: what they would add to the model would be missing from what is served.
+    /// Rejects unused tensors: the served model would lack their contribution.
     pub fn refuse_others(&self, is_known: impl Fn(&str) -> bool) -> Result<(), ModelError> {
         let mut names = self.names();
         names.sort();
@@ -154,8 +155,8 @@ impl Checkpoint {
     }
 
     fn find(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {
-        let file = match &self.places {
-            Some(places) => &self.files[*places.get(name)?],
+        let file = match &self.file_indices {
+            Some(file_indices) => &self.files[*file_indices.get(name)?],
             None => &self.files[0],
         };
         Some((file, file.tensors.info(name)?))
@@ -176,7 +177,7 @@ impl TensorFile {
     }
 }
 
-/// The first tensor that is wrong, in a file whose header was refused; `None` if the header cannot be read at all.
+/// Returns the first invalid tensor of a file whose header was rejected; `None` if the header cannot be parsed.
 fn first_damage(path: &Path, file: &[u8]) -> Option<ModelError> {
     let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>()?;
     let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
@@ -193,10 +194,10 @@ fn first_damage(path: &Path, file: &[u8]) -> Option<ModelError> {
     }
     let (_, tensor, problem) = damages.into_iter().min_by_key(|(start, ..)| *start)?;
     let path = path.to_owned();
-    Some(fault(path, tensor, problem))
+    Some(tensor_error(path, tensor, problem))
 }
 
-fn fault(path: PathBuf, tensor: String, problem: TensorProblem) -> ModelError {
+fn tensor_error(path: PathBuf, tensor: String, problem: TensorProblem) -> ModelError {
     ModelError::Tensor { path, tensor, problem, deciding: None }
 }
 
@@ -221,7 +222,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A file with this header, and `data` bytes behind it.
+    /// Writes a file with this header, followed by `data` bytes.
     fn write(path: &Path, header: &str, data: usize) {
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend(header.as_bytes());
@@ -229,15 +230,15 @@ mod tests {
         fs::write(path, file).unwrap();
     }
 
-    /// What it says, without the place of the folder.
+    /// Returns the error message without the path of the folder.
     fn sentence(folder: &Path, error: &ModelError) -> String {
         error.to_string().replace(&*folder.to_string_lossy(), "FOLDER")
     }
 
-    fn open(header: &str, data: usize) -> Result<Checkpoint, String> {
+    fn open(header: &str, data: usize) -> Result<ModelCheckpoint, String> {
         let folder = tempfile::tempdir().unwrap();
         write(&folder.path().join(SINGLE), header, data);
-        Checkpoint::open(folder.path()).map_err(|error| sentence(folder.path(), &error))
+        ModelCheckpoint::open(folder.path()).map_err(|error| sentence(folder.path(), &error))
     }
 
     const THREE: &str = r#"{"__metadata__": {"format": "pt"},
@@ -246,7 +247,7 @@ mod tests {
         "c": {"dtype": "I8", "shape": [4], "data_offsets": [32, 36]}}"#;
 
     #[test]
-    fn a_tensor_is_had_by_name_and_shape() {
+    fn a_tensor_is_found_by_name_and_shape() {
         let checkpoint = open(THREE, 36).unwrap();
         let a = checkpoint.tensor("a", &[2, 3]).unwrap();
         assert_eq!(a.to_vec(), [f32::from_le_bytes([0x40; 4]); 6]);
@@ -257,30 +258,30 @@ mod tests {
             ModelError::Tensor { tensor, problem, .. } => format!("{tensor} {problem}"),
             other => panic!("{other}"),
         };
-        assert_eq!(error("a", &[3, 2]), "a has the shape [2, 3] and should have [3, 2]");
-        assert_eq!(error("c", &[4]), "c holds I8; F32, F16 and BF16 are supported");
+        assert_eq!(error("a", &[3, 2]), "a has the shape [2, 3], expected [3, 2]");
+        assert_eq!(error("c", &[4]), "c has the type I8; F32, F16 and BF16 are supported");
         assert_eq!(error("d", &[4]), "d is missing");
     }
 
     #[test]
-    fn a_damaged_file_is_refused_and_the_damaged_tensor_named() {
+    fn a_damaged_file_is_rejected_with_the_damaged_tensor() {
         for (header, data, sentence) in [
             (THREE.to_owned(), 31, "FOLDER/model.safetensors: tensor `b` ends at byte"),
             (THREE.to_owned(), 20, "FOLDER/model.safetensors: tensor `a` ends at byte"),
             (
                 THREE.replace("[2, 3]", "[2, 4]"),
                 36,
-                "FOLDER/model.safetensors: tensor `a` is described wrongly ([2, 4] F32",
+                "FOLDER/model.safetensors: tensor `a` has an invalid entry in the header ([2, 4] F32",
             ),
             (
                 THREE.replace("[24, 32]", "[24, 16]"),
                 36,
-                "FOLDER/model.safetensors: tensor `b` is described wrongly",
+                "FOLDER/model.safetensors: tensor `b` has an invalid entry in the header",
             ),
             (
                 THREE.replace("BF16", "F7"),
                 36,
-                "FOLDER/model.safetensors: tensor `b` is described wrongly (unknown variant `F7`",
+                "FOLDER/model.safetensors: tensor `b` has an invalid entry in the header (unknown variant `F7`",
             ),
             (THREE.to_owned(), 40, "FOLDER/model.safetensors: incomplete metadata"),
             ("{".to_owned(), 0, "FOLDER/model.safetensors: invalid JSON"),
@@ -291,30 +292,30 @@ mod tests {
     }
 
     #[test]
-    fn a_file_too_short_for_a_header_is_refused() {
+    fn a_file_too_short_for_a_header_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         for content in [&[][..], &[1, 2, 3], &[255; 8], &[9, 0, 0, 0, 0, 0, 0, 0, b'{']] {
             fs::write(folder.path().join(SINGLE), content).unwrap();
-            let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
+            let error = ModelCheckpoint::open(folder.path()).unwrap_err().to_string();
             assert!(error.contains("pull the model again"), "{content:?}: {error}");
         }
     }
 
     #[test]
-    fn pickled_weights_are_refused_with_what_to_do() {
+    fn pickled_weights_are_rejected_with_the_conversion_command() {
         let folder = tempfile::tempdir().unwrap();
-        let refused = || sentence(folder.path(), &Checkpoint::open(folder.path()).unwrap_err());
+        let refused = || sentence(folder.path(), &ModelCheckpoint::open(folder.path()).unwrap_err());
         assert!(refused().starts_with("FOLDER/model.safetensors cannot be read"), "{}", refused());
         fs::write(folder.path().join("pytorch_model.bin"), "a program").unwrap();
         let error = refused();
         assert!(error.starts_with("FOLDER/pytorch_model.bin: weights in Python's pickle format"), "{error}");
         assert!(error.contains("save_pretrained"), "{error}");
         write(&folder.path().join(SINGLE), THREE, 36);
-        Checkpoint::open(folder.path()).unwrap();
+        ModelCheckpoint::open(folder.path()).unwrap();
     }
 
-    /// A folder of two files, and an index that is this.
-    fn open_shards(index: &str) -> Result<Checkpoint, String> {
+    /// Opens a folder of two files with this index.
+    fn open_shards(index: &str) -> Result<ModelCheckpoint, String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, tensor, dtype, bytes) in [("one", "a", "F32", 8), ("two", "b", "F16", 4)] {
             let header = format!(
@@ -323,27 +324,28 @@ mod tests {
             write(&folder.path().join(format!("{name}.safetensors")), &header, bytes);
         }
         fs::write(folder.path().join(INDEX), index).unwrap();
-        Checkpoint::open(folder.path()).map_err(|error| sentence(folder.path(), &error))
+        ModelCheckpoint::open(folder.path()).map_err(|error| sentence(folder.path(), &error))
     }
 
     #[test]
-    fn tensors_are_found_in_the_files_that_the_index_names() {
+    fn tensors_are_found_in_the_files_of_the_index() {
         let index = r#"{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}"#;
         let checkpoint = open_shards(index).unwrap();
         assert_eq!(checkpoint.tensor("a", &[2]).unwrap().to_vec(), [f32::from_le_bytes([0x40; 4]); 2]);
         // 0x4040 as F16: 2^(16-15) * (1 + 64/1024).
         assert_eq!(checkpoint.tensor("b", &[2]).unwrap().to_vec(), [2.125; 2]);
-        let fault = |name: &str, shape: &[usize]| checkpoint.tensor(name, shape).unwrap_err().to_string();
-        assert!(fault("b", &[3]).contains("two.safetensors: tensor `b` has the shape"));
-        assert!(fault("c", &[2]).contains("index.json: tensor `c` is missing"));
+        let tensor_error =
+            |name: &str, shape: &[usize]| checkpoint.tensor(name, shape).unwrap_err().to_string();
+        assert!(tensor_error("b", &[3]).contains("two.safetensors: tensor `b` has the shape"));
+        assert!(tensor_error("c", &[2]).contains("index.json: tensor `c` is missing"));
     }
 
     #[test]
-    fn an_index_that_its_files_do_not_bear_out_is_refused() {
+    fn an_index_that_contradicts_its_files_is_rejected() {
         for (index, sentence) in [
             (r#"{"weight_map": {"c": "one.safetensors"}}"#, "FOLDER/one.safetensors: tensor `c` is missing"),
             (r#"{"weight_map": {"a": "three.safetensors"}}"#, "FOLDER/three.safetensors cannot be read"),
-            (r#"{"weight_map": {"a": "../one.safetensors"}}"#, "index.json: tensor `a` is described wrongly"),
+            (r#"{"weight_map": {"a": "../one.safetensors"}}"#, "index.json: tensor `a` has an invalid entry"),
             (r#"{"weights": {}}"#, "index.json: missing field `weight_map`"),
         ] {
             let error = open_shards(index).unwrap_err();

@@ -1,65 +1,65 @@
-//! Why a model cannot be loaded: always the file, and for weights always the tensor.
+//! Errors of loading a model; they contain the file, and for weights the tensor.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a model cannot be loaded.
+/// Reason why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A file is absent or cannot be read.
+    /// A file is missing or cannot be read.
     #[error("{} cannot be read: {reason}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the disk said.
+        /// Error of the operating system.
         reason: io::Error,
     },
-    /// A file is there and does not say what it should.
+    /// A file has invalid or unsupported content.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong, or not supported.
+        /// Problem, with the key and its value.
         problem: String,
     },
-    /// The weights are not those of the model.
-    #[error("{}: tensor `{tensor}` {problem}{}", path.display(), by(deciding.as_deref()))]
+    /// A tensor does not match the configuration.
+    #[error("{}: tensor `{tensor}` {problem}{}", path.display(), deciding_suffix(deciding.as_deref()))]
     Tensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// Problem of the tensor.
         problem: TensorProblem,
-        /// What decides that it should be there and what its shape is, where that matters.
-        deciding: Option<Box<Deciding>>,
+        /// Keys that require the tensor and decide its shape, if relevant.
+        deciding: Option<Box<DecidingKeys>>,
     },
-    /// More than one of these.
+    /// Several errors.
     #[error("{}", joined(.0))]
     Several(Vec<ModelError>),
 }
 
-/// Keys of a file that decide whether there is a tensor and what its shape is.
+/// Keys of a configuration file that decide whether a tensor exists and its shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deciding {
-    /// The file.
+pub struct DecidingKeys {
+    /// Name of the file.
     pub file: String,
-    /// The keys.
+    /// Keys.
     pub keys: Vec<String>,
 }
 
-/// The end of a sentence about a tensor.
-fn by(deciding: Option<&Deciding>) -> String {
-    let Some(Deciding { file, keys }) = deciding else { return String::new() };
+/// Returns the end of an error message about a tensor.
+fn deciding_suffix(deciding: Option<&DecidingKeys>) -> String {
+    let Some(DecidingKeys { file, keys }) = deciding else { return String::new() };
     let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
-    format!(" (by {} of {file})", keys.join(", "))
+    format!(" (as configured by {} in {file})", keys.join(", "))
 }
 
-/// Problems that are shown of several.
+/// Maximum number of problems in a message.
 const SHOWN: usize = 20;
 
 impl ModelError {
-    /// All of these, of which there is at least one, as one error.
+    /// Combines these errors into one; `None` if there are none.
     pub fn of_all(mut problems: Vec<ModelError>) -> Option<ModelError> {
         match problems.len() {
             0 | 1 => problems.pop(),
@@ -67,7 +67,7 @@ impl ModelError {
         }
     }
 
-    /// The same, with the keys of a file by which a tensor should be there and have its shape.
+    /// Adds the keys that require a tensor and decide its shape.
     pub(crate) fn decided_by(self, file: &str, keys: &[&str]) -> ModelError {
         use TensorProblem::{Missing, Shape, Unused};
         match self {
@@ -75,7 +75,7 @@ impl ModelError {
                 path, tensor, problem: problem @ (Missing | Shape { .. } | Unused), ..
             } => {
                 let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-                let deciding = Some(Box::new(Deciding { file: file.to_owned(), keys }));
+                let deciding = Some(Box::new(DecidingKeys { file: file.to_owned(), keys }));
                 ModelError::Tensor { path, tensor, problem, deciding }
             }
             ModelError::Several(problems) => ModelError::Several(
@@ -85,7 +85,7 @@ impl ModelError {
         }
     }
 
-    /// Each problem by itself.
+    /// Returns the errors one by one.
     pub fn into_all(self) -> Vec<ModelError> {
         match self {
             ModelError::Several(problems) => problems,
@@ -101,70 +101,70 @@ fn joined(problems: &[ModelError]) -> String {
     shown.join("; ") + &more
 }
 
-/// What is wrong with one tensor.
+/// Problem of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorProblem {
-    /// It is not there.
+    /// The tensor is missing.
     #[error("is missing")]
     Missing,
-    /// Nothing takes it.
+    /// The model does not use the tensor.
     #[error(
-        "is taken by nothing: it is of another model than the one that the configuration describes, or of one with more \
-         parts, which would be left out"
+        "is not used by the model that the configuration describes: the weights belong to another model, or to one \
+         with additional parts; use the configuration that belongs to the weights"
     )]
     Unused,
-    /// It has another shape than the configuration makes it have.
-    #[error("has the shape {found:?} and should have {wanted:?}")]
+    /// The shape differs from the configured one.
+    #[error("has the shape {actual:?}, expected {expected:?}")]
     Shape {
-        /// By the configuration.
-        wanted: Vec<usize>,
-        /// In the file.
-        found: Vec<usize>,
+        /// Shape by the configuration.
+        expected: Vec<usize>,
+        /// Shape in the file.
+        actual: Vec<usize>,
     },
-    /// Its numbers are of a kind that is not read.
-    #[error("holds {found}; F32, F16 and BF16 are supported")]
+    /// The type of the numbers is not supported.
+    #[error("has the type {actual}; F32, F16 and BF16 are supported")]
     Kind {
-        /// What the file says.
-        found: String,
+        /// Type in the file.
+        actual: String,
     },
-    /// It holds NaN or an infinity.
+    /// The tensor contains NaN or an infinity.
     #[error(
-        "holds {value} at row {}, column {}: the weights are damaged or their training diverged; pull the model again, \
-         or take another revision of it",
+        "contains {value} at row {}, column {}: the weights are damaged or their training diverged; pull the model \
+         again, or use another revision of it",
         at[0], at[1]
     )]
     NotFinite {
-        /// The number.
+        /// Value.
         value: String,
-        /// Its row and column.
+        /// Row and column.
         at: [usize; 2],
     },
-    /// It holds a number that is too large for the engine.
+    /// The tensor contains a number that overflows in the engine.
     #[error(
-        "holds {value} at row {}, column {}, and the engine multiplies it by {factor}, which overflows a 32-bit float; \
-         take another revision of the model",
+        "contains {value} at row {}, column {}, and the engine multiplies it by {factor}, which overflows a 32-bit \
+         float; use another revision of the model",
         at[0], at[1]
     )]
     Overflow {
-        /// The number.
+        /// Value.
         value: String,
-        /// Its row and column.
+        /// Row and column.
         at: [usize; 2],
-        /// What the engine multiplies it by.
+        /// Factor by which the engine multiplies it.
         factor: String,
     },
-    /// The file ends before it does.
-    #[error("ends at byte {end} and the file at byte {length}: the file is truncated, pull the model again")]
+    /// The file ends before the tensor does.
+    #[error("ends at byte {end}, but the file at byte {length}: the file is truncated, pull the model again")]
     Truncated {
-        /// Where the tensor should end.
+        /// End of the tensor according to the header.
         end: u64,
-        /// Where the file ends.
+        /// Length of the file.
         length: u64,
     },
-    /// Its entry in the header contradicts itself.
-    #[error("is described wrongly ({reason}): the file is corrupt, pull the model again")]
+    /// The entry in the header is inconsistent.
+    #[error("has an invalid entry in the header ({reason}): the file is corrupt, pull the model again")]
     Corrupt {
-        /// How.
+        /// Problem.
         reason: String,
     },
 }

@@ -1,8 +1,8 @@
-//! Keys of a JSON file, looked up one by one, so that none is ignored by accident.
+//! Strict reader of a JSON file: no key is ignored by accident.
 //!
-//! What a replica computes must be what the libraries compute that the checkpoint was made for, or the checkpoint is
-//! refused. So every key of a file is one of three: looked up by a reader, listed as [`Inert`] with a reason, or refused by
-//! its name ([`Fields::refuse_others`]). All problems of a file are reported together.
+//! A replica computes exactly what the libraries of the checkpoint compute, or the checkpoint is rejected. So every
+//! key of a file is either read, or listed as [`Inert`] with a reason, or rejected by name
+//! ([`JsonFields::refuse_others`]). All problems of a file are reported together.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,40 +11,40 @@ use serde_json::{Map, Value};
 
 use super::Activation;
 
-/// Larger than any model has; what is beyond is a damaged file, and would overflow a product of three sizes.
+/// Maximum of a size: larger than in any model, and small enough that a product of three sizes does not overflow.
 const MAX_SIZE: u64 = 1 << 20;
-/// Characters of a value that are shown in a message.
+/// Maximum characters of a value in a message.
 const SHOWN: usize = 80;
 
-/// The keys of a file, and the problems that were found.
-pub(super) struct Fields<'a> {
+/// Keys of a file, and the problems found so far.
+pub(super) struct JsonFields<'a> {
     raw: &'a Map<String, Value>,
-    /// Keys that were looked up, and whether null means "none" to the library.
+    /// Keys that were read, and whether the library accepts null for them.
     read: RefCell<BTreeSet<(String, bool)>>,
     problems: Vec<String>,
 }
 
-/// Keys without effect on what is served. The library still checks the kinds of their values.
+/// Keys without effect on the results. The library still checks the types of their values.
 pub(super) struct Inert(pub(super) Kind, pub(super) &'static [&'static str]);
 
-/// Kind of the value of a key without effect.
+/// Type of the value of a key without effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Anything.
+    /// Any value.
     Any,
     /// True or false.
     Flag,
     /// True, false or null.
     OptionalFlag,
-    /// A number with a point.
+    /// A number with a decimal point.
     Float,
     /// A whole number, or null.
     OptionalWhole,
     /// A whole number.
     Whole,
-    /// A number from 0 to 1: a probability.
+    /// A number from 0 to 1, such as a probability.
     Share,
-    /// The same, or null.
+    /// A number from 0 to 1, or null.
     OptionalShare,
     /// A string, or null.
     OptionalText,
@@ -52,18 +52,18 @@ pub(super) enum Kind {
     OptionalTokens,
     /// An object, or null.
     OptionalObject,
-    /// The name of a format of floats, or null.
+    /// The name of a float format, or null.
     OptionalDtype,
-    /// One of these words.
+    /// One of these strings.
     OneOf(&'static [&'static str]),
     /// A string.
     Text,
-    /// A value that turns a feature off: null, false, 0, an empty list or object.
+    /// A value that disables a feature: null, false, 0, an empty list or object.
     Off,
 }
 
 impl Kind {
-    fn takes(self, value: &Value) -> bool {
+    fn accepts(self, value: &Value) -> bool {
         let share = || value.as_f64().is_some_and(|share| (0.0..=1.0).contains(&share));
         match self {
             Kind::Any => true,
@@ -98,7 +98,7 @@ impl Kind {
         }
     }
 
-    fn says(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Kind::Any => "a value",
             Kind::Flag => "true or false",
@@ -112,14 +112,14 @@ impl Kind {
             Kind::OptionalTokens => "a token id, a list of token ids, or null",
             Kind::OptionalObject => "an object or null",
             Kind::OptionalDtype => "float32, float16, bfloat16 or float64",
-            Kind::OneOf(_) => "a word that the library knows there",
+            Kind::OneOf(_) => "a value that the library knows for it",
             Kind::Text => "a string",
-            Kind::Off => "absent",
+            Kind::Off => "absent or disabled",
         }
     }
 }
 
-/// A value for a message.
+/// Returns a value, shortened for a message.
 pub(super) fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(SHOWN) {
@@ -128,9 +128,9 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-impl<'a> Fields<'a> {
-    pub(super) fn new(raw: &'a Map<String, Value>) -> Fields<'a> {
-        Fields { raw, read: RefCell::default(), problems: Vec::new() }
+impl<'a> JsonFields<'a> {
+    pub(super) fn new(raw: &'a Map<String, Value>) -> JsonFields<'a> {
+        JsonFields { raw, read: RefCell::default(), problems: Vec::new() }
     }
 
     /// Returns `read`, or all problems.
@@ -147,39 +147,39 @@ impl<'a> Fields<'a> {
         self.problems.push(problem);
     }
 
-    /// Passes over keys without effect; one whose value the library does not take is a problem.
-    pub(super) fn leave(&mut self, groups: &[Inert]) {
+    /// Marks keys without effect as read; a value that the library rejects is a problem.
+    pub(super) fn ignore(&mut self, groups: &[Inert]) {
         for Inert(kind, keys) in groups {
             for key in *keys {
                 let Some(value) = self.raw.get(*key) else { continue };
                 self.read.borrow_mut().insert(((*key).to_owned(), true));
-                if !kind.takes(value) {
-                    self.problems.push(format!("`{key}` = {} is not {}", shown(value), kind.says()));
+                if !kind.accepts(value) {
+                    self.problems.push(format!("`{key}` = {} is not {}", shown(value), kind.description()));
                 }
             }
         }
     }
 
-    /// Refuses every key that was not looked up, and nulls where the library wants a value.
+    /// Rejects every key that was not read, and nulls where the library requires a value.
     pub(super) fn refuse_others(&mut self) {
         let read = self.read.take();
         let of_key = |key: &str, null| read.contains(&(key.to_owned(), null));
         for (key, value) in self.raw {
-            let (wanted, optional) = (of_key(key, false), of_key(key, true));
-            if !wanted && !optional {
+            let (required, optional) = (of_key(key, false), of_key(key, true));
+            if !required && !optional {
                 self.problems.push(format!(
-                    "`{key}` = {} is not understood, and it may change what the model computes; if the model's own code \
-                     does not read it, remove it from the file",
+                    "`{key}` = {} is not understood, and it may change the results of the model; if the model's own \
+                     code does not read it, remove it from the file",
                     shown(value)
                 ));
             } else if value.is_null() && !optional {
-                self.problems.push(format!("`{key}` is null; give it a value"));
+                self.problems.push(format!("`{key}` is null; set a value"));
             }
         }
         self.read = RefCell::new(read);
     }
 
-    /// Returns the value of a key. Null is a problem, which [`Fields::refuse_others`] reports.
+    /// Returns the value of a key. Null is a problem, which [`JsonFields::refuse_others`] reports.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.read.borrow_mut().insert((key.to_owned(), false));
         self.raw.get(key).filter(|value| !value.is_null())
@@ -191,36 +191,36 @@ impl<'a> Fields<'a> {
         self.raw.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether there is something, without looking it up.
+    /// Returns whether the key has a value, without marking it as read.
     pub(super) fn has(&self, key: &str) -> bool {
         self.raw.get(key).is_some_and(|value| !value.is_null())
     }
 
-    /// Whether null stands there.
+    /// Returns whether the value is null.
     pub(super) fn is_null(&self, key: &str) -> bool {
         self.raw.get(key).is_some_and(Value::is_null)
     }
 
-    /// The one of these keys that is there, by which a family's own code and another library call the same.
+    /// Returns whichever of these keys exists: a family's own code and the library use different names for it.
     pub(super) fn one_of(&mut self, keys: [&'static str; 2]) -> &'static str {
         if keys.iter().all(|key| self.has(key)) {
-            self.problem(format!("`{}` and `{}` are both there; remove one", keys[0], keys[1]));
+            self.problem(format!("`{}` and `{}` are both set; remove one", keys[0], keys[1]));
             for key in keys {
                 self.optional(key);
             }
         }
         if !keys.iter().any(|key| self.has(key)) {
-            self.problem(format!("there is neither `{}` nor `{}`", keys[0], keys[1]));
+            self.problem(format!("neither `{}` nor `{}` is set; set one", keys[0], keys[1]));
         }
         self.either(keys)
     }
 
-    /// The first of these keys that is there; families were renamed.
+    /// Returns the first of these keys that exists; the key was renamed.
     pub(super) fn either(&self, keys: [&'static str; 2]) -> &'static str {
         if !self.has(keys[0]) && self.has(keys[1]) { keys[1] } else { keys[0] }
     }
 
-    /// A size that must be there.
+    /// Returns a required size.
     pub(super) fn size(&mut self, key: &str) -> usize {
         match self.optional_size(key) {
             Some(size) => size,
@@ -233,7 +233,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A size that may be there.
+    /// Returns an optional size.
     pub(super) fn optional_size(&mut self, key: &str) -> Option<usize> {
         let given = self.get(key)?;
         match given.as_u64() {
@@ -245,7 +245,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A whole number, which may be 0 or less.
+    /// Returns a whole number, which may be 0 or negative.
     pub(super) fn whole(&mut self, key: &str, default: usize) -> usize {
         let Some(given) = self.get(key) else { return default };
         if given.as_i64().is_none() {
@@ -254,7 +254,7 @@ impl<'a> Fields<'a> {
         given.as_i64().map_or(default, |number| usize::try_from(number).unwrap_or(0))
     }
 
-    /// A number.
+    /// Returns a number.
     pub(super) fn number(&mut self, key: &str) -> Option<f64> {
         let given = self.get(key)?;
         if given.as_f64().is_none() {
@@ -263,7 +263,7 @@ impl<'a> Fields<'a> {
         given.as_f64()
     }
 
-    /// A number above zero.
+    /// Returns a positive number.
     pub(super) fn positive(&mut self, key: &str) -> Option<f64> {
         let number = self.number(key)?;
         if number > 0.0 && number.is_finite() {
@@ -273,7 +273,7 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// What is added to a variance.
+    /// Returns the epsilon that is added to a variance.
     pub(super) fn epsilon(&mut self, key: &str, default: f64) -> f32 {
         let epsilon = self.number(key).unwrap_or(default);
         if self.has(key) && !self.raw[key].is_f64() {
@@ -285,33 +285,34 @@ impl<'a> Fields<'a> {
         epsilon as f32
     }
 
-    /// A number above zero that must be there.
-    pub(super) fn wanted(&mut self, key: &str) -> f64 {
+    /// Returns a required positive number.
+    pub(super) fn required_positive(&mut self, key: &str) -> f64 {
         if self.get(key).is_none() {
             self.problem(format!("`{key}` is missing"));
         }
         self.positive(key).unwrap_or(1.0)
     }
 
-    /// A size; absent it is the default, and null means that there is none.
+    /// Returns a size; absent means the default, null means none.
     pub(super) fn size_unless_null(&mut self, key: &str, default: usize) -> Option<usize> {
         self.optional(key);
         if self.raw.contains_key(key) { self.optional_size(key) } else { Some(default) }
     }
 
-    /// A number above zero; absent it is the default, and null means that there is none.
+    /// Returns a positive number; absent means the default, null means none.
     pub(super) fn positive_unless_null(&mut self, key: &str, default: f64) -> Option<f64> {
         self.optional(key);
         if self.raw.contains_key(key) { self.positive(key) } else { Some(default) }
     }
 
-    /// Which of the layers look through a window: as `layer_types` lists them, or by the family's pattern.
+    /// Returns for each layer whether its attention has a sliding window: from `layer_types`, or by the family's
+    /// pattern.
     pub(super) fn sliding_layers(&mut self, layers: usize, pattern: impl Fn(usize) -> bool) -> Vec<bool> {
         let by_pattern: Vec<bool> = (0..layers).map(pattern).collect();
         let Some(given) = self.optional("layer_types") else { return by_pattern };
         let kinds = given.as_array().map_or(&[][..], Vec::as_slice);
         if kinds.len() != layers {
-            self.problem(format!("`layer_types` lists {} layers and there are {layers}", kinds.len()));
+            self.problem(format!("`layer_types` lists {} layers, but the model has {layers}", kinds.len()));
             return by_pattern;
         }
         let mut sliding = Vec::new();
@@ -330,16 +331,16 @@ impl<'a> Fields<'a> {
         sliding
     }
 
-    /// A truth.
+    /// Returns a boolean.
     pub(super) fn flag(&mut self, key: &str, default: bool) -> bool {
         let Some(given) = self.get(key) else { return default };
         if given.as_bool().is_none() {
-            self.problem(format!("`{key}` = {given} is neither true nor false"));
+            self.problem(format!("`{key}` = {given} is not true or false"));
         }
         given.as_bool().unwrap_or(default)
     }
 
-    /// A word.
+    /// Returns a string.
     pub(super) fn word(&mut self, key: &str) -> Option<&'a str> {
         let given = self.get(key)?;
         if given.as_str().is_none() {
@@ -348,7 +349,7 @@ impl<'a> Fields<'a> {
         given.as_str()
     }
 
-    /// A token id below `vocabulary`. Some files hold −1 for "none".
+    /// Returns a token id below `vocabulary`. Some files write −1 for "none".
     pub(super) fn token(&mut self, key: &str, vocabulary: usize) -> Option<u32> {
         let given = self.optional(key)?;
         match given.as_i64() {
@@ -356,7 +357,7 @@ impl<'a> Fields<'a> {
             Some(id) if usize::try_from(id).is_ok_and(|id| id < vocabulary) => u32::try_from(id).ok(),
             Some(_) | None => {
                 self.problem(format!(
-                    "`{key}` = {} is not a token of this model, whose `vocab_size` is {vocabulary}",
+                    "`{key}` = {} is not a token of this model; `vocab_size` is {vocabulary}",
                     shown(given)
                 ));
                 None
@@ -364,21 +365,21 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A key that must not be there, since nobody here knows what to do with it.
+    /// Rejects a key that is not supported.
     pub(super) fn refuse(&mut self, key: &str, why: &str) {
         if let Some(given) = self.optional(key) {
             self.problem(format!("`{key}` = {} is not supported: {why}", shown(given)));
         }
     }
 
-    /// A truth that is understood with one value only.
-    pub(super) fn must_be(&mut self, key: &str, wanted: bool, why: &str) {
-        if self.flag(key, wanted) != wanted {
-            self.problem(format!("`{key}` = {} is not supported: {why}", !wanted));
+    /// Rejects a boolean that has another value than the supported one.
+    pub(super) fn must_be(&mut self, key: &str, expected: bool, why: &str) {
+        if self.flag(key, expected) != expected {
+            self.problem(format!("`{key}` = {} is not supported: {why}", !expected));
         }
     }
 
-    /// The name of an activation.
+    /// Returns an activation by name.
     pub(super) fn activation(&mut self, key: &str, default: Activation) -> Activation {
         match self.word(key) {
             None => default,
@@ -397,7 +398,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The width of a head: what the key says, or the heads' even share.
+    /// Returns the width of a head: from its key, or the hidden size divided by the number of heads.
     pub(super) fn head_width(&mut self, hidden: usize, heads: usize, heads_key: &str) -> usize {
         if let Some(width) = self.optional_size("head_dim") {
             return width;

@@ -1,23 +1,23 @@
-//! The check of weights for NaN, infinities and overflow.
+//! Check of weights for NaN, infinities and overflow.
 //!
-//! One number that is not finite makes every row of the model NaN, which JSON can only write as `null`. So weights are
-//! checked where they are read: tables and vectors at every start, packed matrices once, when they are packed. The check
-//! is a running maximum of the numbers without their sign, taken as integers: floats without a sign are ordered as their
-//! bits are, and infinities and NaNs stand above all others. It reads as fast as memory delivers.
+//! A single number that is not finite makes every row of the model NaN, which JSON can only represent as `null`. So
+//! weights are checked where they are read: tables and vectors at every startup, packed matrices once, when they are
+//! packed. The check is a running maximum of the magnitudes, compared as integers: floats without a sign are ordered
+//! like their bits, with infinities and NaNs above all others. It runs at memory bandwidth.
 
 use super::Numbers;
 use super::tensor::{from_bf16, from_f16};
 
-/// The first number that is not finite.
+/// First number that is not finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct NotFinite {
-    /// Its place among the numbers.
+    /// Index among the numbers.
     pub(super) index: usize,
-    /// The number as it is stored.
+    /// Value as stored.
     pub(super) value: f32,
 }
 
-/// Numbers that are looked at before it is decided whether to go on.
+/// Numbers that are checked before an early exit.
 const BLOCK: usize = 4096;
 
 /// Returns the first number whose product with `factor` is not finite.
@@ -42,13 +42,14 @@ pub(super) fn first_not_finite(numbers: Numbers<'_>, factor: f32) -> Option<NotF
     }
 }
 
-/// Returns the largest magnitude whose product with `factor` is finite; NaN, which nothing is below, if there is none.
+/// Returns the largest magnitude whose product with `factor` is finite; NaN, which no number is below, if there is
+/// none.
 fn largest_allowed(factor: f32) -> f32 {
     let factor = factor.abs();
     if factor <= 1.0 { f32::MAX } else { f32::MAX / factor }
 }
 
-/// Returns the largest of some 16-bit floats without their signs.
+/// Returns the largest magnitude of 16-bit floats, without the sign.
 fn magnitude(block: &[[u8; 2]]) -> [u8; 2] {
     block.iter().map(|bytes| u16::from_le_bytes(*bytes) & 0x7fff).fold(0, u16::max).to_le_bytes()
 }
@@ -60,8 +61,8 @@ fn first<B>(
     factor: f32,
 ) -> Option<NotFinite> {
     let mut blocks = numbers.chunks(BLOCK).zip(0..).filter(|(block, _)| !is_fine(block));
-    blocks.find_map(|(block, place)| {
-        block.iter().zip(place * BLOCK..).find_map(|(number, index)| {
+    blocks.find_map(|(block, block_index)| {
+        block.iter().zip(block_index * BLOCK..).find_map(|(number, index)| {
             let value = read(number);
             (!(value * factor).is_finite()).then_some(NotFinite { index, value })
         })
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_number_that_is_not_finite_is_found_wherever_it_stands() {
+    fn the_first_number_that_is_not_finite_is_found_at_any_index() {
         for index in [0, 1, BLOCK - 1, BLOCK, 3 * BLOCK - 1, 3 * BLOCK + 6] {
             for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
                 let mut numbers = vec![0.5; 3 * BLOCK + 7];
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_overflows_under_its_factor_is_found() {
+    fn a_number_that_overflows_when_multiplied_is_found() {
         assert_eq!(check(&[1.0, -f32::MAX], 1.0), None);
         assert_eq!(check(&[1.0, -f32::MAX], 0.5), None);
         assert_eq!(check(&[1.0, -3.0e38], 1.5), Some((1, (-3.0e38_f32).to_string())));

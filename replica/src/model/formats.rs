@@ -1,27 +1,27 @@
-//! Models in other formats than the one that is read: what they are, and the command that converts them.
+//! Detection of unsupported model formats, with the command that converts them.
 //!
-//! A folder without `config.json`, `tokenizer.json` or `model.safetensors` is often a good model in another form. "It has
-//! no model.safetensors" is true and does not help; so the forms that are met most are told apart by the names of their
-//! files, and each comes with what to do. The commands are those of the libraries that wrote the files, and were run with
+//! A folder without `config.json`, `tokenizer.json` or `model.safetensors` is often a valid model in another format.
+//! Reporting the missing file alone does not help; so the most common formats are detected by their file names, each
+//! with a suggested fix. The commands are those of the libraries that wrote the files, tested with
 //! sentence-transformers 6.2, transformers 5.23 and peft 0.21.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// The names of a folder's files, and the content of the small ones where it can be had.
+/// File names of a folder, and access to its small files where available.
 pub(crate) struct Listing<'a> {
-    /// Paths below the folder, with `/`.
+    /// Paths relative to the folder, with `/`.
     pub(crate) paths: BTreeSet<&'a str>,
-    /// What Python's libraries load it by: the path of a folder, or `owner/name` on the hub; absent for an archive.
+    /// Name by which Python libraries load it: the path of a folder, or `owner/name` on the hub; absent for an archive.
     pub(crate) name: Option<&'a str>,
-    /// Whether it is a name on the hub.
+    /// Whether `name` is a repository on the hub.
     pub(crate) is_hub: bool,
     /// Reads a file of the folder.
     pub(crate) read: &'a dyn Fn(&str) -> Option<String>,
 }
 
-/// A form in which models come and that is not read.
+/// Unsupported model format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Gguf,
@@ -35,11 +35,11 @@ enum Format {
     OldTokenizer,
 }
 
-/// Returns what the model is and what to do, one sentence for each form that is recognised.
+/// Returns the detected formats with the fix, one sentence each.
 pub(crate) fn recognise(listing: &Listing<'_>) -> Vec<String> {
     let formats = Format::of(listing);
     let mut sentences: Vec<String> = formats.iter().map(|format| format.sentence(listing)).collect();
-    // One conversion does for all that it can do.
+    // One command performs all conversions.
     if let Some(last) = formats.iter().rposition(|format| format.is_resaved()) {
         write!(sentences[last], ": {}", resave(listing)).expect("a string takes what is written");
     }
@@ -47,7 +47,7 @@ pub(crate) fn recognise(listing: &Listing<'_>) -> Vec<String> {
 }
 
 impl Format {
-    /// The forms that explain why the folder is no model.
+    /// Returns the formats that explain why the folder is not a model.
     fn of(listing: &Listing<'_>) -> Vec<Format> {
         let Listing { paths, read, .. } = listing;
         let has = |path: &str| paths.contains(path);
@@ -85,46 +85,62 @@ impl Format {
         formats
     }
 
-    /// Whether loading the model and saving it again makes what is read.
+    /// Returns whether loading the model and saving it again produces the supported format.
     fn is_resaved(self) -> bool {
         matches!(self, Format::FirstStage | Format::Pickle | Format::TensorFlow | Format::OldTokenizer)
     }
 
     fn sentence(self, listing: &Listing<'_>) -> String {
         match self {
-            Format::Gguf => "it is a GGUF file for llama.cpp, whose weights are quantised in a way that is not read; take \
-                             the model that it was made of, which has model.safetensors"
-                .to_owned(),
+            Format::Gguf => {
+                "it is a GGUF file for llama.cpp, whose quantization is not supported; use the model from \
+                 which it was made, which has model.safetensors"
+                    .to_owned()
+            }
             Format::Adapter => format!(
                 "it is a LoRA adapter (PEFT), which holds the difference to a base model; merge the two: {}",
                 merge(listing)
             ),
-            Format::StaticEmbedding => "it is a StaticEmbedding, a table of word vectors without a transformer, which is \
-                                        not supported; take a model whose first stage is a Transformer"
-                .to_owned(),
-            Format::FirstStage => "its transformer lies in 0_Transformer, the layout of sentence-transformers before \
-                                   version 0.4; save it again"
-                .to_owned(),
-            Format::Pickle => "its weights are in pytorch_model.bin, a Python pickle, which runs a program when it is \
-                               read; save them as safetensors"
-                .to_owned(),
-            Format::TensorFlow => "its weights are those of TensorFlow or Flax; save them as safetensors, with a version \
-                                   of transformers below 5, which still reads them"
-                .to_owned(),
-            Format::Onnx => "it is an ONNX export, from which the weights cannot be had back; take the model that it was \
-                             exported from, which has model.safetensors"
-                .to_owned(),
-            Format::OpenVino => "it is an OpenVINO export, from which the weights cannot be had back; take the model that \
-                                 it was exported from, which has model.safetensors"
-                .to_owned(),
-            Format::OldTokenizer => "its tokenizer is in the older form of a vocabulary without tokenizer.json; save it as \
-                                     tokenizer.json"
-                .to_owned(),
+            Format::StaticEmbedding => {
+                "it is a StaticEmbedding, a table of word vectors without a transformer, which is \
+                 not supported; use a model whose first module is a Transformer"
+                    .to_owned()
+            }
+            Format::FirstStage => {
+                "its transformer is in the folder 0_Transformer, the layout of sentence-transformers \
+                 before version 0.4; save it again"
+                    .to_owned()
+            }
+            Format::Pickle => {
+                "its weights are in pytorch_model.bin, a Python pickle, which executes code when it is \
+                 loaded; save them as safetensors"
+                    .to_owned()
+            }
+            Format::TensorFlow => {
+                "its weights are in a format of TensorFlow or Flax; save them as safetensors, with a \
+                 version of transformers below 5, which still reads them"
+                    .to_owned()
+            }
+            Format::Onnx => {
+                "it is an ONNX export, from which the weights cannot be recovered; use the model from which \
+                 it was exported, which has model.safetensors"
+                    .to_owned()
+            }
+            Format::OpenVino => {
+                "it is an OpenVINO export, from which the weights cannot be recovered; use the model from \
+                 which it was exported, which has model.safetensors"
+                    .to_owned()
+            }
+            Format::OldTokenizer => {
+                "its tokenizer is in the old format of a vocabulary without tokenizer.json; save it \
+                 as tokenizer.json"
+                    .to_owned()
+            }
         }
     }
 }
 
-/// Returns what to do about a pickle in this folder, which is a model or a stage of one.
+/// Returns the error message for a pickle in this folder, which is a model or one of its modules.
 pub(super) fn pickle(folder: &Path) -> String {
     let is_stage = folder.file_name().is_some_and(|name| {
         name.to_str().is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()) && name.contains('_'))
@@ -134,13 +150,13 @@ pub(super) fn pickle(folder: &Path) -> String {
     let read = |path: &str| std::fs::read_to_string(model.join(path)).ok();
     let listing = Listing { paths: BTreeSet::new(), name: model.to_str(), is_hub: false, read: &read };
     format!(
-        "weights in Python's pickle format are not read, since reading them runs what is in them; save the model as \
-         safetensors: {}",
+        "weights in Python's pickle format are not supported, because loading them executes their code; save the \
+         model as safetensors: {}",
         resave(&listing)
     )
 }
 
-/// The command that loads the model and saves it in the form that is read.
+/// Returns the command that loads the model and saves it in the supported format.
 fn resave(listing: &Listing<'_>) -> String {
     let config = (listing.read)("config.json").unwrap_or_default();
     let class =
@@ -152,7 +168,7 @@ fn resave(listing: &Listing<'_>) -> String {
     )
 }
 
-/// The command that adds an adapter to its base model and saves the sum.
+/// Returns the command that merges an adapter into its base model.
 fn merge(listing: &Listing<'_>) -> String {
     let config = (listing.read)("adapter_config.json").unwrap_or_default();
     let is_plain = !config.is_empty() && !config.contains("FEATURE_EXTRACTION");
@@ -165,18 +181,19 @@ fn merge(listing: &Listing<'_>) -> String {
     )
 }
 
-/// What the libraries load the model by.
+/// Returns the name by which Python libraries load the model.
 fn name<'a>(listing: &Listing<'a>) -> &'a str {
     listing.name.filter(|name| is_plain(name)).unwrap_or("MODEL")
 }
 
-/// The beginning of the folder's name that a command writes to: beside a folder, or here for a model of the hub.
+/// Returns the output path of a command without its suffix: beside the folder, or in the current directory for a hub
+/// model.
 fn out<'a>(listing: &Listing<'a>) -> &'a str {
     let name = name(listing).trim_end_matches('/');
     if listing.is_hub { name.rsplit('/').next().unwrap_or(name) } else { name }
 }
 
-/// Whether the text can stand between quotes in a command as it is.
+/// Returns whether the text needs no quoting in a shell command.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | ' '))
 }
@@ -194,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_in_another_form_is_named_with_what_to_do() {
+    fn an_unsupported_format_is_detected_with_its_fix() {
         const RESAVED: &str = "M('/models/x', device='cpu').save_pretrained('/models/x-safetensors')";
         for (paths, file, parts) in [
             (
@@ -253,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn every_form_is_told_and_one_command_converts_them_all() {
+    fn all_formats_are_reported_and_one_command_converts_them() {
         let sentences = of(&["config.json", "pytorch_model.bin", "vocab.txt"], ("", ""));
         assert_eq!(sentences.len(), 2, "{sentences:?}");
         assert_eq!(sentences.iter().filter(|sentence| sentence.contains("python3 -c")).count(), 1);
     }
 
     #[test]
-    fn a_name_that_a_shell_would_read_is_not_put_into_a_command() {
+    fn a_name_with_shell_metacharacters_is_not_put_into_a_command() {
         let paths = || BTreeSet::from(["config.json", "pytorch_model.bin", "tokenizer.json"]);
         let of = |name, is_hub| {
             recognise(&Listing { paths: paths(), name: Some(name), is_hub, read: &|_| None }).join("; ")

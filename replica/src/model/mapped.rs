@@ -1,4 +1,4 @@
-//! A file as memory. The pages are those of the page cache: all processes that map one model hold it once.
+//! Memory-mapped files. The pages belong to the page cache, so processes that map the same model share them.
 
 use std::fs::File;
 use std::io;
@@ -6,22 +6,22 @@ use std::path::Path;
 
 use memmap2::MmapOptions;
 
-/// A whole file, mapped for reading.
+/// File that is mapped for reading.
 #[derive(Debug)]
 pub struct MappedFile(memmap2::Mmap);
 
 impl MappedFile {
-    /// Maps the file; a page is read when it is first touched.
+    /// Maps the file; pages are read on first access.
     pub fn open(path: &Path) -> io::Result<MappedFile> {
         MappedFile::map(&File::open(path)?, &MmapOptions::new())
     }
 
-    /// Maps the file and has all of it read now.
+    /// Maps the file and reads all of it now.
     pub fn map_and_read(file: &File) -> io::Result<MappedFile> {
         MappedFile::map(file, MmapOptions::new().populate())
     }
 
-    /// Memory of this process alone, all zeros before `fill` writes to it.
+    /// Allocates private memory of zeros, fills it with `fill` and makes it read-only.
     pub fn private(length: usize, fill: impl FnOnce(&mut [u8])) -> io::Result<MappedFile> {
         let mut memory = MmapOptions::new().len(length).map_anon()?;
         fill(&mut memory);
@@ -29,23 +29,23 @@ impl MappedFile {
     }
 
     fn map(file: &File, options: &MmapOptions) -> io::Result<MappedFile> {
-        // SAFETY: the bytes behind a `&[u8]` must not change. Files in the model cache are renamed into place whole, are
-        // never written to again, and belong to this user or to root with no right to write for others (the cache and
-        // `packed_file` check both). A folder that an operator names as a model is the operator's to leave alone while it
-        // is served, as it is with every server that maps weights.
+        // SAFETY: the bytes behind a `&[u8]` must not change. Files in the model cache are renamed into place when they
+        // are complete, are never written to again, and belong to this user or to root without write permission for
+        // others (the cache and `packed_file` check both). An operator who configures a folder as a model must not
+        // modify it while it is served, as with every server that maps weights.
         let map = unsafe { options.map(file)? };
         Ok(MappedFile(map))
     }
 
-    /// All of it.
+    /// Returns the whole file.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// From byte `start` to the end, as numbers in this machine's byte order; `None` if `start` is beyond the end or
-    /// not where a number can begin.
+    /// Returns the numbers from byte `start` to the end, in this machine's byte order; `None` if `start` is beyond the
+    /// end or not aligned.
     pub fn floats(&self, start: usize) -> Option<&[f32]> {
-        // SAFETY: every pattern of bits is an `f32`, and `align_to` sees to the alignment.
+        // SAFETY: every bit pattern is a valid `f32`, and `align_to` ensures the alignment.
         let (before, floats, _) = unsafe { self.0.get(start..)?.align_to::<f32>() };
         before.is_empty().then_some(floats)
     }

@@ -1,12 +1,12 @@
-//! A model on disk: what its folder says about it, and its weights.
+//! Models on disk: configuration and weights of a model folder.
 //!
-//! The layout is that of sentence-transformers. [`ModelDir::open`] reads the small files and the header of the weights,
-//! so whoever holds a [`ModelDir`] holds a model whose configuration is understood and whose tensors lie inside their
-//! file. The engine asks for tensors by name and shape; whatever is not as wanted is a [`ModelError`] that names it.
+//! The folder has the layout of sentence-transformers. [`ModelDir::open`] reads the small files and the headers of the
+//! weights, so that a [`ModelDir`] is a model whose configuration is supported and whose tensors lie inside their
+//! files. The engine requests tensors by name and shape; every deviation is a [`ModelError`] that names the tensor.
 //!
-//! A replica serves what the checkpoint's own libraries compute, or refuses the checkpoint by the name of the file and the
-//! key. So no key is ignored unless it is listed, with the reason why it changes nothing (dropout, the version of a
-//! library); `fields` holds to that. The same goes for tensors: one that nothing takes is refused unless it is listed.
+//! A replica computes exactly what the checkpoint's own libraries compute, or rejects the checkpoint with the file and
+//! the key. So no key is ignored unless it is listed with the reason why it has no effect (dropout, the version of a
+//! library); `fields` enforces it. The same holds for tensors: an unused tensor is rejected unless it is listed.
 
 mod architecture;
 mod checkpoint;
@@ -34,115 +34,121 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 pub use architecture::{
-    Activation, Architecture, Attention, DistanceBias, Embedding, FeedForward, FeedForwardNames, HeadPooling,
-    HeadSource, HeadStep, Layer, LayerNames, LearntPositions, Logits, Names, NormKind, NormSpec, Part,
-    Placement, ProjectionNames, Reach, Rope, SizeKeys, YesNo,
+    Activation, Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, FeedForwardNames,
+    HeadPooling, HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec,
+    Part, Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
 };
-pub use checkpoint::Checkpoint;
-pub use error::{Deciding, ModelError, TensorProblem};
-use head::Head;
+pub use checkpoint::ModelCheckpoint;
+pub use error::{DecidingKeys, ModelError, TensorProblem};
+use head::HeadKind;
 pub use head::{LabelActivation, LabelHead, MAX_LABELS};
 pub use mapped::MappedFile;
 pub use prompts::Prompts;
 use replica_core::DeploymentTask;
-use sentence::{Behind, Purpose, Sizes, Stages};
 pub use sentence::{Dense, DenseActivation, Pooling, SentenceConfig};
+use sentence::{ModuleList, TrailingModule, TransformerSizes, TransformerTask};
 pub use template::PairTemplate;
 pub use tensor::{Numbers, Tensor};
 pub use tokenizer::TokenizerConfig;
-pub(crate) use tokenizer::{TOKENS, TokenizerClass, Words};
+pub(crate) use tokenizer::{TOKENS, TokenizerClass, WordOptions};
 
 const CONFIG: &str = "config.json";
 
-/// A model whose folder was read and understood.
+/// Model whose folder was read and validated.
 #[derive(Debug)]
 pub struct ModelDir {
-    /// Where it lies.
+    /// Path of the folder.
     pub folder: PathBuf,
-    /// The transformer.
+    /// Transformer.
     pub architecture: Architecture,
-    /// What makes one vector of its tokens.
+    /// Modules after the transformer: pooling, dense layers, normalization.
     pub sentence: SentenceConfig,
-    /// What its raw numbers are, if it is a sequence classifier.
+    /// Labels and activation, if the model is a sequence classifier or a reranker.
     pub head: Option<LabelHead>,
-    /// What it wants before texts.
+    /// Prompts before texts.
     pub prompts: Prompts,
-    /// What makes one text of a pair, if it is a language model that judges pairs; others join them by their tokens.
+    /// Chat template that formats a pair as one text, for an LLM reranker; other models join pairs by special tokens.
     pub template: Option<PairTemplate>,
-    /// What the files beside tokenizer.json say of the tokenizer.
+    /// Settings of the tokenizer from the files beside tokenizer.json.
     pub tokenizer: TokenizerConfig,
-    /// Whether it may be meant to judge pairs and nothing says how: a language model alone, for no stated task. Then it
-    /// makes vectors, and does not rank.
-    pub is_bare: bool,
-    /// The weights.
-    pub checkpoint: Checkpoint,
+    /// Whether the model could be an LLM reranker, but nothing states it: a language model without modules, for a
+    /// deployment without a task. Such a model computes vectors and does not rank.
+    pub is_task_ambiguous: bool,
+    /// Weights.
+    pub checkpoint: ModelCheckpoint,
 }
 
 impl ModelDir {
-    /// Reads the folder for whatever task its files say; the weights are mapped, not read.
+    /// Reads the folder for the task that its files state; the weights are mapped, not read.
     pub fn open(folder: &Path) -> Result<ModelDir, ModelError> {
         ModelDir::open_for(folder, None)
     }
 
-    /// Reads the folder of a model for this task, and refuses one that is for another.
+    /// Reads the folder of a model for this task, and rejects a model for another task.
     pub fn open_for(folder: &Path, task: Option<DeploymentTask>) -> Result<ModelDir, ModelError> {
         let config = folder.join(CONFIG);
         let raw: Map<String, Value> = json(&config)?;
         let mut architecture = Architecture::read(&config, &raw)?;
-        let stages = Stages::read(folder)?;
-        let behind = stages.behind(folder);
+        let modules = ModuleList::read(folder)?;
+        let trailing = modules.trailing(folder);
         let settings = prompts::read(folder)?;
         let refuse = |problem| ModelError::Content { path: config.clone(), problem };
-        let continues = architecture.continues();
-        let given = head::Given { task, continues, is_reranker: false };
-        let given = head::Given {
-            is_reranker: given.is_open(&settings, &behind) && template::judges_pairs(folder),
+        let is_causal_lm = architecture.is_causal_lm();
+        let given = head::HeadContext { task, is_causal_lm, is_reranker: false };
+        let given = head::HeadContext {
+            is_reranker: given.is_task_ambiguous(&settings, &trailing)
+                && template::is_reranker_template(folder),
             ..given
         };
-        let head = head::read(&raw, &settings, &behind, &given).map_err(refuse)?;
+        let head = head::read(&raw, &settings, &trailing, &given).map_err(refuse)?;
         let prompts = settings.prompts.clone();
         let (head, template, purpose) = match head {
-            None => (None, None, Purpose::States),
-            Some(Head::Layers(head)) => (Some(head), None, Purpose::Labels),
-            Some(Head::Words(head)) => {
-                let words = match &behind {
-                    Behind::LogitScore(stage) => yes_no::read(stage, architecture.vocabulary)?,
-                    Behind::Pooling | Behind::Other | Behind::Unlisted => {
+            None => (None, None, TransformerTask::HiddenStates),
+            Some(HeadKind::Classifier(head)) => (Some(head), None, TransformerTask::LabelLogits),
+            Some(HeadKind::YesNo(head)) => {
+                let words = match &trailing {
+                    TrailingModule::LogitScore(module) => yes_no::read(module, architecture.vocabulary)?,
+                    TrailingModule::Pooling | TrailingModule::Other | TrailingModule::Unlisted => {
                         yes_no::by_default(folder, architecture.vocabulary)?
                     }
                 };
-                architecture.judge_by(words).map_err(refuse)?;
-                let listed = behind != Behind::Unlisted;
+                architecture.set_yes_no_head(words).map_err(refuse)?;
+                let listed = trailing != TrailingModule::Unlisted;
                 let template = PairTemplate::read(folder, listed, prompts.of_default())?;
-                (Some(head), Some(template), Purpose::Words)
+                (Some(head), Some(template), TransformerTask::YesNoLogits)
             }
         };
-        if purpose != Purpose::States && behind != Behind::Unlisted {
+        if purpose != TransformerTask::HiddenStates && trailing != TrailingModule::Unlisted {
             settings.check_pairs(folder)?;
         }
-        if purpose == Purpose::Labels && behind == Behind::Unlisted && task != Some(DeploymentTask::Classify)
+        if purpose == TransformerTask::LabelLogits
+            && trailing == TrailingModule::Unlisted
+            && task != Some(DeploymentTask::Classify)
         {
             template::refuse_for_labels(folder, head.as_ref())?;
         }
-        if purpose == Purpose::States {
-            // Rows are pooled: a head of labels has no part in it.
+        if purpose == TransformerTask::HiddenStates {
+            // Rows are pooled; the classification head is unused.
             architecture.head = None;
-            if behind == Behind::Pooling {
+            if trailing == TrailingModule::Pooling {
                 settings.check_vectors(folder)?;
             }
         }
         let class = raw.get("tokenizer_class").and_then(Value::as_str);
         let tokenizer = TokenizerConfig::read(folder, &architecture.family, class)?;
-        let sizes = Sizes {
+        let sizes = TransformerSizes {
             hidden: architecture.hidden,
             positions: architecture.positions,
             rows: architecture.embedding.positions.map_or(architecture.positions, |learnt| learnt.rows),
             key: architecture.keys.positions,
         };
-        let mut sentence = stages.config(folder, sizes, purpose, &tokenizer)?;
-        sentence.truncate = settings.truncate_dim.filter(|_| purpose == Purpose::States);
-        let checkpoint = Checkpoint::open(folder)?;
-        let is_bare = purpose == Purpose::States && task.is_none() && continues && behind == Behind::Unlisted;
+        let mut sentence = modules.config(folder, sizes, purpose, &tokenizer)?;
+        sentence.truncate = settings.truncate_dim.filter(|_| purpose == TransformerTask::HiddenStates);
+        let checkpoint = ModelCheckpoint::open(folder)?;
+        let is_task_ambiguous = purpose == TransformerTask::HiddenStates
+            && task.is_none()
+            && is_causal_lm
+            && trailing == TrailingModule::Unlisted;
         Ok(ModelDir {
             folder: folder.to_owned(),
             architecture,
@@ -151,13 +157,13 @@ impl ModelDir {
             prompts,
             template,
             tokenizer,
-            is_bare,
+            is_task_ambiguous,
             checkpoint,
         })
     }
 }
 
-/// The file, read as JSON; a problem names the file.
+/// Reads a JSON file; an error contains its path.
 fn json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     match optional_json(path)? {
         Some(read) => Ok(read),
@@ -167,7 +173,7 @@ fn json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     }
 }
 
-/// The file, if there is one.
+/// Reads a JSON file, if it exists.
 fn optional_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ModelError> {
     let text = match fs::read(path) {
         Ok(text) => text,

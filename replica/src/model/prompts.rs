@@ -1,28 +1,27 @@
-//! `config_sentence_transformers.json`: what a model wants before a text, by what the text is for, and what becomes of the
-//! vector at the end.
+//! `config_sentence_transformers.json`: prompts of a model, and settings of sentence-transformers.
 //!
-//! Models that were trained with instructions answer worse without them, and nobody sees it. So the prompts are read
-//! with the model, and a default that is named and not there is refused.
+//! Models that were trained with instructions are silently less accurate without them. So the prompts are read with the
+//! model, and a default prompt that does not exist is rejected.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::fields::{Fields, Inert, Kind, shown};
+use super::fields::{Inert, JsonFields, Kind, shown};
 use super::{ModelError, optional_json};
 
-/// Texts to be put before inputs.
+/// Prompts of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompts {
-    /// Each by its name, such as `query`.
+    /// Prompt texts by name, such as `query`.
     pub by_name: BTreeMap<String, String>,
-    /// The name of the one that is used where none is asked for.
+    /// Name of the default prompt.
     pub default: Option<String>,
 }
 
 impl Prompts {
-    /// The text that is used where none is asked for.
+    /// Returns the text of the default prompt.
     pub fn of_default(&self) -> Option<&str> {
         self.by_name.get(self.default.as_ref()?).map(String::as_str)
     }
@@ -30,27 +29,27 @@ impl Prompts {
 
 pub(super) const FILE: &str = "config_sentence_transformers.json";
 
-/// What the file says.
+/// Content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Settings {
+pub(super) struct SentenceTransformersConfig {
     pub(super) prompts: Prompts,
-    /// The class of sentence-transformers that wrote the model.
+    /// Class of sentence-transformers that wrote the model.
     pub(super) model_type: Option<String>,
-    /// What makes scores of a cross-encoder's numbers.
+    /// Function that converts a cross-encoder's logits to scores.
     pub(super) activation_fn: Option<String>,
-    /// Numbers that are kept of a vector.
+    /// Dimensions that are kept of a vector.
     pub(super) truncate_dim: Option<usize>,
 }
 
-impl Settings {
-    /// Refuses what is not the file of a cross-encoder with a list of stages.
+impl SentenceTransformersConfig {
+    /// Rejects a file that does not belong to a cross-encoder.
     pub(super) fn check_pairs(&self, folder: &Path) -> Result<(), ModelError> {
         match self.model_type.as_deref() {
             Some("CrossEncoder") => Ok(()),
             other => {
                 let problem = format!(
-                    "`model_type` is {}, and the stages in modules.json are those of a CrossEncoder, which would not take over \
-                     the rest of this file",
+                    "`model_type` is {}, but the modules in modules.json are those of a CrossEncoder, which would \
+                     ignore the rest of this file; set it to CrossEncoder",
                     other.unwrap_or("absent, which means SentenceTransformer")
                 );
                 Err(ModelError::Content { path: folder.join(FILE), problem })
@@ -58,14 +57,14 @@ impl Settings {
         }
     }
 
-    /// Refuses what is not the file of a model that makes vectors.
+    /// Rejects a file that does not belong to an embedding model.
     pub(super) fn check_vectors(&self, folder: &Path) -> Result<(), ModelError> {
         match self.model_type.as_deref() {
             None | Some("SentenceTransformer") => Ok(()),
             Some(other) => {
                 let problem = format!(
-                    "`model_type` is {other}, and the stages in modules.json are those of a SentenceTransformer, which would \
-                     not take over the rest of this file"
+                    "`model_type` is {other}, but the modules in modules.json are those of a SentenceTransformer, \
+                     which would ignore the rest of this file; set it to SentenceTransformer"
                 );
                 Err(ModelError::Content { path: folder.join(FILE), problem })
             }
@@ -73,14 +72,16 @@ impl Settings {
     }
 }
 
-pub(super) fn read(folder: &Path) -> Result<Settings, ModelError> {
+pub(super) fn read(folder: &Path) -> Result<SentenceTransformersConfig, ModelError> {
     let path = folder.join(FILE);
-    let Some(raw) = optional_json::<Map<String, Value>>(&path)? else { return Ok(Settings::default()) };
+    let Some(raw) = optional_json::<Map<String, Value>>(&path)? else {
+        return Ok(SentenceTransformersConfig::default());
+    };
     parse(&raw).map_err(|problems| ModelError::Content { path, problem: problems.join("; ") })
 }
 
-fn parse(raw: &Map<String, Value>) -> Result<Settings, Vec<String>> {
-    let mut fields = Fields::new(raw);
+fn parse(raw: &Map<String, Value>) -> Result<SentenceTransformersConfig, Vec<String>> {
+    let mut fields = JsonFields::new(raw);
     let by_name = prompts(&mut fields);
     fields.optional("default_prompt_name");
     let default = fields.word("default_prompt_name").map(str::to_owned);
@@ -97,17 +98,18 @@ fn parse(raw: &Map<String, Value>) -> Result<Settings, Vec<String>> {
     fields.optional("activation_fn");
     let activation_fn = fields.word("activation_fn").map(str::to_owned);
     versions(&mut fields);
-    // How a caller compares vectors; here that is always the cosine, and said so.
-    fields.leave(&[Inert(Kind::OptionalText, &["similarity_fn_name"])]);
-    // Versions of libraries that the model wants, and layers that are computed in another precision.
-    fields.leave(&[Inert(Kind::Off, &["requirements", "keep_in_fp32_modules"])]);
+    // Function with which a caller compares vectors. The `/similarity` and rerank routes always use the cosine, as
+    // documented.
+    fields.ignore(&[Inert(Kind::OptionalText, &["similarity_fn_name"])]);
+    // Required versions of libraries, and layers computed in another precision.
+    fields.ignore(&[Inert(Kind::Off, &["requirements", "keep_in_fp32_modules"])]);
     fields.refuse_others();
     let prompts = Prompts { by_name, default };
-    fields.finish(Settings { prompts, model_type, activation_fn, truncate_dim })
+    fields.finish(SentenceTransformersConfig { prompts, model_type, activation_fn, truncate_dim })
 }
 
-/// A value is null where a class of sentence-transformers knows the name and the model has no text for it.
-fn prompts(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
+/// A value is null if a class of sentence-transformers defines the name and the model has no text for it.
+fn prompts(fields: &mut JsonFields<'_>) -> BTreeMap<String, String> {
     let mut by_name = BTreeMap::new();
     let Some(given) = fields.get("prompts") else { return by_name };
     if !given.is_object() {
@@ -122,14 +124,14 @@ fn prompts(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
     by_name
 }
 
-/// The versions that wrote the model. That of sentence-transformers has to be one.
-fn versions(fields: &mut Fields<'_>) {
+/// Checks the versions that wrote the model; that of sentence-transformers must be a version number.
+fn versions(fields: &mut JsonFields<'_>) {
     let Some(given) = fields.get("__version__") else { return };
     let Some(version) = given.get("sentence_transformers") else { return };
     let is_version = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
     if !version.as_str().is_some_and(is_version) {
         fields.problem(format!(
-            "`__version__` has `sentence_transformers` = {}, which is no version",
+            "`__version__` has `sentence_transformers` = {}, which is not a version number",
             shown(version)
         ));
     }
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_had_by_name_and_the_default_is_one_of_them() {
+    fn prompts_are_read_by_name_and_the_default_must_exist() {
         assert_eq!(check(None), Ok(Prompts::default()));
         let old = r#"{"__version__": {"sentence_transformers": "2.2.0"}}"#;
         assert_eq!(check(Some(old)), Ok(Prompts::default()));

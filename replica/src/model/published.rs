@@ -1,6 +1,6 @@
-//! Files of published checkpoints, as far as their keys go: a key that is refused here keeps a model from being served.
+//! Configuration files of published checkpoints: rejecting one of their keys would keep the model from being served.
 //!
-//! The keys are those of the repositories as of 2025; sizes are cut down where they do not matter.
+//! The keys are those of the repositories as of 2025; sizes are reduced where they do not matter.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn with(base: &Value, more: Value) -> Value {
     all
 }
 
-/// BERT's keys, as version 4 of transformers wrote them.
+/// BERT's keys, as written by version 4 of transformers.
 fn bert() -> Value {
     json!({
         "_name_or_path": "nreimers/MiniLM-L6-H384-uncased", "architectures": ["BertModel"],
@@ -29,7 +29,7 @@ fn bert() -> Value {
     })
 }
 
-/// Those of XLM-RoBERTa.
+/// XLM-RoBERTa's keys.
 fn xlm_roberta() -> Value {
     with(
         &bert(),
@@ -41,7 +41,7 @@ fn xlm_roberta() -> Value {
     )
 }
 
-/// Those of decoders.
+/// Keys of decoders.
 fn decoder() -> Value {
     json!({
         "attention_dropout": 0.0, "bos_token_id": 151_643, "eos_token_id": 151_643, "hidden_act": "silu",

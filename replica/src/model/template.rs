@@ -1,17 +1,17 @@
-//! The chat template of a model that judges pairs: a query and a document in, the text that the model reads out.
+//! Chat template of an LLM reranker: formats a query and a document as the text that the model reads.
 //!
-//! A template is a program in Jinja that comes with the model. It is given messages of the roles `system` (the task, if
-//! the model has one), `query` and `document`, and what it writes is tokenised as it stands, special tokens by their
-//! names included. What surrounds it is what transformers gives it: blocks take their line and its indentation with
-//! them, loops have `break` and `continue`, and there are the special tokens of tokenizer_config.json,
-//! `raise_exception`, and Python's JSON.
+//! A template is a Jinja program that comes with the model. Its input are messages with the roles `system` (the
+//! instruction, if the model has one), `query` and `document`; its output is tokenized as it is, including special
+//! tokens by name. The environment is that of transformers: blocks remove their line end and indentation, loops have
+//! `break` and `continue`, and there are the special tokens of tokenizer_config.json, `raise_exception`, and Python's
+//! JSON.
 //!
-//! A template that was made for chats knows other roles and writes nothing for these, and the model would judge
-//! a pair that it has not seen. So whether query and document come through is tried when the model is read
-//! ([`PairTemplate::read`]), by rendering, as sentence-transformers does it: from the source it cannot be told.
+//! A template for chats ignores these roles, so that the model would score a text without the pair. Whether query and
+//! document appear in the output is tested when the model is loaded ([`PairTemplate::read`]), by rendering, as
+//! sentence-transformers does; it cannot be derived from the source.
 //!
-//! Nothing keeps a text from writing the names of special tokens, as in sentence-transformers: a document that contains
-//! `<|im_end|>` ends itself, and what follows it speaks to the model in its own voice. It can raise its own score.
+//! As in sentence-transformers, a text may contain the names of special tokens: a document that contains `<|im_end|>`
+//! ends its own message, and the text after it acts as a prompt. It can raise its own score.
 
 use std::io;
 use std::ops::Range;
@@ -29,26 +29,26 @@ use serde_json::{Map, Serializer, Value as Json};
 use super::sentence::transformer;
 use super::{LabelHead, ModelError, optional_json};
 
-/// What rendering may cost: one for each instruction and one for 64 bytes that are written or looked at. A template for
-/// a pair takes some hundreds of instructions, and to go five times over the largest body of a request (32 MiB) takes 2.6
-/// million. A loop that never ends is over in less than a second.
+/// Limit of a rendering's cost: one unit for each instruction and for each 64 bytes written or compared. The template
+/// of a pair takes some hundreds of instructions; scanning the largest request body (32 MiB) five times takes 2.6
+/// million. An endless loop ends in less than a second.
 const FUEL: u64 = 4_000_000;
-/// The file, and what it is called to Jinja. Where it is not, the template is in [`TOKENIZER`].
+/// File of the template, also its name in Jinja. If it does not exist, the template is in [`TOKENIZER`].
 const FILE: &str = "chat_template.jinja";
 const TOKENIZER: &str = "tokenizer_config.json";
-/// Of several templates, the one that is used.
+/// Name of the template that is used if there are several.
 const DEFAULT: &str = "default";
 
-/// What makes one text of a query and a document.
+/// Template that formats a query and a document as one text.
 #[derive(Clone, Debug)]
 pub struct PairTemplate(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     environment: Environment<'static>,
-    /// Whether contents come in parts that say what they are.
+    /// Whether the content of a message is a list of typed parts.
     structured: bool,
-    /// What comes before each pair.
+    /// Instruction before each pair.
     system: Option<String>,
 }
 
@@ -61,7 +61,7 @@ struct RawSentence {
     do_lower_case: bool,
 }
 
-/// What sentence-transformers passes on with each call.
+/// Arguments that sentence-transformers passes with each call.
 #[derive(Default, Deserialize)]
 struct RawProcessing {
     #[serde(default)]
@@ -72,47 +72,49 @@ struct RawProcessing {
     common: Map<String, Json>,
 }
 
-/// A source, and where it was found.
+/// Source of a template, and the file that contains it.
 struct Source {
     path: PathBuf,
     text: String,
-    /// Whether it is one of several by name, which the inference of the format does not look into.
+    /// Whether it is one of several named templates; sentence-transformers' detection of the content format ignores
+    /// those.
     named: bool,
 }
 
-/// Refuses a chat template beside a reranker with a head, whose pairs are joined by their tokens here:
-/// sentence-transformers would show it each pair by the template.
+/// Rejects a chat template beside a reranker with a classification head. Such pairs are joined by special tokens here,
+/// but sentence-transformers would format them with the template.
 pub(super) fn refuse_for_labels(folder: &Path, head: Option<&LabelHead>) -> Result<(), ModelError> {
     if head.is_none_or(|head| head.labels.len() > 1) {
         return Ok(());
     }
     let path = folder.join(TOKENIZER);
     let tokenizer: Map<String, Json> = optional_json(&path)?.unwrap_or_default();
-    let is_there = tokenizer.get("chat_template").is_some_and(|template| !template.is_null());
-    if !is_there && !folder.join(FILE).exists() {
+    let exists = tokenizer.get("chat_template").is_some_and(|template| !template.is_null());
+    if !exists && !folder.join(FILE).exists() {
         return Ok(());
     }
     let problem = format!(
-        "`chat_template` (or {FILE}) is there beside a reranker with a head, and sentence-transformers would show it each pair \
-         by the template, which is not supported; remove the template if the model was trained on pairs as they are"
+        "`chat_template` (or {FILE}) exists beside a reranker with a classification head; sentence-transformers would \
+         format each pair with it, which is not supported; remove the template if the model was trained on plain pairs"
     );
     Err(ModelError::Content { path, problem })
 }
 
-/// Whether the model has a chat template that writes a query and a document, as rerankers have and chats have not.
-pub(super) fn judges_pairs(folder: &Path) -> bool {
+/// Returns whether the chat template renders a query and a document, as those of rerankers do and those of chats do
+/// not.
+pub(super) fn is_reranker_template(folder: &Path) -> bool {
     PairTemplate::read(folder, false, None).is_ok()
 }
 
 impl PairTemplate {
-    /// That of the model in this folder, whose task is `system`. `listed` says whether it has a list of stages: then what
-    /// stands beside it decides how pairs are read, and otherwise that there is a template.
+    /// Reads the template of the model in this folder, with the instruction `system`. `listed` states whether
+    /// modules.json exists: then the files beside it configure the message format, and require a template.
     pub(super) fn read(
         folder: &Path,
         listed: bool,
         system: Option<&str>,
     ) -> Result<PairTemplate, ModelError> {
-        // Of a model without a list of stages the library reads no such file.
+        // Without modules.json the library does not read the file.
         let raw = match transformer::find(folder)?.filter(|_| listed) {
             None => RawSentence::default(),
             Some((path, raw)) => serde_json::from_value(Json::Object(raw))
@@ -129,21 +131,22 @@ impl PairTemplate {
         };
         let system = system.filter(|system| !system.is_empty()).map(str::to_owned);
         let refuse = |problem: String| ModelError::Content { path: path.clone(), problem };
-        let environment = environment(&text, &tokenizer, variables).map_err(|error| refuse(said(&error)))?;
+        let environment =
+            environment(&text, &tokenizer, variables).map_err(|error| refuse(error_message(&error)))?;
         let template = PairTemplate(Arc::new(Inner { environment, structured, system }));
         template.try_out().map_err(refuse)?;
-        // A list where a text is expected, which Python would write in its own way.
+        // The template prints a list where it expects a text.
         let writes_parts = || template.render("a", "b").is_ok_and(|text| text.contains("[{"));
         if structured && !text.contains("tojson") && writes_parts() {
             return Err(refuse(
-                "`modality_config` has the `format` structured, and the template reads contents as texts"
+                "`modality_config` has the `format` structured, but the template expects the content as text; set flat"
                     .to_owned(),
             ));
         }
         Ok(template)
     }
 
-    /// The text of a pair; an error is what the template said.
+    /// Renders a pair; an error is the message of the template.
     pub fn render(&self, query: &str, document: &str) -> Result<String, String> {
         let Inner { environment, structured, system } = &*self.0;
         let content = |text: &str| {
@@ -155,33 +158,33 @@ impl PairTemplate {
             task.chain([message("query", query), message("document", document)]).collect();
         let rendered =
             environment.get_template(FILE).and_then(|template| template.render(context! { messages }));
-        rendered.map_err(|error| said(&error))
+        rendered.map_err(|error| error_message(&error))
     }
 
-    /// Where query and document stand in what was rendered of them, in bytes; they do not overlap.
+    /// Returns the byte ranges of query and document in the rendered text; they do not overlap.
     pub fn places(&self, query: &str, document: &str, rendered: &str) -> Result<[Range<usize>; 2], String> {
-        // What differs when something else is in its place is where it stands. Both begin and end otherwise, so that it
-        // differs from at least one of them at either end.
+        // The range that changes when a text is replaced is its position. The two replacements begin and end with
+        // different characters, so that at least one of them differs from the text at each end.
         const OTHERS: [&str; 2] = ["0", "1 2"];
-        let place = |renders: [Result<String, String>; 2]| -> Result<Range<usize>, String> {
-            let (mut start, mut behind) = (rendered.len(), rendered.len());
+        let range_of = |renders: [Result<String, String>; 2]| -> Result<Range<usize>, String> {
+            let (mut start, mut end) = (rendered.len(), rendered.len());
             for other in renders {
                 let other = in_common(rendered, &other?);
-                (start, behind) = (start.min(other.0), behind.min(other.1));
+                (start, end) = (start.min(other.0), end.min(other.1));
             }
-            Ok(start..(rendered.len() - behind).max(start))
+            Ok(start..(rendered.len() - end).max(start))
         };
-        let of_query = place(OTHERS.map(|other| self.render(other, document)))?;
-        let of_document = place(OTHERS.map(|other| self.render(query, other)))?;
+        let of_query = range_of(OTHERS.map(|other| self.render(other, document)))?;
+        let of_document = range_of(OTHERS.map(|other| self.render(query, other)))?;
         if of_query.start < of_document.end && of_document.start < of_query.end {
-            // A template that writes them more than once: all between is one text.
+            // The template writes a text more than once: the whole range is treated as one text.
             let all = of_query.start.min(of_document.start)..of_query.end.max(of_document.end);
             return Ok([all.start..all.start, all]);
         }
         Ok([of_query, of_document])
     }
 
-    /// Whether both texts come through: what is rendered changes with either of them.
+    /// Checks that the rendered text depends on both texts.
     fn try_out(&self) -> Result<(), String> {
         let render = |query: &str, document: &str| {
             self.render(query, document)
@@ -198,7 +201,7 @@ impl PairTemplate {
             return Ok(());
         }
         Err(format!(
-            "the template drops the {}: each comes as a message of that role, and the template has to write it; take a \
+            "the template drops the {}: each is a message with that role, and the template must render it; use a \
              revision of the model whose template does, or write one to {FILE}",
             dropped.join(" and the ")
         ))
@@ -206,15 +209,15 @@ impl PairTemplate {
 }
 
 impl RawSentence {
-    /// Whether contents come in parts, if it is said.
+    /// Returns whether contents are lists of typed parts, if configured.
     fn format(&self, listed: bool) -> Result<Option<bool>, String> {
         if self.do_lower_case {
             return Err("`do_lower_case` = true is not supported with a chat template".to_owned());
         }
         let message = self.modality_config.as_ref().and_then(|modalities| modalities.get("message"));
         if message.is_none() && (listed || self.modality_config.is_some()) {
-            return Err("`modality_config` has no `message`: a cross-encoder that judges by words and reads its pairs \
-                        without a chat template is not supported; give it one and save it again, with \
+            return Err("`modality_config` has no `message`: an LLM reranker without a chat template is not supported; \
+                        add a template and save the model again, with \
                         `CrossEncoder(…).save_pretrained(…)` of sentence-transformers 6"
                 .to_owned());
         }
@@ -229,23 +232,23 @@ impl RawSentence {
         }
     }
 
-    /// What the template is given beside the pair.
+    /// Returns the variables of the template.
     fn variables(self) -> Result<Map<String, Json>, String> {
         let RawProcessing { chat_template: mut variables, text, common } = self.processing_kwargs;
-        // They change what is computed in other ways than by being read.
+        // These keys have effects beyond the template.
         let others =
             ["chat_template", "continue_final_message", "max_length", "truncation", "tools", "documents"];
         if let Some(key) = others.iter().find(|key| variables.contains_key(**key)) {
             return Err(format!("`processing_kwargs` has `chat_template.{key}`, which is not supported"));
         }
-        // Nor does this change what a sequence comes to.
+        // These keys do not change the result of a single sequence.
         let without_effect = ["padding", "logits_to_keep"];
         if let Some(key) =
             text.keys().chain(common.keys()).find(|key| !without_effect.contains(&key.as_str()))
         {
             return Err(format!(
-                "`processing_kwargs` has `{key}` for texts, which is not supported; `model_max_length` of \
-                 {TOKENIZER} says how long they may be"
+                "`processing_kwargs` has `{key}` for texts, which is not supported; `model_max_length` of {TOKENIZER} \
+                 limits their length"
             ));
         }
         // The end of the template is kept in any case.
@@ -258,7 +261,7 @@ impl RawSentence {
 
 fn source(folder: &Path, tokenizer: &Map<String, Json>) -> Result<Source, ModelError> {
     #[derive(Deserialize)]
-    struct Named {
+    struct NamedTemplate {
         name: String,
         template: String,
     }
@@ -273,8 +276,8 @@ fn source(folder: &Path, tokenizer: &Map<String, Json>) -> Result<Source, ModelE
     let given = match tokenizer.get("chat_template") {
         None | Some(Json::Null) => {
             return Err(refuse(format!(
-                "there is no chat template, by which a language model that judges pairs is shown them: `chat_template` is \
-                 not here and {FILE} not beside it; write one that writes the messages of the roles query and document"
+                "there is no chat template, which an LLM reranker needs to format pairs: `chat_template` is not set \
+                 here, and {FILE} does not exist; add one that renders the messages with the roles query and document"
             )));
         }
         Some(Json::String(text)) => {
@@ -282,26 +285,26 @@ fn source(folder: &Path, tokenizer: &Map<String, Json>) -> Result<Source, ModelE
         }
         Some(given) => given,
     };
-    let named: Vec<Named> = serde_json::from_value(given.clone()).map_err(|_| {
-        refuse("`chat_template` is neither a template nor a list of those with names".to_owned())
+    let named: Vec<NamedTemplate> = serde_json::from_value(given.clone()).map_err(|_| {
+        refuse("`chat_template` is neither a template nor a list of named templates".to_owned())
     })?;
     let names: Vec<String> = named.iter().map(|template| template.name.clone()).collect();
     match named.into_iter().find(|template| template.name == DEFAULT) {
-        Some(Named { template: text, .. }) => Ok(Source { path, text, named: true }),
+        Some(NamedTemplate { template: text, .. }) => Ok(Source { path, text, named: true }),
         None => Err(refuse(format!(
-            "`chat_template` has {}, and none is called {DEFAULT}, which is the one that is used",
+            "`chat_template` has {}, but none is called {DEFAULT}, which is the one that is used",
             names.join(", ")
         ))),
     }
 }
 
-/// Whether a template reads contents in parts, as sentence-transformers guesses it by what stands in it.
+/// Returns whether a template expects typed parts, detected by substrings as in sentence-transformers.
 fn in_parts(source: &str) -> bool {
-    // `message.content[0]` and `item.type` have these in them.
+    // `message.content[0]` and `item.type` contain these as well.
     ["content[0]", ".type", "'type'", "\"type\"", "message.content["].iter().any(|sign| source.contains(sign))
 }
 
-/// What transformers gives a template.
+/// Returns the environment that transformers gives a template.
 fn environment(
     source: &str,
     tokenizer: &Map<String, Json>,
@@ -327,13 +330,13 @@ fn environment(
     for (name, value) in variables {
         environment.add_global(name, Value::from(Serde(value)));
     }
-    // Python's Jinja knows no other line ends.
+    // Python's Jinja normalizes line ends.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     environment.add_template_owned(FILE, source)?;
     Ok(environment)
 }
 
-/// JSON as Python writes it: a space behind commas and colons, characters as they are.
+/// Serializes JSON as Python does: with a space after commas and colons, and without escaping characters.
 fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     struct Spaced;
     impl Formatter for Spaced {
@@ -349,7 +352,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
             out.write_all(b": ")
         }
     }
-    // Indentation and the like would be other text.
+    // Options such as indentation are rejected.
     options.assert_all_used()?;
     let mut text = Vec::new();
     let broken = |error: String| Error::new(ErrorKind::BadSerialization, error);
@@ -359,16 +362,16 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     String::from_utf8(text).map_err(|error| broken(error.to_string()))
 }
 
-/// How many bytes two texts have in common at their beginnings, and how many at their ends.
+/// Returns the lengths in bytes of the common prefix and the common suffix of two texts.
 fn in_common(a: &str, b: &str) -> (usize, usize) {
     let same = |(a, b): &(u8, u8)| a == b;
     let before = a.bytes().zip(b.bytes()).take_while(same).count();
-    let behind = a.bytes().rev().zip(b.bytes().rev()).take_while(same).count();
-    (before, behind)
+    let after = a.bytes().rev().zip(b.bytes().rev()).take_while(same).count();
+    (before, after)
 }
 
-/// What went wrong, in the engine's or the template's own words, and in which line.
-fn said(error: &Error) -> String {
+/// Returns the message of the engine or the template, with the line.
+fn error_message(error: &Error) -> String {
     if error.kind() == ErrorKind::OutOfFuel {
         return format!("it takes more than {FUEL} steps");
     }

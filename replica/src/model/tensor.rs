@@ -1,8 +1,8 @@
-//! A tensor of a checkpoint, whatever kind of floats it holds.
+//! Tensor of a checkpoint, independent of its float format.
 //!
-//! Checkpoints come in 32-bit and in both 16-bit formats. The numbers stay where they lie, in the mapped file, and are
-//! widened when they are read: a packed copy is made of most of them anyway, and of a table of words a batch touches a
-//! few rows. Nothing is rounded: every 16-bit float is a 32-bit float.
+//! Checkpoints use 32-bit and both 16-bit formats. The numbers stay in the mapped file and are widened when they are
+//! read: most of them are packed into a copy anyway, and a batch touches few rows of the word embeddings. The
+//! conversion is exact: every 16-bit float is a 32-bit float.
 
 use std::io;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::finite::{NotFinite, first_not_finite};
 use super::{MappedFile, ModelError, TensorProblem};
 
-/// The kinds of floats that are read.
+/// Supported float formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     F32,
@@ -20,41 +20,41 @@ pub(super) enum Kind {
     Bf16,
 }
 
-/// A tensor of floats. It keeps its file mapped.
+/// Tensor of floats. It keeps its file mapped.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Where it was read from, for messages.
+    /// Source of the tensor, for messages.
     origin: Arc<Origin>,
     file: Arc<MappedFile>,
     bytes: Range<usize>,
     kind: Kind,
     rows: usize,
-    /// Numbers of one row: the last dimension.
+    /// Numbers of a row: the last dimension.
     row_length: usize,
 }
 
-/// The file and the name of a tensor.
+/// File and name of a tensor.
 #[derive(Debug)]
 pub(super) struct Origin {
-    /// The file.
+    /// Path of the file.
     pub(super) path: PathBuf,
-    /// The name in the file's header.
+    /// Name in the file's header.
     pub(super) name: String,
 }
 
-/// Numbers where they lie in the file.
+/// Numbers in the file.
 #[derive(Clone, Copy, Debug)]
 pub enum Numbers<'a> {
-    /// 32-bit floats, each as its bytes.
+    /// 32-bit floats, as bytes.
     F32(&'a [[u8; 4]]),
-    /// 16-bit floats with five bits of exponent.
+    /// 16-bit floats with five exponent bits.
     F16(&'a [[u8; 2]]),
-    /// The upper halves of 32-bit floats.
+    /// 16-bit floats that are the upper halves of 32-bit floats.
     Bf16(&'a [[u8; 2]]),
 }
 
 impl Tensor {
-    /// The tensor of this kind and shape at these bytes of the file, which are as many as that takes.
+    /// Creates a tensor of this type and shape from these bytes of the file; their length must match.
     pub(super) fn new(
         origin: Origin,
         file: Arc<MappedFile>,
@@ -69,7 +69,7 @@ impl Tensor {
         Tensor { origin: Arc::new(origin), file, bytes, kind, rows, row_length }
     }
 
-    /// Zeros in the place of a tensor that cannot be had, so that the others can be looked for as well.
+    /// Returns zeros in place of a missing tensor, so that the check of the other tensors can continue.
     pub(crate) fn placeholder(shape: &[usize]) -> io::Result<Tensor> {
         let numbers: usize = shape.iter().product();
         let bytes = numbers * size_of::<f32>();
@@ -78,8 +78,8 @@ impl Tensor {
         Ok(Tensor::new(origin, file, 0..bytes, Kind::F32, shape))
     }
 
-    /// Refuses a tensor that holds NaN, an infinity, or a number that overflows when it is multiplied by `factor`.
-    /// Reads all of it.
+    /// Rejects a tensor that contains NaN, an infinity, or a number that overflows when it is multiplied by `factor`.
+    /// Reads the whole tensor.
     pub fn check_finite(&self, factor: f32) -> Result<(), ModelError> {
         let Some(NotFinite { index, value }) = first_not_finite(self.numbers(), factor) else {
             return Ok(());
@@ -95,17 +95,17 @@ impl Tensor {
         Err(ModelError::Tensor { path, tensor, problem, deciding: None })
     }
 
-    /// Rows: all dimensions but the last.
+    /// Returns the number of rows: the product of all dimensions but the last.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Numbers of a row.
+    /// Returns the numbers in a row.
     pub fn row_length(&self) -> usize {
         self.row_length
     }
 
-    /// All numbers, row after row.
+    /// Returns all numbers, row by row.
     pub fn numbers(&self) -> Numbers<'_> {
         let bytes = &self.file.bytes()[self.bytes.clone()];
         match self.kind {
@@ -115,18 +115,18 @@ impl Tensor {
         }
     }
 
-    /// The numbers of one row.
+    /// Returns the numbers of one row.
     pub fn row(&self, index: usize) -> Numbers<'_> {
         let start = index * self.row_length;
-        let place = start..start + self.row_length;
+        let range = start..start + self.row_length;
         match self.numbers() {
-            Numbers::F32(numbers) => Numbers::F32(&numbers[place]),
-            Numbers::F16(numbers) => Numbers::F16(&numbers[place]),
-            Numbers::Bf16(numbers) => Numbers::Bf16(&numbers[place]),
+            Numbers::F32(numbers) => Numbers::F32(&numbers[range]),
+            Numbers::F16(numbers) => Numbers::F16(&numbers[range]),
+            Numbers::Bf16(numbers) => Numbers::Bf16(&numbers[range]),
         }
     }
 
-    /// These rows of it.
+    /// Returns these rows as a tensor.
     pub fn rows_of(&self, rows: Range<usize>) -> Tensor {
         assert!(rows.end <= self.rows, "rows of the tensor");
         let each = self.bytes.len() / self.rows.max(1);
@@ -134,7 +134,7 @@ impl Tensor {
         Tensor { bytes, rows: rows.len(), ..self.clone() }
     }
 
-    /// The numbers of this tensor less those of another one, of which there are as many; in memory of this process.
+    /// Returns the difference of this tensor and another one of the same size, in private memory.
     pub fn less(&self, other: &Tensor) -> io::Result<Tensor> {
         let mut numbers = self.to_vec();
         numbers.iter_mut().zip(other.to_vec()).for_each(|(number, other)| *number -= other);
@@ -150,7 +150,7 @@ impl Tensor {
         Ok(Tensor { file: Arc::new(file), bytes: 0..bytes, kind: Kind::F32, ..self.clone() })
     }
 
-    /// A copy of the numbers.
+    /// Returns a copy of the numbers.
     pub fn to_vec(&self) -> Vec<f32> {
         let mut copy = vec![0.0; self.rows * self.row_length];
         self.numbers().copy_to(&mut copy);
@@ -159,7 +159,7 @@ impl Tensor {
 }
 
 impl Numbers<'_> {
-    /// How many they are.
+    /// Returns the count of numbers.
     pub fn len(&self) -> usize {
         match self {
             Numbers::F32(numbers) => numbers.len(),
@@ -167,25 +167,25 @@ impl Numbers<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no numbers.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes them to `out`, which has room for exactly these.
+    /// Copies the numbers to `out`, which has the same length.
     pub fn copy_to(&self, out: &mut [f32]) {
         self.each_with(out, |out, number| *out = number);
     }
 
-    /// Adds them to the numbers of `out`, which are as many.
+    /// Adds the numbers to `out`, which has the same length.
     pub fn add_to(&self, out: &mut [f32]) {
         self.each_with(out, |out, number| *out += number);
     }
 
-    /// Calls `act` with each place of `out` and the number that belongs to it.
+    /// Calls `act` with each element of `out` and the corresponding number.
     #[inline(always)]
     pub fn each_with<T>(&self, out: &mut [T], act: impl Fn(&mut T, f32)) {
-        assert_eq!(out.len(), self.len(), "as many places as numbers");
+        assert_eq!(out.len(), self.len(), "lengths differ");
         match self {
             Numbers::F32(numbers) => {
                 out.iter_mut().zip(*numbers).for_each(|(out, bytes)| act(out, f32::from_le_bytes(*bytes)));
@@ -204,15 +204,15 @@ pub(super) fn from_bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
-/// One bit of sign, five of exponent with the middle at 15, ten of fraction. Without a branch that would keep a loop
-/// from being computed in vectors.
+/// Converts a 16-bit float: one sign bit, five exponent bits with the bias 15, ten fraction bits. Without branches, so
+/// that the loop can be vectorized.
 pub(super) fn from_f16(bytes: [u8; 2]) -> f32 {
     let bits = u32::from(u16::from_le_bytes(bytes));
     let (sign, rest) = (bits & 0x8000, bits & 0x7fff);
-    // The exponent's middle is 127 here; infinities and NaNs keep the highest exponent that there is.
+    // The exponent bias of f32 is 127; infinities and NaNs keep the maximum exponent.
     let middle = if rest >= 0x7c00 { (255 - 31) << 23 } else { (127 - 15) << 23 };
     let normal = f32::from_bits((rest << 13) + middle);
-    // Below the smallest exponent numbers are multiples of 2^-24.
+    // Subnormal numbers are multiples of 2^-24.
     let small = rest as f32 * f32::from_bits((127 - 24) << 23);
     let magnitude = if rest < 0x0400 { small } else { normal };
     f32::from_bits(magnitude.to_bits() | sign << 16)
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_16_bit_float_is_the_number_that_its_bits_say() {
+    fn every_16_bit_float_is_converted_exactly() {
         for bits in 0..=u16::MAX {
             let bytes = bits.to_le_bytes();
             let sign = if bits >> 15 == 0 { 1.0 } else { -1.0 };

@@ -1,102 +1,103 @@
-//! `tokenizer_config.json`: what the class of a tokenizer adds to `tokenizer.json`, or does instead.
+//! `tokenizer_config.json`: settings of the tokenizer's Python class, which extend or replace parts of
+//! `tokenizer.json`.
 //!
-//! What makes tokens of texts is `tokenizer.json`. Beside it stands what Python's class of the tokenizer was made with, and
-//! version 5 of transformers rebuilds several of its steps from that, version 4 some others. A checkpoint whose two files
-//! say the same has the same tokens in all versions, and one whose files contradict each other has not: it is refused by the
-//! key. This module reads the keys; `tokenize::settings` compares them with the tokenizer.
+//! `tokenizer.json` defines the tokenization. Beside it are the arguments of the tokenizer's Python class; version 5 of
+//! transformers rebuilds several steps from them, version 4 some others. If both files agree, all versions produce the
+//! same tokens; if they contradict each other, the checkpoint is rejected with the key. This module reads the keys;
+//! `tokenize::settings` compares them with the tokenizer.
 //!
-//! The files `special_tokens_map.json` and `added_tokens.json`, which older versions wrote, are read with it, as the
-//! library does where `added_tokens_decoder` is absent.
+//! The files `special_tokens_map.json` and `added_tokens.json` of older versions are read as well, as the library does
+//! if `added_tokens_decoder` is absent.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::fields::{Fields, Inert, Kind, shown};
+use super::fields::{Inert, JsonFields, Kind, shown};
 use super::{ModelError, optional_json};
 
-/// What is read of the tokenizer's files beside `tokenizer.json`.
+/// Settings of the tokenizer from the files beside `tokenizer.json`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenizerConfig {
-    /// Whether there is such a file; without one there is nothing to compare.
-    pub(crate) is_there: bool,
-    /// Tokens of the longest text, special ones included.
+    /// Whether the file exists; without it there is nothing to compare.
+    pub(crate) exists: bool,
+    /// Maximum tokens of a text, special ones included.
     pub(crate) max_tokens: Option<usize>,
-    /// The class that makes it.
+    /// Class of the tokenizer.
     pub(crate) class: TokenizerClass,
-    /// Special tokens by their names, such as `cls_token`; null where the file says that there is none.
+    /// Special tokens by name, such as `cls_token`; null if the file states that there is none.
     pub(crate) tokens: BTreeMap<String, Option<String>>,
-    /// Other tokens that must be special ones, and the key that says so.
+    /// Other tokens that must be special ones, with the key that lists them.
     pub(crate) others: Vec<(String, String)>,
-    /// Tokens that were added to the vocabulary, by id, with what is said of each.
+    /// Tokens that were added to the vocabulary.
     pub(crate) added: Vec<AddedToken>,
-    /// Whether `bos_token` stands before a text, if it is said.
+    /// Whether `bos_token` precedes a text, if stated.
     pub(crate) add_bos: Option<bool>,
-    /// Whether `eos_token` stands behind a text, if it is said.
+    /// Whether `eos_token` follows a text, if stated.
     pub(crate) add_eos: Option<bool>,
-    /// Whether the model's own class of the tokenizer puts `eos_token` behind a text where `tokenizer.json` does not.
+    /// Whether the model's own tokenizer class appends `eos_token` if `tokenizer.json` does not.
     pub(crate) appends_in_code: bool,
-    /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`, for classes that split words as BERT's does.
-    pub(crate) words: Words,
-    /// Whether a space is put before a text, if it is said.
+    /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`, for classes that split words like BERT's.
+    pub(crate) words: WordOptions,
+    /// Whether a space is put before a text, if stated.
     pub(crate) add_prefix_space: Option<bool>,
-    /// What Llama's class does with the pieces behind a special token, if it is said.
+    /// Handling of pieces after a special token in Llama's class, if stated.
     pub(crate) legacy: Option<bool>,
-    /// Whether the model is given the types of tokens, if it is said.
+    /// Whether the model gets token types, if stated.
     pub(crate) types: Option<bool>,
-    /// Whether the class is DistilBERT's, which does without types.
+    /// Whether the class is DistilBERT's, which has no token types.
     pub(crate) is_distilled: bool,
 }
 
-/// A token that was added to the vocabulary.
+/// Token that was added to the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AddedToken {
-    /// The key that says so.
+    /// Key that lists it.
     pub(crate) key: &'static str,
-    /// Its id.
+    /// Id.
     pub(crate) id: u32,
-    /// Its text.
+    /// Text.
     pub(crate) content: String,
-    /// What else is said of it: `special`, `lstrip` and so on.
+    /// Flags of the token: `special`, `lstrip` and so on.
     pub(crate) flags: BTreeMap<String, bool>,
 }
 
-/// How BERT's class splits texts into words.
+/// Options of BERT's class for splitting texts into words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Words {
+pub(crate) struct WordOptions {
     pub(crate) lower_case: bool,
-    /// Absent: as `lower_case`.
+    /// Absent = the same as `lower_case`.
     pub(crate) strip_accents: Option<bool>,
     pub(crate) chinese: bool,
 }
 
-impl Default for Words {
-    /// As the class has them where the file is silent.
-    fn default() -> Words {
-        Words { lower_case: true, strip_accents: None, chinese: true }
+impl Default for WordOptions {
+    /// Defaults of the class.
+    fn default() -> WordOptions {
+        WordOptions { lower_case: true, strip_accents: None, chinese: true }
     }
 }
 
-/// A class of tokenizers, without `Fast` behind its name.
+/// Tokenizer class, without the suffix `Fast`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TokenizerClass {
-    /// It does what `tokenizer.json` says.
+    /// Uses `tokenizer.json` as it is.
     #[default]
     Backend,
-    /// BERT's and DistilBERT's.
+    /// BERT and DistilBERT.
     Bert,
-    /// MPNet's, which splits as BERT's.
+    /// MPNet, which splits words like BERT.
     MpNet,
-    /// RoBERTa's.
+    /// RoBERTa.
     Roberta,
-    /// XLM-RoBERTa's and CamemBERT's.
+    /// XLM-RoBERTa and CamemBERT.
     XlmRoberta,
-    /// Llama's.
+    /// Llama.
     Llama,
-    /// Qwen2's and Qwen3's.
+    /// Qwen2 and Qwen3.
     Qwen2,
-    /// Gemma's.
+    /// Gemma.
     Gemma,
 }
 
@@ -115,7 +116,7 @@ const CLASSES: &[(&str, TokenizerClass)] = &[
 ];
 
 impl TokenizerClass {
-    /// The class that transformers takes for a family whose files name none.
+    /// Returns the class that transformers uses for a family if the files name none.
     fn of_family(family: &str) -> TokenizerClass {
         match family {
             "bert" | "distilbert" | "nomic_bert" => TokenizerClass::Bert,
@@ -128,7 +129,7 @@ impl TokenizerClass {
         }
     }
 
-    /// The token of this name that the class has where its file names none.
+    /// Returns the class's default for this special token.
     pub(crate) fn default_token(self, name: &str) -> Option<&'static str> {
         use TokenizerClass::{Backend, Bert, Gemma, Llama, MpNet, Qwen2, Roberta, XlmRoberta};
         match (self, name) {
@@ -155,18 +156,18 @@ impl TokenizerClass {
     }
 }
 
-/// The names of special tokens that every class knows.
+/// Names of the special tokens that every class has.
 pub(crate) const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The tokenizer's class of gte-Qwen2, which puts the end of a text behind it, whatever tokenizer.json says.
+/// Tokenizer class of gte-Qwen2, which appends the end-of-text token regardless of tokenizer.json.
 const GTE_QWEN: [&str; 2] = ["tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"];
 
 impl TokenizerConfig {
-    /// The file that decides, where others say otherwise.
+    /// Name of the file; it takes precedence over the older ones.
     pub(crate) const FILE: &str = "tokenizer_config.json";
 
-    /// Reads the files of a model of this family; its config.json may name a class too.
+    /// Reads the files of a model of this family; `class` is the tokenizer class in config.json, if any.
     pub(crate) fn read(
         folder: &Path,
         family: &str,
@@ -194,12 +195,12 @@ impl TokenizerConfig {
         Ok(config)
     }
 
-    /// Whether the model is given the types of tokens.
-    pub(crate) fn tells_types(&self) -> bool {
-        !self.is_there || self.types.unwrap_or(self.class == TokenizerClass::Bert && !self.is_distilled)
+    /// Returns whether the model gets token types.
+    pub(crate) fn uses_token_types(&self) -> bool {
+        !self.exists || self.types.unwrap_or(self.class == TokenizerClass::Bert && !self.is_distilled)
     }
 
-    /// The special token of this name: what the file says, or what the class has.
+    /// Returns the special token with this name: from the file, or the default of the class.
     pub(crate) fn token(&self, name: &str) -> Option<&str> {
         match self.tokens.get(name) {
             Some(given) => given.as_deref(),
@@ -213,18 +214,18 @@ fn parse(
     family: &str,
     class_in_config: Option<&str>,
 ) -> Result<TokenizerConfig, Vec<String>> {
-    let mut fields = Fields::new(raw);
-    leave(&mut fields);
+    let mut fields = JsonFields::new(raw);
+    ignore(&mut fields);
     let appends_in_code = auto_map(&mut fields, family);
     let class = class(&mut fields, family, class_in_config);
     let mut config = TokenizerConfig {
-        is_there: true,
+        exists: true,
         max_tokens: max_tokens(&mut fields),
         class,
         add_bos: optional_flag(&mut fields, "add_bos_token"),
         add_eos: optional_flag(&mut fields, "add_eos_token"),
         appends_in_code,
-        words: Words {
+        words: WordOptions {
             lower_case: fields.flag("do_lower_case", true),
             strip_accents: optional_flag(&mut fields, "strip_accents"),
             chinese: fields.flag("tokenize_chinese_chars", true),
@@ -240,25 +241,25 @@ fn parse(
     };
     tokens(&mut fields, raw, &mut config);
     if class == TokenizerClass::Roberta && fields.is_null("add_prefix_space") {
-        fields.problem("`add_prefix_space` is null; write true or false".to_owned());
+        fields.problem("`add_prefix_space` is null; set true or false".to_owned());
     }
-    // These classes put the text of the token into their steps, which then is "None".
+    // These classes insert the token's text into their steps, which would be "None".
     if matches!(
         class,
         TokenizerClass::Bert | TokenizerClass::MpNet | TokenizerClass::Roberta | TokenizerClass::XlmRoberta
     ) {
         for name in TOKENS {
             if config.tokens.get(name) == Some(&None) && class.default_token(name).is_some() {
-                fields.problem(format!("`{name}` is null, and this `tokenizer_class` needs one; name it"));
+                fields.problem(format!("`{name}` is null, but this `tokenizer_class` needs one; set it"));
             }
         }
     }
     for key in ["padding_side", "truncation_side"] {
         let side = fields.word(key).unwrap_or("right");
-        // Rows are computed without padding, wherever a library would put it.
+        // Rows are computed without padding, so the library's padding side has no effect.
         if side != "right" && (side != "left" || key == "truncation_side") {
             fields.problem(format!(
-                "`{key}` = {side} is not supported; right is (a request may ask for another side of truncation)"
+                "`{key}` = {side} is not supported; right is (a request may select another truncation side)"
             ));
         }
     }
@@ -271,10 +272,10 @@ fn parse(
     fields.finish(config)
 }
 
-/// Keys without effect on the tokens of a text, with the reason.
-fn leave(fields: &mut Fields<'_>) {
-    fields.leave(&[
-        // Where the files came from and who reads them.
+/// Ignores the keys without effect on the tokens of a text, with the reason.
+fn ignore(fields: &mut JsonFields<'_>) {
+    fields.ignore(&[
+        // Origin of the files, and software that reads them.
         Inert(
             Kind::Any,
             &[
@@ -295,13 +296,13 @@ fn leave(fields: &mut Fields<'_>) {
                 "trust_remote_code",
             ],
         ),
-        // Texts of tokens, not tokens of texts.
+        // Decoding of tokens to text.
         Inert(
             Kind::Any,
             &["clean_up_tokenization_spaces", "spaces_between_special_tokens", "errors", "response_schema"],
         ),
         Inert(Kind::Flag, &["trim_offsets"]),
-        // Of slow classes, for which tokenizer.json stands.
+        // Settings of slow classes, which tokenizer.json replaces.
         Inert(
             Kind::Any,
             &[
@@ -314,7 +315,7 @@ fn leave(fields: &mut Fields<'_>) {
             ],
         ),
         Inert(Kind::Any, &["do_lowercase", "lowercase", "subword_prefix"]),
-        // What a call said once; each request says for itself.
+        // Arguments of a former call; each request has its own.
         Inert(
             Kind::Any,
             &[
@@ -328,23 +329,24 @@ fn leave(fields: &mut Fields<'_>) {
                 "return_token_type_ids",
             ],
         ),
-        // Chats. A model that judges pairs reads its template with the rest of what that needs.
+        // Chat templates. For LLM rerankers the template is read separately.
         Inert(
             Kind::Any,
             &["chat_template", "use_default_system_prompt", "chat_control_tokens", "response_template"],
         ),
-        // A correction of the words of one family of tokenizers with large vocabularies, which tokenizer.json has or not.
+        // Correction of the word splitting of some tokenizers with large vocabularies, which is part of tokenizer.json
+        // or not.
         Inert(Kind::Any, &["fix_mistral_regex"]),
     ]);
 }
 
-fn optional_flag(fields: &mut Fields<'_>, key: &str) -> Option<bool> {
+fn optional_flag(fields: &mut JsonFields<'_>, key: &str) -> Option<bool> {
     fields.optional(key)?;
     Some(fields.flag(key, false))
 }
 
-/// The class, and a refusal of one that is not known.
-fn class(fields: &mut Fields<'_>, family: &str, in_config: Option<&str>) -> TokenizerClass {
+/// Returns the class, and rejects an unknown one.
+fn class(fields: &mut JsonFields<'_>, family: &str, in_config: Option<&str>) -> TokenizerClass {
     fields.optional("tokenizer_class");
     let given = fields.word("tokenizer_class");
     let Some(name) = given.or(in_config) else { return TokenizerClass::of_family(family) };
@@ -354,14 +356,14 @@ fn class(fields: &mut Fields<'_>, family: &str, in_config: Option<&str>) -> Toke
         fields.problem(format!("`tokenizer_class` = {name} is not supported; {} are", known.join(", ")));
     }
     match family {
-        // For these transformers takes tokenizer.json as it is.
+        // transformers uses tokenizer.json as it is for these families.
         "mistral" | "modernbert" => TokenizerClass::Backend,
         _ => known.map_or(TokenizerClass::Backend, |(_, class)| *class),
     }
 }
 
-/// Whether the code that comes with the model is gte-Qwen2's; other code is refused.
-fn auto_map(fields: &mut Fields<'_>, family: &str) -> bool {
+/// Returns whether the model's own code is that of gte-Qwen2; other code is rejected.
+fn auto_map(fields: &mut JsonFields<'_>, family: &str) -> bool {
     let Some(given) = fields.optional("auto_map") else { return false };
     let references: Vec<&Value> = match given {
         Value::Object(map) => map
@@ -380,23 +382,23 @@ fn auto_map(fields: &mut Fields<'_>, family: &str) -> bool {
     };
     if let Some(unknown) = references.iter().find(|reference| !is_known(reference)) {
         fields.problem(format!(
-            "`auto_map` names {}, which is code that comes with the model; it is not run, and what it does to texts is not \
-             known here",
+            "`auto_map` names {}, which is code that comes with the model; it is not executed, and its effect on \
+             texts is unknown; use a model whose tokenizer class is part of transformers",
             shown(unknown)
         ));
         return false;
     }
     if family != "qwen2" && !references.is_empty() {
         fields.problem(format!(
-            "`auto_map` = {} is the code of a Qwen2, and the model is a {family}",
+            "`auto_map` = {} is the code of a Qwen2, but `model_type` is {family}",
             shown(given)
         ));
     }
     !references.is_empty()
 }
 
-/// Version 5 of transformers reads the older name too.
-fn max_tokens(fields: &mut Fields<'_>) -> Option<usize> {
+/// Version 5 of transformers also reads the older name.
+fn max_tokens(fields: &mut JsonFields<'_>) -> Option<usize> {
     fields.optional("max_len");
     let key = fields.either(["model_max_length", "max_len"]);
     let given = fields.optional(key)?;
@@ -410,23 +412,23 @@ fn max_tokens(fields: &mut Fields<'_>) -> Option<usize> {
     }
 }
 
-/// Whether types of tokens are among what the model is given; what else that can be is fixed.
-fn types(fields: &mut Fields<'_>) -> Option<bool> {
+/// Returns whether token types are among the model's inputs; the other inputs are fixed.
+fn types(fields: &mut JsonFields<'_>) -> Option<bool> {
     let given = fields.get("model_input_names")?;
     let mut names: Vec<&str> = given.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let types = names.contains(&"token_type_ids");
     names.retain(|name| *name != "token_type_ids");
     if names != ["input_ids", "attention_mask"] {
         fields.problem(format!(
-            "`model_input_names` = {} is not supported; input_ids, attention_mask and, if wanted, token_type_ids are",
+            "`model_input_names` = {} is not supported; input_ids, attention_mask and optionally token_type_ids are",
             shown(given)
         ));
     }
     Some(types)
 }
 
-/// Special tokens under all the keys that name some.
-fn tokens(fields: &mut Fields<'_>, raw: &Map<String, Value>, config: &mut TokenizerConfig) {
+/// Reads special tokens from all keys that list them.
+fn tokens(fields: &mut JsonFields<'_>, raw: &Map<String, Value>, config: &mut TokenizerConfig) {
     let content =
         |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
     for name in TOKENS {
@@ -453,7 +455,7 @@ fn tokens(fields: &mut Fields<'_>, raw: &Map<String, Value>, config: &mut Tokeni
             }
         }
     }
-    // Names of a model's own.
+    // Names defined by the model.
     for (key, value) in raw {
         if key.ends_with("_token") && !TOKENS.contains(&key.as_str()) && !key.starts_with("add_") {
             fields.optional(key);
@@ -463,21 +465,21 @@ fn tokens(fields: &mut Fields<'_>, raw: &Map<String, Value>, config: &mut Tokeni
         }
     }
     let Some(given) = fields.get("added_tokens_decoder") else { return };
-    for (id, said) in given.as_object().into_iter().flatten() {
-        let (Ok(number), Some(content)) = (id.parse(), content(said)) else {
+    for (id, entry) in given.as_object().into_iter().flatten() {
+        let (Ok(number), Some(content)) = (id.parse(), content(entry)) else {
             fields.problem(format!(
-                "`added_tokens_decoder` has `{id}` = {}, which is no token with its `content`",
-                shown(said)
+                "`added_tokens_decoder` has `{id}` = {}, which is not a token with its `content`",
+                shown(entry)
             ));
             continue;
         };
         let mut flags = BTreeMap::new();
-        for (name, value) in said.as_object().into_iter().flatten() {
+        for (name, value) in entry.as_object().into_iter().flatten() {
             match value.as_bool() {
                 Some(flag) => drop(flags.insert(name.clone(), flag)),
                 None if ["content", "id", "__type"].contains(&name.as_str()) => {}
                 None => fields.problem(format!(
-                    "`added_tokens_decoder` has `{name}` = {} of {content:?}, which is neither true nor false",
+                    "`added_tokens_decoder` has `{name}` = {} for {content:?}, which is not true or false",
                     shown(value)
                 )),
             }
@@ -496,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_decides_tokens_is_read() {
+    fn keys_that_decide_the_tokens_are_read() {
         let bert = check(
             json!({"tokenizer_class": "BertTokenizerFast", "do_lower_case": false, "model_max_length": 512,
                 "cls_token": "[CLS]", "pad_token": {"content": "[PAD]", "__type": "AddedToken"}}),
@@ -516,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_its_key() {
+    fn unknown_values_are_rejected_by_key() {
         for (raw, family, sentence) in [
             (json!({"made_up": 1}), "bert", "`made_up` = 1 is not understood"),
             (json!({"tokenizer_class": "MarianTokenizer"}), "bert", "`tokenizer_class` = MarianTokenizer"),

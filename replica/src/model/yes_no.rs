@@ -1,23 +1,23 @@
-//! The words by which a language model judges: what the stage LogitScore of sentence-transformers says, or its default.
+//! Yes and no tokens of an LLM reranker: from the module LogitScore of sentence-transformers, or its default.
 //!
-//! Such a model has no head of its own. It is shown a pair and asked, and what counts is how much sooner it would go on
-//! with "yes" than with "no"; which tokens those are stands in the stage's folder. A cross-encoder that was never saved
-//! by sentence-transformers has no stages, and then the words are looked up in its vocabulary.
+//! Such a model has no classification head. It is prompted with a pair, and its score is the logit of "yes" minus the
+//! logit of "no"; the folder of the module states the token ids. A cross-encoder that was not saved by
+//! sentence-transformers has no modules, and then the tokens are looked up in its vocabulary.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
-use super::fields::Fields;
+use super::fields::JsonFields;
 use super::{ModelError, YesNo, json};
 
-/// The default of sentence-transformers.
+/// Default of sentence-transformers.
 const WORDS: [&str; 2] = ["yes", "no"];
-/// What the stage reads: the logits of the last token.
+/// Input of the module: the logits of the last token.
 const LOGITS: &str = "causal_logits";
 
-/// The words that the folder of the stage names, of so many.
+/// Reads the tokens from the folder of the module.
 pub(super) fn read(stage: &Path, vocabulary: usize) -> Result<YesNo, ModelError> {
     let path = stage.join("config.json");
     let raw: Map<String, Value> = json(&path)?;
@@ -25,7 +25,7 @@ pub(super) fn read(stage: &Path, vocabulary: usize) -> Result<YesNo, ModelError>
 }
 
 fn parse(raw: &Map<String, Value>, vocabulary: usize) -> Result<YesNo, String> {
-    let mut fields = Fields::new(raw);
+    let mut fields = JsonFields::new(raw);
     if let Some(name) = fields.get("module_input_name").filter(|name| *name != LOGITS) {
         fields.problem(format!("`module_input_name` = {name} is not supported; {LOGITS} is"));
     }
@@ -48,7 +48,7 @@ fn parse(raw: &Map<String, Value>, vocabulary: usize) -> Result<YesNo, String> {
         && yes == no
     {
         fields.problem(format!(
-            "`true_token_id` and `false_token_id` are both {yes}, so that every score is 0"
+            "`true_token_id` and `false_token_id` are both {yes}, so that every score would be 0"
         ));
     }
     fields.refuse_others();
@@ -56,7 +56,7 @@ fn parse(raw: &Map<String, Value>, vocabulary: usize) -> Result<YesNo, String> {
     fields.finish(words).map_err(|problems| problems.join("; "))
 }
 
-/// The words of a model without stages.
+/// Returns the default tokens, for a model without modules.
 pub(super) fn by_default(folder: &Path, vocabulary: usize) -> Result<YesNo, ModelError> {
     let path = folder.join("tokenizer.json");
     let refuse = |problem: String| ModelError::Content { path: path.clone(), problem };
@@ -65,9 +65,9 @@ pub(super) fn by_default(folder: &Path, vocabulary: usize) -> Result<YesNo, Mode
         let id = tokenizer.token_to_id(word).filter(|id| (*id as usize) < vocabulary);
         id.ok_or_else(|| {
             refuse(format!(
-                "there is no token `{word}`, by which a cross-encoder judges whose modules.json does not say otherwise; \
-                 if it is none (`architectures` of config.json is that of a language \
-                 model), state another `task`, and else save it with the words that it was trained with: in Python, \
+                "there is no token `{word}`, which an LLM reranker without modules.json needs for its score; if the \
+                 model is no reranker (`architectures` of config.json is that of a language model), set another \
+                 `task` for the deployment, else save it with the tokens that it was trained with: in Python, \
                  `CrossEncoder(modules=[transformer, LogitScore(…)]).save_pretrained(…)`"
             ))
         })
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_tokens_of_the_vocabulary_and_the_second_need_not_be() {
+    fn the_tokens_must_be_in_the_vocabulary_and_the_second_is_optional() {
         for (text, yes, no) in [
             (
                 r#"{"true_token_id": 99, "false_token_id": 0, "module_input_name": "causal_logits"}"#,
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// A vocabulary of words, in order.
+    /// Looks up the default tokens in a vocabulary of these words.
     fn default_of(words: &[&str], vocabulary: usize) -> Result<YesNo, String> {
         let words: Vec<String> =
             words.iter().zip(0..).map(|(word, id): (_, u32)| format!(r#""{word}": {id}"#)).collect();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn without_stages_the_words_are_yes_and_no_and_have_to_be_there() {
+    fn without_modules_the_tokens_are_yes_and_no_and_must_exist() {
         assert_eq!(default_of(&["?", "no", "yes"], 3), Ok(YesNo { yes: 2, no: Some(1) }));
         for (words, vocabulary, missing) in [(&["?", "no", "Yes"], 3, "yes"), (&["?", "yes", "no"], 2, "no")]
         {

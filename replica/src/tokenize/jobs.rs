@@ -1,8 +1,8 @@
-//! The texts of one request, and what is to be done with them.
+//! Tokenizer jobs: the texts of one request and the task to perform on them.
 //!
-//! A job is worked on by several threads at once, a handful each, and answers when the last handful is done. A failure
-//! is that of its first input that failed, whichever thread met it first, so that a request is refused for the same input
-//! every time.
+//! Several threads work on a job at once, a chunk of texts each; the result is sent when the last chunk is done. If
+//! several inputs fail, the failure with the smallest index is reported, so that a request is always rejected for the
+//! same input.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,62 +12,62 @@ use replica_core::tokenization::{CHUNK_BYTES, HUGE_BYTES, JobSize};
 use replica_core::wire::tei::SimpleToken;
 use tokio::sync::oneshot;
 
-use super::text::{LastFirst, Problem};
-use super::{Reading, Text, TextTokenizer, TokenizeError, Tokenized};
+use super::text::{FirstEncoding, Problem};
+use super::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized};
 
-/// The texts of one request and what is to be done with them.
-pub(super) trait Job: Send + Sync {
-    /// What the next handful is.
+/// Texts of one request and the task to perform on them.
+pub(super) trait TokenizeJob: Send + Sync {
+    /// Returns the size of the next chunk.
     fn size(&self) -> JobSize;
-    /// Takes the next handful, and says what the one after it is; `None` if nobody waits for them any more.
+    /// Takes the next chunk, and returns the size of the chunk after it; `None` if the caller has disconnected.
     fn take(&self) -> Option<(Range<usize>, Option<JobSize>)>;
-    /// Works on a handful, and says whether it was the last one.
+    /// Processes a chunk, and returns whether it was the last one.
     fn work(&self, tokenizer: &TextTokenizer, chunk: Range<usize>) -> bool;
 }
 
-/// What is done with the items of a job.
-pub(super) trait Task: Send + Sync + 'static {
+/// Operation on the items of a job.
+pub(super) trait TokenizeTask: Send + Sync + 'static {
     type Item: Send + Sync;
-    type Done: Send;
+    type Output: Send;
     fn bytes(item: &Self::Item) -> usize;
-    /// Works on a handful.
+    /// Processes a chunk.
     fn run(
         &self,
         tokenizer: &TextTokenizer,
         chunk: &[Self::Item],
-    ) -> impl Iterator<Item = Result<Self::Done, Problem>>;
+    ) -> impl Iterator<Item = Result<Self::Output, Problem>>;
 }
 
-/// Texts to tokens.
-pub(super) struct Encode(pub(super) Reading);
+/// Converts texts to tokens.
+pub(super) struct Encode(pub(super) EncodeOptions);
 
-impl Task for Encode {
-    type Item = Text;
-    type Done = Tokenized;
+impl TokenizeTask for Encode {
+    type Item = TextInput;
+    type Output = Tokenized;
 
-    fn bytes(text: &Text) -> usize {
+    fn bytes(text: &TextInput) -> usize {
         text.bytes()
     }
 
     fn run(
         &self,
         tokenizer: &TextTokenizer,
-        texts: &[Text],
+        texts: &[TextInput],
     ) -> impl Iterator<Item = Result<Tokenized, Problem>> {
-        let mut firsts = LastFirst::default();
-        texts.iter().map(move |text| tokenizer.encode(text, &self.0, &mut firsts))
+        let mut first_encoding = FirstEncoding::default();
+        texts.iter().map(move |text| tokenizer.encode(text, &self.0, &mut first_encoding))
     }
 }
 
-/// Texts to tokens with their places.
+/// Converts texts to tokens with their offsets.
 pub(super) struct Inspect {
     pub(super) prompt: Option<Arc<str>>,
     pub(super) special: bool,
 }
 
-impl Task for Inspect {
+impl TokenizeTask for Inspect {
     type Item = String;
-    type Done = Vec<SimpleToken>;
+    type Output = Vec<SimpleToken>;
 
     fn bytes(text: &String) -> usize {
         text.len()
@@ -82,14 +82,14 @@ impl Task for Inspect {
     }
 }
 
-/// Tokens to texts.
+/// Converts tokens to texts.
 pub(super) struct Decode {
     pub(super) skip_special_tokens: bool,
 }
 
-impl Task for Decode {
+impl TokenizeTask for Decode {
     type Item = Vec<u32>;
-    type Done = String;
+    type Output = String;
 
     fn bytes(ids: &Vec<u32>) -> usize {
         size_of_val(ids.as_slice())
@@ -104,80 +104,80 @@ impl Task for Decode {
     }
 }
 
-/// A job of this task.
-pub(super) struct Items<T: Task> {
+/// Job of this task.
+pub(super) struct TaskJob<T: TokenizeTask> {
     task: T,
     items: Vec<T::Item>,
-    progress: Mutex<Progress<T::Done>>,
+    progress: Mutex<JobProgress<T::Output>>,
 }
 
-struct Progress<D> {
-    /// Items before this one are done or being done.
+struct JobProgress<D> {
+    /// Items before this index are done or in progress.
     taken: usize,
-    /// Bytes of those that are not.
+    /// Bytes of the other items.
     bytes_left: usize,
     /// Items that are not done.
     left: usize,
     done: Vec<Option<D>>,
-    /// The first item, by index, that failed.
+    /// Failure with the smallest index.
     failure: Option<(usize, Problem)>,
-    answer: Option<oneshot::Sender<Outcome<D>>>,
+    result_sender: Option<oneshot::Sender<JobResult<D>>>,
 }
 
-/// What a job comes to.
-pub(super) type Outcome<D> = Result<Vec<D>, TokenizeError>;
+/// Result of a job.
+pub(super) type JobResult<D> = Result<Vec<D>, TokenizeError>;
 
-impl<T: Task> Items<T> {
-    /// At least one item, and where the answer will be.
-    pub(super) fn new(task: T, items: Vec<T::Item>) -> (Items<T>, oneshot::Receiver<Outcome<T::Done>>) {
-        let (answer, answered) = oneshot::channel();
-        let progress = Progress {
+impl<T: TokenizeTask> TaskJob<T> {
+    /// Creates a job of at least one item; the receiver gets its result.
+    pub(super) fn new(task: T, items: Vec<T::Item>) -> (TaskJob<T>, oneshot::Receiver<JobResult<T::Output>>) {
+        let (sender, receiver) = oneshot::channel();
+        let progress = JobProgress {
             taken: 0,
             bytes_left: items.iter().map(T::bytes).sum(),
             left: items.len(),
             done: items.iter().map(|_| None).collect(),
             failure: None,
-            answer: Some(answer),
+            result_sender: Some(sender),
         };
-        (Items { task, items, progress: Mutex::independent(progress) }, answered)
+        (TaskJob { task, items, progress: Mutex::independent(progress) }, receiver)
     }
 
-    fn next_size(&self, progress: &Progress<T::Done>) -> Option<JobSize> {
+    fn next_size(&self, progress: &JobProgress<T::Output>) -> Option<JobSize> {
         let next = self.items.get(progress.taken)?;
         Some(JobSize::of(T::bytes(next), progress.bytes_left))
     }
 
-    /// Answers with what there is.
-    fn answer(&self, progress: &mut Progress<T::Done>) {
+    /// Sends the result.
+    fn send_result(&self, progress: &mut JobProgress<T::Output>) {
         let outcome = match progress.failure.take() {
             Some((index, Problem::Unreadable(why))) => Err(TokenizeError::Unreadable { index, why }),
             Some((index, Problem::Template(why))) => Err(TokenizeError::Template { index, why }),
             Some((_, Problem::Broken(reason))) => Err(TokenizeError::Broken(reason)),
-            // Without a failure each item was done.
+            // Without a failure all items are done.
             None => Ok(progress.done.drain(..).flatten().collect()),
         };
-        if let Some(answer) = progress.answer.take() {
-            // A caller that has gone away does not want it.
-            let _ = answer.send(outcome);
+        if let Some(sender) = progress.result_sender.take() {
+            // The send fails if the caller has disconnected.
+            let _ = sender.send(outcome);
         }
     }
 }
 
-impl<T: Task> Job for Items<T> {
+impl<T: TokenizeTask> TokenizeJob for TaskJob<T> {
     fn size(&self) -> JobSize {
         self.next_size(&self.progress.lock()).unwrap_or(JobSize::Short)
     }
 
     fn take(&self) -> Option<(Range<usize>, Option<JobSize>)> {
         let mut progress = self.progress.lock();
-        if progress.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
+        if progress.result_sender.as_ref().is_none_or(oneshot::Sender::is_closed) {
             return None;
         }
         let from = progress.taken;
         let mut bytes = 0;
         for item in &self.items[from..] {
             let more = T::bytes(item);
-            // A huge text is a handful by itself.
+            // A huge text is a chunk of its own.
             if progress.taken > from && (bytes >= CHUNK_BYTES || more > HUGE_BYTES) {
                 break;
             }
@@ -192,7 +192,7 @@ impl<T: Task> Job for Items<T> {
     }
 
     fn work(&self, tokenizer: &TextTokenizer, chunk: Range<usize>) -> bool {
-        let done: Vec<Result<T::Done, Problem>> =
+        let done: Vec<Result<T::Output, Problem>> =
             self.task.run(tokenizer, &self.items[chunk.clone()]).collect();
         let mut progress = self.progress.lock();
         for (index, result) in chunk.zip(done) {
@@ -207,7 +207,7 @@ impl<T: Task> Job for Items<T> {
         }
         let last = progress.left == 0;
         if last {
-            self.answer(&mut progress);
+            self.send_result(&mut progress);
         }
         last
     }

@@ -1,9 +1,9 @@
-//! Texts to token ids, on threads of their own, and back.
+//! Conversion between texts and token ids, on dedicated threads.
 //!
-//! 1. [`text`] — one text or pair, as one model wants it: prompt, truncation, special tokens, types.
-//!    [`templated`] — a pair that a chat template makes one text of. [`word_pieces`] — a shorter way to the same tokens, for plain texts.
-//! 2. [`jobs`] — those of one request.
-//! 3. [`pool`] — many requests, on worker threads, so that nobody's sockets wait for them.
+//! 1. [`text`]: one text or pair for one model: prompt, truncation, special tokens, types. [`templated`]: a pair
+//!    formatted by a chat template. [`word_pieces`]: a fast path for plain ASCII texts.
+//! 2. [`jobs`]: the texts of one request.
+//! 3. [`pool`]: worker threads for many requests, so that no connection waits for tokenization.
 
 mod jobs;
 mod pool;
@@ -17,38 +17,38 @@ mod word_pieces;
 use replica_core::input::InvalidInput;
 
 pub use pool::{MAX_JOBS, TokenizerPool};
-pub use text::{LoadError, Reading, Text, TextTokenizer};
+pub use text::{EncodeOptions, TextInput, TextTokenizer, TokenizerLoadError};
 
-/// The tokens of one input.
+/// Tokens of one input.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tokenized {
-    /// Their ids, special tokens included.
+    /// Token ids, special tokens included.
     pub ids: Box<[u32]>,
-    /// Their types, which say to which text of a pair each belongs; absent if all are 0.
+    /// Token types, which state to which text of a pair each token belongs; absent if all are 0.
     pub types: Option<Box<[u32]>>,
 }
 
-/// Why texts did not become tokens.
+/// Reason why texts could not be tokenized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizeError {
-    /// An input cannot be read by the model; the first one of those, by index.
+    /// The model cannot read an input; the first such input is reported.
     Unreadable {
-        /// Its place among the inputs.
+        /// Index of the input.
         index: usize,
-        /// Why.
+        /// Reason.
         why: InvalidInput,
     },
-    /// The model's chat template does not take an input; the first one of those, by index.
+    /// The model's chat template rejects an input; the first such input is reported.
     Template {
-        /// Its place among the inputs.
+        /// Index of the input.
         index: usize,
-        /// Why.
+        /// Message of the template.
         why: String,
     },
-    /// [`MAX_JOBS`] are waiting.
+    /// [`MAX_JOBS`] jobs are waiting.
     Full,
     /// The pool was stopped.
     Stopped,
-    /// The tokenizer failed; the text is for the log.
+    /// The tokenizer failed; the message is for the log.
     Broken(String),
 }

@@ -1,11 +1,11 @@
-//! Many texts, on worker threads.
+//! Pool of tokenizer threads.
 //!
-//! Tokenising is plain computation, and the longest text that a body may hold takes seconds; on a reactor thread it
-//! would stop everybody's sockets. So a request's texts go as one *job* into a bounded queue, from which workers take a
-//! handful of texts at a time and then put the job back: a request of two thousand texts is worked on by all threads at
-//! once. Whose turn it is, so that neither many texts nor long ones hold up short ones, [`TokenizationQueue`] decides.
+//! Tokenization is pure computation, and the longest text that a body may hold takes seconds; on a reactor thread it
+//! would block all connections. So the texts of a request are enqueued as one *job* in a bounded queue. Workers take a
+//! chunk of texts and put the job back, so that all threads work on a request of two thousand texts at once. [`TokenizationQueue`]
+//! decides the order, so that neither many texts nor long texts delay short ones.
 //!
-//! A job whose caller has gone away is dropped at its next turn.
+//! A job whose caller has disconnected is dropped at its next turn.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use supervision::{Condvar, Mutex, task};
 use replica_core::tokenization::{JobSize, TokenizationQueue};
 use replica_core::wire::tei::SimpleToken;
 
-use super::jobs::{Decode, Encode, Inspect, Items, Job, Task};
-use super::{Reading, Text, TextTokenizer, TokenizeError, Tokenized};
+use super::jobs::{Decode, Encode, Inspect, TaskJob, TokenizeJob, TokenizeTask};
+use super::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized};
 
-/// Jobs that wait or are worked on. Far more than the engine's queue admits of any but the shortest requests; what it
-/// bounds is the memory of a flood of those.
+/// Maximum number of jobs that wait or are in progress. It is far more than the engine's queue admits, except for the
+/// shortest requests; it bounds the memory of a flood of those.
 pub const MAX_JOBS: usize = 4096;
 
-/// The worker threads; they end when it is dropped.
+/// Worker threads; dropping the pool stops them.
 pub struct TokenizerPool {
     pub(super) shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -30,14 +30,14 @@ pub struct TokenizerPool {
 
 pub(super) struct Shared {
     tokenizer: TextTokenizer,
-    pub(super) queue: Mutex<Queue>,
+    pub(super) queue: Mutex<JobQueue>,
     pub(super) work: Condvar,
 }
 
-pub(super) struct Queue {
-    /// Jobs of which some texts are still untouched.
-    turns: TokenizationQueue<Arc<dyn Job>>,
-    /// Jobs that have not been answered.
+pub(super) struct JobQueue {
+    /// Jobs with texts that no worker has taken yet.
+    turns: TokenizationQueue<Arc<dyn TokenizeJob>>,
+    /// Jobs without a result.
     pub(super) open: usize,
     pub(super) closed: bool,
 }
@@ -45,7 +45,7 @@ pub(super) struct Queue {
 impl TokenizerPool {
     /// Starts `threads` workers.
     pub fn start(tokenizer: TextTokenizer, threads: usize) -> std::io::Result<TokenizerPool> {
-        let queue = Mutex::new(Queue { turns: TokenizationQueue::new(threads), open: 0, closed: false });
+        let queue = Mutex::new(JobQueue { turns: TokenizationQueue::new(threads), open: 0, closed: false });
         let shared = Arc::new(Shared { tokenizer, queue, work: Condvar::new() });
         let mut pool = TokenizerPool { shared, workers: Vec::new() };
         for n in 0..threads {
@@ -55,47 +55,55 @@ impl TokenizerPool {
         Ok(pool)
     }
 
-    /// The special tokens around a text.
+    /// Returns the number of special tokens around a text.
     pub fn special_tokens(&self) -> usize {
         self.shared.tokenizer.special_tokens(false)
     }
 
-    /// The tokens of each text, special tokens included, in the order of the texts.
-    pub async fn encode(&self, texts: Vec<Text>, reading: Reading) -> Result<Vec<Tokenized>, TokenizeError> {
-        self.ask(Encode(reading), texts).await
+    /// Returns the tokens of each text, special tokens included, in the order of the texts.
+    pub async fn encode(
+        &self,
+        texts: Vec<TextInput>,
+        options: EncodeOptions,
+    ) -> Result<Vec<Tokenized>, TokenizeError> {
+        self.submit(Encode(options), texts).await
     }
 
-    /// The tokens of each text with their places in it; with those that the model wants around it if `special`.
+    /// Returns the tokens of each text with their offsets; `special` adds the model's special tokens.
     pub async fn inspect(
         &self,
         texts: Vec<String>,
         prompt: Option<Arc<str>>,
         special: bool,
     ) -> Result<Vec<Vec<SimpleToken>>, TokenizeError> {
-        self.ask(Inspect { prompt, special }, texts).await
+        self.submit(Inspect { prompt, special }, texts).await
     }
 
-    /// The text of each list of tokens.
+    /// Returns the text of each list of tokens.
     pub async fn decode(
         &self,
         lists: Vec<Vec<u32>>,
         skip_special_tokens: bool,
     ) -> Result<Vec<String>, TokenizeError> {
-        self.ask(Decode { skip_special_tokens }, lists).await
+        self.submit(Decode { skip_special_tokens }, lists).await
     }
 
-    /// Jobs that wait or are worked on.
+    /// Returns the number of jobs that wait or are in progress.
     pub(crate) fn open_jobs(&self) -> usize {
         self.shared.queue.lock().open
     }
 
-    async fn ask<T: Task>(&self, task: T, items: Vec<T::Item>) -> Result<Vec<T::Done>, TokenizeError> {
+    async fn submit<T: TokenizeTask>(
+        &self,
+        task: T,
+        items: Vec<T::Item>,
+    ) -> Result<Vec<T::Output>, TokenizeError> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
-        let (job, answered) = Items::new(task, items);
-        self.shared.take_in(Arc::new(job))?;
-        answered.await.unwrap_or(Err(TokenizeError::Stopped))
+        let (job, receiver) = TaskJob::new(task, items);
+        self.shared.enqueue(Arc::new(job))?;
+        receiver.await.unwrap_or(Err(TokenizeError::Stopped))
     }
 }
 
@@ -104,14 +112,14 @@ impl Drop for TokenizerPool {
         self.shared.queue.lock().closed = true;
         self.shared.work.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker that panicked has said so on stderr; there is nothing to add on the way out.
+            // A worker that panicked has printed its message to stderr.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    fn take_in(&self, job: Arc<dyn Job>) -> Result<(), TokenizeError> {
+    fn enqueue(&self, job: Arc<dyn TokenizeJob>) -> Result<(), TokenizeError> {
         let size = job.size();
         let mut queue = self.queue.lock();
         if queue.open >= MAX_JOBS {
@@ -133,14 +141,14 @@ impl Shared {
             }
             if size == JobSize::Huge {
                 queue.turns.finish_huge();
-                // Another huge text may have waited for this one, and its worker with it.
+                // Another huge text, and its worker, may have waited for this one.
                 self.work.notify_one();
             }
         }
     }
 
-    /// The next texts to work on, waiting for them; `None` when the pool ends.
-    fn next_turn(&self) -> Option<(Arc<dyn Job>, Range<usize>, JobSize)> {
+    /// Returns the next chunk to process, waiting for one; `None` when the pool stops.
+    fn next_turn(&self) -> Option<(Arc<dyn TokenizeJob>, Range<usize>, JobSize)> {
         let mut queue = self.queue.lock();
         loop {
             if queue.closed {

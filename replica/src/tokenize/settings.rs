@@ -1,9 +1,9 @@
-//! What the files beside `tokenizer.json` say, against what the tokenizer does.
+//! Consistency of `tokenizer.json` with the files beside it.
 //!
-//! Version 5 of transformers makes several tokenizers anew from the vocabulary and the keys of `tokenizer_config.json`;
-//! version 4 takes `tokenizer.json` as it is, but for some keys. Where both files say the same, all versions agree.
-//! Where they do not, a model has other tokens for each, and it is refused by the key. What is read here of the
-//! tokenizer is what it would write to a file, since its parts are not otherwise told apart.
+//! Version 5 of transformers rebuilds several tokenizers from the vocabulary and the keys of `tokenizer_config.json`;
+//! version 4 uses `tokenizer.json` as it is, except for some keys. Where both files agree, all versions agree. Where
+//! they differ, the tokens depend on the version, and the model is rejected with the key. The tokenizer is inspected in
+//! its serialized form, because its parts are not accessible otherwise.
 
 use serde_json::Value;
 use tokenizers::normalizers::{Lowercase, Sequence};
@@ -11,9 +11,9 @@ use tokenizers::processors::PostProcessorWrapper;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{NormalizerWrapper, Tokenizer};
 
-use crate::model::{TOKENS, TokenizerClass, TokenizerConfig, Words};
+use crate::model::{TOKENS, TokenizerClass, TokenizerConfig, WordOptions};
 
-/// Compares, and changes what the library changes; returns the problems.
+/// Compares the files and applies the changes that the library applies; returns the problems.
 pub(super) fn apply(
     tokenizer: &mut Tokenizer,
     config: &TokenizerConfig,
@@ -22,12 +22,12 @@ pub(super) fn apply(
 ) -> Vec<String> {
     let mut problems = Vec::new();
     beyond(tokenizer, vocabulary, &mut problems);
-    if config.is_there {
+    if config.exists {
         let first = problems.len();
         check_tokens(tokenizer, config, &mut problems);
         check_class(tokenizer, config, &mut problems);
         check_ends(tokenizer, config, &mut problems);
-        // Which of the files is right cannot be told.
+        // It is unknown which of the files is right.
         for problem in &mut problems[first..] {
             *problem = format!("{}: {problem}", TokenizerConfig::FILE);
         }
@@ -38,26 +38,26 @@ pub(super) fn apply(
     problems
 }
 
-/// Ids that the model has no vector for: a text with such a token would fail, on some day.
+/// Checks for ids without an embedding in the model: a text with such a token would fail at run time.
 fn beyond(tokenizer: &Tokenizer, vocabulary: usize, problems: &mut Vec<String>) {
     let mut tokens: Vec<(String, u32)> =
         tokenizer.get_vocab(true).into_iter().filter(|(_, id)| *id as usize >= vocabulary).collect();
     tokens.sort_by_key(|(_, id)| *id);
     if let [(token, id), ..] = tokens.as_slice() {
         problems.push(format!(
-            "{} tokens have ids beyond the model's vocabulary (`vocab_size` = {vocabulary} in config.json), the first is \
-             `{token}` = {id}; take the tokenizer that belongs to the weights, or add rows to the table of words",
+            "{} tokens have ids beyond the model's vocabulary (`vocab_size` = {vocabulary} in config.json), the first \
+             is `{token}` = {id}; use the tokenizer that belongs to the weights, or add rows to the word embeddings",
             tokens.len()
         ));
     }
 }
 
-/// The part as it would be written.
+/// Returns the serialized part.
 fn written<T: serde::Serialize>(part: Option<&T>) -> Value {
     part.and_then(|part| serde_json::to_value(part).ok()).unwrap_or(Value::Null)
 }
 
-/// Every token that a key names is a special one of the tokenizer: the library would make one of it.
+/// Checks that every token named by a key is a special token of the tokenizer: the library would turn it into one.
 fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut Vec<String>) {
     let added = tokenizer.get_added_tokens_decoder();
     let is_special = |token: &str| added.values().any(|known| known.content == token && known.special);
@@ -66,8 +66,8 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
     for (key, token) in named.chain(others) {
         if !is_special(token) {
             problems.push(format!(
-                "`{key}` = {token:?} is not a special token of tokenizer.json, and the library would make it one; save the \
-                 tokenizer again"
+                "`{key}` = {token:?} is not a special token of tokenizer.json, but the library would turn it into one; \
+                 save the tokenizer again"
             ));
         }
     }
@@ -75,20 +75,23 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
     for (name, token) in defaults.filter_map(|name| Some((name, config.class.default_token(name)?))) {
         if !is_special(token) {
             problems.push(format!(
-                "`{name}` is absent, for which the `tokenizer_class` has {token:?}, and that is not a special token of \
-                 tokenizer.json; name one, or write TokenizersBackend"
+                "`{name}` is missing; its default for this `tokenizer_class` is {token:?}, which is not a special \
+                 token of tokenizer.json; set `{name}`, or set `tokenizer_class` to TokenizersBackend"
             ));
         }
     }
-    for said in &config.added {
-        let Some(known) = added.get(&said.id).filter(|known| known.content == said.content) else {
-            // Tokens that were not really added are in the vocabulary.
-            if said.key == "added_tokens.json" && tokenizer.token_to_id(&said.content) == Some(said.id) {
+    for added_token in &config.added {
+        let Some(known) = added.get(&added_token.id).filter(|known| known.content == added_token.content)
+        else {
+            // Such tokens may be part of the vocabulary instead.
+            if added_token.key == "added_tokens.json"
+                && tokenizer.token_to_id(&added_token.content) == Some(added_token.id)
+            {
                 continue;
             }
             problems.push(format!(
-                "`{}`: the `content` of {} is {:?}, and in tokenizer.json it is not; save the tokenizer again",
-                said.key, said.id, said.content
+                "`{}`: the `content` of token {} is {:?}, but tokenizer.json differs; save the tokenizer again",
+                added_token.key, added_token.id, added_token.content
             ));
             continue;
         };
@@ -97,50 +100,50 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
             ("lstrip", known.lstrip, false),
             ("rstrip", known.rstrip, false),
             ("single_word", known.single_word, false),
-            // By default the opposite of `special`.
-            ("normalized", known.normalized, !said.flags.get("special").copied().unwrap_or(false)),
+            // The default is the opposite of `special`.
+            ("normalized", known.normalized, !added_token.flags.get("special").copied().unwrap_or(false)),
         ];
-        if said.key == "added_tokens.json" {
+        if added_token.key == "added_tokens.json" {
             continue;
         }
         for (flag, known, default) in flags {
-            if said.flags.get(flag).copied().unwrap_or(default) != known {
+            if added_token.flags.get(flag).copied().unwrap_or(default) != known {
                 problems.push(format!(
-                    "`{}`: `{flag}` of {:?} is {}, and {known} in tokenizer.json; save the tokenizer again",
-                    said.key, said.content, !known
+                    "`{}`: `{flag}` of {:?} is {}, but {known} in tokenizer.json; save the tokenizer again",
+                    added_token.key, added_token.content, !known
                 ));
             }
         }
     }
-    // Rows are computed without it, but the library does not go without.
+    // Rows are computed without padding, but the library requires a padding token.
     if config.token("pad_token").is_none() {
         problems.push(
-            "`pad_token` is missing, without which sentence-transformers does not compute several texts at once; name one"
+            "`pad_token` is missing; sentence-transformers needs it to compute several texts at once; set it"
                 .to_owned(),
         );
     }
 }
 
-/// What a class makes of the keys, against what tokenizer.json has.
+/// Compares the tokenizer that a class builds from the keys with tokenizer.json.
 fn check_class(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut Vec<String>) {
     use TokenizerClass::{Backend, Bert, Gemma, Llama, MpNet, Qwen2, Roberta, XlmRoberta};
     let normalizer = written(tokenizer.get_normalizer());
     let pre_tokenizer = written(tokenizer.get_pre_tokenizer());
     let model = written(Some(tokenizer.get_model()));
     let kind = |part: &Value| part["type"].as_str().unwrap_or_default().to_owned();
-    let wanted = match config.class {
+    let expected = match config.class {
         Backend => return,
         Bert | MpNet => "WordPiece",
         Roberta | Llama | Qwen2 | Gemma => "BPE",
         XlmRoberta => "Unigram",
     };
-    // Llama 3's is of bytes, and then transformers takes tokenizer.json as it is.
+    // The tokenizer of Llama 3 is byte-level, and then transformers uses tokenizer.json as it is.
     if config.class == Llama && all_kinds(&pre_tokenizer).iter().any(|kind| kind == "ByteLevel") {
         return;
     }
     let parts = [all_kinds(&normalizer), all_kinds(&pre_tokenizer)].concat();
     let has = |kind: &str| parts.iter().any(|known| known == kind);
-    let fits = kind(&model) == wanted
+    let fits = kind(&model) == expected
         && match config.class {
             Bert | MpNet => has("BertNormalizer") && has("BertPreTokenizer"),
             Roberta => has("ByteLevel"),
@@ -152,8 +155,8 @@ fn check_class(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut V
         };
     if !fits {
         problems.push(format!(
-            "`tokenizer_class` is another kind of tokenizer than tokenizer.json ({} of {}): write TokenizersBackend if \
-             tokenizer.json is right",
+            "`tokenizer_class` names another kind of tokenizer than tokenizer.json ({} of {}); set it to \
+             TokenizersBackend if tokenizer.json is right",
             kind(&model),
             parts.join(", ")
         ));
@@ -162,28 +165,30 @@ fn check_class(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut V
     if matches!(config.class, Bert | MpNet) {
         check_words(&normalizer, config.words, problems);
     }
-    // Pieces by their chances have the number of the token, others its text.
+    // Unigram models store the unknown token's id, others its text.
     let number = model["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok());
     let of_number = number.and_then(|id| tokenizer.id_to_token(id));
     let unknown = model["unk_token"].as_str().or(of_number.as_deref());
     if let (Some(known), Some(given)) = (unknown, config.token("unk_token"))
         && known != given
     {
-        problems.push(format!("`unk_token` is {given:?}, and {known:?} in tokenizer.json"));
+        problems.push(format!(
+            "`unk_token` is {given:?}, but {known:?} in tokenizer.json; save the tokenizer again"
+        ));
     }
     check_prefix(&normalizer, &pre_tokenizer, config, problems);
     check_surroundings(tokenizer, config, problems);
 }
 
-/// The kinds of a part and of the parts that it is a sequence of.
+/// Returns the type of a part, and the types of its members if it is a sequence.
 fn all_kinds(part: &Value) -> Vec<String> {
     let own = part["type"].as_str().filter(|kind| *kind != "Sequence").map(str::to_owned);
     let inner = ["normalizers", "pretokenizers"].iter().filter_map(|key| part[*key].as_array()).flatten();
     own.into_iter().chain(inner.flat_map(all_kinds)).collect()
 }
 
-fn check_words(normalizer: &Value, words: Words, problems: &mut Vec<String>) {
-    let Words { lower_case, strip_accents, chinese } = words;
+fn check_words(normalizer: &Value, words: WordOptions, problems: &mut Vec<String>) {
+    let WordOptions { lower_case, strip_accents, chinese } = words;
     let lowers = normalizer["lowercase"] == Value::Bool(true);
     for (key, given, known) in [
         ("do_lower_case", lower_case, lowers),
@@ -197,14 +202,14 @@ fn check_words(normalizer: &Value, words: Words, problems: &mut Vec<String>) {
     ] {
         if given != known {
             problems.push(format!(
-                "`{key}` is {given} (or what the class takes for it), and tokenizer.json does the opposite; write the one \
-                 that the model was trained with to both"
+                "`{key}` is {given} (or that is the default of the class), but tokenizer.json does the opposite; set \
+                 both to the value that the model was trained with"
             ));
         }
     }
 }
 
-/// Whether a space is put before a text.
+/// Compares the settings for the space before a text.
 fn check_prefix(
     normalizer: &Value,
     pre_tokenizer: &Value,
@@ -224,16 +229,16 @@ fn check_prefix(
             let scheme = of_kind("Metaspace").map(|part| part["prepend_scheme"].clone());
             let prepends = all_kinds(normalizer).iter().any(|kind| kind == "Prepend");
             let legacy = config.legacy.unwrap_or(false);
-            let scheme_says = match &scheme {
+            let adds_space_everywhere = match &scheme {
                 Some(scheme) if *scheme == "never" => None,
                 Some(scheme) => Some(*scheme == "always"),
                 None => prepends.then_some(true),
             };
-            if config.class == Llama && scheme_says.is_some_and(|everywhere| everywhere != legacy) {
+            if config.class == Llama && adds_space_everywhere.is_some_and(|everywhere| everywhere != legacy) {
                 problems.push(format!(
-                    "`legacy` is {legacy} (or absent), by which the `tokenizer_class` puts a space before {}, and tokenizer.json \
-                     does the opposite; write the one that the model was trained with",
-                    if legacy { "what stands behind a special token, too" } else { "the beginning of a text alone" }
+                    "`legacy` is {legacy} (or absent), so this `tokenizer_class` adds a space {}, but tokenizer.json \
+                     does the opposite; set the value that the model was trained with",
+                    if legacy { "after every special token as well" } else { "at the beginning of a text only" }
                 ));
             }
             let known = scheme.map(|scheme| scheme != "never");
@@ -242,11 +247,14 @@ fn check_prefix(
         _ => return,
     };
     if known.is_some_and(|known| known != given) {
-        problems.push(format!("`add_prefix_space` is {given}, and tokenizer.json does the opposite"));
+        problems.push(format!(
+            "`add_prefix_space` is {given}, but tokenizer.json does the opposite; set both to the value that the \
+             model was trained with"
+        ));
     }
 }
 
-/// The ids around a text, of the tokenizer's own steps.
+/// Returns the ids before and after a text that the tokenizer adds.
 fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     let text = tokenizer.encode_fast("a", false).ok()?.get_ids().to_vec();
     let whole = tokenizer.encode_fast("a", true).ok()?.get_ids().to_vec();
@@ -254,7 +262,7 @@ fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     Some((whole[..start].to_vec(), whole[start + text.len()..].to_vec()))
 }
 
-/// Special tokens around a text, of classes that put them there themselves.
+/// Compares the special tokens around a text, for classes that add them themselves.
 fn check_surroundings(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut Vec<String>) {
     use TokenizerClass::{Bert, MpNet, Roberta, XlmRoberta};
     let names = match config.class {
@@ -262,27 +270,28 @@ fn check_surroundings(tokenizer: &Tokenizer, config: &TokenizerConfig, problems:
         XlmRoberta => ["bos_token", "eos_token"],
         _ => return,
     };
-    let Some((before, behind)) = around(tokenizer) else { return };
-    for (name, ids) in names.into_iter().zip([before, behind]) {
-        // A class falls back to the ids of its own vocabulary where the file says that there is none.
+    let Some((before, after)) = around(tokenizer) else { return };
+    for (name, ids) in names.into_iter().zip([before, after]) {
+        // Without an entry in the file, a class uses the token of its own vocabulary.
         let token = config.token(name).or_else(|| config.class.default_token(name));
         let id = token.and_then(|token| tokenizer.token_to_id(token));
         if ids.as_slice() != id.as_slice() {
             problems.push(format!(
-                "`{name}` of this `tokenizer_class` is {:?}, and tokenizer.json puts other tokens around a text ({ids:?})",
+                "`{name}` is {:?} for this `tokenizer_class`, but tokenizer.json adds other tokens ({ids:?}); save the \
+                 tokenizer again",
                 token.unwrap_or("absent")
             ));
         }
     }
 }
 
-/// Whether the beginning and the end of a text are marked, as the files say.
+/// Compares the markers of the beginning and the end of a text.
 fn check_ends(tokenizer: &mut Tokenizer, config: &TokenizerConfig, problems: &mut Vec<String>) {
-    let Some((before, behind)) = around(tokenizer) else { return };
+    let Some((before, after)) = around(tokenizer) else { return };
     let id = |name: &str| config.token(name).and_then(|token| tokenizer.token_to_id(token));
     let has_bos = id("bos_token").is_some_and(|id| before.contains(&id));
-    let has_eos = id("eos_token").is_some_and(|id| behind.contains(&id));
-    // gte-Qwen2's own class does it, and that is the code that the model was trained with.
+    let has_eos = id("eos_token").is_some_and(|id| after.contains(&id));
+    // The tokenizer class of gte-Qwen2, with which the model was trained, appends the token in code.
     if config.appends_in_code && config.add_eos == Some(true) && !has_eos {
         match (config.token("eos_token"), id("eos_token")) {
             (Some(token), Some(id)) => match appending(token, id) {
@@ -291,7 +300,7 @@ fn check_ends(tokenizer: &mut Tokenizer, config: &TokenizerConfig, problems: &mu
                 }
                 Err(problem) => problems.push(problem),
             },
-            _ => problems.push("`add_eos_token` is true, and there is no `eos_token`".to_owned()),
+            _ => problems.push("`add_eos_token` is true, but there is no `eos_token`; set it".to_owned()),
         }
         return;
     }
@@ -300,15 +309,15 @@ fn check_ends(tokenizer: &mut Tokenizer, config: &TokenizerConfig, problems: &mu
     {
         if given.is_some_and(|given| given != known) {
             problems.push(format!(
-                "`{key}` is {}, and tokenizer.json does the opposite: versions of transformers take the one or the other; \
-                 save the tokenizer again, with the post-processor that the model was trained with",
+                "`{key}` is {}, but tokenizer.json does the opposite, and versions of transformers differ in which \
+                 one they use; save the tokenizer again with the post-processor that the model was trained with",
                 !known
             ));
         }
     }
 }
 
-/// A text with this token behind it.
+/// Returns a post-processor that appends this token to a text.
 fn appending(token: &str, id: u32) -> Result<PostProcessorWrapper, String> {
     let template = TemplateProcessing::builder()
         .try_single(format!("$A:0 {token}:0"))
@@ -319,8 +328,8 @@ fn appending(token: &str, id: u32) -> Result<PostProcessorWrapper, String> {
     Ok(PostProcessorWrapper::Template(template))
 }
 
-/// Texts go into lower case before anything else, but for the names of special tokens; a tokenizer that does so itself
-/// is left as it is.
+/// Adds lower-casing of texts, except for the names of special tokens, before all other steps; a tokenizer that
+/// lower-cases by itself is left unchanged.
 fn lower(tokenizer: &mut Tokenizer) -> Result<(), String> {
     let normalizer = tokenizer.get_normalizer().cloned();
     let kinds = written(normalizer.as_ref());

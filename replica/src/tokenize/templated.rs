@@ -1,27 +1,29 @@
-//! The tokens of a pair that a chat template makes one text of.
+//! Tokens of a pair that a chat template formats as one text.
 //!
-//! What the template writes is tokenised whole and without special tokens around it, so that words meet the template's
-//! own as they did in training. Where it is too long, tokens of the document are taken out and, as far as that does not
-//! do, tokens of the query: never those of the template, whose end is what the model answers. Where they stand is seen by
-//! rendering once more with something else in their place, so it is asked only of a pair that is to be cut.
+//! The rendered text is tokenized as a whole and without special tokens around it, so that token boundaries between the
+//! template and the texts are the same as in training. If the result is too long, tokens of the document are removed,
+//! and, if that is not sufficient, tokens of the query; never those of the template, because the model generates its
+//! answer after the template's end. The positions of query and document are found by rendering again with placeholders;
+//! this is done only for pairs that must be cut.
 //!
-//! sentence-transformers cuts the end off and writes the template's end over what is left. Of a template whose document
-//! comes last that is the same; of others it loses the query, and this does not.
+//! sentence-transformers cuts off the end and then overwrites the last tokens with the template's end. The result is
+//! the same for templates whose document comes last; for others it loses the query, and this implementation does not.
 
 use std::ops::Range;
 
 use replica_core::input::{InvalidInput, OverlongPolicy, TruncationSide};
 
 use super::text::Problem;
-use super::{Reading, TextTokenizer, Tokenized};
+use super::{EncodeOptions, TextTokenizer, Tokenized};
 use crate::model::PairTemplate;
 
-/// Of a query that is to be cut so many bytes are looked at for each token that the model reads. With each document the
-/// query is tokenised again, and one of megabytes would be so a thousand times. Languages have 3 to 5 bytes in a token.
+/// Bytes of a query that are tokenized for each token of the model's limit, if the query must be cut. The query is
+/// tokenized again with each document, and a query of megabytes would be so a thousand times. Languages have 3 to 5
+/// bytes per token.
 const QUERY_BYTES_PER_TOKEN: usize = 16;
 
 impl TextTokenizer {
-    /// Whether the model has room for a pair of texts beside its template.
+    /// Checks that the model's limit has room for a pair of texts within its template.
     pub(super) fn check_template(&self) -> Result<(), String> {
         let Some(template) = &self.template else { return Ok(()) };
         let rendered = template.render("a", "b")?;
@@ -31,25 +33,25 @@ impl TextTokenizer {
             return Ok(());
         }
         Err(format!(
-            "the chat template makes {tokens} tokens of the shortest pair, and this model reads {most}: raise \
+            "the chat template makes {tokens} tokens of the shortest pair, but the model reads at most {most}; raise \
              `max_seq_length` or `model_max_length` of the model, or build its engine for longer sequences"
         ))
     }
 
-    /// The tokens of a query and a document.
+    /// Tokenizes a query and a document.
     pub(super) fn encode_templated(
         &self,
         template: &PairTemplate,
         query: &str,
         document: &str,
-        reading: &Reading,
+        options: &EncodeOptions,
     ) -> Result<Tokenized, Problem> {
-        let query = self.bounded(query, reading.overlong)?;
+        let query = self.bounded_query(query, options.overlong)?;
         let rendered = template.render(query, document).map_err(Problem::Template)?;
-        if reading.most.is_none() {
+        if options.most.is_none() {
             let encoding = self.tokenizer.encode_fast(rendered.as_str(), false)?;
             let fits = encoding.len() <= self.readable.max_input_tokens;
-            if fits || reading.overlong == OverlongPolicy::Reject {
+            if fits || options.overlong == OverlongPolicy::Reject {
                 return Ok(Tokenized { ids: encoding.get_ids().into(), types: None });
             }
         }
@@ -57,15 +59,15 @@ impl TextTokenizer {
         let places = template.places(query, document, &rendered).map_err(Problem::Template)?;
         let [query, document] = places.map(|place| tokens_within(encoding.get_offsets(), &place));
         let of_template = encoding.len() - query.len() - document.len();
-        let lengths = [query.len(), document.len().min(reading.most.unwrap_or(usize::MAX))];
-        let ([of_query, of_document], side) = match reading.overlong {
+        let lengths = [query.len(), document.len().min(options.most.unwrap_or(usize::MAX))];
+        let ([of_query, of_document], side) = match options.overlong {
             OverlongPolicy::Reject => (lengths, TruncationSide::Right),
             OverlongPolicy::Truncate(cut) => {
-                let room = self.readable.max_input_tokens.saturating_sub(of_template);
-                (cut.pair.shares(lengths, room), cut.side)
+                let available = self.readable.max_input_tokens.saturating_sub(of_template);
+                (cut.pair.shares(lengths, available), cut.side)
             }
         };
-        // To so many tokens a document is cut at its end, whichever end a pair loses.
+        // The limit for documents always cuts the end, whichever end the pair's limit cuts.
         let beginning = document.start..document.start + lengths[1];
         let keeps =
             [(query.clone(), kept(query, of_query, side)), (document, kept(beginning, of_document, side))];
@@ -74,8 +76,8 @@ impl TextTokenizer {
         Ok(Tokenized { ids: ids.map(|(_, id)| *id).collect(), types: None })
     }
 
-    /// The query, or what is looked at of it.
-    fn bounded<'a>(&self, query: &'a str, overlong: OverlongPolicy) -> Result<&'a str, Problem> {
+    /// Returns the query, or the part of it that can fit.
+    fn bounded_query<'a>(&self, query: &'a str, overlong: OverlongPolicy) -> Result<&'a str, Problem> {
         let limit = self.readable.max_input_tokens;
         let most = limit.saturating_mul(QUERY_BYTES_PER_TOKEN);
         if query.len() <= most {
@@ -92,7 +94,7 @@ impl TextTokenizer {
         if overlong != OverlongPolicy::Reject {
             return Ok(part);
         }
-        // Nothing is cut that was not to be: either this much is too long, or all of it is read.
+        // Nothing may be cut: either this part alone is too long, or the whole query is tokenized.
         let given = self.tokenizer.encode_fast(part, false)?.len();
         if given > limit {
             Err(Problem::Unreadable(InvalidInput::TooLong { limit, given }))
@@ -102,14 +104,14 @@ impl TextTokenizer {
     }
 }
 
-/// The tokens that lie in these bytes, of tokens that follow each other.
+/// Returns the range of consecutive tokens that lie within these bytes.
 fn tokens_within(offsets: &[(usize, usize)], place: &Range<usize>) -> Range<usize> {
     let start = offsets.partition_point(|(start, _)| *start < place.start);
     let end = offsets.partition_point(|(_, end)| *end <= place.end);
     start..end.max(start)
 }
 
-/// So many of them, which are no more than there are.
+/// Returns `count` tokens of the range, at most its length.
 fn kept(tokens: Range<usize>, count: usize, side: TruncationSide) -> Range<usize> {
     match side {
         TruncationSide::Right => tokens.start..tokens.start + count,

@@ -1,4 +1,4 @@
-//! Promises of the pool and of the tokenizer, over a vocabulary in which `w7` is the token 7.
+//! Tests of the pool and of the tokenizer, with a vocabulary in which `w7` is the token 7.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -15,7 +15,7 @@ use tokio::runtime;
 use super::*;
 use crate::model::{ModelDir, TokenizerConfig};
 
-/// `w7` is the token 7, and nothing is added around the words. The file asks for truncation and padding.
+/// Returns a `tokenizer.json` in which `w7` is the token 7, without special tokens. It enables truncation and padding.
 fn tokenizer_file() -> String {
     let words = (1..100).map(|n| format!(r#", "w{n}": {n}"#)).collect::<String>();
     format!(
@@ -40,20 +40,20 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
 }
 
-fn one(text: &str) -> Text {
-    Text::One(text.to_owned())
+fn one(text: &str) -> TextInput {
+    TextInput::One(text.to_owned())
 }
 
 fn encode(pool: &TokenizerPool, texts: &[&str]) -> Result<Vec<Box<[u32]>>, TokenizeError> {
     let texts = texts.iter().map(|text| one(text)).collect();
-    let tokens = block_on(pool.encode(texts, Reading::WHOLE))?;
+    let tokens = block_on(pool.encode(texts, EncodeOptions::WHOLE))?;
     Ok(tokens.into_iter().map(|tokens| tokens.ids).collect())
 }
 
 #[test]
 fn tokens_come_back_in_the_order_of_the_texts() {
     let pool = TokenizerPool::start(tokenizer(10_000, false), 3).expect("threads");
-    // Of a thousand texts each seventh fills a handful by itself.
+    // Every seventh of a thousand texts fills a chunk by itself.
     let long = "w1 ".repeat(CHUNK_BYTES / 3 + 1);
     let texts: Vec<String> =
         (0..1000).map(|i| if i % 7 == 0 { long.clone() } else { format!("w{} w2", i % 97 + 1) }).collect();
@@ -75,7 +75,7 @@ fn the_truncation_and_padding_of_the_file_are_not_applied() {
 }
 
 #[test]
-fn the_first_input_that_cannot_be_read_is_named() {
+fn the_first_unreadable_input_is_reported() {
     let pool = TokenizerPool::start(tokenizer(3, false), 2).expect("threads");
     let check = |texts: &[&str], index: usize, why: InvalidInput| {
         assert_eq!(encode(&pool, texts), Err(TokenizeError::Unreadable { index, why }));
@@ -87,7 +87,7 @@ fn the_first_input_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn a_model_that_wants_lower_case_gets_it() {
+fn a_model_trained_on_lower_case_gets_lower_case() {
     for (lower_case, id) in [(true, 5), (false, 0)] {
         let pool = TokenizerPool::start(tokenizer(3, lower_case), 1).expect("threads");
         assert_eq!(*encode(&pool, &["W5"]).expect("a token")[0], [id]);
@@ -95,15 +95,15 @@ fn a_model_that_wants_lower_case_gets_it() {
 }
 
 #[test]
-fn jobs_beyond_the_limit_are_refused_and_those_of_callers_who_left_make_room() {
+fn jobs_beyond_the_limit_are_rejected_until_callers_disconnect() {
     let pool = TokenizerPool::start(tokenizer(3, false), 0).expect("no threads");
     let mut cx = Context::from_waker(Waker::noop());
     let mut waiting: Vec<Pin<Box<dyn Future<Output = _> + '_>>> = Vec::new();
     for _ in 0..MAX_JOBS {
-        waiting.push(Box::pin(pool.encode(vec![one("w1")], Reading::WHOLE)));
+        waiting.push(Box::pin(pool.encode(vec![one("w1")], EncodeOptions::WHOLE)));
         assert!(waiting.last_mut().expect("one").as_mut().poll(&mut cx).is_pending());
     }
-    let one_more = pin!(pool.encode(vec![one("w1")], Reading::WHOLE));
+    let one_more = pin!(pool.encode(vec![one("w1")], EncodeOptions::WHOLE));
     assert_eq!(one_more.poll(&mut cx), Poll::Ready(Err(TokenizeError::Full)));
     waiting.clear();
     thread::scope(|scope| {
@@ -120,41 +120,44 @@ fn jobs_beyond_the_limit_are_refused_and_those_of_callers_who_left_make_room() {
 }
 
 #[test]
-fn a_huge_text_does_not_hold_up_a_short_one() {
+fn a_huge_text_does_not_delay_a_short_one() {
     let pool = TokenizerPool::start(tokenizer(usize::MAX, false), 2).expect("threads");
     let huge = "w1 ".repeat(1 << 20);
     let mut waiting: Vec<Pin<Box<dyn Future<Output = _> + '_>>> = Vec::new();
     let mut cx = Context::from_waker(Waker::noop());
     for _ in 0..4 {
-        waiting.push(Box::pin(pool.encode(vec![one(&huge)], Reading::WHOLE)));
+        waiting.push(Box::pin(pool.encode(vec![one(&huge)], EncodeOptions::WHOLE)));
         assert!(waiting.last_mut().expect("one").as_mut().poll(&mut cx).is_pending());
     }
     for _ in 0..50 {
         assert_eq!(*encode(&pool, &["w7"]).expect("a token")[0], [7]);
     }
-    // Both workers would be busy for as long as two of the four take; these fifty took a fraction of one.
+    // Two of the four would occupy both workers; these fifty took a fraction of the time of one.
     let pending = waiting.iter_mut().map(|huge| huge.as_mut().poll(&mut cx).is_pending());
     let pending = pending.filter(|pending| *pending).count();
     assert!(pending >= 2, "{pending} of 4 huge texts are still being worked on");
 }
 
 #[test]
-fn what_is_too_long_is_cut_at_the_end_that_was_named() {
+fn too_long_inputs_are_cut_at_the_selected_end() {
     let pool = TokenizerPool::start(tokenizer(4, false), 1).expect("threads");
     let cut = |side, pair| OverlongPolicy::Truncate(TruncationMethod { side, pair });
-    let check =
-        |text: Text, overlong: OverlongPolicy, most: Option<usize>, ids: &[u32], types: Option<&[u32]>| {
-            let reading = Reading { prompt: None, overlong, most };
-            let tokens = block_on(pool.encode(vec![text.clone()], reading)).expect("tokens");
-            assert_eq!((&*tokens[0].ids, tokens[0].types.as_deref()), (ids, types), "{text:?} {overlong:?}");
-        };
+    let check = |text: TextInput,
+                 overlong: OverlongPolicy,
+                 most: Option<usize>,
+                 ids: &[u32],
+                 types: Option<&[u32]>| {
+        let options = EncodeOptions { prompt: None, overlong, most };
+        let tokens = block_on(pool.encode(vec![text.clone()], options)).expect("tokens");
+        assert_eq!((&*tokens[0].ids, tokens[0].types.as_deref()), (ids, types), "{text:?} {overlong:?}");
+    };
     let (left, right) = (TruncationSide::Left, TruncationSide::Right);
     let longest = PairTruncation::LongestFirst;
     check(one("w1 w2 w3 w4 w5"), cut(right, longest), None, &[1, 2, 3, 4], None);
     check(one("w1 w2 w3 w4 w5"), cut(left, longest), None, &[2, 3, 4, 5], None);
     check(one("w1 w2 w3 w4 w5"), cut(right, longest), Some(2), &[1, 2], None);
     check(one("w1 w2 w3"), OverlongPolicy::Reject, Some(2), &[1, 2], None);
-    let pair = |first: &str, second: &str| Text::Pair(first.into(), second.to_owned());
+    let pair = |first: &str, second: &str| TextInput::Pair(first.into(), second.to_owned());
     let types = Some(&[0, 0, 1, 1][..]);
     check(pair("w1 w2", "w3 w4"), OverlongPolicy::Reject, None, &[1, 2, 3, 4], types);
     check(pair("w1 w2 w3", "w4 w5 w6"), cut(right, longest), None, &[1, 2, 4, 5], types);
@@ -168,28 +171,28 @@ fn what_is_too_long_is_cut_at_the_end_that_was_named() {
 }
 
 #[test]
-fn a_prompt_stands_before_each_text() {
+fn a_prompt_precedes_each_text() {
     let pool = TokenizerPool::start(tokenizer(4, true), 1).expect("threads");
-    let reading = Reading { prompt: Some("W9 ".into()), ..Reading::WHOLE };
-    let tokens = block_on(pool.encode(vec![one("w1"), one("w2")], reading)).expect("tokens");
+    let options = EncodeOptions { prompt: Some("W9 ".into()), ..EncodeOptions::WHOLE };
+    let tokens = block_on(pool.encode(vec![one("w1"), one("w2")], options)).expect("tokens");
     assert_eq!([&*tokens[0].ids, &*tokens[1].ids], [&[9, 1], &[9, 2]]);
 }
 
 #[test]
-fn tokens_are_shown_with_their_places_and_made_text_again() {
+fn tokens_are_returned_with_offsets_and_decode_to_the_text() {
     let pool = TokenizerPool::start(tokenizer(2, false), 1).expect("threads");
     let tokens = block_on(pool.inspect(vec!["w1 é w22".to_owned()], None, true)).expect("tokens");
-    let seen: Vec<(u32, &str, Option<usize>, Option<usize>)> =
+    let observed: Vec<(u32, &str, Option<usize>, Option<usize>)> =
         tokens[0].iter().map(|token| (token.id, token.text.as_str(), token.start, token.stop)).collect();
     let expected = [(1, "w1", Some(0), Some(2)), (0, "é", Some(3), Some(5)), (22, "w22", Some(6), Some(9))];
-    assert_eq!(seen, expected);
+    assert_eq!(observed, expected);
     assert_eq!(block_on(pool.decode(vec![vec![1, 22]], true)), Ok(vec!["w1 w22".to_owned()]));
     let why = InvalidInput::UnknownToken { id: 100, vocabulary: 100 };
     let unknown = block_on(pool.decode(vec![vec![1], vec![99, 100]], true));
     assert_eq!(unknown, Err(TokenizeError::Unreadable { index: 1, why }));
 }
 
-/// As BERT has it, with few pieces.
+/// Returns BERT's tokenizer with a few pieces.
 fn word_pieces() -> TextTokenizer {
     let words = [
         "[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "ab", "##a", "##b", "##ab", "c1", "##1", "!", "#", "-",
@@ -221,11 +224,11 @@ fn word_pieces() -> TextTokenizer {
         .expect("a tokenizer")
 }
 
-/// Texts of pieces, signs, spaces, control characters, special tokens and what is not plain, of any lengths.
+/// Random texts of pieces, punctuation, spaces, control characters, special tokens and characters beyond ASCII.
 #[test]
-fn the_short_way_to_word_pieces_comes_to_the_tokens_of_the_long_one() {
+fn the_word_piece_fast_path_equals_the_reference() {
     let short = word_pieces();
-    assert!(short.pieces.is_some(), "BERT's tokenizer has a short way");
+    assert!(short.pieces.is_some(), "BERT's tokenizer has a fast path");
     let mut long = word_pieces();
     long.pieces = None;
     let bits = [
@@ -233,14 +236,14 @@ fn the_short_way_to_word_pieces_comes_to_the_tokens_of_the_long_one() {
         "\u{1}", "\u{7f}", "!", "#", "-", "_", "[", "[CLS]", "é", "\u{2003}", "字", "aaaaaa", "aaaaaaa",
     ];
     let cut = |side| OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::LongestFirst });
-    let readings = [
-        Reading::WHOLE,
-        Reading { overlong: cut(TruncationSide::Right), ..Reading::WHOLE },
-        Reading { overlong: cut(TruncationSide::Left), ..Reading::WHOLE },
-        Reading { most: Some(3), ..Reading::WHOLE },
-        Reading { most: Some(0), overlong: cut(TruncationSide::Left), ..Reading::WHOLE },
+    let option_sets = [
+        EncodeOptions::WHOLE,
+        EncodeOptions { overlong: cut(TruncationSide::Right), ..EncodeOptions::WHOLE },
+        EncodeOptions { overlong: cut(TruncationSide::Left), ..EncodeOptions::WHOLE },
+        EncodeOptions { most: Some(3), ..EncodeOptions::WHOLE },
+        EncodeOptions { most: Some(0), overlong: cut(TruncationSide::Left), ..EncodeOptions::WHOLE },
     ];
-    // A generator of whole numbers, as good as any for this.
+    // Linear congruential generator.
     let mut state = 7_u64;
     let mut next = |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -248,16 +251,16 @@ fn the_short_way_to_word_pieces_comes_to_the_tokens_of_the_long_one() {
     };
     for _ in 0..20_000 {
         let text: String = (0..next(12)).map(|_| bits[next(bits.len())]).collect();
-        for reading in &readings {
+        for options in &option_sets {
             let tokens =
-                |way: &TextTokenizer| way.encode(&one(&text), reading, &mut text::LastFirst::default());
-            assert_eq!(tokens(&short), tokens(&long), "{text:?}, {reading:?}");
+                |way: &TextTokenizer| way.encode(&one(&text), options, &mut text::FirstEncoding::default());
+            assert_eq!(tokens(&short), tokens(&long), "{text:?}, {options:?}");
         }
     }
 }
 
-/// The tokenizer of the model whose template writes `w50 QUERY w51 DOCUMENT w52`, of so many tokens at most.
-fn templated(max_input_tokens: usize) -> Result<TextTokenizer, LoadError> {
+/// Tokenizer of a model whose template writes `w50 QUERY w51 DOCUMENT w52`, with this limit of tokens.
+fn templated(max_input_tokens: usize) -> Result<TextTokenizer, TokenizerLoadError> {
     let template = "w50 {{ messages[0].content }} w51 {{ messages[1].content }} w52\
                     {% if 'w66' in messages[1].content %}{{ raise_exception('no w66') }}{% endif %}";
     let folder = tempfile::tempdir().expect("a folder");
@@ -297,14 +300,14 @@ fn templated(max_input_tokens: usize) -> Result<TextTokenizer, LoadError> {
 }
 
 #[test]
-fn a_pair_in_a_template_loses_of_its_texts_and_never_of_the_template() {
+fn a_templated_pair_is_cut_in_its_texts_and_never_in_the_template() {
     let cut = |side, pair| OverlongPolicy::Truncate(TruncationMethod { side, pair });
     let (left, right) = (TruncationSide::Left, TruncationSide::Right);
     let (second, longest) = (PairTruncation::OnlySecond, PairTruncation::LongestFirst);
     let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
     let check = |query: &str, document: &str, overlong: OverlongPolicy, most: Option<usize>, ids: &[u32]| {
-        let text = Text::Pair(query.into(), document.to_owned());
-        let tokens = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most }));
+        let text = TextInput::Pair(query.into(), document.to_owned());
+        let tokens = block_on(pool.encode(vec![text], EncodeOptions { prompt: None, overlong, most }));
         assert_eq!(*tokens.expect("tokens")[0].ids, *ids, "{query} | {document} {overlong:?} {most:?}");
     };
     let long = "w3 w4 w5 w6 w7 w8";
@@ -320,38 +323,38 @@ fn a_pair_in_a_template_loses_of_its_texts_and_never_of_the_template() {
     check("w1", long, OverlongPolicy::Reject, Some(1), &[50, 1, 51, 3, 52]);
     check("w1", long, cut(right, second), Some(0), &[50, 1, 51, 52]);
     check("", "", cut(right, second), None, &[50, 51, 52]);
-    // The words of the template stand in the texts as well.
+    // The texts contain the words of the template as well.
     check("w50 w51 w52", "w51 w50 w52 w51 w52", cut(right, second), None, &[50, 50, 51, 51, 51, 50, 52, 52]);
 }
 
 #[test]
-fn a_query_of_megabytes_is_cut_before_it_meets_the_documents() {
+fn a_query_of_megabytes_is_cut_before_it_is_joined_with_the_documents() {
     let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
     for (side, kept) in [(TruncationSide::Right, [7, 1]), (TruncationSide::Left, [1, 9])] {
         let query: Arc<str> = format!("w7 {}w9", "w1 ".repeat(1 << 20)).into();
         let overlong = OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::OnlySecond });
-        let texts = (0..64).map(|_| Text::Pair(Arc::clone(&query), "w2 w3 w4 w5".to_owned())).collect();
-        // With all of it each of 64 documents would take seconds.
-        let tokens =
-            block_on(pool.encode(texts, Reading { prompt: None, overlong, most: None })).expect("tokens");
+        let texts = (0..64).map(|_| TextInput::Pair(Arc::clone(&query), "w2 w3 w4 w5".to_owned())).collect();
+        // Untruncated, each of 64 documents would take seconds.
+        let tokens = block_on(pool.encode(texts, EncodeOptions { prompt: None, overlong, most: None }))
+            .expect("tokens");
         let document = if side == TruncationSide::Right { [2, 3, 4] } else { [3, 4, 5] };
-        let wanted = [&[50][..], &kept, &[51], &document, &[52]].concat();
-        assert!(tokens.iter().all(|tokens| *tokens.ids == *wanted), "{:?} and not {wanted:?}", tokens[0]);
-        let text = Text::Pair(query, String::new());
-        // In the 128 bytes that are looked at.
+        let expected = [&[50][..], &kept, &[51], &document, &[52]].concat();
+        assert!(tokens.iter().all(|tokens| *tokens.ids == *expected), "{:?} and not {expected:?}", tokens[0]);
+        let text = TextInput::Pair(query, String::new());
+        // Of the 128 bytes that are tokenized.
         let why = InvalidInput::TooLong { limit: 8, given: 43 };
-        let refused = block_on(pool.encode(vec![text], Reading::WHOLE));
+        let refused = block_on(pool.encode(vec![text], EncodeOptions::WHOLE));
         assert_eq!(refused, Err(TokenizeError::Unreadable { index: 0, why }));
     }
 }
 
 #[test]
-fn a_long_query_of_few_tokens_is_read_whole_where_nothing_is_to_be_cut() {
+fn a_long_query_of_few_tokens_is_not_cut_when_truncation_is_off() {
     let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
     let query: Arc<str> = format!("w1 {}w2", " ".repeat(128)).into();
     let read = |overlong| {
-        let text = Text::Pair(Arc::clone(&query), "w3".to_owned());
-        let tokens = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most: None }));
+        let text = TextInput::Pair(Arc::clone(&query), "w3".to_owned());
+        let tokens = block_on(pool.encode(vec![text], EncodeOptions { prompt: None, overlong, most: None }));
         tokens.expect("tokens").remove(0).ids.to_vec()
     };
     assert_eq!(read(OverlongPolicy::Reject), [50, 1, 2, 51, 3, 52]);
@@ -360,11 +363,11 @@ fn a_long_query_of_few_tokens_is_read_whole_where_nothing_is_to_be_cut() {
 }
 
 #[test]
-fn what_a_template_cannot_take_is_refused_by_its_place() {
+fn inputs_that_a_template_rejects_are_reported_by_index() {
     let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
-    let pair = |document: &str| Text::Pair("w1".into(), document.to_owned());
-    let check = |texts: Vec<Text>, error: TokenizeError| {
-        assert_eq!(block_on(pool.encode(texts, Reading::WHOLE)), Err(error));
+    let pair = |document: &str| TextInput::Pair("w1".into(), document.to_owned());
+    let check = |texts: Vec<TextInput>, error: TokenizeError| {
+        assert_eq!(block_on(pool.encode(texts, EncodeOptions::WHOLE)), Err(error));
     };
     check(
         vec![pair("w2"), one("w2")],
@@ -374,14 +377,18 @@ fn what_a_template_cannot_take_is_refused_by_its_place() {
     check(vec![pair("w2"), pair("w66")], TokenizeError::Template { index: 1, why });
     let why = InvalidInput::TooLong { limit: 8, given: 9 };
     check(vec![pair("w1 w2 w3 w4 w5")], TokenizeError::Unreadable { index: 0, why });
-    // Three words of the template, and a text of one word each.
+    // Three words of the template, and one word of each text.
     templated(5).expect("room for the shortest pair");
     let error = templated(4).map(drop).expect_err("no room").to_string();
-    assert!(error.contains("makes 5 tokens of the shortest pair, and this model reads 4: raise"), "{error}");
+    assert!(
+        error.contains("makes 5 tokens of the shortest pair, but the model reads at most 4; raise"),
+        "{error}"
+    );
 }
 
-/// A tokenizer of words with `<s>` before a text or not and `</s>` behind it or not, beside a tokenizer_config.json.
-fn beside(ends: [bool; 2], config: &str, vocabulary: usize) -> Result<TextTokenizer, String> {
+/// Loads a word tokenizer with `<s>` before a text and `</s>` after it, if `ends` says so, beside a
+/// tokenizer_config.json.
+fn load_with_config(ends: [bool; 2], config: &str, vocabulary: usize) -> Result<TextTokenizer, String> {
     let special = |name: &str| format!(r#"{{"SpecialToken": {{"id": "{name}", "type_id": 0}}}}"#);
     let text = r#"{"Sequence": {"id": "A", "type_id": 0}}"#.to_owned();
     let parts = [ends[0].then(|| special("<s>")), Some(text), ends[1].then(|| special("</s>"))];
@@ -415,20 +422,20 @@ fn beside(ends: [bool; 2], config: &str, vocabulary: usize) -> Result<TextTokeni
         .map_err(|error| error.to_string())
 }
 
-/// Keys that stand in all of them.
+/// Keys of all test files.
 const NAMES: &str = r#""tokenizer_class": "TokenizersBackend", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>""#;
 
-/// As the model reads it with pooling of the last token, an end that is missing is another vector.
+/// With last-token pooling, a missing end-of-text token changes the vector.
 #[test]
-fn the_ends_of_a_text_are_those_that_both_files_say() {
+fn the_tokens_around_a_text_are_those_that_both_files_state() {
     let ids = |tokenizer: TextTokenizer| {
         let pool = TokenizerPool::start(tokenizer, 1).expect("a thread");
-        block_on(pool.encode(vec![one("a b")], Reading::WHOLE)).expect("tokens").remove(0).ids.to_vec()
+        block_on(pool.encode(vec![one("a b")], EncodeOptions::WHOLE)).expect("tokens").remove(0).ids.to_vec()
     };
-    for (ends, keys, wanted) in [
+    for (ends, keys, expected) in [
         ([true, false], r#""add_bos_token": true, "add_eos_token": false"#, vec![1, 3, 4]),
         ([true, true], r#""add_bos_token": true, "add_eos_token": true"#, vec![1, 3, 4, 2]),
-        // The code of gte-Qwen2 appends it.
+        // The tokenizer class of gte-Qwen2 appends it in code.
         (
             [false, false],
             r#""add_eos_token": true, "auto_map": {"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer",
@@ -436,33 +443,33 @@ fn the_ends_of_a_text_are_those_that_both_files_say() {
             vec![3, 4, 2],
         ),
     ] {
-        let loaded =
-            beside(ends, &format!("{{{NAMES}, {keys}}}"), 5).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(ids(loaded), wanted, "{keys}");
+        let loaded = load_with_config(ends, &format!("{{{NAMES}, {keys}}}"), 5)
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(ids(loaded), expected, "{keys}");
     }
-    // As e5-mistral's, had its tokenizer.json no end of the text in it.
+    // Like e5-mistral, if its tokenizer.json had no end-of-text token.
     for (ends, keys, sentence) in [
         (
             [true, false],
             r#""add_eos_token": true"#,
-            "`add_eos_token` is true, and tokenizer.json does the opposite",
+            "`add_eos_token` is true, but tokenizer.json does the opposite",
         ),
-        ([true, true], r#""add_eos_token": false"#, "`add_eos_token` is false, and"),
-        ([true, false], r#""add_bos_token": false"#, "`add_bos_token` is false, and"),
+        ([true, true], r#""add_eos_token": false"#, "`add_eos_token` is false, but"),
+        ([true, false], r#""add_bos_token": false"#, "`add_bos_token` is false, but"),
         (
             [true, false],
             r#""sep_token": "b""#,
             "`sep_token` = \"b\" is not a special token of tokenizer.json",
         ),
     ] {
-        let error = beside(ends, &format!("{{{NAMES}, {keys}}}"), 5).err().expect("a refusal");
+        let error = load_with_config(ends, &format!("{{{NAMES}, {keys}}}"), 5).err().expect("a refusal");
         assert!(error.contains("tokenizer_config.json") && error.contains(sentence), "{error}");
     }
 }
 
 #[test]
-fn ids_beyond_the_models_vocabulary_are_found_when_the_tokenizer_is_loaded() {
-    let error = beside([true, false], &format!("{{{NAMES}}}"), 4).err().expect("a refusal");
+fn ids_beyond_the_models_vocabulary_are_rejected_on_loading() {
+    let error = load_with_config([true, false], &format!("{{{NAMES}}}"), 4).err().expect("a refusal");
     assert!(error.contains("1 tokens have ids beyond the model's vocabulary (`vocab_size` = 4"), "{error}");
     assert!(error.contains("`b` = 4"), "{error}");
 }

@@ -1,11 +1,11 @@
-//! One text or pair of texts, as one model wants it.
+//! Tokenization of one text or pair for one model.
 //!
-//! The arithmetic is that of the `tokenizers` crate, which is the reference. What is ours is the order: each text is
-//! tokenised without special tokens, cut to the room that the special tokens leave, and only then put into the
-//! tokenizer's template. So truncation is an argument of a request and not a setting of the tokenizer, of which there is
-//! one for all threads; and the query of a rerank is tokenised once and not with each document.
+//! The algorithms are those of the `tokenizers` crate, which is the reference; only the order is ours: each text is
+//! tokenized without special tokens, truncated to the limit minus the special tokens, and only then passed to the
+//! tokenizer's template. So truncation is an option of a request and not a setting of the tokenizer, of which all
+//! threads share one; and the query of a rerank is tokenized once and not with each document.
 //!
-//! Of a model with a chat template a pair is one text, which [`templated`](super::templated) makes tokens of.
+//! For a model with a chat template a pair is one text, which [`templated`](super::templated) tokenizes.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -20,55 +20,56 @@ use super::word_pieces::WordPieces;
 use super::{Tokenized, settings};
 use crate::model::{ModelDir, PairTemplate, TokenizerConfig};
 
-/// A tokenizer that cannot be loaded.
+/// Error of loading a tokenizer.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot load the tokenizer {path}: {reason}")]
-pub struct LoadError {
+pub struct TokenizerLoadError {
     path: String,
     reason: String,
 }
 
-/// What a model computes at once.
+/// Input of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Text {
+pub enum TextInput {
     /// One text.
     One(String),
-    /// Two; the first may be that of many pairs.
+    /// Two texts; the first may be shared by many pairs.
     Pair(Arc<str>, String),
 }
 
-impl Text {
-    /// What it takes to read it.
+impl TextInput {
+    /// Returns the bytes to tokenize.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Text::One(text) => text.len(),
-            Text::Pair(first, second) => first.len() + second.len(),
+            TextInput::One(text) => text.len(),
+            TextInput::Pair(first, second) => first.len() + second.len(),
         }
     }
 }
 
-/// How the texts of a request are read.
+/// Options of tokenizing the texts of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reading {
-    /// What stands before each lone text, and of a pair before the first. A pair of a chat template has its own.
+pub struct EncodeOptions {
+    /// Prompt before each single text, and before the first of a pair. The pairs of a chat template have their own.
     pub prompt: Option<Arc<str>>,
-    /// What becomes of inputs that are too long.
+    /// Handling of inputs that are too long.
     pub overlong: OverlongPolicy,
-    /// A lone text, or the second of a pair, is cut to so many tokens before anything else.
+    /// Maximum tokens of a single text, or of the second of a pair; it is cut to them first.
     pub most: Option<usize>,
 }
 
-impl Reading {
-    /// Texts as they stand; what is too long is refused.
-    pub const WHOLE: Reading = Reading { prompt: None, overlong: OverlongPolicy::Reject, most: None };
+impl EncodeOptions {
+    /// Unchanged texts; too long ones are rejected.
+    pub const WHOLE: EncodeOptions =
+        EncodeOptions { prompt: None, overlong: OverlongPolicy::Reject, most: None };
 }
 
-/// Why a text did not become tokens.
+/// Reason why a text could not be tokenized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     /// The model cannot read it.
     Unreadable(InvalidInput),
-    /// The chat template does not take it, for this reason.
+    /// The chat template rejects it, with this message.
     Template(String),
     /// The tokenizer failed.
     Broken(String),
@@ -80,30 +81,30 @@ impl From<tokenizers::Error> for Problem {
     }
 }
 
-/// The first texts of pairs, tokenised; the last one is remembered.
+/// Tokens of the last first text of a pair, for reuse.
 #[derive(Default)]
-pub(super) struct LastFirst(Option<(Arc<str>, Encoding)>);
+pub(super) struct FirstEncoding(Option<(Arc<str>, Encoding)>);
 
-/// What makes tokens of a text, as one model wants it.
+/// Tokenizer of one model.
 pub struct TextTokenizer {
     pub(super) tokenizer: Tokenizer,
-    /// A shorter way to the same tokens, for the texts that it knows.
+    /// Fast path for plain ASCII texts.
     pub(super) pieces: Option<WordPieces>,
-    /// What makes one text of a pair, where pairs are not joined by their tokens.
+    /// Template that formats a pair as one text, for models with one.
     pub(super) template: Option<PairTemplate>,
     pub(super) readable: Readable,
-    /// Types of tokens that the model tells apart. Tokenizers write types for models that have none.
+    /// Number of token types that the model has. Tokenizers write types even for models without them.
     token_types: usize,
 }
 
 impl TextTokenizer {
-    /// Loads `tokenizer.json` from `model_folder`, without the truncation and padding that it may ask for: a request
-    /// says what becomes of too long an input, and batches are ragged.
+    /// Loads `tokenizer.json` from the model's folder, and disables its truncation and padding: requests choose the
+    /// handling of long inputs, and batches are ragged.
     pub fn load(
         model: &ModelDir,
         readable: Readable,
         token_types: usize,
-    ) -> Result<TextTokenizer, LoadError> {
+    ) -> Result<TextTokenizer, TokenizerLoadError> {
         let ModelDir { folder, sentence, template, tokenizer, .. } = model;
         TextTokenizer::load_from(
             folder,
@@ -115,8 +116,8 @@ impl TextTokenizer {
         )
     }
 
-    /// The same, by what the other files of the folder say; `lower_case` is for models that were trained on lower-case
-    /// text and leave that to whoever calls the tokenizer.
+    /// Loads `tokenizer.json` with the settings of the other files; `lower_case` is for models that were trained on
+    /// lower-case text and expect the caller to convert it.
     pub fn load_from(
         model_folder: &Path,
         config: &TokenizerConfig,
@@ -124,9 +125,9 @@ impl TextTokenizer {
         template: Option<PairTemplate>,
         readable: Readable,
         token_types: usize,
-    ) -> Result<TextTokenizer, LoadError> {
+    ) -> Result<TextTokenizer, TokenizerLoadError> {
         let path = model_folder.join("tokenizer.json");
-        let failed = |reason: tokenizers::Error| LoadError {
+        let failed = |reason: tokenizers::Error| TokenizerLoadError {
             path: path.display().to_string(),
             reason: reason.to_string(),
         };
@@ -138,116 +139,114 @@ impl TextTokenizer {
             return Err(failed(problems.join("; ").into()));
         }
         let pieces = WordPieces::of(&tokenizer);
-        let token_types = if config.tells_types() { token_types } else { 1 };
+        let token_types = if config.uses_token_types() { token_types } else { 1 };
         let loaded = TextTokenizer { tokenizer, pieces, template, readable, token_types };
         loaded.check_template().map_err(|reason| failed(reason.into()))?;
         Ok(loaded)
     }
 
-    /// The tokens of a text, special tokens included.
+    /// Returns the tokens of an input, special tokens included.
     pub(super) fn encode(
         &self,
-        text: &Text,
-        reading: &Reading,
-        firsts: &mut LastFirst,
+        text: &TextInput,
+        options: &EncodeOptions,
+        first_encoding: &mut FirstEncoding,
     ) -> Result<Tokenized, Problem> {
         let tokens = caught(|| match (text, &self.template) {
-            (Text::One(_), Some(_)) => Err(Problem::Unreadable(InvalidInput::PairRequired)),
-            (Text::One(text), None) => {
-                Ok(self.encode_one(&self.prepared(text, reading.prompt.as_deref()), reading)?)
+            (TextInput::One(_), Some(_)) => Err(Problem::Unreadable(InvalidInput::PairRequired)),
+            (TextInput::One(text), None) => {
+                Ok(self.encode_one(&self.with_prompt(text, options.prompt.as_deref()), options)?)
             }
-            (Text::Pair(first, second), Some(template)) => {
-                self.encode_templated(template, first, second, reading)
+            (TextInput::Pair(first, second), Some(template)) => {
+                self.encode_templated(template, first, second, options)
             }
-            (Text::Pair(first, second), None) => {
-                Ok(self.told(&self.encode_pair(first, second, reading, firsts)?))
+            (TextInput::Pair(first, second), None) => {
+                Ok(self.tokenized(&self.encode_pair(first, second, options, first_encoding)?))
             }
         })?;
         let Readable { max_input_tokens: _, vocabulary } = self.readable;
         if let Some(id) = tokens.ids.iter().copied().find(|id| *id as usize >= vocabulary) {
-            // A tokenizer may have tokens that its model was never given.
+            // A tokenizer may have tokens without an embedding in its model.
             return Err(Problem::Unreadable(InvalidInput::UnknownToken { id, vocabulary }));
         }
         self.readable.check_length(tokens.ids.len()).map_err(Problem::Unreadable)?;
         Ok(tokens)
     }
 
-    /// What the model is told of an encoding.
-    fn told(&self, encoding: &Encoding) -> Tokenized {
-        let told_apart = self.token_types > 1 && encoding.get_type_ids().iter().any(|id| *id != 0);
-        Tokenized {
-            ids: encoding.get_ids().into(),
-            types: told_apart.then(|| encoding.get_type_ids().into()),
-        }
+    /// Converts an encoding; types are omitted if the model has none.
+    fn tokenized(&self, encoding: &Encoding) -> Tokenized {
+        let has_types = self.token_types > 1 && encoding.get_type_ids().iter().any(|id| *id != 0);
+        Tokenized { ids: encoding.get_ids().into(), types: has_types.then(|| encoding.get_type_ids().into()) }
     }
 
-    fn encode_one(&self, text: &str, reading: &Reading) -> tokenizers::Result<Tokenized> {
-        let Reading { prompt: _, overlong, most } = reading;
+    fn encode_one(&self, text: &str, options: &EncodeOptions) -> tokenizers::Result<Tokenized> {
+        let EncodeOptions { prompt: _, overlong, most } = options;
         let (cut, side) = match overlong {
             OverlongPolicy::Reject => (usize::MAX, TruncationSide::Right),
-            OverlongPolicy::Truncate(cut) => (self.room(false), cut.side),
+            OverlongPolicy::Truncate(cut) => (self.text_capacity(false), cut.side),
         };
         let most = most.unwrap_or(usize::MAX).min(cut);
         if let Some(ids) = self.pieces.as_ref().and_then(|pieces| pieces.encode(text, most, side)) {
             return Ok(Tokenized { ids, types: None });
         }
         if most == usize::MAX {
-            return self.tokenizer.encode_fast(text, true).map(|encoding| self.told(&encoding));
+            return self.tokenizer.encode_fast(text, true).map(|encoding| self.tokenized(&encoding));
         }
         let mut encoding = self.tokenizer.encode_fast(text, false)?;
         truncate(&mut encoding, most, side);
-        self.tokenizer.post_process(encoding, None, true).map(|encoding| self.told(&encoding))
+        self.tokenizer.post_process(encoding, None, true).map(|encoding| self.tokenized(&encoding))
     }
 
     fn encode_pair(
         &self,
         first: &Arc<str>,
         second: &str,
-        reading: &Reading,
-        firsts: &mut LastFirst,
+        options: &EncodeOptions,
+        first_encoding: &mut FirstEncoding,
     ) -> tokenizers::Result<Encoding> {
-        let mut second = self.tokenizer.encode_fast(self.prepared(second, None), false)?;
-        if firsts.0.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, first)) {
-            let whole = self.prepared(first, reading.prompt.as_deref());
+        let mut second = self.tokenizer.encode_fast(self.with_prompt(second, None), false)?;
+        if first_encoding.0.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, first)) {
+            let whole = self.with_prompt(first, options.prompt.as_deref());
             let encoding = self.tokenizer.encode_fast(whole, false)?;
-            firsts.0 = Some((Arc::clone(first), encoding));
+            first_encoding.0 = Some((Arc::clone(first), encoding));
         }
-        let mut first = firsts.0.as_ref().map(|(_, encoding)| encoding.clone()).unwrap_or_default();
-        if let Some(most) = reading.most {
+        let mut first = first_encoding.0.as_ref().map(|(_, encoding)| encoding.clone()).unwrap_or_default();
+        if let Some(most) = options.most {
             truncate(&mut second, most, TruncationSide::Right);
         }
-        if let OverlongPolicy::Truncate(cut) = reading.overlong {
-            let [of_first, of_second] = cut.pair.shares([first.len(), second.len()], self.room(true));
+        if let OverlongPolicy::Truncate(cut) = options.overlong {
+            let [of_first, of_second] =
+                cut.pair.shares([first.len(), second.len()], self.text_capacity(true));
             truncate(&mut first, of_first, cut.side);
             truncate(&mut second, of_second, cut.side);
         }
-        // By itself it was a first text; a tokenizer without a template keeps the types that it finds.
+        // As a single text it has type 0; a tokenizer without a template keeps the existing types.
         second.set_type_ids(vec![1; second.len()]);
         self.tokenizer.post_process(first, Some(second), true)
     }
 
-    /// Tokens that are left beside the special ones.
-    fn room(&self, pair: bool) -> usize {
+    /// Returns the number of tokens left beside the special ones.
+    fn text_capacity(&self, pair: bool) -> usize {
         self.readable.max_input_tokens.saturating_sub(self.special_tokens(pair))
     }
 
-    /// Tokens that are put around a text or a pair.
+    /// Returns the number of special tokens around a text or a pair.
     pub(super) fn special_tokens(&self, pair: bool) -> usize {
         self.tokenizer.get_post_processor().map_or(0, |template| template.added_tokens(pair))
     }
 
-    fn prepared<'a>(&self, text: &'a str, prompt: Option<&str>) -> Cow<'a, str> {
+    fn with_prompt<'a>(&self, text: &'a str, prompt: Option<&str>) -> Cow<'a, str> {
         prompt.map_or(Cow::Borrowed(text), |prompt| Cow::Owned([prompt, text].concat()))
     }
 
-    /// The tokens of a text with their places in it. Nothing is too long for it.
+    /// Returns the tokens of a text with their offsets. The text may be of any length.
     pub(super) fn inspect(
         &self,
         text: &str,
         prompt: Option<&str>,
         special: bool,
     ) -> Result<Vec<SimpleToken>, Problem> {
-        let text = self.prepared(text, prompt);
+        let text = self.with_prompt(text, prompt);
         let encoding = caught(|| Ok(self.tokenizer.encode(&*text, special)?))?;
         let token = |at: usize| {
             let id = encoding.get_ids()[at];
@@ -264,7 +263,7 @@ impl TextTokenizer {
         Ok((0..encoding.len()).map(token).collect())
     }
 
-    /// The text of tokens.
+    /// Returns the text of tokens.
     pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, Problem> {
         let vocabulary = self.readable.vocabulary;
         if let Some(id) = ids.iter().copied().find(|id| *id as usize >= vocabulary) {
@@ -281,13 +280,13 @@ fn direction(side: TruncationSide) -> TruncationDirection {
     }
 }
 
-/// What is cut off is thrown away at once: the template would go round each piece of it.
+/// Cuts an encoding. The part cut off is dropped at once: the template would process each piece of it.
 fn truncate(encoding: &mut Encoding, most: usize, side: TruncationSide) {
     encoding.truncate(most, 0, direction(side));
     encoding.take_overflowing();
 }
 
-/// Third-party code meets strangers' text here; if it panics, that costs this request and not the thread.
+/// Runs third-party code on client input; a panic fails this request and not the thread.
 fn caught<T>(work: impl FnOnce() -> Result<T, Problem>) -> Result<T, Problem> {
     contain_work(work).unwrap_or_else(|_| Err(Problem::Broken("it panicked".to_owned())))
 }

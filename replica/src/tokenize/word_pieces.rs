@@ -1,14 +1,13 @@
-//! Word pieces of plain text, without the bookkeeping of the reference.
+//! Fast path of WordPiece tokenization for plain ASCII text.
 //!
-//! The `tokenizers` crate keeps, for each character, where it came from, through every step from text to tokens. It takes
-//! 1.5 µs for a token (Zen 4, November 2026), where an engine in bytes takes 30 for the rest. Most texts that BERT's
-//! tokenizer is given are ASCII, for which its steps are few: control characters go, letters become small, words end at
-//! spaces, signs are words of their own, and a word is cut into the longest pieces that the vocabulary has, from its front
-//! on.
+//! The `tokenizers` crate tracks the origin of every character through all steps from text to tokens. That takes 1.5 µs
+//! per token (Zen 4, November 2026), while an int8 engine takes 30 for everything else. Most texts for BERT's tokenizer
+//! are ASCII, and for them the steps are few: remove control characters, lower-case, split at spaces, make each
+//! punctuation character a word of its own, and split each word greedily, from its start, into the longest pieces in
+//! the vocabulary.
 //!
-//! Everything else is left to the reference: other characters, other tokenizers, and texts with a character in them with
-//! which a token begins that was added to the vocabulary, as `[MASK]` was. So both come to the same tokens, and a test
-//! holds them to it.
+//! All other texts use the reference: other characters, other tokenizers, and texts that contain the first character of
+//! a token added to the vocabulary, such as `[MASK]`. A test compares the tokens of both.
 
 use std::collections::HashMap;
 
@@ -18,26 +17,26 @@ use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer
 /// Pieces and their ids.
 type Pieces = HashMap<Box<[u8]>, u32>;
 
-/// What BERT's tokenizer does with plain text.
+/// WordPiece tokenizer for plain ASCII text.
 pub(super) struct WordPieces {
     /// Pieces that begin a word.
     heads: Pieces,
-    /// Pieces that go on with one, without what marks them.
+    /// Pieces that continue a word, without their prefix.
     tails: Pieces,
     /// Bytes of the longest piece.
     longest: usize,
-    /// Bytes of the longest word that is looked at.
+    /// Maximum bytes of a word; a longer one is unknown.
     most: usize,
     unknown: u32,
     lower_case: bool,
     /// Whether a token that was added to the vocabulary begins with this character.
     added: [bool; 128],
-    /// Special tokens around a lone text.
+    /// Special tokens before and after a single text.
     around: [Box<[u32]>; 2],
 }
 
 impl WordPieces {
-    /// Of a tokenizer that works like this; of others nothing.
+    /// Returns the fast path of a BERT tokenizer; `None` for others.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<WordPieces> {
         let Some(NormalizerWrapper::BertNormalizer(normalizer)) = tokenizer.get_normalizer() else {
             return None;
@@ -59,7 +58,7 @@ impl WordPieces {
         }
         let mut added = [false; 128];
         for token in tokenizer.get_added_tokens_decoder().values() {
-            // A token that is looked for in normalised text is found by either letter.
+            // A token that is matched in normalized text matches in either case.
             let first = *token.content.as_bytes().first()?;
             for first in [first.to_ascii_lowercase(), first.to_ascii_uppercase()] {
                 if let Some(added) = added.get_mut(usize::from(first)) {
@@ -80,8 +79,8 @@ impl WordPieces {
         })
     }
 
-    /// The tokens of a text, special ones included, of which no more than so many are kept of the text; `None` if it is not
-    /// for this to read.
+    /// Returns the tokens of a text, special ones included, with at most `most` tokens of the text itself; `None` if
+    /// the text needs the reference.
     pub(super) fn encode(&self, text: &str, most: usize, side: TruncationSide) -> Option<Box<[u32]>> {
         let plain = |byte: &u8| self.added.get(usize::from(*byte)).is_some_and(|added| !added);
         if !text.as_bytes().iter().all(plain) {
@@ -93,7 +92,7 @@ impl WordPieces {
         for byte in text.bytes() {
             match byte {
                 b' ' | b'\t' | b'\n' | b'\r' => self.end(&mut word, &mut ids),
-                // Within a word, the word goes on.
+                // Removed; the word continues.
                 _ if byte.is_ascii_control() => {}
                 _ if byte.is_ascii_punctuation() => {
                     self.end(&mut word, &mut ids);
@@ -116,7 +115,7 @@ impl WordPieces {
         Some(ids.into())
     }
 
-    /// Adds the pieces of a word, and begins another one.
+    /// Appends the pieces of the word, and starts another one.
     fn end(&self, word: &mut Vec<u8>, ids: &mut Vec<u32>) {
         let first = ids.len();
         let mut start = 0;
@@ -138,7 +137,8 @@ impl WordPieces {
     }
 }
 
-/// Special tokens before and behind a lone text, if that is all that the tokenizer adds and they have no types.
+/// Returns the special tokens before and after a single text, if the tokenizer adds nothing else and they have no
+/// types.
 fn around(tokenizer: &Tokenizer, heads: &Pieces) -> Option<[Box<[u32]>; 2]> {
     let words = heads.iter().filter(|(piece, _)| piece.iter().all(u8::is_ascii_lowercase));
     let (word, id) = words.min_by_key(|(_, id)| **id)?;

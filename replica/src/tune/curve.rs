@@ -1,20 +1,20 @@
-//! What turns come to: throughput, how long a batch takes, and what it costs before its first token.
+//! Statistics of measurements: throughput, duration of a batch, and fixed cost of a batch.
 
 use std::time::Duration;
 
 use super::plan::Setting;
 
-/// Batches of one setting, one after another.
+/// Consecutive batches of one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct MeasurementRun {
     /// Tokens of each batch.
     pub tokens: u64,
-    /// How long each took; at least one.
+    /// Duration of each batch; at least one.
     pub batches: Vec<Duration>,
 }
 
-impl Turn {
-    /// How long all of it took.
+impl MeasurementRun {
+    /// Returns the total duration.
     pub fn took(&self) -> Duration {
         self.batches.iter().sum()
     }
@@ -25,46 +25,46 @@ impl Turn {
     }
 }
 
-/// One setting, by everything that was measured of it.
+/// Statistics of all measurements of a setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// What was measured.
+    /// Measured setting.
     pub setting: Setting,
-    /// The median of its turns.
+    /// Median over the runs.
     pub tokens_per_second: f64,
-    /// Half of its batches were faster.
+    /// Median duration of a batch.
     pub batch_p50: Duration,
-    /// All but the slowest hundredth were.
+    /// 99th percentile of the duration of a batch.
     pub batch_p99: Duration,
-    /// How often it was measured.
-    pub turns: usize,
+    /// Number of runs.
+    pub runs: usize,
 }
 
 impl Point {
-    /// Of these turns, if there are any.
-    pub fn of(setting: Setting, turns: &[Turn]) -> Option<Point> {
-        let mut speeds: Vec<f64> = turns.iter().map(Turn::tokens_per_second).collect();
+    /// Computes the statistics; `None` without runs.
+    pub fn of(setting: Setting, runs: &[MeasurementRun]) -> Option<Point> {
+        let mut speeds: Vec<f64> = runs.iter().map(MeasurementRun::tokens_per_second).collect();
         speeds.sort_by(f64::total_cmp);
-        let mut batches: Vec<Duration> = turns.iter().flat_map(|turn| turn.batches.iter().copied()).collect();
+        let mut batches: Vec<Duration> = runs.iter().flat_map(|run| run.batches.iter().copied()).collect();
         batches.sort_unstable();
         Some(Point {
             setting,
             tokens_per_second: *speeds.get(speeds.len() / 2)?,
             batch_p50: at(&batches, 0.50)?,
             batch_p99: at(&batches, 0.99)?,
-            turns: turns.len(),
+            runs: runs.len(),
         })
     }
 }
 
-/// The nearest rank.
+/// Returns a percentile by nearest rank.
 fn at(sorted: &[Duration], share: f64) -> Option<Duration> {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// What a batch takes before its first token: the time of the line through the points at no tokens, where each point's
-/// error counts in proportion to its time. Absent when a line is not determined.
+/// Returns the fixed cost of a batch: the intercept of a line fitted through the points, with relative errors weighted
+/// equally. Absent if the line is not determined.
 pub fn fixed_cost(curve: &[Point]) -> Option<Duration> {
     let lines = curve.iter().map(|point| {
         let (x, y) = (point.setting.batch_tokens as f64, point.batch_p50.as_secs_f64());
@@ -79,7 +79,7 @@ pub fn fixed_cost(curve: &[Point]) -> Option<Duration> {
         sxy += weight * x * y;
     }
     let determinant = s * sxx - sx * sx;
-    // With one budget, or none, every line fits.
+    // With a single budget every slope fits.
     if curve.len() < 2 || determinant <= f64::EPSILON * s * sxx {
         return None;
     }
@@ -103,24 +103,24 @@ mod tests {
     }
 
     #[test]
-    fn a_point_is_the_median_of_turns_and_the_ranks_of_all_batches() {
-        let turn = |each: u64| Turn { tokens: 100, batches: vec![millis(each); 10] };
-        // One turn was disturbed for all of its time.
-        let point = Point::of(setting(100), &[turn(10), turn(1000), turn(20)]).expect("turns");
+    fn a_point_has_the_median_of_runs_and_the_percentiles_of_all_batches() {
+        let run = |each: u64| MeasurementRun { tokens: 100, batches: vec![millis(each); 10] };
+        // One run was disturbed for its whole duration.
+        let point = Point::of(setting(100), &[run(10), run(1000), run(20)]).expect("turns");
         assert_eq!(point.tokens_per_second, 100.0 / 0.020);
-        assert_eq!((point.batch_p50, point.batch_p99, point.turns), (millis(20), millis(1000), 3));
+        assert_eq!((point.batch_p50, point.batch_p99, point.runs), (millis(20), millis(1000), 3));
         assert_eq!(Point::of(setting(100), &[]), None);
     }
 
     #[test]
-    fn the_fixed_cost_is_where_the_line_meets_no_tokens() {
+    fn the_fixed_cost_is_the_intercept_of_the_line() {
         let point = |tokens: u64, time: Duration| {
-            Point::of(setting(tokens), &[Turn { tokens, batches: vec![time] }]).expect("a turn")
+            Point::of(setting(tokens), &[MeasurementRun { tokens, batches: vec![time] }]).expect("a turn")
         };
         let line = |tokens: u64| point(tokens, Duration::from_micros(700 + 20 * tokens));
         let cost = fixed_cost(&[64, 256, 1024, 4096].map(line)).expect("a line");
         assert!(cost.abs_diff(Duration::from_micros(700)) < Duration::from_micros(1), "{cost:?}");
-        // Caches give out: large batches cost more per token. That must not make the fixed cost negative.
+        // Cache misses: large batches cost more per token. The fixed cost must not become negative.
         assert_eq!(fixed_cost(&[point(64, millis(1)), point(128, millis(4))]), Some(Duration::ZERO));
         assert_eq!(fixed_cost(&[line(64)]), None);
     }

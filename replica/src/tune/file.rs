@@ -1,8 +1,9 @@
-//! The file that `meridian tune` writes and a replica reads: settings, what they are for, and the curve behind them.
+//! File that `meridian tune` writes and a replica reads: settings, model and hardware to which they apply, and the
+//! measured curve.
 //!
-//! Settings hold for one model on one kind of machine, so the file names both and lies in the model cache under both:
-//! `tuned/<digest of the model>/<digest of the hardware>.toml`. What is read back is checked like anything that people may
-//! edit; a file that does not fit is a reason to go on without it, and the reason is told.
+//! Settings apply to one model on one kind of machine, so the file names both and is stored in the model cache under
+//! both: `tuned/<digest of the model>/<digest of the hardware>.toml`. The file is validated on reading, because people
+//! may edit it; a replica ignores a file that does not apply and logs the reason.
 
 use std::fs;
 use std::io;
@@ -17,27 +18,27 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::curve::Point;
-use super::plan::Choice;
+use super::plan::TunedChoice;
 use super::quality::Quality;
 use crate::config::WINDOW_MAX_MS;
 
-/// The version of the file.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
-/// What a machine must have in common with the one that was measured.
+/// Hardware that must be the same as that of the measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// As the processor names itself.
+    /// Name of the processor.
     pub processor: String,
-    /// Cores that this process may use.
+    /// Cores available to this process.
     pub cores: usize,
-    /// The instructions that the engine computes with.
+    /// Instruction set of the engine.
     pub instruction_set: String,
 }
 
 impl Hardware {
-    /// This machine, with the engine's best instructions.
+    /// Returns the hardware of this machine, with the engine's best instruction set.
     pub fn here(instruction_set: &str) -> Hardware {
         let cores = available_parallelism().unwrap_or(NonZeroUsize::MIN).get();
         Hardware { processor: processor(), cores, instruction_set: instruction_set.to_owned() }
@@ -57,11 +58,11 @@ impl std::fmt::Display for Hardware {
     }
 }
 
-/// Linux says it in /proc; elsewhere the architecture has to do.
+/// Returns the name of the processor from /proc on Linux, else the architecture.
 fn processor() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let value = |key: &str| cpuinfo.lines().find(|line| line.starts_with(key))?.split_once(':');
-    // Virtual machines of different processors have the same name; family, model and stepping tell them apart.
+    // Virtual machines on different processors report the same name; family, model and stepping distinguish them.
     let parts =
         ["model name", "cpu family", "model\t", "stepping"].map(|key| value(key).map(|(_, it)| it.trim()));
     match parts {
@@ -72,31 +73,31 @@ fn processor() -> String {
     }
 }
 
-/// What was found for one model on one machine.
+/// Tuned settings of a model on a machine.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tuned {
-    /// The model, as one would write it.
+pub struct TunedModel {
+    /// Source of the model.
     pub source: String,
-    /// The digest of its files.
+    /// Digest of its files.
     pub digest: String,
-    /// The machine.
+    /// Hardware.
     pub hardware: Hardware,
-    /// For each precision, the recommended one first; at least one.
-    pub choices: Vec<Choice>,
+    /// Settings for each precision, the recommended one first; at least one.
+    pub choices: Vec<TunedChoice>,
 }
 
-/// A file that does not hold here, and why.
+/// Tuned settings that do not apply, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
-pub struct Unfit {
-    /// Which.
+pub struct TunedSettingsMismatch {
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// Reason.
     pub reason: String,
 }
 
-/// Where the file of this model and machine lies in the model cache at `root`.
-pub fn place(root: &Path, digest: &str, hardware: &Hardware) -> PathBuf {
+/// Returns the path of the file for this model and hardware in the model cache at `root`.
+pub fn default_path(root: &Path, digest: &str, hardware: &Hardware) -> PathBuf {
     folder(root, digest).join(hardware.name()).with_extension("toml")
 }
 
@@ -104,50 +105,57 @@ fn folder(root: &Path, digest: &str) -> PathBuf {
     root.join("tuned").join(digest)
 }
 
-/// The file for this model and machine: the one that was named, or else that of the cache. None where there is none.
+/// Finds the file for this model and hardware: the configured one, or else the one in the cache; `None` if there is
+/// none.
 pub fn find(
     root: &Path,
     named: Option<&Path>,
     digest: &str,
     hardware: &Hardware,
-) -> Result<Option<(PathBuf, Tuned)>, Unfit> {
-    let path = named.map_or_else(|| place(root, digest, hardware), Path::to_owned);
-    let unfit = |reason: String| Unfit { path: path.clone(), reason };
+) -> Result<Option<(PathBuf, TunedModel)>, TunedSettingsMismatch> {
+    let path = named.map_or_else(|| default_path(root, digest, hardware), Path::to_owned);
+    let mismatch = |reason: String| TunedSettingsMismatch { path: path.clone(), reason };
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => {
-            return elsewhere(root, digest, hardware).map_or(Ok(None), Err);
+            return tuned_on_other_hardware(root, digest, hardware).map_or(Ok(None), Err);
         }
-        Err(error) => return Err(unfit(format!("it cannot be read: {error}"))),
+        Err(error) => return Err(mismatch(format!("it cannot be read: {error}"))),
     };
-    let tuned = parse(&text).map_err(unfit)?;
+    let tuned = parse(&text).map_err(mismatch)?;
     if tuned.digest != digest {
-        return Err(unfit(format!(
-            "it is for a model with digest {}, and this one has {digest}",
+        return Err(mismatch(format!(
+            "it is for the model with digest {}, but the digest of this model is {digest}; run `meridian tune` for it",
             tuned.digest
         )));
     }
     if tuned.hardware != *hardware {
-        return Err(unfit(format!("it was measured on {}, and this is {hardware}", tuned.hardware)));
+        return Err(mismatch(format!(
+            "it was measured on {}, but this machine is {hardware}",
+            tuned.hardware
+        )));
     }
     Ok(Some((path, tuned)))
 }
 
-/// This model was tuned, but on other machines: the cache was copied, or the machine has changed.
-fn elsewhere(root: &Path, digest: &str, hardware: &Hardware) -> Option<Unfit> {
+/// Returns a mismatch if this model was tuned on other hardware: the cache was copied, or the machine has changed.
+fn tuned_on_other_hardware(root: &Path, digest: &str, hardware: &Hardware) -> Option<TunedSettingsMismatch> {
     let mut files: Vec<PathBuf> =
         fs::read_dir(folder(root, digest)).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
     let path = files.into_iter().next()?;
     let tuned = parse(&fs::read_to_string(&path).ok()?).ok()?;
-    Some(Unfit { path, reason: format!("it was measured on {}, and this is {hardware}", tuned.hardware) })
+    Some(TunedSettingsMismatch {
+        path,
+        reason: format!("it was measured on {}, but this machine is {hardware}", tuned.hardware),
+    })
 }
 
-/// What stands in the file.
+/// Content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FileV1 {
+struct TunedFileV1 {
     version: u32,
     model: String,
     digest: String,
@@ -191,13 +199,15 @@ struct PointV1 {
     tokens_per_second: f64,
     batch_p50_ms: f64,
     batch_p99_ms: f64,
-    turns: usize,
+    /// Called `turns` in files of older versions.
+    #[serde(alias = "turns")]
+    runs: usize,
 }
 
-/// The file's text.
-pub fn text(tuned: &Tuned, qualities: &[(Precision, Quality)], points: &[Point]) -> String {
-    let Tuned { source, digest, hardware, choices } = tuned;
-    let file = FileV1 {
+/// Returns the text of the file.
+pub fn text(tuned: &TunedModel, qualities: &[(Precision, Quality)], points: &[Point]) -> String {
+    let TunedModel { source, digest, hardware, choices } = tuned;
+    let file = TunedFileV1 {
         version: VERSION,
         model: source.clone(),
         digest: digest.clone(),
@@ -208,12 +218,12 @@ pub fn text(tuned: &Tuned, qualities: &[(Precision, Quality)], points: &[Point])
     };
     let body = toml::to_string(&file).expect("numbers and names are TOML");
     format!(
-        "# Written by `meridian tune`. A replica of this model on such a machine takes the settings of its own precision,\n\
-         # but for what its own configuration says. Delete the file to go back to the defaults.\n\n{body}"
+        "# Written by `meridian tune`. A replica of this model on this hardware uses the settings of its precision,\n\
+         # unless its configuration sets another value. Delete this file to return to the defaults.\n\n{body}"
     )
 }
 
-/// Writes the file as a whole: a replica may be reading it.
+/// Replaces the file atomically: a replica may be reading it.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -223,23 +233,23 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(new, path)
 }
 
-fn parse(text: &str) -> Result<Tuned, String> {
-    let file: FileV1 = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
-    let FileV1 { version, model, digest, hardware, settings, quality: _, curve: _ } = file;
+fn parse(text: &str) -> Result<TunedModel, String> {
+    let file: TunedFileV1 = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+    let TunedFileV1 { version, model, digest, hardware, settings, quality: _, curve: _ } = file;
     if version != VERSION {
         return Err(format!(
-            "it has version {version}, and this program reads {VERSION}; run `meridian tune` again"
+            "it has version {version}, but this program reads version {VERSION}; run `meridian tune` again"
         ));
     }
-    let choices: Vec<Choice> = settings.into_iter().map(SettingsV1::check).collect::<Result<_, _>>()?;
+    let choices: Vec<TunedChoice> = settings.into_iter().map(SettingsV1::check).collect::<Result<_, _>>()?;
     if choices.is_empty() {
         return Err("it has no settings; run `meridian tune` again".to_owned());
     }
-    Ok(Tuned { source: model, digest, hardware, choices })
+    Ok(TunedModel { source: model, digest, hardware, choices })
 }
 
 impl SettingsV1 {
-    fn check(self) -> Result<Choice, String> {
+    fn check(self) -> Result<TunedChoice, String> {
         let SettingsV1 {
             precision,
             threads,
@@ -251,29 +261,33 @@ impl SettingsV1 {
             target_met,
         } = self;
         let precision = precision.parse().map_err(|error| format!("`precision`: {error}"))?;
-        let threads = NonZeroUsize::new(threads).ok_or("`threads` = 0; at least one computes")?;
+        let threads = NonZeroUsize::new(threads).ok_or("`threads` = 0; give at least 1")?;
         for (key, tokens) in
             [("batch_tokens", batch_tokens), ("interactive_batch_tokens", interactive_batch_tokens)]
         {
             if tokens == 0 || tokens > u64::from(u32::MAX) {
-                return Err(format!("`{key}` = {tokens}; a whole number from 1 to {} is wanted", u32::MAX));
+                return Err(format!("`{key}` = {tokens}; give a whole number from 1 to {}", u32::MAX));
             }
         }
         if !(1..=99).contains(&bulk_share_percent) {
-            return Err(format!("`bulk_share_percent` = {bulk_share_percent}; 1 to 99 is wanted"));
+            return Err(format!(
+                "`bulk_share_percent` = {bulk_share_percent}; give a whole number from 1 to 99"
+            ));
         }
         if !(0.0..=WINDOW_MAX_MS).contains(&window_max_ms) {
-            return Err(format!("`window_max_ms` = {window_max_ms}; 0 to {WINDOW_MAX_MS} is wanted"));
+            return Err(format!(
+                "`window_max_ms` = {window_max_ms}; give a number from 0 to {WINDOW_MAX_MS}"
+            ));
         }
         let window_max = Duration::from_secs_f64(window_max_ms / 1e3);
         let batch = BatchSettings { batch_tokens, interactive_batch_tokens, bulk_share_percent, window_max };
-        Ok(Choice { precision, threads, batch, tokens_per_second, target_met })
+        Ok(TunedChoice { precision, threads, batch, tokens_per_second, target_met })
     }
 }
 
-impl From<&Choice> for SettingsV1 {
-    fn from(choice: &Choice) -> SettingsV1 {
-        let Choice { precision, threads, batch, tokens_per_second, target_met } = choice;
+impl From<&TunedChoice> for SettingsV1 {
+    fn from(choice: &TunedChoice) -> SettingsV1 {
+        let TunedChoice { precision, threads, batch, tokens_per_second, target_met } = choice;
         let BatchSettings { batch_tokens, interactive_batch_tokens, bulk_share_percent, window_max } = batch;
         SettingsV1 {
             precision: precision.to_string(),
@@ -297,7 +311,7 @@ impl QualityV1 {
 
 impl From<&Point> for PointV1 {
     fn from(point: &Point) -> PointV1 {
-        let Point { setting, tokens_per_second, batch_p50, batch_p99, turns } = point;
+        let Point { setting, tokens_per_second, batch_p50, batch_p99, runs } = point;
         PointV1 {
             precision: setting.precision.to_string(),
             threads: setting.threads.get(),
@@ -305,12 +319,12 @@ impl From<&Point> for PointV1 {
             tokens_per_second: tokens_per_second.round(),
             batch_p50_ms: millis(*batch_p50),
             batch_p99_ms: millis(*batch_p99),
-            turns: *turns,
+            runs: *runs,
         }
     }
 }
 
-/// In milliseconds, to the microsecond.
+/// Converts to milliseconds, with microsecond precision.
 fn millis(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
 }
@@ -319,8 +333,8 @@ fn millis(duration: Duration) -> f64 {
 mod tests {
     use super::*;
 
-    fn tuned() -> Tuned {
-        let choice = Choice {
+    fn tuned() -> TunedModel {
+        let choice = TunedChoice {
             precision: Precision::F32,
             threads: NonZeroUsize::MIN,
             batch: BatchSettings {
@@ -334,47 +348,52 @@ mod tests {
         };
         let hardware =
             Hardware { processor: "an abacus".to_owned(), cores: 3, instruction_set: "beads".to_owned() };
-        Tuned { source: "pypi://a".to_owned(), digest: "d1".to_owned(), hardware, choices: vec![choice] }
+        TunedModel { source: "pypi://a".to_owned(), digest: "d1".to_owned(), hardware, choices: vec![choice] }
     }
 
-    fn placed(root: &Path, tuned: &Tuned, text: &str) -> PathBuf {
-        let path = place(root, &tuned.digest, &tuned.hardware);
+    fn write_default(root: &Path, tuned: &TunedModel, text: &str) -> PathBuf {
+        let path = default_path(root, &tuned.digest, &tuned.hardware);
         write(&path, text).expect("a file");
         path
     }
 
     #[test]
-    fn what_was_written_is_found_again_for_the_same_model_and_machine() {
+    fn written_settings_are_found_for_the_same_model_and_hardware() {
         let root = tempfile::tempdir().expect("a folder");
         let tuned = tuned();
         let find = || find(root.path(), None, &tuned.digest, &tuned.hardware);
         assert_eq!(find(), Ok(None));
-        let path = placed(root.path(), &tuned, &text(&tuned, &[], &[]));
+        let path = write_default(root.path(), &tuned, &text(&tuned, &[], &[]));
         assert_eq!(find(), Ok(Some((path, tuned.clone()))));
     }
 
     #[test]
-    fn a_file_of_another_model_or_machine_is_not_taken_and_says_why() {
+    fn settings_of_another_model_or_machine_are_rejected_with_the_reason() {
         let root = tempfile::tempdir().expect("a folder");
         let tuned = tuned();
-        let path = placed(root.path(), &tuned, &text(&tuned, &[], &[]));
+        let path = write_default(root.path(), &tuned, &text(&tuned, &[], &[]));
         let check = |named: Option<&Path>, digest: &str, cores: usize, part: &str| {
             let hardware = Hardware { cores, ..tuned.hardware.clone() };
-            let unfit = find(root.path(), named, digest, &hardware).expect_err("unfit");
-            assert!(unfit.path == path && unfit.reason.contains(part), "{unfit}");
+            let mismatch = find(root.path(), named, digest, &hardware).expect_err("unfit");
+            assert!(mismatch.path == path && mismatch.reason.contains(part), "{mismatch}");
         };
-        check(Some(&path), "d2", 3, "for a model with digest d1, and this one has d2");
-        check(Some(&path), "d1", 4, "measured on an abacus, 3 cores, beads, and this is an abacus, 4 cores");
+        check(Some(&path), "d2", 3, "for the model with digest d1, but the digest of this model is d2");
+        check(
+            Some(&path),
+            "d1",
+            4,
+            "measured on an abacus, 3 cores, beads, but this machine is an abacus, 4 cores",
+        );
         check(None, "d1", 4, "measured on an abacus, 3 cores");
-        assert_eq!(find(root.path(), None, "d2", &tuned.hardware), Ok(None), "nobody tuned that one");
+        assert_eq!(find(root.path(), None, "d2", &tuned.hardware), Ok(None), "the model was never tuned");
         let missing = root.path().join("missing.toml");
-        let unfit =
-            find(root.path(), Some(&missing), "d1", &tuned.hardware).expect_err("named and not there");
-        assert!(unfit.reason.contains("cannot be read"), "{unfit}");
+        let mismatch = find(root.path(), Some(&missing), "d1", &tuned.hardware)
+            .expect_err("the configured file is missing");
+        assert!(mismatch.reason.contains("cannot be read"), "{mismatch}");
     }
 
     #[test]
-    fn a_file_that_was_edited_badly_is_not_taken_and_says_why() {
+    fn an_invalid_file_is_rejected_with_the_reason() {
         let root = tempfile::tempdir().expect("a folder");
         let tuned = tuned();
         let good = text(&tuned, &[], &[]);
@@ -390,9 +409,9 @@ mod tests {
             ("target_met", "traget_met", "traget_met"),
         ] {
             assert!(good.contains(from), "{from} in {good}");
-            placed(root.path(), &tuned, &good.replacen(from, to, 1));
-            let unfit = find(root.path(), None, &tuned.digest, &tuned.hardware).expect_err(to);
-            assert!(unfit.reason.contains(part), "{part:?} in {unfit}");
+            write_default(root.path(), &tuned, &good.replacen(from, to, 1));
+            let mismatch = find(root.path(), None, &tuned.digest, &tuned.hardware).expect_err(to);
+            assert!(mismatch.reason.contains(part), "{part:?} in {mismatch}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Runs settings on the real engine. The only place of tuning that knows a clock.
+//! Measurement of settings on the real engine; the only module of tuning that uses a clock.
 //!
-//! Batches have the lengths of everyday traffic (log-normal, as in the benches) and token ids drawn at random: arithmetic
-//! does not look at them. Engines stay loaded, since turns alternate between them; their weights are mapped, and threads
-//! without work sleep.
+//! Batches have the lengths of typical traffic (log-normal, as in the benchmarks) and random token ids: the compute
+//! time does not depend on them. Engines stay loaded, because runs alternate between them; their weights are
+//! memory-mapped, and idle threads sleep.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -13,7 +13,7 @@ use rand::{Rng, SeedableRng};
 use replica_core::Precision;
 
 use super::TuneError;
-use super::curve::Turn;
+use super::curve::MeasurementRun;
 use super::plan::Setting;
 use super::quality::Quality;
 use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
@@ -21,16 +21,16 @@ use crate::engine::{BatchBuffer, Engine, Output};
 use crate::model::ModelDir;
 use crate::tokenize::Tokenized;
 
-/// A turn goes on for this long, and for a batch at least. Longer than what a scheduler gives somebody else at a time.
-const TURN: Duration = Duration::from_millis(250);
-/// Median of the lengths, in tokens, and the spread of their logarithm.
+/// Duration of a run, and at least one batch. It is longer than a time slice of the scheduler.
+const RUN_TIME: Duration = Duration::from_millis(250);
+/// Median of the lengths, in tokens, and the standard deviation of their logarithm.
 const MEDIAN_TOKENS: f64 = 40.0;
-const SPREAD: f64 = 0.8;
-/// The shortest text.
-const TOKENS_LEAST: usize = 8;
+const LOG_STANDARD_DEVIATION: f64 = 0.8;
+/// Minimum length.
+const MIN_TOKENS: usize = 8;
 const SEED: u64 = 7;
 
-/// One model with as many engines as have been asked for.
+/// A model with all engines loaded so far.
 pub(super) struct Bench {
     model: ModelDir,
     packed: PackedCache,
@@ -42,8 +42,8 @@ impl Bench {
         Bench { model, packed, engines: BTreeMap::new() }
     }
 
-    /// Runs batches of this setting for a moment.
-    pub(super) fn turn(&mut self, setting: Setting) -> Result<Turn, TuneError> {
+    /// Runs batches of this setting for [`RUN_TIME`].
+    pub(super) fn run(&mut self, setting: Setting) -> Result<MeasurementRun, TuneError> {
         let Setting { precision, threads, batch_tokens } = setting;
         let engine = self.engine(precision, threads)?;
         let batch = batch(engine, batch_tokens);
@@ -53,19 +53,19 @@ impl Bench {
             engine.compute(&batch.batch(), Output::Pooled, &mut out).map_err(TuneError::engine)?;
             Ok(begin.elapsed())
         };
-        // After another setting, caches and threads have to find back; that batch counts only if it takes all the time.
+        // The first batch after another setting warms up caches and threads; it counts only if it takes the whole time.
         let first = compute()?;
-        if first >= TURN {
-            return Ok(Turn { tokens: batch_tokens, batches: vec![first] });
+        if first >= RUN_TIME {
+            return Ok(MeasurementRun { tokens: batch_tokens, batches: vec![first] });
         }
         let (begin, mut batches) = (Instant::now(), Vec::new());
-        while begin.elapsed() < TURN {
+        while begin.elapsed() < RUN_TIME {
             batches.push(compute()?);
         }
-        Ok(Turn { tokens: batch_tokens, batches })
+        Ok(MeasurementRun { tokens: batch_tokens, batches })
     }
 
-    /// How near this precision comes to the reference, by the hidden numbers of these texts' tokens. Ends after `time`.
+    /// Compares this precision with the reference by the cosines of the texts' rows. Ends after `time`.
     pub(super) fn quality(
         &mut self,
         precision: Precision,
@@ -101,8 +101,8 @@ impl Bench {
     }
 }
 
-/// What the engine makes of one text: for an embedder its vector; the logits of a label head say too little about the
-/// arithmetic before them, and two of one label always have the same direction.
+/// Returns the engine's rows for a text: the vector of an embedding model, else the hidden states of the tokens,
+/// because logits depend too little on the precision, and those of a single label always have the same direction.
 fn rows(engine: &CpuEngine, text: &Tokenized) -> Result<Vec<f32>, TuneError> {
     let described = engine.describe();
     let (output, numbers) = match described.task {
@@ -121,7 +121,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
 }
 
-/// A batch of exactly so many tokens, the same each time.
+/// Returns a batch of exactly this many tokens, the same in every call.
 fn batch(engine: &CpuEngine, tokens: u64) -> BatchBuffer {
     let described = engine.describe();
     let mut random = SmallRng::seed_from_u64(SEED);
@@ -138,9 +138,9 @@ fn batch(engine: &CpuEngine, tokens: u64) -> BatchBuffer {
 }
 
 fn length(random: &mut SmallRng) -> usize {
-    // The sum of twelve uniform numbers is as good as normal for this.
+    // The sum of twelve uniform numbers approximates a normal distribution sufficiently.
     let normal = (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
-    ((MEDIAN_TOKENS * (SPREAD * normal).exp()) as usize).max(TOKENS_LEAST)
+    ((MEDIAN_TOKENS * (LOG_STANDARD_DEVIATION * normal).exp()) as usize).max(MIN_TOKENS)
 }
 
 #[cfg(test)]
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cosine_of_a_vector_with_itself_is_one_and_with_its_opposite_minus_one() {
+    fn the_cosine_is_one_for_equal_and_minus_one_for_opposite_vectors() {
         let vector = [0.5, -2.0, 3.0];
         assert!((cosine(&vector, &vector) - 1.0).abs() < 1e-12);
         assert!((cosine(&vector, &vector.map(|x| -2.0 * x)) + 1.0).abs() < 1e-12);
@@ -156,11 +156,11 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_those_of_everyday_texts() {
+    fn lengths_follow_the_distribution_of_typical_texts() {
         let mut random = SmallRng::seed_from_u64(SEED);
         let mut lengths: Vec<usize> = (0..1000).map(|_| length(&mut random)).collect();
         lengths.sort_unstable();
         assert!((35..=45).contains(&lengths[500]), "the median is {}", lengths[500]);
-        assert!(lengths[0] >= TOKENS_LEAST && lengths[990] > 150, "{lengths:?}");
+        assert!(lengths[0] >= MIN_TOKENS && lengths[990] > 150, "{lengths:?}");
     }
 }

@@ -1,16 +1,17 @@
-//! `meridian tune`: finds, for one model on one machine, how many threads, how many tokens in a batch, how long a window,
-//! and which precision at what quality; and keeps it where a replica finds it.
+//! `meridian tune`: finds threads, batch size, batching delay and precision for a model on a machine, and stores them
+//! where replicas find them.
 //!
 //! In reading order:
 //!
-//! 1. [`plan`] — what to measure next and what to choose: pure, tested on machines that are formulas.
-//! 2. [`curve`] — what turns of one setting come to; [`quality`] — whether a precision is good enough.
-//! 3. `measure` — the engine and the clock; `texts` — what quality is measured on.
-//! 4. [`file`](mod@file) — what is written, and when it holds; [`adopt`] — what a replica makes of it.
-//! 5. [`report`] — a table and JSON; [`plot`] — throughput against latency.
+//! 1. [`plan`]: decides what to measure next and which settings to choose. Pure; tested with formulas as machines.
+//! 2. [`curve`]: statistics of the measurements of a setting; [`quality`]: accuracy of a precision.
+//! 3. `measure`: engine and clock; `texts`: texts for measuring accuracy.
+//! 4. [`file`](mod@file): format of the stored settings, and when they apply; [`effective`]: the settings with which a
+//!    replica runs.
+//! 5. [`report`]: table and JSON; [`plot`]: throughput against latency.
 
-pub mod adopt;
 pub mod curve;
+pub mod effective;
 pub mod file;
 mod measure;
 pub mod plan;
@@ -31,122 +32,122 @@ use replica_core::input::Readable;
 use tokio::runtime;
 
 use self::curve::Point;
-use self::file::{Hardware, Tuned};
+use self::file::{Hardware, TunedModel};
 use self::measure::Bench;
-use self::plan::{Choice, Plan, Setting, Task};
+use self::plan::{SearchPlan, SearchTask, Setting, TunedChoice};
 use self::quality::Quality;
 use crate::cache::{CachedModel, ModelCache};
 use crate::engine::Engine;
 use crate::engine::cpu::{Isa, PackedCache};
 use crate::model::ModelDir;
-use crate::tokenize::{Reading, Text, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
+use crate::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
 
-/// The least that says anything: the threads, a few budgets and the comparison, once each.
-pub const SECONDS_LEAST: u64 = 5;
-/// Beyond an hour nothing is learnt.
-pub const SECONDS_MOST: u64 = 3600;
-/// Under two minutes with what is beside the measuring.
+/// Minimum time: enough for the threads, a few budgets and the comparison, once each.
+pub const SECONDS_MIN: u64 = 5;
+/// Maximum time; more does not improve the result.
+pub const SECONDS_MAX: u64 = 3600;
+/// Default: under two minutes including the time outside the measurements.
 pub const SECONDS: u64 = 100;
-/// Texts by which precisions are compared.
+/// Number of texts for comparing precisions.
 const QUALITY_TEXTS: usize = 512;
-/// The part of the time after which the texts compared so far have to do, for each precision.
+/// Share of the time after which the comparison of a precision ends with the texts compared so far.
 const QUALITY_TIME: f64 = 0.1;
-/// What precisions are compared with.
+/// Precision to which the others are compared.
 const REFERENCE: Precision = Precision::F32;
 
-/// What is to be tuned, and how.
+/// Input of a tuning run.
 #[derive(Clone, Debug)]
-pub struct Order {
-    /// A model of the cache.
+pub struct TuneRequest {
+    /// Model in the cache.
     pub model: CachedModel,
-    /// The precisions to try; at least one.
+    /// Precisions to try; at least one.
     pub precisions: Vec<Precision>,
-    /// See [`Task::target_p99`].
+    /// See [`SearchTask::target_p99`].
     pub target_p99: Option<Duration>,
-    /// The time for everything.
+    /// Time limit.
     pub time: Duration,
-    /// Where the file goes, if not into the cache.
+    /// Path of the output file, if not in the cache.
     pub out: Option<PathBuf>,
 }
 
-/// Where tuning stands.
+/// Progress of a tuning run.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Progress {
+pub enum TuneEvent {
     /// A precision was compared with f32.
     Quality(Precision, Quality),
     /// A setting was measured.
     Measured {
-        /// All of it so far.
+        /// All measurements of the setting so far.
         point: Point,
-        /// Since the beginning.
+        /// Time since the start.
         elapsed: Duration,
     },
-    /// Before and after are being measured in alternation.
+    /// The settings before and after tuning are being measured in alternation.
     Comparing {
-        /// Since the beginning.
+        /// Time since the start.
         elapsed: Duration,
     },
 }
 
-/// What tuning came to.
+/// Result of a tuning run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// What was written.
-    pub tuned: Tuned,
-    /// Every setting that was measured.
+    /// Settings that were written.
+    pub tuned: TunedModel,
+    /// Every measured setting.
     pub points: Vec<Point>,
-    /// Each precision beside f32; also those that are not good enough, which were not measured further.
+    /// Accuracy of each precision compared with f32; those that are not accurate enough were not measured further.
     pub qualities: Vec<(Precision, Quality)>,
-    /// What a replica does untuned.
+    /// Settings of an untuned replica.
     pub before: Setting,
     /// Tokens per second before and after, measured in alternation; absent if there was no time.
     pub comparison: Option<(f64, f64)>,
-    /// Where the settings are.
+    /// Path of the settings.
     pub file: PathBuf,
-    /// Where the plot is.
+    /// Path of the plot.
     pub plot: PathBuf,
-    /// How long it took.
+    /// Time it took.
     pub took: Duration,
-    /// Others that wanted to run when it began, for each core: figures hold for an idle machine. Absent where the system
-    /// does not say.
-    pub others: Option<f64>,
+    /// System load per core at the start: results are valid for an idle machine. Absent if the system does not report
+    /// it.
+    pub load_per_core: Option<f64>,
 }
 
-/// Why there are no settings.
+/// Reason why tuning failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError {
     /// The model cannot be loaded or computed.
     #[error("the model cannot be computed: {0}")]
     Engine(String),
-    /// The texts for the quality did not become tokens.
-    #[error("the texts that precisions are compared by cannot be tokenised: {0}")]
+    /// The texts cannot be tokenized.
+    #[error("the texts for comparing precisions cannot be tokenized: {0}")]
     Tokenizer(String),
-    /// None of the texts is short enough for the model.
+    /// All texts are too long for the model.
     #[error(
-        "no text is short enough for this model, so the quality of a precision cannot be measured; tune f32 alone"
+        "all texts are too long for this model, so the accuracy of a precision cannot be measured; tune f32 only"
     )]
     NoTexts,
-    /// No precision is good enough.
+    /// No precision is accurate enough.
     #[error(
-        "{precision} comes to a mean cosine of {:.4} and a least one of {:.4} beside f32, which is not good enough; \
-         add f32 to the precisions",
+        "{precision} has a mean cosine of {:.4} and a minimum of {:.4} compared with f32, which is not accurate \
+         enough; add f32 to the precisions",
         quality.mean_cosine, quality.min_cosine
     )]
     NotGoodEnough {
-        /// The best of those that were asked for.
+        /// Most accurate of the requested precisions.
         precision: Precision,
-        /// What it comes to.
+        /// Its accuracy.
         quality: Quality,
     },
-    /// There was not even time for one setting of each kind.
-    #[error("nothing could be measured in that time; give more seconds")]
+    /// The time was too short to measure any setting.
+    #[error("no setting could be measured in the given time; raise --seconds")]
     NoTime,
     /// The file cannot be written.
-    #[error("cannot write {path}: {reason}; give another place with --out", path = path.display())]
+    #[error("cannot write {path}: {reason}; set another path with --out", path = path.display())]
     Write {
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         reason: io::Error,
     },
 }
@@ -157,23 +158,23 @@ impl TuneError {
     }
 }
 
-/// Tunes, and writes what was found.
+/// Tunes a model and writes the result.
 pub fn run(
     cache: &ModelCache,
-    order: Order,
-    progress: &mut dyn FnMut(Progress),
+    order: TuneRequest,
+    progress: &mut dyn FnMut(TuneEvent),
 ) -> Result<Report, TuneError> {
     let begin = Instant::now();
-    let others = others();
-    let Order { model: cached, precisions, target_p99, time, out } = order;
+    let load_per_core = load_per_core();
+    let TuneRequest { model: cached, precisions, target_p99, time, out } = order;
     let model = ModelDir::open(&cached.path).map_err(TuneError::engine)?;
-    let threads_most = available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let max_threads = available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
     let config = model.tokenizer.clone();
     let mut bench = Bench::new(model, PackedCache::below(cache.root(), &cached.digest));
 
-    let reading = |bench: &mut Bench| -> Result<Vec<Tokenized>, TuneError> {
-        let described = bench.engine(REFERENCE, threads_most)?.describe();
+    let read_texts = |bench: &mut Bench| -> Result<Vec<Tokenized>, TuneError> {
+        let described = bench.engine(REFERENCE, max_threads)?.describe();
         let readable = Readable { max_input_tokens: described.max_tokens, vocabulary: described.vocabulary };
         let (pairs, template) = (template.is_some(), template.clone());
         let tokenizer = TextTokenizer::load_from(
@@ -184,7 +185,7 @@ pub fn run(
             readable,
             described.token_types,
         );
-        tokens(tokenizer.map_err(|error| TuneError::Tokenizer(error.to_string()))?, pairs, threads_most)
+        tokens(tokenizer.map_err(|error| TuneError::Tokenizer(error.to_string()))?, pairs, max_threads)
     };
     let (mut qualities, mut good) = (Vec::new(), Vec::new());
     for precision in precisions {
@@ -192,12 +193,12 @@ pub fn run(
             good.push(precision);
             continue;
         }
-        let texts = reading(&mut bench)?;
+        let texts = read_texts(&mut bench)?;
         let limit = time.mul_f64(QUALITY_TIME);
-        let quality = bench.quality(precision, REFERENCE, threads_most, &texts, limit)?;
-        progress(Progress::Quality(precision, quality));
+        let quality = bench.quality(precision, REFERENCE, max_threads, &texts, limit)?;
+        progress(TuneEvent::Quality(precision, quality));
         qualities.push((precision, quality));
-        if quality.suffices() {
+        if quality.is_sufficient() {
             good.push(precision);
         }
     }
@@ -209,18 +210,18 @@ pub fn run(
 
     let before = Setting {
         precision: if good.contains(&REFERENCE) { REFERENCE } else { good[0] },
-        threads: threads_most,
+        threads: max_threads,
         batch_tokens: BatchSettings::default().batch_tokens,
     };
-    let mut plan = Plan::new(Task { precisions: good, threads_most, before, time, target_p99 });
+    let mut plan = SearchPlan::new(SearchTask { precisions: good, max_threads, before, time, target_p99 });
     while let Some(setting) = plan.next(begin.elapsed()) {
-        let turn = bench.turn(setting)?;
-        plan.record(setting, turn);
+        let run = bench.run(setting)?;
+        plan.record(setting, run);
         let elapsed = begin.elapsed();
         let measured = plan.points().into_iter().find(|point| point.setting == setting);
         match measured {
-            Some(point) if !plan.is_comparing() => progress(Progress::Measured { point, elapsed }),
-            _ => progress(Progress::Comparing { elapsed }),
+            Some(point) if !plan.is_comparing() => progress(TuneEvent::Measured { point, elapsed }),
+            _ => progress(TuneEvent::Comparing { elapsed }),
         }
     }
     let choices = plan.choices();
@@ -228,8 +229,8 @@ pub fn run(
         return Err(TuneError::NoTime);
     }
     let hardware = Hardware::here(Isa::best().name());
-    let file = out.unwrap_or_else(|| file::place(cache.root(), &cached.digest, &hardware));
-    let tuned = Tuned { source: cached.source, digest: cached.digest, hardware, choices };
+    let file = out.unwrap_or_else(|| file::default_path(cache.root(), &cached.digest, &hardware));
+    let tuned = TunedModel { source: cached.source, digest: cached.digest, hardware, choices };
     let report = Report {
         points: plan.points(),
         comparison: plan.comparison(),
@@ -239,21 +240,21 @@ pub fn run(
         before,
         file,
         took: begin.elapsed(),
-        others,
+        load_per_core,
     };
-    keep(&report)?;
+    write_report(&report)?;
     Ok(report)
 }
 
-/// The load of the last minute, for each core; Linux says it.
-fn others() -> Option<f64> {
+/// Returns the system load of the last minute per core, on Linux.
+fn load_per_core() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     let load: f64 = text.split(' ').next()?.parse().ok()?;
     Some(load / available_parallelism().unwrap_or(NonZeroUsize::MIN).get() as f64)
 }
 
-/// Writes the file and the plot beside it.
-fn keep(report: &Report) -> Result<(), TuneError> {
+/// Writes the settings and the plot beside them.
+fn write_report(report: &Report) -> Result<(), TuneError> {
     let Report { tuned, points, qualities, file, plot, .. } = report;
     let title = format!("{} on {}", tuned.source, tuned.hardware);
     let write = |path: &PathBuf, text: &str| {
@@ -263,11 +264,11 @@ fn keep(report: &Report) -> Result<(), TuneError> {
     write(file, &file::text(tuned, qualities, points))
 }
 
-/// What texts are judged by, where a model judges them.
+/// Query of the pairs, for models that read pairs.
 const QUERY: &str = "who repaired the old lighthouse?";
 
-/// The tokens of the texts for the quality, behind [`QUERY`] if only pairs are read; those that are too long for the
-/// model are left out.
+/// Tokenizes the texts for the accuracy, paired with [`QUERY`] if the model reads pairs only; texts that are too long
+/// for the model are omitted.
 fn tokens(tokenizer: TextTokenizer, pairs: bool, threads: NonZeroUsize) -> Result<Vec<Tokenized>, TuneError> {
     let broken = |problem: String| TuneError::Tokenizer(problem);
     let pool = TokenizerPool::start(tokenizer, threads.get()).map_err(|error| broken(error.to_string()))?;
@@ -275,8 +276,8 @@ fn tokens(tokenizer: TextTokenizer, pairs: bool, threads: NonZeroUsize) -> Resul
         runtime::Builder::new_current_thread().build().map_err(|error| broken(error.to_string()))?;
     let mut tokens = Vec::new();
     for text in texts::sentences(QUALITY_TEXTS) {
-        let text = if pairs { Text::Pair(QUERY.into(), text) } else { Text::One(text) };
-        match runtime.block_on(pool.encode(vec![text], Reading::WHOLE)) {
+        let text = if pairs { TextInput::Pair(QUERY.into(), text) } else { TextInput::One(text) };
+        match runtime.block_on(pool.encode(vec![text], EncodeOptions::WHOLE)) {
             Ok(read) => tokens.extend(read),
             Err(TokenizeError::Unreadable { .. }) => {}
             Err(error) => return Err(broken(format!("{error:?}"))),
@@ -286,8 +287,8 @@ fn tokens(tokenizer: TextTokenizer, pairs: bool, threads: NonZeroUsize) -> Resul
 }
 
 impl Report {
-    /// What is recommended.
-    pub fn choice(&self) -> &Choice {
+    /// Returns the recommended settings.
+    pub fn choice(&self) -> &TunedChoice {
         self.tuned.choices.first().expect("a report has a choice")
     }
 }

@@ -1,14 +1,15 @@
-//! What to measure next, and what to make of what was measured. No clock, no engine: a machine is a function here.
+//! Search for the best settings: what to measure next, and which settings to choose. Pure: a machine is a function in
+//! the tests.
 //!
-//! A *setting* is a precision, a number of threads and a token budget; a *turn* runs one of them for a moment. Three
-//! things are found one after another, because they hardly depend on each other: threads, at a middling budget; then,
-//! for each precision, the budgets upwards from the smallest until more of them brings nothing; and then, as long as
-//! there is time, the same settings again and again in turn. A machine that others use is slow for seconds at a time, and
-//! a setting is judged by the median of turns that lie far apart. The last part of the time goes to the comparison that
-//! people want to see: what there was before and what was found, in alternation.
+//! A *setting* is a precision, a number of threads and a token budget; a *run* measures one of them for a moment. The
+//! parameters are searched one after another, because they hardly depend on each other: threads, at a medium budget;
+//! then, for each precision, the budgets in ascending order until they bring no more gain; and then, as long as time
+//! remains, the same settings again in rotation. A shared machine is slow for seconds at a time, so that a setting is
+//! rated by the median of runs that are far apart. The last part of the time compares the settings before and after
+//! tuning, in alternation.
 //!
-//! What is chosen is not the fastest but the smallest budget that is nearly as fast: throughput is flat beyond some
-//! budget, and whoever comes while a batch runs waits for its end.
+//! The chosen budget is not the fastest but the smallest that is nearly as fast: throughput is flat beyond some budget,
+//! and a request that arrives during a batch waits for its end.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -17,97 +18,98 @@ use std::time::Duration;
 use replica_core::Precision;
 use replica_core::batch::BatchSettings;
 
-use super::curve::{Point, Turn, fixed_cost};
+use super::curve::{MeasurementRun, Point, fixed_cost};
 
-/// The smallest budget that is tried: a few queries.
-const TOKENS_LEAST: u64 = 64;
-/// The largest: what the usual servers have as their default (`max_batch_tokens` of TEI).
-const TOKENS_MOST: u64 = 16_384;
-/// Threads are compared at the first of these budgets that does not take long: enough work for all of them.
-const THREADS_AT: [u64; 3] = [1024, 256, TOKENS_LEAST];
-/// That is, a batch takes at most this part of the time.
-const LONG: f64 = 0.02;
-/// Turns for each number of threads before budgets are looked at; odd, so that one disturbed turn does not decide.
-const THREAD_TURNS: usize = 3;
-/// Turns after which a setting is known well enough.
-const TURNS_MOST: usize = 25;
-/// A batch that takes longer makes whoever is behind it wait too long for any use.
-const BATCH_TIME_MOST: Duration = Duration::from_secs(2);
-/// A larger budget counts as faster when it brings this much.
+/// Smallest budget to try: a few queries.
+const MIN_TOKENS: u64 = 64;
+/// Largest budget to try: the default of common servers (`max_batch_tokens` of TEI).
+const MAX_TOKENS: u64 = 16_384;
+/// Threads are compared at the first of these budgets that does not take too long: enough work for all threads.
+const THREADS_AT: [u64; 3] = [1024, 256, MIN_TOKENS];
+/// Maximum duration of such a batch, as a share of the total time.
+const LONG_BATCH_SHARE: f64 = 0.02;
+/// Runs for each number of threads before budgets are tried; odd, so that one disturbed run does not decide.
+const RUNS_PER_THREAD_COUNT: usize = 3;
+/// Maximum runs of a setting.
+const MAX_RUNS: usize = 25;
+/// Maximum duration of a batch; longer ones make the next request wait too long.
+const MAX_BATCH_TIME: Duration = Duration::from_secs(2);
+/// Minimum gain for which a larger budget counts as faster.
 const GAIN: f64 = 1.01;
-/// How much of the best throughput a batch keeps that only bulk is in, to be short.
+/// Share of the best throughput that a batch keeps while only bulk requests wait.
 const NEARLY_ALL: f64 = 0.97;
-/// And while there are lookups: a backfill keeps nine tenths of its speed beside them.
-const WITH_LOOKUPS: f64 = 0.90;
-/// The part of the time that is kept for the comparison of before and after.
+/// The same while interactive requests wait: a bulk job keeps nine tenths of its speed.
+const NEARLY_ALL_WITH_INTERACTIVE: f64 = 0.90;
+/// Share of the time for the comparison of before and after.
 const COMPARISON: f64 = 0.15;
-/// One round is wanted even if it takes so much more time than there is.
+/// Extra time allowed for the first round of the comparison.
 const OVERRUN: Duration = Duration::from_secs(1);
-/// Rounds of the comparison after which nothing is learnt any more.
-const ROUNDS_MOST: usize = 15;
-/// The fixed cost is looked for below the chosen budget, where caches do not bend the line, but among some budgets at least.
-const FIXED_COST_UPTO: u64 = 1024;
-/// A window beyond this is not worth writing down: the fixed cost was not measured but guessed from noise.
-const WINDOW_MOST: Duration = Duration::from_millis(20);
+/// Maximum rounds of the comparison.
+const MAX_ROUNDS: usize = 15;
+/// The fixed cost is fitted to budgets up to the chosen one, where the line is straight, or up to this one if it is
+/// smaller.
+const FIXED_COST_MAX_TOKENS: u64 = 1024;
+/// Maximum batching delay; a larger fixed cost is noise.
+const MAX_WINDOW: Duration = Duration::from_millis(20);
 
-/// What can be tried.
+/// Combination of parameters to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Setting {
-    /// The number format.
+    /// Number format.
     pub precision: Precision,
-    /// Threads of the engine.
+    /// Engine threads.
     pub threads: NonZeroUsize,
     /// Tokens of a batch.
     pub batch_tokens: u64,
 }
 
-/// What there is to try, and what is wanted.
+/// Input of a search.
 #[derive(Clone, Debug)]
-pub struct Task {
-    /// At least one; the first is the one with which threads are compared.
+pub struct SearchTask {
+    /// Precisions; at least one. Threads are compared with the first.
     pub precisions: Vec<Precision>,
-    /// Cores.
-    pub threads_most: NonZeroUsize,
-    /// What a replica does untuned.
+    /// Maximum threads: the number of cores.
+    pub max_threads: NonZeroUsize,
+    /// Settings of an untuned replica.
     pub before: Setting,
-    /// The time for everything.
+    /// Time limit.
     pub time: Duration,
-    /// How long a lone request may wait beside a backfill, and be computed, in the slowest of a hundred cases.
+    /// Target for the 99th percentile of the latency of a lone request during a bulk job: waiting plus computing.
     pub target_p99: Option<Duration>,
 }
 
-/// What was found for one precision.
+/// Chosen settings of one precision.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
-    /// The number format.
+pub struct TunedChoice {
+    /// Number format.
     pub precision: Precision,
-    /// Threads of the engine.
+    /// Engine threads.
     pub threads: NonZeroUsize,
-    /// How batches are made.
+    /// Batch settings.
     pub batch: BatchSettings,
-    /// Tokens per second in batches of that many.
+    /// Tokens per second in batches of that size.
     pub tokens_per_second: f64,
     /// Whether the target is met; absent if there is none.
     pub target_met: Option<bool>,
 }
 
-/// What was measured so far.
-pub struct Plan {
-    task: Task,
-    turns: BTreeMap<Setting, Vec<Turn>>,
-    /// Rounds of before and after, once the search is over.
+/// State of a search.
+pub struct SearchPlan {
+    task: SearchTask,
+    runs: BTreeMap<Setting, Vec<MeasurementRun>>,
+    /// Settings of the comparison, once the search is complete.
     comparison: Option<(Setting, Setting)>,
-    compared: BTreeMap<Setting, Vec<Turn>>,
+    compared: BTreeMap<Setting, Vec<MeasurementRun>>,
 }
 
-impl Plan {
-    /// Nothing is measured yet.
-    pub fn new(task: Task) -> Plan {
+impl SearchPlan {
+    /// Starts a search.
+    pub fn new(task: SearchTask) -> SearchPlan {
         assert!(!task.precisions.is_empty(), "something must be tried");
-        Plan { task, turns: BTreeMap::new(), comparison: None, compared: BTreeMap::new() }
+        SearchPlan { task, runs: BTreeMap::new(), comparison: None, compared: BTreeMap::new() }
     }
 
-    /// What to measure now that so much time has passed; `None` at the end.
+    /// Returns the next setting to measure after `elapsed`; `None` at the end.
     pub fn next(&mut self, elapsed: Duration) -> Option<Setting> {
         let left = self.task.time.saturating_sub(elapsed);
         let search_time = self.task.time.mul_f64(1.0 - COMPARISON);
@@ -128,42 +130,42 @@ impl Plan {
         let rounds = |setting: Setting| self.compared.get(&setting).map_or(0, Vec::len);
         let next = if rounds(after) < rounds(before) { after } else { before };
         let left = if rounds(next) == 0 { left + OVERRUN } else { left };
-        // Nothing to compare, enough of it, or no time for one more.
-        let over = before == after || rounds(next) >= ROUNDS_MOST || self.expected(next) > left;
+        // No difference to compare, enough rounds, or no time for another one.
+        let over = before == after || rounds(next) >= MAX_ROUNDS || self.expected(next) > left;
         (!over).then_some(next)
     }
 
-    /// A turn was measured.
-    pub fn record(&mut self, setting: Setting, turn: Turn) {
-        let of = if self.comparison.is_some() { &mut self.compared } else { &mut self.turns };
-        of.entry(setting).or_default().push(turn);
+    /// Records a run.
+    pub fn record(&mut self, setting: Setting, run: MeasurementRun) {
+        let of = if self.comparison.is_some() { &mut self.compared } else { &mut self.runs };
+        of.entry(setting).or_default().push(run);
     }
 
-    /// The part of the time that the search has used, or the comparison goes on: for a bar.
+    /// Returns whether the search is complete and the comparison is running.
     pub fn is_comparing(&self) -> bool {
         self.comparison.is_some()
     }
 
-    /// Tokens per second before and after, from the rounds that they ran in alternation.
+    /// Returns the tokens per second before and after, measured in alternation.
     pub fn comparison(&self) -> Option<(f64, f64)> {
         let (before, after) = self.comparison?;
         let measured = |setting| Some(Point::of(setting, self.compared.get(&setting)?)?.tokens_per_second);
         if before == after {
-            let same = Point::of(before, self.turns.get(&before)?)?.tokens_per_second;
+            let same = Point::of(before, self.runs.get(&before)?)?.tokens_per_second;
             return Some((same, same));
         }
         Some((measured(before)?, measured(after)?))
     }
 
-    /// Every setting that was measured, in order.
+    /// Returns the statistics of all measured settings, in order.
     pub fn points(&self) -> Vec<Point> {
-        self.turns.iter().filter_map(|(setting, turns)| Point::of(*setting, turns)).collect()
+        self.runs.iter().filter_map(|(setting, runs)| Point::of(*setting, runs)).collect()
     }
 
-    /// What was found for each precision, the fastest first.
-    pub fn choices(&self) -> Vec<Choice> {
+    /// Returns the chosen settings of each precision, the fastest first.
+    pub fn choices(&self) -> Vec<TunedChoice> {
         let Some(threads) = self.threads() else { return Vec::new() };
-        let mut choices: Vec<Choice> = self
+        let mut choices: Vec<TunedChoice> = self
             .task
             .precisions
             .iter()
@@ -171,15 +173,15 @@ impl Plan {
                 choose(*precision, threads, &self.curve(*precision, threads), self.task.target_p99)
             })
             .collect();
-        // A target that is met comes before speed.
+        // A met target takes precedence over speed.
         choices.sort_by(|a, b| {
-            let missed = |choice: &Choice| choice.target_met == Some(false);
+            let missed = |choice: &TunedChoice| choice.target_met == Some(false);
             missed(a).cmp(&missed(b)).then(b.tokens_per_second.total_cmp(&a.tokens_per_second))
         });
         choices
     }
 
-    fn best(&self) -> Option<Choice> {
+    fn best(&self) -> Option<TunedChoice> {
         self.choices().into_iter().next()
     }
 
@@ -187,37 +189,37 @@ impl Plan {
         self.next_for_threads()
             .or_else(|| self.next_budget())
             .or_else(|| {
-                let known = |setting: &Setting| self.turns.get(setting).map_or(0, Vec::len);
+                let known = |setting: &Setting| self.runs.get(setting).map_or(0, Vec::len);
                 let threads = self.threads()?;
-                let again = self.turns.keys().filter(|setting| setting.threads == threads);
+                let again = self.runs.keys().filter(|setting| setting.threads == threads);
                 again
                     .copied()
-                    .filter(|setting| known(setting) < TURNS_MOST)
+                    .filter(|setting| known(setting) < MAX_RUNS)
                     .min_by_key(|setting| (known(setting), *setting))
             })
             .filter(|setting| self.expected(*setting) <= left)
     }
 
     fn next_for_threads(&self) -> Option<Setting> {
-        let known = |setting: &Setting| self.turns.get(setting).map_or(0, Vec::len);
+        let known = |setting: &Setting| self.runs.get(setting).map_or(0, Vec::len);
         let Some(ladder) = self.thread_ladder() else { return Some(self.probe()) };
         let fewest = ladder.into_iter().min_by_key(|setting| (known(setting), *setting))?;
-        (known(&fewest) < THREAD_TURNS).then_some(fewest)
+        (known(&fewest) < RUNS_PER_THREAD_COUNT).then_some(fewest)
     }
 
-    /// What is measured first of all: it says how fast this is at all.
+    /// Returns the first setting to measure, which shows the magnitude of the speed.
     fn probe(&self) -> Setting {
-        let Task { precisions, threads_most, .. } = &self.task;
-        Setting { precision: precisions[0], threads: *threads_most, batch_tokens: TOKENS_LEAST }
+        let SearchTask { precisions, max_threads, .. } = &self.task;
+        Setting { precision: precisions[0], threads: *max_threads, batch_tokens: MIN_TOKENS }
     }
 
-    /// 1, 2, 4 … and all cores, once the probe says with how much work.
+    /// Returns 1, 2, 4 … and all cores, at a budget that depends on the probe.
     fn thread_ladder(&self) -> Option<Vec<Setting>> {
-        let probe = Point::of(self.probe(), self.turns.get(&self.probe())?)?;
-        let long = LONG * self.task.time.as_secs_f64();
+        let probe = Point::of(self.probe(), self.runs.get(&self.probe())?)?;
+        let long = LONG_BATCH_SHARE * self.task.time.as_secs_f64();
         let short_enough = |tokens: &u64| *tokens as f64 <= long * probe.tokens_per_second;
-        let batch_tokens = THREADS_AT.into_iter().find(short_enough).unwrap_or(TOKENS_LEAST);
-        let most = self.task.threads_most.get();
+        let batch_tokens = THREADS_AT.into_iter().find(short_enough).unwrap_or(MIN_TOKENS);
+        let most = self.task.max_threads.get();
         let powers = (0..usize::BITS).map(|n| 1 << n).take_while(|threads| *threads < most);
         let setting = |threads| Setting {
             threads: NonZeroUsize::new(threads).expect("from one upwards"),
@@ -227,11 +229,11 @@ impl Plan {
         Some(powers.chain([most]).map(setting).collect())
     }
 
-    /// The fewest threads that are nearly as fast as any.
+    /// Returns the smallest number of threads that is nearly as fast as the best.
     fn threads(&self) -> Option<NonZeroUsize> {
         let ladder = self.thread_ladder()?.into_iter();
         let points: Vec<Point> =
-            ladder.filter_map(|setting| Point::of(setting, self.turns.get(&setting)?)).collect();
+            ladder.filter_map(|setting| Point::of(setting, self.runs.get(&setting)?)).collect();
         let best = fastest(&points)?;
         points
             .iter()
@@ -239,37 +241,37 @@ impl Plan {
             .map(|point| point.setting.threads)
     }
 
-    /// The next budget that nobody has tried, of the first precision whose curve still climbs.
+    /// Returns the next untried budget of the first precision whose curve still rises.
     fn next_budget(&self) -> Option<Setting> {
         let threads = self.threads()?;
         for precision in &self.task.precisions {
             let before = Setting { threads, precision: *precision, ..self.task.before };
             let ladder =
                 budgets().map(|batch_tokens| Setting { precision: *precision, threads, batch_tokens });
-            let mut climbed: Vec<Point> = Vec::new();
+            let mut measured: Vec<Point> = Vec::new();
             for setting in ladder {
-                match self.turns.get(&setting).and_then(|turns| Point::of(setting, turns)) {
-                    Some(point) => climbed.push(point),
-                    None if self.is_over(&climbed) => break,
+                match self.runs.get(&setting).and_then(|runs| Point::of(setting, runs)) {
+                    Some(point) => measured.push(point),
+                    None if self.is_over(&measured) => break,
                     None => return Some(setting),
                 }
             }
-            // The curve shows where one comes from too.
-            if !self.turns.contains_key(&before) {
+            // The untuned setting is part of the curve as well.
+            if !self.runs.contains_key(&before) {
                 return Some(before);
             }
         }
         None
     }
 
-    /// Whether a still larger budget is of no use: batches are too long, or twice nothing was gained.
-    fn is_over(&self, climbed: &[Point]) -> bool {
-        let Some(last) = climbed.last() else { return false };
-        let too_long = last.batch_p50 > BATCH_TIME_MOST
+    /// Returns whether a larger budget is useless: batches are too long, or there was no gain twice.
+    fn is_over(&self, measured: &[Point]) -> bool {
+        let Some(last) = measured.last() else { return false };
+        let too_long = last.batch_p50 > MAX_BATCH_TIME
             || self.task.target_p99.is_some_and(|target| last.batch_p99 > target);
-        let earlier = climbed.len().saturating_sub(2);
-        let flat = match (fastest(&climbed[..earlier]), fastest(&climbed[earlier..])) {
-            (Some(before), Some(now)) => climbed.len() > 4 && now < GAIN * before,
+        let earlier = measured.len().saturating_sub(2);
+        let flat = match (fastest(&measured[..earlier]), fastest(&measured[earlier..])) {
+            (Some(before), Some(now)) => measured.len() > 4 && now < GAIN * before,
             _ => false,
         };
         too_long || flat
@@ -280,58 +282,60 @@ impl Plan {
         self.points().into_iter().filter(of_it).collect()
     }
 
-    /// How long the next turn of this will take: as long as the last one, or a batch at the speed of its like.
+    /// Returns the expected duration of the next run: that of the last one, or of a batch at the speed of similar
+    /// settings.
     fn expected(&self, setting: Setting) -> Duration {
-        let last = |of: &BTreeMap<Setting, Vec<Turn>>| of.get(&setting)?.last().map(Turn::took);
-        let by_its_like = || {
+        let last =
+            |of: &BTreeMap<Setting, Vec<MeasurementRun>>| of.get(&setting)?.last().map(MeasurementRun::took);
+        let by_similar = || {
             let curve = self.curve(setting.precision, setting.threads);
             let speed = curve.last().map_or(f64::INFINITY, |point| point.tokens_per_second);
             Duration::try_from_secs_f64(setting.batch_tokens as f64 / speed).unwrap_or_default()
         };
-        last(&self.compared).or_else(|| last(&self.turns)).unwrap_or_else(by_its_like)
+        last(&self.compared).or_else(|| last(&self.runs)).unwrap_or_else(by_similar)
     }
 }
 
 fn budgets() -> impl Iterator<Item = u64> {
-    (0..).map(|n| TOKENS_LEAST << n).take_while(|tokens| *tokens <= TOKENS_MOST)
+    (0..).map(|n| MIN_TOKENS << n).take_while(|tokens| *tokens <= MAX_TOKENS)
 }
 
 fn fastest(points: &[Point]) -> Option<f64> {
     points.iter().map(|point| point.tokens_per_second).max_by(f64::total_cmp)
 }
 
-/// Settings from a curve of one precision.
+/// Chooses settings from the curve of one precision.
 fn choose(
     precision: Precision,
     threads: NonZeroUsize,
     curve: &[Point],
     target: Option<Duration>,
-) -> Option<Choice> {
-    // Whoever comes just after a batch began waits for its end, and is computed in the next one.
-    let meets = |point: &Point| target.is_none_or(|target| 2 * point.batch_p99 <= target);
-    let mut permitted: Vec<Point> = curve.iter().filter(|point| meets(point)).cloned().collect();
+) -> Option<TunedChoice> {
+    // A request that arrives just after a batch began waits for its end, and is computed in the next one.
+    let meets_target = |point: &Point| target.is_none_or(|target| 2 * point.batch_p99 <= target);
+    let mut permitted: Vec<Point> = curve.iter().filter(|point| meets_target(point)).cloned().collect();
     let target_met = target.map(|_| !permitted.is_empty());
     if permitted.is_empty() {
-        // Nothing meets it; the smallest budget comes nearest.
+        // No setting meets the target; the smallest budget comes closest.
         permitted.extend(curve.iter().min_by_key(|point| point.batch_p99).cloned());
     }
     let best = fastest(&permitted)?;
     let smallest = |share: f64| permitted.iter().find(|point| point.tokens_per_second >= share * best);
-    let (batch, lookups) = (smallest(NEARLY_ALL)?, smallest(WITH_LOOKUPS)?);
+    let (batch, interactive) = (smallest(NEARLY_ALL)?, smallest(NEARLY_ALL_WITH_INTERACTIVE)?);
     let default = BatchSettings::default();
-    let largest = batch.setting.batch_tokens.max(FIXED_COST_UPTO);
+    let largest = batch.setting.batch_tokens.max(FIXED_COST_MAX_TOKENS);
     let within = |point: &&Point| point.setting.batch_tokens <= largest;
     let small: Vec<Point> = curve.iter().filter(within).cloned().collect();
-    Some(Choice {
+    Some(TunedChoice {
         precision,
         threads,
         batch: BatchSettings {
             batch_tokens: batch.setting.batch_tokens,
-            interactive_batch_tokens: lookups.setting.batch_tokens,
-            // How much of the machine a backfill gets beside lookups is a wish, and nothing that could be measured.
+            interactive_batch_tokens: interactive.setting.batch_tokens,
+            // The share of bulk requests beside interactive ones is a preference that cannot be measured.
             bulk_share_percent: default.bulk_share_percent,
-            // Waiting for company saves at most what a batch costs before its first token.
-            window_max: fixed_cost(&small).map_or(default.window_max, |cost| cost.min(WINDOW_MOST)),
+            // Waiting for more inputs saves at most the fixed cost of a batch.
+            window_max: fixed_cost(&small).map_or(default.window_max, |cost| cost.min(MAX_WINDOW)),
         },
         tokens_per_second: batch.tokens_per_second,
         target_met,

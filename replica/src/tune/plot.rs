@@ -1,7 +1,7 @@
-//! Throughput against latency, for a terminal and as SVG.
+//! Plot of throughput against latency, for a terminal and as SVG.
 //!
-//! Each precision is one line through its budgets, from few tokens at the left to many at the right. Time is logarithmic,
-//! since budgets double. What was chosen is marked.
+//! Each precision is a line through its budgets, from few tokens on the left to many on the right. The time axis is
+//! logarithmic, because budgets double. The chosen settings are marked.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,56 +9,56 @@ use std::fmt::Write;
 use replica_core::Precision;
 
 use super::curve::Point;
-use super::plan::Choice;
+use super::plan::TunedChoice;
 
-/// Of the terminal's plot, in characters, without the axis.
+/// Size of the terminal plot in characters, without the axes.
 const COLUMNS: usize = 64;
 const ROWS: usize = 14;
-/// Of the SVG, in pixels.
+/// Size of the SVG in pixels.
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 420.0;
 const MARGIN: f64 = 70.0;
-/// Of the lines, one for each precision; told apart also without colours, by their labels.
+/// Colours of the lines, one for each precision; labels distinguish them without colours.
 const COLOURS: [&str; 4] = ["#1f5fa8", "#c4561a", "#3b7d3b", "#7a4fa0"];
 
-/// The points of the chosen threads, by precision.
-type Lines<'a> = BTreeMap<Precision, Vec<&'a Point>>;
+/// Points with the chosen number of threads, by precision.
+type Curves<'a> = BTreeMap<Precision, Vec<&'a Point>>;
 
-/// From a value to a share of the axis.
-struct Scale {
+/// Maps a value to a share of an axis.
+struct AxisScale {
     from: f64,
     to: f64,
 }
 
-impl Scale {
+impl AxisScale {
     fn share(&self, value: f64) -> f64 {
         if self.to > self.from { (value - self.from) / (self.to - self.from) } else { 0.5 }
     }
 }
 
 struct Axes {
-    /// Of the logarithm of milliseconds.
-    time: Scale,
-    speed: Scale,
+    /// Logarithm of milliseconds.
+    time: AxisScale,
+    speed: AxisScale,
 }
 
 impl Axes {
-    /// Around all points; none without points.
-    fn around(lines: &Lines<'_>) -> Option<Axes> {
+    /// Returns axes that contain all points; `None` without points.
+    fn around(lines: &Curves<'_>) -> Option<Axes> {
         let points = || lines.values().flatten();
         let times = || points().map(|point| millis(point).ln());
         let speeds = points().map(|point| point.tokens_per_second);
-        let time = Scale { from: times().min_by(f64::total_cmp)?, to: times().max_by(f64::total_cmp)? };
-        Some(Axes { time, speed: Scale { from: 0.0, to: speeds.max_by(f64::total_cmp)? * 1.05 } })
+        let time = AxisScale { from: times().min_by(f64::total_cmp)?, to: times().max_by(f64::total_cmp)? };
+        Some(Axes { time, speed: AxisScale { from: 0.0, to: speeds.max_by(f64::total_cmp)? * 1.05 } })
     }
 
-    fn place(&self, point: &Point) -> (f64, f64) {
+    fn position(&self, point: &Point) -> (f64, f64) {
         (self.time.share(millis(point).ln()), self.speed.share(point.tokens_per_second))
     }
 }
 
-fn lines<'a>(points: &'a [Point], choices: &[Choice]) -> Lines<'a> {
-    let mut lines = Lines::new();
+fn lines<'a>(points: &'a [Point], choices: &[TunedChoice]) -> Curves<'a> {
+    let mut lines = Curves::new();
     for choice in choices {
         let of_it = |point: &&Point| {
             point.setting.precision == choice.precision && point.setting.threads == choice.threads
@@ -68,14 +68,14 @@ fn lines<'a>(points: &'a [Point], choices: &[Choice]) -> Lines<'a> {
     lines
 }
 
-fn is_chosen(point: &Point, choices: &[Choice]) -> bool {
+fn is_chosen(point: &Point, choices: &[TunedChoice]) -> bool {
     choices.iter().any(|choice| {
         choice.precision == point.setting.precision && choice.batch.batch_tokens == point.setting.batch_tokens
     })
 }
 
-/// For a terminal; empty without points.
-pub fn terminal(points: &[Point], choices: &[Choice]) -> String {
+/// Renders the plot for a terminal; empty without points.
+pub fn terminal(points: &[Point], choices: &[TunedChoice]) -> String {
     let lines = lines(points, choices);
     let Some(axes) = Axes::around(&lines) else { return String::new() };
     let mut grid = vec![vec![' '; COLUMNS]; ROWS];
@@ -83,7 +83,7 @@ pub fn terminal(points: &[Point], choices: &[Choice]) -> String {
     for ((precision, line), mark) in lines.iter().zip(['o', 'x', '+', '*']) {
         legend.push(format!("{mark} {precision}"));
         for point in line {
-            let (across, up) = axes.place(point);
+            let (across, up) = axes.position(point);
             let column = (across * (COLUMNS - 1) as f64).round() as usize;
             let row = ROWS - 1 - (up * (ROWS - 1) as f64).round() as usize;
             grid[row][column] = if is_chosen(point, choices) { '@' } else { mark };
@@ -103,13 +103,13 @@ pub fn terminal(points: &[Point], choices: &[Choice]) -> String {
     plot
 }
 
-/// As SVG.
-pub fn svg(title: &str, points: &[Point], choices: &[Choice]) -> String {
+/// Renders the plot as SVG.
+pub fn svg(title: &str, points: &[Point], choices: &[TunedChoice]) -> String {
     let lines = lines(points, choices);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n<text x=\"{MARGIN}\" y=\"24\" \
-         font-size=\"14\">{}</text>\n",
+         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n<text x=\"{MARGIN}\" \
+         y=\"24\" font-size=\"14\">{}</text>\n",
         escaped(title)
     );
     if let Some(axes) = Axes::around(&lines) {
@@ -155,8 +155,15 @@ fn draw_axes(svg: &mut String, axes: &Axes) {
     }
 }
 
-fn draw_line(svg: &mut String, axes: &Axes, name: &str, line: &[&Point], colour: &str, choices: &[Choice]) {
-    let places: Vec<(f64, f64)> = line.iter().map(|point| pixel(axes.place(point))).collect();
+fn draw_line(
+    svg: &mut String,
+    axes: &Axes,
+    name: &str,
+    line: &[&Point],
+    colour: &str,
+    choices: &[TunedChoice],
+) {
+    let places: Vec<(f64, f64)> = line.iter().map(|point| pixel(axes.position(point))).collect();
     let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
     let _ = writeln!(svg, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\"/>", path.join(" "));
     for (point, (x, y)) in line.iter().zip(&places) {
@@ -176,7 +183,7 @@ fn draw_line(svg: &mut String, axes: &Axes, name: &str, line: &[&Point], colour:
     }
 }
 
-/// What a title may hold that XML may not.
+/// Escapes a title for XML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
@@ -192,7 +199,7 @@ mod tests {
 
     use replica_core::batch::BatchSettings;
 
-    use super::super::curve::Turn;
+    use super::super::curve::MeasurementRun;
     use super::super::plan::Setting;
     use super::*;
 
@@ -201,13 +208,13 @@ mod tests {
             let setting =
                 Setting { precision: Precision::F32, threads: NonZeroUsize::MIN, batch_tokens: tokens };
             let batches = vec![Duration::from_micros(1000 + 10 * tokens)];
-            Point::of(setting, &[Turn { tokens, batches }]).expect("a turn")
+            Point::of(setting, &[MeasurementRun { tokens, batches }]).expect("a turn")
         };
         [64, 256, 1024, 4096].map(point).into()
     }
 
-    fn choices() -> Vec<Choice> {
-        vec![Choice {
+    fn choices() -> Vec<TunedChoice> {
+        vec![TunedChoice {
             precision: Precision::F32,
             threads: NonZeroUsize::MIN,
             batch: BatchSettings { batch_tokens: 1024, ..BatchSettings::default() },
@@ -217,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_curve_climbs_from_left_to_right_and_the_choice_is_marked() {
+    fn the_curve_rises_from_left_to_right_and_the_choice_is_marked() {
         let plot = terminal(&points(), &choices());
         let mut marks: Vec<(usize, usize, char)> = Vec::new();
         for (row, line) in plot.lines().enumerate().skip(1) {
@@ -236,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_an_empty_plot() {
+    fn without_measurements_the_plot_is_empty() {
         assert_eq!(terminal(&[], &[]), "");
         assert!(svg("a", &[], &[]).ends_with("</svg>\n"));
     }
 
     #[test]
-    fn the_svg_has_a_place_for_each_point_and_no_open_markup() {
+    fn the_svg_has_a_circle_for_each_point_and_is_well_formed() {
         let svg = svg("a <model> & a machine", &points(), &choices());
         assert_eq!(svg.matches("<circle").count(), 4);
         assert_eq!(svg.matches("r=\"6\"").count(), 1, "one is chosen");

@@ -1,23 +1,23 @@
-//! Whether a precision is good enough to be recommended.
+//! Accuracy of a precision compared with the reference.
 
-/// The mean of the cosines with the reference must reach this.
-const MEAN_LEAST: f64 = 0.995;
-/// And each of them this.
-const EACH_LEAST: f64 = 0.98;
+/// Minimum of the mean cosine.
+const MIN_MEAN_COSINE: f64 = 0.995;
+/// Minimum of each cosine.
+const MIN_COSINE: f64 = 0.98;
 
-/// How near a precision comes to f32, over some texts.
+/// Accuracy of a precision compared with f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quality {
-    /// How many.
+    /// Number of texts.
     pub texts: usize,
-    /// On average.
+    /// Mean cosine.
     pub mean_cosine: f64,
-    /// In the worst case.
+    /// Minimum cosine.
     pub min_cosine: f64,
 }
 
 impl Quality {
-    /// Of these cosines, if there are any. What is not a number is the worst.
+    /// Computes the accuracy from cosines; `None` without any. NaN counts as the minimum.
     pub fn of(cosines: &[f64]) -> Option<Quality> {
         let number = |cosine: &f64| if cosine.is_nan() { -1.0 } else { *cosine };
         let min_cosine = cosines.iter().map(number).min_by(f64::total_cmp)?;
@@ -29,9 +29,9 @@ impl Quality {
         })
     }
 
-    /// Whether it may be recommended.
-    pub fn suffices(&self) -> bool {
-        self.mean_cosine >= MEAN_LEAST && self.min_cosine >= EACH_LEAST
+    /// Returns whether the precision may be recommended.
+    pub fn is_sufficient(&self) -> bool {
+        self.mean_cosine >= MIN_MEAN_COSINE && self.min_cosine >= MIN_COSINE
     }
 }
 
@@ -40,13 +40,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_the_mean_and_the_worst_count() {
-        let suffices = |cosines: &[f64]| Quality::of(cosines).expect("cosines").suffices();
-        assert!(suffices(&[0.995; 4]));
-        assert!(!suffices(&[0.9949; 4]));
-        assert!(suffices(&[0.98, 1.0, 1.0, 1.0]));
-        assert!(!suffices(&[0.9799, 1.0, 1.0, 1.0]));
-        assert!(!suffices(&[f64::NAN, 1.0, 1.0, 1.0]));
+    fn both_the_mean_and_the_minimum_count() {
+        let is_sufficient = |cosines: &[f64]| Quality::of(cosines).expect("cosines").is_sufficient();
+        assert!(is_sufficient(&[0.995; 4]));
+        assert!(!is_sufficient(&[0.9949; 4]));
+        assert!(is_sufficient(&[0.98, 1.0, 1.0, 1.0]));
+        assert!(!is_sufficient(&[0.9799, 1.0, 1.0, 1.0]));
+        assert!(!is_sufficient(&[f64::NAN, 1.0, 1.0, 1.0]));
         assert_eq!(Quality::of(&[]), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What tuning says in the end: tables for people, JSON for machines.
+//! Report of a tuning run: a table for people, JSON for programs.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,30 +7,31 @@ use replica_core::Precision;
 use serde_json::{Value, json};
 
 use super::curve::Point;
-use super::plan::{Choice, Setting};
+use super::plan::{Setting, TunedChoice};
 use super::quality::Quality;
 use super::{Report, plot};
 
-/// With a load of so much for each core, what was measured is not this machine alone.
+/// Load per core above which the machine is not idle.
 const BUSY: f64 = 0.5;
 
 impl Report {
-    /// The curve, the plot, what was chosen, and what it brings.
+    /// Returns the curve, the plot, the chosen settings, and their gain.
     pub fn table(&self) -> String {
-        let Report { tuned, points, qualities, before, comparison, file, plot: drawn, took, others } = self;
+        let Report { tuned, points, qualities, before, comparison, file, plot: drawn, took, load_per_core } =
+            self;
         let mut table = format!("{} on {}, in {:.0} s\n\n", tuned.source, tuned.hardware, took.as_secs_f64());
         let _ = writeln!(
             table,
             "{:<9} {:>7} {:>7} {:>10} {:>9} {:>9} {:>6}",
-            "precision", "threads", "tokens", "tokens/s", "p50 ms", "p99 ms", "turns"
+            "precision", "threads", "tokens", "tokens/s", "p50 ms", "p99 ms", "runs"
         );
         for point in points {
-            let Point { setting, tokens_per_second, batch_p50, batch_p99, turns } = point;
+            let Point { setting, tokens_per_second, batch_p50, batch_p99, runs } = point;
             let Setting { precision, threads, batch_tokens } = setting;
             let mark = if self.is_chosen(setting) { "  chosen" } else { "" };
             let _ = writeln!(
                 table,
-                "{precision:<9} {threads:>7} {batch_tokens:>7} {tokens_per_second:>10.0} {:>9.2} {:>9.2} {turns:>6}{mark}",
+                "{precision:<9} {threads:>7} {batch_tokens:>7} {tokens_per_second:>10.0} {:>9.2} {:>9.2} {runs:>6}{mark}",
                 millis(*batch_p50),
                 millis(*batch_p99),
             );
@@ -39,8 +40,8 @@ impl Report {
         for (precision, Quality { texts, mean_cosine, min_cosine }) in qualities {
             let _ = writeln!(
                 table,
-                "{precision} beside f32, over {texts} texts: mean cosine {mean_cosine:.4}, least {min_cosine:.4}{}",
-                if qualities_suffice(qualities, *precision) { "" } else { ": not good enough" }
+                "{precision} compared with f32 ({texts} texts): mean cosine {mean_cosine:.4}, minimum {min_cosine:.4}{}",
+                if is_sufficient_for(qualities, *precision) { "" } else { ": not accurate enough" }
             );
         }
         for choice in &tuned.choices {
@@ -56,31 +57,31 @@ impl Report {
                 new / old.max(f64::MIN_POSITIVE)
             );
         }
-        if let Some(others) = others.filter(|others| *others > BUSY) {
+        if let Some(load_per_core) = load_per_core.filter(|load_per_core| *load_per_core > BUSY) {
             let _ = writeln!(
                 table,
-                "others were using this machine (a load of {others:.1} for each core): measure again when it is idle"
+                "other processes were using this machine (load {load_per_core:.1} per core); repeat when it is idle"
             );
         }
         if let Some(recommended) = self.recommended() {
             let _ = writeln!(
                 table,
-                "{recommended} is the fastest precision that is good enough; a replica computes in it only if its deployment \
-                 says precision = \"{recommended}\""
+                "{recommended} is the fastest precision that is accurate enough; a replica uses it only if its \
+                 deployment has precision = \"{recommended}\""
             );
         }
         let _ = write!(
             table,
-            "settings: {}\nplot: {}\nA replica of this model on this machine takes them at its next start.",
+            "settings: {}\nplot: {}\nReplicas of this model on this machine use them from their next start.",
             file.display(),
             drawn.display()
         );
         table
     }
 
-    /// The same for machines.
+    /// Returns the report as JSON.
     pub fn to_json(&self) -> Value {
-        let Report { tuned, points, qualities, before, comparison, file, plot, took, others } = self;
+        let Report { tuned, points, qualities, before, comparison, file, plot, took, load_per_core } = self;
         let setting = |setting: &Setting| {
             let Setting { precision, threads, batch_tokens } = setting;
             json!({"precision": precision.as_str(), "threads": threads.get(), "batch_tokens": batch_tokens})
@@ -88,19 +89,19 @@ impl Report {
         let curve: Vec<Value> = points
             .iter()
             .map(|point| {
-                let Point { setting: of, tokens_per_second, batch_p50, batch_p99, turns } = point;
+                let Point { setting: of, tokens_per_second, batch_p50, batch_p99, runs } = point;
                 let mut value = setting(of);
                 value["tokens_per_second"] = json!(tokens_per_second.round());
                 value["batch_p50_ms"] = json!(millis(*batch_p50));
                 value["batch_p99_ms"] = json!(millis(*batch_p99));
-                value["turns"] = json!(turns);
+                value["runs"] = json!(runs);
                 value
             })
             .collect();
         let choices: Vec<Value> = tuned
             .choices
             .iter()
-            .map(|Choice { precision, threads, batch, tokens_per_second, target_met }| {
+            .map(|TunedChoice { precision, threads, batch, tokens_per_second, target_met }| {
                 json!({
                     "precision": precision.as_str(), "threads": threads.get(), "batch_tokens": batch.batch_tokens,
                     "interactive_batch_tokens": batch.interactive_batch_tokens,
@@ -121,11 +122,11 @@ impl Report {
             "recommended_precision": self.recommended().map(Precision::as_str), "quality": quality, "curve": curve, "before": setting(before),
             "tokens_per_second": comparison.map(|(before, after)| json!({"before": before.round(), "after": after.round()})),
             "file": file, "plot": plot, "seconds": took.as_secs_f64(),
-            "others_per_core": others,
+            "load_per_core": load_per_core,
         })
     }
 
-    /// The precision that is worth a change of the deployment: the fastest, where that is not the one that is usual.
+    /// Returns the precision that is worth configuring: the fastest, unless it is the default.
     fn recommended(&self) -> Option<Precision> {
         let fastest = self.tuned.choices.first().map(|choice| choice.precision);
         fastest.filter(|precision| *precision != Precision::F32)
@@ -133,30 +134,30 @@ impl Report {
 
     fn is_chosen(&self, setting: &Setting) -> bool {
         self.tuned.choices.iter().any(|choice| {
-            let Choice { precision, threads, batch, .. } = choice;
+            let TunedChoice { precision, threads, batch, .. } = choice;
             (*precision, *threads, batch.batch_tokens)
                 == (setting.precision, setting.threads, setting.batch_tokens)
         })
     }
 }
 
-fn qualities_suffice(
+fn is_sufficient_for(
     qualities: &[(replica_core::Precision, Quality)],
     precision: replica_core::Precision,
 ) -> bool {
-    qualities.iter().any(|(of, quality)| *of == precision && quality.suffices())
+    qualities.iter().any(|(of, quality)| *of == precision && quality.is_sufficient())
 }
 
-fn sentence(choice: &Choice) -> String {
-    let Choice { precision, threads, batch, tokens_per_second, target_met } = choice;
+fn sentence(choice: &TunedChoice) -> String {
+    let TunedChoice { precision, threads, batch, tokens_per_second, target_met } = choice;
     let target = match target_met {
-        Some(false) => "; the target cannot be met, this comes nearest",
+        Some(false) => "; the target cannot be met, this comes closest",
         Some(true) => "; meets the target",
         None => "",
     };
     format!(
-        "{precision}: {threads} threads, {} tokens a batch, {} while there are lookups, window {:.2} ms: \
-         {tokens_per_second:.0} tokens/s{target}\n",
+        "{precision}: {threads} threads, {} tokens per batch, {} while interactive requests wait, batching delay \
+         {:.2} ms: {tokens_per_second:.0} tokens/s{target}\n",
         batch.batch_tokens,
         batch.interactive_batch_tokens,
         millis(batch.window_max),

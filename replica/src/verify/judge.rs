@@ -1,57 +1,59 @@
-//! What is demanded of a precision, and whether it holds.
+//! Requirements for the accuracy of a precision, and their evaluation.
 
 use replica_core::{EngineSpec, Precision};
 
-/// What a precision must come to.
+/// Required accuracy of a precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Demand {
-    /// The mean of the cosines.
+pub struct PrecisionRequirement {
+    /// Minimum of the mean cosine.
     pub mean: f64,
-    /// Each of them.
+    /// Minimum of each cosine.
     pub each: f64,
-    /// The share of pairs of documents in the same order, or of texts with the same first label.
+    /// Minimum share of document pairs in the same order, or of texts with the same first label.
     pub agreement: f64,
 }
 
-impl Demand {
-    /// Of a precision. Sixteen bits must not be told from the reference; eight bits may be, text by text, and not on the whole. The
-    /// last column is ours: of a hundred decisions between two documents, one may turn out the other way in sixteen bits and five in
-    /// eight, which are those that were close.
-    pub fn of(precision: Precision) -> Demand {
+impl PrecisionRequirement {
+    /// Returns the requirement of a precision. In 16 bits vectors must be indistinguishable from the reference; in 8
+    /// bits single texts may differ, but not the average. The last column is our choice: of a hundred decisions between
+    /// two documents one may differ in 16 bits and five in 8 bits, namely those with close scores.
+    pub fn of(precision: Precision) -> PrecisionRequirement {
         match precision {
-            Precision::F32 => Demand { mean: 0.9999, each: 0.9999, agreement: 0.99 },
-            Precision::F16 | Precision::Bf16 => Demand { mean: 0.999, each: 0.999, agreement: 0.99 },
-            Precision::Int8 => Demand { mean: 0.995, each: 0.98, agreement: 0.95 },
-            Precision::Fp8 => Demand { mean: 0.99, each: -1.0, agreement: 0.95 },
+            Precision::F32 => PrecisionRequirement { mean: 0.9999, each: 0.9999, agreement: 0.99 },
+            Precision::F16 | Precision::Bf16 => {
+                PrecisionRequirement { mean: 0.999, each: 0.999, agreement: 0.99 }
+            }
+            Precision::Int8 => PrecisionRequirement { mean: 0.995, each: 0.98, agreement: 0.95 },
+            Precision::Fp8 => PrecisionRequirement { mean: 0.99, each: -1.0, agreement: 0.95 },
         }
     }
 }
 
-/// How cosines are spread.
+/// Distribution of cosines.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
-    /// How many.
+pub struct CosineDistribution {
+    /// Count.
     pub count: usize,
-    /// On average.
+    /// Mean.
     pub mean: f64,
-    /// The least.
+    /// Minimum.
     pub least: f64,
-    /// One in a hundred is below this.
+    /// 1st percentile.
     pub hundredth: f64,
-    /// One in ten is.
+    /// 10th percentile.
     pub tenth: f64,
-    /// One in two is.
+    /// Median.
     pub median: f64,
 }
 
-impl Spread {
-    /// Of these cosines, if there are any. What is not a number is the worst.
-    pub fn of(cosines: &[f64]) -> Option<Spread> {
+impl CosineDistribution {
+    /// Computes the distribution; `None` without cosines. NaN counts as the minimum.
+    pub fn of(cosines: &[f64]) -> Option<CosineDistribution> {
         let mut sorted: Vec<f64> =
             cosines.iter().map(|cosine| if cosine.is_nan() { -1.0 } else { *cosine }).collect();
         sorted.sort_by(f64::total_cmp);
         let at = |part: usize| sorted.get(sorted.len() / part).copied();
-        Some(Spread {
+        Some(CosineDistribution {
             count: sorted.len(),
             mean: sorted.iter().sum::<f64>() / sorted.len() as f64,
             least: *sorted.first()?,
@@ -62,25 +64,26 @@ impl Spread {
     }
 }
 
-/// How often two engines decide alike.
+/// Number of equal decisions of two engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Agreement {
-    /// Decisions that are the same.
+pub struct DecisionAgreement {
+    /// Equal decisions.
     pub same: usize,
-    /// All of them.
+    /// All decisions.
     pub all: usize,
 }
 
-impl Agreement {
-    /// As a share; 0 of nothing.
+impl DecisionAgreement {
+    /// Returns the share of equal decisions; 0 without any.
     pub fn share(self) -> f64 {
         if self.all == 0 { 0.0 } else { self.same as f64 / self.all as f64 }
     }
 }
 
-/// How often both put two documents of one query in the same order; what the reference holds for equal has none.
-pub fn order_agreement(query_of: &[usize], expected: &[f32], given: &[f32]) -> Agreement {
-    let mut agreement = Agreement { same: 0, all: 0 };
+/// Counts the document pairs of a query that both engines put in the same order; pairs with equal scores in the
+/// reference are ignored.
+pub fn order_agreement(query_of: &[usize], expected: &[f32], given: &[f32]) -> DecisionAgreement {
+    let mut agreement = DecisionAgreement { same: 0, all: 0 };
     for (one, query) in query_of.iter().enumerate() {
         for other in (one + 1..query_of.len()).filter(|other| query_of[*other] == *query) {
             if expected[one] == expected[other] {
@@ -96,59 +99,58 @@ pub fn order_agreement(query_of: &[usize], expected: &[f32], given: &[f32]) -> A
     agreement
 }
 
-/// How often both put the same label first.
-pub fn label_agreement(expected: &[Vec<f32>], given: &[Vec<f32>]) -> Agreement {
+/// Counts the texts for which both engines put the same label first.
+pub fn label_agreement(expected: &[Vec<f32>], given: &[Vec<f32>]) -> DecisionAgreement {
     let first =
         |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(label, _)| label);
     let same = expected.iter().zip(given).filter(|(expected, given)| first(expected) == first(given)).count();
-    Agreement { same, all: expected.len() }
+    DecisionAgreement { same, all: expected.len() }
 }
 
-/// What an engine came to.
+/// Result of comparing an engine with the reference.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
-    /// Which.
+pub struct EngineVerdict {
+    /// Engine.
     pub engine: EngineSpec,
-    /// Of vectors, or of the rows of tokens; absent where the engine has neither.
-    pub cosines: Option<Spread>,
-    /// Of a model with labels.
-    pub agreement: Option<Agreement>,
-    /// What does not hold; empty if all does.
+    /// Cosines of vectors, or of the rows of tokens; absent if the engine outputs neither.
+    pub cosines: Option<CosineDistribution>,
+    /// Equal decisions, for a model with labels.
+    pub agreement: Option<DecisionAgreement>,
+    /// Requirements that are not met; empty if the engine passes.
     pub broken: Vec<String>,
 }
 
-impl Verdict {
-    /// Whether it may be served in the place of the reference.
+impl EngineVerdict {
+    /// Returns whether the engine may replace the reference.
     pub fn holds(&self) -> bool {
         self.broken.is_empty()
     }
 }
 
-/// Judges an engine by what its precision must come to.
-pub fn judge(engine: EngineSpec, cosines: &[f64], agreement: Option<Agreement>) -> Verdict {
-    let demand = Demand::of(engine.precision);
-    let cosines = Spread::of(cosines);
+/// Evaluates an engine against the requirements of its precision.
+pub fn judge(engine: EngineSpec, cosines: &[f64], agreement: Option<DecisionAgreement>) -> EngineVerdict {
+    let requirement = PrecisionRequirement::of(engine.precision);
+    let cosines = CosineDistribution::of(cosines);
     let mut broken = Vec::new();
-    if let Some(Spread { mean, least, .. }) = cosines {
-        if mean < demand.mean {
-            broken.push(format!("the mean cosine is {mean:.5} and should be at least {}", demand.mean));
+    if let Some(CosineDistribution { mean, least, .. }) = cosines {
+        if mean < requirement.mean {
+            broken.push(format!("the mean cosine is {mean:.5}; the minimum is {}", requirement.mean));
         }
-        if least < demand.each {
-            broken
-                .push(format!("the least cosine is {least:.5} and each should be at least {}", demand.each));
+        if least < requirement.each {
+            broken.push(format!("the lowest cosine is {least:.5}; the minimum is {}", requirement.each));
         }
     }
-    if let Some(agreement) = agreement.filter(|agreement| agreement.share() < demand.agreement) {
-        let Agreement { same, all } = agreement;
+    if let Some(agreement) = agreement.filter(|agreement| agreement.share() < requirement.agreement) {
+        let DecisionAgreement { same, all } = agreement;
         broken.push(format!(
-            "{same} of {all} decisions are the same and {} of them should be",
-            demand.agreement
+            "{same} of {all} decisions are equal; the minimum share is {}",
+            requirement.agreement
         ));
     }
     if cosines.is_none() && agreement.is_none() {
-        broken.push("there is nothing to judge it by".to_owned());
+        broken.push("the engine outputs neither vectors nor labels to compare".to_owned());
     }
-    Verdict { engine, cosines, agreement, broken }
+    EngineVerdict { engine, cosines, agreement, broken }
 }
 
 #[cfg(test)]
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_precision_holds_at_its_limit_and_not_below_it() {
+    fn a_precision_passes_at_its_limit_and_fails_below_it() {
         let holds = |precision, cosines: &[f64]| judge(spec(precision), cosines, None).holds();
         assert!(holds(Precision::Bf16, &[0.999, 1.0]));
         assert!(!holds(Precision::Bf16, &[0.9989, 1.0]), "each counts");
@@ -172,45 +174,46 @@ mod tests {
             holds(Precision::Int8, &[0.98, 1.0, 1.0, 1.0])
                 && !holds(Precision::Int8, &[0.9799, 1.0, 1.0, 1.0])
         );
-        assert!(!holds(Precision::Fp8, &[f64::NAN, 1.0]), "no number is the worst");
-        assert!(!holds(Precision::Fp8, &[]), "nothing is not enough");
+        assert!(!holds(Precision::Fp8, &[f64::NAN, 1.0]), "NaN counts as the minimum");
+        assert!(!holds(Precision::Fp8, &[]), "no outputs");
     }
 
     #[test]
-    fn decisions_count_as_well() {
-        let holds = |same, all| judge(spec(Precision::Fp8), &[], Some(Agreement { same, all })).holds();
+    fn equal_decisions_count_as_well() {
+        let holds =
+            |same, all| judge(spec(Precision::Fp8), &[], Some(DecisionAgreement { same, all })).holds();
         assert!(holds(95, 100) && !holds(94, 100) && !holds(0, 0));
     }
 
     #[test]
-    fn an_order_is_compared_within_a_query_and_where_there_is_one() {
+    fn orders_are_compared_within_a_query_and_without_ties() {
         let query_of = [0, 0, 0, 1, 1];
         let expected = [1.0, 2.0, 2.0, 5.0, 4.0];
         let same = |given: &[f32]| order_agreement(&query_of, &expected, given);
-        assert_eq!(same(&expected), Agreement { same: 3, all: 3 });
-        assert_eq!(same(&[1.0, 2.0, 0.5, 5.0, 4.0]), Agreement { same: 2, all: 3 });
+        assert_eq!(same(&expected), DecisionAgreement { same: 3, all: 3 });
+        assert_eq!(same(&[1.0, 2.0, 0.5, 5.0, 4.0]), DecisionAgreement { same: 2, all: 3 });
         assert_eq!(
             same(&[1.0, 1.0, 1.0, 1.0, 1.0]),
-            Agreement { same: 0, all: 3 },
-            "no order is another order"
+            DecisionAgreement { same: 0, all: 3 },
+            "ties are not the same order"
         );
     }
 
     #[test]
-    fn the_first_label_is_what_a_classifier_decides() {
+    fn classifiers_are_compared_by_the_first_label() {
         let rows = |rows: &[[f32; 2]]| rows.iter().map(|row| row.to_vec()).collect::<Vec<_>>();
         let expected = rows(&[[0.0, 1.0], [3.0, 1.0]]);
         assert_eq!(
             label_agreement(&expected, &rows(&[[5.0, 6.0], [1.0, 2.0]])),
-            Agreement { same: 1, all: 2 }
+            DecisionAgreement { same: 1, all: 2 }
         );
     }
 
     #[test]
-    fn a_spread_is_read_from_the_low_end() {
+    fn percentiles_are_counted_from_the_lowest() {
         let cosines: Vec<f64> = (0..200).rev().map(|n| f64::from(n) / 200.0).collect();
-        let spread = Spread::of(&cosines).expect("cosines");
+        let spread = CosineDistribution::of(&cosines).expect("cosines");
         assert_eq!((spread.count, spread.least, spread.hundredth, spread.tenth), (200, 0.0, 0.01, 0.1));
-        assert_eq!((spread.median, Spread::of(&[])), (0.5, None));
+        assert_eq!((spread.median, CosineDistribution::of(&[])), (0.5, None));
     }
 }

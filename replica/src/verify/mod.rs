@@ -1,12 +1,12 @@
-//! Whether an engine says the same as the reference, which is the engine on the processor in f32.
+//! Comparison of engines with the reference, which is the CPU engine in f32.
 //!
-//! Both read the same texts, the same on every machine. A model that embeds is judged by the cosines of its vectors; one that
-//! ranks, by how often it puts two documents in the same order; one that classifies, by how often it puts the same label first.
-//! Where both engines have the rows of tokens, models with labels are judged by their cosines as well, since an order can be right for
-//! a while with numbers that are not.
+//! All engines compute the same texts, which are the same on every machine. An embedding model is compared by the
+//! cosines of its vectors; a reranker by the share of document pairs in the same order; a classifier by the share of
+//! equal first labels. If both engines output the rows of tokens, models with labels are compared by their cosines as
+//! well, because the order can be right by chance with wrong numbers.
 //!
-//! 1. [`judge`] — what is demanded of which precision, and whether it holds; without any engine.
-//! 2. Here, what is computed.
+//! 1. [`judge`]: requirements for each precision, and their evaluation; without any engine.
+//! 2. This module: computation.
 
 pub mod judge;
 
@@ -20,47 +20,47 @@ use replica_core::input::Readable;
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use tokio::runtime;
 
-use self::judge::{Agreement, Verdict, judge};
+use self::judge::{DecisionAgreement, EngineVerdict, judge};
 use crate::cache::{CachedModel, ModelCache};
 use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
 use crate::engine::{BatchBuffer, Engine, Output, tensorrt};
 use crate::model::ModelDir;
-use crate::tokenize::{Reading, Text, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
+use crate::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
 use crate::tune::texts;
 
-/// What all others are compared with.
+/// Engine to which all others are compared.
 pub const REFERENCE: EngineSpec = EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 };
-/// Texts that vectors are made of; of a reranker, documents and queries together.
+/// Number of texts; for a reranker, documents and queries together.
 pub const TEXTS: usize = 200;
-/// Of these so many are queries, each of which ranks all documents of its share.
+/// Number of queries among the texts; each ranks its share of the documents.
 const QUERIES: usize = 8;
-/// Texts that an engine computes at a time.
+/// Texts in a batch.
 const BATCH: usize = 16;
 
-/// Why nothing can be said.
+/// Reason why engines cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
-    /// An engine cannot be loaded or asked.
+    /// An engine cannot be loaded or failed.
     #[error("{engine}: {reason}")]
     Engine {
-        /// Which.
+        /// Kind and precision of the engine.
         engine: String,
-        /// What it said.
+        /// Error message.
         reason: String,
     },
     /// The model cannot be read.
     #[error("the model cannot be read: {0}")]
     Model(String),
-    /// None of the texts is short enough for the model.
-    #[error("no text is short enough for this model, so nothing can be compared")]
+    /// All texts are too long for the model.
+    #[error("all texts are too long for this model, so engines cannot be compared")]
     NoTexts,
 }
 
-/// What an engine made of all texts.
-struct Made {
-    /// A row for each text or pair, as requests get them.
+/// Outputs of an engine for all texts.
+struct EngineOutputs {
+    /// Row of each text or pair, as served.
     rows: Vec<Vec<f32>>,
-    /// The rows of its tokens, one after another, where the engine has them.
+    /// Rows of the tokens of each text, if the engine outputs them.
     tokens: Option<Vec<Vec<f32>>>,
 }
 
@@ -69,48 +69,48 @@ pub fn run(
     cache: &ModelCache,
     cached: &CachedModel,
     engines: &[EngineSpec],
-) -> Result<Vec<Verdict>, VerifyError> {
+) -> Result<Vec<EngineVerdict>, VerifyError> {
     let model = ModelDir::open(&cached.path).map_err(|error| VerifyError::Model(error.to_string()))?;
     let reference = open(cache.root(), cached, &model, REFERENCE)?;
     let mut opened = Vec::new();
     for spec in engines {
         opened.push((*spec, open(cache.root(), cached, &model, *spec)?));
     }
-    // What all of them can read.
+    // Input limit that all engines support.
     let most = opened.iter().map(|(_, engine)| engine.describe().max_tokens).min();
     let most = most.unwrap_or(usize::MAX).min(reference.describe().max_tokens);
     let ranks = model.head.as_ref().is_some_and(|head| head.labels.len() == 1);
     let texts = read(&model, &*reference, most, ranks)?;
-    let expected = made(&*reference, REFERENCE, &texts)?;
+    let expected = compute_all(&*reference, REFERENCE, &texts)?;
     let mut verdicts = Vec::new();
     for (spec, engine) in opened {
-        let made = made(&*engine, spec, &texts)?;
-        let (cosines, agreement) = compare(&expected, &made, &texts, reference.describe().task, ranks);
+        let outputs = compute_all(&*engine, spec, &texts)?;
+        let (cosines, agreement) = compare(&expected, &outputs, &texts, reference.describe().task, ranks);
         verdicts.push(judge(spec, &cosines, agreement));
     }
     Ok(verdicts)
 }
 
 fn compare(
-    expected: &Made,
-    made: &Made,
-    texts: &Texts,
+    expected: &EngineOutputs,
+    outputs: &EngineOutputs,
+    texts: &VerificationTexts,
     task: Task,
     ranks: bool,
-) -> (Vec<f64>, Option<Agreement>) {
+) -> (Vec<f64>, Option<DecisionAgreement>) {
     let cosines = |a: &[Vec<f32>], b: &[Vec<f32>]| a.iter().zip(b).map(|(a, b)| cosine(a, b)).collect();
     if task == Task::Embed {
-        return (cosines(&expected.rows, &made.rows), None);
+        return (cosines(&expected.rows, &outputs.rows), None);
     }
-    let of_tokens = match (&expected.tokens, &made.tokens) {
-        (Some(expected), Some(made)) => cosines(expected, made),
+    let of_tokens = match (&expected.tokens, &outputs.tokens) {
+        (Some(expected), Some(outputs)) => cosines(expected, outputs),
         _ => Vec::new(),
     };
     let agreement = if ranks {
         let scores = |rows: &[Vec<f32>]| rows.iter().map(|row| row[0]).collect::<Vec<f32>>();
-        judge::order_agreement(&texts.query_of, &scores(&expected.rows), &scores(&made.rows))
+        judge::order_agreement(&texts.query_of, &scores(&expected.rows), &scores(&outputs.rows))
     } else {
-        judge::label_agreement(&expected.rows, &made.rows)
+        judge::label_agreement(&expected.rows, &outputs.rows)
     };
     (of_tokens, Some(agreement))
 }
@@ -137,14 +137,19 @@ fn open(
     }
 }
 
-/// What is read: texts, or pairs of a query and a document.
-struct Texts {
+/// Texts, or pairs of a query and a document.
+struct VerificationTexts {
     tokens: Vec<Tokenized>,
-    /// Whose document it is; of lone texts nobody's.
+    /// Index of the query of each pair; 0 for texts.
     query_of: Vec<usize>,
 }
 
-fn read(model: &ModelDir, reference: &dyn Engine, most: usize, ranks: bool) -> Result<Texts, VerifyError> {
+fn read(
+    model: &ModelDir,
+    reference: &dyn Engine,
+    most: usize,
+    ranks: bool,
+) -> Result<VerificationTexts, VerifyError> {
     let described = reference.describe();
     let readable = Readable { max_input_tokens: most, vocabulary: described.vocabulary };
     let broken = |problem: String| VerifyError::Model(problem);
@@ -153,9 +158,9 @@ fn read(model: &ModelDir, reference: &dyn Engine, most: usize, ranks: bool) -> R
     let pool = TokenizerPool::start(tokenizer, 1).map_err(|error| broken(error.to_string()))?;
     let runtime =
         runtime::Builder::new_current_thread().build().map_err(|error| broken(error.to_string()))?;
-    let mut texts = Texts { tokens: Vec::new(), query_of: Vec::new() };
+    let mut texts = VerificationTexts { tokens: Vec::new(), query_of: Vec::new() };
     for (query, text) in inputs(texts::sentences(TEXTS), ranks) {
-        match runtime.block_on(pool.encode(vec![text], Reading::WHOLE)) {
+        match runtime.block_on(pool.encode(vec![text], EncodeOptions::WHOLE)) {
             Ok(read) => {
                 texts.query_of.extend(read.iter().map(|_| query));
                 texts.tokens.extend(read);
@@ -167,24 +172,28 @@ fn read(model: &ModelDir, reference: &dyn Engine, most: usize, ranks: bool) -> R
     if texts.tokens.is_empty() { Err(VerifyError::NoTexts) } else { Ok(texts) }
 }
 
-/// What is read, and of which query it is.
-fn inputs(mut sentences: Vec<String>, ranks: bool) -> Vec<(usize, Text)> {
+/// Returns the inputs with the indices of their queries.
+fn inputs(mut sentences: Vec<String>, ranks: bool) -> Vec<(usize, TextInput)> {
     if !ranks {
-        return sentences.into_iter().map(|text| (0, Text::One(text))).collect();
+        return sentences.into_iter().map(|text| (0, TextInput::One(text))).collect();
     }
     let documents = sentences.split_off(QUERIES);
     let queries: Vec<Arc<str>> = sentences.into_iter().map(Arc::from).collect();
     let pair = |(index, document)| {
         let query = index % queries.len();
-        (query, Text::Pair(Arc::clone(&queries[query]), document))
+        (query, TextInput::Pair(Arc::clone(&queries[query]), document))
     };
     documents.into_iter().enumerate().map(pair).collect()
 }
 
-fn made(engine: &dyn Engine, spec: EngineSpec, texts: &Texts) -> Result<Made, VerifyError> {
+fn compute_all(
+    engine: &dyn Engine,
+    spec: EngineSpec,
+    texts: &VerificationTexts,
+) -> Result<EngineOutputs, VerifyError> {
     let described = engine.describe();
     let wants_tokens = described.task == Task::Classify && described.token_rows;
-    let mut made = Made { rows: Vec::new(), tokens: wants_tokens.then(Vec::new) };
+    let mut outputs = EngineOutputs { rows: Vec::new(), tokens: wants_tokens.then(Vec::new) };
     for texts in texts.tokens.chunks(BATCH) {
         let mut buffer = BatchBuffer::default();
         texts.iter().for_each(|text| buffer.push(&text.ids, text.types.as_deref()));
@@ -199,8 +208,8 @@ fn made(engine: &dyn Engine, spec: EngineSpec, texts: &Texts) -> Result<Made, Ve
             })
         };
         let rows = compute(Output::Pooled)?;
-        made.rows.extend(rows.chunks_exact(described.width).map(<[f32]>::to_vec));
-        if let Some(tokens) = &mut made.tokens {
+        outputs.rows.extend(rows.chunks_exact(described.width).map(<[f32]>::to_vec));
+        if let Some(tokens) = &mut outputs.tokens {
             let rows = compute(Output::Tokens)?;
             let hidden = described.hidden;
             tokens.extend(
@@ -208,7 +217,7 @@ fn made(engine: &dyn Engine, spec: EngineSpec, texts: &Texts) -> Result<Made, Ve
             );
         }
     }
-    Ok(made)
+    Ok(outputs)
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
@@ -216,18 +225,19 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
 }
 
-/// The engines of a model that there are here, but for the reference: the processor's, and those that were built and are in the cache.
-pub fn there(root: &Path, digest: &str) -> Vec<EngineSpec> {
+/// Returns the engines of a model that are available on this machine, except for the reference: CPU engines, and those
+/// that were built and are in the cache.
+pub fn available_engines(root: &Path, digest: &str) -> Vec<EngineSpec> {
     let mut found = BTreeSet::new();
     for kind in EngineKind::ALL.iter().copied() {
         for precision in kind.precisions().iter().copied() {
-            let there = match kind {
+            let is_available = match kind {
                 EngineKind::Cpu => true,
                 EngineKind::TensorrtLlm => {
                     tensorrt::record::folder(root, digest, precision).join(tensorrt::record::FILE).is_file()
                 }
             };
-            if there {
+            if is_available {
                 found.insert(EngineSpec { kind, precision });
             }
         }

@@ -1,4 +1,4 @@
-//! The small models of `families/`, and what transformers computes with them.
+//! Small models of `families/`, and the results of transformers for them.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -12,28 +12,28 @@ use serde::Deserialize;
 
 use super::compare::{difference, larger, size, within};
 
-/// Both sides compute in f32 and sum in different orders, some hundred terms in each sum: that moves the sixth digit.
-/// The script that made the references has seen f32 stay within 4e-6 of f64.
+/// Tolerance. Both sides compute in f32 and sum in different orders, with some hundred terms per sum, which changes the
+/// sixth digit. For the script that made the references, f32 is within 4e-6 of f64.
 const TOLERANCE: f64 = 2e-5;
 
-/// Where the fixture of this name lies.
+/// Returns the folder of the fixture with this name.
 pub(crate) fn folder(name: &str) -> PathBuf {
     families().join(name)
 }
 
-/// Where all of them lie.
+/// Returns the folder of all fixtures.
 pub(crate) fn families() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families")
 }
 
-/// A sequence of tokens.
+/// Sequence of tokens.
 #[derive(Clone, Deserialize)]
 pub(crate) struct Case {
     pub(crate) ids: Vec<u32>,
     pub(crate) types: Vec<u32>,
 }
 
-/// Sequences, and what they come to.
+/// Sequences, and their reference outputs.
 pub(crate) struct Reference {
     pub(crate) cases: Vec<Case>,
     outputs: Vec<(String, Vec<Vec<f32>>)>,
@@ -71,34 +71,34 @@ impl Reference {
         Reference { cases: raw.cases, outputs }
     }
 
-    /// The rows of one output, by its name.
+    /// Returns the reference rows of one output, by its name.
     pub(crate) fn rows(&self, output: &str) -> &[Vec<f32>] {
         let (_, rows) =
             self.outputs.iter().find(|(name, _)| name == output).expect("an output of the reference");
         rows
     }
 
-    /// Holds an engine to the rows of this name.
+    /// Compares an engine with the reference rows of this name.
     ///
-    /// A difference is relative to the largest number of the row: what is added up to one number is as large as what is
-    /// added up to its neighbours, so they have the same errors even where one sum is nearly zero. The few numbers of a
-    /// label head have too few neighbours for that; there the measure is the largest number of all sequences.
+    /// Differences are relative to the largest number of the row: all numbers of a row are sums of similar size and
+    /// have similar errors, even if one of them is nearly zero. A classification head has too few numbers for that;
+    /// there the differences are relative to the largest number of all sequences.
     pub(crate) fn check(&self, engine: &dyn Engine, output: &str) -> Result<(), String> {
         let kind = if output == "tokens" { Output::Tokens } else { Output::Pooled };
-        let (found, wanted) = (compute(engine, &self.cases, kind), self.rows(output));
-        if found.len() != wanted.len() || found[0].len() != wanted[0].len() {
+        let (found, expected) = (compute(engine, &self.cases, kind), self.rows(output));
+        if found.len() != expected.len() || found[0].len() != expected[0].len() {
             return Err(format!(
                 "{output}: {} rows of {}, not {} of {}",
                 found.len(),
                 found[0].len(),
-                wanted.len(),
-                wanted[0].len()
+                expected.len(),
+                expected[0].len()
             ));
         }
-        let largest = wanted.iter().map(|row| size(row)).fold(0.0, larger);
-        for (index, (found, wanted)) in found.iter().zip(wanted).enumerate() {
-            let size = if output == "logits" { largest } else { size(wanted) };
-            let difference = difference(found, wanted, size);
+        let largest = expected.iter().map(|row| size(row)).fold(0.0, larger);
+        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let size = if output == "logits" { largest } else { size(expected) };
+            let difference = difference(found, expected, size);
             if !within(difference, TOLERANCE) {
                 return Err(format!(
                     "{output}: row {index} of {} is off by {difference:e}",
@@ -110,11 +110,11 @@ impl Reference {
     }
 }
 
-/// Rows of all sequences, computed in one batch.
+/// Computes the rows of all sequences in one batch.
 pub(crate) fn compute(engine: &dyn Engine, cases: &[Case], output: Output) -> Vec<Vec<f32>> {
     let mut buffer = BatchBuffer::default();
     for case in cases {
-        // A reference to a model without types has zeros.
+        // The reference of a model without types has zeros.
         let types = Some(case.types.as_slice()).filter(|_| engine.describe().token_types > 1);
         buffer.push(&case.ids, types);
     }
@@ -129,7 +129,7 @@ pub(crate) fn compute(engine: &dyn Engine, cases: &[Case], output: Output) -> Ve
     out.chunks_exact(width).map(<[f32]>::to_vec).collect()
 }
 
-/// An engine for the model, without a file of packed weights.
+/// Loads an engine for the model, without packed weights on disk.
 pub(crate) fn engine(
     model: &ModelDir,
     precision: Precision,

@@ -1,4 +1,4 @@
-//! What an engine is loaded from: packed weights that are shared, and checkpoints that are not what they should be.
+//! Tests of loading an engine: shared packed weights, and invalid checkpoints.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -24,7 +24,7 @@ fn packed_weights_are_written_once_and_shared() {
             place => panic!("{place:?}"),
         }
     };
-    // Together, as replicas of one model start.
+    // Concurrently, as replicas of one model start.
     let paths: Vec<PathBuf> = std::thread::scope(|scope| {
         let starts: Vec<_> = (0..4).map(|_| scope.spawn(|| load_shared("abc"))).collect();
         starts.into_iter().map(|start| start.join().unwrap()).collect()
@@ -35,7 +35,7 @@ fn packed_weights_are_written_once_and_shared() {
     assert_eq!(fs::metadata(&paths[0]).unwrap().modified().unwrap(), written, "it was written again");
     assert_eq!(fs::read_dir(cache.path().join("packed")).unwrap().count(), 1);
 
-    // A file that is not whole, or of another model, is made anew.
+    // An incomplete file, or one of another model, is written again.
     let whole = fs::read(&paths[0]).unwrap();
     replace(&paths[0], &whole[..whole.len() - 4]);
     load_shared("abc");
@@ -44,7 +44,7 @@ fn packed_weights_are_written_once_and_shared() {
     load_shared("abc");
     assert_eq!(fs::read(&paths[0]).unwrap(), whole);
 
-    // So is one of which a single byte is another one, wherever it stands.
+    // So is a file in which a single byte differs, at any position.
     for place in [4096, whole.len() / 2, whole.len() - 1] {
         let mut altered = whole.clone();
         altered[place] ^= 0x40;
@@ -55,11 +55,11 @@ fn packed_weights_are_written_once_and_shared() {
 }
 
 #[test]
-fn packed_weights_are_their_users_alone() {
+fn packed_weights_are_private_to_their_user() {
     let cache = tempfile::tempdir().unwrap();
     let folder = cache.path().join("packed");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-    // As an earlier version left it.
+    // As written by an earlier version.
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
     let load_shared = || {
@@ -78,7 +78,7 @@ fn packed_weights_are_their_users_alone() {
     load_shared();
     assert!(written(&path) > first, "a file that others can read or write is made anew");
     assert_eq!(mode(&path), 0o400);
-    // A link is not followed, whatever stands at its end.
+    // A symbolic link is not followed.
     let elsewhere = cache.path().join("elsewhere");
     fs::rename(&path, &elsewhere).unwrap();
     symlink(&elsewhere, &path).unwrap();
@@ -86,7 +86,7 @@ fn packed_weights_are_their_users_alone() {
     assert!(fs::symlink_metadata(&path).unwrap().is_file());
 }
 
-/// Puts another content in the place of a file that is not to be written to.
+/// Replaces the content of a read-only file.
 fn replace(path: &Path, content: &[u8]) {
     fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
     fs::write(path, content).unwrap();
@@ -94,7 +94,7 @@ fn replace(path: &Path, content: &[u8]) {
 }
 
 #[test]
-fn weights_that_are_not_numbers_are_refused_by_the_name_of_the_tensor() {
+fn weights_that_are_not_finite_are_rejected_with_the_tensor() {
     let whole = fs::read(golden("small_bert_cls").join("model.safetensors")).unwrap();
     let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     let header: serde_json::Map<String, serde_json::Value> =
@@ -117,16 +117,16 @@ fn weights_that_are_not_numbers_are_refused_by_the_name_of_the_tensor() {
                 continue;
             };
             assert_eq!(checked, loaded);
-            assert!(loaded.contains(&format!("tensor `{name}` holds {value} at row")), "{loaded}");
+            assert!(loaded.contains(&format!("tensor `{name}` contains {value} at row")), "{loaded}");
             tried += 1;
         }
     }
     assert!(tried >= 2 * 37, "{tried}");
 }
 
-/// A projection behind the model, of which the vectors would go without.
+/// A projection after the model, whose effect the vectors would lack.
 #[test]
-fn a_tensor_that_nothing_takes_is_refused_by_its_name() {
+fn an_unused_tensor_is_rejected_by_name() {
     let copy = copy_of(&golden("small_bert_cls"));
     let path = copy.path().join("model.safetensors");
     let whole = fs::read(&path).unwrap();
@@ -143,19 +143,19 @@ fn a_tensor_that_nothing_takes_is_refused_by_its_name() {
     let checked = CpuEngine::check_weights(&model).unwrap_err().to_string();
     let loaded = CpuEngine::load(&model, options(1, Isa::best())).err().unwrap().to_string();
     assert_eq!(checked, loaded);
-    assert!(loaded.contains("tensor `projection.weight` is taken by nothing"), "{loaded}");
-    assert!(loaded.contains("`architectures`") && loaded.contains("of config.json"), "{loaded}");
+    assert!(loaded.contains("tensor `projection.weight` is not used by the model"), "{loaded}");
+    assert!(loaded.contains("`architectures`") && loaded.contains("in config.json"), "{loaded}");
 }
 
 #[test]
-fn everything_that_is_wrong_with_the_tensors_is_told_at_once() {
+fn all_problems_of_tensors_are_reported_together() {
     let copy = copy_of(&golden("small_bert_cls"));
     let path = copy.path().join("config.json");
     let config = fs::read_to_string(&path).unwrap();
     let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
     fs::write(&path, config.replace("\"vocab_size\": 200", "\"vocab_size\": 201")).unwrap();
     let problems = replica::validate::problems(copy.path());
-    // The tokenizer is missing from these models, which is told before anything else.
+    // These models have no tokenizer, which is reported before anything else.
     assert!(problems.len() == 1 && problems[0].contains("no tokenizer.json"), "{problems:?}");
     let model = ModelDir::open(copy.path()).unwrap();
     let problems = CpuEngine::check_weights(&model).unwrap_err().into_all();
@@ -166,7 +166,7 @@ fn everything_that_is_wrong_with_the_tensors_is_told_at_once() {
 }
 
 #[test]
-fn where_packed_weights_cannot_be_written_they_are_private() {
+fn packed_weights_are_private_memory_if_they_cannot_be_written() {
     let cache = tempfile::tempdir().unwrap();
     fs::write(cache.path().join("packed"), "a file where the folder should be").unwrap();
     let options =
@@ -177,8 +177,8 @@ fn where_packed_weights_cannot_be_written_they_are_private() {
 }
 
 #[test]
-fn a_checkpoint_of_another_model_is_refused_by_the_name_of_the_tensor() {
-    for (key, given, tensor, wanted, found) in [
+fn a_checkpoint_of_another_model_is_rejected_with_the_tensor() {
+    for (key, given, tensor, expected, actual) in [
         (
             "\"vocab_size\": 200",
             "\"vocab_size\": 201",
@@ -199,8 +199,8 @@ fn a_checkpoint_of_another_model_is_refused_by_the_name_of_the_tensor() {
             let config = fs::read_to_string(&path).unwrap();
             fs::write(&path, config.replace(key, given)).unwrap();
         });
-        let (wanted, found) = (wanted.to_vec(), found.to_vec());
-        assert_eq!((name.as_str(), problem), (tensor, TensorProblem::Shape { wanted, found }));
+        let (expected, actual) = (expected.to_vec(), actual.to_vec());
+        assert_eq!((name.as_str(), problem), (tensor, TensorProblem::Shape { expected, actual }));
     }
     let (name, problem) = refused(|folder| {
         let path = folder.join("config.json");
@@ -212,7 +212,7 @@ fn a_checkpoint_of_another_model_is_refused_by_the_name_of_the_tensor() {
 }
 
 #[test]
-fn a_truncated_checkpoint_is_refused_by_the_name_of_the_tensor() {
+fn a_truncated_checkpoint_is_rejected_with_the_tensor() {
     let (_, problem) = refused(|folder| {
         let path = folder.join("model.safetensors");
         let whole = fs::read(&path).unwrap();
@@ -222,7 +222,7 @@ fn a_truncated_checkpoint_is_refused_by_the_name_of_the_tensor() {
 }
 
 #[test]
-fn tensors_under_the_name_of_the_model_are_found() {
+fn tensors_with_the_prefix_of_the_model_are_found() {
     let copy = copy_of(&golden("small_bert_cls"));
     let path = copy.path().join("model.safetensors");
     let file = fs::read(&path).unwrap();
@@ -239,7 +239,7 @@ fn tensors_under_the_name_of_the_model_are_found() {
 }
 
 #[test]
-fn pooling_without_the_tokens_of_a_prompt_is_refused_where_there_are_prompts() {
+fn pooling_without_the_tokens_of_a_prompt_is_rejected_if_there_are_prompts() {
     let copy = copy_of(&golden("small_bert_mean"));
     let pooling = r#"{"embedding_dimension": 64, "pooling_mode": "mean", "include_prompt": false}"#;
     fs::write(copy.path().join("1_Pooling/config.json"), pooling).unwrap();
@@ -251,7 +251,7 @@ fn pooling_without_the_tokens_of_a_prompt_is_refused_where_there_are_prompts() {
     assert!(error.contains("`include_prompt` = false is not supported"), "{error}");
 }
 
-/// Which tensor a changed copy of the small model is refused for, and why.
+/// Returns the tensor for which a modified copy of the small model is rejected, and the problem.
 fn refused(change: impl FnOnce(&Path)) -> (String, TensorProblem) {
     let copy = copy_of(&golden("small_bert_cls"));
     change(copy.path());

@@ -1,10 +1,10 @@
-//! The APIs of Cohere, Voyage, Infinity, Jina and vLLM, and Hugging Face's at the base URL: the same vectors and scores in
-//! other words.
+//! The APIs of Cohere, Voyage, Infinity, Jina and vLLM, and Hugging Face's at the base URL: the same vectors and scores
+//! in other formats.
 
 use replica_core::wire::openai::response::Embedding;
 use serde_json::{Value, json};
 
-use crate::served::{Answer, HIDDEN, Kind, MAX_TOKENS, Served};
+use crate::served::{HIDDEN, Kind, MAX_TOKENS, Response, TestReplica};
 
 const LABELS: Kind = Kind::Labels(&["good", "bad", "neither"]);
 
@@ -12,8 +12,8 @@ fn numbers(value: &Value) -> Vec<f32> {
     serde_json::from_value(value.clone()).unwrap_or_else(|_| panic!("numbers in {value}"))
 }
 
-/// The vector of a text at OpenAI's path.
-fn vector(replica: &Served, text: &str, rest: Value) -> Vec<f32> {
+/// Returns the vector of a text from OpenAI's API.
+fn vector(replica: &TestReplica, text: &str, rest: Value) -> Vec<f32> {
     let mut body = json!({"model": "small", "input": text});
     body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
     numbers(&replica.ask("/v1/embeddings", &body)["data"][0]["embedding"])
@@ -24,14 +24,14 @@ fn base64(text: &Value) -> Vec<f32> {
     Embedding::Base64(text).values().expect("base64 of numbers")
 }
 
-/// One bit for each number, as `numpy.packbits(row > 0)`.
+/// Returns one bit for each number, as `numpy.packbits(row > 0)`.
 fn bits(row: &[f32]) -> Vec<u8> {
     let byte = |eight: &[f32]| eight.iter().fold(0, |bits, number| bits << 1 | u8::from(*number > 0.0));
     row.chunks_exact(8).map(byte).collect()
 }
 
 #[track_caller]
-fn check(answer: &Answer, status: u16, member: &str, says: &str) {
+fn check(answer: &Response, status: u16, member: &str, says: &str) {
     assert_eq!(answer.status, status, "{}", answer.text());
     let said =
         answer.json()[member].as_str().unwrap_or_else(|| panic!("{member} in {}", answer.text())).to_owned();
@@ -39,8 +39,8 @@ fn check(answer: &Answer, status: u16, member: &str, says: &str) {
 }
 
 #[test]
-fn cohere_embeds_bare_and_by_type() {
-    let replica = Served::of(Kind::Prompted, "");
+fn cohere_returns_vectors_bare_and_by_type() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let query = vector(&replica, "w1 w2", json!({"input_type": "query"}));
     let v1 = json!({"model": "small", "texts": ["w3", "w1 w2"], "input_type": "search_query"});
     let answer = replica.ask("/v1/embed", &v1);
@@ -67,7 +67,7 @@ fn cohere_embeds_bare_and_by_type() {
 
     let long = "w1 ".repeat(400);
     let end = json!({"model": "small", "texts": [long], "input_type": "search_document"});
-    assert_eq!(replica.post("/v2/embed", &end).status, 200, "Cohere cuts the end without being told");
+    assert_eq!(replica.post("/v2/embed", &end).status, 200, "Cohere truncates the end by default");
     let none =
         json!({"model": "small", "texts": [long], "input_type": "search_document", "truncate": "NONE"});
     check(&replica.post("/v2/embed", &none), 400, "message", "`texts[0]` has 403 tokens");
@@ -79,7 +79,7 @@ fn cohere_embeds_bare_and_by_type() {
 
 #[test]
 fn voyage_embeds_and_ranks() {
-    let replica = Served::of(Kind::Prompted, "");
+    let replica = TestReplica::of(Kind::Prompted, "");
     let expected = vector(&replica, "w1 w2", json!({"input_type": "document", "dimensions": 16}));
     let ask = |rest: Value| {
         let mut body =
@@ -120,8 +120,8 @@ fn voyage_embeds_and_ranks() {
 }
 
 #[test]
-fn infinity_has_bare_documents_and_lists_of_labels() {
-    let replica = Served::of(Kind::Prompted, "");
+fn infinity_returns_bare_documents_and_lists_of_labels() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let body = json!({"model": "small", "input": ["w1"], "dimensions": 0, "modality": "text"});
     let embedded = replica.ask("/infinity/embeddings", &body);
     assert_eq!(numbers(&embedded["data"][0]["embedding"]).len(), HIDDEN);
@@ -139,7 +139,7 @@ fn infinity_has_bare_documents_and_lists_of_labels() {
         "a cosine, and what is made of it"
     );
 
-    let classifier = Served::of(LABELS, "");
+    let classifier = TestReplica::of(LABELS, "");
     let labels = classifier.ask("/infinity/classify", &json!({"model": "small", "input": ["w1", "w2"]}));
     assert_eq!(
         (labels["object"].as_str(), labels["data"][1].as_array().map(Vec::len)),
@@ -151,8 +151,8 @@ fn infinity_has_bare_documents_and_lists_of_labels() {
 }
 
 #[test]
-fn objects_with_a_text_are_texts() {
-    let replica = Served::start("");
+fn objects_with_a_text_are_accepted_as_texts() {
+    let replica = TestReplica::start("");
     let expected = vector(&replica, "w1 w2", json!({}));
     let body = json!({"model": "small", "input": [{"text": "w1 w2"}], "task": "retrieval.query"});
     assert_eq!(numbers(&replica.ask("/v1/embeddings", &body)["data"][0]["embedding"]), expected);
@@ -161,8 +161,8 @@ fn objects_with_a_text_are_texts() {
 }
 
 #[test]
-fn pooling_returns_what_its_task_names() {
-    let replica = Served::of(Kind::Prompted, "");
+fn pooling_returns_the_output_of_its_task() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let ask = |rest: Value| {
         let mut body = json!({"model": "small", "input": ["w1 w2", "w3"]});
         body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
@@ -178,7 +178,7 @@ fn pooling_returns_what_its_task_names() {
     assert_eq!(plain[1]["data"], expected[1]);
     assert_eq!(ask(json!({"truncate_prompt_tokens": 3}))[0]["data"].as_array().map(Vec::len), Some(3));
 
-    let classifier = Served::of(LABELS, "");
+    let classifier = TestReplica::of(LABELS, "");
     let classes = classifier.ask("/classify", &json!({"model": "small", "input": "w1"}));
     let pooled = classifier.ask("/pooling", &json!({"model": "small", "input": "w1"}));
     assert_eq!(pooled["data"][0]["data"], classes["data"][0]["probs"]);
@@ -187,8 +187,8 @@ fn pooling_returns_what_its_task_names() {
 }
 
 #[test]
-fn a_prompt_is_tokenized_as_vllm_does_it() {
-    let replica = Served::of(Kind::Prompted, "");
+fn a_prompt_is_tokenized_as_in_vllm() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let tokens = replica.ask("/tokenize", &json!({"model": "small", "prompt": "w1 w2"}));
     let expected =
         json!({"count": 4, "max_model_len": MAX_TOKENS, "tokens": [198, 1, 2, 199], "token_strs": null});
@@ -200,12 +200,12 @@ fn a_prompt_is_tokenized_as_vllm_does_it() {
 }
 
 #[test]
-fn hugging_faces_tasks_are_answered_at_the_base_url() {
-    let replica = Served::of(Kind::Prompted, "");
+fn the_base_url_serves_hugging_faces_tasks() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let sentences = json!({"source_sentence": "w1 w2", "sentences": ["w1 w2", "w7"]});
     let similarities = numbers(&replica.ask("/", &json!({"inputs": sentences, "parameters": {}})));
     assert!((similarities[0] - 1.0).abs() < 1e-5 && similarities[1] < 0.999);
-    let classifier = Served::of(LABELS, "");
+    let classifier = TestReplica::of(LABELS, "");
     let plain = classifier.ask("/", &json!({"inputs": "w1"}));
     let nested = classifier.ask("/", &json!({"inputs": "w1", "parameters": {}}));
     assert_eq!(nested[0], plain, "Hugging Face's clients take the first of a list");
@@ -218,7 +218,7 @@ fn hugging_faces_tasks_are_answered_at_the_base_url() {
 
 #[test]
 fn a_model_is_found_by_its_name() {
-    let replica = Served::start("");
+    let replica = TestReplica::start("");
     let model = replica.get("/v1/models/small");
     assert_eq!((&model["id"], &model["object"]), (&json!("small"), &json!("model")));
     let unknown = replica.call("GET", "/v1/models/large", &[], b"");
@@ -226,8 +226,8 @@ fn a_model_is_found_by_its_name() {
 }
 
 #[test]
-fn what_would_change_the_result_is_never_ignored() {
-    let replica = Served::of(Kind::Prompted, "");
+fn options_that_change_the_result_are_never_ignored() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     for (path, body, field) in [
         ("/v1/embeddings", json!({"model": "small", "input": "w1", "late_chunking": true}), "late_chunking"),
         ("/v1/embeddings", json!({"model": "small", "input": "w1", "output_dtype": "int8"}), "output_dtype"),

@@ -1,4 +1,4 @@
-//! What a checkpoint's files and a deployment's task decide about the API.
+//! Effects of the files of a checkpoint and the task of a deployment on the API.
 
 use std::fs;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::served::{HIDDEN, Kind, Served, config, write_kind};
+use crate::served::{HIDDEN, Kind, TestReplica, config, write_kind};
 
-/// A copy of a fixture without these files, and a replica of it; an error is what it does not start for.
-fn of_fixture(fixture: &str, without: &[&str], toml: &str) -> Result<(Served, TempDir), String> {
+/// Starts a replica with a copy of a fixture without these files; an error is the reason why it cannot start.
+fn of_fixture(fixture: &str, without: &[&str], toml: &str) -> Result<(TestReplica, TempDir), String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families").join(fixture);
     let copy = tempfile::tempdir().expect("a folder");
     for entry in fs::read_dir(folder).expect("the fixture").flatten().map(|entry| entry.path()) {
@@ -19,7 +19,7 @@ fn of_fixture(fixture: &str, without: &[&str], toml: &str) -> Result<(Served, Te
         }
     }
     replica::model::ModelDir::open_for(copy.path(), task(toml)).map_err(|error| error.to_string())?;
-    Ok((Served::with(config("127.0.0.1:0", copy.path(), toml)), copy))
+    Ok((TestReplica::with(config("127.0.0.1:0", copy.path(), toml)), copy))
 }
 
 fn task(toml: &str) -> Option<replica_core::DeploymentTask> {
@@ -28,7 +28,7 @@ fn task(toml: &str) -> Option<replica_core::DeploymentTask> {
 }
 
 #[test]
-fn a_language_model_without_a_head_ranks_only_where_its_task_is_stated() {
+fn a_language_model_without_a_head_ranks_only_if_its_task_is_stated() {
     let ask = json!({"query": "a", "texts": ["b", "c"]});
     let embed = json!({"model": "small", "input": "a"});
     let (replica, _folder) = of_fixture("qwen3", &[], "").expect("a replica");
@@ -41,7 +41,7 @@ fn a_language_model_without_a_head_ranks_only_where_its_task_is_stated() {
         };
         let answer = replica.post(path, &body);
         assert_eq!(answer.status, if path == "/rerank" { 424 } else { 400 }, "{path}: {}", answer.text());
-        assert!(answer.text().contains("whose `task` is stated"), "{path}: {}", answer.text());
+        assert!(answer.text().contains("with `task` set"), "{path}: {}", answer.text());
     }
     assert_eq!(replica.get("/info")["model"]["rerank"], "none");
     drop(replica);
@@ -51,11 +51,14 @@ fn a_language_model_without_a_head_ranks_only_where_its_task_is_stated() {
     let refused = of_fixture("qwen3", &[], "task = \"rerank\"\n").map(drop).unwrap_err();
     assert!(refused.contains("there is no token `yes`"), "{refused}");
     let refused = of_fixture("qwen3", &[], "task = \"classify\"\n").map(drop).unwrap_err();
-    assert!(refused.contains("the deployment's `task` is classify, and the model has no head"), "{refused}");
+    assert!(
+        refused.contains("the deployment's `task` is classify, but the model has no classification head"),
+        "{refused}"
+    );
 }
 
 #[test]
-fn a_language_model_whose_template_shows_a_query_and_a_document_is_a_reranker() {
+fn a_language_model_with_a_reranker_template_is_a_reranker() {
     let without = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"];
     let (replica, _folder) = of_fixture("qwen3_yes_no", &without, "").expect("a replica");
     assert_eq!(replica.get("/info")["model"]["task"], "rerank");
@@ -64,7 +67,7 @@ fn a_language_model_whose_template_shows_a_query_and_a_document_is_a_reranker() 
 }
 
 #[test]
-fn a_vector_is_cut_to_the_dimensions_that_the_checkpoint_says() {
+fn a_vector_is_truncated_to_the_dimensions_of_the_checkpoint() {
     const KEEP: usize = 16;
     let cut = |toml: &str| {
         let folder = tempfile::tempdir().expect("a folder");
@@ -73,13 +76,13 @@ fn a_vector_is_cut_to_the_dimensions_that_the_checkpoint_says() {
         let mut settings: Value = serde_json::from_slice(&fs::read(&file).expect("a file")).expect("JSON");
         settings["truncate_dim"] = json!(KEEP);
         fs::write(&file, settings.to_string()).expect("a file");
-        (Served::with(config("127.0.0.1:0", folder.path(), toml)), folder)
+        (TestReplica::with(config("127.0.0.1:0", folder.path(), toml)), folder)
     };
-    let vector = |replica: &Served| replica.vectors(&["w1 w2 w3".to_owned()]).remove(0);
+    let vector = |replica: &TestReplica| replica.vectors(&["w1 w2 w3".to_owned()]).remove(0);
     let length = |vector: &[f32]| vector.iter().map(|x| x * x).sum::<f32>().sqrt();
-    let whole = vector(&Served::of(Kind::Prompted, ""));
+    let whole = vector(&TestReplica::of(Kind::Prompted, ""));
     assert_eq!(whole.len(), HIDDEN);
-    // As the model's stages leave it: of length one, and then cut.
+    // Without normalization: the modules of the model normalize first, and then the vector is truncated.
     let (replica, _folder) = cut("[embeddings]\nnormalize = false\n");
     assert_eq!(replica.get("/info")["model"]["dimensions"], KEEP);
     let plain = vector(&replica);
@@ -87,7 +90,7 @@ fn a_vector_is_cut_to_the_dimensions_that_the_checkpoint_says() {
     assert!(plain.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-6), "{plain:?}");
     assert!(length(&plain) < 0.99);
     drop(replica);
-    // As text-embeddings-inference would answer.
+    // With normalization, as in text-embeddings-inference.
     let (replica, _folder) = cut("");
     let scaled = vector(&replica);
     assert!((length(&scaled) - 1.0).abs() < 1e-5);

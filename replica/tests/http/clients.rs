@@ -1,14 +1,14 @@
 //! The stock clients of the ecosystems, unmodified, against a replica: each is a script under `tests/clients`.
 //!
-//! They need Python with venv and, the first time, a package index. Where there is no Python there is nothing to run
-//! them with, and the test says so; where there is, everything that goes wrong is a failure.
+//! They need Python with venv and, the first time, a package index. Without Python the test is skipped with a message;
+//! with Python every problem is a failure.
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::served::{Kind, Served};
+use crate::served::{Kind, TestReplica};
 
-/// The packages, each in one version: those of `docs/clients.md`.
+/// Packages, each in one version: those of `docs/clients.md`.
 const REQUIREMENTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/clients/requirements.txt");
 
 #[test]
@@ -22,22 +22,22 @@ fn the_stock_clients_work_by_changing_their_base_url() {
             return;
         }
     }
-    // The file that was installed is kept beside what it brought.
-    let (wanted, installed) =
+    // A copy of the requirements file marks a complete installation.
+    let (expected, installed) =
         (std::fs::read(REQUIREMENTS).expect("a file"), venv.join("installed-requirements.txt"));
-    if std::fs::read(&installed).ok().as_ref() != Some(&wanted) {
+    if std::fs::read(&installed).ok().as_ref() != Some(&expected) {
         let pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--requirement", REQUIREMENTS];
         assert!(Command::new(&python).args(pip).status().expect("pip runs").success(), "pip failed");
-        std::fs::write(&installed, wanted).expect("a file");
+        std::fs::write(&installed, expected).expect("a file");
     }
-    let embeds = Served::of(Kind::Prompted, "");
-    let ranks = Served::of(Kind::Labels(&["LABEL_0"]), "");
-    let classifies = Served::of(Kind::Labels(&["good", "bad", "neither"]), "");
-    let url = |replica: &Served| format!("http://{}", replica.address);
-    let check = |script: &str, replicas: &[&Served]| {
+    let embeds = TestReplica::of(Kind::Prompted, "");
+    let ranks = TestReplica::of(Kind::Labels(&["LABEL_0"]), "");
+    let classifies = TestReplica::of(Kind::Labels(&["good", "bad", "neither"]), "");
+    let url = |replica: &TestReplica| format!("http://{}", replica.address);
+    let check = |script: &str, replicas: &[&TestReplica]| {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script);
         let mut run = Command::new(&python);
-        // A proxy of this machine knows nothing of its loopback.
+        // A proxy of this machine cannot reach its loopback.
         run.arg(&script).args(replicas.iter().copied().map(url)).env("NO_PROXY", "127.0.0.1");
         let run = run.output().expect("python runs");
         let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);

@@ -1,10 +1,10 @@
-//! Each limit, at it and one past it, with its name, its value and what was given.
+//! Each limit, at it and one past it, with its name, its value and the given value.
 
 use replica_core::wire::error::ErrorCode;
 use serde_json::{Value, json};
 
 use crate::check_refused;
-use crate::served::{Kind, Served};
+use crate::served::{Kind, TestReplica};
 
 const LIMITS: &str = "[limits]\nmax_inputs = 3\nmax_documents = 4\nmax_pairs = 5\nmax_sentences = 6\n\
                       max_request_tokens = 40\nmax_body_bytes = 2000\n";
@@ -13,9 +13,9 @@ fn texts(count: usize) -> Vec<&'static str> {
     vec!["w1"; count]
 }
 
-/// A request of `most` elements is answered, and one of one more is refused with the limit's name.
+/// Checks that a request of `most` elements succeeds, and that one more is rejected with the name of the limit.
 #[track_caller]
-fn check(replica: &Served, path: &str, key: &str, most: usize, body: impl Fn(usize) -> Value) {
+fn check(replica: &TestReplica, path: &str, key: &str, most: usize, body: impl Fn(usize) -> Value) {
     let answer = replica.post(path, &body(most));
     assert_eq!(answer.status, 200, "{path}: {}", answer.text());
     let refused = replica.post(path, &body(most + 1));
@@ -29,8 +29,8 @@ fn check(replica: &Served, path: &str, key: &str, most: usize, body: impl Fn(usi
 }
 
 #[test]
-fn limits_of_lists_hold_at_them_and_one_past_them() {
-    let embed = Served::start(LIMITS);
+fn limits_of_lists_apply_one_past_them() {
+    let embed = TestReplica::start(LIMITS);
     check(&embed, "/v1/embeddings", "max_inputs", 3, |n| json!({"model": "small", "input": texts(n)}));
     check(&embed, "/embed", "max_inputs", 3, |n| json!({"inputs": texts(n)}));
     check(&embed, "/embed", "max_inputs", 3, |n| json!({"inputs": vec![[1]; n]}));
@@ -39,7 +39,7 @@ fn limits_of_lists_hold_at_them_and_one_past_them() {
     check(&embed, "/decode", "max_inputs", 3, |n| json!({"ids": vec![[1]; n]}));
     let sentences = |n| json!({"inputs": {"source_sentence": "w1", "sentences": texts(n)}});
     check(&embed, "/similarity", "max_sentences", 6, sentences);
-    let labels = Served::of(Kind::Labels(&["LABEL_0"]), LIMITS);
+    let labels = TestReplica::of(Kind::Labels(&["LABEL_0"]), LIMITS);
     for replica in [&embed, &labels] {
         let documents = |n| json!({"query": "w1", "documents": texts(n)});
         check(replica, "/v1/rerank", "max_documents", 4, documents);
@@ -53,8 +53,8 @@ fn limits_of_lists_hold_at_them_and_one_past_them() {
 }
 
 #[test]
-fn the_limit_of_tokens_of_a_request_holds_at_it_and_one_past_it() {
-    let replica = Served::start(LIMITS);
+fn the_limit_of_tokens_of_a_request_applies_one_past_it() {
+    let replica = TestReplica::start(LIMITS);
     let post = |lengths: [usize; 3]| {
         let input: Vec<String> = lengths.iter().map(|length| vec!["w1"; *length].join(" ")).collect();
         replica.embed(&json!({"model": "small", "input": input}))
@@ -65,8 +65,8 @@ fn the_limit_of_tokens_of_a_request_holds_at_it_and_one_past_it() {
 }
 
 #[test]
-fn the_limit_of_bytes_holds_in_the_words_of_tei_too() {
-    let replica = Served::start(LIMITS);
+fn the_limit_of_bytes_is_reported_in_the_format_of_tei() {
+    let replica = TestReplica::start(LIMITS);
     let post = |bytes: usize| {
         let body = json!({"inputs": "w1"}).to_string();
         let body = body.clone() + &" ".repeat(bytes - body.len());

@@ -1,28 +1,28 @@
-//! Makes the holder of each lock panic that a replica takes while it serves.
+//! Panics in the holder of each lock that a replica takes while it serves.
 
-use crate::served::Served;
+use crate::served::TestReplica;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 use supervision::failpoint::trial::{Subject, each_lock};
 
-/// No response after this time is none.
+/// Time after which a missing response is a failure.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
     const NAME: &str = "locks::a_panic_under_any_lock_costs_one_request_or_fails_the_process";
     each_lock(NAME, 5, |case| {
-        let replica = Served::start("");
+        let replica = TestReplica::start("");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(case.run(&replica));
     });
 }
 
-impl Subject for Served {
+impl Subject for TestReplica {
     const PROBES: &'static [&'static str] = &["/health"];
-    /// The one that panics, and another that is in the same batch.
+    /// The request that panics, and another one in the same batch.
     const FAILED_MAX: usize = 2;
 
     async fn drive(&self) -> usize {
@@ -47,8 +47,8 @@ impl Subject for Served {
     }
 }
 
-/// Status and body, if anything comes back.
-fn request(replica: &Served, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+/// Returns status and body, if there is a response.
+fn request(replica: &TestReplica, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(replica.address).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     let length = body.len();
@@ -57,7 +57,7 @@ fn request(replica: &Served, method: &str, path: &str, body: &str) -> Option<(u1
     );
     stream.write_all((head + body).as_bytes()).ok()?;
     let mut response = Vec::new();
-    // A connection that is reset, or silent, has sent what it sends.
+    // The connection may be reset or silent; the bytes received so far count.
     let _ = stream.read_to_end(&mut response);
     let response = String::from_utf8_lossy(&response).into_owned();
     let status = response.split(' ').nth(1)?.parse().ok()?;

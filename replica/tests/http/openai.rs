@@ -1,12 +1,12 @@
-//! What `POST /v1/embeddings` has beside the inputs: dimensions, prompts, normalization and truncation.
+//! Options of `POST /v1/embeddings`: dimensions, prompts, normalization and truncation.
 
 use replica_core::wire::error::ErrorCode;
 use serde_json::{Value, json};
 
 use crate::check_refused;
-use crate::served::{HIDDEN, Kind, MAX_TOKENS, PROMPTS, Served};
+use crate::served::{HIDDEN, Kind, MAX_TOKENS, PROMPTS, TestReplica};
 
-fn vector(replica: &Served, body: Value) -> (Vec<f32>, u64) {
+fn vector(replica: &TestReplica, body: Value) -> (Vec<f32>, u64) {
     let answer = replica.embed(&body);
     assert_eq!(answer.status, 200, "{body}: {}", answer.text());
     let tokens = answer.json()["usage"]["total_tokens"].as_u64().expect("a number");
@@ -18,8 +18,8 @@ fn length(vector: &[f32]) -> f32 {
 }
 
 #[test]
-fn fewer_dimensions_are_the_first_ones_at_length_one_again() {
-    let replica = Served::of(Kind::Prompted, "");
+fn fewer_dimensions_are_the_first_ones_renormalized() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let (whole, _) = vector(&replica, json!({"model": "small", "input": "w1 w2"}));
     assert!((length(&whole) - 1.0).abs() < 1e-6);
     for (dimensions, format) in [(1, "float"), (16, "base64"), (HIDDEN, "float")] {
@@ -35,14 +35,14 @@ fn fewer_dimensions_are_the_first_ones_at_length_one_again() {
 }
 
 #[test]
-fn vectors_have_length_one_unless_the_request_or_the_configuration_says_otherwise() {
+fn vectors_are_normalized_unless_the_request_or_the_configuration_disables_it() {
     let input = |rest: Value| {
         let mut body = json!({"model": "small", "input": "w1 w2"});
         body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
         body
     };
-    // This model has no normalization of its own.
-    let replica = Served::start("");
+    // This model has no normalization module.
+    let replica = TestReplica::start("");
     assert_eq!(replica.get("/info")["model"]["normalized"], true);
     let (whole, _) = vector(&replica, input(json!({})));
     let (short, _) = vector(&replica, input(json!({"dimensions": 8})));
@@ -56,21 +56,21 @@ fn vectors_have_length_one_unless_the_request_or_the_configuration_says_otherwis
         assert!((plain / scale - whole).abs() < 1e-6);
     }
 
-    let configured = Served::start("[embeddings]\nnormalize = false\n");
+    let configured = TestReplica::start("[embeddings]\nnormalize = false\n");
     assert_eq!(configured.get("/info")["model"]["normalized"], false);
     assert_eq!(vector(&configured, input(json!({}))).0, plain);
     let (asked, _) = vector(&configured, input(json!({"normalize": true})));
     assert!((length(&asked) - 1.0).abs() < 1e-6);
-    // A model that has one keeps it.
-    let own = Served::of(Kind::Prompted, "[embeddings]\nnormalize = false\n");
+    // A model with a normalization module keeps it.
+    let own = TestReplica::of(Kind::Prompted, "[embeddings]\nnormalize = false\n");
     assert!((length(&vector(&own, input(json!({}))).0) - 1.0).abs() < 1e-6);
 }
 
 #[test]
-fn what_is_too_long_is_cut_where_the_request_or_the_configuration_says_so() {
+fn long_inputs_are_truncated_if_the_request_or_the_configuration_enables_it() {
     let words = |count: usize| (0..count).map(|i| format!("w{}", i % 90 + 1)).collect::<Vec<_>>();
     let (room, long) = (MAX_TOKENS - 2, words(300).join(" "));
-    let replica = Served::of(Kind::Prompted, "");
+    let replica = TestReplica::of(Kind::Prompted, "");
     let body = |text: &str, rest: Value| {
         let mut body = json!({"model": "small", "input": text});
         body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
@@ -98,7 +98,7 @@ fn what_is_too_long_is_cut_where_the_request_or_the_configuration_says_so() {
         check_refused(&refused, ErrorCode::InvalidValue, Some("input"), "3 to 128");
     }
 
-    let configured = Served::of(Kind::Prompted, "[embeddings]\nauto_truncate = true\n");
+    let configured = TestReplica::of(Kind::Prompted, "[embeddings]\nauto_truncate = true\n");
     assert_eq!(configured.get("/info")["auto_truncate"], true);
     assert_eq!(vector(&configured, body(&long, json!({}))), first);
     let refused = configured.embed(&body(&long, json!({"truncate": false})));
@@ -107,8 +107,8 @@ fn what_is_too_long_is_cut_where_the_request_or_the_configuration_says_so() {
 }
 
 #[test]
-fn a_prompt_is_the_same_as_the_text_with_it_and_its_tokens_count() {
-    let replica = Served::of(Kind::Prompted, "");
+fn a_prompt_equals_the_text_with_it_and_its_tokens_count() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     for (name, prompt) in PROMPTS {
         let by_hand = json!({"model": "small", "input": format!("{prompt}w1 w2")});
         let named = json!({"model": "small", "input": "w1 w2", "prompt_name": name});
@@ -127,15 +127,15 @@ fn a_prompt_is_the_same_as_the_text_with_it_and_its_tokens_count() {
 }
 
 #[test]
-fn a_prompt_that_cannot_be_is_refused() {
-    let replica = Served::of(Kind::Prompted, "");
+fn an_unknown_prompt_is_rejected() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let check = |body: Value, says: &str| {
         let param = Some("prompt_name").filter(|_| !says.contains("token ids")).or(Some("input"));
         check_refused(&replica.embed(&body), ErrorCode::InvalidValue, param, says);
     };
     check(json!({"model": "small", "input": "w1", "prompt_name": "passage"}), "\"document\", \"query\"");
     check(json!({"model": "small", "input": [1], "prompt_name": "query"}), "token ids");
-    let plain = Served::start("");
+    let plain = TestReplica::start("");
     let body = json!({"model": "small", "input": "w1", "prompt_name": "query"});
     check_refused(&plain.embed(&body), ErrorCode::InvalidValue, Some("prompt_name"), "leave it out");
     let body = json!({"model": "small", "input": "w1", "input_type": "query"});

@@ -1,13 +1,13 @@
-//! Rerank, by a cross-encoder and by the similarity of vectors, in the words of Cohere, Jina, TEI and vLLM.
+//! Reranking, by a cross-encoder and by the similarity of vectors, in the formats of Cohere, Jina, TEI and vLLM.
 
 use serde_json::{Value, json};
 
-use crate::served::{Answer, Kind, MAX_TOKENS, PROMPTS, Served};
+use crate::served::{Kind, MAX_TOKENS, PROMPTS, Response, TestReplica};
 
 const RERANKER: Kind = Kind::Labels(&["LABEL_0"]);
 const DOCUMENTS: [&str; 4] = ["w10 w11", "w20 w21 w22", "w10 w11", "w30"];
 
-/// `(index, score)` of each result, in the order of the answer.
+/// Returns `(index, score)` of each result, in the order of the response.
 fn ranks(results: &Value, score: &str) -> Vec<(usize, f64)> {
     let rank = |rank: &Value| {
         let index = rank["index"].as_u64().expect("an index") as usize;
@@ -33,8 +33,8 @@ fn check_close(given: &[(usize, f64)], expected: &[(usize, f64)]) {
 }
 
 #[test]
-fn a_cross_encoder_says_the_same_at_every_door() {
-    let replica = Served::of(RERANKER, "");
+fn a_cross_encoder_returns_the_same_scores_on_every_path() {
+    let replica = TestReplica::of(RERANKER, "");
     let raw = replica.ask("/rerank", &json!({"query": "w1 w2", "texts": DOCUMENTS, "raw_scores": true}));
     let raw = ranks(&raw, "score");
     let expected: Vec<(usize, f64)> =
@@ -63,10 +63,11 @@ fn a_cross_encoder_says_the_same_at_every_door() {
     assert_eq!(replica.get("/info")["model"]["rerank"], "cross-encoder");
 }
 
-/// As sentence-transformers reads them: the prompt stands before a text, and of a pair before the first.
+/// As in sentence-transformers: the prompt precedes a text, and the first text of a pair.
 #[test]
-fn a_model_with_labels_reads_its_default_prompt_before_the_first_text() {
-    let (plain, instructed) = (Served::of(RERANKER, ""), Served::of(Kind::Instructed(&["LABEL_0"]), ""));
+fn a_model_with_labels_uses_its_default_prompt_before_the_first_text() {
+    let (plain, instructed) =
+        (TestReplica::of(RERANKER, ""), TestReplica::of(Kind::Instructed(&["LABEL_0"]), ""));
     let check = |path: &str, by_hand: Value, short: Value| {
         let given = instructed.ask(path, &short);
         assert_eq!(given, plain.ask(path, &by_hand), "{path}: {short}");
@@ -81,8 +82,8 @@ fn a_model_with_labels_reads_its_default_prompt_before_the_first_text() {
 }
 
 #[test]
-fn the_order_of_a_pair_matters_and_its_types_are_read() {
-    let replica = Served::of(RERANKER, "");
+fn the_order_of_a_pair_and_its_types_matter() {
+    let replica = TestReplica::of(RERANKER, "");
     let score = |first: &str, second: &str| {
         let body = json!({"inputs": [first, second], "raw_scores": true});
         replica.ask("/predict", &body)[0]["score"].as_f64().expect("a score")
@@ -94,8 +95,8 @@ fn the_order_of_a_pair_matters_and_its_types_are_read() {
 }
 
 #[test]
-fn the_best_n_come_back_with_the_documents_as_they_were_sent() {
-    let replica = Served::of(RERANKER, "");
+fn the_best_n_are_returned_with_the_documents_as_sent() {
+    let replica = TestReplica::of(RERANKER, "");
     let documents = json!(["w10", {"text": "w20 w21", "id": 7}, {"title": "w30", "text": "w31"}]);
     let body = json!({"query": "w1", "documents": documents, "return_documents": true});
     let all = replica.ask("/v2/rerank", &body);
@@ -118,8 +119,8 @@ fn the_best_n_come_back_with_the_documents_as_they_were_sent() {
 }
 
 #[test]
-fn a_model_that_embeds_ranks_by_the_cosine_of_its_vectors() {
-    let replica = Served::of(Kind::Prompted, "");
+fn an_embedding_model_ranks_by_the_cosine_of_its_vectors() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let vector = |text: &str, kind: &str| {
         replica.embed(&json!({"model": "small", "input": text, "input_type": kind})).vectors().swap_remove(0)
     };
@@ -147,8 +148,8 @@ fn words(count: usize) -> String {
 }
 
 #[test]
-fn cohere_s_documents_are_cut_and_tei_s_only_if_the_caller_says_so() {
-    let replica = Served::of(RERANKER, "");
+fn documents_are_truncated_by_cohere_and_by_tei_on_request() {
+    let replica = TestReplica::of(RERANKER, "");
     let room = MAX_TOKENS - 3;
     let raw = |query: &str, text: &str| {
         let body = json!({"query": query, "texts": [text], "raw_scores": true});
@@ -169,7 +170,7 @@ fn cohere_s_documents_are_cut_and_tei_s_only_if_the_caller_says_so() {
     check(cohere(&words(room), &words(2000), None), raw(&words(room / 2), &words(room - room / 2)));
     check(cohere(&words(2000), "w7 w8", None), raw(&words(room - 2), "w7 w8"));
 
-    let tei = |extra: Value| -> Answer {
+    let tei = |extra: Value| -> Response {
         let mut body = json!({"query": words(100), "texts": ["w3", words(100)], "raw_scores": true});
         body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
         replica.post("/rerank", &body)
@@ -180,22 +181,22 @@ fn cohere_s_documents_are_cut_and_tei_s_only_if_the_caller_says_so() {
     assert!(says.contains("`texts[1]` has 203 tokens and the limit of this model is 128"), "{says}");
     let cut = tei(json!({"truncate": true})).json();
     let of_second = cut.as_array().expect("a list").iter().find(|rank| rank["index"] == 1).expect("a rank");
-    // Both are longer than half of the room: the second text gets the odd token.
+    // Both are longer than half of the limit: the second text gets the odd token.
     check(of_second["score"].as_f64().expect("a score"), raw(&words(room / 2), &words(room - room / 2)));
 }
 
 #[test]
-fn a_long_document_of_a_model_that_embeds_is_cut_as_well() {
-    let replica = Served::of(Kind::Prompted, "");
+fn a_long_document_is_truncated_for_an_embedding_model() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let score = |document: String| {
         let body = json!({"query": "w1", "documents": [document]});
         replica.ask("/v1/rerank", &body)["results"][0]["relevance_score"].as_f64().expect("a score")
     };
-    // The prompt's one token and two special ones.
+    // One token of the prompt and two special ones.
     assert!((score(words(2000)) - score(words(MAX_TOKENS - 3))).abs() < 1e-5);
 }
 
-/// Pairs and what `transformers` computes of them, from the text on; absent where the pair is too long for the model.
+/// Pairs and the scores of `transformers`, computed from the texts; absent if the pair is too long for the model.
 #[derive(serde::Deserialize)]
 struct Reference {
     pairs: Vec<ReferencePair>,
@@ -209,12 +210,12 @@ struct ReferencePair {
 }
 
 #[test]
-fn cross_encoders_say_over_http_what_transformers_says() {
+fn cross_encoders_return_the_scores_of_transformers_over_http() {
     for fixture in ["bert_rerank", "roberta_rerank", "xlm_roberta_rerank"] {
         let folder = format!("{}/tests/golden/families/{fixture}", env!("CARGO_MANIFEST_DIR"));
         let reference = std::fs::read(format!("{folder}/tokens.json")).expect("the reference");
         let Reference { pairs } = serde_json::from_slice(&reference).expect("the reference");
-        // An empty second text is none to transformers, if it is asked for one pair.
+        // transformers treats an empty second text as missing, if it gets a single pair.
         let pairs: Vec<ReferencePair> =
             pairs.into_iter().filter(|pair| pair.logits.is_some() && !pair.second.is_empty()).collect();
         assert!(pairs.len() >= 2, "{fixture}");
@@ -223,7 +224,7 @@ fn cross_encoders_say_over_http_what_transformers_says() {
             "listen = \"127.0.0.1:0\"\nnames = [\"small\"]\nmodel = {folder:?}\ncache = {:?}\n",
             cache.path().to_str().expect("a path")
         );
-        let replica = Served::with(config.parse().expect("a configuration"));
+        let replica = TestReplica::with(config.parse().expect("a configuration"));
         let inputs: Vec<[&str; 2]> =
             pairs.iter().map(|pair| [pair.first.as_str(), pair.second.as_str()]).collect();
         let answer = replica.ask("/predict", &json!({"inputs": inputs, "raw_scores": true}));
@@ -238,7 +239,7 @@ fn cross_encoders_say_over_http_what_transformers_says() {
     }
 }
 
-/// A pair, how sentence-transformers scores it, and what it comes to.
+/// Pair, its score in sentence-transformers, and the logit.
 #[derive(serde::Deserialize)]
 struct JudgedPair {
     query: String,
@@ -255,24 +256,24 @@ struct Judged {
     pairs: Vec<JudgedPair>,
 }
 
-/// A replica of this fixture.
-fn judge(fixture: &str) -> (Served, tempfile::TempDir) {
+/// Starts a replica of this fixture.
+fn judge(fixture: &str) -> (TestReplica, tempfile::TempDir) {
     let folder = format!("{}/tests/golden/families/{fixture}", env!("CARGO_MANIFEST_DIR"));
     let cache = tempfile::tempdir().expect("a folder");
     let config = format!(
         "listen = \"127.0.0.1:0\"\nnames = [\"small\"]\nmodel = {folder:?}\ncache = {:?}\n",
         cache.path().to_str().expect("a path")
     );
-    (Served::with(config.parse().expect("a configuration")), cache)
+    (TestReplica::with(config.parse().expect("a configuration")), cache)
 }
 
 #[test]
-fn a_model_that_judges_by_words_says_over_http_what_sentence_transformers_says() {
+fn an_llm_reranker_returns_the_scores_of_sentence_transformers_over_http() {
     for fixture in ["qwen3_yes_no", "llama_yes_no"] {
         let path = format!("{}/tests/golden/families/{fixture}/pairs.json", env!("CARGO_MANIFEST_DIR"));
         let Judged { pairs } =
             serde_json::from_slice(&std::fs::read(path).expect("the reference")).expect("the reference");
-        // An empty query is refused here.
+        // An empty query is rejected here.
         let pairs: Vec<JudgedPair> = pairs
             .into_iter()
             .filter(|pair| pair.most == 96 && pair.whole && !pair.query.is_empty())
@@ -300,7 +301,7 @@ fn a_model_that_judges_by_words_says_over_http_what_sentence_transformers_says()
             }
             let raws = json!({"query": query, "texts": [document], "raw_scores": true});
             close(&replica.ask("/rerank", &raws)[0]["score"], *raw);
-            // What `predict` says, with the model's own function behind it.
+            // The result of `predict`, with the model's own function.
             close(&replica.ask("/predict", &json!({"inputs": [query, document]}))[0]["score"], *score);
         }
         assert!(
@@ -312,7 +313,7 @@ fn a_model_that_judges_by_words_says_over_http_what_sentence_transformers_says()
 }
 
 #[test]
-fn a_model_that_judges_by_words_reads_pairs_and_says_so() {
+fn an_llm_reranker_accepts_pairs_only() {
     let (replica, _cache) = judge("qwen3_yes_no");
     for (path, body, place) in [
         ("/predict", json!({"inputs": "one text"}), "inputs"),

@@ -1,18 +1,18 @@
-//! The model revision of a replica: on every response, and required of it by its region.
+//! Model revision of a replica: on every response, and required by its region.
 
 use serde_json::{Value, json};
 
-use crate::served::Served;
+use crate::served::TestReplica;
 
 const REVISION: &str = "x-meridian-model-revision";
 
-fn revision(replica: &Served) -> String {
+fn revision(replica: &TestReplica) -> String {
     replica.get("/info")["identity"]["revision"].as_str().expect("a revision").to_owned()
 }
 
 #[test]
-fn every_response_names_the_revision_and_another_one_is_refused_before_it_is_computed() {
-    let replica = Served::start("");
+fn every_response_has_the_revision_and_another_one_is_rejected_before_computing() {
+    let replica = TestReplica::start("");
     let ours = revision(&replica);
     let body = serde_json::to_vec(&json!({"model": "small", "input": "w1"})).unwrap();
     let status: Value = replica.get("/status");
@@ -34,9 +34,9 @@ fn every_response_names_the_revision_and_another_one_is_refused_before_it_is_com
 }
 
 #[test]
-fn the_precision_is_part_of_the_revision_and_settings_that_change_no_vector_are_not() {
+fn the_precision_changes_the_revision_and_unrelated_settings_do_not() {
     let [usual, int8, batches] = ["", "engine = { precision = \"int8\" }\n", "[batch]\nbatch_tokens = 200\n"]
-        .map(|toml| revision(&Served::start(toml)));
+        .map(|toml| revision(&TestReplica::start(toml)));
     // Each has a copy of the same files.
     assert_eq!(usual, batches);
     assert_ne!(usual, int8);

@@ -1,10 +1,10 @@
-//! The routes of TEI and BEI, and what they share with vLLM.
+//! Routes of TEI and BEI, and those shared with vLLM.
 
 use replica_core::wire::error::ErrorCode;
 use serde_json::{Value, json};
 
 use crate::check_refused;
-use crate::served::{HIDDEN, Kind, MAX_TOKENS, SPECIAL, Served, VOCABULARY};
+use crate::served::{HIDDEN, Kind, MAX_TOKENS, SPECIAL, TestReplica, VOCABULARY};
 
 const CLASSIFIER: Kind = Kind::Labels(&["good", "bad", "neither"]);
 
@@ -24,9 +24,9 @@ fn length(row: &[f64]) -> f64 {
     row.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// What a refusal at a path of TEI has to be.
+/// Expected error response on a path of TEI.
 #[track_caller]
-fn check_tei(replica: &Served, path: &str, body: &Value, code: ErrorCode, says: &str) {
+fn check_tei(replica: &TestReplica, path: &str, body: &Value, code: ErrorCode, says: &str) {
     let answer = replica.post(path, body);
     let (error_type, status) = code.tei();
     assert_eq!(answer.status, status, "{path}: {}", answer.text());
@@ -38,15 +38,15 @@ fn check_tei(replica: &Served, path: &str, body: &Value, code: ErrorCode, says: 
 }
 
 #[test]
-fn embed_answers_with_vectors_and_nothing_around_them() {
-    let replica = Served::start("");
+fn embed_returns_bare_vectors() {
+    let replica = TestReplica::start("");
     let openai = replica.vectors(&["w1 w2".to_owned(), "w3".to_owned()]);
     let both = json!({"inputs": ["w1 w2", "w3"]});
     for (row, expected) in rows(&replica.ask("/embed", &both)).iter().zip(&openai) {
         check_close(row, &expected.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
     }
     let whole = rows(&replica.ask("/embed", &json!({"inputs": "w1 w2"})));
-    assert!((length(&whole[0]) - 1.0).abs() < 1e-6, "unless told otherwise it normalises");
+    assert!((length(&whole[0]) - 1.0).abs() < 1e-6, "vectors are normalized by default");
     assert_eq!(rows(&replica.ask("/", &json!({"inputs": "w1 w2"}))), whole, "as TEI's own clients ask");
     assert_eq!(rows(&replica.ask("/embed", &json!({"inputs": [1, 2]}))), whole, "token ids");
     let short = rows(&replica.ask("/embed", &json!({"inputs": [[1, 2]], "dimensions": 8})));
@@ -55,8 +55,8 @@ fn embed_answers_with_vectors_and_nothing_around_them() {
 }
 
 #[test]
-fn embed_all_answers_with_a_row_per_token() {
-    let replica = Served::start("");
+fn embed_all_returns_a_row_per_token() {
+    let replica = TestReplica::start("");
     let all = replica.ask("/embed_all", &json!({"inputs": ["w1 w2 w3", "w4"]}));
     let all: Vec<Vec<Vec<f64>>> = serde_json::from_value(all).expect("rows of tokens");
     assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [3, 1]);
@@ -67,8 +67,8 @@ fn embed_all_answers_with_a_row_per_token() {
 }
 
 #[test]
-fn what_is_too_long_is_cut_only_if_the_caller_says_so() {
-    let replica = Served::of(Kind::Prompted, "");
+fn long_inputs_are_truncated_only_if_the_request_enables_it() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let words: Vec<String> = (0..300).map(|i| format!("w{}", i % 90 + 1)).collect();
     let (room, long) = (MAX_TOKENS - 2, words.join(" "));
     let embed = |text: &str, extra: &[(&str, Value)]| {
@@ -88,8 +88,8 @@ fn what_is_too_long_is_cut_only_if_the_caller_says_so() {
 }
 
 #[test]
-fn a_classifier_says_each_label_with_its_score_the_best_first() {
-    let replica = Served::of(CLASSIFIER, "");
+fn a_classifier_returns_the_labels_with_their_scores_in_descending_order() {
+    let replica = TestReplica::of(CLASSIFIER, "");
     let raw = replica.ask("/predict", &json!({"inputs": "w1 w2", "raw_scores": true}));
     let logits: Vec<f64> = raw.as_array().expect("a list").iter().map(score).collect();
     let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
@@ -119,8 +119,8 @@ fn score(label: &Value) -> f64 {
 }
 
 #[test]
-fn similarities_are_the_cosines_of_the_sentences_with_their_source() {
-    let replica = Served::start("");
+fn similarities_are_the_cosines_of_the_sentences_with_the_source() {
+    let replica = TestReplica::start("");
     let body = json!({"inputs": {"source_sentence": "w1 w2", "sentences": ["w1 w2", "w3", "w4 w5"]}});
     let cosines: Vec<f64> = serde_json::from_value(replica.ask("/similarity", &body)).expect("numbers");
     let vectors = rows(&replica.ask("/embed", &json!({"inputs": ["w1 w2", "w1 w2", "w3", "w4 w5"]})));
@@ -129,8 +129,8 @@ fn similarities_are_the_cosines_of_the_sentences_with_their_source() {
 }
 
 #[test]
-fn tokens_are_shown_with_their_places_and_turned_back_into_text() {
-    let replica = Served::of(Kind::Prompted, "");
+fn tokens_are_returned_with_offsets_and_decode_to_the_text() {
+    let replica = TestReplica::of(Kind::Prompted, "");
     let special =
         |id: u32, text: &str| json!({"id": id, "text": text, "special": true, "start": null, "stop": null});
     let token = |id: u32, text: &str, start: usize, stop: usize| json!({"id": id, "text": text, "special": false, "start": start, "stop": stop});
@@ -152,10 +152,10 @@ fn tokens_are_shown_with_their_places_and_turned_back_into_text() {
 }
 
 #[test]
-fn a_model_of_another_task_says_what_it_is() {
-    let embed = Served::start("");
-    let rerank = Served::of(Kind::Labels(&["LABEL_0"]), "");
-    let classify = Served::of(CLASSIFIER, "");
+fn a_request_for_another_task_names_the_task_of_the_model() {
+    let embed = TestReplica::start("");
+    let rerank = TestReplica::of(Kind::Labels(&["LABEL_0"]), "");
+    let classify = TestReplica::of(CLASSIFIER, "");
     let text = json!({"inputs": "w1"});
     let similarity = json!({"inputs": {"source_sentence": "w1", "sentences": ["w1"]}});
     let texts = json!({"query": "w1", "texts": ["w1"]});
@@ -192,8 +192,8 @@ fn a_model_of_another_task_says_what_it_is() {
 }
 
 #[test]
-fn info_and_metrics_have_what_clients_of_tei_look_for() {
-    let replica = Served::of(Kind::Prompted, "[limits]\nmax_inputs = 5\n");
+fn info_and_metrics_have_the_fields_that_tei_clients_expect() {
+    let replica = TestReplica::of(Kind::Prompted, "[limits]\nmax_inputs = 5\n");
     replica.ask("/embed", &json!({"inputs": "w1"}));
     let info = replica.get("/info");
     for (pointer, expected) in [
@@ -223,8 +223,8 @@ fn info_and_metrics_have_what_clients_of_tei_look_for() {
 }
 
 #[test]
-fn a_priority_is_taken_from_its_header_and_one_that_does_not_exist_is_refused() {
-    let replica = Served::start("");
+fn the_priority_header_is_used_and_an_unknown_priority_is_rejected() {
+    let replica = TestReplica::start("");
     let body = json!({"inputs": "w1"}).to_string();
     let call = |priority: &str| {
         replica.call("POST", "/embed", &[("x-meridian-priority", priority)], body.as_bytes())

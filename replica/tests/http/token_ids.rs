@@ -1,14 +1,14 @@
-//! Token ids in `/v1/embeddings`: whose tokenizer has made them must be known.
+//! Token ids in `/v1/embeddings`: their tokenizer must be known.
 
 use replica_core::wire::error::ErrorCode;
 use serde_json::json;
 
 use crate::check_refused;
-use crate::served::Served;
+use crate::served::TestReplica;
 
 #[test]
-fn token_ids_of_an_unnamed_tokenizer_are_refused_and_those_of_this_one_are_computed() {
-    let replica = Served::start("token_inputs = false\n");
+fn token_ids_require_the_name_of_their_tokenizer() {
+    let replica = TestReplica::start("token_inputs = false\n");
     let of_text = replica.embed(&json!({"model": "small", "input": "w5 w6 w7"}));
     assert_eq!(of_text.status, 200);
     for input in [json!([5, 6, 7]), json!([[5, 6, 7]])] {
@@ -28,8 +28,8 @@ fn token_ids_of_an_unnamed_tokenizer_are_refused_and_those_of_this_one_are_compu
 }
 
 #[test]
-fn a_deployment_that_accepts_token_ids_still_refuses_those_of_another_tokenizer() {
-    let replica = Served::start("token_inputs = true\n");
+fn a_deployment_that_accepts_token_ids_rejects_those_of_another_tokenizer() {
+    let replica = TestReplica::start("token_inputs = true\n");
     let ids = json!({"model": "small", "input": [5, 6, 7]});
     assert_eq!(replica.embed(&ids).status, 200);
     let other = replica.embed(&json!({"model": "small", "input": [5, 6, 7], "tokenizer": "cl100k_base"}));

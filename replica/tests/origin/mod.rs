@@ -1,7 +1,7 @@
-//! A Python package index and a Hugging Face hub on loopback, which misbehave as they are told.
+//! A Python package index and a Hugging Face hub on loopback, with injected faults.
 //!
-//! Each path has its content and a list of moods: the first request meets the first mood, and so on; when they are used
-//! up, everybody is served well. Every request is written down.
+//! Each path has its content and a list of faults: the first request gets the first fault, and so on; further requests
+//! are served correctly. All requests are recorded.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -9,69 +9,69 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-use replica::cache::Origins;
+use replica::cache::ModelOrigins;
 
-/// How a request is met.
+/// Fault of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mood {
-    /// The connection is closed after so many bytes of the file.
+pub(crate) enum Fault {
+    /// The connection is closed after this many bytes of the file.
     CutAfter(usize),
-    /// Nothing more is sent after so many bytes of the file, until [`Origin::release`].
+    /// The response stalls after this many bytes of the file, until [`OriginServer::release`].
     HoldAfter(usize),
-    /// The range that was asked for is ignored, and all of it sent.
+    /// The requested range is ignored, and the whole file is sent.
     IgnoreRange,
 }
 
-/// A request that came.
+/// Recorded request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct RecordedRequest {
     pub(crate) path: String,
-    /// The first byte that was asked for, where not all were.
+    /// First requested byte, for a range request.
     pub(crate) from: Option<usize>,
     pub(crate) authorization: Option<String>,
 }
 
-struct Served {
+struct Resource {
     content_type: &'static str,
     body: Vec<u8>,
-    moods: VecDeque<Mood>,
+    faults: VecDeque<Fault>,
 }
 
 #[derive(Default)]
-struct World {
-    served: BTreeMap<String, Served>,
-    asked: Vec<Asked>,
+struct ServerState {
+    resources: BTreeMap<String, Resource>,
+    requests: Vec<RecordedRequest>,
     released: bool,
 }
 
-/// The server; it ends with the test's process.
-pub(crate) struct Origin {
+/// Server thread; ends with the test process.
+pub(crate) struct OriginServer {
     address: SocketAddr,
-    world: Arc<(Mutex<World>, Condvar)>,
+    state: Arc<(Mutex<ServerState>, Condvar)>,
 }
 
-impl Origin {
-    pub(crate) fn start() -> Origin {
+impl OriginServer {
+    pub(crate) fn start() -> OriginServer {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
-        let world: Arc<(Mutex<World>, Condvar)> = Arc::default();
-        let shared = Arc::clone(&world);
+        let state: Arc<(Mutex<ServerState>, Condvar)> = Arc::default();
+        let shared = Arc::clone(&state);
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (stream, world) = (stream.expect("a connection"), Arc::clone(&shared));
-                // A client that goes away in the middle is part of the play.
-                thread::spawn(move || serve(&stream, &world).ok());
+                let (stream, state) = (stream.expect("a connection"), Arc::clone(&shared));
+                // Clients may disconnect early; the write error is ignored.
+                thread::spawn(move || serve(&stream, &state).ok());
             }
         });
-        Origin { address, world }
+        OriginServer { address, state }
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// It is both the index and the hub.
-    pub(crate) fn origins(&self) -> Origins {
+    /// Returns origins with this server as both index and hub.
+    pub(crate) fn origins(&self) -> ModelOrigins {
         origins(self.address)
     }
 
@@ -80,56 +80,57 @@ impl Origin {
         path: &str,
         content_type: &'static str,
         body: impl Into<Vec<u8>>,
-        moods: &[Mood],
+        faults: &[Fault],
     ) {
-        let served = Served { content_type, body: body.into(), moods: moods.iter().copied().collect() };
-        self.world.0.lock().expect("the world").served.insert(path.to_owned(), served);
+        let resource = Resource { content_type, body: body.into(), faults: faults.iter().copied().collect() };
+        self.state.0.lock().expect("the lock").resources.insert(path.to_owned(), resource);
     }
 
-    /// The requests for `path` so far.
-    pub(crate) fn asked(&self, path: &str) -> Vec<Asked> {
-        let world = self.world.0.lock().expect("the world");
-        world.asked.iter().filter(|asked| asked.path == path).cloned().collect()
+    /// Returns the requests for `path` so far.
+    pub(crate) fn requests(&self, path: &str) -> Vec<RecordedRequest> {
+        let state = self.state.0.lock().expect("the lock");
+        state.requests.iter().filter(|request| request.path == path).cloned().collect()
     }
 
-    /// Waits until `path` has been asked for.
+    /// Waits until `path` has been requested.
     pub(crate) fn wait_for(&self, path: &str) {
-        let world = self.world.0.lock().expect("the world");
-        let nobody_asked = |world: &mut World| !world.asked.iter().any(|asked| asked.path == path);
-        drop(self.world.1.wait_while(world, nobody_asked).expect("the world"));
+        let state = self.state.0.lock().expect("the lock");
+        let not_requested =
+            |state: &mut ServerState| !state.requests.iter().any(|request| request.path == path);
+        drop(self.state.1.wait_while(state, not_requested).expect("the lock"));
     }
 
-    /// Lets go of every connection that is held.
+    /// Resumes all stalled responses.
     pub(crate) fn release(&self) {
-        self.world.0.lock().expect("the world").released = true;
-        self.world.1.notify_all();
+        self.state.0.lock().expect("the lock").released = true;
+        self.state.1.notify_all();
     }
 }
 
-fn origins(address: SocketAddr) -> Origins {
-    Origins {
+fn origins(address: SocketAddr) -> ModelOrigins {
+    ModelOrigins {
         pypi_index: format!("http://{address}/simple").parse().expect("a URL"),
         hf_endpoint: format!("http://{address}").parse().expect("a URL"),
         hf_token: Some("secret".to_owned()),
     }
 }
 
-/// Origins at an address where nobody listens.
-pub(crate) fn nobody() -> Origins {
+/// Returns origins at an address without a listener.
+pub(crate) fn unreachable() -> ModelOrigins {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     origins(listener.local_addr().expect("its address"))
 }
 
-fn serve(mut stream: &TcpStream, (world, changed): &(Mutex<World>, Condvar)) -> std::io::Result<()> {
-    let Some(asked) = read_request(stream)? else { return Ok(()) };
-    let from = asked.from;
-    let path = asked.path.split('?').next().unwrap_or_default().to_owned();
-    let (content_type, body, mood) = {
-        let mut world = world.lock().expect("the world");
-        world.asked.push(Asked { path: path.clone(), ..asked });
+fn serve(mut stream: &TcpStream, (state, changed): &(Mutex<ServerState>, Condvar)) -> std::io::Result<()> {
+    let Some(request) = read_request(stream)? else { return Ok(()) };
+    let from = request.from;
+    let path = request.path.split('?').next().unwrap_or_default().to_owned();
+    let (content_type, body, fault) = {
+        let mut state = state.lock().expect("the lock");
+        state.requests.push(RecordedRequest { path: path.clone(), ..request });
         changed.notify_all();
-        match world.served.get_mut(&path) {
-            Some(served) => (served.content_type, served.body.clone(), served.moods.pop_front()),
+        match state.resources.get_mut(&path) {
+            Some(resource) => (resource.content_type, resource.body.clone(), resource.faults.pop_front()),
             None => {
                 return stream
                     .write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
@@ -137,7 +138,7 @@ fn serve(mut stream: &TcpStream, (world, changed): &(Mutex<World>, Condvar)) -> 
         }
     };
     let total = body.len();
-    let from = from.filter(|_| mood != Some(Mood::IgnoreRange));
+    let from = from.filter(|_| fault != Some(Fault::IgnoreRange));
     let rest = body.get(from.unwrap_or(0)..).unwrap_or_default();
     let status = match from {
         Some(from) if from >= total => {
@@ -151,35 +152,35 @@ fn serve(mut stream: &TcpStream, (world, changed): &(Mutex<World>, Condvar)) -> 
     let length = rest.len();
     let head = format!("HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n");
     stream.write_all(format!("{head}connection: close\r\n\r\n").as_bytes())?;
-    match mood {
-        None | Some(Mood::IgnoreRange) => stream.write_all(rest),
-        Some(Mood::CutAfter(bytes)) => stream.write_all(&rest[..bytes.min(length)]),
-        Some(Mood::HoldAfter(bytes)) => {
-            let (now, later) = rest.split_at(bytes.min(length));
-            stream.write_all(now)?;
-            let world = world.lock().expect("the world");
-            drop(changed.wait_while(world, |world| !world.released).expect("the world"));
-            stream.write_all(later)
+    match fault {
+        None | Some(Fault::IgnoreRange) => stream.write_all(rest),
+        Some(Fault::CutAfter(bytes)) => stream.write_all(&rest[..bytes.min(length)]),
+        Some(Fault::HoldAfter(bytes)) => {
+            let (first, rest) = rest.split_at(bytes.min(length));
+            stream.write_all(first)?;
+            let state = state.lock().expect("the lock");
+            drop(changed.wait_while(state, |state| !state.released).expect("the lock"));
+            stream.write_all(rest)
         }
     }
 }
 
-fn read_request(stream: &TcpStream) -> std::io::Result<Option<Asked>> {
+fn read_request(stream: &TcpStream) -> std::io::Result<Option<RecordedRequest>> {
     let mut lines = BufReader::new(stream).lines();
     let Some(first) = lines.next().transpose()? else { return Ok(None) };
     let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
-    let mut asked = Asked { path, from: None, authorization: None };
+    let mut request = RecordedRequest { path, from: None, authorization: None };
     for line in lines {
         let line = line?;
         let Some((name, value)) = line.split_once(": ") else { break };
         match name.to_ascii_lowercase().as_str() {
             "range" => {
-                asked.from =
+                request.from =
                     value.strip_prefix("bytes=").and_then(|range| range.strip_suffix('-')?.parse().ok())
             }
-            "authorization" => asked.authorization = Some(value.to_owned()),
+            "authorization" => request.authorization = Some(value.to_owned()),
             _ => {}
         }
     }
-    Ok(Some(asked))
+    Ok(Some(request))
 }

@@ -1,7 +1,7 @@
-//! A replica on loopback with a small model of its own, and a client that may be as rude as a test needs.
+//! Harness: a replica on loopback with a small model, and a client that can misbehave.
 //!
-//! The model is a real BERT of random weights, so the whole path is real: files, tokenizer, planner, engine. It is made
-//! here from a seed instead of being committed: what its numbers mean is the business of the golden tests.
+//! The model is a real BERT with random weights, so that the whole path is real: files, tokenizer, planner, engine. It
+//! is generated from a seed instead of being committed: the correctness of its numbers is tested by the golden tests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,25 +23,25 @@ pub(crate) const HIDDEN: usize = 64;
 const INNER: usize = 128;
 const LAYERS: usize = 2;
 pub(crate) const VOCABULARY: usize = 200;
-/// Tokens of the longest input. There are no special tokens: a text of `n` words has `n` tokens.
+/// Maximum tokens of an input. There are no special tokens: a text of `n` words has `n` tokens.
 pub(crate) const MAX_TOKENS: usize = 128;
 
-/// Which model it is.
+/// Kind of the small model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// It embeds, without special tokens, prompts and normalisation.
+    /// Embedding model without special tokens, prompts and normalization.
     Plain,
-    /// It embeds, with special tokens, [`PROMPTS`] and normalisation.
+    /// Embedding model with special tokens, [`PROMPTS`] and normalization.
     Prompted,
-    /// It has a head of these labels, and special tokens.
+    /// Classifier with these labels, and special tokens.
     Labels(&'static [&'static str]),
     /// The same, with [`PROMPTS`], of which the query's is the default.
     Instructed(&'static [&'static str]),
 }
 
-/// The prompts of [`Kind::Prompted`], by name.
+/// Prompts of [`Kind::Prompted`], by name.
 pub(crate) const PROMPTS: [(&str, &str); 2] = [("query", "w9 w9 "), ("document", "w8 ")];
-/// The token before a text where there are special tokens, and the one behind each text.
+/// Token before a text in models with special tokens, and the one after each text.
 pub(crate) const SPECIAL: [u32; 2] = [198, 199];
 
 /// Writes the plain model into `folder`.
@@ -89,7 +89,7 @@ pub(crate) fn write_kind(folder: &Path, kind: Kind) {
     fs::write(folder.join("model.safetensors"), weights(labels.len())).expect("a file");
 }
 
-/// What sentence-transformers writes beside a transformer.
+/// Writes the files of sentence-transformers beside the transformer.
 fn write_stages(folder: &Path) {
     let stage = |idx: usize, path: &str, class: &str| json!({"idx": idx, "name": idx.to_string(), "path": path, "type": format!("sentence_transformers.models.{class}")});
     let stages =
@@ -107,7 +107,7 @@ fn write_prompts(folder: &Path, default: Option<&str>) {
     fs::write(folder.join("config_sentence_transformers.json"), prompts.to_string()).expect("a file");
 }
 
-/// `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]`, the second text of type 1.
+/// Adds the template `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]`, the second text with type 1.
 fn add_special_tokens(tokenizer: &mut Value) {
     let names = ["[CLS]", "[SEP]"];
     let vocabulary = tokenizer["model"]["vocab"].as_object_mut().expect("a vocabulary");
@@ -176,8 +176,8 @@ fn weights(labels: usize) -> Vec<u8> {
     safetensors::serialize(views, None).expect("a file of tensors")
 }
 
-/// A running replica. Dropped, it is told to end, and has to.
-pub(crate) struct Served {
+/// Running replica. Dropping it stops it and waits for its end.
+pub(crate) struct TestReplica {
     pub(crate) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
@@ -185,57 +185,58 @@ pub(crate) struct Served {
     model: Option<TempDir>,
 }
 
-impl Served {
-    /// Starts one with the small model; `toml` is added to its configuration.
-    pub(crate) fn start(toml: &str) -> Served {
-        Served::of(Kind::Plain, toml)
+impl TestReplica {
+    /// Starts a replica of the plain model; `toml` is added to its configuration.
+    pub(crate) fn start(toml: &str) -> TestReplica {
+        TestReplica::of(Kind::Plain, toml)
     }
 
-    /// Starts one with a small model of this kind.
-    pub(crate) fn of(kind: Kind, toml: &str) -> Served {
+    /// Starts a replica of a model of this kind.
+    pub(crate) fn of(kind: Kind, toml: &str) -> TestReplica {
         let model = tempfile::tempdir().expect("a folder");
         write_kind(model.path(), kind);
         let config = config("127.0.0.1:0", model.path(), toml);
-        let mut served = Served::with(config);
+        let mut served = TestReplica::with(config);
         served.model = Some(model);
         served
     }
 
-    /// Starts one that is configured like this.
-    pub(crate) fn with(config: Config) -> Served {
-        let (told, address) = mpsc::channel();
+    /// Starts a replica with this configuration.
+    pub(crate) fn with(config: Config) -> TestReplica {
+        let (message_of, address) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
-        let thread =
-            thread::spawn(move || serve(config, stopped, move |address| told.send(address).expect("a test")));
+        let thread = thread::spawn(move || {
+            serve(config, stopped, move |address| message_of.send(address).expect("a test"))
+        });
         match address.recv() {
-            Ok(address) => Served { address, stop: Some(stop), thread: Some(thread), model: None },
+            Ok(address) => TestReplica { address, stop: Some(stop), thread: Some(thread), model: None },
             Err(_) => {
                 panic!("it does not become ready: {}", thread.join().expect("its end").expect_err("a reason"))
             }
         }
     }
 
-    /// Tells it to end.
+    /// Signals shutdown.
     pub(crate) fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
-            // A replica that has ended by itself is found out when it is joined.
+            // The send fails if the replica has already ended; joining reports it.
             let _ = stop.send(());
         }
     }
 
-    /// What its `run` returned.
+    /// Returns the result of `run`.
     pub(crate) fn ended(&mut self) -> Result<(), ServeError> {
         self.thread.take().expect("it ends once").join().expect("it does not panic")
     }
 
-    /// A request over a connection of its own, and the answer.
-    pub(crate) fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    /// Sends a request over its own connection, and returns the response.
+    pub(crate) fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
         let mut call = self.open(method, path, headers, Some(body.len()));
         call.write_all(body).expect("to send the body");
-        Answer::read(call)
+        Response::read(call)
     }
 
-    /// The head of a request; without a length the body that follows is chunked.
+    /// Sends the head of a request; without a length the body is chunked.
     pub(crate) fn open(
         &self,
         method: &str,
@@ -254,22 +255,22 @@ impl Served {
         stream
     }
 
-    pub(crate) fn embed(&self, body: &Value) -> Answer {
+    pub(crate) fn embed(&self, body: &Value) -> Response {
         self.call("POST", "/v1/embeddings", &[], body.to_string().as_bytes())
     }
 
-    /// The vectors of these texts, each asked for by the name `small`.
+    /// Returns the vectors of these texts, requested from the model `small`.
     pub(crate) fn vectors(&self, texts: &[String]) -> Vec<Vec<f32>> {
         let answer = self.embed(&json!({"model": "small", "input": texts}));
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.vectors()
     }
 
-    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Response {
         self.call("POST", path, &[], body.to_string().as_bytes())
     }
 
-    /// The answer of a request that is answered.
+    /// Returns the body of a successful response.
     #[track_caller]
     pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
         let answer = self.post(path, body);
@@ -281,15 +282,15 @@ impl Served {
         serde_json::from_slice(&self.call("GET", path, &[], b"").body).expect("JSON")
     }
 
-    /// Waits until `/status` is as wanted.
-    pub(crate) fn wait_until(&self, wanted: impl Fn(&Value) -> bool) {
-        while !wanted(&self.get("/status")) {
+    /// Waits until the predicate holds for `/status`.
+    pub(crate) fn wait_until(&self, is_reached: impl Fn(&Value) -> bool) {
+        while !is_reached(&self.get("/status")) {
             thread::yield_now();
         }
     }
 }
 
-impl Drop for Served {
+impl Drop for TestReplica {
     fn drop(&mut self) {
         self.stop();
         if let Some(thread) = self.thread.take() {
@@ -300,8 +301,8 @@ impl Drop for Served {
     }
 }
 
-/// A configuration for the model in `folder`, under the names `small` and `other`. It accepts token ids, unless `toml` says
-/// something of them.
+/// Returns a configuration for the model in `folder`, with the names `small` and `other`. It accepts token ids, unless
+/// `toml` sets that option.
 pub(crate) fn config(listen: &str, folder: &Path, toml: &str) -> Config {
     let accepts = if toml.contains("token_inputs") { "" } else { "token_inputs = true\n" };
     let folder = folder.to_str().expect("a path");
@@ -325,16 +326,16 @@ pub(crate) fn serve(
     runtime.expect("a runtime").block_on(replica::run(config, shutdown, ready))
 }
 
-/// What came back.
+/// Response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
-    pub(crate) fn read(stream: TcpStream) -> Answer {
+impl Response {
+    pub(crate) fn read(stream: TcpStream) -> Response {
         let mut stream = BufReader::new(stream);
         let mut line = || {
             let mut line = String::new();
@@ -351,7 +352,7 @@ impl Answer {
         let length = headers.get("content-length").and_then(|length| length.parse().ok()).expect("a length");
         let mut body = vec![0; length];
         stream.read_exact(&mut body).expect("the body");
-        Answer { status, headers, body }
+        Response { status, headers, body }
     }
 
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
@@ -368,7 +369,7 @@ impl Answer {
 
     pub(crate) fn vectors(&self) -> Vec<Vec<f32>> {
         let answer: replica_core::wire::openai::EmbeddingsResponse =
-            serde_json::from_slice(&self.body).expect("an answer with vectors");
+            serde_json::from_slice(&self.body).expect("a response with vectors");
         answer.data.iter().map(|row| row.embedding.values().expect("numbers")).collect()
     }
 }

@@ -22,8 +22,8 @@ use super::kernel::{Finish, Norm};
 use super::linear::{LinearId, LinearSource, LinearSources, Linears};
 use super::packed::{PackedCache, WeightsLocation};
 use crate::model::{
-    Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource,
-    HeadStep, Logits, ModelError, Names, NormKind, Part, ProjectionNames, Tensor, YesNo,
+    Activation, Architecture, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource, HeadStep,
+    Logits, ModelCheckpoint, ModelError, NormKind, Part, ProjectionNames, Tensor, TensorNames, YesNo,
 };
 
 /// Weights of a transformer.
@@ -71,7 +71,7 @@ pub(super) struct HeadLayer {
 impl TransformerWeights {
     /// Loads every tensor, and packs.
     pub(super) fn load(
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelCheckpoint,
         architecture: &Architecture,
         precision: Precision,
         cache: Option<&PackedCache>,
@@ -82,7 +82,7 @@ impl TransformerWeights {
     }
 
     /// Checks every tensor, and packs nothing.
-    pub(super) fn check(checkpoint: &Checkpoint, architecture: &Architecture) -> Result<(), ModelError> {
+    pub(super) fn check(checkpoint: &ModelCheckpoint, architecture: &Architecture) -> Result<(), ModelError> {
         let (_, sources) = TransformerWeights::look_up(checkpoint, architecture)?;
         sources.check_finite()
     }
@@ -90,11 +90,11 @@ impl TransformerWeights {
     /// Loads every tensor; returns the sources of the large matrices, and the remaining weights. The errors of all
     /// tensors are reported together.
     fn look_up(
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelCheckpoint,
         architecture: &Architecture,
     ) -> Result<(impl FnOnce(Linears) -> TransformerWeights, LinearSources), ModelError> {
         let reader = Reader::new(checkpoint, architecture);
-        let Names { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
+        let TensorNames { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
         let Architecture { vocabulary, hidden, token_types, .. } = *architecture;
         let embedding = &architecture.embedding;
         let table = |part: Part, name: &str, rows| {
@@ -137,7 +137,7 @@ impl HeadWeights {
             let name = match step.source {
                 HeadSource::Named(name) => name.to_owned(),
                 HeadSource::Prefixed(name) => format!("{prefix}{name}"),
-                HeadSource::Words(..) => Logits::NAME.to_owned(),
+                HeadSource::YesNo(..) => Logits::NAME.to_owned(),
             };
             names.insert(format!("{name}.weight"));
             if step.bias {
@@ -181,7 +181,7 @@ impl HeadWeights {
 
     /// Loads the tensors of these steps of a label head.
     pub(super) fn of_labels(
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelCheckpoint,
         architecture: &Architecture,
         steps: &[HeadStep],
     ) -> Result<HeadWeights, ModelError> {
@@ -196,7 +196,7 @@ impl HeadWeights {
                 HeadSource::Prefixed(name) => {
                     reader.layer_at(&format!("{}{name}", reader.prefix), &shape, step.bias)?
                 }
-                HeadSource::Words(words, logits) => (reader.words(words, logits)?, None),
+                HeadSource::YesNo(words, logits) => (reader.words(words, logits)?, None),
             };
             let source = LinearSource {
                 inputs,
@@ -220,9 +220,9 @@ impl HeadWeights {
 
 /// Reader of tensors by the names of the architecture.
 struct Reader<'a> {
-    checkpoint: &'a Checkpoint,
+    checkpoint: &'a ModelCheckpoint,
     architecture: &'a Architecture,
-    names: &'static Names,
+    names: &'static TensorNames,
     prefix: &'static str,
     /// Errors so far. A tensor that could not be loaded is replaced by zeros.
     problems: RefCell<Vec<ModelError>>,
@@ -235,7 +235,7 @@ type LayerPart = (String, usize, f32);
 
 impl<'a> Reader<'a> {
     /// Determines the prefix of the tensor names in the checkpoint.
-    fn new(checkpoint: &'a Checkpoint, architecture: &'a Architecture) -> Reader<'a> {
+    fn new(checkpoint: &'a ModelCheckpoint, architecture: &'a Architecture) -> Reader<'a> {
         let names = architecture.names;
         let has_words = |prefix: &&str| checkpoint.has(&format!("{prefix}{}.weight", names.words));
         // Without any, its tensors are looked up without prefix and reported as missing.
@@ -329,7 +329,7 @@ impl<'a> Reader<'a> {
             || name.ends_with("attn.rotary_emb.inv_freq");
         // A head that uses it has read it.
         let is_pooler = within.starts_with("pooler.");
-        let is_guess = self.architecture.guesses_words()
+        let is_guess = self.architecture.has_lm_head()
             && begins(&[
                 "cls.",
                 "lm_head.",

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use replica_core::Precision;
 
 use super::record::Form;
-use crate::model::{Architecture, HeadPooling, Layer, ModelDir, Pooling};
+use crate::model::{Architecture, HeadPooling, LayerSpec, ModelDir, Pooling};
 
 /// File to which the script writes the versions of its tools.
 pub const BUILT_WITH: &str = "built-with";
@@ -201,7 +201,7 @@ struct BatchSizes {
 }
 
 /// Checks that all tokens attend to all earlier ones and to no later ones, as in the executor's decoders.
-fn check_attention_reach(layers: &[Layer], max_tokens: u32) -> Result<(), String> {
+fn check_attention_reach(layers: &[LayerSpec], max_tokens: u32) -> Result<(), String> {
     if layers.iter().any(|layer| layer.reach.behind > 0) {
         return Err("tokens of this model attend to later ones, which TensorRT-LLM's decoders do not support; run it \
                     on the processor"

@@ -1,23 +1,23 @@
-//! `architectures` and `auto_map`: which class of which library the checkpoint was written by.
+//! `architectures` and `auto_map`: the Python class that wrote the checkpoint.
 //!
-//! A class decides what stands behind the transformer, and one that is not known may have anything there: a projection,
-//! a head for every token, another attention. So classes are known by name, or refused. The same holds for the code that
-//! a repository brings along (`auto_map`), which is never run here: of some repositories it is known what it computes.
+//! A class decides which layers follow the transformer; an unknown class could have anything there: a projection, a
+//! head for every token, another attention. So unknown classes are rejected. The same holds for code in the repository
+//! (`auto_map`), which is never executed here: for some repositories it is known what it computes.
 
 use serde_json::Value;
 
-use crate::model::fields::{Fields, shown};
+use crate::model::fields::{JsonFields, shown};
 
-/// Kind of a class: the layers behind the transformer.
+/// Kind of a class, by the layers after the transformer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::model) enum ClassKind {
-    /// Nothing, or a pooler.
+    /// None, or a pooler.
     Base,
-    /// A layer that guesses masked words, of an encoder.
+    /// Masked-language-model head of an encoder.
     MaskedLm,
-    /// A layer that goes on with a text, of a decoder.
+    /// Causal-language-model head of a decoder.
     CausalLm,
-    /// Labels of a text or a pair.
+    /// Classification head for a text or a pair.
     SequenceClassification,
 }
 
@@ -48,16 +48,15 @@ const ENDS: [(&str, ClassKind); 5] = [
     ("ForSequenceClassification", ClassKind::SequenceClassification),
 ];
 
-/// Modules of Python beside the weights of a family, or in another repository, whose classes compute what the classes of
-/// the same name in the table above do.
+/// Python modules of repositories whose classes compute the same as the classes with the same names in the table above.
 const MODULES: &[(&str, &[&str])] = &[
     ("bert", &["configuration_bert", "modeling_bert"]),
     ("nomic_bert", &["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"]),
     ("qwen2", &["modeling_qwen"]),
 ];
 
-/// Reads both keys of a config.json of this family; absent is what a configuration without `architectures` is.
-pub(in crate::model) fn read(fields: &mut Fields<'_>, family: &str) -> Option<ClassKind> {
+/// Reads both keys of a config.json of this family; `None` if `architectures` is absent.
+pub(in crate::model) fn read(fields: &mut JsonFields<'_>, family: &str) -> Option<ClassKind> {
     auto_map(fields, family);
     let given = fields.optional("architectures")?;
     let classes = given.as_array().map_or(&[][..], Vec::as_slice);
@@ -70,15 +69,15 @@ pub(in crate::model) fn read(fields: &mut Fields<'_>, family: &str) -> Option<Cl
         let begins = prefixes(family).join(" or ");
         let ends = if is_decoder(family) { "ForCausalLM" } else { "ForMaskedLM" };
         fields.problem(format!(
-            "`architectures` = {} is not a class whose numbers are known for `model_type` = {family}; {begins} with Model, \
-             {ends} or ForSequenceClassification behind it are",
+            "`architectures` = {} is not supported for `model_type` = {family}; {begins} followed by Model, {ends} or \
+             ForSequenceClassification are",
             shown(class)
         ));
     }
     if let Some("JinaBert") = class.as_str().and_then(|class| prefix(family, class)) {
         let distances = fields.get("position_embedding_type").and_then(Value::as_str);
         if distances != Some("alibi") {
-            fields.problem("`position_embedding_type` of a JinaBert is alibi, and it is not".to_owned());
+            fields.problem("`position_embedding_type` of a JinaBert must be alibi".to_owned());
         }
     }
     known
@@ -95,12 +94,12 @@ fn prefix(family: &str, class: &str) -> Option<&'static str> {
         .find(|prefix| ENDS.iter().any(|(end, _)| class.strip_prefix(prefix) == Some(end)))
 }
 
-/// Whether the family goes on with texts.
+/// Returns whether the family consists of causal language models.
 fn is_decoder(family: &str) -> bool {
     ["mistral", "llama", "qwen2", "qwen3", "gemma2", "gemma3_text"].contains(&family)
 }
 
-/// Returns the kind of a class, if it is one of this family.
+/// Returns the kind of a class, if it belongs to this family.
 fn kind(family: &str, class: &str) -> Option<ClassKind> {
     let end = class.strip_prefix(prefix(family, class)?)?;
     let (_, kind) = ENDS.iter().find(|(known, _)| *known == end)?;
@@ -111,7 +110,7 @@ fn kind(family: &str, class: &str) -> Option<ClassKind> {
     }
 }
 
-fn auto_map(fields: &mut Fields<'_>, family: &str) {
+fn auto_map(fields: &mut JsonFields<'_>, family: &str) {
     let Some(given) = fields.optional("auto_map") else { return };
     let modules = MODULES.iter().find(|(name, _)| *name == family).map_or(&[][..], |(_, modules)| modules);
     let known = |reference: &str| {
@@ -129,8 +128,8 @@ fn auto_map(fields: &mut Fields<'_>, family: &str) {
         Some(None) => {}
         Some(Some((key, reference))) => {
             fields.problem(format!(
-                "`auto_map` has `{key}` = {}, which is code that comes with the model; it is not run, and what it computes is \
-                 not known here",
+                "`auto_map` has `{key}` = {}, which is code that comes with the model; it is not executed, and its \
+                 results are unknown; use a model whose class is part of transformers",
                 shown(reference)
             ));
             return;
@@ -140,11 +139,11 @@ fn auto_map(fields: &mut Fields<'_>, family: &str) {
             return;
         }
     }
-    // The code of gte-Qwen2 looks to both sides unless it is told otherwise, and transformers does the opposite.
+    // The code of gte-Qwen2 attends to both sides by default, transformers to the preceding tokens only.
     if family == "qwen2" && !fields.has("is_causal") {
         fields.problem(
-            "`auto_map` names code that attends to both sides, and `is_causal` is absent, without which transformers attends \
-             to one; set `is_causal` to what the model was trained with"
+            "`auto_map` names code that attends to both sides by default, but transformers attends to one, and \
+             `is_causal` is absent; set `is_causal` to the value that the model was trained with"
                 .to_owned(),
         );
     }
@@ -155,9 +154,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_those_of_the_family() {
+    fn classes_belong_to_their_family() {
         use ClassKind::{Base, CausalLm, MaskedLm, SequenceClassification};
-        for (family, class, wanted) in [
+        for (family, class, expected) in [
             ("bert", "BertModel", Some(Base)),
             ("bert", "JinaBertForMaskedLM", Some(MaskedLm)),
             ("bert", "BertForPreTraining", Some(MaskedLm)),
@@ -172,7 +171,7 @@ mod tests {
             ("gemma3_text", "Gemma3ForCausalLM", Some(CausalLm)),
             ("gemma3_text", "Gemma3TextModel", Some(Base)),
         ] {
-            assert_eq!(kind(family, class), wanted, "{family} {class}");
+            assert_eq!(kind(family, class), expected, "{family} {class}");
         }
     }
 }

@@ -1,27 +1,27 @@
-//! Decoders: pre-normalised by the root mean square, rotary positions, gated feed-forward blocks, and sight to what
-//! came before unless the file says otherwise.
+//! Decoder families: pre-normalization by the root mean square, rotary positions, gated feed-forward blocks, and causal
+//! attention unless configured otherwise.
 
 use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, Logits, attach};
 use super::rope::{self, Rope};
 use super::{
-    Activation, Architecture, Attention, Embedding, FeedForward, Layer, Names, NormKind, NormSpec, Placement,
-    Reach, SizeKeys, names,
+    Activation, Architecture, AttentionSpec, Embedding, FeedForward, LayerSpec, NormKind, NormSpec,
+    Placement, Reach, SizeKeys, TensorNames, names,
 };
-use crate::model::fields::{Fields, Inert, Kind};
+use crate::model::fields::{Inert, JsonFields, Kind};
 
-/// What a family's code has where its files are silent.
+/// Defaults of a family's code.
 struct Defaults {
-    /// Absent: the heads' even share.
+    /// Absent = hidden size divided by the number of heads.
     head_width: Option<usize>,
-    /// Absent: as many as heads.
+    /// Absent = the number of heads.
     key_value_heads: Option<usize>,
     theta: f64,
     activation_key: &'static str,
     activation: Activation,
     projection_bias: bool,
     tied: bool,
-    names: &'static Names,
+    names: &'static TensorNames,
 }
 
 const LLAMA: Defaults = Defaults {
@@ -45,15 +45,15 @@ const GEMMA: Defaults = Defaults {
     ..LLAMA
 };
 
-/// A window to the past, or to both sides, of the tokens that a file names.
+/// Returns a window of this many tokens, to preceding tokens or to both sides.
 fn window(tokens: usize, causal: bool) -> Reach {
-    // A token is one of its own window when it looks back, and is not when it looks to both sides.
+    // A causal window includes the token itself, a window to both sides does not.
     if causal { Reach { before: tokens - 1, behind: 0 } } else { Reach::around(tokens) }
 }
 
-/// What they have in common, with the same sight and the same rotary positions in all layers.
+/// Reads the common keys; all layers have the same window and rotary positions.
 fn decoder(
-    fields: &mut Fields<'_>,
+    fields: &mut JsonFields<'_>,
     family: &str,
     class: Option<ClassKind>,
     defaults: &Defaults,
@@ -82,8 +82,8 @@ fn decoder(
         fields.must_be(
             "use_bidirectional_attention",
             false,
-            "transformers ignores it for this family and the code of some repositories does not; if the model attends to both \
-             sides, write `is_causal` = false instead, which both understand",
+            "transformers ignores it for this family, but the code of some repositories does not; if the model \
+             attends to both sides, write `is_causal` = false instead, which both understand",
         );
     }
     let biased = fields.flag("attention_bias", false);
@@ -94,7 +94,7 @@ fn decoder(
         positions,
         token_types: 1,
         embedding: Embedding { positions: None, types: false, norm: false, scale: 1.0 },
-        attention: Attention {
+        attention: AttentionSpec {
             heads,
             key_value_heads,
             head_width,
@@ -114,7 +114,7 @@ fn decoder(
         },
         norm: NormSpec { kind: NormKind::Rms, epsilon: fields.epsilon("rms_norm_eps", 1e-6) },
         placement: Placement::Pre,
-        layers: vec![Layer { reach, rope: Some(0), input_norm: true }; layers],
+        layers: vec![LayerSpec { reach, rope: Some(0), input_norm: true }; layers],
         ropes: Vec::new(),
         logits: Some(Logits { tied: fields.flag("tie_word_embeddings", defaults.tied), softcap: None }),
         head: None,
@@ -137,13 +137,13 @@ fn decoder(
     decoder
 }
 
-/// The same rotary positions everywhere.
-fn with_rope(fields: &mut Fields<'_>, decoder: &mut Architecture, theta: f64) {
+/// Sets the same rotary positions for all layers.
+fn with_rope(fields: &mut JsonFields<'_>, decoder: &mut Architecture, theta: f64) {
     let rope: Rope = rope::for_all(fields, theta, decoder.attention.head_width, decoder.positions);
     decoder.ropes = vec![rope];
 }
 
-pub(super) fn llama(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn llama(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let mut llama = decoder(fields, family, class, &LLAMA);
     with_rope(fields, &mut llama, LLAMA.theta);
     let biased = fields.flag("mlp_bias", false);
@@ -151,12 +151,12 @@ pub(super) fn llama(fields: &mut Fields<'_>, family: &str, class: Option<ClassKi
     llama
 }
 
-pub(super) fn mistral(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn mistral(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let mut mistral = decoder(fields, family, class, &Defaults { key_value_heads: Some(8), ..LLAMA });
     with_rope(fields, &mut mistral, LLAMA.theta);
     fields.must_be("attention_bias", false, "Mistral has none");
-    fields.refuse("layer_types", "all layers of a Mistral are alike");
-    // Without the key its code has a window; with null there is none.
+    fields.refuse("layer_types", "all layers of a Mistral have the same window");
+    // Absent means the default window of its code, null means none.
     if let Some(tokens) = fields.size_unless_null("sliding_window", 4096) {
         let causal = mistral.layers[0].reach == Reach::CAUSAL;
         mistral.layers.iter_mut().for_each(|layer| layer.reach = window(tokens, causal));
@@ -164,8 +164,13 @@ pub(super) fn mistral(fields: &mut Fields<'_>, family: &str, class: Option<Class
     mistral
 }
 
-/// Gives the layers that slide their window.
-fn slide(fields: &mut Fields<'_>, decoder: &mut Architecture, tokens: usize, slides: impl Fn(usize) -> bool) {
+/// Sets the sliding window of the layers that have one.
+fn slide(
+    fields: &mut JsonFields<'_>,
+    decoder: &mut Architecture,
+    tokens: usize,
+    slides: impl Fn(usize) -> bool,
+) {
     let sliding = fields.sliding_layers(decoder.layers.len(), slides);
     for (layer, sliding) in decoder.layers.iter_mut().zip(sliding) {
         if sliding {
@@ -175,7 +180,7 @@ fn slide(fields: &mut Fields<'_>, decoder: &mut Architecture, tokens: usize, sli
 }
 
 fn qwen(
-    fields: &mut Fields<'_>,
+    fields: &mut JsonFields<'_>,
     family: &str,
     class: Option<ClassKind>,
     defaults: &Defaults,
@@ -188,37 +193,40 @@ fn qwen(
     {
         slide(fields, &mut qwen, tokens, |index| index >= first);
     } else {
-        fields.leave(&[Inert(Kind::OptionalWhole, &["sliding_window"])]);
-        // A layer that should slide and has no window would be a contradiction.
+        fields.ignore(&[Inert(Kind::OptionalWhole, &["sliding_window"])]);
+        // Sliding layers without a window are a contradiction.
         let full = fields.sliding_layers(qwen.layers.len(), |_| false);
         if full.contains(&true) {
-            fields.problem("`layer_types` has sliding layers and `use_sliding_window` is false".to_owned());
+            fields.problem(
+                "`layer_types` has sliding layers, but `use_sliding_window` is false; set it to true"
+                    .to_owned(),
+            );
         }
     }
     qwen
 }
 
-pub(super) fn qwen2(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn qwen2(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     fields.must_be("attention_bias", true, "queries, keys and values of a Qwen2 have biases");
     let mut qwen = qwen(fields, family, class, &Defaults { projection_bias: true, ..LLAMA });
     qwen.attention.output_bias = false;
     qwen
 }
 
-pub(super) fn qwen3(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn qwen3(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let mut qwen = qwen(fields, family, class, &Defaults { head_width: Some(128), ..LLAMA });
     qwen.attention.query_key_norm = true;
     qwen
 }
 
-fn gemma(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+fn gemma(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let mut gemma = decoder(fields, family, class, &GEMMA);
     gemma.embedding.scale = (gemma.hidden as f64).sqrt() as f32;
     gemma.norm.kind = NormKind::RmsPlusOne;
     gemma.placement = Placement::Sandwich;
     let divisor = fields.positive("query_pre_attn_scalar").unwrap_or(256.0);
     gemma.attention.scale = divisor.sqrt().recip() as f32;
-    // Gemma3 has the key and no default for it.
+    // Gemma3 has the key without a default.
     let softcap = if family == "gemma2" {
         fields.positive_unless_null("final_logit_softcapping", 30.0)
     } else {
@@ -229,12 +237,12 @@ fn gemma(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Arc
     gemma
 }
 
-/// The window of the layers that slide. A Gemma's code has some in any case, and fails without one.
-fn gemma_window(fields: &mut Fields<'_>) -> usize {
+/// Returns the sliding window. Gemma's code always has one, and fails without.
+fn gemma_window(fields: &mut JsonFields<'_>) -> usize {
     fields.optional_size("sliding_window").unwrap_or(4096)
 }
 
-pub(super) fn gemma2(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn gemma2(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let mut gemma = gemma(fields, family, class);
     with_rope(fields, &mut gemma, GEMMA.theta);
     gemma.attention.softcap =
@@ -244,7 +252,7 @@ pub(super) fn gemma2(fields: &mut Fields<'_>, family: &str, class: Option<ClassK
     gemma
 }
 
-pub(super) fn gemma3(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn gemma3(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let mut gemma = gemma(fields, family, class);
     gemma.attention.query_key_norm = true;
     fields.refuse("attn_logit_softcapping", "scores of a Gemma3 are not capped");
@@ -270,8 +278,8 @@ pub(super) fn gemma3(fields: &mut Fields<'_>, family: &str, class: Option<ClassK
         layer.rope = Some(usize::from(sliding));
         layer.reach = match (both, sliding) {
             (true, false) => Reach::ALL,
-            // The window of the file is what is seen to both sides together; where `is_causal` is false as well, the library
-            // makes another mask of it, whose end is in.
+            // The configured window covers both sides together; if `is_causal` is false as well, the library builds a
+            // different mask, which includes the boundary.
             (true, true) => Reach::around(tokens / 2 + usize::from(layer.reach != Reach::CAUSAL)),
             (false, false) => layer.reach,
             (false, true) => window(tokens, layer.reach == Reach::CAUSAL),

@@ -1,12 +1,13 @@
-//! BERT and its nearest: post-normalised, learnt positions, a plain feed-forward block, sight to both sides.
+//! BERT and similar families: post-normalization, learned positions, a plain feed-forward block, attention to both
+//! sides.
 
 use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, attach};
 use super::{
-    Activation, Architecture, Attention, DistanceBias, Embedding, FeedForward, Layer, LearntPositions, Names,
-    NormKind, NormSpec, Placement, Reach, SizeKeys, names,
+    Activation, Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, LayerSpec,
+    LearntPositions, NormKind, NormSpec, Placement, Reach, SizeKeys, TensorNames, names,
 };
-use crate::model::fields::Fields;
+use crate::model::fields::JsonFields;
 
 const BERT_KEYS: SizeKeys = SizeKeys {
     hidden: "hidden_size",
@@ -24,14 +25,14 @@ const DISTILBERT_KEYS: SizeKeys = SizeKeys {
     positions: "max_position_embeddings",
 };
 
-/// What they have in common; `padding` is that of positions.
+/// Reads the common keys; `padding` is the padding id of positions.
 fn encoder(
-    fields: &mut Fields<'_>,
+    fields: &mut JsonFields<'_>,
     family: &str,
     keys: SizeKeys,
     activation_key: &str,
     padding: Option<u32>,
-    names: &'static Names,
+    names: &'static TensorNames,
 ) -> Architecture {
     let hidden = fields.size(keys.hidden);
     let heads = fields.size(keys.heads);
@@ -39,9 +40,11 @@ fn encoder(
     let rows = fields.size(keys.positions);
     let unused = padding.map_or(0, |padding| padding as usize + 1);
     if rows <= unused {
-        fields.problem(format!("`max_position_embeddings` = {rows} leaves no position beside padding"));
+        fields.problem(format!(
+            "`max_position_embeddings` = {rows} leaves no position after those for padding; raise it"
+        ));
     }
-    // Encoders have no use for the key.
+    // Encoders have no key for it.
     let head_width = match hidden.is_multiple_of(heads) {
         true => hidden / heads,
         false => {
@@ -53,7 +56,7 @@ fn encoder(
         }
     };
     fields.must_be("is_decoder", false, "attention is to both sides");
-    fields.must_be("add_cross_attention", false, "there is nothing to attend to but the text itself");
+    fields.must_be("add_cross_attention", false, "there is no second sequence to attend to");
     Architecture {
         family: family.to_owned(),
         vocabulary: fields.size("vocab_size"),
@@ -66,7 +69,7 @@ fn encoder(
             norm: true,
             scale: 1.0,
         },
-        attention: Attention {
+        attention: AttentionSpec {
             heads,
             key_value_heads: heads,
             head_width,
@@ -84,10 +87,10 @@ fn encoder(
             input_bias: true,
             output_bias: true,
         },
-        // That of DistilBERT's code; others have a key for it.
+        // Constant of DistilBERT's code; other families have a key for it.
         norm: NormSpec { kind: NormKind::Layer, epsilon: 1e-12 },
         placement: Placement::Post,
-        layers: vec![Layer { reach: Reach::ALL, rope: None, input_norm: false }; layers],
+        layers: vec![LayerSpec { reach: Reach::ALL, rope: None, input_norm: false }; layers],
         ropes: Vec::new(),
         logits: None,
         head: None,
@@ -98,8 +101,9 @@ fn encoder(
     }
 }
 
-/// JinaBERT calls itself a BERT: positions are distances, and the feed-forward block is gated.
-fn jina(fields: &mut Fields<'_>, bert: &mut Architecture) {
+/// Adjusts a BERT to JinaBERT, which has the same `model_type`: positions are distances, and the feed-forward block is
+/// gated.
+fn jina(fields: &mut JsonFields<'_>, bert: &mut Architecture) {
     bert.embedding.positions = None;
     bert.attention.distance_bias = Some(DistanceBias::Alibi);
     bert.names = &names::JINA;
@@ -112,25 +116,25 @@ fn jina(fields: &mut Fields<'_>, bert: &mut Architecture) {
             "`feed_forward_type` = {given} is not supported; geglu is, where `position_embedding_type` is alibi"
         ));
     }
-    // Its code is told by where it lies; one of them normalises queries and keys.
+    // Its repositories are distinguished by name; one of them normalizes queries and keys.
     if fields.optional("auto_map").is_some_and(|code| code.to_string().contains("qk-post-norm")) {
         fields.problem("a JinaBERT whose queries and keys are normalised is not supported".to_owned());
     }
 }
 
-/// No other way of learning positions is known here.
-fn absolute(fields: &mut Fields<'_>) {
+/// Rejects other position embeddings than learned absolute ones.
+fn absolute(fields: &mut JsonFields<'_>) {
     if let Some(given) = fields.word("position_embedding_type").filter(|given| *given != "absolute") {
         fields.problem(format!("`position_embedding_type` = {given} is not supported; absolute is"));
     }
 }
 
-fn with_types(fields: &mut Fields<'_>, architecture: &mut Architecture) {
+fn with_types(fields: &mut JsonFields<'_>, architecture: &mut Architecture) {
     architecture.token_types = fields.size("type_vocab_size");
     architecture.embedding.types = true;
 }
 
-pub(super) fn bert(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn bert(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let mut bert = encoder(fields, family, BERT_KEYS, "hidden_act", None, &names::BERT);
     with_types(fields, &mut bert);
     bert.norm.epsilon = fields.epsilon("layer_norm_eps", 1e-12);
@@ -147,29 +151,29 @@ pub(super) fn bert(fields: &mut Fields<'_>, family: &str, class: Option<ClassKin
     bert
 }
 
-/// RoBERTa's head, which MPNet took over.
+/// RoBERTa's head, which MPNet shares.
 fn dense_and_out(hidden: usize, labels: usize) -> (HeadPooling, Vec<HeadStep>) {
     let dense = HeadStep { activation: Some(Activation::Tanh), ..HeadStep::new("classifier.dense", hidden) };
     (HeadPooling::First, vec![dense, HeadStep::new("classifier.out_proj", labels)])
 }
 
-/// The id of padding, by which positions are counted.
-fn padding(fields: &mut Fields<'_>) -> u32 {
+/// Returns the padding id, after which positions are counted.
+fn padding(fields: &mut JsonFields<'_>) -> u32 {
     let Some(given) = fields.get("pad_token_id") else {
         if fields.is_null("pad_token_id") {
-            fields.problem("`pad_token_id` is null, and positions are counted from behind it".to_owned());
+            fields.problem("`pad_token_id` is null, but positions are counted from it; set it".to_owned());
         }
         return 1;
     };
     given.as_u64().and_then(|id| u32::try_from(id).ok()).unwrap_or_else(|| {
         fields.problem(format!(
-            "`pad_token_id` = {given} is not a token, and positions are counted from behind it"
+            "`pad_token_id` = {given} is not a token, but positions are counted from it; set it"
         ));
         1
     })
 }
 
-pub(super) fn roberta(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn roberta(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     absolute(fields);
     let padding = padding(fields);
     let mut roberta = encoder(fields, family, BERT_KEYS, "hidden_act", Some(padding), &names::ROBERTA);
@@ -180,7 +184,11 @@ pub(super) fn roberta(fields: &mut Fields<'_>, family: &str, class: Option<Class
     roberta
 }
 
-pub(super) fn distilbert(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn distilbert(
+    fields: &mut JsonFields<'_>,
+    family: &str,
+    class: Option<ClassKind>,
+) -> Architecture {
     let mut distilbert = encoder(fields, family, DISTILBERT_KEYS, "activation", None, &names::DISTILBERT);
     let hidden = distilbert.hidden;
     attach(fields, class, &mut distilbert, |_, labels| {
@@ -191,11 +199,11 @@ pub(super) fn distilbert(fields: &mut Fields<'_>, family: &str, class: Option<Cl
     distilbert
 }
 
-/// Buckets of MPNet's distances, which its code has for every model.
+/// Distance buckets of MPNet, a constant of its code.
 const MPNET_BUCKETS: usize = 32;
 
-pub(super) fn mpnet(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
-    // Padding is 1 in its code, whatever the configuration says.
+pub(super) fn mpnet(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    // The padding id is a constant (1) of its code.
     let mut mpnet = encoder(fields, family, BERT_KEYS, "hidden_act", Some(1), &names::MPNET);
     mpnet.norm.epsilon = fields.epsilon("layer_norm_eps", 1e-12);
     let buckets = fields.optional_size("relative_attention_num_buckets").unwrap_or(MPNET_BUCKETS);

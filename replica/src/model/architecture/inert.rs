@@ -1,20 +1,21 @@
-//! Keys of `config.json` that are without effect on what is served, with the reason, group by group.
+//! Keys of `config.json` without effect on the results, with the reason for each group.
 //!
-//! The kinds of their values are those that transformers checks: it refuses a file in which one is of another kind.
+//! The types of their values are those that transformers accepts: it rejects a file with other types.
 
 use crate::model::fields::{Inert, Kind};
 
-/// In every family.
+/// Keys of all families.
 pub(super) const COMMON: &[Inert] = &[
-    // Where the file came from.
+    // Origin of the file.
     Inert(Kind::OptionalText, &["_name_or_path", "name_or_path", "transformers_version", "_commit_hash"]),
-    // The format that the weights were saved in, which their files say as well; computed is in the precision of the engine.
+    // Format in which the weights were saved, which the weight files contain as well; the engine computes in its own
+    // precision.
     Inert(Kind::OptionalDtype, &["torch_dtype", "dtype"]),
-    // Dropout and starting points of training.
+    // Dropout and initialization for training.
     Inert(Kind::Float, &["initializer_range"]),
     Inert(Kind::OptionalFlag, &["gradient_checkpointing"]),
     Inert(Kind::OptionalText, &["finetuning_task"]),
-    // Generating texts.
+    // Text generation.
     Inert(Kind::Flag, &["use_cache"]),
     Inert(
         Kind::Any,
@@ -52,14 +53,14 @@ pub(super) const COMMON: &[Inert] = &[
         Kind::OptionalTokens,
         &["bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"],
     ),
-    // What else the library returns beside what is asked of it.
+    // Additional outputs of the library.
     Inert(Kind::OptionalFlag, &["output_hidden_states", "torchscript"]),
     Inert(Kind::Off, &["output_attentions"]),
-    // The layer that guesses words has the weights of the table of words or its own; decoders look this up.
+    // Whether the language-model head shares the word embeddings; decoders read this key.
     Inert(Kind::Flag, &["tie_word_embeddings"]),
-    // Names of labels by id are read; the other way round they say the same.
+    // Labels are read from `id2label`; this is the inverse mapping.
     Inert(Kind::OptionalObject, &["label2id"]),
-    // Other structures, which are the model's own only if these are set.
+    // Other structures, which are enabled only if these are set.
     Inert(
         Kind::Off,
         &[
@@ -73,15 +74,15 @@ pub(super) const COMMON: &[Inert] = &[
             "use_bfloat16",
         ],
     ),
-    // The tokenizer's class is looked up with the tokenizer, and its files say what it does.
+    // The tokenizer's class is read with the tokenizer's files.
     Inert(Kind::OptionalText, &["tokenizer_class"]),
 ];
 
-/// BERT and its nearest, beside [`COMMON`].
+/// Keys of BERT and similar families, in addition to [`COMMON`].
 const BERT: &[Inert] = &[
     Inert(Kind::Share, &["hidden_dropout_prob", "attention_probs_dropout_prob"]),
     Inert(Kind::OptionalShare, &["classifier_dropout"]),
-    // Written by the first converters from TensorFlow, and read by nothing since.
+    // Written by the first converters from TensorFlow, and never read since.
     Inert(
         Kind::Any,
         &[
@@ -97,8 +98,8 @@ const BERT: &[Inert] = &[
     ),
 ];
 
-/// JinaBERT, beside [`BERT`]: how its own code computes the same, and how its own `encode` pools, which
-/// sentence-transformers leaves to its stages.
+/// Keys of JinaBERT, in addition to [`BERT`]: implementation of attention, and the pooling of its own `encode`, for
+/// which sentence-transformers has its modules.
 const JINA: &[Inert] = &[
     Inert(Kind::OptionalText, &["attn_implementation", "emb_pooler"]),
     Inert(Kind::OptionalWhole, &["model_max_length"]),
@@ -106,7 +107,7 @@ const JINA: &[Inert] = &[
 
 const DISTILBERT: &[Inert] = &[
     Inert(Kind::Share, &["dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"]),
-    // Positions are read from the weights, however they came to be.
+    // Positions are read from the weights.
     Inert(Kind::Flag, &["sinusoidal_pos_embds"]),
     Inert(Kind::Any, &["tie_weights_", "output_past"]),
 ];
@@ -114,30 +115,30 @@ const DISTILBERT: &[Inert] = &[
 const MODERNBERT: &[Inert] = &[
     Inert(Kind::Share, &["attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout"]),
     Inert(Kind::Float, &["initializer_cutoff_factor"]),
-    // What a head does, of a model without one.
+    // Settings of the classification head, for a model without one.
     Inert(Kind::OneOf(&["cls", "mean"]), &["classifier_pooling"]),
     Inert(Kind::Flag, &["classifier_bias"]),
     Inert(Kind::Text, &["classifier_activation"]),
-    // The layer that guesses masked words.
+    // Masked-language-model head.
     Inert(Kind::Flag, &["decoder_bias", "sparse_prediction"]),
     Inert(Kind::Whole, &["sparse_pred_ignore_index"]),
-    // How the same is computed on a GPU.
+    // Implementation on GPUs.
     Inert(Kind::Flag, &["deterministic_flash_attn"]),
     Inert(Kind::OptionalFlag, &["reference_compile", "repad_logits_with_grad"]),
-    // Of BERT's, which ModernBERT's code does not read: its epsilon is `norm_eps`, its positions are rotary.
+    // Keys of BERT that ModernBERT's code ignores: its epsilon is `norm_eps`, its positions are rotary.
     Inert(Kind::Any, &["layer_norm_eps", "position_embedding_type"]),
 ];
 
-/// Of NomicBERT's own code, which descends from GPT-2's, and of transformers'.
+/// Keys of NomicBERT's own code, which descends from GPT-2's, and of transformers.
 const NOMIC: &[Inert] = &[
     Inert(
         Kind::OptionalShare,
         &["attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout", "classifier_dropout"],
     ),
     Inert(Kind::Share, &["hidden_dropout_prob", "attention_probs_dropout_prob"]),
-    // GPT-2's way of classifying, which nothing here does.
+    // Classification of GPT-2, which is unused.
     Inert(Kind::Any, &["summary_activation", "summary_proj_to_labels", "summary_type", "summary_use_proj"]),
-    // How the same is computed on a GPU.
+    // Implementation on GPUs.
     Inert(
         Kind::Any,
         &[
@@ -151,19 +152,19 @@ const NOMIC: &[Inert] = &[
             "max_trained_positions",
         ],
     ),
-    // A structure that is refused if it is set has a norm that is shared or not.
+    // Option of a structure that is rejected if enabled.
     Inert(Kind::Off, &["parallel_block_tied_norm"]),
 ];
 
 const DECODER: &[Inert] = &[Inert(Kind::Share, &["attention_dropout"])];
 
-/// Slices of a matrix product, which are computed one after the other and come to the same.
+/// Splitting of a matrix product into slices, which does not change its result.
 const LLAMA: &[Inert] = &[Inert(Kind::OptionalWhole, &["pretraining_tp"])];
 
-/// The pattern that `layer_types` was made by.
+/// Pattern from which `layer_types` was made.
 const GEMMA3: &[Inert] = &[Inert(Kind::OptionalWhole, &["_sliding_window_pattern"])];
 
-/// The groups of a family.
+/// Returns the groups of keys for a family.
 pub(super) fn of(family: &str, is_jina: bool) -> Vec<&'static [Inert]> {
     let own: &[&'static [Inert]] = match family {
         "bert" if is_jina => &[BERT, JINA],

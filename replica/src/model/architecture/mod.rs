@@ -1,17 +1,17 @@
-//! `config.json`: everything that it says about the transformer, for every family, in one vocabulary.
+//! `config.json`: description of the transformer, in the same terms for every family.
 //!
-//! Families differ less than their names suggest: in where the normalisations stand, in what attention may see and how
-//! it learns of positions, in whether the feed-forward block is gated. So there is one [`Architecture`] of such choices,
-//! a reader per family that makes them from the family's own keys, and one engine that looks at the choices and never at
-//! the family. The tensors' names, the other half of a family, are data as well ([`Names`]).
+//! Families differ in few respects: placement of the normalizations, attention window, positions, gating of the
+//! feed-forward block. So there is one [`Architecture`] with these options, one reader per family that derives them
+//! from the family's own keys, and one engine that uses the options and never the family. The names of the tensors, the
+//! other difference between families, are data as well ([`TensorNames`]).
 //!
-//! Readers report every problem of a file together. Every key is looked up, or is listed with the reason why it is
-//! without effect, or is refused.
+//! Readers report all problems of a file together. Every key is read, or listed with the reason why it has no effect,
+//! or rejected.
 //!
-//! 1. `encoders`, `modern`, `decoders` — the families.
-//! 2. `rope` — rotary positions and how they are stretched; `head` — label heads.
-//! 3. `names` — what tensors are called, and by which keys their sizes go.
-//! 4. `classes` — which classes and which code of repositories are known; `inert` — keys without effect.
+//! 1. `encoders`, `modern`, `decoders`: the families.
+//! 2. `rope`: rotary positions and their scaling; `head`: classification heads.
+//! 3. `names`: names of tensors, and the keys that decide their sizes.
+//! 4. `classes`: supported classes and repository code; `inert`: keys without effect.
 
 mod classes;
 mod decoders;
@@ -29,135 +29,136 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::ModelError;
-use super::fields::Fields;
+use super::fields::JsonFields;
 
 pub(super) use classes::ClassKind;
 
 pub use head::{HeadPooling, HeadSource, HeadStep, Logits, YesNo};
-pub use names::{FeedForwardNames, LayerNames, Names, Part, ProjectionNames, SizeKeys};
+pub use names::{FeedForwardNames, LayerNames, Part, ProjectionNames, SizeKeys, TensorNames};
 pub use rope::Rope;
 
-/// A transformer, described. No size is zero, heads share keys and values evenly, and every layer is there.
+/// Description of a transformer. No size is zero, the query heads are a multiple of the key/value heads, and every
+/// layer is listed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Architecture {
-    /// The family, as `model_type` names it.
+    /// Family, as named by `model_type`.
     pub family: String,
     /// Entries of the vocabulary.
     pub vocabulary: usize,
-    /// Numbers that describe one token between layers.
+    /// Hidden size: numbers per token between layers.
     pub hidden: usize,
-    /// Tokens of the longest sequence that it can read.
+    /// Maximum tokens of a sequence.
     pub positions: usize,
-    /// Kinds of segment, as in question and answer; 1 if it knows none.
+    /// Number of token types (segments), as in question and answer; 1 if the model has none.
     pub token_types: usize,
-    /// What a token is before the first layer.
+    /// Embedding of a token before the first layer.
     pub embedding: Embedding,
-    /// What all attentions have in common.
-    pub attention: Attention,
-    /// Between two attentions.
+    /// Options common to the attention of all layers.
+    pub attention: AttentionSpec,
+    /// Feed-forward block.
     pub feed_forward: FeedForward,
-    /// What normalisations do.
+    /// Normalizations.
     pub norm: NormSpec,
-    /// Where they stand.
+    /// Placement of the normalizations.
     pub placement: Placement,
-    /// What differs from layer to layer.
-    pub layers: Vec<Layer>,
-    /// Rotary positions; [`Layer::rope`] says which of them.
+    /// Options of each layer.
+    pub layers: Vec<LayerSpec>,
+    /// Rotary positions; [`LayerSpec::rope`] is an index into them.
     pub ropes: Vec<Rope>,
-    /// How it would go on with a text, if its family does.
+    /// Language-model head, if the family has one.
     pub logits: Option<Logits>,
-    /// How logits are made of the last layer's rows, if the model classifies.
+    /// Classification head, which computes logits from the last layer's rows, if the model has one.
     pub head: Option<Vec<HeadStep>>,
-    /// Which row the head reads.
+    /// Row that the head reads.
     pub head_pooling: HeadPooling,
-    /// What its tensors are called.
-    pub names: &'static Names,
-    /// By which keys the sizes of its tensors go.
+    /// Names of the tensors.
+    pub names: &'static TensorNames,
+    /// Keys that decide the sizes of the tensors.
     pub keys: SizeKeys,
-    /// What its class has behind the transformer; absent if no class is named.
+    /// Kind of the model's class; absent if no class is named.
     pub(super) class: Option<ClassKind>,
 }
 
-/// What a token is before the first layer.
+/// Embedding of a token before the first layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {
-    /// A vector for each position, if positions are learnt so.
+    /// Learned positions, if the model has them.
     pub positions: Option<LearntPositions>,
-    /// Whether there is a vector for each token type.
+    /// Whether there is an embedding for each token type.
     pub types: bool,
-    /// Whether the sum is normalised.
+    /// Whether the sum is normalized.
     pub norm: bool,
-    /// By what the word's vector is multiplied.
+    /// Factor of the word embedding.
     pub scale: f32,
 }
 
-/// Positions as rows of a table.
+/// Learned positions: rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LearntPositions {
     /// Rows of the table.
     pub rows: usize,
-    /// Padding, in the way of RoBERTa: tokens of this id have the row of this number and are not counted, and the first
-    /// counted token has the row behind it. Without padding rows are counted from 0.
+    /// Padding id in RoBERTa's scheme: tokens with this id use the row of this number and are not counted, and the
+    /// first counted token uses the next row. Absent = rows are counted from 0.
     pub padding: Option<u32>,
 }
 
-/// What all attentions of a model have in common.
+/// Options common to the attention of all layers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Attention {
-    /// Heads that ask.
+pub struct AttentionSpec {
+    /// Query heads.
     pub heads: usize,
-    /// Heads that are asked; a divisor of [`Attention::heads`].
+    /// Key/value heads; a divisor of [`AttentionSpec::heads`].
     pub key_value_heads: usize,
-    /// Numbers of one head.
+    /// Numbers per head.
     pub head_width: usize,
-    /// By what scores are multiplied.
+    /// Factor of the scores.
     pub scale: f32,
     /// Whether queries, keys and values have biases.
     pub projection_bias: bool,
-    /// Whether the way back has.
+    /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// Whether each head's query and key are normalised.
+    /// Whether the query and key of each head are normalized.
     pub query_key_norm: bool,
-    /// Scores `s` become `c·tanh(s/c)`.
+    /// Soft cap: scores `s` become `c·tanh(s/c)`.
     pub softcap: Option<f32>,
-    /// What is added to scores by distance.
+    /// Bias of the scores by distance.
     pub distance_bias: Option<DistanceBias>,
 }
 
-/// What is added to scores by distance.
+/// Bias of the scores by distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DistanceBias {
-    /// A learnt number for each head and each of so many ranges of distances.
+    /// A learned number for each head and each of this many distance ranges.
     Buckets(usize),
-    /// The distance itself, times a slope for each head.
+    /// Distance times a slope per head.
     Alibi,
 }
 
-/// The block between two attentions.
+/// Feed-forward block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedForward {
-    /// Numbers of a row inside.
+    /// Intermediate size.
     pub width: usize,
-    /// What is done to them.
+    /// Activation.
     pub activation: Activation,
     /// Whether the result is multiplied with a second projection.
     pub gated: bool,
-    /// Whether the way in has a bias.
+    /// Whether the input projection has a bias.
     pub input_bias: bool,
-    /// Whether the way out has.
+    /// Whether the output projection has a bias.
     pub output_bias: bool,
 }
 
-/// What a normalisation does.
+/// Normalization.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
-    /// Its formula.
+    /// Formula.
     pub kind: NormKind,
-    /// Added to the variance or the mean square.
+    /// Epsilon added to the variance or the mean square.
     pub epsilon: f32,
 }
 
-/// The formula of a normalisation.
+/// Formula of a normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// `(x − mean)/deviation·w + b`
@@ -170,60 +171,60 @@ pub enum NormKind {
     RmsPlusOne,
 }
 
-/// Where normalisations stand.
+/// Placement of the normalizations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// `x = norm(x + block(x))`
     Post,
-    /// `x = x + block(norm(x))`, and one after the last layer.
+    /// `x = x + block(norm(x))`, and a normalization after the last layer.
     Pre,
-    /// `x = x + norm(block(norm(x)))`, and one after the last layer.
+    /// `x = x + norm(block(norm(x)))`, and a normalization after the last layer.
     Sandwich,
 }
 
-/// What is particular to a layer.
+/// Options of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layer {
-    /// What its attention sees.
+pub struct LayerSpec {
+    /// Attention window.
     pub reach: Reach,
-    /// Which rotary positions it has.
+    /// Index of its rotary positions.
     pub rope: Option<usize>,
-    /// Whether there is a normalisation before its attention, where the placement has one.
+    /// Whether there is a normalization before its attention, if the placement has one.
     pub input_norm: bool,
 }
 
-/// How many tokens before and behind a token its attention sees, beside itself.
+/// Attention window: number of tokens before and after a token that its attention includes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// [`usize::MAX`]: all.
+    /// [`usize::MAX`] = unlimited.
     pub before: usize,
-    /// [`usize::MAX`]: all.
+    /// [`usize::MAX`] = unlimited.
     pub behind: usize,
 }
 
 impl Reach {
-    /// Everything.
+    /// All tokens.
     pub const ALL: Reach = Reach { before: usize::MAX, behind: usize::MAX };
-    /// What came before.
+    /// All preceding tokens.
     pub const CAUSAL: Reach = Reach { before: usize::MAX, behind: 0 };
 
-    /// As much to both sides.
+    /// Returns a window of this many tokens to each side.
     pub fn around(tokens: usize) -> Reach {
         Reach { before: tokens, behind: tokens }
     }
 
-    /// Of `length` tokens, those that the tokens `rows` see between them.
+    /// Returns the tokens, out of `length`, that the tokens `rows` attend to together.
     pub fn of(self, rows: std::ops::Range<usize>, length: usize) -> std::ops::Range<usize> {
         rows.start.saturating_sub(self.before)..rows.end.saturating_add(self.behind).min(length)
     }
 }
 
-/// What stands between two projections.
+/// Activation between two projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// `x·Φ(x)`, by the error function.
+    /// `x·Φ(x)`, exact (error function).
     Gelu,
-    /// `x·Φ(x)`, by the hyperbolic tangent.
+    /// `x·Φ(x)`, approximated by the hyperbolic tangent.
     GeluTanh,
     /// `x·σ(1.702·x)`
     QuickGelu,
@@ -248,70 +249,70 @@ impl Architecture {
             let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
             return Err(vec![format!("`model_type` is {family}; supported are {}", known.join(", "))]);
         };
-        let mut fields = Fields::new(raw);
+        let mut fields = JsonFields::new(raw);
         fields.get("model_type");
-        fields.refuse("quantization_config", "the weights are quantised in a way that is not read");
+        fields.refuse("quantization_config", "quantized weights are not supported; use the original model");
         let class = classes::read(&mut fields, family);
         let mut architecture = reader(&mut fields, family, class);
         architecture.class = class;
         fields.token("pad_token_id", architecture.vocabulary);
         fields.optional("return_dict");
-        fields.must_be("return_dict", true, "the library fails on outputs without names");
+        fields.must_be("return_dict", true, "the library requires outputs by name");
         let is_jina = architecture.attention.distance_bias == Some(DistanceBias::Alibi);
         for groups in inert::of(family, is_jina) {
-            fields.leave(groups);
+            fields.ignore(groups);
         }
-        head::leave(&mut fields);
+        head::ignore(&mut fields);
         fields.refuse_others();
         fields.finish(architecture)
     }
 
-    /// Whether it was made to go on with texts.
-    pub(super) fn continues(&self) -> bool {
+    /// Returns whether the model's class is a causal language model.
+    pub(super) fn is_causal_lm(&self) -> bool {
         self.class == Some(ClassKind::CausalLm)
     }
 
-    /// Whether its class has a layer that guesses words, which has no part in what is served.
-    pub(crate) fn guesses_words(&self) -> bool {
+    /// Returns whether the model's class has a language-model head, which is unused here.
+    pub(crate) fn has_lm_head(&self) -> bool {
         matches!(self.class, Some(ClassKind::MaskedLm | ClassKind::CausalLm))
     }
 
-    /// The same transformer, which judges by these words at the end of a sequence. Of a sequence that was made by a chat
-    /// template that is the very last token, whatever it is.
-    pub(super) fn judge_by(&mut self, words: YesNo) -> Result<(), String> {
+    /// Configures the transformer as an LLM reranker with these tokens. Its head reads the last token of the sequence,
+    /// which the chat template made, regardless of padding.
+    pub(super) fn set_yes_no_head(&mut self, tokens: YesNo) -> Result<(), String> {
         let Some(logits) = self.logits else {
             return Err(format!(
-                "a {} that judges pairs by words is not supported; a decoder of the families mistral, llama, \
-                 qwen2, qwen3, gemma2 or gemma3_text is",
+                "an LLM reranker of the family {} is not supported; decoders of the families mistral, llama, \
+                 qwen2, qwen3, gemma2 and gemma3_text are",
                 self.family
             ));
         };
         if let Some(cap) = logits.softcap {
             return Err(format!(
-                "`final_logit_softcapping` = {cap} is not supported in a cross-encoder: the score would not be linear"
+                "`final_logit_softcapping` = {cap} is not supported for a reranker: the score would not be linear"
             ));
         }
-        self.head = Some(vec![HeadStep::words(words, logits)]);
+        self.head = Some(vec![HeadStep::yes_no(tokens, logits)]);
         self.head_pooling = HeadPooling::Last { padding: None };
         Ok(())
     }
 
-    /// Numbers of the queries of one token, all heads together.
+    /// Returns the numbers of the queries of one token, for all heads.
     pub fn query_width(&self) -> usize {
         self.attention.heads * self.attention.head_width
     }
 
-    /// Numbers of the keys, or of the values, of one token, all heads together.
+    /// Returns the numbers of the keys, or of the values, of one token, for all heads.
     pub fn key_value_width(&self) -> usize {
         self.attention.key_value_heads * self.attention.head_width
     }
 
-    /// Numbers of a pooled row as the transformer leaves it, before dense modules: one per label, or a vector's.
+    /// Returns the numbers of a pooled row before dense modules: one per label, or the hidden size.
     pub fn width(&self) -> usize {
         self.head.as_ref().and_then(|steps| steps.last()).map_or(self.hidden, |step| step.outputs)
     }
 
-    /// Floating-point operations of the matrix products for one token.
+    /// Returns the floating-point operations of the matrix products for one token.
     pub fn product_flops(&self) -> f64 {
         let attention = self.hidden * (2 * self.query_width() + 2 * self.key_value_width());
         let matrices = if self.feed_forward.gated { 3 } else { 2 };
@@ -319,18 +320,19 @@ impl Architecture {
         2.0 * self.layers.len() as f64 * (attention + feed_forward) as f64
     }
 
-    /// Floating-point operations of attention for one token among `length` tokens.
+    /// Returns the floating-point operations of attention for one token in a sequence of `length` tokens.
     pub fn attention_flops(&self, length: usize) -> f64 {
-        let seen = |layer: &Layer| -> usize {
+        let attended = |layer: &LayerSpec| -> usize {
             (0..length).map(|token| layer.reach.of(token..token + 1, length).len()).sum()
         };
-        let pairs: f64 = self.layers.iter().map(|layer| seen(layer) as f64 / length as f64).sum();
+        let pairs: f64 = self.layers.iter().map(|layer| attended(layer) as f64 / length as f64).sum();
         4.0 * self.query_width() as f64 * pairs
     }
 }
 
-/// Makes an architecture of the keys of a family. Problems stay in the fields, and what is returned then means nothing.
-type Reader = fn(&mut Fields<'_>, &str, Option<ClassKind>) -> Architecture;
+/// Derives an architecture from the keys of a family. Problems are collected in the fields; the result is unusable if
+/// there are any.
+type Reader = fn(&mut JsonFields<'_>, &str, Option<ClassKind>) -> Architecture;
 
 const FAMILIES: &[(&str, Reader)] = &[
     ("bert", encoders::bert),

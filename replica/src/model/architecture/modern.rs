@@ -1,18 +1,22 @@
-//! Encoders of the second generation: rotary positions, gated feed-forward blocks, hardly any biases.
+//! Modern encoder families: rotary positions, gated feed-forward blocks, few biases.
 
 use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, attach};
 use super::rope::{self, Rope};
 use super::{
-    Activation, Architecture, Attention, Embedding, FeedForward, Layer, NormKind, NormSpec, Placement, Reach,
-    SizeKeys, names,
+    Activation, Architecture, AttentionSpec, Embedding, FeedForward, LayerSpec, NormKind, NormSpec,
+    Placement, Reach, SizeKeys, names,
 };
-use crate::model::fields::Fields;
+use crate::model::fields::JsonFields;
 
-/// The id of padding of a ModernBERT whose file is silent.
+/// Default padding id of ModernBERT.
 const PADDING: usize = 50_283;
 
-pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+pub(super) fn modernbert(
+    fields: &mut JsonFields<'_>,
+    family: &str,
+    class: Option<ClassKind>,
+) -> Architecture {
     let hidden = fields.size("hidden_size");
     let heads = fields.size("num_attention_heads");
     let count = fields.size("num_hidden_layers");
@@ -20,7 +24,7 @@ pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str, class: Option<Cl
     let head_width = fields.head_width(hidden, heads, "num_attention_heads");
     let kind = if fields.flag("norm_bias", false) { NormKind::Layer } else { NormKind::LayerWithoutBias };
     let epsilon = fields.epsilon("norm_eps", 1e-5);
-    // What is seen is half of it to each side.
+    // The key is the size of the window to both sides together.
     let local = Reach::around(fields.optional_size("local_attention").unwrap_or(128) / 2);
     let every = fields.optional_size("global_attn_every_n_layers").unwrap_or(3);
     let sliding = fields.sliding_layers(count, |index| !index.is_multiple_of(every));
@@ -31,17 +35,17 @@ pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str, class: Option<Cl
         };
         rope::for_kind(fields, kind, key, default, head_width, positions, true)
     });
-    let layer = |(index, sliding): (usize, bool)| Layer {
+    let layer = |(index, sliding): (usize, bool)| LayerSpec {
         reach: if sliding { local } else { Reach::ALL },
         rope: Some(usize::from(sliding)),
-        // The first layer reads the embeddings, which were normalised.
+        // The first layer reads the embeddings, which are normalized already.
         input_norm: index > 0,
     };
     let vocabulary = fields.size("vocab_size");
-    // The default is a token of the first ModernBERTs.
+    // The default is a token of the first ModernBERT models.
     if !fields.has("pad_token_id") && !fields.is_null("pad_token_id") && vocabulary <= PADDING {
         fields.problem(format!(
-            "`pad_token_id` is missing, and by default it is {PADDING}, which is not a token of this model"
+            "`pad_token_id` is missing; its default, {PADDING}, is not a token of this model; set it"
         ));
     }
     let (attention_bias, mlp_bias) = (fields.flag("attention_bias", false), fields.flag("mlp_bias", false));
@@ -52,7 +56,7 @@ pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str, class: Option<Cl
         positions,
         token_types: 1,
         embedding: Embedding { positions: None, types: false, norm: true, scale: 1.0 },
-        attention: Attention {
+        attention: AttentionSpec {
             heads,
             key_value_heads: heads,
             head_width,
@@ -107,9 +111,9 @@ pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str, class: Option<Cl
     modernbert
 }
 
-/// Where the file has the keys of the makers' own code, all must be there: what that code has for one that is not is
-/// another structure (GPT-2's), and the library's own defaults are others again.
-fn wants_published(fields: &mut Fields<'_>) {
+/// Requires all keys of the makers' own code if the file uses them: the defaults of that code describe another
+/// structure (GPT-2's), and the library's own defaults differ again.
+fn wants_published(fields: &mut JsonFields<'_>) {
     for key in [
         "activation_function",
         "causal",
@@ -127,22 +131,22 @@ fn wants_published(fields: &mut Fields<'_>) {
     ] {
         if !fields.has(key) {
             fields.problem(format!(
-                "`{key}` is missing beside `n_embd`; write what the model was trained with"
+                "`{key}` is missing beside `n_embd`; set the value that the model was trained with"
             ));
         }
     }
     if !fields.has("rotary_scaling_factor") && !fields.is_null("rotary_scaling_factor") {
         fields.problem(
-            "`rotary_scaling_factor` is missing beside `n_embd`; write null if there is none".to_owned(),
+            "`rotary_scaling_factor` is missing beside `n_embd`; set null if there is none".to_owned(),
         );
     }
     if fields.has("hidden_act") {
-        fields.problem("`hidden_act` and `activation_function` are both there; remove one".to_owned());
+        fields.problem("`hidden_act` and `activation_function` are both set; remove one".to_owned());
     }
 }
 
-/// Both as transformers configures it, and with the keys of its makers' own code, which descend from GPT-2's.
-pub(super) fn nomic(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+/// Reads NomicBERT with the keys of transformers, or with those of its makers' own code, which descend from GPT-2's.
+pub(super) fn nomic(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let [hidden_key, heads_key, layers_key, width_key, positions_key] = [
         ["hidden_size", "n_embd"],
         ["num_attention_heads", "n_head"],
@@ -156,8 +160,9 @@ pub(super) fn nomic(fields: &mut Fields<'_>, family: &str, class: Option<ClassKi
         wants_published(fields);
     }
     if fields.is_null("pad_token_id") {
-        fields
-            .problem("`pad_token_id` is null, and a NomicBERT needs one; leave it out or name it".to_owned());
+        fields.problem(
+            "`pad_token_id` is null, but a NomicBERT needs one; remove the key or set it".to_owned(),
+        );
     }
     let hidden = fields.size(hidden_key);
     let heads = fields.size(heads_key);
@@ -165,14 +170,14 @@ pub(super) fn nomic(fields: &mut Fields<'_>, family: &str, class: Option<ClassKi
     let positions = fields.size(positions_key);
     let head_width = fields.head_width(hidden, heads, heads_key);
     for key in ["prenorm", "causal", "parallel_block", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"] {
-        fields.must_be(key, false, "this NomicBERT has a structure of its own");
+        fields.must_be(key, false, "this structure of NomicBERT is not implemented");
     }
     for key in ["use_rms_norm", "rotary_emb_interleaved", "scale_attn_by_inverse_layer_idx"] {
-        fields.must_be(key, false, "this NomicBERT has a structure of its own");
+        fields.must_be(key, false, "this structure of NomicBERT is not implemented");
     }
-    fields.must_be("scale_attn_weights", true, "this NomicBERT has a structure of its own");
-    fields.refuse("rotary_emb_scale_base", "rotary positions that decay are not built");
-    fields.refuse("rotary_scaling_factor", "rotary positions that stretch with the text are not built");
+    fields.must_be("scale_attn_weights", true, "this structure of NomicBERT is not implemented");
+    fields.refuse("rotary_emb_scale_base", "xPos scaling of rotary positions is not implemented");
+    fields.refuse("rotary_scaling_factor", "dynamic scaling of rotary positions is not implemented");
     if let Some(part) = fields.number("rotary_emb_fraction").filter(|part| *part != 1.0) {
         fields.problem(format!("`rotary_emb_fraction` = {part} is not supported; 1 is"));
     }
@@ -181,7 +186,7 @@ pub(super) fn nomic(fields: &mut Fields<'_>, family: &str, class: Option<ClassKi
     for key in ["rope_parameters", "rope_scaling"] {
         if fields.has("rotary_emb_base") && fields.has(key) {
             fields.optional(key);
-            fields.problem(format!("`rotary_emb_base` and `{key}` are both there; remove one"));
+            fields.problem(format!("`rotary_emb_base` and `{key}` are both set; remove one"));
         }
     }
     let rope = match fields.positive("rotary_emb_base") {
@@ -201,7 +206,7 @@ pub(super) fn nomic(fields: &mut Fields<'_>, family: &str, class: Option<ClassKi
         positions,
         token_types: fields.size("type_vocab_size"),
         embedding: Embedding { positions: None, types: true, norm: true, scale: 1.0 },
-        attention: Attention {
+        attention: AttentionSpec {
             heads,
             key_value_heads: heads,
             head_width,
@@ -221,7 +226,7 @@ pub(super) fn nomic(fields: &mut Fields<'_>, family: &str, class: Option<ClassKi
         },
         norm: NormSpec { kind: NormKind::Layer, epsilon: fields.epsilon(epsilon_key, 1e-12) },
         placement: Placement::Post,
-        layers: vec![Layer { reach: Reach::ALL, rope: Some(0), input_norm: false }; count],
+        layers: vec![LayerSpec { reach: Reach::ALL, rope: Some(0), input_norm: false }; count],
         ropes: vec![rope],
         logits: None,
         head: None,

@@ -1,89 +1,89 @@
-//! What the tensors of a family are called.
+//! Tensor names of the families.
 
-/// The tensors of a model. Those that an architecture does not have are empty strings.
+/// Names of the tensors of a model. Tensors that the architecture does not have are empty strings.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Names {
-    /// What stands before all of them. A transformer alone writes its tensors bare, one with a head under its name.
+pub struct TensorNames {
+    /// Prefixes of all names. A bare transformer has none; one with a head has its name as the prefix.
     pub prefixes: &'static [&'static str],
-    /// The table of the vocabulary.
+    /// Word embeddings.
     pub words: &'static str,
-    /// The table of token types.
+    /// Embeddings of token types.
     pub types: &'static str,
-    /// The table of positions.
+    /// Embeddings of positions.
     pub positions: &'static str,
-    /// The normalisation of the sum of these.
+    /// Normalization of the sum of the embeddings.
     pub embedding_norm: &'static str,
-    /// What is added to scores by distance.
+    /// Bias of attention scores by distance.
     pub distance_bias: &'static str,
-    /// The normalisation behind the last layer.
+    /// Normalization after the last layer.
     pub final_norm: &'static str,
-    /// What stands before all names of a layer; `{}` is its number.
+    /// Prefix of the names of a layer; `{}` is its index.
     pub layer: &'static str,
-    /// The rest of the names of a layer.
+    /// Names within a layer.
     pub in_layer: LayerNames,
 }
 
-/// The tensors of a layer, behind [`Names::layer`].
+/// Tensor names within a layer, relative to [`TensorNames::layer`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct LayerNames {
-    /// To queries, keys and values.
+    /// Projections to queries, keys and values.
     pub projection: ProjectionNames,
-    /// From what attention came to.
+    /// Output projection of attention.
     pub output: &'static str,
-    /// The normalisation of each head's query.
+    /// Normalization of each head's query.
     pub query_norm: &'static str,
-    /// The normalisation of each head's key.
+    /// Normalization of each head's key.
     pub key_norm: &'static str,
-    /// Normalisations, by where they stand.
+    /// Normalization before attention.
     pub before_attention: &'static str,
-    /// Behind attention: of the sum, or of what is added.
+    /// Normalization after attention: of the sum, or of the attention's output.
     pub after_attention: &'static str,
-    /// Before the feed-forward block.
+    /// Normalization before the feed-forward block.
     pub before_feed_forward: &'static str,
-    /// Behind it: of the sum, or of what is added.
+    /// Normalization after the feed-forward block: of the sum, or of the block's output.
     pub after_feed_forward: &'static str,
-    /// The feed-forward block.
+    /// Feed-forward block.
     pub feed_forward: FeedForwardNames,
 }
 
-/// The keys of `config.json` by which the sizes of tensors go, where families call them otherwise.
+/// Keys of `config.json` that decide the sizes of tensors, for families with different key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeKeys {
-    /// Of numbers that describe a token.
+    /// Key of the hidden size.
     pub hidden: &'static str,
-    /// Of layers.
+    /// Key of the number of layers.
     pub layers: &'static str,
-    /// Of heads.
+    /// Key of the number of heads.
     pub heads: &'static str,
-    /// Of numbers inside a feed-forward block.
+    /// Key of the intermediate size.
     pub intermediate: &'static str,
-    /// Of positions.
+    /// Key of the number of positions.
     pub positions: &'static str,
 }
 
-/// What a tensor is part of, as far as other keys decide whether it is there and how large it is.
+/// Part of the model to which a tensor belongs; it selects the keys that decide its existence and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The table of the vocabulary.
+    /// Word embeddings.
     Words,
-    /// The table of token types.
+    /// Embeddings of token types.
     Types,
-    /// The table of positions.
+    /// Embeddings of positions.
     Positions,
-    /// Queries, keys, values, and the way back.
+    /// Query, key, value and output projections.
     Attention,
-    /// A feed-forward block.
+    /// Feed-forward block.
     FeedForward,
-    /// A normalisation.
+    /// Normalization.
     Norm,
-    /// What follows the transformer.
+    /// Modules after the transformer.
     Head,
-    /// The layer from a row to a logit for each token.
+    /// Language-model head.
     Logits,
 }
 
 impl SizeKeys {
-    /// The keys that decide whether there is a tensor and what its shape is; `layered` if each layer has one.
+    /// Returns the keys that decide whether a tensor exists and its shape; `layered` if each layer has one.
     pub fn deciding(&self, part: Part, layered: bool) -> Vec<&'static str> {
         let own: &[&'static str] = match part {
             Part::Words => &["vocab_size"],
@@ -104,23 +104,23 @@ impl SizeKeys {
     }
 }
 
-/// Queries, keys and values.
+/// Query, key and value projections.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ProjectionNames {
     /// A tensor for each, in this order.
     Separate([&'static str; 3]),
-    /// One, with their rows in this order.
+    /// One tensor, with their rows in this order.
     Fused(&'static str),
 }
 
-/// The feed-forward block.
+/// Feed-forward block.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FeedForwardNames {
-    /// In and out.
+    /// Input and output projections.
     Plain([&'static str; 2]),
-    /// What is activated, what it is multiplied with, and out.
+    /// Gate, up and output projections.
     Gated([&'static str; 3]),
-    /// The rows of the first two in one tensor, and out.
+    /// Gate and up projections in one tensor, and the output projection.
     GatedFused([&'static str; 2]),
 }
 
@@ -136,7 +136,7 @@ const NO_NORMS: LayerNames = LayerNames {
     feed_forward: FeedForwardNames::Plain(["", ""]),
 };
 
-const NO_NAMES: Names = Names {
+const NO_NAMES: TensorNames = TensorNames {
     prefixes: &[""],
     words: "",
     types: "",
@@ -161,7 +161,7 @@ const BERT_LAYER: LayerNames = LayerNames {
     ..NO_NORMS
 };
 
-const BERT_LIKE: Names = Names {
+const BERT_LIKE: TensorNames = TensorNames {
     words: "embeddings.word_embeddings",
     types: "embeddings.token_type_embeddings",
     positions: "embeddings.position_embeddings",
@@ -171,10 +171,10 @@ const BERT_LIKE: Names = Names {
     ..NO_NAMES
 };
 
-pub(super) const BERT: Names = Names { prefixes: &["", "bert."], ..BERT_LIKE };
+pub(super) const BERT: TensorNames = TensorNames { prefixes: &["", "bert."], ..BERT_LIKE };
 
-/// JinaBERT: a BERT whose feed-forward block is gated.
-pub(super) const JINA: Names = Names {
+/// JinaBERT: a BERT with a gated feed-forward block.
+pub(super) const JINA: TensorNames = TensorNames {
     in_layer: LayerNames {
         feed_forward: FeedForwardNames::GatedFused(["mlp.gated_layers", "mlp.wo"]),
         after_feed_forward: "mlp.layernorm",
@@ -183,9 +183,9 @@ pub(super) const JINA: Names = Names {
     ..BERT
 };
 
-pub(super) const ROBERTA: Names = Names { prefixes: &["", "roberta."], ..BERT_LIKE };
+pub(super) const ROBERTA: TensorNames = TensorNames { prefixes: &["", "roberta."], ..BERT_LIKE };
 
-pub(super) const DISTILBERT: Names = Names {
+pub(super) const DISTILBERT: TensorNames = TensorNames {
     prefixes: &["", "distilbert."],
     layer: "transformer.layer.{}.",
     in_layer: LayerNames {
@@ -199,7 +199,7 @@ pub(super) const DISTILBERT: Names = Names {
     ..BERT_LIKE
 };
 
-pub(super) const MPNET: Names = Names {
+pub(super) const MPNET: TensorNames = TensorNames {
     prefixes: &["", "mpnet."],
     distance_bias: "encoder.relative_attention_bias",
     in_layer: LayerNames {
@@ -211,7 +211,7 @@ pub(super) const MPNET: Names = Names {
     ..BERT_LIKE
 };
 
-pub(super) const MODERNBERT: Names = Names {
+pub(super) const MODERNBERT: TensorNames = TensorNames {
     prefixes: &["", "model."],
     words: "embeddings.tok_embeddings",
     embedding_norm: "embeddings.norm",
@@ -228,8 +228,8 @@ pub(super) const MODERNBERT: Names = Names {
     ..NO_NAMES
 };
 
-/// Also transformers, which calls them otherwise, reads and writes them as their makers do.
-pub(super) const NOMIC: Names = Names {
+/// transformers uses other names internally, but reads and writes these.
+pub(super) const NOMIC: TensorNames = TensorNames {
     prefixes: &["", "nomic_bert.", "bert."],
     embedding_norm: "emb_ln",
     layer: "encoder.layers.{}.",
@@ -255,7 +255,7 @@ const DECODER_LAYER: LayerNames = LayerNames {
     ..NO_NORMS
 };
 
-pub(super) const DECODER: Names = Names {
+pub(super) const DECODER: TensorNames = TensorNames {
     prefixes: &["", "model."],
     words: "embed_tokens",
     final_norm: "norm",
@@ -264,7 +264,7 @@ pub(super) const DECODER: Names = Names {
     ..NO_NAMES
 };
 
-pub(super) const GEMMA: Names = Names {
+pub(super) const GEMMA: TensorNames = TensorNames {
     in_layer: LayerNames {
         after_attention: "post_attention_layernorm",
         before_feed_forward: "pre_feedforward_layernorm",

@@ -1,23 +1,23 @@
-//! Rotary positions: queries and keys are turned by angles that grow with the position, so that their product depends
-//! on the distance alone.
+//! Rotary position embeddings (RoPE): queries and keys are rotated by angles proportional to the position, so that
+//! their product depends on the distance only.
 //!
-//! What varies is how fast each pair of numbers turns, and how a model that was trained on short texts was stretched to
-//! long ones. Rates are computed in 32-bit floats step by step as PyTorch does: an angle is a rate times a position, and
-//! a rate that is off in the last digit is off by that many times more at position 8000.
+//! Models differ in the rotation rates, and in the scaling of a model that was trained on short texts to long ones.
+//! Rates are computed in 32-bit floats in the same steps as in PyTorch: an angle is a rate times a position, so that an
+//! error in the last digit of a rate is multiplied by the position, up to 8000.
 
 use std::f64::consts::PI;
 
 use serde_json::{Map, Value};
 
-use crate::model::fields::Fields;
+use crate::model::fields::JsonFields;
 
-/// How queries and keys are turned.
+/// Rotation of queries and keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Radians per position, for each pair of numbers of a head: the first number of its first half and the first of
-    /// its second half, and so on.
+    /// Radians per position, for each pair of numbers of a head: pair `i` consists of number `i` of the first half and
+    /// number `i` of the second half.
     pub rates: Vec<f32>,
-    /// By what the turned vectors are multiplied.
+    /// Factor of the rotated vectors.
     pub magnitude: f32,
 }
 
@@ -32,26 +32,31 @@ impl Rope {
     }
 }
 
-/// The rotary positions of a model that has the same ones in all layers.
-pub(super) fn for_all(fields: &mut Fields<'_>, default_theta: f64, width: usize, positions: usize) -> Rope {
-    // The older key wins where both are given, as in transformers.
+/// Returns the rotary positions of a model that has the same ones in all layers.
+pub(super) fn for_all(
+    fields: &mut JsonFields<'_>,
+    default_theta: f64,
+    width: usize,
+    positions: usize,
+) -> Rope {
+    // If both keys exist, the older one takes precedence, as in transformers.
     let key = fields.either(["rope_scaling", "rope_parameters"]);
     let other = if key == "rope_scaling" { "rope_parameters" } else { "rope_scaling" };
     if fields.optional(other).is_some() {
         fields.problem(
-            "`rope_scaling` and `rope_parameters` are both there; remove the one that does not apply"
+            "`rope_scaling` and `rope_parameters` are both set; remove the one that does not apply"
                 .to_owned(),
         );
     }
     let given = parameters(fields, key);
     let theta = fields.positive("rope_theta").unwrap_or(default_theta);
-    make(fields, key, given, theta, width, positions)
+    build(fields, key, given, theta, width, positions)
 }
 
-/// The rotary positions of one kind of layers. Older files have a theta of its own for each kind, and one stretching,
-/// which is for this kind if it is `stretched`.
+/// Returns the rotary positions of one kind of layers. Older files have a theta for each kind, and one scaling, which
+/// applies to this kind if `stretched`.
 pub(super) fn for_kind(
-    fields: &mut Fields<'_>,
+    fields: &mut JsonFields<'_>,
     kind: &'static str,
     theta_key: &str,
     default_theta: f64,
@@ -63,26 +68,26 @@ pub(super) fn for_kind(
     let all = parameters(fields, "rope_parameters");
     for (key, value) in all.into_iter().flatten().filter(|(key, _)| !KINDS.contains(&key.as_str())) {
         fields.problem(format!(
-            "`rope_parameters` has `{key}` = {value}, and a kind of layers is expected there"
+            "`rope_parameters` has `{key}` = {value}; only full_attention and sliding_attention are supported keys"
         ));
     }
     let of_kind = all.and_then(|all| all.get(kind)).and_then(Value::as_object);
     let old = if stretched { parameters(fields, "rope_scaling") } else { None };
     if of_kind.is_none() && fields.get("rope_parameters").is_some() {
-        fields.problem(format!("`rope_parameters` says nothing of {kind}"));
+        fields.problem(format!("`rope_parameters` has no `{kind}`; add it"));
     }
     if old.is_some_and(|old| !old.contains_key("rope_type")) {
         fields.problem(
-            "`rope_scaling` names its type by `type`, which version 5 of transformers ignores for this family; write \
-             `rope_type`"
+            "`rope_scaling` has its type in `type`, which version 5 of transformers ignores for this family; rename \
+             it to `rope_type`"
                 .to_owned(),
         );
     }
-    let place = if old.is_some() { "rope_scaling" } else { kind };
-    make(fields, place, old.or(of_kind), theta, width, positions)
+    let name = if old.is_some() { "rope_scaling" } else { kind };
+    build(fields, name, old.or(of_kind), theta, width, positions)
 }
 
-fn parameters<'a>(fields: &mut Fields<'a>, key: &str) -> Option<&'a Map<String, Value>> {
+fn parameters<'a>(fields: &mut JsonFields<'a>, key: &str) -> Option<&'a Map<String, Value>> {
     let given = fields.optional(key)?;
     if !given.is_object() {
         fields.problem(format!("`{key}` = {given} is not an object"));
@@ -90,10 +95,10 @@ fn parameters<'a>(fields: &mut Fields<'a>, key: &str) -> Option<&'a Map<String, 
     given.as_object()
 }
 
-/// Kinds of layers, where each has rotary positions of its own.
+/// Kinds of layers with their own rotary positions.
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// What each way of stretching reads.
+/// Supported types of scaling, with their keys.
 const KNOWN: &[(&str, &[&str])] = &[
     ("default", &[]),
     ("linear", &["factor"]),
@@ -111,68 +116,69 @@ const KNOWN: &[(&str, &[&str])] = &[
     ),
 ];
 
-fn make(
-    fields: &mut Fields<'_>,
-    place: &str,
+fn build(
+    fields: &mut JsonFields<'_>,
+    name: &str,
     given: Option<&Map<String, Value>>,
     theta: f64,
     width: usize,
     positions: usize,
 ) -> Rope {
     if !width.is_multiple_of(2) {
-        fields.problem(format!("heads of {width} numbers cannot be turned in pairs"));
+        fields
+            .problem(format!("a head width of {width} is odd, but rotary positions rotate pairs of numbers"));
     }
     let Some(given) = given else { return Rope::plain(theta, width) };
-    let mut within = Fields::new(given);
-    let theta = within.positive("rope_theta").unwrap_or(theta);
-    let kind_key = within.either(["rope_type", "type"]);
-    let kind = within.word(kind_key).unwrap_or("default");
-    if let Some(part) = within.number("partial_rotary_factor").filter(|part| *part != 1.0) {
-        within.problem(format!("`partial_rotary_factor` = {part} is not supported; 1 is"));
+    let mut nested = JsonFields::new(given);
+    let theta = nested.positive("rope_theta").unwrap_or(theta);
+    let kind_key = nested.either(["rope_type", "type"]);
+    let kind = nested.word(kind_key).unwrap_or("default");
+    if let Some(part) = nested.number("partial_rotary_factor").filter(|part| *part != 1.0) {
+        nested.problem(format!("`partial_rotary_factor` = {part} is not supported; 1 is"));
     }
     let Some((_, known)) = KNOWN.iter().find(|(name, _)| *name == kind) else {
         let names: Vec<&str> = KNOWN.iter().map(|(name, _)| *name).collect();
         fields.problem(format!(
-            "`{place}`: `rope_type` (or `type`) = {kind} is not supported; {} are",
+            "`{name}`: `rope_type` (or `type`) = {kind} is not supported; {} are",
             names.join(", ")
         ));
         return Rope::plain(theta, width);
     };
     for key in ["rope_theta", "rope_type", "type"] {
-        if within.is_null(key) {
-            within.problem(format!("`{key}` is null"));
+        if nested.is_null(key) {
+            nested.problem(format!("`{key}` is null"));
         }
     }
     for (key, value) in given.iter().filter(|(_, value)| !value.is_null()) {
         let common = ["rope_type", "type", "rope_theta", "partial_rotary_factor"].contains(&key.as_str());
         if !common && !known.contains(&key.as_str()) {
-            within.problem(format!(
-                "`{key}` = {value} is not understood with `rope_type` (or `type`) = {kind}"
+            nested.problem(format!(
+                "`{key}` = {value} is not understood with `rope_type` (or `type`) = {kind}; remove it"
             ));
         }
     }
     let plain = Rope::plain(theta, width);
     let rope = match kind {
         "linear" => {
-            let factor = within.wanted("factor");
+            let factor = nested.required_positive("factor");
             Rope { rates: plain.rates.iter().map(|rate| rate / factor as f32).collect(), ..plain }
         }
-        "llama3" => llama3(&mut within, plain, positions as f64),
-        "yarn" => yarn(&mut within, plain, theta, positions as f64),
+        "llama3" => llama3(&mut nested, plain, positions as f64),
+        "yarn" => yarn(&mut nested, plain, theta, positions as f64),
         _ => plain,
     };
-    for problem in within.problems() {
-        fields.problem(format!("`{place}`: {problem}"));
+    for problem in nested.problems() {
+        fields.problem(format!("`{name}`: {problem}"));
     }
     rope
 }
 
-/// Slow turns are slowed by the factor, fast ones are left, and between the two it goes gradually.
-fn llama3(within: &mut Fields<'_>, plain: Rope, original: f64) -> Rope {
-    let factor = within.wanted("factor") as f32;
-    let low = within.wanted("low_freq_factor") as f32;
-    let high = within.wanted("high_freq_factor") as f32;
-    let original = within.positive("original_max_position_embeddings").unwrap_or(original) as f32;
+/// Scaling of Llama 3: slow rotations are divided by the factor, fast ones are kept, with a smooth transition.
+fn llama3(nested: &mut JsonFields<'_>, plain: Rope, original: f64) -> Rope {
+    let factor = nested.required_positive("factor") as f32;
+    let low = nested.required_positive("low_freq_factor") as f32;
+    let high = nested.required_positive("high_freq_factor") as f32;
+    let original = nested.positive("original_max_position_embeddings").unwrap_or(original) as f32;
     let stretch = |rate: f32| {
         let length = 2.0 * std::f32::consts::PI / rate;
         if length > original / low {
@@ -187,15 +193,15 @@ fn llama3(within: &mut Fields<'_>, plain: Rope, original: f64) -> Rope {
     Rope { rates: plain.rates.into_iter().map(stretch).collect(), ..plain }
 }
 
-/// Pairs that turn many times within the original length are left, those that turn less than once are slowed by the
-/// factor, and between the two it goes by their number; and all scores are sharpened a little.
-fn yarn(within: &mut Fields<'_>, plain: Rope, theta: f64, original: f64) -> Rope {
-    let factor = within.wanted("factor");
-    let original = within.positive("original_max_position_embeddings").unwrap_or(original);
-    let fast = within.positive("beta_fast").unwrap_or(32.0);
-    let slow = within.positive("beta_slow").unwrap_or(1.0);
-    let truncate = within.flag("truncate", true);
-    let magnitude = within.positive("attention_factor");
+/// YaRN scaling: pairs that rotate many times within the original length are kept, those that rotate less than once are
+/// divided by the factor, with a linear transition by index; all scores are scaled up slightly.
+fn yarn(nested: &mut JsonFields<'_>, plain: Rope, theta: f64, original: f64) -> Rope {
+    let factor = nested.required_positive("factor");
+    let original = nested.positive("original_max_position_embeddings").unwrap_or(original);
+    let fast = nested.positive("beta_fast").unwrap_or(32.0);
+    let slow = nested.positive("beta_slow").unwrap_or(1.0);
+    let truncate = nested.flag("truncate", true);
+    let magnitude = nested.positive("attention_factor");
     let magnitude = magnitude.unwrap_or(if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 });
     let width = 2 * plain.rates.len();
     let pair_of = |turns: f64| width as f64 * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());

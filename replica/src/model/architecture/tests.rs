@@ -1,10 +1,10 @@
-//! What is read of the files that people have, and what is refused.
+//! Tests of supported and rejected configurations.
 
 use serde_json::json;
 
 use super::*;
 
-/// A file of the family with these keys more, or other ones; null takes one away.
+/// Reads a configuration of the family with these keys added or replaced; null removes a key.
 fn read(family: &str, change: Value) -> Result<Architecture, String> {
     let mut raw = match family {
         "distilbert" => json!({
@@ -30,7 +30,7 @@ fn read(family: &str, change: Value) -> Result<Architecture, String> {
     Architecture::parse(keys).map_err(|problems| problems.join("; "))
 }
 
-/// A classifier of the family.
+/// Returns the class name of the family's classifier.
 fn classifier(family: &str) -> String {
     let name = match family {
         "bert" => "Bert",
@@ -54,7 +54,7 @@ const fn back(tokens: usize) -> Reach {
 }
 
 #[test]
-fn every_family_is_read_and_is_not_the_same_as_another() {
+fn families_are_read_and_differ_from_each_other() {
     let read: Vec<Architecture> =
         FAMILIES.iter().map(|(family, _)| read(family, json!({})).unwrap()).collect();
     for (index, one) in read.iter().enumerate() {
@@ -68,26 +68,26 @@ fn every_family_is_read_and_is_not_the_same_as_another() {
 }
 
 #[test]
-fn the_sketch_of_minilm_is_the_known_one() {
+fn the_architecture_of_minilm_is_correct() {
     let sizes = json!({"vocab_size": 30_522, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536});
     let minilm = read("bert", sizes).unwrap();
-    // 21.3 MFLOP per token, and 9.2 kFLOP times length for attention.
+    // 21.3 MFLOP per token, and 9.2 kFLOP times the length for attention.
     assert_eq!((minilm.product_flops() / 1e5).round(), 212.0);
     assert_eq!((minilm.attention_flops(1), minilm.attention_flops(128)), (9216.0, 9216.0 * 128.0));
 }
 
 #[test]
-fn a_causal_attention_is_half_the_work_and_a_window_less() {
+fn causal_attention_costs_half_and_a_window_less() {
     let causal = read("llama", json!({})).unwrap();
     let window = read("mistral", json!({"num_key_value_heads": 4, "sliding_window": 2})).unwrap();
     assert_eq!(causal.attention_flops(31) * 2.0, causal.attention_flops(63));
     assert_eq!(causal.attention_flops(1), window.attention_flops(1));
-    // The first token sees one, all others two.
+    // The first token attends to one token, all others to two.
     assert_eq!(window.attention_flops(4), window.attention_flops(1) * 7.0 / 4.0);
 }
 
 #[test]
-fn positions_of_roberta_begin_behind_padding() {
+fn positions_of_roberta_begin_after_padding() {
     let roberta = read("roberta", json!({"pad_token_id": 3})).unwrap();
     assert_eq!(roberta.positions, 28);
     let learnt = LearntPositions { rows: 32, padding: Some(3) };
@@ -99,7 +99,7 @@ fn positions_of_roberta_begin_behind_padding() {
 }
 
 #[test]
-fn windows_are_those_of_the_file_in_the_units_of_the_family() {
+fn windows_follow_the_convention_of_the_family() {
     let local = Reach::around(64);
     assert_eq!(
         reaches(&read("modernbert", json!({})).unwrap()),
@@ -138,7 +138,7 @@ fn windows_are_those_of_the_file_in_the_units_of_the_family() {
 }
 
 #[test]
-fn tokens_see_what_is_in_reach_and_in_the_text() {
+fn the_window_is_limited_by_the_text() {
     assert_eq!(Reach::ALL.of(3..5, 9), 0..9);
     assert_eq!(Reach::CAUSAL.of(3..5, 9), 0..5);
     assert_eq!(Reach::around(2).of(3..5, 9), 1..7);
@@ -147,7 +147,7 @@ fn tokens_see_what_is_in_reach_and_in_the_text() {
 }
 
 #[test]
-fn heads_may_be_wider_than_their_share_and_share_keys() {
+fn head_width_and_key_value_heads_are_independent_of_the_hidden_size() {
     let qwen = read("qwen3", json!({"num_key_value_heads": 1})).unwrap();
     assert_eq!((qwen.query_width(), qwen.key_value_width()), (4 * 128, 128));
     assert!(qwen.attention.query_key_norm && !qwen.attention.projection_bias);
@@ -174,7 +174,7 @@ fn rotary_positions_are_read_in_both_forms() {
     assert_eq!(old, rates(new).unwrap());
     assert_eq!(old[0], 0.25);
 
-    // Fast turns are left, slow ones stretched by the factor.
+    // Fast rotations are kept, slow ones divided by the factor.
     let llama3 = json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64}});
     let stretched = rates(llama3).unwrap();
@@ -187,7 +187,7 @@ fn rotary_positions_are_read_in_both_forms() {
 }
 
 #[test]
-fn label_heads_are_those_of_the_family() {
+fn classification_heads_belong_to_the_family() {
     let steps = |family: &str, more: Value| {
         let mut change = json!({"architectures": [classifier(family)],
             "id2label": {"0": "a", "1": "b", "2": "c"}});
@@ -196,7 +196,7 @@ fn label_heads_are_those_of_the_family() {
         assert_eq!(read.width(), 3, "{family}");
         let name = |step: &HeadStep| match step.source {
             HeadSource::Named(name) | HeadSource::Prefixed(name) => name,
-            HeadSource::Words(..) => "words",
+            HeadSource::YesNo(..) => "words",
         };
         let names: Vec<&str> = read.head.unwrap().iter().map(name).collect();
         (read.head_pooling, names.join(" "))
@@ -217,11 +217,11 @@ fn label_heads_are_those_of_the_family() {
 }
 
 #[test]
-fn a_decoder_judges_by_the_words_of_its_vocabulary() {
+fn a_decoder_can_be_an_llm_reranker() {
     let words = YesNo { yes: 7, no: Some(9) };
     let judge = |family: &str, change: Value| {
         let mut read = read(family, change).unwrap();
-        read.judge_by(words).map(|()| read)
+        read.set_yes_no_head(words).map(|()| read)
     };
     let heads = json!({"pad_token_id": 9, "id2label": {"0": "a", "1": "b"}});
     let with = |more: Value| {
@@ -239,16 +239,16 @@ fn a_decoder_judges_by_the_words_of_its_vocabulary() {
         ("gemma3_text", json!({"tie_word_embeddings": false, "final_logit_softcapping": null}), false),
     ] {
         let read = judge(family, with(more)).unwrap();
-        let source = HeadSource::Words(words, Logits { tied, softcap: None });
+        let source = HeadSource::YesNo(words, Logits { tied, softcap: None });
         let step = HeadStep { source, outputs: 1, bias: false, activation: None, norm: None };
         assert_eq!((read.width(), read.head), (1, Some(vec![step])), "{family}");
-        // Padding at the end of a rendered template is a token like others.
+        // Padding at the end of a rendered template is an ordinary token.
         assert_eq!(read.head_pooling, HeadPooling::Last { padding: None });
     }
     for (family, change, sentence) in [
-        ("gemma2", with(json!({})), "`final_logit_softcapping` = 30 is not supported in a cross-encoder"),
+        ("gemma2", with(json!({})), "`final_logit_softcapping` = 30 is not supported for a reranker"),
         ("gemma3_text", with(json!({"final_logit_softcapping": 20.0})), "`final_logit_softcapping` = 20"),
-        ("roberta", json!({"pad_token_id": 1}), "a roberta that judges pairs by words is not supported"),
+        ("roberta", json!({"pad_token_id": 1}), "an LLM reranker of the family roberta is not supported"),
     ] {
         let error = judge(family, change).unwrap_err();
         assert!(error.contains(sentence), "{family}: {error}");
@@ -256,7 +256,7 @@ fn a_decoder_judges_by_the_words_of_its_vocabulary() {
 }
 
 #[test]
-fn keys_of_nomics_own_code_say_what_those_of_transformers_say() {
+fn nomics_own_keys_equal_those_of_transformers() {
     let own = json!({
         "model_type": "nomic_bert", "vocab_size": 100, "n_embd": 64, "n_layer": 6, "n_head": 4, "n_inner": 128,
         "n_positions": 32, "type_vocab_size": 2, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,
@@ -265,13 +265,13 @@ fn keys_of_nomics_own_code_say_what_those_of_transformers_say() {
         "parallel_block": false, "rotary_emb_interleaved": false, "use_rms_norm": false
     });
     let own = Architecture::parse(own.as_object().unwrap()).unwrap();
-    let wanted = read("nomic_bert", json!({})).unwrap();
+    let expected = read("nomic_bert", json!({})).unwrap();
     assert_eq!(own.keys.layers, "n_layer");
-    assert_eq!(Architecture { keys: wanted.keys, ..own }, wanted);
+    assert_eq!(Architecture { keys: expected.keys, ..own }, expected);
 }
 
 #[test]
-fn what_would_change_the_numbers_and_is_not_built_is_refused_by_its_key() {
+fn unsupported_values_are_rejected_by_key() {
     for (family, change, sentence) in [
         ("bert", json!({"hidden_act": "mish"}), "`hidden_act` = mish is not supported"),
         ("bert", json!({"position_embedding_type": "relative_key"}), "relative_key is not supported"),
@@ -298,17 +298,21 @@ fn what_would_change_the_numbers_and_is_not_built_is_refused_by_its_key() {
             "`hidden_dropout_prob` = 1.5 is not a number from 0 to 1",
         ),
         ("bert", json!({"pad_token_id": 100}), "`pad_token_id` = 100 is not a token of this model"),
-        ("bert", json!({"chunk_size_feed_forward": 2}), "`chunk_size_feed_forward` = 2 is not absent"),
+        (
+            "bert",
+            json!({"chunk_size_feed_forward": 2}),
+            "`chunk_size_feed_forward` = 2 is not absent or disabled",
+        ),
         (
             "bert",
             json!({"architectures": ["BertForTokenClassification"]}),
-            "`architectures` = \"BertForTokenClassification\" is not a class whose numbers are known",
+            "`architectures` = \"BertForTokenClassification\" is not supported for `model_type` = bert",
         ),
         ("bert", json!({"architectures": ["BertModel", "BertModel"]}), "is not a list of one class"),
         (
             "bert",
             json!({"architectures": ["JinaBertModel"]}),
-            "`position_embedding_type` of a JinaBert is alibi",
+            "`position_embedding_type` of a JinaBert must be alibi",
         ),
         ("qwen3", json!({"architectures": ["JinaForRanking"]}), "`architectures` = \"JinaForRanking\""),
         (
@@ -343,8 +347,12 @@ fn what_would_change_the_numbers_and_is_not_built_is_refused_by_its_key() {
             json!({"rope_parameters": {"partial_rotary_factor": 0.5}}),
             "`partial_rotary_factor` = 0.5",
         ),
-        ("llama", json!({"head_dim": 15}), "heads of 15 numbers cannot be turned in pairs"),
-        ("qwen2", json!({"layer_types": ["full_attention"]}), "`layer_types` lists 1 layers and there are 6"),
+        ("llama", json!({"head_dim": 15}), "a head width of 15 is odd"),
+        (
+            "qwen2",
+            json!({"layer_types": ["full_attention"]}),
+            "`layer_types` lists 1 layers, but the model has 6",
+        ),
         (
             "qwen3",
             json!({"layer_types": ["a", "b", "c", "d", "e", "f"]}),
@@ -371,7 +379,7 @@ fn what_would_change_the_numbers_and_is_not_built_is_refused_by_its_key() {
 fn all_problems_are_reported_together() {
     let raw = json!({"model_type": "bert", "hidden_size": 0, "num_hidden_layers": 2});
     let problems = Architecture::parse(raw.as_object().unwrap()).unwrap_err();
-    for wanted in ["`hidden_size` = 0", "`num_attention_heads` is missing", "`vocab_size` is missing"] {
-        assert!(problems.iter().any(|problem| problem.starts_with(wanted)), "{wanted}: {problems:?}");
+    for expected in ["`hidden_size` = 0", "`num_attention_heads` is missing", "`vocab_size` is missing"] {
+        assert!(problems.iter().any(|problem| problem.starts_with(expected)), "{expected}: {problems:?}");
     }
 }

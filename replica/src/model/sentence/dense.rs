@@ -1,58 +1,58 @@
-//! `2_Dense`: a linear layer behind the pooling, with weights of its own.
+//! Dense module (`2_Dense`): a linear layer after the pooling, with its own weights.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::model::fields::Fields;
-use crate::model::{Checkpoint, ModelError, json};
+use crate::model::fields::JsonFields;
+use crate::model::{ModelCheckpoint, ModelError, json};
 
-/// A linear layer that is applied to the pooled vector.
+/// Linear layer that is applied to the pooled vector.
 #[derive(Clone, Debug)]
 pub struct Dense {
-    /// Numbers that it takes.
+    /// Number of inputs.
     pub inputs: usize,
-    /// Numbers that it makes.
+    /// Number of outputs.
     pub outputs: usize,
     /// Whether it adds [`Dense::BIAS`].
     pub bias: bool,
-    /// What is done to each of its numbers.
+    /// Activation of the outputs.
     pub activation: DenseActivation,
-    /// Holds [`Dense::WEIGHT`] and, if there is one, the bias, in the shapes that the sizes say.
-    pub checkpoint: Checkpoint,
+    /// Weights: [`Dense::WEIGHT`] and, if there is one, the bias, with validated shapes.
+    pub checkpoint: ModelCheckpoint,
 }
 
-/// What is done to each number behind a dense layer.
+/// Activation of a dense layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenseActivation {
-    /// Nothing.
+    /// Identity function.
     Identity,
-    /// The hyperbolic tangent.
+    /// Hyperbolic tangent.
     Tanh,
     /// `max(x, 0)`.
     Relu,
-    /// `x·Φ(x)`, by the error function.
+    /// `x·Φ(x)`, exact (error function).
     Gelu,
 }
 
-/// What the stage passes on.
+/// Name of the module's input and output.
 const VECTOR: &str = "sentence_embedding";
 
 impl Dense {
-    /// The tensor of the weights, a row of inputs per output.
+    /// Name of the weight tensor, with a row of inputs per output.
     pub const WEIGHT: &str = "linear.weight";
-    /// The tensor of the bias.
+    /// Name of the bias tensor.
     pub const BIAS: &str = "linear.bias";
 
-    /// Reads the folder of the stage, which must take the `inputs` numbers that the stage before it makes.
+    /// Reads the folder of the module, whose input width must be `inputs`, the output width of the module before it.
     pub(super) fn read(folder: &Path, inputs: usize) -> Result<Dense, ModelError> {
         let path = folder.join("config.json");
         let raw: Map<String, Value> = json(&path)?;
-        let Shape { outputs, bias, activation } = parse(&raw, inputs)
+        let DenseShape { outputs, bias, activation } = parse(&raw, inputs)
             .map_err(|problems| ModelError::Content { path: path.clone(), problem: problems.join("; ") })?;
-        let checkpoint = Checkpoint::open(folder)?;
+        let checkpoint = ModelCheckpoint::open(folder)?;
         let deciding = |error: ModelError| {
-            error.decided_by("config.json beside it", &["in_features", "out_features", "bias"])
+            error.decided_by("config.json of the same folder", &["in_features", "out_features", "bias"])
         };
         checkpoint.tensor(Dense::WEIGHT, &[outputs, inputs]).map_err(deciding)?;
         if bias {
@@ -64,14 +64,14 @@ impl Dense {
     }
 }
 
-/// What the file says.
-struct Shape {
+/// Content of the file.
+struct DenseShape {
     outputs: usize,
     bias: bool,
     activation: DenseActivation,
 }
 
-/// The classes of PyTorch; sentence-transformers takes its default for any other class, which this does not.
+/// Supported classes of PyTorch. sentence-transformers replaces unknown classes by its default; they are rejected here.
 const ACTIVATIONS: [(&str, DenseActivation); 4] = [
     ("torch.nn.modules.linear.Identity", DenseActivation::Identity),
     ("torch.nn.modules.activation.Tanh", DenseActivation::Tanh),
@@ -79,19 +79,19 @@ const ACTIVATIONS: [(&str, DenseActivation); 4] = [
     ("torch.nn.modules.activation.GELU", DenseActivation::Gelu),
 ];
 
-fn parse(raw: &Map<String, Value>, inputs: usize) -> Result<Shape, Vec<String>> {
-    let mut fields = Fields::new(raw);
+fn parse(raw: &Map<String, Value>, inputs: usize) -> Result<DenseShape, Vec<String>> {
+    let mut fields = JsonFields::new(raw);
     let given = fields.size("in_features");
     if given != inputs {
-        fields.problem(format!("`in_features` = {given} and the stage before it makes {inputs} numbers"));
+        fields.problem(format!("`in_features` = {given}, but the module before it outputs {inputs} numbers"));
     }
     fields.optional("module_output_name");
     for key in ["module_input_name", "module_output_name"] {
         if let Some(name) = fields.word(key).filter(|name| *name != VECTOR) {
-            fields.problem(format!("`{key}`: a dense layer on {name} is not supported; on {VECTOR} is"));
+            fields.problem(format!("`{key}` = {name} is not supported for a dense layer; {VECTOR} is"));
         }
     }
-    fields.must_be("use_residual", false, "the sum of what goes in and what comes out");
+    fields.must_be("use_residual", false, "residual connections are not implemented");
     let function = fields.word("activation_function");
     let known = ACTIVATIONS.iter().find(|(name, _)| function == Some(*name));
     let activation = match (function, known) {
@@ -106,7 +106,7 @@ fn parse(raw: &Map<String, Value>, inputs: usize) -> Result<Shape, Vec<String>> 
     };
     let (outputs, bias) = (fields.size("out_features"), fields.flag("bias", true));
     fields.refuse_others();
-    fields.finish(Shape { outputs, bias, activation })
+    fields.finish(DenseShape { outputs, bias, activation })
 }
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ mod tests {
     const WEIGHTS: &str = r#"{"linear.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
         "linear.bias": {"dtype": "F32", "shape": [2], "data_offsets": [24, 32]}}"#;
 
-    /// What is made of a configuration with these keys more, behind a stage that makes `inputs` numbers.
+    /// Reads a configuration with additional keys, after a module with `inputs` outputs.
     fn check(keys: &str, inputs: usize) -> Result<Dense, String> {
         let folder = tempfile::tempdir().unwrap();
         let config = format!(r#"{{"in_features": 3{keys}}}"#);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_numbers_depend_on_is_read() {
+    fn activation_and_bias_are_read() {
         let plain = check(r#", "out_features": 2"#, 3).unwrap();
         assert_eq!((plain.outputs, plain.bias, plain.activation), (2, true, DenseActivation::Tanh));
         for (name, activation) in [
@@ -149,18 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_or_is_not_built_is_refused() {
+    fn mismatched_sizes_and_unsupported_values_are_rejected() {
         for (keys, inputs, sentence) in [
-            (r#", "out_features": 2"#, 4, "`in_features` = 3 and the stage before it makes 4 numbers"),
-            (
-                r#", "out_features": 5"#,
-                3,
-                "tensor `linear.weight` has the shape [2, 3] and should have [5, 3]",
-            ),
+            (r#", "out_features": 2"#, 4, "`in_features` = 3, but the module before it outputs 4 numbers"),
+            (r#", "out_features": 5"#, 3, "tensor `linear.weight` has the shape [2, 3], expected [5, 3]"),
             (
                 r#", "out_features": 2, "module_input_name": "token_embeddings""#,
                 3,
-                "a dense layer on token_embeddings is not supported",
+                "`module_input_name` = token_embeddings is not supported for a dense layer",
             ),
             (r#", "out_features": 2, "use_residual": true"#, 3, "`use_residual` = true is not supported"),
             (
@@ -170,7 +166,7 @@ mod tests {
             ),
             ("", 3, "`out_features` is missing"),
             (r#", "out_features": 2, "bias": false, "made_up": 1"#, 3, "`made_up` = 1 is not understood"),
-            (r#", "out_features": 2, "bias": false"#, 3, "tensor `linear.bias` is taken by nothing"),
+            (r#", "out_features": 2, "bias": false"#, 3, "tensor `linear.bias` is not used by the model"),
         ] {
             let error = check(keys, inputs).unwrap_err();
             assert!(error.contains(sentence), "{error}");

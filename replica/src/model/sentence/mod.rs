@@ -1,10 +1,10 @@
-//! What sentence-transformers adds to a transformer: which texts it reads, and how tokens become one vector.
+//! Modules of sentence-transformers around the transformer: input limits, pooling, dense layers, normalization.
 //!
-//! `modules.json` lists the stages: a transformer, then pooling, then any number of dense layers, then (or not) a
-//! normalisation. Without the file a model is pooled as sentence-transformers does it then, by the mean or, if it was
-//! made to continue texts, by the last token, and not normalised. A cross-encoder has the transformer alone, or behind it
-//! the words by which it judges. The names of classes, files and keys have changed with the versions 4 to 6; all forms
-//! are read.
+//! `modules.json` lists the modules: a transformer, then pooling, then any number of dense layers, then optionally a
+//! normalization. Without the file a model is pooled by the default of sentence-transformers, the mean or, for a causal
+//! language model, the last token, and not normalized. A cross-encoder has the transformer only, or an LLM reranker
+//! followed by LogitScore. The names of classes, files and keys have changed between the versions 4 and 6; all of them
+//! are supported.
 
 mod dense;
 mod pooling;
@@ -15,52 +15,52 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::fields::{Fields, Inert, Kind, shown};
+use super::fields::{Inert, JsonFields, Kind, shown};
 use super::{CONFIG, ModelError, TokenizerConfig, json, optional_json};
 
 pub use dense::{Dense, DenseActivation};
 pub use pooling::Pooling;
 use pooling::PoolingConfig;
-pub(super) use transformer::Purpose;
 use transformer::TransformerConfig;
+pub(super) use transformer::TransformerTask;
 
-/// What the folder says beyond the transformer.
+/// Modules of a model besides the transformer.
 #[derive(Clone, Debug)]
 pub struct SentenceConfig {
-    /// Tokens of the longest input, special tokens included.
+    /// Maximum tokens of an input, special tokens included.
     pub max_tokens: usize,
-    /// Whether texts are put into lower case before the tokenizer's own steps, which may not do that.
+    /// Whether texts are lower-cased before the tokenizer's own steps, which may not do it.
     pub lower_case: bool,
-    /// How tokens become one vector.
+    /// Pooling of tokens to one vector.
     pub pooling: Pooling,
-    /// Whether the tokens of a prompt take part in that.
+    /// Whether the tokens of a prompt are included in the pooling.
     pub include_prompt: bool,
-    /// What the pooled vector goes through, in order.
+    /// Dense layers after the pooling, in order.
     pub dense: Vec<Dense>,
-    /// Whether the vector is brought to length one at the end.
+    /// Whether the vector is normalized to length one at the end.
     pub normalize: bool,
-    /// Numbers of the vector that are kept after all that, if not all of them.
+    /// Dimensions that are kept after all modules, if not all.
     pub truncate: Option<usize>,
 }
 
 impl SentenceConfig {
-    /// Numbers of the vector that the engine makes, if the transformer makes `hidden` of them.
+    /// Returns the width of the engine's vector, given the transformer's hidden size.
     pub fn width(&self, hidden: usize) -> usize {
         self.dense.last().map_or(hidden, |last| last.outputs)
     }
 
-    /// Numbers of the vector that is served, if the engine makes `width` of them.
+    /// Returns the width of the served vector, given the width of the engine's.
     pub fn served_width(&self, width: usize) -> usize {
         self.truncate.map_or(width, |keep| keep.min(width))
     }
 
-    /// Whether the vectors that are served have length one, if the engine makes `width` numbers.
+    /// Returns whether served vectors have length one, given the width of the engine's.
     pub fn is_normalized(&self, width: usize) -> bool {
         self.normalize && self.served_width(width) == width
     }
 
-    /// Makes the vectors that are served of those that the engine makes, in the order of sentence-transformers: first
-    /// the stages to the last, and then the vector is cut, which leaves it shorter than one.
+    /// Converts the engine's vectors to served ones, in the order of sentence-transformers: first the last module
+    /// (normalization), then truncation, after which the length is below one.
     pub fn serve(&self, mut rows: Vec<f32>, width: usize) -> Vec<f32> {
         if self.normalize {
             replica_core::scores::normalize(&mut rows, width);
@@ -69,20 +69,20 @@ impl SentenceConfig {
     }
 }
 
-/// What `modules.json` lists.
-pub(super) struct Stages {
+/// List of modules in `modules.json`.
+pub(super) struct ModuleList {
     path: PathBuf,
-    /// Absent if there is no such file.
+    /// Absent if the file does not exist.
     modules: Option<Vec<RawModule>>,
 }
 
-/// A stage.
+/// Entry of the list.
 struct RawModule {
     path: String,
     class: &'static str,
 }
 
-/// The stages that are understood, by the names of their classes in every version.
+/// Supported modules, by the names of their classes in every version.
 const CLASSES: &[(&str, &str)] = &[
     ("sentence_transformers.models.Transformer", "Transformer"),
     ("sentence_transformers.base.modules.transformer.Transformer", "Transformer"),
@@ -102,15 +102,15 @@ const CLASSES: &[(&str, &str)] = &[
     ("sentence_transformers.cross_encoder.modules.LogitScore", "LogitScore"),
 ];
 
-/// The list of stages, in the order of the list: `idx` is not looked at by sentence-transformers either.
+/// Parses the list, in its order: sentence-transformers ignores `idx` as well.
 fn read_modules(entries: &[Value]) -> Result<Vec<RawModule>, String> {
     let mut names = Vec::new();
     let mut modules = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
-        let entry = entry.as_object().ok_or_else(|| format!("stage {index} is not an object"))?;
-        let mut fields = Fields::new(entry);
-        // What stages are given of a request, which no stage here reads.
-        fields.leave(&[Inert(Kind::Any, &["idx", "kwargs"])]);
+        let entry = entry.as_object().ok_or_else(|| format!("module {index} is not an object"))?;
+        let mut fields = JsonFields::new(entry);
+        // Arguments of requests passed to modules; no supported module reads them.
+        fields.ignore(&[Inert(Kind::Any, &["idx", "kwargs"])]);
         let mut word = |key: &str| {
             let found = fields.word(key);
             if found.is_none() {
@@ -120,7 +120,9 @@ fn read_modules(entries: &[Value]) -> Result<Vec<RawModule>, String> {
         };
         let (name, path, class) = (word("name"), word("path"), word("type"));
         if names.contains(&name) {
-            fields.problem(format!("`name` = {name} is that of another stage, which it would replace"));
+            fields.problem(format!(
+                "`name` = {name} is used by another module, which it would replace; rename it"
+            ));
         }
         names.push(name);
         let known = CLASSES.iter().find(|(known, _)| *known == class);
@@ -131,71 +133,71 @@ fn read_modules(entries: &[Value]) -> Result<Vec<RawModule>, String> {
             ));
         }
         if path.starts_with('/') || path.split('/').any(|part| part == "..") {
-            fields.problem(format!("`path` = {path} is not below the model's folder"));
+            fields.problem(format!("`path` = {path} is outside the model's folder"));
         }
         fields.refuse_others();
         let module = RawModule { path: path.to_owned(), class: known.map_or("", |(_, class)| class) };
         let module =
-            fields.finish(module).map_err(|problems| format!("stage {index}: {}", problems.join("; ")))?;
+            fields.finish(module).map_err(|problems| format!("module {index}: {}", problems.join("; ")))?;
         modules.push(module);
     }
     Ok(modules)
 }
 
-/// What `config.json` says about the purpose of the transformer.
+/// Keys of `config.json` that decide the default pooling.
 #[derive(Deserialize)]
-struct RawPurpose {
+struct RawTransformerConfig {
     architectures: Option<Vec<String>>,
     is_causal: Option<bool>,
 }
 
-/// What stands behind the transformer, as far as it decides what a model's numbers are.
+/// Module after the transformer, as far as it decides the task of the model.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Behind {
-    /// A stage that makes one vector of the tokens.
+pub(super) enum TrailingModule {
+    /// Pooling to one vector.
     Pooling,
-    /// The words by which a language model judges; the folder of the stage.
+    /// LogitScore of an LLM reranker, with the folder of the module.
     LogitScore(PathBuf),
     /// Neither.
     Other,
-    /// No stages are listed.
+    /// `modules.json` does not exist.
     Unlisted,
 }
 
-impl Stages {
-    pub(super) fn read(folder: &Path) -> Result<Stages, ModelError> {
+impl ModuleList {
+    pub(super) fn read(folder: &Path) -> Result<ModuleList, ModelError> {
         let path = folder.join("modules.json");
         let entries = optional_json::<Vec<Value>>(&path)?;
         let modules = entries.map(|entries| read_modules(&entries)).transpose();
         match modules {
-            Ok(modules) => Ok(Stages { path, modules }),
+            Ok(modules) => Ok(ModuleList { path, modules }),
             Err(problem) => Err(ModelError::Content { path, problem }),
         }
     }
 
-    /// What stands behind the transformer.
-    pub(super) fn behind(&self, folder: &Path) -> Behind {
-        let Some(modules) = &self.modules else { return Behind::Unlisted };
+    /// Returns the module after the transformer.
+    pub(super) fn trailing(&self, folder: &Path) -> TrailingModule {
+        let Some(modules) = &self.modules else { return TrailingModule::Unlisted };
         if modules.iter().any(|module| module.class == "Pooling") {
-            return Behind::Pooling;
+            return TrailingModule::Pooling;
         }
         match modules.iter().find(|module| module.class == "LogitScore") {
-            Some(stage) => Behind::LogitScore(folder.join(&stage.path)),
-            None => Behind::Other,
+            Some(module) => TrailingModule::LogitScore(folder.join(&module.path)),
+            None => TrailingModule::Other,
         }
     }
 
-    /// What the folder says beyond a transformer of these sizes, loaded for this purpose. One that is loaded for labels
-    /// or words has nothing behind it that pools.
+    /// Reads the modules around a transformer of these sizes, loaded for this purpose. A model with label or yes/no
+    /// logits must not have a pooling module.
     pub(super) fn config(
         &self,
         folder: &Path,
-        sizes: Sizes,
-        purpose: Purpose,
+        sizes: TransformerSizes,
+        purpose: TransformerTask,
         tokenizer: &TokenizerConfig,
     ) -> Result<SentenceConfig, ModelError> {
         let hidden = sizes.hidden;
-        let classifies = purpose != Purpose::States;
+        let classifies = purpose != TransformerTask::HiddenStates;
         let transformer = match &self.modules {
             Some(_) => transformer::read(folder, purpose)?,
             None => TransformerConfig::default(),
@@ -213,7 +215,7 @@ impl Stages {
             config.pooling = bare_pooling(folder)?;
             return Ok(config);
         };
-        let (pooling, behind) = match modules.as_slice() {
+        let (pooling, trailing) = match modules.as_slice() {
             [first] if classifies && first.class == "Transformer" => {
                 self.check_beside(first)?;
                 return Ok(config);
@@ -222,21 +224,21 @@ impl Stages {
                 self.check_beside(first)?;
                 return Ok(config);
             }
-            [first, second, behind @ ..]
+            [first, second, trailing @ ..]
                 if first.class == "Transformer" && second.class == "Pooling" && !classifies =>
             {
                 self.check_beside(first)?;
-                (second, behind)
+                (second, trailing)
             }
             _ => return Err(self.refused(modules)),
         };
         let PoolingConfig { pooling, include_prompt } =
             pooling::read(&folder.join(&pooling.path).join("config.json"))?;
         (config.pooling, config.include_prompt) = (pooling, include_prompt);
-        for module in behind {
+        for module in trailing {
             let place = folder.join(&module.path);
             match module.class {
-                // It acts in training only.
+                // Dropout is active in training only.
                 "Dropout" => check_dropout(&place.join("config.json"))?,
                 "Dense" if !config.normalize => {
                     let inputs = config.width(hidden);
@@ -257,7 +259,7 @@ impl Stages {
             return Ok(());
         }
         let problem = format!(
-            "the transformer lies in {}; only one beside modules.json is supported",
+            "the transformer is in the folder {}; only a transformer beside modules.json is supported",
             transformer.path
         );
         Err(ModelError::Content { path: self.path.clone(), problem })
@@ -266,8 +268,8 @@ impl Stages {
     fn refused(&self, modules: &[RawModule]) -> ModelError {
         let classes: Vec<&str> = modules.iter().map(|module| module.class).collect();
         let problem = format!(
-            "the stages {} are not supported; Transformer, Pooling, any number of Dense and, if wanted, Normalize \
-             are, or for a cross-encoder Transformer alone or with LogitScore",
+            "the modules {} are not supported; supported are Transformer, Pooling, any number of Dense and optionally \
+             Normalize, or for a cross-encoder Transformer alone or with LogitScore",
             classes.join(", ")
         );
         ModelError::Content { path: self.path.clone(), problem }
@@ -276,43 +278,43 @@ impl Stages {
 
 /// Sizes of a transformer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    /// Numbers of a token.
+pub(super) struct TransformerSizes {
+    /// Hidden size.
     pub(super) hidden: usize,
-    /// Tokens that it can read.
+    /// Maximum tokens of a sequence.
     pub(super) positions: usize,
-    /// What its configuration calls that, which some families number otherwise.
+    /// Number of positions in the configuration, which some families count differently.
     pub(super) rows: usize,
-    /// The key of that.
+    /// Key of that number.
     pub(super) key: &'static str,
 }
 
-impl Sizes {
-    /// Tokens of the longest input: `wanted`, or as many as tokenizer and transformer allow.
+impl TransformerSizes {
+    /// Returns the maximum tokens of an input: `configured`, or the limit of tokenizer and transformer.
     fn max_tokens(
         self,
         folder: &Path,
-        wanted: Option<usize>,
+        configured: Option<usize>,
         tokenizer: &TokenizerConfig,
     ) -> Result<usize, ModelError> {
-        let Sizes { positions, rows, key, .. } = self;
-        if let Some(wanted) = wanted {
-            // The library reads them, and fails or computes what the model was not trained for.
-            if wanted > positions {
+        let TransformerSizes { positions, rows, key, .. } = self;
+        if let Some(configured) = configured {
+            // The library would read them, and fail or compute positions that the model was not trained for.
+            if configured > positions {
                 let path = transformer::find(folder)?.map_or_else(|| folder.to_owned(), |(path, _)| path);
                 let problem = format!(
-                    "`max_seq_length` = {wanted} is more than the {positions} tokens for which the model has positions \
-                     (`{key}` = {rows} in {CONFIG})"
+                    "`max_seq_length` = {configured} is more than the {positions} tokens for which the model has \
+                     positions (`{key}` = {rows} in {CONFIG}); lower it"
                 );
                 return Err(ModelError::Content { path, problem });
             }
-            return Ok(wanted);
+            return Ok(configured);
         }
         let allowed = tokenizer.max_tokens.unwrap_or(usize::MAX).min(rows);
-        if allowed > positions && tokenizer.is_there {
+        if allowed > positions && tokenizer.exists {
             let problem = format!(
-                "`model_max_length` is more than the {positions} tokens for which the model has positions (`{key}` = {rows} \
-                 in {CONFIG}), or absent; write {positions}"
+                "`model_max_length` is absent, or more than the {positions} tokens for which the model has positions \
+                 (`{key}` = {rows} in {CONFIG}); set it to {positions}"
             );
             return Err(ModelError::Content { path: folder.join(TokenizerConfig::FILE), problem });
         }
@@ -320,41 +322,38 @@ impl Sizes {
     }
 }
 
-/// How a model is pooled that has no stages.
+/// Returns the default pooling of a model without modules.
 fn bare_pooling(folder: &Path) -> Result<Pooling, ModelError> {
-    let RawPurpose { architectures, is_causal } = json(&folder.join(CONFIG))?;
+    let RawTransformerConfig { architectures, is_causal } = json(&folder.join(CONFIG))?;
     let first = architectures.and_then(|all| all.into_iter().next());
-    let continues = first.is_some_and(|name| name.ends_with("ForCausalLM"));
-    Ok(if continues && is_causal.unwrap_or(true) { Pooling::LastToken } else { Pooling::Mean })
+    let is_causal_lm = first.is_some_and(|name| name.ends_with("ForCausalLM"));
+    Ok(if is_causal_lm && is_causal.unwrap_or(true) { Pooling::LastToken } else { Pooling::Mean })
 }
 
-/// The keys are the arguments of the class, so the library fails on others.
+/// The keys are the arguments of the class, so the library rejects unknown ones.
 fn check_dropout(path: &Path) -> Result<(), ModelError> {
     let config: Map<String, Value> = optional_json(path)?.unwrap_or_default();
-    let mut fields = Fields::new(&config);
-    fields.leave(&[Inert(Kind::Share, &["dropout"])]);
+    let mut fields = JsonFields::new(&config);
+    fields.ignore(&[Inert(Kind::Share, &["dropout"])]);
     fields.refuse_others();
     fields
         .finish(())
         .map_err(|problems| ModelError::Content { path: path.to_owned(), problem: problems.join("; ") })
 }
 
-/// A normalisation of every token, which models for late interaction have, is another thing.
+/// Normalization of every token, for late-interaction models, is not supported.
 fn check_normalize(path: &Path) -> Result<(), ModelError> {
     let config: Map<String, Value> = optional_json(path)?.unwrap_or_default();
-    let mut fields = Fields::new(&config);
+    let mut fields = JsonFields::new(&config);
     fields.optional("module_output_name");
     for key in ["module_input_name", "module_output_name"] {
         if let Some(given) = fields.get(key).filter(|given| given.as_str() != Some("sentence_embedding")) {
-            fields.problem(format!(
-                "`{key}` = {} is not supported: normalising sentence_embedding is",
-                shown(given)
-            ));
+            fields.problem(format!("`{key}` = {} is not supported; sentence_embedding is", shown(given)));
         }
     }
-    // The library takes these two keys out of the file, whatever else is in it.
+    // The library removes these two keys from the file and ignores all others.
     if fields.is_null("module_input_name") {
-        fields.problem("`module_input_name` is null".to_owned());
+        fields.problem("`module_input_name` is null; remove it".to_owned());
     }
     fields
         .finish(())

@@ -1,31 +1,31 @@
-//! `1_Pooling/config.json`: how the vectors of the tokens become one.
+//! Pooling module (`1_Pooling/config.json`): combines the vectors of the tokens into one.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::model::fields::{Fields, shown};
+use crate::model::fields::{JsonFields, shown};
 use crate::model::{ModelError, json};
 
-/// How the vectors of the tokens become one.
+/// Pooling of the vectors of the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// Their mean.
+    /// Mean.
     Mean,
-    /// The first one's.
+    /// Vector of the first token.
     Cls,
-    /// The last one's.
+    /// Vector of the last token.
     LastToken,
-    /// Their mean, in which the first counts once, the second twice, and so on.
+    /// Mean weighted by position: the first token counts once, the second twice, and so on.
     WeightedMean,
-    /// The largest of each number.
+    /// Maximum of each dimension.
     Max,
-    /// Their sum by the square root of their count.
+    /// Sum divided by the square root of the count.
     MeanSqrtLength,
 }
 
 impl Pooling {
-    /// By the name that sentence-transformers gives it.
+    /// Returns the pooling with this name in sentence-transformers.
     fn named(name: &str) -> Option<Pooling> {
         match name {
             "mean" => Some(Pooling::Mean),
@@ -39,7 +39,7 @@ impl Pooling {
     }
 }
 
-/// What the file says.
+/// Content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PoolingConfig {
     pub(super) pooling: Pooling,
@@ -53,26 +53,26 @@ pub(super) fn read(path: &Path) -> Result<PoolingConfig, ModelError> {
 }
 
 fn parse(raw: &Map<String, Value>) -> Result<PoolingConfig, Vec<String>> {
-    let mut fields = Fields::new(raw);
+    let mut fields = JsonFields::new(raw);
     let names = names(&mut fields);
     let pooling = match names.as_slice() {
         [name] => Pooling::named(name),
         _ => None,
     };
     match names.as_slice() {
-        [] => fields.problem("`pooling_mode` names no way of pooling".to_owned()),
+        [] => fields.problem("`pooling_mode` is empty; name one pooling mode".to_owned()),
         [name] if pooling.is_none() => fields.problem(format!(
             "`pooling_mode`: pooling by {name} is not supported; cls, mean, lasttoken, weightedmean, max and \
              mean_sqrt_len_tokens are"
         )),
         [_] => {}
         names => fields.problem(format!(
-            "pooling by {} at once is not supported; one of them is ({})",
+            "pooling by {} at once is not supported; keep one of them ({})",
             names.join(" and "),
             keys(raw)
         )),
     }
-    // The rows that are pooled have the width that they have; the library wants the key all the same.
+    // The width is known from the model; the library requires the key nevertheless.
     let width = fields.either(["embedding_dimension", "word_embedding_dimension"]);
     fields.size(width);
     fields.optional_size("word_embedding_dimension");
@@ -81,7 +81,7 @@ fn parse(raw: &Map<String, Value>) -> Result<PoolingConfig, Vec<String>> {
     fields.finish(PoolingConfig { pooling: pooling.unwrap_or(Pooling::Mean), include_prompt })
 }
 
-/// One truth per mode, as before version 6.
+/// Booleans for each mode, as before version 6.
 const TRUTHS: [(&str, &str); 6] = [
     ("pooling_mode_cls_token", "cls"),
     ("pooling_mode_max_tokens", "max"),
@@ -91,7 +91,7 @@ const TRUTHS: [(&str, &str); 6] = [
     ("pooling_mode_lasttoken", "lasttoken"),
 ];
 
-/// The keys that say how is pooled, for a message.
+/// Returns the keys that select a mode, for a message.
 fn keys(raw: &Map<String, Value>) -> String {
     let is_set = |key: &&str| raw.get(*key).is_some_and(|value| *value != Value::Bool(false));
     let keys: Vec<String> = ["pooling_mode"]
@@ -103,8 +103,8 @@ fn keys(raw: &Map<String, Value>) -> String {
     keys.join(", ")
 }
 
-/// `"pooling_mode": "mean"`, or a list, or before version 6 one truth per mode.
-fn names(fields: &mut Fields<'_>) -> Vec<String> {
+/// Returns the selected modes: `"pooling_mode": "mean"`, or a list, or before version 6 a boolean per mode.
+fn names(fields: &mut JsonFields<'_>) -> Vec<String> {
     let name = |value: &Value| value.as_str().map_or_else(|| shown(value), str::to_owned);
     let mut truths = Vec::new();
     for (key, mode) in TRUTHS {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mode_is_known_by_its_new_and_by_its_old_name() {
+    fn every_mode_is_read_by_its_new_and_old_name() {
         for (new, old, pooling) in [
             ("mean", "mean_tokens", Pooling::Mean),
             ("cls", "cls_token", Pooling::Cls),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_is_refused_by_name() {
+    fn unsupported_modes_are_rejected_by_name() {
         for (text, sentence) in [
             (r#"{"pooling_mode": "median"}"#, "pooling by median is not supported"),
             (r#"{"pooling_mode": 3}"#, "pooling by 3 is not supported"),
@@ -166,7 +166,7 @@ mod tests {
                 r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true}"#,
                 "pooling by cls and mean at once",
             ),
-            (r#"{"pooling_mode": []}"#, "`pooling_mode` names no way"),
+            (r#"{"pooling_mode": []}"#, "`pooling_mode` is empty"),
             (r#"{"pooling_mode": "mean"}"#, "`embedding_dimension` is missing"),
             (
                 r#"{"embedding_dimension": 8, "pooling_mode_other": false}"#,

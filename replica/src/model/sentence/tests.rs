@@ -3,8 +3,8 @@ use std::fs;
 
 const POOLING: &str = "1_Pooling/config.json";
 
-/// A list of stages of these classes, each in its folder, as they are called before version 6.
-fn stages(classes: &[&str]) -> String {
+/// Returns a modules.json with these classes, each in its folder, with the class names from before version 6.
+fn modules_json(classes: &[&str]) -> String {
     let entry = |(idx, class): (usize, &&str)| {
         let path = if idx == 0 { String::new() } else { format!("{idx}_{class}") };
         let module = if *class == "LogitScore" { "cross_encoder.modules" } else { "models" };
@@ -16,7 +16,7 @@ fn stages(classes: &[&str]) -> String {
     format!("[{}]", entries.join(", "))
 }
 
-/// What a folder of these files says beyond a transformer of 64 numbers and 512 positions.
+/// Reads the modules of a folder with these files around a transformer with hidden size 64 and 512 positions.
 fn check_as(files: &[(&str, &str)], classifies: bool) -> Result<SentenceConfig, String> {
     let folder = tempfile::tempdir().unwrap();
     let bare = [("config.json", r#"{"architectures": ["BertModel"]}"#)];
@@ -25,11 +25,11 @@ fn check_as(files: &[(&str, &str)], classifies: bool) -> Result<SentenceConfig, 
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
-    let purpose = if classifies { Purpose::Labels } else { Purpose::States };
-    let sizes = Sizes { hidden: 64, positions: 512, rows: 512, key: "max_position_embeddings" };
+    let purpose = if classifies { TransformerTask::LabelLogits } else { TransformerTask::HiddenStates };
+    let sizes = TransformerSizes { hidden: 64, positions: 512, rows: 512, key: "max_position_embeddings" };
     let tokenizer = TokenizerConfig::read(folder.path(), "bert", None).map_err(|error| error.to_string())?;
-    Stages::read(folder.path())
-        .and_then(|stages| stages.config(folder.path(), sizes, purpose, &tokenizer))
+    ModuleList::read(folder.path())
+        .and_then(|modules| modules.config(folder.path(), sizes, purpose, &tokenizer))
         .map_err(|error| error.to_string())
 }
 
@@ -37,7 +37,7 @@ fn check(files: &[(&str, &str)]) -> Result<SentenceConfig, String> {
     check_as(files, false)
 }
 
-/// What is to be compared of it.
+/// Returns the values to compare.
 fn said(config: SentenceConfig) -> (usize, bool, Pooling, bool, bool) {
     let SentenceConfig { max_tokens, lower_case, pooling, include_prompt, dense, normalize, truncate } =
         config;
@@ -47,8 +47,8 @@ fn said(config: SentenceConfig) -> (usize, bool, Pooling, bool, bool) {
 }
 
 #[test]
-fn the_files_of_old_and_of_new_versions_say_the_same() {
-    let modules = stages(&["Transformer", "Pooling", "Normalize"]);
+fn files_of_old_and_new_versions_are_equivalent() {
+    let modules = modules_json(&["Transformer", "Pooling", "Normalize"]);
     let old = check(&[
         ("modules.json", &modules),
         (POOLING, r#"{"word_embedding_dimension": 64, "pooling_mode_cls_token": true}"#),
@@ -75,7 +75,7 @@ fn the_files_of_old_and_of_new_versions_say_the_same() {
 }
 
 #[test]
-fn a_bare_transformer_is_pooled_by_its_purpose_and_reads_what_it_has_positions_for() {
+fn a_model_without_modules_is_pooled_by_its_class_and_limited_by_its_positions() {
     let bare = |pooling| (512, false, pooling, true, false);
     let unlimited = ("tokenizer_config.json", r#"{"model_max_length": 1000000000000000019884624838656}"#);
     assert_eq!(said(check(&[]).unwrap()), bare(Pooling::Mean));
@@ -90,27 +90,27 @@ fn a_bare_transformer_is_pooled_by_its_purpose_and_reads_what_it_has_positions_f
 }
 
 #[test]
-fn what_stands_behind_the_transformer_is_told() {
+fn the_module_after_the_transformer_is_detected() {
     let folder = tempfile::tempdir().unwrap();
-    let behind = || Stages::read(folder.path()).unwrap().behind(folder.path());
-    assert_eq!(behind(), Behind::Unlisted);
-    for (classes, wanted) in [
-        (&["Transformer"][..], Behind::Other),
-        (&["Transformer", "Pooling", "Normalize"], Behind::Pooling),
-        (&["Transformer", "LogitScore"], Behind::LogitScore(folder.path().join("1_LogitScore"))),
+    let trailing = || ModuleList::read(folder.path()).unwrap().trailing(folder.path());
+    assert_eq!(trailing(), TrailingModule::Unlisted);
+    for (classes, expected) in [
+        (&["Transformer"][..], TrailingModule::Other),
+        (&["Transformer", "Pooling", "Normalize"], TrailingModule::Pooling),
+        (&["Transformer", "LogitScore"], TrailingModule::LogitScore(folder.path().join("1_LogitScore"))),
     ] {
-        fs::write(folder.path().join("modules.json"), stages(classes)).unwrap();
-        assert_eq!(behind(), wanted, "{classes:?}");
+        fs::write(folder.path().join("modules.json"), modules_json(classes)).unwrap();
+        assert_eq!(trailing(), expected, "{classes:?}");
     }
 }
 
-/// The configuration and the weights of a dense layer, as text.
+/// Returns the configuration and the weights of a dense layer, as text.
 fn dense(inputs: usize, outputs: usize) -> (String, String) {
     let bytes = 4 * inputs * outputs;
     let header = format!(
         r#"{{"linear.weight": {{"dtype": "F32", "shape": [{outputs}, {inputs}], "data_offsets": [0, {bytes}]}}}}"#
     );
-    // Eight bytes of length, of which only the lowest is not zero: so the file is a text, too.
+    // The length has eight bytes, of which only the lowest is not zero, so that the file is valid text.
     assert!(header.len() < 128);
     let length = char::from(header.len() as u8);
     let weights = format!("{length}{}{header}{}", "\0".repeat(7), "\0".repeat(bytes));
@@ -122,8 +122,8 @@ fn dense(inputs: usize, outputs: usize) -> (String, String) {
 }
 
 #[test]
-fn dense_layers_follow_each_other_and_must_fit() {
-    let modules = stages(&["Transformer", "Pooling", "Dense", "Dropout", "Dense", "Normalize"]);
+fn dense_layers_are_chained_and_their_sizes_must_match() {
+    let modules = modules_json(&["Transformer", "Pooling", "Dense", "Dropout", "Dense", "Normalize"]);
     let (wide, wide_weights) = dense(64, 96);
     let check_second = |inputs| {
         let (narrow, narrow_weights) = dense(inputs, 32);
@@ -140,51 +140,51 @@ fn dense_layers_follow_each_other_and_must_fit() {
     let sizes: Vec<(usize, usize)> = config.dense.iter().map(|dense| (dense.inputs, dense.outputs)).collect();
     assert_eq!((sizes, config.width(64), config.normalize), (vec![(64, 96), (96, 32)], 32, true));
     let error = check_second(64).unwrap_err();
-    assert!(error.contains("4_Dense/config.json: `in_features` = 64 and the stage before it"), "{error}");
+    assert!(error.contains("4_Dense/config.json: `in_features` = 64, but the module before it"), "{error}");
 }
 
 #[test]
 fn a_cross_encoder_is_a_transformer_alone() {
-    let alone = stages(&["Transformer"]);
-    let pooled = stages(&["Transformer", "Pooling"]);
+    let alone = modules_json(&["Transformer"]);
+    let pooled = modules_json(&["Transformer", "Pooling"]);
     let task = ("sentence_bert_config.json", r#"{"transformer_task": "sequence-classification"}"#);
     check_as(&[("modules.json", &alone), task], true).unwrap();
     check_as(&[], true).unwrap();
     let error =
         check_as(&[("modules.json", &pooled), task, (POOLING, r#"{"embedding_dimension": 64}"#)], true)
             .unwrap_err();
-    assert!(error.contains("the stages Transformer, Pooling are not supported"), "{error}");
-    let scored = stages(&["Transformer", "LogitScore"]);
+    assert!(error.contains("the modules Transformer, Pooling are not supported"), "{error}");
+    let scored = modules_json(&["Transformer", "LogitScore"]);
     check_as(&[("modules.json", &scored), task], true).unwrap();
     for classes in [&["Transformer", "LogitScore", "Dense"][..], &["LogitScore", "Transformer"]] {
-        let error = check_as(&[("modules.json", &stages(classes)), task], true).unwrap_err();
+        let error = check_as(&[("modules.json", &modules_json(classes)), task], true).unwrap_err();
         assert!(error.contains("Transformer alone or with LogitScore"), "{error}");
     }
     let error = check(&[("modules.json", &alone)]).unwrap_err();
-    assert!(error.contains("the stages Transformer are not supported"), "{error}");
+    assert!(error.contains("the modules Transformer are not supported"), "{error}");
 }
 
 #[test]
-fn stages_that_are_not_built_are_refused_by_name() {
-    let normal = stages(&["Transformer", "Pooling", "Normalize"]);
+fn unsupported_modules_are_rejected_by_name() {
+    let normal = modules_json(&["Transformer", "Pooling", "Normalize"]);
     for (files, sentence) in [
         (
             vec![
-                ("modules.json", stages(&["Transformer", "Pooling", "LSTM"])),
+                ("modules.json", modules_json(&["Transformer", "Pooling", "LSTM"])),
                 (POOLING, r#"{"embedding_dimension": 64}"#.to_owned()),
             ],
             "`type` = sentence_transformers.models.LSTM is not supported",
         ),
         (
             vec![
-                ("modules.json", stages(&["Transformer", "Pooling", "Normalize", "Dense"])),
+                ("modules.json", modules_json(&["Transformer", "Pooling", "Normalize", "Dense"])),
                 (POOLING, r#"{"embedding_dimension": 64}"#.to_owned()),
             ],
             "Transformer, Pooling, Normalize, Dense are not supported",
         ),
         (
             vec![("modules.json", normal.replace(r#""path": """#, r#""path": "0_Transformer""#))],
-            "the transformer lies in 0_Transformer",
+            "the transformer is in the folder 0_Transformer",
         ),
         (
             vec![

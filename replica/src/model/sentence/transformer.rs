@@ -1,16 +1,16 @@
-//! `sentence_bert_config.json`: how the first stage of sentence-transformers reads texts and runs its transformer.
+//! Transformer module (`sentence_bert_config.json`): input options of the first module of sentence-transformers.
 //!
-//! The file's keys are the arguments of the stage, so the library fails on any that it does not know. Those that would
-//! have the library load, tokenise or compute otherwise than by the other files of the folder are refused.
+//! The keys of the file are the arguments of the module, so the library rejects unknown ones. Keys that make the
+//! library load, tokenize or compute differently from the other files of the folder are rejected.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::model::fields::{Fields, Inert, Kind, shown};
+use crate::model::fields::{Inert, JsonFields, Kind, shown};
 use crate::model::{ModelError, optional_json};
 
-/// The names that the file had in some version, after the model that it stood beside.
+/// Names of the file in all versions; some contain the name of the model's family.
 const FILES: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -21,45 +21,45 @@ const FILES: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
-/// What the transformer is loaded for.
+/// Output for which the transformer is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::model) enum Purpose {
-    /// Its states, which are pooled.
-    States,
-    /// The logits of its labels.
-    Labels,
-    /// The logits of words, behind a chat template.
-    Words,
+pub(in crate::model) enum TransformerTask {
+    /// Hidden states, which are pooled.
+    HiddenStates,
+    /// Logits of labels.
+    LabelLogits,
+    /// Logits of the yes and no tokens, after a chat template.
+    YesNoLogits,
 }
 
-impl Purpose {
-    /// `transformer_task`, what of the model's output is taken, and what that is called.
+impl TransformerTask {
+    /// Returns `transformer_task`, the output of the model that is used, and the name of that output.
     fn words(self) -> [&'static str; 3] {
         match self {
-            Purpose::States => ["feature-extraction", "last_hidden_state", "token_embeddings"],
-            Purpose::Labels => ["sequence-classification", "logits", "scores"],
-            Purpose::Words => ["text-generation", "logits", "causal_logits"],
+            TransformerTask::HiddenStates => ["feature-extraction", "last_hidden_state", "token_embeddings"],
+            TransformerTask::LabelLogits => ["sequence-classification", "logits", "scores"],
+            TransformerTask::YesNoLogits => ["text-generation", "logits", "causal_logits"],
         }
     }
 }
 
-/// What the file says of texts.
+/// Input options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TransformerConfig {
-    /// Tokens of the longest input, whatever the tokenizer's files say.
+    /// Maximum tokens of an input; overrides the tokenizer's files.
     pub(super) max_tokens: Option<usize>,
-    /// Whether texts are put into lower case before anything else.
+    /// Whether texts are lower-cased first.
     pub(super) lower_case: bool,
 }
 
-/// Where the file is, and its keys.
-type Found = (PathBuf, Map<String, Value>);
+/// Path of the file, and its keys.
+type ConfigFile = (PathBuf, Map<String, Value>);
 
-/// The file, if there is one.
-pub(in crate::model) fn find(folder: &Path) -> Result<Option<Found>, ModelError> {
+/// Returns the file, if it exists.
+pub(in crate::model) fn find(folder: &Path) -> Result<Option<ConfigFile>, ModelError> {
     for file in FILES {
         let path = folder.join(file);
-        // sentence-transformers goes on to the next one behind an empty one, too.
+        // sentence-transformers skips empty files as well.
         if let Some(raw) = optional_json::<Map<String, Value>>(&path)?.filter(|raw| !raw.is_empty()) {
             return Ok(Some((path, raw)));
         }
@@ -67,22 +67,22 @@ pub(in crate::model) fn find(folder: &Path) -> Result<Option<Found>, ModelError>
     Ok(None)
 }
 
-/// Reads the file of a model with a list of stages; without a list it is not read.
-pub(super) fn read(folder: &Path, purpose: Purpose) -> Result<TransformerConfig, ModelError> {
+/// Reads the file of a model with modules.json; without modules.json the library ignores it.
+pub(super) fn read(folder: &Path, purpose: TransformerTask) -> Result<TransformerConfig, ModelError> {
     let Some((path, raw)) = find(folder)? else {
-        // By default the states are what is wanted.
+        // The default task is feature extraction.
         return Ok(TransformerConfig::default());
     };
     parse(&raw, purpose).map_err(|problems| ModelError::Content { path, problem: problems.join("; ") })
 }
 
-fn parse(raw: &Map<String, Value>, purpose: Purpose) -> Result<TransformerConfig, Vec<String>> {
-    let mut fields = Fields::new(raw);
+fn parse(raw: &Map<String, Value>, purpose: TransformerTask) -> Result<TransformerConfig, Vec<String>> {
+    let mut fields = JsonFields::new(raw);
     let [task, output, name] = purpose.words();
     let given = fields.word("transformer_task").unwrap_or("feature-extraction");
     if given != task {
         fields.problem(format!(
-            "`transformer_task` is {given}, and the other files are those of a model for {task}"
+            "`transformer_task` is {given}, but the other files are those of a model for {task}; set it to {task}"
         ));
     }
     modalities(&mut fields, purpose, output);
@@ -90,34 +90,34 @@ fn parse(raw: &Map<String, Value>, purpose: Purpose) -> Result<TransformerConfig
         let given = fields.word("module_output_name");
         if given != Some(name) {
             fields.problem(format!(
-                "`module_output_name` = {} is not {name}, which the next stage reads",
+                "`module_output_name` = {} is not {name}, which the next module reads",
                 given.unwrap_or("null")
             ));
         }
     }
-    // What is computed for texts otherwise than by the other files.
-    if purpose != Purpose::Words {
-        fields.leave(&[Inert(Kind::Off, &["processing_kwargs"])]);
+    // Arguments that change the processing of texts.
+    if purpose != TransformerTask::YesNoLogits {
+        fields.ignore(&[Inert(Kind::Off, &["processing_kwargs"])]);
     }
     fields.optional("processing_kwargs");
     for key in
         ["model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"]
     {
         let others = fields.optional(key).and_then(Value::as_object).into_iter().flatten();
-        // Nothing that comes with a model is run, whatever this says; the library takes it out as well.
+        // Code that comes with a model is never executed, regardless of this option; the library removes it as well.
         if let Some((other, value)) = others.into_iter().find(|(other, _)| *other != "trust_remote_code") {
             fields.problem(format!(
-                "`{key}` has `{other}` = {}, which is not supported; write it to the file that it is for",
+                "`{key}` has `{other}` = {}, which is not supported; set it in the file to which it belongs",
                 shown(value)
             ));
         }
     }
-    fields.leave(&[
-        // The same without padding between texts.
+    fields.ignore(&[
+        // Computation without padding, which does not change the results.
         Inert(Kind::OptionalFlag, &["unpad_inputs"]),
         // Without modalities the library sets it by the task.
         Inert(Kind::OptionalText, &["module_output_name"]),
-        // Limits of their own for queries and documents, tokens that are put behind queries, another tokenizer.
+        // Separate limits for queries and documents, tokens appended to queries, another tokenizer.
         Inert(Kind::Off, &["query_length", "document_length", "query_expansion", "tokenizer_name_or_path"]),
     ]);
     fields.optional("do_lower_case");
@@ -128,22 +128,23 @@ fn parse(raw: &Map<String, Value>, purpose: Purpose) -> Result<TransformerConfig
     fields.finish(TransformerConfig { max_tokens, lower_case })
 }
 
-/// Texts are read as text or, of a model that judges by words, as messages.
-fn modalities(fields: &mut Fields<'_>, purpose: Purpose, output: &str) {
+/// Checks the modalities: texts are read as text or, by an LLM reranker, as messages.
+fn modalities(fields: &mut JsonFields<'_>, purpose: TransformerTask, output: &str) {
     let Some(given) = fields.get("modality_config") else { return };
     let Some(modalities) = given.as_object() else {
         fields.problem(format!("`modality_config` = {} is not an object", shown(given)));
         return;
     };
-    let wanted: &[&str] = if purpose == Purpose::Words { &["text", "message"] } else { &["text"] };
+    let supported: &[&str] =
+        if purpose == TransformerTask::YesNoLogits { &["text", "message"] } else { &["text"] };
     if !modalities.contains_key("text") {
         fields.problem("`modality_config` has no `text`".to_owned());
     }
     for (modality, parameters) in modalities {
-        if !wanted.contains(&modality.as_str()) {
+        if !supported.contains(&modality.as_str()) {
             fields.problem(format!(
                 "`modality_config` has `{modality}`, which is not supported; {} is",
-                wanted.join(" and ")
+                supported.join(" and ")
             ));
             continue;
         }
@@ -152,22 +153,22 @@ fn modalities(fields: &mut Fields<'_>, purpose: Purpose, output: &str) {
                 .problem(format!("`modality_config`: `{modality}` = {} is not an object", shown(parameters)));
             continue;
         };
-        let mut within = Fields::new(parameters);
-        if within.word("method") != Some("forward") {
-            within.problem("`method` is not forward".to_owned());
+        let mut nested = JsonFields::new(parameters);
+        if nested.word("method") != Some("forward") {
+            nested.problem("`method` is not forward".to_owned());
         }
-        let found = within.get("method_output_name");
+        let found = nested.get("method_output_name");
         let is_output = |value: &Value| {
             value.as_str() == Some(output)
                 || value.as_array().is_some_and(|all| matches!(all.as_slice(), [one] if *one == output))
         };
         if !found.is_some_and(is_output) {
-            within.problem(format!("`method_output_name` is not {output}"));
+            nested.problem(format!("`method_output_name` is not {output}; set it"));
         }
-        // Of a message it is looked up with the chat template; of a text it means nothing.
-        within.leave(&[Inert(Kind::Any, &["format"])]);
-        within.refuse_others();
-        for problem in within.problems() {
+        // For messages it is read with the chat template; for texts it has no effect.
+        nested.ignore(&[Inert(Kind::Any, &["format"])]);
+        nested.refuse_others();
+        for problem in nested.problems() {
             fields.problem(format!("`modality_config`: `{modality}`: {problem}"));
         }
     }
@@ -178,21 +179,22 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn check(raw: Value, purpose: Purpose) -> Result<TransformerConfig, String> {
+    fn check(raw: Value, purpose: TransformerTask) -> Result<TransformerConfig, String> {
         parse(raw.as_object().unwrap(), purpose).map_err(|problems| problems.join("; "))
     }
 
     #[test]
-    fn both_forms_are_read_and_what_changes_the_vectors_is_refused_by_its_key() {
-        let old = check(json!({"max_seq_length": 256, "do_lower_case": false}), Purpose::States);
+    fn old_and_new_files_are_read_and_unsupported_values_rejected_by_key() {
+        let old =
+            check(json!({"max_seq_length": 256, "do_lower_case": false}), TransformerTask::HiddenStates);
         assert_eq!(old, Ok(TransformerConfig { max_tokens: Some(256), lower_case: false }));
         let modern = json!({"transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
             "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}});
-        assert_eq!(check(modern.clone(), Purpose::States), Ok(TransformerConfig::default()));
+        assert_eq!(check(modern.clone(), TransformerTask::HiddenStates), Ok(TransformerConfig::default()));
         let change = |change: Value| {
             let mut raw = modern.clone();
             raw.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-            check(raw, Purpose::States).unwrap_err()
+            check(raw, TransformerTask::HiddenStates).unwrap_err()
         };
         for (changed, sentence) in [
             (json!({"transformer_task": "fill-mask"}), "`transformer_task` is fill-mask"),
@@ -216,6 +218,6 @@ mod tests {
             let error = change(changed);
             assert!(error.contains(sentence), "{error}");
         }
-        check(json!({"model_args": {"trust_remote_code": true}}), Purpose::States).unwrap();
+        check(json!({"model_args": {"trust_remote_code": true}}), TransformerTask::HiddenStates).unwrap();
     }
 }

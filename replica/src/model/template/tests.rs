@@ -1,12 +1,12 @@
 use super::*;
 use std::fs;
 
-/// The end of a folder's path in a sentence.
+/// Returns the error message without the path of the folder.
 fn sentence(folder: &Path, error: &ModelError) -> String {
     error.to_string().replace(&*folder.to_string_lossy(), "FOLDER")
 }
 
-/// The template of a folder of these files, whose stages are listed.
+/// Reads the template of a folder with these files and with modules.json.
 fn read_from(files: &[(&str, &str)], system: Option<&str>) -> Result<PairTemplate, String> {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -17,10 +17,10 @@ fn read_from(files: &[(&str, &str)], system: Option<&str>) -> Result<PairTemplat
 
 const BERT: &str = "sentence_bert_config.json";
 const MESSAGES: (&str, &str) = (BERT, r#"{"modality_config": {"text": {}, "message": {"format": "auto"}}}"#);
-/// Every message with its role, as templates for chats have it.
+/// Renders every message with its role, as chat templates do.
 const CHAT: &str = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}";
 
-/// What a template of this source writes of a pair, with these special tokens.
+/// Renders a pair with a template of this source and these special tokens.
 fn render(source: &str, tokenizer: &str, query: &str, document: &str) -> Result<String, String> {
     read_from(&[MESSAGES, (FILE, source), (TOKENIZER, tokenizer)], None)?.render(query, document)
 }
@@ -28,9 +28,9 @@ fn render(source: &str, tokenizer: &str, query: &str, document: &str) -> Result<
 #[test]
 fn a_template_has_what_transformers_gives_it() {
     let pair = "{{ messages[0].content }}|{{ messages[1].content }}";
-    for (source, wanted) in [
+    for (source, expected) in [
         ("%", "q|d%"),
-        // One line end at the end is not the text's, and blocks take theirs and what stands before them.
+        // One line end at the end is removed, and blocks remove their line end and indentation.
         ("\n", "q|d"),
         ("\n\n", "q|d\n"),
         ("\r\n.", "q|d\n."),
@@ -54,7 +54,7 @@ fn a_template_has_what_transformers_gives_it() {
         let tokenizer = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": true}"#;
         assert_eq!(
             render(&format!("{pair}{source}"), tokenizer, "q", "d"),
-            Ok(wanted.to_owned()),
+            Ok(expected.to_owned()),
             "{source}"
         );
     }
@@ -65,7 +65,7 @@ fn contents_come_in_parts_where_the_files_or_the_template_say_so() {
     let format = |format: &str| format!(r#"{{"modality_config": {{"message": {{"format": "{format}"}}}}}}"#);
     let parts = "{% for m in messages %}[{{ m.role }}: {{ m.content[0].text }}]{% endfor %}";
     let either = "{% for m in messages %}[{{ m.role }}: {{ m.content if m.content is string else m['content'][0]['text'] ~ '!' }}]{% endfor %}";
-    for (written, source, wanted) in [
+    for (written, source, expected) in [
         ("auto", CHAT, "[system: s][query: q][document: d]"),
         ("flat", CHAT, "[system: s][query: q][document: d]"),
         ("auto", parts, "[system: s][query: q][document: d]"),
@@ -75,10 +75,10 @@ fn contents_come_in_parts_where_the_files_or_the_template_say_so() {
         ("auto", either, "[system: s][query: q][document: d]"),
     ] {
         let template = read_from(&[(BERT, &format(written)), (FILE, source)], Some("s")).unwrap();
-        assert_eq!(template.render("q", "d").unwrap(), wanted, "{written} {source}");
+        assert_eq!(template.render("q", "d").unwrap(), expected, "{written} {source}");
     }
     let error = read_from(&[(BERT, &format("structured")), (FILE, CHAT)], None).unwrap_err();
-    assert!(error.contains("`format` structured, and the template reads contents as texts"), "{error}");
+    assert!(error.contains("`format` structured, but the template expects the content as text"), "{error}");
     let error = read_from(&[(BERT, &format("prose")), (FILE, CHAT)], None).unwrap_err();
     assert!(error.contains("`format` = prose of `message` is not supported"), "{error}");
     for system in [None, Some("")] {
@@ -92,17 +92,17 @@ fn the_template_is_the_file_or_what_the_tokenizer_says() {
     let quoted = |source: &str| serde_json::Value::from(source).to_string();
     let one = format!(r#"{{"chat_template": {}}}"#, quoted(CHAT));
     let parts = "{% for m in messages %}({{ m.content[0]['text'] }}){% endfor %}";
-    // Of several, contents come in parts whatever stands in them.
+    // With several templates, contents are typed parts regardless of their source.
     let several = format!(
         r#"{{"chat_template": [{{"name": "tools", "template": ""}}, {{"name": "default", "template": {}}}]}}"#,
         quoted(parts)
     );
-    for (files, wanted) in [
+    for (files, expected) in [
         (vec![MESSAGES, (TOKENIZER, one.as_str())], "[query: q][document: d]"),
         (vec![MESSAGES, (TOKENIZER, several.as_str())], "(q)(d)"),
         (vec![MESSAGES, (TOKENIZER, several.as_str()), (FILE, CHAT)], "[query: q][document: d]"),
     ] {
-        assert_eq!(read_from(&files, None).unwrap().render("q", "d").unwrap(), wanted, "{files:?}");
+        assert_eq!(read_from(&files, None).unwrap().render("q", "d").unwrap(), expected, "{files:?}");
     }
     for (tokenizer, sentence) in [
         ("{}", "FOLDER/tokenizer_config.json: there is no chat template"),
@@ -110,7 +110,7 @@ fn the_template_is_the_file_or_what_the_tokenizer_says() {
         (r#"{"chat_template": 3}"#, "neither a template nor a list"),
         (
             r#"{"chat_template": [{"name": "rag", "template": ""}, {"name": "tools", "template": ""}]}"#,
-            "has rag, tools, and none is called default",
+            "has rag, tools, but none is called default",
         ),
     ] {
         let error = read_from(&[MESSAGES, (TOKENIZER, tokenizer)], None).unwrap_err();
@@ -175,11 +175,11 @@ fn what_is_passed_to_the_template_is_there_and_what_would_be_read_otherwise_is_r
 
 #[test]
 fn the_places_of_both_texts_are_found_whatever_they_hold() {
-    let check = |source: &str, query: &str, document: &str, wanted: [&str; 2]| {
+    let check = |source: &str, query: &str, document: &str, expected: [&str; 2]| {
         let template = read_from(&[MESSAGES, (FILE, source)], None).unwrap();
         let rendered = template.render(query, document).unwrap();
         let places = template.places(query, document, &rendered).unwrap();
-        assert_eq!(places.map(|place| &rendered[place]), wanted, "{source} of {query:?} and {document:?}");
+        assert_eq!(places.map(|place| &rendered[place]), expected, "{source} of {query:?} and {document:?}");
     };
     let texts = ["", "0", "1 2", "0 0", "1 1 2", "2", "query", "é", "\u{1f355} a", "q: d: ", " "];
     let both = "q: {{ messages[0].content }} d: {{ messages[1].content }} 02";

@@ -1,7 +1,8 @@
-//! The candle peer: BERT of `candle-transformers` over the same folder, speaking the protocol of `../protocol.md`.
+//! The candle peer: BERT of `candle-transformers` with the same model folder, speaking the protocol of
+//! `../protocol.md`.
 //!
-//! `candle-peer MODEL_FOLDER`; threads by `RAYON_NUM_THREADS`. Batches are padded to their longest text, which is the
-//! only form that candle's BERT takes; pooling is the mean over what is not padding, then length one.
+//! `candle-peer MODEL_FOLDER`; threads by `RAYON_NUM_THREADS`. Batches are padded to their longest text, the only form
+//! that candle's BERT accepts; pooling is the mean over the tokens without padding, then normalization to length one.
 
 use std::error::Error;
 use std::io::{BufRead, Write};

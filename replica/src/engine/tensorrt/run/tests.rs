@@ -9,7 +9,7 @@ use replica_core::batch::BatchSettings;
 use replica_core::priority::Priority;
 
 use super::*;
-use crate::batcher::{Batcher, Options, Work};
+use crate::batcher::{Batcher, ComputeRequest, Options};
 use crate::engine::BatchBuffer;
 use crate::tokenize::Tokenized;
 
@@ -228,7 +228,9 @@ fn two_batches_are_in_the_engine_and_the_third_is_queued() {
     let submit = |tokens: [u32; 4]| {
         let inputs = vec![Tokenized { ids: tokens.into(), types: None }];
         let (output, priority) = (Output::Pooled, Priority::Interactive);
-        batcher.submit(Work { inputs, output, priority, deadline: None, tenant: None }).expect("room")
+        batcher
+            .submit(ComputeRequest { inputs, output, priority, deadline: None, tenant: None })
+            .expect("room")
     };
     let until = |what: &str, so: &dyn Fn() -> bool| {
         let end = Instant::now() + PATIENCE;
@@ -239,10 +241,10 @@ fn two_batches_are_in_the_engine_and_the_third_is_queued() {
     };
     let sequences = [[5, 6, 7, 8], [6, 7, 8, 9], [7, 8, 9, 10], [8, 9, 10, 11]];
     let mut tickets: Vec<_> = sequences.map(submit).into();
-    until("two are in the engine, and two are queued", &|| batcher.lookup_tokens() == 8);
+    until("two are in the engine, and two are queued", &|| batcher.interactive_tokens() == 8);
     // Of the submitted batches the second is cancelled: it is not waited for, and the third takes its slot.
     drop(tickets.remove(1));
-    until("one is queued", &|| batcher.lookup_tokens() == 4);
+    until("one is queued", &|| batcher.interactive_tokens() == 4);
     std::fs::write(&gate, "").expect("a file");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     for (ticket, tokens) in tickets.into_iter().zip([sequences[0], sequences[2], sequences[3]]) {

@@ -1,13 +1,13 @@
-//! What strangers send. Every row goes to every path that could read it: the answer is an answer or says what is wrong
-//! with the request, and never that the replica failed.
+//! Invalid input. Every row is sent to every path that could parse it: the response is a success or an error of the
+//! request, and never an error of the replica.
 
 use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use crate::served::{Kind, Served, VOCABULARY};
+use crate::served::{Kind, TestReplica, VOCABULARY};
 
-/// A JSON text, and what it is.
+/// JSON text, with a description.
 fn strings() -> Vec<(&'static str, String)> {
     vec![
         ("empty", r#""""#.to_owned()),
@@ -31,7 +31,7 @@ fn strings() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A JSON value where a text or a list should be, and what it is.
+/// JSON value in place of a text or a list, with a description.
 fn values() -> Vec<(&'static str, String)> {
     let ids = |ids: &[i64]| json!(ids).to_string();
     vec![
@@ -55,7 +55,7 @@ fn values() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Bodies into which a value goes at `@`, by path.
+/// Bodies by path, with `@` in place of a value.
 const PLACES: &[(&str, &str)] = &[
     ("/v1/embeddings", r#"{"model": "small", "input": @}"#),
     ("/v1/embeddings", r#"{"model": "small", "input": ["w1", @]}"#),
@@ -95,15 +95,15 @@ const PLACES: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn nothing_that_a_stranger_sends_is_the_replicas_fault() {
+fn invalid_input_never_causes_a_server_error() {
     let replicas = [Kind::Plain, Kind::Prompted, Kind::Labels(&["LABEL_0"]), Kind::Labels(&["a", "b"])]
-        .map(|kind| (kind, Served::of(kind, "")));
+        .map(|kind| (kind, TestReplica::of(kind, "")));
     let mut statuses: BTreeMap<u16, usize> = BTreeMap::new();
     for (what, value) in strings().into_iter().chain(values()) {
         for (path, place) in PLACES {
             let body = place.replace('@', &value);
             for (kind, replica) in &replicas {
-                // A megabyte is sent to one that reads it: the others refuse before they look.
+                // A megabyte is sent to one path that reads it: the others reject it unread.
                 let of_labels = ["/v1/rerank", "/v2/rerank", "/rerank", "/predict", "/score", "/classify"];
                 let reads = match kind {
                     Kind::Plain | Kind::Labels([_, _, ..]) => false,
@@ -133,8 +133,8 @@ fn nothing_that_a_stranger_sends_is_the_replicas_fault() {
 }
 
 #[test]
-fn a_body_that_is_not_json_is_told_so_at_every_path() {
-    let replica = Served::start("");
+fn a_body_that_is_not_json_is_rejected_on_every_path() {
+    let replica = TestReplica::start("");
     for (path, _) in PLACES {
         for body in [&b""[..], b"{", b"[]", b"null", b"\xff\xfe", b"{\"a\": \"\xc3\"}", b"{}"] {
             let answer = replica.call("POST", path, &[], body);

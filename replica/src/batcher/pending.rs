@@ -1,0 +1,151 @@
+//! Responses that wait for rows.
+//!
+//! A pending response holds the rows of all inputs of a request; the missing ones are filled in any order, by two
+//! threads, and the thread that fills the last one sends the response. Each has a lock of its own, so that copying a
+//! large response delays its own caller only.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use supervision::Mutex;
+
+use replica_core::batch::{BatchRequestId, RowOwner};
+use tokio::sync::oneshot;
+
+use super::{ComputeError, ComputedRows};
+
+/// Response of one request, not yet sent.
+pub(super) struct PendingResponse {
+    rows: Vec<f32>,
+    width: usize,
+    counts: Vec<u32>,
+    /// Offset in `rows`, in values, at which the rows of each missing input begin.
+    missing: Vec<usize>,
+    missing_count: usize,
+    tokens: u64,
+    cached: u64,
+    enqueued_at: Instant,
+    engine: Duration,
+    sender: oneshot::Sender<Result<ComputedRows, ComputeError>>,
+}
+
+impl PendingResponse {
+    pub(super) fn new(
+        width: usize,
+        enqueued_at: Instant,
+        sender: oneshot::Sender<Result<ComputedRows, ComputeError>>,
+    ) -> PendingResponse {
+        PendingResponse {
+            rows: Vec::new(),
+            width,
+            counts: Vec::new(),
+            missing: Vec::new(),
+            missing_count: 0,
+            tokens: 0,
+            cached: 0,
+            enqueued_at,
+            engine: Duration::ZERO,
+            sender,
+        }
+    }
+
+    fn push(&mut self, tokens: usize, rows: usize) {
+        self.tokens += tokens as u64;
+        self.counts.push(u32::try_from(rows).expect("an input has a limit far below four billion tokens"));
+    }
+
+    /// Appends an input of `tokens` tokens whose rows are cached.
+    pub(super) fn push_cached(&mut self, tokens: usize, rows: usize, cached: &[f32]) {
+        assert_eq!(cached.len(), rows * self.width, "cached rows are those of the input");
+        self.push(tokens, rows);
+        self.cached += 1;
+        self.rows.extend_from_slice(cached);
+    }
+
+    /// Appends an input of `tokens` tokens whose rows have to be computed.
+    pub(super) fn push_missing(&mut self, tokens: usize, rows: usize) {
+        self.push(tokens, rows);
+        self.missing.push(self.rows.len());
+        self.missing_count += 1;
+        self.rows.resize(self.rows.len() + rows * self.width, 0.0);
+    }
+
+    /// Returns the number of inputs whose rows were cached.
+    pub(super) fn cached(&self) -> u64 {
+        self.cached
+    }
+
+    /// Sends the response.
+    pub(super) fn send(self, now: Instant) {
+        let PendingResponse { rows, width, counts, tokens, cached, enqueued_at, engine, sender, .. } = self;
+        let queue = now.saturating_duration_since(enqueued_at).saturating_sub(engine);
+        // The send fails if the caller has just disconnected; its rows are dropped.
+        let _ = sender.send(Ok(ComputedRows {
+            rows,
+            width,
+            counts,
+            tokens,
+            cached_inputs: cached,
+            queue,
+            engine,
+        }));
+    }
+}
+
+/// Pending responses of all requests.
+#[derive(Default)]
+pub(super) struct PendingResponses(Mutex<BTreeMap<BatchRequestId, Arc<Mutex<Option<PendingResponse>>>>>);
+
+impl PendingResponses {
+    pub(super) fn insert(&self, request: BatchRequestId, response: PendingResponse) {
+        self.0.lock().insert(request, Arc::new(Mutex::independent(Some(response))));
+    }
+
+    /// Removes and returns a response, unless it was sent.
+    pub(super) fn take(&self, request: BatchRequestId) -> Option<PendingResponse> {
+        let response = self.0.lock().remove(&request)?;
+        response.lock().take()
+    }
+
+    /// Completes a request with an error, unless its response was sent.
+    pub(super) fn fail(&self, request: BatchRequestId, error: ComputeError) {
+        if let Some(response) = self.take(request) {
+            // As above: the caller may have disconnected.
+            let _ = response.sender.send(Err(error));
+        }
+    }
+
+    /// Fills the rows of one missing input.
+    pub(super) fn fill(&self, owner: RowOwner, rows: &[f32]) {
+        self.change(owner.request, |response| {
+            let begin = response.missing[owner.index];
+            response.rows[begin..begin + rows.len()].copy_from_slice(rows);
+            response.missing_count -= 1;
+        });
+    }
+
+    /// Adds the compute time `busy` of a batch to the response, and sends the response if it is complete.
+    pub(super) fn filled(&self, request: BatchRequestId, busy: Duration, now: Instant) {
+        let mut complete = false;
+        self.change(request, |response| {
+            response.engine += busy;
+            complete = response.missing_count == 0;
+        });
+        if complete && let Some(response) = self.take(request) {
+            response.send(now);
+        }
+    }
+
+    /// Drops all pending responses.
+    pub(super) fn clear(&self) {
+        self.0.lock().clear();
+    }
+
+    /// Applies `change`. Does nothing if the request was cancelled or expired while its inputs were computed.
+    fn change(&self, request: BatchRequestId, change: impl FnOnce(&mut PendingResponse)) {
+        let Some(response) = self.0.lock().get(&request).map(Arc::clone) else { return };
+        if let Some(response) = response.lock().as_mut() {
+            change(response);
+        }
+    }
+}
