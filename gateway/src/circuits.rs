@@ -1,14 +1,14 @@
-//! How a region stands with an edge, or a replica with its ingress, as operators read it.
+//! Circuit breaker state of a region (at a gateway) or of a replica (at its ingress), as operators read it.
 
 use gateway_core::circuit::Standing;
 use gateway_core::targets::CircuitState;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Every word for how somebody stands.
-pub(crate) const WORDS: [&str; 5] = ["closed", "ejected", "may_be_tried", "on_trial", "returning"];
+/// All names of circuit breaker states.
+pub(crate) const WORDS: [&str; 5] = ["closed", "ejected", "half_open", "probing", "recovering"];
 
-/// The word for how somebody stands.
+/// Returns the name of a circuit breaker state.
 pub(crate) fn word(standing: Standing) -> &'static str {
     match standing {
         Standing::Closed => WORDS[0],
@@ -19,7 +19,7 @@ pub(crate) fn word(standing: Standing) -> &'static str {
     }
 }
 
-/// A circuit's state, as JSON.
+/// Returns the state of a circuit breaker as JSON.
 pub(crate) fn shown<K>(state: &CircuitState<K>, now: Instant) -> Value {
     let CircuitState { target: _, standing, in_flight, in_flight_max, first_byte } = state;
     let (until, share) = match standing {
@@ -31,13 +31,13 @@ pub(crate) fn shown<K>(state: &CircuitState<K>, now: Instant) -> Value {
         .iter()
         .map(|(deployment, size, after)| {
             let after_ms = after.as_millis() as u64;
-            json!({"deployment": deployment.as_str(), "tokens_from": size.tokens(), "late_after_ms": after_ms})
+            json!({"deployment": deployment.as_str(), "tokens_from": size.tokens(), "timeout_ms": after_ms})
         })
         .collect();
     json!({
         "state": word(*standing),
         "ejected_for_ms": until.map(|until| until.saturating_duration_since(now).as_millis() as u64),
-        "share_permille": share,
+        "traffic_share_permille": share,
         "in_flight": in_flight,
         "in_flight_max": in_flight_max,
         "first_byte": first_byte,

@@ -1,16 +1,16 @@
-//! Puts the head of an answer and the beginning of its body into one write.
+//! Combines the head of a response and the beginning of its body into one write.
 //!
-//! Pingora writes the two apart. Each write to a socket is a system call, a segment, and a wake-up of whoever reads; on
-//! an answer of 8 KB that was a fifth of what a request costs. Its own remedy, a write buffer as large as an answer,
-//! copies every body and keeps its memory for as long as a client keeps its connection. So what is small is held, and
-//! goes out in front of what follows it, by one `writev`; a flush sends what nothing followed.
+//! Pingora writes the two separately. Each write to a socket is a system call, a segment, and a wake-up of the
+//! receiver; for a response of 8 KB that was a fifth of the cost of a request. Pingora's own remedy, a write buffer as
+//! large as a response, copies every body and keeps its memory as long as the client keeps its connection. So small
+//! writes are buffered and leave in front of the next write, by one `writev`; a flush sends what is still buffered.
 //!
-//! Whoever writes must flush, as with every buffered writer; Pingora does, and so does the `h2` below it.
+//! The caller must flush, as with every buffered writer; Pingora does, and so does `h2`.
 //!
-//! It is also where a client that does not read is given up. Pingora has a timeout for the bodies of answers and none for
-//! their heads, for `100 Continue`, for a flush or for the close; a client that asks and asks and reads nothing would keep
-//! its connection, the request in it and that request's room for as long as it likes. So a write or a flush that has to
-//! wait is given a time, after which it is an error like any broken connection.
+//! This is also where the write timeout applies. Pingora has a timeout for response bodies and none for response heads,
+//! `100 Continue`, flushes or the close; a client that sends requests and reads no responses would keep its connection,
+//! the request in it and that request's memory indefinitely. So a write or flush that cannot proceed fails after
+//! `write_timeout`, like any broken connection.
 
 use crate::metrics::{Closed, ListenerMetrics};
 use async_trait::async_trait;
@@ -29,34 +29,34 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, timeout};
 
-/// What is held at most. The head of an answer has some 500 bytes; what is larger is worth a write of its own.
+/// Maximum number of buffered bytes. A response head has some 500 bytes; a larger write is sent on its own.
 const HELD_BYTES_MAX: usize = 4 << 10;
 
-/// How long the last words of a connection may take (of TLS its `close_notify`): nobody waits for them.
+/// Timeout for the close of a connection (its last bytes, of TLS the `close_notify`).
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// A stream whose small writes wait for what follows them, and none for ever.
+/// Stream that buffers small writes, and fails writes that are blocked for too long.
 #[derive(Debug)]
 pub(crate) struct Gathered<S> {
     stream: S,
     held: Vec<u8>,
-    /// How long a write may wait.
+    /// Maximum time that a write may be blocked.
     patience: Duration,
-    /// Runs while one does.
+    /// Timer of the write that is blocked.
     alarm: Option<Pin<Box<Sleep>>>,
-    /// One has waited for too long: nothing else does.
+    /// A write has timed out; all further writes fail.
     given_up: bool,
     counts: Arc<ListenerMetrics>,
 }
 
 impl<S> Gathered<S> {
-    /// In which no write waits longer than `patience`.
+    /// Wraps `stream`; no write is blocked longer than `patience`.
     pub(crate) fn new(stream: S, patience: Duration, counts: Arc<ListenerMetrics>) -> Gathered<S> {
         Gathered { stream, held: Vec::new(), patience, alarm: None, given_up: false, counts }
     }
 
-    /// What became of a write: one that waits does so until the alarm. What is held counts as one write, so that a client
-    /// which takes a byte at a time gains nothing.
+    /// Applies the write timeout to the result of a write. All buffered bytes count as one write, so a client that
+    /// reads one byte at a time gains no extra time.
     fn in_time<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.alarm = None;
@@ -69,12 +69,12 @@ impl<S> Gathered<S> {
             self.given_up = true;
             self.counts.closed.count(Closed::DoesNotRead);
         }
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read the response")))
     }
 }
 
 impl<S: AsyncWrite + Unpin> Gathered<S> {
-    /// Writes what is held until nothing is.
+    /// Writes the buffer until it is empty.
     fn poll_let_go(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.held.is_empty() {
             let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.held))?;
@@ -83,7 +83,7 @@ impl<S: AsyncWrite + Unpin> Gathered<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Of what is held, `written` bytes are gone.
+    /// Removes the first `written` bytes from the buffer.
     fn went_out(&mut self, written: usize) -> io::Result<()> {
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
@@ -180,7 +180,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gathered<S> {
 impl<S: IO> Shutdown for Gathered<S> {
     async fn shutdown(&mut self) {
         let last_words = async {
-            // Whoever shuts a broken connection down has nobody to tell.
+            // The connection may be broken; there is no error to report then.
             tokio::io::AsyncWriteExt::flush(self).await.ok();
             Shutdown::shutdown(&mut self.stream).await;
         };
@@ -257,7 +257,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Takes so many bytes a write and remembers the writes; and takes none any more after so many.
+    /// Accepts `room` bytes a write and records the writes; blocks after `writes_max` writes.
     struct Socket {
         room: usize,
         writes: Vec<Vec<u8>>,
@@ -302,7 +302,8 @@ mod tests {
         }
     }
 
-    /// Writes the pieces to a socket that takes `room` at a time, then flushes; the sizes of the writes that reach it.
+    /// Writes the pieces to a socket that accepts `room` bytes at a time, flushes, and checks the sizes of the writes
+    /// that reach it.
     async fn check(room: usize, pieces: &[usize], expected: &[usize]) {
         let mut gathered = Gathered::new(Socket::new(room), PATIENCE, Arc::default());
         let mut sent = Vec::new();
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_head_goes_out_with_its_body_whatever_the_socket_takes_at_a_time() {
+    async fn a_head_is_sent_with_its_body_for_every_size_of_socket_write() {
         const ALL: usize = usize::MAX;
         check(ALL, &[500, 8_192], &[8_692]).await;
         check(ALL, &[500], &[500]).await;
@@ -333,46 +334,46 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_takes_nothing_more_is_an_error_and_no_loop() {
+    async fn a_socket_that_accepts_zero_bytes_is_an_error() {
         let mut gathered = Gathered::new(Socket::new(0), PATIENCE, Arc::default());
         gathered.write_all(b"head").await.unwrap();
         assert_eq!(gathered.flush().await.unwrap_err().kind(), io::ErrorKind::WriteZero);
     }
 
-    /// A stream that takes two bytes and then nothing.
+    /// Returns a stream that accepts two bytes and then blocks.
     fn stuck() -> Gathered<Socket> {
         Gathered::new(Socket { writes_max: 2, ..Socket::new(1) }, SHORT, Arc::default())
     }
 
     const SHORT: Duration = Duration::from_millis(50);
 
-    async fn is_given_up(what: &str, write: impl Future<Output = io::Result<()>>) {
+    async fn times_out(what: &str, write: impl Future<Output = io::Result<()>>) {
         let begun = Instant::now();
-        let given_up = timeout(PATIENCE, write).await.expect("it does not wait for ever");
-        assert_eq!(given_up.expect_err(what).kind(), io::ErrorKind::TimedOut, "{what}");
-        assert!(begun.elapsed() >= SHORT, "{what}: not before its time");
+        let result = timeout(PATIENCE, write).await.expect("the write times out");
+        assert_eq!(result.expect_err(what).kind(), io::ErrorKind::TimedOut, "{what}");
+        assert!(begun.elapsed() >= SHORT, "{what}: not before the timeout");
     }
 
     #[tokio::test]
-    async fn a_client_that_does_not_read_is_given_up_after_its_time_and_not_before() {
+    async fn a_write_to_a_client_that_does_not_read_fails_after_the_timeout() {
         let (mut head, mut body, mut close) = (stuck(), stuck(), stuck());
         head.write_all(b"head").await.unwrap();
-        is_given_up("a flush", head.flush()).await;
-        // Two bytes are taken, and of what is left one is too many to be held.
-        is_given_up("a body", body.write_all(&[0; HELD_BYTES_MAX + 3])).await;
+        times_out("a flush", head.flush()).await;
+        // Two bytes are accepted; of the rest, one is too many for the buffer.
+        times_out("a body", body.write_all(&[0; HELD_BYTES_MAX + 3])).await;
         close.write_all(b"head").await.unwrap();
-        is_given_up("the close", AsyncWriteExt::shutdown(&mut close)).await;
+        times_out("the close", AsyncWriteExt::shutdown(&mut close)).await;
     }
 
     #[tokio::test]
-    async fn the_time_begins_anew_when_everything_got_through() {
+    async fn the_timeout_restarts_when_a_write_completes() {
         let mut gathered = stuck();
         gathered.write_all(b"head").await.unwrap();
-        assert!(timeout(SHORT / 5, gathered.flush()).await.is_err(), "it waits");
-        // The client reads again; then it stops again.
+        assert!(timeout(SHORT / 5, gathered.flush()).await.is_err(), "the flush is blocked");
+        // The client reads again, then stops again.
         gathered.stream.writes_max += 2;
         gathered.flush().await.unwrap();
         gathered.write_all(b"head").await.unwrap();
-        is_given_up("a flush", gathered.flush()).await;
+        times_out("a flush", gathered.flush()).await;
     }
 }

@@ -1,21 +1,21 @@
-//! One process of a gateway gives its listening sockets to the next, so that an upgrade refuses nobody.
+//! Passes the listening sockets of a gateway to the next process, so that an upgrade refuses no connection.
 //!
 //! ```text
 //!   next                          running
-//!    │──────── connects ───────────▶│   over a socket in the file system, of one user
+//!    │──────── connects ───────────▶│   over a Unix socket, same user only
 //!    │◀─── the two sockets (SCM_RIGHTS)
 //!    │  starts: certificate, routes, health …
 //!    │──────── "ready" ────────────▶│
-//!    │  accepts                     │  accepts no more, finishes what it has, ends
+//!    │  accepts                     │  stops accepting, finishes its requests, exits
 //! ```
 //!
-//! It is the same socket with the same queue, so a connection that has come is taken by the one or the other. Two sockets
-//! on one port (`SO_REUSEPORT`) have two queues, and what waits in the queue of the one that closes is reset.
+//! Both processes share one socket with one accept queue, so either of them accepts a queued connection. Two sockets on
+//! one port (`SO_REUSEPORT`) have two queues, and the connections in the queue of the one that closes are reset.
 //!
-//! The next process asks only if it was started to take over. One that was started by mistake, or to try a file out, sees
-//! that another one runs and ends, and the running one goes on ([`running`]).
+//! The next process takes the sockets over only if it was started to do so. One that was started by mistake, or to test
+//! a configuration file, finds the running process ([`running`]) and exits; the running one continues.
 //!
-//! Until "ready" nothing has changed for the running process: a next one that cannot start has only been an attempt.
+//! Until "ready" the running process is unaffected: a next process that fails to start changes nothing.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -30,40 +30,41 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixListener;
 
-/// How long one side waits for the other's next word: a start reads a few files and waits for nobody.
+/// Timeout for each message of the other process. A start reads a few files and waits for no peer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What the running process says beside its sockets: the version of this protocol.
+/// First byte of the running process, sent with the sockets: the version of this protocol.
 const SOCKETS: u8 = 1;
-/// What the next process says when it can take over.
+/// Byte that the next process sends when it can take over.
 const READY: u8 = 2;
 
-/// The sockets of a gateway: of clients, and of operators.
+/// Listening sockets of a gateway: for clients and for operators.
 pub(crate) struct Sockets {
     pub(crate) clients: TcpListener,
     pub(crate) operators: TcpListener,
 }
 
 impl Sockets {
-    /// The same sockets once more.
+    /// Duplicates both sockets.
     pub(crate) fn again(&self) -> io::Result<Sockets> {
         Ok(Sockets { clients: self.clients.try_clone()?, operators: self.operators.try_clone()? })
     }
 }
 
-/// The sockets of a running process, and the promise to tell it.
+/// Sockets received from a running process, which continues to accept until [`Takeover::ready`].
 pub(crate) struct Taken {
     pub(crate) sockets: Sockets,
     running: UnixStream,
 }
 
 impl Taken {
-    /// Tells the running process to leave.
+    /// Makes the running process drain and exit.
     pub(crate) fn ready(mut self) -> io::Result<()> {
         self.running.write_all(&[READY])
     }
 }
 
-/// The process that answers at `path`, if one does: its identifier, where the kernel tells it. Nothing is asked of it.
+/// Returns the process that accepts connections at `path`, if there is one: its identifier, where the kernel provides
+/// it. Requests nothing from it.
 pub(crate) fn running(path: &Path) -> io::Result<Option<Option<u32>>> {
     let Some(running) = connected(path)? else { return Ok(None) };
     let peer = rustix::net::sockopt::socket_peercred(&running).ok();
@@ -80,7 +81,7 @@ fn connected(path: &Path) -> io::Result<Option<UnixStream>> {
     }
 }
 
-/// Asks whoever answers at `path` for its sockets; `None` if nobody does.
+/// Requests the sockets of the process that accepts connections at `path`; `None` if there is none.
 pub(crate) fn ask(path: &Path) -> io::Result<Option<Taken>> {
     let Some(running) = connected(path)? else { return Ok(None) };
     running.set_read_timeout(Some(PATIENCE))?;
@@ -104,21 +105,21 @@ pub(crate) fn ask(path: &Path) -> io::Result<Option<Taken>> {
             let sockets = Sockets { clients: clients.into(), operators: operators.into() };
             Ok(Some(Taken { sockets, running }))
         }
-        _ => Err(io::Error::other("whoever answers there gives no sockets; is it another version?")),
+        _ => Err(io::Error::other("the process at the handover socket sent no sockets; it may be another version")),
     }
 }
 
-/// Where the next process asks.
+/// Handover socket: the next process connects here.
 pub(crate) struct Giver {
     socket: UnixListener,
     sockets: Sockets,
-    /// Where it is bound, until it stands where it is looked for.
+    /// Temporary path, until [`HandoverListener::publish`].
     bound: PathBuf,
 }
 
 impl Giver {
-    /// Keeps `sockets` to be given at `path`, once it is told to [`Giver::stand_at`] it. Everything that can go wrong goes
-    /// wrong here, while the process that stands there is still the one that serves.
+    /// Binds a temporary path next to `path`; [`HandoverListener::publish`] moves it to `path`. All errors occur here,
+    /// while the previous process still accepts at `path`.
     pub(crate) fn beside(path: &Path, sockets: Sockets) -> io::Result<Giver> {
         let mut bound = path.as_os_str().to_owned();
         bound.push(".next");
@@ -130,26 +131,26 @@ impl Giver {
         Ok(Giver { socket: UnixListener::bind(&bound)?, sockets, bound })
     }
 
-    /// Stands at `path`, in place of whoever did before.
+    /// Moves the socket to `path`, replacing that of the previous process.
     pub(crate) fn stand_at(&self, path: &Path) -> io::Result<()> {
         std::fs::rename(&self.bound, path)
     }
 
-    /// Comes back when a next process is ready to take over.
+    /// Completes when a next process is ready to take over.
     pub(crate) async fn given(self) {
         let Giver { socket, mut sockets, bound: _ } = self;
         loop {
             let next = match socket.accept().await {
                 Ok((next, _)) => next,
                 Err(error) => {
-                    tracing::warn!(%error, "the next process could not be heard");
+                    tracing::warn!(%error, "accepting a handover connection failed");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     continue;
                 }
             };
-            // Whoever has the sockets has the traffic: they are for ourselves alone.
+            // The holder of the sockets receives the traffic, so they are only for the same user.
             if next.peer_cred().map(|peer| peer.uid()).ok() != Some(rustix::process::geteuid().as_raw()) {
-                tracing::error!("another user asks for the sockets of this gateway, and is refused");
+                tracing::error!("handover request of another user rejected");
                 continue;
             }
             let given = tokio::task::spawn_blocking(move || {
@@ -159,9 +160,9 @@ impl Giver {
             let outcome;
             (sockets, outcome) = given.await.expect("giving sockets does not panic");
             match outcome {
-                Ok(()) => return tracing::info!("the next process has taken over"),
+                Ok(()) => return tracing::info!("handover completed"),
                 Err(error) => {
-                    tracing::warn!(%error, "the next process did not become ready; this one goes on")
+                    tracing::warn!(%error, "next process did not become ready, this one continues")
                 }
             }
         }
@@ -183,6 +184,6 @@ fn give(next: io::Result<UnixStream>, sockets: &Sockets) -> io::Result<()> {
     if word == [READY] {
         Ok(())
     } else {
-        Err(io::Error::other("it says something else than that it is ready"))
+        Err(io::Error::other("the next process sent an unknown byte instead of ready"))
     }
 }

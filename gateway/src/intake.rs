@@ -1,9 +1,9 @@
-//! Reads request bodies whole, within limits of size, of memory and of time.
+//! Reads complete request bodies, within limits of size, memory and time.
 //!
-//! A body is kept until its request is answered, because another region may have to be given it. Memory is reserved for what
-//! has arrived and not for what is declared, with a limit for each tenant and for each connection
-//! ([`gateway_core::memory`]): a tenant that fills its part is refused and nobody else is. A body that stops arriving, or
-//! trickles, is given up ([`gateway_core::progress`]).
+//! A body is kept until its request has its response, because a retry may send it to another region. Memory is reserved
+//! for the bytes that have arrived, not for the declared length, with a limit per tenant and per connection
+//! ([`gateway_core::memory`]): only the tenant that fills its share is rejected. A body that stalls or arrives too
+//! slowly is aborted ([`gateway_core::progress`]).
 
 use bytes::{Bytes, BytesMut};
 use http::Version;
@@ -27,13 +27,12 @@ use gateway_core::encoding::{self, Coding};
 use gateway_core::memory::{self, Budget, Full, Owner};
 use gateway_core::progress::{self, Progress, TooSlow};
 
-/// The largest body that is taken: 2,048 inputs of 8,191 tokens, at two bytes a token. The field's gateways break
-/// between 32 KiB and 2 MiB.
+/// Maximum size of a request body: 2,048 inputs of 8,191 tokens, at two bytes a token. Other gateways fail between 32
+/// KiB and 2 MiB.
 pub(crate) const BODY_BYTES_MAX: usize = 32 << 20;
-/// What all bodies together may take unless the configuration says otherwise: sixteen of the largest, or some hundred
-/// thousand of the usual.
+/// Default memory limit of all bodies together: sixteen of the largest, or some hundred thousand of the usual ones.
 pub(crate) const BODIES_BYTES_MAX: usize = 512 << 20;
-/// The first memory of a body; then it doubles, up to what is declared.
+/// Initial buffer of a body; it doubles, up to the declared length.
 const FIRST_BYTES: usize = 16 << 10;
 
 /// Limits of request bodies.
@@ -46,7 +45,7 @@ pub struct BodyLimits {
 }
 
 impl BodyLimits {
-    /// Where gateways send bodies that they have counted by tenant already: all of the memory is for whoever comes.
+    /// Limits for the ingress. Gateways already account for bodies by tenant, so each tenant may use all of the memory.
     pub(crate) fn from_gateways(total: Duration) -> BodyLimits {
         let all = BODIES_BYTES_MAX;
         BodyLimits {
@@ -56,77 +55,78 @@ impl BodyLimits {
     }
 }
 
-/// A client over the slowest line that there is (GPRS, some 4 KB/s) keeps to it, and so do a hundred bodies side by side over
-/// a slow uplink (1 Mbit/s).
+/// Default limits. A client over the slowest link in use (GPRS, some 4 KB/s) meets them, and so do a hundred parallel
+/// bodies over a slow uplink (1 Mbit/s).
 pub(crate) const PROGRESS_DEFAULT: progress::Limits = progress::Limits {
     stall: Duration::from_secs(10),
     bytes_per_second: 1024,
     total: Duration::from_secs(60),
 };
 
-/// A quarter for one tenant, and two of the largest bodies for one connection, which over HTTP/2 carries many.
+/// Default limits: a quarter for one tenant, and two of the largest bodies for one connection, since HTTP/2 carries
+/// many.
 pub(crate) const MEMORY_DEFAULT: memory::Limits = memory::Limits {
     total: BODIES_BYTES_MAX,
     per_tenant: BODIES_BYTES_MAX / 4,
     per_connection: 2 * BODY_BYTES_MAX,
 };
 
-/// Where bodies are kept.
+/// Reads request bodies and accounts for their memory.
 pub(crate) struct Intake {
     memory: Memory,
     progress: progress::Limits,
-    /// Where large bodies are unpacked and read.
+    /// Threads that decompress and parse large bodies.
     pub(crate) cpu: CpuPool,
-    /// Bodies that were not taken.
+    /// Counter of rejected bodies.
     pub(crate) not_taken: Tally<NotTaken>,
 }
 
-/// The memory budget, shared with everybody who holds some of it.
+/// Memory budget, shared by all reservations.
 #[derive(Clone)]
 struct Memory(Arc<Mutex<Budget>>);
 
-/// Memory that a body has taken, given back when this is dropped.
+/// Memory reserved for a body; released on drop.
 pub(crate) struct Reservation {
     memory: Memory,
     owner: Owner,
     bytes: usize,
 }
 
-/// Reservation of a body's memory.
+/// Memory accounting of a body.
 enum Counted {
     OfClient { _reservation: Reservation },
     OfPiece { _place: OwnedSemaphorePermit },
 }
 
-/// A body, and its memory.
+/// Request body and its memory.
 pub(crate) struct Body {
     pub(crate) bytes: Bytes,
     _counted: Counted,
 }
 
 impl Body {
-    /// A piece of a larger body, whose memory is counted by `place`.
+    /// Creates a part of a larger body; `place` accounts for its memory.
     pub(crate) fn piece(bytes: Bytes, place: OwnedSemaphorePermit) -> Body {
         Body { bytes, _counted: Counted::OfPiece { _place: place } }
     }
 
-    /// A client's body.
+    /// Creates a client's body.
     pub(crate) fn new(bytes: Bytes, reservation: Reservation) -> Body {
         Body { bytes, _counted: Counted::OfClient { _reservation: reservation } }
     }
 }
 
-/// Why there is no body.
+/// Reason why a body could not be read.
 #[derive(Debug)]
 pub(crate) enum NoBody {
-    /// Tell the client, and count why.
+    /// The body is rejected: counted, and reported to the client.
     Refused(NotTaken, Refusal),
-    /// There is nobody to tell.
+    /// The client disconnected.
     ClientGone,
 }
 
 impl NoBody {
-    /// So many bytes were processed before; their tenant pays for them.
+    /// Adds the number of bytes that were processed before the rejection; they count against the tenant's rate limit.
     pub(crate) fn having_processed(self, bytes: usize) -> NoBody {
         match self {
             NoBody::Refused(why, refusal) => NoBody::Refused(why, refusal.having_processed(bytes)),
@@ -142,7 +142,7 @@ impl Memory {
 }
 
 impl Reservation {
-    /// Takes what is missing of `bytes`.
+    /// Reserves the missing bytes up to `bytes`.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), NoBody> {
         let missing = bytes.saturating_sub(self.bytes);
         let mut budget = self.memory.budget();
@@ -151,7 +151,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Nothing yet, for the same owner.
+    /// Returns an empty reservation of the same owner.
     pub(crate) fn another(&self) -> Reservation {
         Reservation { memory: self.memory.clone(), owner: self.owner, bytes: 0 }
     }
@@ -164,6 +164,7 @@ impl Drop for Reservation {
 }
 
 impl Intake {
+    /// Creates a reader with these limits.
     /// # Errors
     ///
     /// When the threads for large bodies cannot be started.
@@ -176,13 +177,13 @@ impl Intake {
         })
     }
 
-    /// What bodies have taken of the memory, and its limits; and what the tenant with most of them has.
+    /// Returns the bytes reserved by all bodies, those of the tenant with the most, and the limits.
     pub(crate) fn used(&self) -> (usize, usize, memory::Limits) {
         let budget = self.memory.budget();
         (budget.used(), budget.largest_tenant(), budget.limits())
     }
 
-    /// The body of the request whose head `session` has read, unpacked.
+    /// Reads and decompresses the body of the request whose head `session` has read.
     pub(crate) async fn body(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
         let taken = self.taken(session, owner).await;
         if let Err(NoBody::Refused(why, _)) = &taken {
@@ -211,9 +212,10 @@ impl Intake {
         if let Some(length) = declared.filter(|length| *length > BODY_BYTES_MAX) {
             return Err(too_large(&format!("has {length} bytes")));
         }
-        // Over HTTP/2 nobody is told to go on (RFC 9110, 10.1.1 would have it): `h2` could send the interim answer
-        // (`SendResponse::send_informational`), Pingora's session keeps that to itself and drops every 1xx. A client must
-        // not wait for it for ever and none does; and one that is refused hears so before it has sent more than its window.
+        // No 100 Continue over HTTP/2 (RFC 9110, 10.1.1 would require it): `h2` could send the interim response
+        // (`SendResponse::send_informational`), but Pingora's session does not expose it and drops every 1xx. A client
+        // must not wait for it indefinitely and none does; a rejected client gets its error before it has sent more
+        // than its flow control window.
         let waits = session.req_header().version == Version::HTTP_11
             && session.get_header_bytes(EXPECT).eq_ignore_ascii_case(b"100-continue");
         if waits {
@@ -222,7 +224,7 @@ impl Intake {
         self.read(session, declared, reservation).await
     }
 
-    /// Reads until the end, and reserves memory for what has arrived.
+    /// Reads to the end of the body, and reserves memory for the bytes that have arrived.
     async fn read(
         &self,
         session: &mut ServerSession,
@@ -235,7 +237,7 @@ impl Intake {
             true => Progress::multiplexed(self.progress, now),
             false => Progress::new(self.progress, now),
         };
-        // One timer for all pieces: it is set anew only when it goes off.
+        // One timer for all chunks: it is reset only when it fires.
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         loop {
             let chunk = tokio::select! {
@@ -278,14 +280,15 @@ impl Intake {
     }
 }
 
-/// The memory for a body of which `length` bytes have arrived: what is declared where that is little, else twice what it was.
+/// Returns the buffer size for a body of which `length` bytes have arrived: the declared length where that is small,
+/// else twice the current size.
 pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>) -> usize {
     let doubled = (2 * now).max(FIRST_BYTES).max(length);
-    // More than is declared does not come: the framing ends there.
+    // The body is never longer than declared: the framing ends there.
     declared.map_or(doubled, |declared| doubled.min(declared).max(length))
 }
 
-/// Comes back when the body is too slow, with the limit that it did not keep to.
+/// Waits until the body violates a progress limit, and returns that limit.
 async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
     loop {
         let (deadline, why) = progress.deadline();
@@ -330,26 +333,26 @@ fn no_memory(full: Full, limits: memory::Limits) -> NoBody {
     NoBody::Refused(why, Refusal::new(ErrorCode::Overloaded, message))
 }
 
-/// Why a body cannot be read to its end: whoever sent it is gone, or has sent what is none. After that nobody knows where
-/// the next request would begin.
+/// Maps an error while reading a body: the client disconnected, or its framing is invalid. After invalid framing the
+/// start of the next request is unknown, so the connection is closed.
 fn broken(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, NoBody> {
-    tracing::debug!(%error, "a body cannot be read");
+    tracing::debug!(%error, "reading a request body failed");
     if let Some(why) = chunks_refused(error) {
         session.set_keepalive(None);
-        let message = format!("The chunks of the body cannot be read: {why}; the connection is closed.");
+        let message = format!("The chunked body is malformed: {why}; the connection is closed.");
         return Err(NoBody::Refused(NotTaken::Malformed, Refusal::new(ErrorCode::MalformedRequest, message)));
     }
     if session.is_http2() || matches!(error.etype(), ErrorType::ConnectionClosed | ErrorType::ReadError) {
         return Err(NoBody::ClientGone);
     }
     session.set_keepalive(None);
-    let message = "The chunks of the body are not as RFC 9112 (7.1) has them; the connection is closed.";
+    let message = "The chunked body violates RFC 9112, 7.1; the connection is closed.";
     Err(NoBody::Refused(NotTaken::Malformed, Refusal::new(ErrorCode::MalformedRequest, message)))
 }
 
 pub(crate) fn too_large(given: &str) -> NoBody {
     let message = format!(
-        "A body may have {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
+        "The limit of a body is {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
     );
     NoBody::Refused(NotTaken::TooLarge, Refusal::new(ErrorCode::BodyTooLarge, message))
 }
@@ -359,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_follows_what_has_arrived_and_not_what_is_declared() {
+    fn memory_is_reserved_for_arrived_bytes_not_for_the_declared_length() {
         let check = |now, length, declared, expected| {
             assert_eq!(capacity(now, length, declared), expected, "{now} {length} {declared:?}");
         };
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_up_to_its_limit_and_comes_back() {
+    fn memory_is_reserved_up_to_its_limit_and_released() {
         let intake = Intake::new(BodyLimits { memory: MEMORY_DEFAULT, progress: PROGRESS_DEFAULT }).unwrap();
         let reserve = |tenant| {
             let owner = Owner { tenant: Some(tenant), connection: None };

@@ -1,4 +1,4 @@
-//! A request at the edge is over, however it ended.
+//! Event of a finished request at a gateway.
 
 use super::{ACCESS, millis};
 use crate::metrics::{Asked, EdgeMetrics, Ending, Priority, Protocol, Stage};
@@ -12,39 +12,39 @@ use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use std::time::Duration;
 
-/// A request is over.
+/// A request has ended.
 pub(crate) struct RequestEnded<'a> {
     pub(crate) id: &'a str,
-    pub(crate) asked: Asked,
+    pub(crate) endpoint: Asked,
     pub(crate) protocol: Protocol,
     pub(crate) priority: Priority,
     pub(crate) ending: Ending,
-    /// Absent when nobody could be recognised.
+    /// Absent if the request was not authenticated.
     pub(crate) tenant: Option<&'a TenantId>,
     pub(crate) deployment: Option<&'a DeploymentName>,
-    /// Whose answer was given.
+    /// Region whose response was forwarded.
     pub(crate) region: Option<RegionIndex>,
     pub(crate) trail: &'a Trail,
     pub(crate) catalogue: &'a Catalogue,
-    /// By estimate; absent when the body was not read.
+    /// Estimated cost; absent if the body was not read.
     pub(crate) cost: Option<Cost>,
-    /// As the region counted.
+    /// Tokens as counted by the region.
     pub(crate) tokens: Option<u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
-    /// Absent when no region answered.
+    /// Absent if no region responded.
     pub(crate) times: Option<Times>,
 }
 
-/// Where the time of an answered request went.
+/// Times of the stages of a request with a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// From the request's head to the answer's.
+    /// From the head of the request to the head of the response.
     pub(crate) to_head: Duration,
-    /// Of that, for the attempt that was answered.
+    /// Part of `to_head` spent waiting for the successful attempt.
     pub(crate) waited: Duration,
-    /// What the region said of itself.
+    /// Times that the region reported.
     pub(crate) region: RegionTiming,
 }
 
@@ -57,13 +57,13 @@ impl RequestEnded<'_> {
     }
 
     fn count(&self, metrics: &EdgeMetrics) {
-        metrics.ended(self.asked, self.protocol, self.ending);
+        metrics.ended(self.endpoint, self.protocol, self.ending);
         if let Some(tenant) = self.tenant {
             let inputs = self.tokens.and(self.cost).map_or(0, |cost| cost.inputs);
             metrics.tenants.ended(tenant, self.ending, inputs, self.tokens.unwrap_or(0));
         }
         if let Some(region) = self.region {
-            metrics.answered_by(region, self.ending);
+            metrics.responded(region, self.ending);
         }
         self.trail.attempts().for_each(|attempt| metrics.attempted(attempt));
         metrics.took(self.priority, self.total);
@@ -89,22 +89,22 @@ impl RequestEnded<'_> {
     }
 
     fn log(&self) {
-        let RequestEnded { id, asked, protocol, priority, ending, tenant, deployment, region, .. } = *self;
+        let RequestEnded { id, endpoint, protocol, priority, ending, tenant, deployment, region, .. } = *self;
         let RequestEnded { trail, catalogue, cost, tokens, bytes_in, bytes_out, total, .. } = *self;
         let stage_ms = |stage| self.stage(stage).map(millis);
         tracing::info!(
             target: ACCESS,
             id,
             protocol = protocol.as_str(),
-            endpoint = asked.as_str(),
+            endpoint = endpoint.as_str(),
             tenant = tenant.map(TenantId::as_str),
             deployment = deployment.map(DeploymentName::as_str),
             priority = priority.as_str(),
-            outcome = Ending::name(ending.at()),
+            outcome = Ending::name(ending.index()),
             status = ending.status(),
             region = region.map(|region| catalogue.region(region).id.as_str()),
             attempts = trail.count(),
-            trail = told(trail, catalogue),
+            trail = format_trail(trail, catalogue),
             inputs = cost.map(|cost| cost.inputs),
             tokens_estimated = cost.map(|cost| cost.tokens),
             tokens,
@@ -121,8 +121,8 @@ impl RequestEnded<'_> {
     }
 }
 
-/// The attempts, as `aws/us-east-1:first:unreachable:1.250 gcp/europe-west4:retry:ok:93.100`.
-fn told(trail: &Trail, catalogue: &Catalogue) -> String {
+/// Formats the attempts, such as `aws/us-east-1:first:unreachable:1.250 gcp/europe-west4:retry:ok:93.100`.
+fn format_trail(trail: &Trail, catalogue: &Catalogue) -> String {
     let mut text = String::with_capacity(64 * trail.count());
     for attempt in trail.attempts() {
         let region = catalogue.region(attempt.region).id.as_str();

@@ -1,6 +1,7 @@
-//! Admission of connections: limits for each client address, and which connection is closed when there is no place left.
+//! Admission of connections: limits per client address, and selection of the connection that is closed when the limit
+//! of all connections is reached.
 //!
-//! [`gateway_core::connections`] decides; here are its lock, and the signal to the connection that is to close.
+//! [`gateway_core::connections`] decides; this module adds the lock and the signal to the connection that must close.
 
 use crate::metrics::ListenerMetrics;
 use gateway_core::connections::{Admission, ConnectionId, Connections, Limits, Source};
@@ -10,29 +11,29 @@ use std::sync::Arc;
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-/// Limits of connections for each client address, and the addresses without a limit.
+/// Limits of connections per client address, and the addresses without a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
-    /// Open at once.
+    /// Maximum number of open connections.
     pub connections: usize,
-    /// Of those, the ones that have not sent the whole head of a request yet.
+    /// Maximum number of those that have not sent the complete head of a request yet.
     pub half_open: usize,
-    /// Proxies, which many clients stand behind.
+    /// Addresses without limits, such as proxies with many clients behind them.
     pub exempt: Vec<IpAddr>,
 }
 
-/// Half of all of them.
+/// Default: half of all connections.
 pub(crate) const CONNECTIONS_PER_ADDRESS_MAX: usize = super::CONNECTIONS_MAX / 2;
-/// More handshakes than a company behind one address has at once, and a tenth of all connections.
+/// Default: more handshakes than a company behind one address has at once, and a tenth of all connections.
 pub(crate) const HALF_OPEN_PER_ADDRESS_MAX: usize = super::CONNECTIONS_MAX / 10;
 
 impl AddressLimits {
-    /// For listeners that only gateways connect to.
+    /// No limits, for listeners that only gateways connect to.
     pub(super) const NONE: AddressLimits =
         AddressLimits { connections: usize::MAX, half_open: usize::MAX, exempt: Vec::new() };
 }
 
-/// The connections of a listener.
+/// Open connections of a listener.
 pub(super) struct Open {
     exempt: Vec<IpAddr>,
     state: Mutex<State>,
@@ -45,7 +46,7 @@ struct State {
     evicted: BTreeMap<ConnectionId, Arc<Notify>>,
 }
 
-/// A connection that was let in, until this is dropped.
+/// Admission of a connection; ends on drop.
 pub(super) struct Admitted {
     open: Arc<Open>,
     source: Source,
@@ -62,7 +63,7 @@ impl Open {
         Open { exempt, state: Mutex::new(state), counts }
     }
 
-    /// Lets a connection in, unless its address has as many as it may.
+    /// Admits a connection unless its address has reached its limit.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Admitted> {
         let (source, exempt) = (Source::of(address), self.exempt.contains(&address.to_canonical()));
         let state = &mut *self.state();
@@ -74,7 +75,7 @@ impl Open {
         Some(Admitted { open: self.clone(), source, id, evicted, is_half_open: true })
     }
 
-    /// Closes a half-open connection for one that was admitted, if there is another.
+    /// Closes a half-open connection in favour of `newest`; returns whether there was one.
     pub(super) fn evict_half_open(&self, newest: &Admitted) -> bool {
         let state = &mut *self.state();
         let evicts = state.connections.evict_half_open(newest.id);
@@ -96,12 +97,12 @@ impl State {
 }
 
 impl Admitted {
-    /// Comes back when it is to close.
+    /// Completes when the connection must close.
     pub(super) async fn evicted(&self) {
         self.evicted.notified().await;
     }
 
-    /// A request's head is whole, or has begun and is not.
+    /// Sets whether the connection waits for the rest of a request head.
     pub(super) fn mark(&mut self, is_half_open: bool) {
         if self.is_half_open != is_half_open {
             self.is_half_open = is_half_open;

@@ -1,24 +1,24 @@
-//! Limits that were reached: what was ended, refused or put off because of one (invariant 6, Bounded).
+//! Counters of reached limits: what was closed, rejected or deferred because of one (invariant 6, Bounded).
 //!
-//! Each set of reasons is closed and counted in one [`Tally`]. What a limit leaves of itself in the answer of a request (an
-//! error code, an outcome) is counted with the requests; here is what no request tells, because there was none, or because
-//! one code stands for several limits.
+//! Each set of reasons is closed and counted in one [`Tally`]. If a limit is visible in the response of a request (an
+//! error code, an outcome), the request metrics count it; here are the cases without a request, and those where one
+//! code stands for several limits.
 
 use super::{Count, Kind, Priority, Text};
 use gateway_core::flood::Idle;
 use gateway_core::shed::Reason;
 
-/// A closed set of labels.
+/// Closed set of label values.
 pub(crate) trait Label: Copy + 'static {
     const ALL: &'static [Self];
 
     fn word(self) -> &'static str;
 
-    /// Its place in [`Label::ALL`].
+    /// Returns its position in [`Label::ALL`].
     fn at(self) -> usize;
 }
 
-/// How often each of a closed set was.
+/// Counters of a closed set of label values.
 #[derive(Debug)]
 pub(crate) struct Tally<L> {
     counts: Box<[Count]>,
@@ -69,112 +69,113 @@ macro_rules! labels {
 }
 
 labels! {
-    /// Why a connection was ended from this side.
+    /// Reason why this side closed a connection.
     Closed {
-        /// It had no request for too long.
+        /// It was idle for too long.
         Idle = "idle",
-        /// It was the longest without one when there was no place for another.
+        /// It was idle for longest when the limit of all connections was reached.
         Crowded = "crowded",
-        /// It had not sent the whole head of a request when its place was needed, or when its address had too many such.
+        /// It had not sent the complete head of a request when a permit was needed, or when its address had too many
+        /// such connections.
         HalfOpen = "half_open",
-        /// Its address had as many as it may.
+        /// Its address had reached its limit.
         AddressFull = "address_full",
         /// Its TLS handshake failed.
         Handshake = "handshake",
-        /// Its TLS handshake, or its first words of HTTP/2, took too long.
+        /// Its TLS handshake, or its HTTP/2 handshake, took too long.
         HandshakeSlow = "handshake_slow",
-        /// A head that could be read in two ways, or in none.
+        /// Its request head was ambiguous or malformed.
         HeadMalformed = "head_malformed",
-        /// A head with too many bytes or fields.
+        /// Its request head had too many bytes or fields.
         HeadTooLarge = "head_too_large",
-        /// A head that did not come to its end.
+        /// Its request head was incomplete at the timeout.
         HeadSlow = "head_slow",
-        /// Its client did not read what it was told.
+        /// Its client did not read a response.
         DoesNotRead = "does_not_read",
-        /// Too many requests over HTTP/2 that make no sense.
+        /// It sent too many malformed requests over HTTP/2.
         Malformed = "malformed_requests",
-        /// It was still busy when there was no time left to leave.
+        /// It still had requests in flight at the end of the drain timeout.
         CutOff = "cut_off",
     }
 }
 
 labels! {
-    /// What an edge's HTTP/2 connections to regions have met.
+    /// Events of a gateway's HTTP/2 connections to regions.
     HopEvent {
-        /// One was opened.
+        /// A connection was opened.
         Opened = "opened",
-        /// The region chose HTTP/1.1.
+        /// The region selected HTTP/1.1.
         Plain = "http1",
-        /// One takes nothing new, because the region is leaving it or because it is old.
+        /// A connection takes no new requests, because the region drains it or because it is old.
         Left = "left",
-        /// Nothing was heard for so long that it was given nothing more.
+        /// A connection received no byte for so long that it gets no new requests.
         Silent = "silent",
-        /// Nothing was heard for so long that it was given up.
+        /// A connection received no byte for so long that it was closed.
         Dead = "dead",
-        /// A request found no place on any.
+        /// All connections were full when a request needed one.
         Full = "full",
     }
 }
 
 labels! {
-    /// Why a body was not taken.
+    /// Reason why a request body was rejected.
     NotTaken {
-        /// All bodies together have all the room.
+        /// The memory limit of all bodies was reached.
         NoRoom = "no_room",
-        /// More bytes than one may have.
+        /// The body is larger than the limit.
         TooLarge = "too_large",
-        /// It did not come in its time, or too slowly.
+        /// The body exceeded its total time, or its rate was below the minimum.
         TooSlow = "too_slow",
-        /// No byte of it came for too long.
+        /// No byte of the body arrived for too long.
         Stalled = "stalled",
-        /// The bodies of its tenant have all the memory that one tenant may have.
+        /// The memory limit of the tenant was reached.
         TenantFull = "tenant_full",
-        /// The bodies of its connection have all the memory that one connection may have.
+        /// The memory limit of the connection was reached.
         ConnectionFull = "connection_full",
-        /// Not what its framing or its coding promises.
+        /// The framing or the encoding of the body is invalid.
         Malformed = "malformed",
     }
 }
 
 labels! {
-    /// How a request was given its turn to be computed in pieces.
+    /// Admission of a request to split execution.
     Turn {
-        /// At once.
+        /// Immediately.
         AtOnce = "at_once",
-        /// When another was over, since no replica takes it whole.
+        /// After another request finished, because no replica can compute it unsplit.
         Waited = "waited",
-        /// Not at all: it went whole.
+        /// Not admitted: it was sent unsplit.
         Whole = "whole",
     }
 }
 
 labels! {
-    /// What became of a piece that was sent.
+    /// Outcome of a part of a split request.
     Piece {
         Answered = "answered",
-        /// It was sent again.
+        /// It was retried.
         TurnedAway = "turned_away",
-        /// And with it the whole.
+        /// It failed, and with it the request.
         Failed = "failed",
     }
 }
 
 labels! {
-    /// Why a request that found no replica was not held.
+    /// Reason why a request without a ready replica was not held.
     NotHeldBy {
-        /// Nobody starts one.
+        /// No scaler starts replicas.
         NobodyStarts = "nobody_starts",
-        /// A region that has one ready answers sooner, or is the only one that can.
+        /// Another region has a ready replica and responds sooner, or is the only one that can respond.
         Elsewhere = "elsewhere",
-        /// Its caller would be gone.
+        /// The deadline of the request would pass.
         TooLate = "too_late",
-        /// As many of its tenant's requests are held as may be.
+        /// The limit of held requests of its tenant.
         TenantRequests = "tenant_requests",
-        /// As many bytes of its tenant.
+        /// The limit of held bytes of its tenant.
         TenantBytes = "tenant_bytes",
-        /// As many requests of all.
+        /// The limit of held requests.
         Requests = "requests",
-        /// As many bytes of all.
+        /// The limit of held bytes.
         Bytes = "bytes",
     }
 }
@@ -191,17 +192,17 @@ impl Label for Idle {
     }
 }
 
-/// What a listener has ended.
+/// Metrics of a listener.
 #[derive(Debug, Default)]
 pub(crate) struct ListenerMetrics {
     pub(crate) closed: Tally<Closed>,
-    /// By the kind of the frame that was one too many.
+    /// Connections closed for flooding, by the kind of the last frame.
     pub(crate) floods: Tally<Idle>,
-    /// Connections that have not sent the whole head of a request.
+    /// Connections that have not sent the complete head of a request.
     pub(crate) half_open: Count,
 }
 
-/// What requests have met on their way in, at either role.
+/// Metric names of a listener, for either role.
 pub(crate) struct Names {
     pub(crate) closed: &'static str,
     pub(crate) floods: &'static str,
@@ -225,17 +226,17 @@ impl Names {
 
     pub(crate) fn render(&self, text: &mut Text, listener: &ListenerMetrics, bodies: &Tally<NotTaken>) {
         let Names { closed, floods, half_open, bodies: not_taken } = self;
-        listener.closed.render(text, closed, "Connections that were ended from this side, by why.", "why");
-        let help = "Connections that have not sent the whole head of a request yet.";
+        listener.closed.render(text, closed, "Connections that this side closed, by reason.", "reason");
+        let help = "Connections that have not sent the complete head of a request yet.";
         text.single(half_open, Kind::Gauge, help, listener.half_open.get());
         let help =
-            "HTTP/2 connections that were ended for frames which bring nothing, by the last one's kind.";
+            "HTTP/2 connections that were closed for flooding, by the kind of the last frame.";
         listener.floods.render(text, floods, help, "frame");
-        bodies.render(text, not_taken, "Bodies of requests that were not taken, by why.", "why");
+        bodies.render(text, not_taken, "Request bodies that were rejected, by reason.", "reason");
     }
 }
 
-/// Requests that were turned away because there was too much for all, by priority and by why.
+/// Requests that load shedding rejected, by priority and reason.
 #[derive(Debug, Default)]
 pub(crate) struct ShedMetrics([[Count; Reason::ALL.len()]; 2]);
 
@@ -249,7 +250,7 @@ impl ShedMetrics {
         text.head(
             name,
             Kind::Counter,
-            "Requests that were turned away for want of room, by priority and by why.",
+            "Requests that load shedding rejected, by priority and reason.",
         );
         for priority in
             [gateway_core::priority::Priority::Interactive, gateway_core::priority::Priority::Bulk]

@@ -1,4 +1,4 @@
-//! What an edge counts.
+//! Metrics of a gateway.
 
 use super::bounds::{Piece, ShedMetrics, Tally, Turn};
 use super::label::Outcome;
@@ -13,28 +13,28 @@ use regions::set::RegionIndex;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Everything that an edge counts.
+/// Metrics of a gateway.
 pub(crate) struct EdgeMetrics {
     requests: BTreeMap<&'static str, ByEnding>,
     others: ByEnding,
     protocols: [Count; Protocol::ALL.len()],
     pub(crate) in_flight: Count,
-    /// Of each tenant.
+    /// By tenant.
     pub(crate) tenants: TenantMetrics,
     regions: Lazily<ByRegion>,
     seconds: [Histogram; Priority::ALL.len()],
     stages: [Histogram; Stage::ALL.len()],
-    /// Route tables that could not be read, or were no newer than the one in hand.
+    /// Route tables that were unreadable, or not newer than the current one.
     pub(crate) tables_refused: Count,
-    /// Readings of the gateway's own file of tenants that changed something, and those that could not be used.
+    /// Reloads of the gateway's own tenants file that changed something, and those that failed.
     pub(crate) tenants_reloaded: Count,
     pub(crate) tenants_refused: Count,
     pub(crate) bytes_in: Count,
     pub(crate) bytes_out: Count,
     pub(crate) shed: ShedMetrics,
-    /// Requests that were large enough to be computed in pieces.
-    pub(crate) turns: Tally<Turn>,
-    pub(crate) pieces: Tally<Piece>,
+    /// Admissions of requests that were large enough to be split.
+    pub(crate) split_admissions: Tally<Turn>,
+    pub(crate) parts: Tally<Piece>,
 }
 
 struct ByEnding([Count; Ending::LEN]);
@@ -53,7 +53,7 @@ struct ByRegion {
 }
 
 impl EdgeMetrics {
-    /// Metrics of an edge that knows these regions and these tenants.
+    /// Creates the metrics for these regions and tenants.
     pub(crate) fn new(catalogue: &Catalogue, keys: &KeyRing) -> EdgeMetrics {
         let known = Endpoint::paths().map(|path| (path, ByEnding::default()));
         EdgeMetrics {
@@ -71,19 +71,19 @@ impl EdgeMetrics {
             bytes_in: Count::default(),
             bytes_out: Count::default(),
             shed: ShedMetrics::default(),
-            turns: Tally::default(),
-            pieces: Tally::default(),
+            split_admissions: Tally::default(),
+            parts: Tally::default(),
         }
     }
 
-    /// A request ended so.
-    pub(crate) fn ended(&self, asked: Asked, protocol: Protocol, ending: Ending) {
-        self.requests.get(asked.as_str()).unwrap_or(&self.others).0[ending.at()].add(1);
+    /// Counts a finished request.
+    pub(crate) fn ended(&self, endpoint: Asked, protocol: Protocol, ending: Ending) {
+        self.requests.get(endpoint.as_str()).unwrap_or(&self.others).0[ending.index()].add(1);
         self.protocols[protocol as usize].add(1);
     }
 
-    /// This region's answer was the one that counted.
-    pub(crate) fn answered_by(&self, region: RegionIndex, ending: Ending) {
+    /// Counts a request whose response came from this region.
+    pub(crate) fn responded(&self, region: RegionIndex, ending: Ending) {
         self.regions.of(region.as_usize()).outcomes[Outcome::of(ending) as usize].add(1);
     }
 
@@ -101,36 +101,36 @@ impl EdgeMetrics {
         self.stages[stage as usize].observe(took);
     }
 
-    /// All of it, with regions by the names that `catalogue` has for them.
+    /// Writes all metrics, with the region names of `catalogue`.
     pub(crate) fn render(&self, text: &mut Text, catalogue: &Catalogue) {
         self.render_requests(text);
         self.tenants.render(text);
         self.render_regions(text, catalogue);
         let name = "meridian_gateway_request_seconds";
-        text.head(name, Kind::Histogram, "From a request's head to the last byte of its answer.");
+        text.head(name, Kind::Histogram, "Time from the head of a request to the last byte of its response.");
         for priority in Priority::ALL {
             text.histogram(name, &[("priority", priority.as_str())], &self.seconds[priority as usize]);
         }
         let name = "meridian_gateway_stage_seconds";
-        text.head(name, Kind::Histogram, "Where forwarded requests spent their time.");
+        text.head(name, Kind::Histogram, "Time of forwarded requests by stage.");
         for stage in Stage::ALL {
             text.histogram(name, &[("stage", stage.as_str())], &self.stages[stage as usize]);
         }
         let name = "meridian_gateway_tables_refused_total";
-        let help = "Route tables of a hub or of the disk that were not taken: they could not be read, were no newer, or \
-                    were of a generation that no hub can have published.";
+        let help = "Route tables of a hub or of the disk that were rejected: unreadable, not newer, or \
+                    of a generation that no hub can have published.";
         text.single(name, Kind::Counter, help, self.tables_refused.get());
         let name = "meridian_gateway_tenants_reloaded_total";
-        let help = "Times that the gateway's own tenants file or its key files were read and taken.";
+        let help = "Successful reloads of the gateway's own tenants file or its key files.";
         text.single(name, Kind::Counter, help, self.tenants_reloaded.get());
         let name = "meridian_gateway_tenants_reload_failures_total";
-        let help = "Times that they were rejected; the tenants and keys in use stayed.";
+        let help = "Failed reloads; the current tenants and keys stayed in use.";
         text.single(name, Kind::Counter, help, self.tenants_refused.get());
         self.shed.render(text);
-        let help = "Requests that could be computed in pieces, by when they had their turn.";
-        self.turns.render(text, "meridian_gateway_scattered_requests_total", help, "turn");
-        let help = "Pieces of requests that were sent, by what became of them.";
-        self.pieces.render(text, "meridian_gateway_pieces_total", help, "end");
+        let help = "Requests large enough to be split, by admission to split execution.";
+        self.split_admissions.render(text, "meridian_gateway_split_requests_total", help, "admission");
+        let help = "Parts of split requests that were sent, by outcome.";
+        self.parts.render(text, "meridian_gateway_parts_total", help, "outcome");
     }
 
     fn render_requests(&self, text: &mut Text) {
@@ -138,26 +138,26 @@ impl EdgeMetrics {
         text.head(
             name,
             Kind::Counter,
-            "Requests that ended, by endpoint and by how: ok, an error code, or unfinished.",
+            "Finished requests, by endpoint and outcome: ok, an error code, or an incomplete response.",
         );
         let endpoints = self.requests.iter().map(|(path, by)| (*path, by));
         for (path, by) in endpoints.chain([(Asked::OTHER.as_str(), &self.others)]) {
-            let seen = by.0.iter().map(Count::get).enumerate();
-            for (at, n) in seen.filter(|(at, n)| *n > 0 || *at == 0) {
+            let counts = by.0.iter().map(Count::get).enumerate();
+            for (at, n) in counts.filter(|(at, n)| *n > 0 || *at == 0) {
                 text.sample(name, &[("endpoint", path), ("outcome", Ending::name(at))], n);
             }
         }
         let name = "meridian_gateway_protocol_requests_total";
-        text.head(name, Kind::Counter, "Requests that ended, by protocol.");
+        text.head(name, Kind::Counter, "Finished requests, by protocol.");
         for protocol in Protocol::ALL {
             let n = self.protocols[protocol as usize].get();
             text.sample(name, &[("protocol", protocol.as_str())], n);
         }
         let name = "meridian_gateway_requests_in_flight";
-        text.single(name, Kind::Gauge, "Requests whose answer is not finished.", self.in_flight.get());
+        text.single(name, Kind::Gauge, "Requests in flight.", self.in_flight.get());
         for (name, help, count) in [
-            ("meridian_gateway_request_bytes_total", "Bytes of requests' bodies.", &self.bytes_in),
-            ("meridian_gateway_response_bytes_total", "Bytes of answers' bodies.", &self.bytes_out),
+            ("meridian_gateway_request_bytes_total", "Bytes of request bodies.", &self.bytes_in),
+            ("meridian_gateway_response_bytes_total", "Bytes of response bodies.", &self.bytes_out),
         ] {
             text.single(name, Kind::Counter, help, count.get());
         }
@@ -169,7 +169,7 @@ impl EdgeMetrics {
             self.regions.iter().map(move |(at, by)| (catalogue.region(index(at)).id.as_str(), by))
         };
         let name = "meridian_gateway_region_requests_total";
-        text.head(name, Kind::Counter, "Requests by the region whose answer was given, and by outcome.");
+        text.head(name, Kind::Counter, "Requests by the region whose response was forwarded, and by outcome.");
         for (region, by) in named() {
             for outcome in Outcome::ALL {
                 let labels = [("region", region), ("outcome", outcome.as_str())];
@@ -177,20 +177,20 @@ impl EdgeMetrics {
             }
         }
         let name = "meridian_gateway_attempts_total";
-        text.head(name, Kind::Counter, "Attempts, by region, by why they were made and by how they ended.");
+        text.head(name, Kind::Counter, "Attempts, by region, cause and outcome.");
         for (region, by) in named() {
             for cause in Cause::ALL {
                 for end in Ended::ALL {
                     let n = by.attempts[cause as usize][end as usize].get();
                     if n > 0 || (cause, end) == (Cause::First, Ended::Ok) {
-                        let labels = [("region", region), ("cause", cause.as_str()), ("end", end.as_str())];
+                        let labels = [("region", region), ("cause", cause.as_str()), ("outcome", end.as_str())];
                         text.sample(name, &labels, n);
                     }
                 }
             }
         }
         let name = "meridian_gateway_attempt_seconds";
-        text.head(name, Kind::Histogram, "How long attempts at a region took.");
+        text.head(name, Kind::Histogram, "Duration of attempts.");
         for (region, by) in named() {
             text.histogram(name, &[("region", region)], &by.seconds);
         }

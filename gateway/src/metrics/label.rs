@@ -1,4 +1,4 @@
-//! The labels, each a closed set with a number for each member and its name.
+//! Metric labels: closed sets with a number and a name for each value.
 
 use crate::names;
 use gateway_core::endpoint::Endpoint;
@@ -7,19 +7,20 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 
-/// What a request asked for: a path that is served, the list of models, or something else.
+/// Endpoint of a request: a served path, the list of models, or other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked(&'static str);
 
 impl Asked {
-    /// A path that nobody serves. What it was is a stranger's text, and is kept nowhere.
+    /// Path that is not served. The path itself is client text and is not recorded.
     pub(crate) const OTHER: Asked = Asked("other");
 
+    /// Returns the label of an endpoint.
     pub(crate) fn of(endpoint: &Endpoint<'_>) -> Asked {
         Asked(endpoint.path())
     }
 
-    /// What a replica serves at this path.
+    /// Returns the label of a replica's endpoint.
     pub(crate) fn at(path: &'static str) -> Asked {
         Asked(path)
     }
@@ -29,28 +30,28 @@ impl Asked {
     }
 }
 
-/// How a request ended, as the one who sent it saw it.
+/// Outcome of a request as its client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// With an answer of this status; `code` is the error that it told, if it told one.
+    /// Complete response with this status; `code` is its error code, if it has one.
     Answered { status: u16, code: Option<ErrorCode> },
-    /// The answer of this status broke off on its way.
+    /// Response with this status, truncated.
     BrokeOff { status: u16 },
-    /// Whoever asked hung up before there was an answer.
+    /// The client disconnected before a response was sent.
     ClientGone,
-    /// This process stopped before there was an answer.
+    /// This process stopped before a response was sent.
     CutOff,
 }
 
-/// Endings that are no error code: ok, another status, broke off, client gone, cut off.
+/// Outcomes without an error code: ok, other status, truncated, client disconnected, shutdown.
 const BESIDE_CODES: usize = 5;
 
 impl Ending {
     pub(crate) const LEN: usize = ErrorCode::ALL.len() + BESIDE_CODES;
 
-    /// The end of a request that was given the answer whose head `session` has written; without one, whoever asked had
-    /// left.
-    pub(crate) fn as_told(session: &ServerSession) -> Ending {
+    /// Returns the outcome of a request by the response head that `session` has written; without one, the client
+    /// disconnected.
+    pub(crate) fn of_session(session: &ServerSession) -> Ending {
         let Some(head) = session.response_written() else { return Ending::ClientGone };
         let code = head
             .headers
@@ -71,12 +72,12 @@ impl Ending {
     }
 
     pub(crate) fn name(at: usize) -> &'static str {
-        const BESIDE: [&str; BESIDE_CODES] = ["ok", "other_status", "broke_off", "client_gone", "cut_off"];
+        const BESIDE: [&str; BESIDE_CODES] = ["ok", "other_status", "truncated", "client_disconnected", "shutdown"];
         BESIDE.get(at).copied().unwrap_or_else(|| ErrorCode::ALL[at - BESIDE_CODES].as_str())
     }
 
-    /// The same answer, of which only a part arrived.
-    pub(crate) fn broken_off(self) -> Ending {
+    /// Returns the same response as truncated.
+    pub(crate) fn truncated(self) -> Ending {
         match self {
             Ending::Answered { status, .. } => Ending::BrokeOff { status },
             Ending::BrokeOff { .. } | Ending::ClientGone | Ending::CutOff => self,
@@ -91,13 +92,13 @@ impl Ending {
     }
 }
 
-/// Endings, coarsely: who would have to do something.
+/// Class of outcomes by the party at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Ok,
     ClientError,
     ServerError,
-    /// Nobody got a whole answer.
+    /// No complete response was sent.
     Unfinished,
 }
 
@@ -124,7 +125,7 @@ impl Outcome {
     }
 }
 
-/// Over what a request came.
+/// Protocol of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http1,
@@ -142,12 +143,12 @@ impl Protocol {
     }
 }
 
-/// The priority in which a request travels.
+/// Priority of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Priority {
     Interactive,
     Bulk,
-    /// It was answered or refused before that was known.
+    /// The request was answered or rejected before its priority was known.
     #[default]
     Unknown,
 }
@@ -173,16 +174,16 @@ impl From<priority::Priority> for Priority {
     }
 }
 
-/// Where a request spends its time.
+/// Stage of a request, for its latency breakdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// This process, and attempts that came to nothing.
+    /// This process, and failed attempts.
     Gateway,
     Network,
     Queue,
     Tokenize,
     Engine,
-    /// From the head of the answer to its last byte.
+    /// From the head of the response to its last byte.
     Sending,
 }
 

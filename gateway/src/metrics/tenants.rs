@@ -1,8 +1,8 @@
-//! What is counted of each tenant.
+//! Metrics by tenant.
 //!
-//! There are as many rows as the newest table has tenants, and one more: whoever is in it no longer is forgotten, and what
-//! was counted of him is added to what was counted of all such, so that no sum over tenants ever falls. What of his is
-//! still under way is counted there as well.
+//! There is a row for each tenant of the newest table, and one for all former tenants: when a tenant is removed, its
+//! row is deleted and its counts are added to the former row, so sums over tenants never decrease. Requests in flight
+//! of a removed tenant are counted there as well.
 
 use super::label::Outcome;
 use super::{Count, Ending, Kind, Text};
@@ -11,13 +11,14 @@ use regions::id::TenantId;
 use std::collections::BTreeMap;
 use supervision::RwLock;
 
-/// The row of all who are tenants no longer. No tenant can have this name.
+/// Row of all former tenants. No tenant can have this name.
 const FORMER: &str = "(former)";
 
 /// Requests, inputs and tokens by tenant.
 pub(crate) struct TenantMetrics(RwLock<Rows>);
 
 #[derive(Default)]
+/// Rows of the current tenants, and the row of the former ones.
 struct Rows {
     now: BTreeMap<TenantId, ByTenant>,
     former: ByTenant,
@@ -30,7 +31,7 @@ struct ByTenant {
     tokens: Count,
 }
 
-/// One of a tenant's totals.
+/// Accessor of one of a tenant's counters.
 type Total = fn(&ByTenant) -> &Count;
 
 impl ByTenant {
@@ -41,21 +42,21 @@ impl ByTenant {
 
 impl Rows {
     fn named(&self) -> impl Iterator<Item = (&str, &ByTenant)> {
-        // A row that nobody has ever been moved to says nothing.
+        // The former row is shown only if it has counts.
         let former = self.former.counts().any(|count| count.get() > 0).then_some((FORMER, &self.former));
         self.now.iter().map(|(tenant, by)| (tenant.as_str(), by)).chain(former)
     }
 }
 
 impl TenantMetrics {
-    /// Nothing yet, of these tenants.
+    /// Creates empty metrics for these tenants.
     pub(super) fn of(keys: &KeyRing) -> TenantMetrics {
         let metrics = TenantMetrics(RwLock::default());
         metrics.adopt(keys);
         metrics
     }
 
-    /// These are the tenants from now on. What was counted of whoever is one still stays his.
+    /// Replaces the set of tenants; those that remain keep their counts.
     pub(crate) fn adopt(&self, keys: &KeyRing) {
         let rows = &mut *self.0.write();
         let mut before = std::mem::take(&mut rows.now);
@@ -67,7 +68,7 @@ impl TenantMetrics {
         }
     }
 
-    /// A request of this tenant ended so.
+    /// Counts a finished request of a tenant.
     pub(crate) fn ended(&self, tenant: &TenantId, ending: Ending, inputs: u64, tokens: u64) {
         let rows = &*self.0.read();
         let by = rows.now.get(tenant).unwrap_or(&rows.former);
@@ -87,10 +88,10 @@ impl TenantMetrics {
             }
         }
         let totals: [(&str, &str, Total); 2] = [
-            ("meridian_gateway_tenant_inputs_total", "Inputs of answered requests.", |by| &by.inputs),
+            ("meridian_gateway_tenant_inputs_total", "Inputs of requests with a response.", |by| &by.inputs),
             (
                 "meridian_gateway_tenant_tokens_total",
-                "Tokens that were computed, as regions counted them.",
+                "Computed tokens, as counted by regions.",
                 |by| &by.tokens,
             ),
         ];

@@ -1,16 +1,16 @@
-//! Prometheus' text format, version 0.0.4
+//! Writer of the Prometheus text format, version 0.0.4
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>).
 //!
-//! Written here and not by a library: what we need of the format is these lines, and the libraries bring a registry of
+//! Hand-written instead of a library: we need only these lines of the format, and the libraries bring a registry of
 //! their own with a lock around each family, where ours are arrays of atomics whose labels are closed sets.
 
 use super::histogram::Histogram;
 use std::fmt::{Display, Write};
 
-/// The content type of what [`Text`] writes.
+/// Content type of the output of [`Text`].
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a metric is.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Counter,
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
     Histogram,
 }
 
-/// Metrics, being written.
+/// Metrics text being written.
 #[derive(Default)]
 pub(crate) struct Text(String);
 
@@ -40,7 +40,7 @@ impl Text {
         self.line(format_args!("{name}{labels} {value}"));
     }
 
-    /// A metric of one sample.
+    /// Writes a metric with one sample.
     pub(crate) fn single(&mut self, name: &str, kind: Kind, help: &str, value: impl Display) {
         self.head(name, kind, help);
         self.sample(name, &[], value);
@@ -68,8 +68,8 @@ impl Text {
     }
 }
 
-/// The labels in their braces. Values are names from closed sets or from configuration, where a name has letters, digits,
-/// '.', '_', '-' and '/' only; so nothing in them has to be escaped.
+/// Formats labels in braces. Values are names from closed sets or from configuration, where a name has only letters,
+/// digits, '.', '_', '-' and '/'; so escaping is not needed.
 fn braces(labels: Labels<'_>, end: Option<&str>) -> String {
     let all = labels.iter().copied().chain(end.map(|end| ("le", end)));
     let inside = all.map(|(name, value)| format!("{name}=\"{value}\"")).collect::<Vec<_>>().join(",");
@@ -82,7 +82,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_written_is_the_format_that_prometheus_reads() {
+    fn the_output_is_the_prometheus_text_format() {
         let mut text = Text::default();
         text.head("a_total", Kind::Counter, "What.");
         text.sample("a_total", &[("priority", "bulk"), ("code", "ok")], 3);
