@@ -1,11 +1,12 @@
-//! Where requests wait for a replica that is not ready yet.
+//! Held requests: they wait for a replica that is not ready yet.
 //!
-//! `scheduler_core::spoke::hold` decides who waits and who is called; here is how somebody waits without asking again and
-//! again: each has a place ([`Place`]), and whoever learns that something may have changed (a replica's probe, an answer that
-//! made room, somebody who left, whoever starts replicas) has the line called at once ([`Hold::call`]). A place is given
-//! back when it is dropped: also when its client has hung up.
+//! `scheduler_core::spoke::hold` decides which requests are held and released; this module makes a request wait without
+//! polling: each held request has a [`Place`], and every event that may release requests (a replica's probe, a response
+//! that frees capacity, a request that leaves, the scaler) calls [`Hold::call`] at once. The hold ends when the guard
+//! is dropped, also when the client disconnects.
 //!
-//! Who waits is locked before the spoke, so that nobody is called between getting a ticket and listening for its number.
+//! The lock of the waiters is taken before that of the spoke, so that no ticket is released between its issue and the
+//! registration of its waiter.
 
 use super::attempts::Passing;
 use crate::metrics::{HoldMetrics, NotHeldBy};
@@ -17,31 +18,31 @@ use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 
-/// Everybody who waits.
+/// Held requests of a region.
 pub(super) struct Hold {
     spoke: Arc<Mutex<Spoke>>,
     waiting: Mutex<BTreeMap<u64, oneshot::Sender<CalledTo>>>,
-    /// Rung when the first request finds no replica.
+    /// Signal to the scaler: a first request found no replica.
     wake: Arc<Notify>,
     pub(super) metrics: HoldMetrics,
 }
 
-/// Somebody's place.
+/// Held request, until this is dropped.
 pub(super) struct Place<'a> {
     hold: &'a Hold,
-    /// There until it is given back.
+    /// `Some` until it is returned.
     ticket: Option<Ticket>,
-    called: oneshot::Receiver<CalledTo>,
+    released: oneshot::Receiver<CalledTo>,
     since: Instant,
 }
 
-/// How waiting ended.
+/// Result of waiting for a replica.
 pub(super) enum Waited {
-    /// A replica has room.
+    /// A replica has capacity.
     Called { cold_start: Option<Duration> },
-    /// There is nothing to wait for any more.
+    /// No replica will become ready.
     Nothing,
-    /// It took too long.
+    /// The deadline of the request has passed.
     TooLong,
 }
 
@@ -50,8 +51,8 @@ impl Hold {
         Hold { spoke, waiting: Mutex::default(), wake, metrics: HoldMetrics::default() }
     }
 
-    /// A place for a request, or none where it need not wait.
-    pub(super) fn comes(&self, request: &Passing) -> Result<Option<Place<'_>>, NotHeld> {
+    /// Holds a request; `None` if it need not wait.
+    pub(super) fn enter(&self, request: &Passing) -> Result<Option<Place<'_>>, NotHeld> {
         let now = Instant::now();
         let comes = Comes {
             deployment: &request.deployment,
@@ -72,14 +73,14 @@ impl Hold {
                 return Err(why);
             }
         };
-        let (call, called) = oneshot::channel();
-        waiting.insert(ticket.number(), call);
+        let (release, released) = oneshot::channel();
+        waiting.insert(ticket.number(), release);
         drop(waiting);
         if wakes {
             self.metrics.wakes.add(1);
             self.wake.notify_one();
         }
-        Ok(Some(Place { hold: self, ticket: Some(ticket), called, since: now }))
+        Ok(Some(Place { hold: self, ticket: Some(ticket), released, since: now }))
     }
 
     fn count(&self, why: NotHeld) {
@@ -95,13 +96,13 @@ impl Hold {
         self.metrics.not_held.count(by);
     }
 
-    /// Something may have changed: whoever has no reason to wait any longer is called.
+    /// Releases the requests that need not wait any longer. Called when something may have changed.
     pub(super) fn call(&self) {
         let mut waiting = self.waiting();
         for Call { number, to } in self.spoke.lock().call(Instant::now()) {
-            // Whoever has a ticket listens until it is given back; one that is being dropped at this moment gives it back.
-            if let Some(listens) = waiting.remove(&number) {
-                listens.send(to).ok();
+            // A ticket has a waiter until it is returned; one that is being dropped at this moment returns it.
+            if let Some(waiter) = waiting.remove(&number) {
+                waiter.send(to).ok();
             }
         }
     }
@@ -112,17 +113,17 @@ impl Hold {
 }
 
 impl Place<'_> {
-    /// Waits until it is called, or until `deadline`.
+    /// Waits until the request is released, or until `deadline`.
     pub(super) async fn wait(&mut self, deadline: Instant) -> Waited {
-        match tokio::time::timeout_at(deadline.into(), &mut self.called).await {
+        match tokio::time::timeout_at(deadline.into(), &mut self.released).await {
             Ok(Ok(CalledTo::Replica { cold_start })) => Waited::Called { cold_start },
-            // The other end is dropped only with the ingress.
+            // The sender is dropped only with the ingress.
             Ok(Ok(CalledTo::Nothing) | Err(_)) => Waited::Nothing,
             Err(_) => Waited::TooLong,
         }
     }
 
-    /// For how long it has been held.
+    /// Returns the time for which it has been held.
     pub(super) fn held_for(&self) -> Duration {
         self.since.elapsed()
     }
@@ -137,12 +138,12 @@ impl Drop for Place<'_> {
             self.hold.spoke.lock().left(ticket);
         }
         self.hold.metrics.seconds.observe(self.since.elapsed());
-        // What it held back may go now.
+        // Requests queued behind it may be released now.
         self.hold.call();
     }
 }
 
-/// How urgent a request is, as its edge has decided.
+/// Returns the priority band that the gateway decided.
 pub(super) fn band(priority: Option<&str>) -> Band {
     if priority == Some("bulk") { Band::Bulk } else { Band::Interactive }
 }

@@ -1,10 +1,11 @@
-//! The regional ingress: the door of a region, and the only way to its replicas.
+//! Regional ingress: the listener of a region for gateways, and the only path to its replicas.
 //!
-//! It holds the residency policy a second time: a request carries the residency under which it travels, and a region that is not part
-//! of it refuses before it has read the body. It asks [`Spoke`] which replica, passes the request on ([`attempts`]), and
-//! answers each edge's question for a report. `Spoke` is shared with the agent that speaks to the hub; neither waits for
-//! the other. What the ingress's own requests have seen of each replica it keeps beside it ([`replicas`]), and shows at
-//! `/status`. Requests that find no replica ready wait here for the one that is started for them ([`hold`]).
+//! It enforces the residency policy a second time: a request carries its residency policy, and a region that is not
+//! part of it rejects the request before reading the body. It asks [`Spoke`] for a replica, forwards the request
+//! ([`attempts`]), and responds to the report requests of gateways. `Spoke` is shared with the agent that talks to the
+//! hub; neither waits for the other. The ingress keeps its own observations of each replica separately ([`replicas`]),
+//! and shows them at `/status`. Requests that find no ready replica are held for the one that is started for them
+//! ([`hold`]).
 
 mod arrival;
 mod attempts;
@@ -56,81 +57,81 @@ use supervision::task::supervise;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
-/// How long a request may take when whoever sends it does not say.
+/// Default request timeout.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-/// How long an ingress that is told to stop still takes requests, while its reports say that it is draining: three
-/// reports, so that every edge has heard it.
+/// Time for which a stopping ingress still accepts requests while its reports say that it is draining: three report
+/// periods, so every gateway has received one.
 const LAME_DUCK: Duration = Duration::from_millis(700);
-/// How long the last receipts may take to reach the disk after that.
+/// Timeout for the last receipts to reach the disk after that.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
-/// Connections of edges that are open at once: as many as there may be requests that are held, each of which has one; a report
-/// from each gateway that there may be, so that full lines crowd out nobody's word; and as many requests under way as a door
-/// without any lines had. At about 20 KiB each that is 320 MiB.
+/// Maximum number of open gateway connections: one for each held request; one report connection for each gateway, so
+/// that held requests cannot block reports; and as many requests in flight as an ingress without held requests had. At
+/// about 20 KiB each that is 320 MiB.
 const CONNECTIONS_MAX: usize = 16_384;
-const _: () = assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have room beside all who are held");
-/// Bytes of JSON text a token, roughly; a first estimate of what a request costs, before anybody has tokenized it.
+const _: () = assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have connections beside all held requests");
+/// Bytes of JSON text a token, roughly; first estimate of the cost of a request, before it is tokenized.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// What an ingress needs to know.
+/// Configuration of an ingress.
 pub struct IngressConfig {
-    /// Where edges connect.
+    /// Address for gateways.
     pub listen: SocketAddr,
-    /// The region whose door this is.
+    /// Region of the ingress.
     pub region: RegionId,
-    /// Clouds and regions.
+    /// Catalogue of clouds and regions.
     pub catalogue: Arc<Catalogue>,
-    /// How receipts are kept, if they are.
+    /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
-    /// What the door shows to edges and whom it believes; without it, it is open and in the clear.
+    /// Credentials for gateways and the authorities it trusts; without it, the listener is unauthenticated plaintext.
     pub tls: Option<Arc<Credentials>>,
-    /// Where operators connect, in the clear; without it, where edges do.
+    /// Plaintext address for operators; without it, operators use the address for gateways.
     pub operations: Option<SocketAddr>,
-    /// Between this door and whoever starts replicas.
+    /// Signals between the ingress and the scaler.
     pub signals: Signals,
 }
 
-/// How the door of a region and whoever starts replicas for it wake each other; neither asks whether there is news.
+/// Signals between the ingress of a region and its scaler, in place of polling.
 #[derive(Clone, Debug, Default)]
 pub struct Signals {
-    /// Rung by the door: a request waits for a deployment that has no replica.
+    /// Signal to the scaler: a request waits for a deployment that has no replica.
     pub wake: Arc<Notify>,
-    /// Rung by whoever starts them: replicas have come or gone, or what `Spoke` knows of those that are ordered is different.
+    /// Signal to the ingress: replicas were added or removed, or `Spoke` has new estimates for provisioning ones.
     pub changed: Arc<Notify>,
 }
 
-/// Why an ingress cannot run.
+/// Error that prevents an ingress from running.
 #[derive(Debug, thiserror::Error)]
 pub enum IngressError {
-    /// The region is in no catalogue.
-    #[error("region \"{0}\" is not in the catalogue, so nothing is known of its policy")]
+    /// The region is not in the catalogue.
+    #[error("region \"{0}\" is not in the catalogue, so its jurisdictions are unknown; use a region of the catalogue")]
     UnknownRegion(RegionId),
-    /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}; choose another port or stop whoever has it")]
+    /// The address cannot be bound.
+    #[error("cannot listen on {address}: {source}; choose another port, or stop the process that uses it")]
     Bind {
-        /// Which.
+        /// Address.
         address: SocketAddr,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Receipts cannot be kept.
+    /// Receipts cannot be written.
     #[error("{0}")]
     Receipts(#[from] ReceiptsError),
     /// TLS cannot be set up.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
-    /// The threads for large bodies cannot be started.
+    /// The body threads cannot be started.
     #[error("the threads for large bodies cannot be started: {0}")]
     Threads(#[source] io::Error),
-    /// The client that asks replicas for their status cannot be made.
-    #[error("the HTTP client for replicas cannot be made: {0}")]
+    /// The HTTP client for the status of replicas cannot be created.
+    #[error("the HTTP client for replicas cannot be created: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// Runs an ingress until `shutdown`, then drains. Calls `ready` once, when edges can connect.
+/// Runs an ingress until `shutdown`, then drains. Calls `ready` once, when gateways can connect.
 ///
 /// # Errors
 ///
-/// When the region is unknown or the address cannot be bound. Nothing that happens later ends it.
+/// Fails if the region is unknown or the address cannot be bound. Later failures do not end it.
 pub async fn run(
     config: IngressConfig,
     spoke: Arc<Mutex<Spoke>>,
@@ -143,17 +144,17 @@ pub async fn run(
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
     };
     let metrics = IngressMetrics::new();
-    let doorkeeper = tls.clone().map(|shown| Doorkeeper::with(shown, metrics.refused.clone())).transpose()?;
-    let listener = bind(listen).await?.kept_by(doorkeeper).refusing(metrics.refused.clone());
+    let acceptor = tls.clone().map(|credentials| Doorkeeper::with(credentials, metrics.refused.clone())).transpose()?;
+    let listener = bind(listen).await?.kept_by(acceptor).refusing(metrics.refused.clone());
     let listener = listener.holding(CONNECTIONS_MAX);
     let operations = match operations {
         Some(address) => Some(bind(address).await?),
         None => None,
     };
-    let (recorder, writing) = match &receipts {
+    let (recorder, writer) = match &receipts {
         Some(receipts) => {
-            let (recorder, writing) = Recorder::start(receipts, Role::Spoke, &region, Vec::new())?;
-            (Some(recorder), Some(writing))
+            let (recorder, writer) = Recorder::start(receipts, Role::Spoke, &region, Vec::new())?;
+            (Some(recorder), Some(writer))
         }
         None => (None, None),
     };
@@ -162,15 +163,15 @@ pub async fn run(
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
     if tls.is_none() && !listen.ip().is_loopback() {
-        tracing::warn!(%listen, "requests come in the clear, as [tls] says");
+        tracing::warn!(%listen, "ingress accepts plaintext connections, as [tls] allows");
     }
     if let Some(credentials) = tls {
         tasks.spawn(supervise("credentials", move || credentials.clone().follow()));
     }
     ready(listener.address());
-    // Edges know from the reports that it is leaving.
+    // Gateways know from the reports that the ingress is draining.
     let timeouts = Timeouts { lame_duck: Duration::ZERO, ..Timeouts::default() };
-    let door = Ingress {
+    let ingress = Ingress {
         region,
         here,
         catalogue,
@@ -185,37 +186,37 @@ pub async fn run(
         connections: listener.room(),
         recorder,
     };
-    let leave = async {
+    let stop = async {
         shutdown.await;
         spoke.lock().set_draining();
         tokio::time::sleep(LAME_DUCK).await;
         Leave::Stopping
     };
-    let door = Arc::new(door);
+    let ingress = Arc::new(ingress);
     tasks.spawn({
-        let door = door.clone();
-        supervise("replicas", move || follow::replicas(door.clone(), client.clone(), changed.clone()))
+        let ingress = ingress.clone();
+        supervise("replicas", move || follow::replicas(ingress.clone(), client.clone(), changed.clone()))
     });
-    let left = tokio::sync::watch::Sender::new(false);
+    let drained = tokio::sync::watch::Sender::new(false);
     let operators = async {
         if let Some(operations) = operations {
-            let mut left = left.subscribe();
-            let leave = async {
-                // The sender outlives this.
-                left.wait_for(|left| *left).await.ok();
+            let mut drained = drained.subscribe();
+            let stop = async {
+                // The sender outlives this task.
+                drained.wait_for(|drained| *drained).await.ok();
                 Leave::Stopping
             };
-            operations.serve(Arc::new(Operators(door.clone())), leave, timeouts).await;
+            operations.serve(Arc::new(Operators(ingress.clone())), stop, timeouts).await;
         }
     };
-    let edges = async {
-        listener.serve(door.clone(), leave, timeouts).await;
-        left.send_replace(true);
+    let gateways = async {
+        listener.serve(ingress.clone(), stop, timeouts).await;
+        drained.send_replace(true);
     };
-    tokio::join!(edges, operators);
+    tokio::join!(gateways, operators);
     tasks.shutdown().await;
-    if let Some(writing) = writing {
-        writing.finish(LAST_RECEIPTS).await;
+    if let Some(writer) = writer {
+        writer.finish(LAST_RECEIPTS).await;
     }
     Ok(())
 }
@@ -231,14 +232,14 @@ struct Ingress {
     upstream: Upstream,
     intake: Intake,
     metrics: IngressMetrics,
-    /// What its listener has ended, and a permit for each connection that could be opened.
+    /// Metrics of its listener, and the semaphore with a permit for each connection that can still be opened.
     listener: Arc<ListenerMetrics>,
     connections: Arc<Semaphore>,
     recorder: Option<Recorder>,
 }
 
 impl Door for Ingress {
-    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+    async fn handle(&self, session: &mut ServerSession) -> AfterAnswer {
         let arrived = Instant::now();
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
@@ -254,17 +255,17 @@ impl Door for Ingress {
                     self.forward(session, path, arrived, arrival).await
                 }
                 None => {
-                    Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "An ingress has no such path.")))
+                    Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "The ingress has no such path.")))
                 }
             },
         };
         let (after, ending) = match served {
-            Ok(AfterAnswer::Reuse) => (AfterAnswer::Reuse, Ending::as_told(session)),
-            Ok(AfterAnswer::Close) => (AfterAnswer::Close, Ending::as_told(session).broken_off()),
+            Ok(AfterAnswer::Reuse) => (AfterAnswer::Reuse, Ending::of_session(session)),
+            Ok(AfterAnswer::Close) => (AfterAnswer::Close, Ending::of_session(session).truncated()),
             Err(Ended::ClientGone) => (AfterAnswer::Close, Ending::ClientGone),
             Err(Ended::Refused(refusal)) => {
                 let region = [(headers::REGION, self.region.as_str())];
-                (respond::refuse(session, &refusal, &region).await, Ending::as_told(session))
+                (respond::refuse(session, &refusal, &region).await, Ending::of_session(session))
             }
         };
         if let Some(mut arrival) = arrival {
@@ -274,7 +275,7 @@ impl Door for Ingress {
     }
 }
 
-/// Why a request has no answer from a replica.
+/// Reason why a request has no response of a replica.
 enum Ended {
     Refused(Refusal),
     ClientGone,
@@ -299,10 +300,10 @@ impl Ingress {
     async fn exchange(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
         let body = self.intake.body(session, Owner::default()).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
-            Refusal::new(ErrorCode::InvalidJson, format!("No exchange request: {error}."))
+            Refusal::new(ErrorCode::InvalidJson, format!("Invalid exchange request: {error}."))
         })?;
         let question = Question::try_from(question).map_err(|error| {
-            Refusal::new(ErrorCode::InvalidValue, format!("No exchange request: {error}."))
+            Refusal::new(ErrorCode::InvalidValue, format!("Invalid exchange request: {error}."))
         })?;
         self.metrics.exchanges.add(1);
         let report = self.spoke.lock().answer(&question, Instant::now());
@@ -319,11 +320,11 @@ impl Ingress {
     ) -> Result<AfterAnswer, Ended> {
         let policy = self.allowed_here(session)?;
         let deployment = deployment(session)?;
-        self.permitted(&deployment)?;
+        self.check_deployment_policy(&deployment)?;
         if arrival.is_locked() {
-            self.policy_is_fresh()?;
+            self.check_policy_age()?;
         }
-        if !arrival.promised() {
+        if !arrival.reserve_receipt() {
             return Err(self.no_receipt().into());
         }
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
@@ -344,29 +345,30 @@ impl Ingress {
             },
             tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             deadline,
-            chance: chance(),
+            draw: random_draw(),
             band: hold::band(text(session, headers::PRIORITY)?),
             elsewhere: milliseconds(session, headers::ELSEWHERE_MS)?,
         };
         arrival.commit().await.map_err(|NoReceipt| self.no_receipt())?;
         self.spoke.lock().arrived(&request.deployment, request.tokens, whose, Instant::now());
-        let (answer, sent, held) = tokio::select! {
+        let (response, sent, held) = tokio::select! {
             biased;
-            answered = self.go(&request) => answered?,
+            result = self.send_to_replica(&request) => result?,
             () = relay::client_gone(session) => return Err(Ended::ClientGone),
         };
-        let told = answer.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
-        let timing = timing::at_the_region(told, arrived.elapsed());
+        let reported = response.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
+        let timing = timing::at_the_region(reported, arrived.elapsed());
         let held = held.headers();
         let mut extra =
             vec![(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];
         extra.extend(held.iter().map(|(name, value)| (*name, value.as_str())));
-        let after = relay::outward(session, answer, &self.upstream, &extra).await;
-        sent.answered();
+        let after = relay::outward(session, response, &self.upstream, &extra).await;
+        sent.finish();
         Ok(after)
     }
 
-    /// Invariant 1 (Residency), at the receiving end: what must not be seen here is refused before its body is read.
+    /// Invariant 1 (Residency), at the receiving end: a request whose policy excludes this region is rejected before
+    /// its body is read.
     fn allowed_here(&self, session: &ServerSession) -> Result<AllowedRegions, Refusal> {
         let policy = match text(session, headers::RESIDENCY)? {
             Some(policy) => policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?,
@@ -376,26 +378,26 @@ impl Ingress {
         if policy.contains(self.here) {
             return Ok(policy);
         }
-        tracing::error!(region = %self.region, %policy, "a request came here that must not be seen here");
+        tracing::error!(region = %self.region, %policy, "residency violation: request rejected");
         let message =
-            format!("Region {} is not part of the residency '{policy}'; nothing was read.", self.region);
+            format!("Region {} is not part of the residency '{policy}'; the body was not read.", self.region);
         Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
     }
 
-    /// The same against whoever sent it by a table that is older than the one in hand here: what has been narrowed since is
-    /// narrower at once.
-    fn permitted(&self, deployment: &DeploymentName) -> Result<(), Refusal> {
+    /// Checks the same against a gateway with an older route table: a policy that was narrowed since applies at once.
+    fn check_deployment_policy(&self, deployment: &DeploymentName) -> Result<(), Refusal> {
         if !self.spoke.lock().forbids(deployment) {
             return Ok(());
         }
         let region = &self.region;
-        tracing::warn!(%region, %deployment, "a request came here that the newest route table does not permit here");
+        tracing::warn!(%region, %deployment, "residency violation of the newest route table: request rejected");
         let message = format!("Region {region} is no longer part of the residency of '{deployment}'.");
         Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
     }
 
-    /// What has been narrowed since a hub last answered is not known here.
-    fn policy_is_fresh(&self) -> Result<(), Refusal> {
+    /// Rejects the request if the policy is too old: a policy that was narrowed since the last contact with a hub is
+    /// unknown here.
+    fn check_policy_age(&self) -> Result<(), Refusal> {
         let age = self.spoke.lock().policy_age(Instant::now());
         let Some((age, max)) = age.filter(|(age, max)| age > max) else { return Ok(()) };
         let message = format!(
@@ -408,10 +410,10 @@ impl Ingress {
         Err(Refusal::new(ErrorCode::PolicyTooOld, message))
     }
 
-    /// Another region that the residency policy permits may be able to write one.
+    /// Returns the error of a request without a durable receipt. Another allowed region may be able to write one.
     fn no_receipt(&self) -> Refusal {
         let message = format!(
-            "Every request of a locked deployment must leave a receipt, which region {} cannot write at the moment.",
+            "Every request of a locked deployment requires a receipt, which region {} cannot write at the moment.",
             self.region
         );
         Refusal::new(ErrorCode::NotReady, message)
@@ -438,7 +440,7 @@ fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelR
 
 fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Refusal> {
     if session.req_header().headers.get_all(name).iter().count() > 1 {
-        return Err(unreadable(name, &"it is there more than once"));
+        return Err(unreadable(name, &"it is repeated"));
     }
     let value = session.get_header(name);
     value.map(|value| value.to_str().map_err(|error| unreadable(name, &error))).transpose()
