@@ -1,29 +1,29 @@
-//! Why two ends did not come together, in a closed set of words for logs and metrics.
+//! Causes of failed connections between gateway and region: a closed set of labels for logs and metrics.
 
 use gateway_core::spiffe::WrongPeer;
 use rustls::{AlertDescription, CertificateError, Error, OtherError};
 use std::io;
 
-/// What was the matter.
+/// Cause of a failed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// A certificate of ours, and of somebody else than was meant.
+    /// The certificate is from a trusted authority but names another peer.
     WrongPeer,
-    /// A certificate that no authority in the file has signed, or that is not for this use.
+    /// The certificate is not signed by a trusted authority, or not valid for this use.
     Untrusted,
-    /// One that has expired, or is not valid yet.
+    /// The certificate has expired, or is not valid yet.
     NotValidNow,
-    /// What came is no TLS.
+    /// The peer does not send TLS.
     NotTls,
-    /// What came is TLS, where the port is in the clear.
+    /// The peer sends TLS on a plaintext port.
     UnexpectedTls,
-    /// It would have to be in the clear and leave this machine, which nobody has allowed.
+    /// The connection would leave this machine in plaintext, which the configuration does not allow.
     InTheClear,
-    /// The other end does not take us.
+    /// The peer rejected our certificate or handshake.
     Refused,
-    /// Not in time.
+    /// The handshake timed out.
     TimedOut,
-    /// Anything else, as no certificate at all or no version that both speak; the log has the library's words.
+    /// Any other cause, such as a missing certificate or no common TLS version; the log contains the library's message.
     Other,
 }
 
@@ -41,7 +41,7 @@ impl Cause {
         Cause::Other,
     ];
 
-    /// The word for it.
+    /// Returns the label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Cause::WrongPeer => "wrong_peer",
@@ -69,7 +69,7 @@ impl Cause {
             ) => Cause::NotValidNow,
             Error::InvalidCertificate(_) => Cause::Untrusted,
             Error::InvalidMessage(_) => Cause::NotTls,
-            // Of a server these say that it speaks TLS and has nothing against us.
+            // Alerts of a TLS server that do not reject this client.
             Error::AlertReceived(AlertDescription::CloseNotify | AlertDescription::InternalError) => {
                 Cause::Other
             }
@@ -78,13 +78,13 @@ impl Cause {
         }
     }
 
-    /// That of an error of a stream, if TLS is behind it.
+    /// Returns the cause of an I/O error, if TLS is the reason.
     pub(crate) fn of_io(error: &io::Error) -> Option<Cause> {
         error.get_ref()?.downcast_ref::<Error>().map(Cause::of)
     }
 }
 
-/// As rustls takes it from who verifies certificates.
+/// Wraps a name mismatch in the error type of rustls verifiers.
 pub(super) fn wrong_peer(wrong: WrongPeer) -> Error {
     Error::InvalidCertificate(CertificateError::Other(OtherError(std::sync::Arc::new(wrong))))
 }

@@ -1,6 +1,6 @@
-//! The region's end: lets gateways in and nobody else.
+//! TLS acceptor of a region: accepts gateways only.
 //!
-//! Anybody on the network can knock, so what goes wrong is counted every time and told once a second at most.
+//! Any host on the network can connect, so every failure is counted and at most one a second is logged.
 
 use super::verify::Verifier;
 use super::{Cause, Credentials, HTTP1, HTTP2};
@@ -20,10 +20,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The first byte of whoever speaks TLS: a record of a handshake (RFC 8446, 5.1).
+/// First byte of a TLS connection: a handshake record (RFC 8446, 5.1).
 pub(crate) const HANDSHAKE_RECORD: u8 = 22;
 
-/// Greets whoever comes to a region's door.
+/// Accepts the TLS connections of gateways.
 pub(crate) struct Doorkeeper {
     acceptor: Acceptor,
     verifier: Verifier,
@@ -31,16 +31,16 @@ pub(crate) struct Doorkeeper {
 }
 
 tokio::task_local! {
-    /// Why the certificate of this task's handshake was not taken. The library around the verifier makes words of it.
+    /// Verification error of this task's handshake. The acceptor returns it only as text.
     static REFUSED: RefCell<Option<Error>>;
 }
 
-/// Notes why it takes a certificate not.
+/// Verifier that records why it rejects a certificate.
 #[derive(Debug)]
 struct Noting(Verifier);
 
 impl Doorkeeper {
-    pub(crate) fn with(
+    pub(crate) fn new(
         credentials: Arc<Credentials>,
         failures: Arc<HopFailures>,
     ) -> Result<Doorkeeper, rustls::Error> {
@@ -50,22 +50,22 @@ impl Doorkeeper {
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(Noting(verifier.clone())))
             .with_cert_resolver(identity);
-        // Whichever the edge offers; of both the first.
+        // Either protocol that the gateway offers; HTTP/2 if it offers both.
         config.alpn_protocols = [HTTP2, HTTP1].map(<[u8]>::to_vec).into();
         config.ticketer = ring::Ticketer::new()?;
         Ok(Doorkeeper { acceptor: Acceptor::from_server_config(Arc::new(config)), verifier, failures })
     }
 
-    /// The handshake, which may take so long; nothing for whoever is not let in, of which is told here.
-    pub(crate) async fn greet(&self, stream: Stream, limit: Duration) -> Option<TlsStream<Stream>> {
+    /// Performs the handshake within `limit`; returns `None`, after logging, for a rejected connection.
+    pub(crate) async fn accept(&self, stream: Stream, limit: Duration) -> Option<TlsStream<Stream>> {
         match tokio::time::timeout(limit, self.handshake(stream)).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err((cause, why))) => {
-                HopRefused { cause, why: &why }.record(&self.failures);
+            Ok(Err((cause, reason))) => {
+                HopRefused { cause, reason: &reason }.record(&self.failures);
                 None
             }
-            Err(late) => {
-                HopRefused { cause: Cause::TimedOut, why: &late.to_string() }.record(&self.failures);
+            Err(elapsed) => {
+                HopRefused { cause: Cause::TimedOut, reason: &elapsed.to_string() }.record(&self.failures);
                 None
             }
         }
@@ -74,34 +74,34 @@ impl Doorkeeper {
     async fn handshake(&self, mut stream: Stream) -> Result<Option<TlsStream<Stream>>, (Cause, String)> {
         let mut first = [0];
         if stream.try_peek(&mut first).await.is_err() {
-            // Somebody only looked whether the port is open.
+            // Port check: the peer connected and disconnected.
             return Ok(None);
         }
         if first != [HANDSHAKE_RECORD] {
-            return Err((Cause::NotTls, "it speaks in the clear, and here TLS is spoken".to_owned()));
+            return Err((Cause::NotTls, "the peer sends plaintext, and this port expects TLS".to_owned()));
         }
-        let greeted = REFUSED.scope(RefCell::default(), async {
-            let greeted = self.acceptor.tls_handshake(stream).await;
-            greeted.map_err(|error| match REFUSED.with(RefCell::take) {
+        let accepted = REFUSED.scope(RefCell::default(), async {
+            let handshake = self.acceptor.tls_handshake(stream).await;
+            handshake.map_err(|error| match REFUSED.with(RefCell::take) {
                 Some(refused) => (Cause::of(&refused), refused.to_string()),
                 None => (Cause::Other, error.to_string()),
             })
         });
-        let stream = greeted.await?;
-        // In a resumed session the library takes the certificate as it was: whether it still holds is looked at here.
-        let chain = stream.get_ssl().and_then(|shown| shown.peer_cert_chain_der()).unwrap_or_default();
+        let stream = accepted.await?;
+        // For a resumed session the library does not verify the certificate again: verify that it is still valid.
+        let chain = stream.get_ssl().and_then(|session| session.peer_cert_chain_der()).unwrap_or_default();
         let (certificate, others) =
             chain.split_first().ok_or_else(|| (Cause::Other, Error::NoCertificatesPresented.to_string()))?;
         self.verifier
             .gateway(certificate, others, UnixTime::now())
-            .map_err(|refused| (Cause::of(&refused), refused.to_string()))?;
+            .map_err(|error| (Cause::of(&error), error.to_string()))?;
         Ok(Some(stream))
     }
 }
 
 impl ClientCertVerifier for Noting {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // None: a gateway has one certificate.
+        // No hints: a gateway has one certificate.
         &[]
     }
 
@@ -111,9 +111,9 @@ impl ClientCertVerifier for Noting {
         others: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.0.gateway(certificate, others, now).inspect_err(|refused| {
-            // Always within a handshake; outside of one nobody would ask.
-            REFUSED.try_with(|note| note.replace(Some(refused.clone()))).ok();
+        self.0.gateway(certificate, others, now).inspect_err(|error| {
+            // The task local is always set during a handshake.
+            REFUSED.try_with(|recorded| recorded.replace(Some(error.clone()))).ok();
         })
     }
 

@@ -1,7 +1,7 @@
-//! The edge's end: opens connections to regions, and knows who answered.
+//! Connector of a gateway: opens connections to regions and verifies their identity.
 //!
-//! What goes wrong is told once and counted every time: an edge asks each region for its report five times a second, and a
-//! log that says so five times a second says nothing else.
+//! Every failure is counted, and only a change of the cause is logged: a gateway polls the report of each region five
+//! times a second, and a log line for each failed poll would hide everything else.
 
 use super::verify::{Verifier, server_name};
 use super::{Cause, Credentials, HTTP1, HTTP2, Regions};
@@ -9,6 +9,7 @@ use crate::events::{HopFailed, HopFailures};
 use crate::plain::{Stream, Way};
 use gateway_core::outcome::Failure;
 use gateway_core::residency::Peer;
+use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
 use rustls::client::Resumption;
 use rustls::pki_types::UnixTime;
@@ -25,23 +26,26 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// A handshake is given no less than this: to connect, the other side's kernel suffices, to greet, its process has to run,
-/// beside replicas that take every core. Nobody waits for it in vain: whoever is late is left by its request's plan.
+/// Minimum timeout of a handshake: the peer's kernel completes the TCP connect, but the handshake needs CPU time of its
+/// process, beside replicas that use every core. A slow handshake delays no request: the request plan retries elsewhere
+/// at its own deadline.
 const HANDSHAKE_MIN: Duration = Duration::from_secs(1);
-/// Sessions that can be resumed, over all regions: eight for each of a hundred.
+/// Maximum number of resumable sessions, over all regions: eight for each of a hundred.
 const SESSIONS_MAX: usize = 800;
 
 /// Opens connections to the next hop.
 pub(crate) struct Outward {
     mode: Mode,
-    /// Whether HTTP/2 is spoken where the other side does too.
+    /// Whether HTTP/2 is used where the peer supports it.
     http2: bool,
+    /// Names of the regions for logs; `None` within a region.
+    catalogue: Option<Arc<Catalogue>>,
     failures: HopFailures,
-    /// What was told of each region, until it is well again.
-    told: Mutex<BTreeMap<RegionIndex, Cause>>,
+    /// Last logged failure of each region, removed when the region responds again.
+    last_failures: Mutex<BTreeMap<RegionIndex, Cause>>,
 }
 
-/// A connection, with who is at the other end and what is spoken.
+/// Established connection, with the identity of the peer and the negotiated protocol.
 pub(crate) struct Greeted {
     pub(crate) stream: Stream,
     pub(crate) peer: Peer,
@@ -50,7 +54,7 @@ pub(crate) struct Greeted {
 
 enum Mode {
     Clear,
-    /// In the clear, and not over a network.
+    /// Plaintext, to loopback addresses only.
     ClearOnThisMachine,
     Tls(Box<Tls>),
 }
@@ -61,98 +65,109 @@ struct Tls {
     connectors: RwLock<Arc<Connectors>>,
 }
 
-/// What is spoken with, as long as neither the own certificate nor those believed change: sessions are kept beside them, and
-/// one that was begun with a certificate goes on with it.
+/// TLS connectors for one set of own certificate and trusted authorities: the sessions are cached with them, because a
+/// session continues with the certificate with which it began.
 struct Connectors {
-    shown: Arc<CertifiedKey>,
-    believed: Arc<RootCertStore>,
+    certificate: Arc<CertifiedKey>,
+    roots: Arc<RootCertStore>,
     resuming: TlsConnector,
-    /// Begins every session anew.
-    anew: TlsConnector,
+    /// Connector without session resumption.
+    fresh: TlsConnector,
 }
 
 impl Outward {
-    /// Within a region, to its replicas.
+    /// Creates a connector for replicas within a region.
     pub(crate) fn within_the_region() -> Outward {
-        Outward::new(Mode::Clear, false)
+        Outward::new(Mode::Clear, false, None)
     }
 
-    /// From an edge to regions.
-    pub(crate) fn to_regions(regions: &Regions, http2: bool) -> Result<Outward, rustls::Error> {
+    /// Creates a connector from a gateway to regions.
+    pub(crate) fn to_regions(
+        regions: &Regions,
+        http2: bool,
+        catalogue: &Arc<Catalogue>,
+    ) -> Result<Outward, rustls::Error> {
         let mode = match regions {
             Regions::OnThisMachine => Mode::ClearOnThisMachine,
             Regions::InTheClear => Mode::Clear,
-            Regions::Tls(credentials) => Mode::Tls(Box::new(Tls::with(credentials.clone(), http2)?)),
+            Regions::Tls(credentials) => Mode::Tls(Box::new(Tls::new(credentials.clone(), http2)?)),
         };
-        Ok(Outward::new(mode, http2))
+        Ok(Outward::new(mode, http2, Some(catalogue.clone())))
     }
 
-    fn new(mode: Mode, http2: bool) -> Outward {
-        Outward { mode, http2, failures: HopFailures::default(), told: Mutex::independent(BTreeMap::new()) }
+    fn new(mode: Mode, http2: bool, catalogue: Option<Arc<Catalogue>>) -> Outward {
+        let last_failures = Mutex::independent(BTreeMap::new());
+        Outward { mode, http2, catalogue, failures: HopFailures::default(), last_failures }
     }
 
-    /// What went wrong so far.
+    /// Returns the failure counters.
     pub(crate) fn failures(&self) -> &HopFailures {
         &self.failures
     }
 
-    /// Opens a connection and finds out who is at the other end. A TCP connection may take `limit`, and so may the
-    /// handshake, or a little more.
+    /// Opens a connection and authenticates the peer. `limit` applies to the TCP connect, and to the handshake with a
+    /// minimum of [`HANDSHAKE_MIN`].
     pub(crate) async fn connect(&self, way: Way, limit: Duration) -> Result<Greeted, Failure> {
         let Way { region, address } = way;
         if matches!(self.mode, Mode::ClearOnThisMachine) && !address.ip().is_loopback() {
-            let why = "without [region_tls] nothing is sent to another machine; give it certificates, or insecure = true";
-            return Err(self.failed(way, Cause::InTheClear, &why));
+            let error = "without [region_tls] requests are sent to loopback addresses only; configure certificates, or set insecure = true";
+            return Err(self.failed(way, Cause::InTheClear, &error));
         }
         let tcp = reach(address, limit).await?;
         let Mode::Tls(tls) = &self.mode else {
-            // There is no handshake to agree in.
+            // Plaintext has no handshake to negotiate the protocol.
             return Ok(Greeted { stream: Stream::Clear(tcp), peer: Peer::UNPROVEN, http2: self.http2 });
         };
         let connectors = tls.connectors();
         let limit_tls = limit.max(HANDSHAKE_MIN);
-        let mut greeted = timeout(limit_tls, tls.greet(&connectors.resuming, region, tcp)).await;
-        if matches!(greeted, Ok(Ok(None))) {
+        let mut connected = timeout(limit_tls, tls.handshake(&connectors.resuming, region, tcp)).await;
+        if matches!(connected, Ok(Ok(None))) {
             let tcp = reach(address, limit).await?;
-            greeted = timeout(limit_tls, tls.greet(&connectors.anew, region, tcp)).await;
+            connected = timeout(limit_tls, tls.handshake(&connectors.fresh, region, tcp)).await;
         }
-        match greeted {
-            Ok(Ok(Some(greeted))) => Ok(greeted),
-            Ok(Ok(None)) => unreachable!("what is begun anew is not resumed"),
+        match connected {
+            Ok(Ok(Some(connected))) => Ok(connected),
+            Ok(Ok(None)) => unreachable!("a new session is not resumed"),
             Ok(Err(error)) => match Cause::of_io(&error) {
                 Some(cause) => Err(self.failed(way, cause, &error)),
                 None => {
-                    tracing::debug!(%address, %error, "the next hop hung up in the handshake");
+                    tracing::debug!(%address, %error, "next hop closed the connection during the handshake");
                     Err(Failure::Unreachable)
                 }
             },
-            Err(late) => Err(self.failed(way, Cause::TimedOut, &late)),
+            Err(elapsed) => Err(self.failed(way, Cause::TimedOut, &elapsed)),
         }
     }
 
-    /// An answer came from there: what was wrong is over.
-    pub(crate) fn is_well(&self, region: RegionIndex) {
-        if matches!(self.mode, Mode::Tls(_)) && self.told().remove(&region).is_some() {
-            tracing::info!(region = region.as_usize(), "the hop to a region works again");
+    /// Records a response of the region: an earlier failure is over.
+    pub(crate) fn mark_healthy(&self, region: RegionIndex) {
+        if matches!(self.mode, Mode::Tls(_)) && self.last_failures().remove(&region).is_some() {
+            tracing::info!(region = self.region_name(region), "connection to a region restored");
         }
     }
 
-    /// A connection broke before an answer. That the other end does not take our certificate is heard only then: in TLS 1.3
-    /// a client is through with its handshake before the server has looked at it.
-    pub(crate) fn broke(&self, way: Way, error: &io::Error) {
+    /// Records a connection that failed before a response. A rejection of our certificate is only visible here: in TLS
+    /// 1.3 the client completes its handshake before the server has verified the client's certificate.
+    pub(crate) fn connection_failed(&self, way: Way, error: &io::Error) {
         if let Some(cause) = Cause::of_io(error) {
             self.failed(way, cause, error);
         }
     }
 
-    fn failed(&self, way: Way, cause: Cause, why: &dyn std::fmt::Display) -> Failure {
-        let news = self.told().insert(way.region, cause) != Some(cause);
-        HopFailed { region: way.region, address: way.address, cause, why, news }.record(&self.failures);
+    fn failed(&self, way: Way, cause: Cause, error: &dyn std::fmt::Display) -> Failure {
+        let is_new = self.last_failures().insert(way.region, cause) != Some(cause);
+        let (region, address) = (self.region_name(way.region), way.address);
+        HopFailed { region, address, cause, error, is_new }.record(&self.failures);
         if cause == Cause::WrongPeer { Failure::WrongPeer } else { Failure::Unreachable }
     }
 
-    fn told(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, Cause>> {
-        self.told.lock()
+    fn last_failures(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, Cause>> {
+        self.last_failures.lock()
+    }
+
+    /// Returns the name of a region for logs.
+    fn region_name(&self, region: RegionIndex) -> Option<&str> {
+        self.catalogue.as_ref().map(|catalogue| catalogue.region(region).id.as_str())
     }
 }
 
@@ -163,54 +178,54 @@ async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Failur
         Ok::<_, io::Error>(stream)
     };
     reached.await.map_err(|error| {
-        tracing::debug!(%address, %error, "the next hop cannot be reached");
+        tracing::debug!(%address, %error, "next hop unreachable");
         Failure::Unreachable
     })
 }
 
 impl Tls {
-    fn with(credentials: Arc<Credentials>, http2: bool) -> Result<Tls, rustls::Error> {
+    fn new(credentials: Arc<Credentials>, http2: bool) -> Result<Tls, rustls::Error> {
         let verifier = Verifier(credentials);
         let connectors = Connectors::of(&verifier, http2)?;
         Ok(Tls { verifier, http2, connectors: RwLock::independent(Arc::new(connectors)) })
     }
 
-    /// Those that fit what is shown and believed now.
+    /// Returns connectors for the current certificate and authorities.
     fn connectors(&self) -> Arc<Connectors> {
         let current = self.connectors.read().clone();
-        if current.are_of(&self.verifier) {
+        if current.are_current(&self.verifier) {
             return current;
         }
-        let made = Connectors::of(&self.verifier, self.http2)
-            .expect("what could be set up once can be set up again");
-        let made = Arc::new(made);
-        *self.connectors.write() = made.clone();
-        made
+        let renewed = Connectors::of(&self.verifier, self.http2)
+            .expect("the same configuration was valid before");
+        let renewed = Arc::new(renewed);
+        *self.connectors.write() = renewed.clone();
+        renewed
     }
 
-    /// The handshake, and what the other end has proven by it. In a resumed session the library takes the certificate as it
-    /// was; whether it still holds is looked at here, and where it does not, the other end may have a newer one: `None`.
-    async fn greet(
+    /// Performs the handshake and returns the proven identity of the peer. For a resumed session the library does not
+    /// verify the certificate again; if it is no longer valid, the peer may have a newer one: `None`.
+    async fn handshake(
         &self,
         connector: &TlsConnector,
-        meant: RegionIndex,
+        region: RegionIndex,
         tcp: TcpStream,
     ) -> io::Result<Option<Greeted>> {
-        let stream = connector.connect(server_name(meant), tcp).await?;
+        let stream = connector.connect(server_name(region), tcp).await?;
         let (_, session) = stream.get_ref();
-        let shown = session.peer_certificates().unwrap_or_default();
-        let Some((certificate, others)) = shown.split_first() else {
+        let chain = session.peer_certificates().unwrap_or_default();
+        let Some((certificate, others)) = chain.split_first() else {
             return Err(io::Error::other(rustls::Error::NoCertificatesPresented));
         };
         let peer = match session.handshake_kind() {
             Some(HandshakeKind::Resumed) => {
-                match self.verifier.region(certificate, others, meant, UnixTime::now()) {
+                match self.verifier.region(certificate, others, region, UnixTime::now()) {
                     Ok(peer) => peer,
                     Err(_) => return Ok(None),
                 }
             }
-            // Verified a moment ago.
-            _ => self.verifier.named(certificate, meant).map_err(io::Error::other)?,
+            // The handshake verified the chain.
+            _ => self.verifier.named(certificate, region).map_err(io::Error::other)?,
         };
         let http2 = session.alpn_protocol() == Some(HTTP2);
         Ok(Some(Greeted { stream: Stream::Tls(Box::new(stream)), peer, http2 }))
@@ -221,25 +236,25 @@ impl Connectors {
     fn of(verifier: &Verifier, http2: bool) -> Result<Connectors, rustls::Error> {
         let offered: &[&[u8]] = if http2 { &[HTTP2, HTTP1] } else { &[HTTP1] };
         let Credentials { identity, anchors, .. } = &*verifier.0;
-        let (shown, believed) = (identity.shown(), anchors.current().roots);
+        let (certificate, roots) = (identity.certified_key(), anchors.current().roots);
         let connector = |resumption| {
             let mut config = ClientConfig::builder_with_provider(anchors.provider().clone())
                 .with_protocol_versions(&[&TLS13])?
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(verifier.clone()))
-                .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown.clone())));
-            config.alpn_protocols = offered.iter().map(|offered| offered.to_vec()).collect();
+                .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certificate.clone())));
+            config.alpn_protocols = offered.iter().map(|protocol| protocol.to_vec()).collect();
             config.resumption = resumption;
             config.enable_sni = false;
             Ok::<_, rustls::Error>(TlsConnector::from(Arc::new(config)))
         };
         let resuming = connector(Resumption::in_memory_sessions(SESSIONS_MAX))?;
-        let anew = connector(Resumption::disabled())?;
-        Ok(Connectors { shown, believed, resuming, anew })
+        let fresh = connector(Resumption::disabled())?;
+        Ok(Connectors { certificate, roots, resuming, fresh })
     }
 
-    fn are_of(&self, verifier: &Verifier) -> bool {
+    fn are_current(&self, verifier: &Verifier) -> bool {
         let Credentials { identity, anchors, .. } = &*verifier.0;
-        Arc::ptr_eq(&self.shown, &identity.shown()) && Arc::ptr_eq(&self.believed, &anchors.current().roots)
+        Arc::ptr_eq(&self.certificate, &identity.certified_key()) && Arc::ptr_eq(&self.roots, &anchors.current().roots)
     }
 }

@@ -1,8 +1,9 @@
-//! The framing of HTTP/1.1 answers (RFC 9112 §6): where a head ends, how long its body is, and what of it is here.
+//! Framing of HTTP/1.1 responses (RFC 9112 §6): end of the head, length of the body, and the part of it that has
+//! arrived.
 //!
-//! Bytes in, bytes out; who reads them from where is the caller's affair. It believes no answer that two readers could
-//! cut differently: two lengths, a length beside chunks, a coding that is not ours. Such an answer has come from nobody
-//! that speaks HTTP as we do, and its connection is of no further use.
+//! Bytes in, bytes out; the caller does the I/O. A response that two parsers could split differently is rejected: two
+//! lengths, a length and chunks, an unknown transfer coding. The peer is not a compliant HTTP server then, and the
+//! connection is closed.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
@@ -10,62 +11,61 @@ use http::response::Parts;
 use http::{HeaderName, HeaderValue, StatusCode};
 use std::mem::MaybeUninit;
 
-/// Headers of an answer; Pingora and nginx take about as many.
+/// Maximum headers of a response; Pingora and nginx accept about as many.
 const HEADERS_MAX: usize = 128;
-/// Bytes of a head.
+/// Maximum bytes of a response head.
 pub(super) const HEAD_BYTES_MAX: usize = 64 << 10;
-/// The line before a chunk: a length of sixteen digits, and extensions that nobody sends.
+/// Maximum length of a chunk-size line: sixteen digits, and extensions, which are not used in practice.
 const CHUNK_LINE_BYTES_MAX: usize = 256;
-/// What may follow the last chunk.
+/// Maximum bytes of trailers.
 const TRAILER_BYTES_MAX: usize = 8 << 10;
 
-/// An answer that cannot be believed, and what of it.
+/// Invalid response, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the answer cannot be read: {0}")]
+#[error("invalid response: {0}")]
 pub(crate) struct Unreadable(pub(super) &'static str);
 
-/// The head of an answer.
+/// Parsed response head.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) head: Parts,
     pub(super) body: Body,
-    /// The connection can be used again once the body has ended.
-    pub(super) keep: bool,
+    /// Whether the connection can be reused after the body.
+    pub(super) keep_alive: bool,
 }
 
-/// What is still to come of a body.
+/// Remaining part of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// So many bytes.
+    /// The number of remaining bytes.
     Length(u64),
-    /// Chunks.
+    /// Chunked coding.
     Chunked(Chunk),
-    /// Whatever comes before the connection closes.
+    /// All bytes until the connection closes.
     UntilClosed,
 }
 
-/// What comes next of a chunked body.
+/// Position within a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
-    /// A line with a length.
+    /// Before a chunk-size line.
     Line,
-    /// So many bytes.
+    /// Within chunk data, with the number of remaining bytes.
     Data(u64),
-    /// The end of the line behind them.
+    /// Before the line end after chunk data.
     DataEnd,
-    /// Trailers, of which so many bytes have come.
+    /// Within the trailers, with the number of bytes so far.
     Trailers(usize),
-    /// Nothing.
+    /// After the end.
     Done,
 }
 
-/// Takes a head off the front of `buffer`; `None` if there is no whole one yet. The values of the headers share its
-/// memory.
+/// Removes a head from the front of `buffer`; `None` if it is incomplete. The header values share its memory.
 pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<Head>, Unreadable> {
     let mut headers = [const { MaybeUninit::uninit() }; HEADERS_MAX];
-    let mut answer = httparse::Response::new(&mut []);
+    let mut response = httparse::Response::new(&mut []);
     let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(
-        &mut answer,
+        &mut response,
         buffer,
         &mut headers,
     );
@@ -77,41 +77,41 @@ pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<Head>, Unreadable> {
         Ok(httparse::Status::Partial) => return Ok(None),
         Err(_) => return Err(Unreadable("its head is not HTTP/1.1")),
     };
-    let (status, minor) = (answer.code.unwrap_or(0), answer.version.unwrap_or(0));
+    let (status, minor) = (response.code.unwrap_or(0), response.version.unwrap_or(0));
     let start = buffer.as_ptr() as usize;
-    let place = |part: &[u8]| {
+    let range = |part: &[u8]| {
         let begin = part.as_ptr() as usize - start;
         begin..begin + part.len()
     };
-    let fields = answer.headers.iter().map(|field| (place(field.name.as_bytes()), place(field.value)));
+    let fields = response.headers.iter().map(|field| (range(field.name.as_bytes()), range(field.value)));
     let fields: Vec<_> = fields.collect();
     let text = buffer.split_to(length).freeze();
     let (mut head, ()) = http::Response::new(()).into_parts();
-    head.status = StatusCode::from_u16(status).map_err(|_| Unreadable("its status is not one"))?;
+    head.status = StatusCode::from_u16(status).map_err(|_| Unreadable("its status is invalid"))?;
     head.headers.reserve(fields.len());
-    let (mut length, mut chunked, mut told) = (None, false, None);
+    let (mut length, mut chunked, mut connection) = (None, false, None);
     for (name, value) in fields {
         let name =
-            HeaderName::from_bytes(&text[name]).map_err(|_| Unreadable("a header's name is not one"))?;
+            HeaderName::from_bytes(&text[name]).map_err(|_| Unreadable("a header name is invalid"))?;
         let value = text.slice(value);
         if name == CONTENT_LENGTH {
-            let this = number(&value).ok_or(Unreadable("its length is no number"))?;
+            let this = number(&value).ok_or(Unreadable("its length is not a number"))?;
             if length.replace(this).is_some_and(|other| other != this) {
                 return Err(Unreadable("it has two lengths"));
             }
         } else if name == TRANSFER_ENCODING {
             if chunked || !value.eq_ignore_ascii_case(b"chunked") {
-                return Err(Unreadable("its coding is not 'chunked'"));
+                return Err(Unreadable("its transfer coding is not 'chunked'"));
             }
             chunked = true;
             continue;
         } else if name == CONNECTION {
-            told = says(&value, b"close").then_some(false).or(told);
-            told = told.or(says(&value, b"keep-alive").then_some(true));
+            connection = has_token(&value, b"close").then_some(false).or(connection);
+            connection = connection.or(has_token(&value, b"keep-alive").then_some(true));
             continue;
         }
         let value =
-            HeaderValue::from_maybe_shared(value).map_err(|_| Unreadable("a header's value is not one"))?;
+            HeaderValue::from_maybe_shared(value).map_err(|_| Unreadable("a header value is invalid"))?;
         head.headers.append(name, value);
     }
     let body = match (length, chunked) {
@@ -121,12 +121,13 @@ pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<Head>, Unreadable> {
         (None, true) => Body::Chunked(Chunk::Line),
         (None, false) => Body::UntilClosed,
     };
-    let keep = body != Body::UntilClosed && told.unwrap_or(minor == 1);
-    Ok(Some(Head { head, body, keep }))
+    let keep_alive = body != Body::UntilClosed && connection.unwrap_or(minor == 1);
+    Ok(Some(Head { head, body, keep_alive }))
 }
 
 impl Body {
-    /// Takes what is there of the body off the front of `buffer`; `None` when more has to come first, or nothing is left.
+    /// Removes the available part of the body from the front of `buffer`; `None` if more bytes are needed first, or the
+    /// body has ended.
     pub(super) fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Bytes>, Unreadable> {
         loop {
             match self {
@@ -149,14 +150,14 @@ impl Body {
         }
     }
 
-    /// Nothing more of the body comes.
+    /// Returns whether the body has ended.
     pub(super) fn is_done(&self) -> bool {
         matches!(self, Body::Length(0) | Body::Chunked(Chunk::Done))
     }
 }
 
 impl Chunk {
-    /// Reads one line of what stands around the data; `None` if it is not all there yet.
+    /// Consumes one line around the data; `None` if it is incomplete.
     fn step(self, buffer: &mut BytesMut) -> Result<Option<Chunk>, Unreadable> {
         let limit = match self {
             Chunk::Line => CHUNK_LINE_BYTES_MAX,
@@ -179,7 +180,7 @@ impl Chunk {
             Chunk::Line => {
                 let digits =
                     line.split(|byte| matches!(byte, b';' | b' ' | b'\t')).next().unwrap_or_default();
-                match hexadecimal(digits).ok_or(Unreadable("a chunk's length is no number"))? {
+                match hexadecimal(digits).ok_or(Unreadable("a chunk size is not a number"))? {
                     0 => Chunk::Trailers(0),
                     length => Chunk::Data(length),
                 }
@@ -187,7 +188,7 @@ impl Chunk {
             Chunk::DataEnd => Chunk::Line,
             Chunk::Trailers(_) if line.is_empty() => Chunk::Done,
             Chunk::Trailers(before) => Chunk::Trailers(before + line.len()),
-            Chunk::Data(_) | Chunk::Done => unreachable!("only lines are stepped over"),
+            Chunk::Data(_) | Chunk::Done => unreachable!("data is consumed by take"),
         };
         buffer.advance(end + 1);
         Ok(Some(next))
@@ -204,8 +205,8 @@ fn hexadecimal(text: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(text).ok().filter(|_| digits)?, 16).ok()
 }
 
-/// Whether a list of words has `word`.
-fn says(list: &[u8], word: &[u8]) -> bool {
+/// Returns whether a comma-separated list contains `word`.
+fn has_token(list: &[u8], word: &[u8]) -> bool {
     list.split(|byte| *byte == b',').any(|each| each.trim_ascii().eq_ignore_ascii_case(word))
 }
 
@@ -218,31 +219,31 @@ mod tests {
         head(&mut BytesMut::from(text))
     }
 
-    /// The body and whether the connection is kept, of an answer that came whole.
+    /// Checks the body framing and keep-alive of a complete head.
     fn check(text: &str, expected: Result<(Body, bool), &str>) {
-        let seen = parse(text).map(|head| head.expect("a whole head")).map(|head| (head.body, head.keep));
+        let actual = parse(text).map(|head| head.expect("a whole head")).map(|head| (head.body, head.keep_alive));
         assert_eq!(
-            seen,
+            actual,
             expected.map_err(|why| Unreadable(Box::leak(why.to_owned().into_boxed_str()))),
             "{text}"
         );
     }
 
     #[test]
-    fn a_body_is_as_long_as_the_head_says_and_no_head_says_two_things() {
+    fn the_head_determines_the_body_framing_and_ambiguous_heads_are_rejected() {
         let with = |headers: &str| format!("HTTP/1.1 200 OK\r\n{headers}\r\n");
         check(&with("content-length: 7\r\n"), Ok((Body::Length(7), true)));
         check(&with("content-length: 7\r\nContent-Length: 7\r\n"), Ok((Body::Length(7), true)));
         check(&with("content-length: 7\r\ncontent-length: 8\r\n"), Err("it has two lengths"));
-        check(&with("content-length: +7\r\n"), Err("its length is no number"));
-        check(&with("content-length: 7, 7\r\n"), Err("its length is no number"));
-        check(&with("content-length:\r\n"), Err("its length is no number"));
-        check(&with("content-length: 99999999999999999999\r\n"), Err("its length is no number"));
+        check(&with("content-length: +7\r\n"), Err("its length is not a number"));
+        check(&with("content-length: 7, 7\r\n"), Err("its length is not a number"));
+        check(&with("content-length:\r\n"), Err("its length is not a number"));
+        check(&with("content-length: 99999999999999999999\r\n"), Err("its length is not a number"));
         check(&with("transfer-encoding: Chunked\r\n"), Ok((Body::Chunked(Chunk::Line), true)));
-        check(&with("transfer-encoding: gzip, chunked\r\n"), Err("its coding is not 'chunked'"));
+        check(&with("transfer-encoding: gzip, chunked\r\n"), Err("its transfer coding is not 'chunked'"));
         check(
             &with("transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n"),
-            Err("its coding is not 'chunked'"),
+            Err("its transfer coding is not 'chunked'"),
         );
         check(
             &with("content-length: 7\r\ntransfer-encoding: chunked\r\n"),
@@ -253,11 +254,11 @@ mod tests {
         check("HTTP/1.1 304 Same\r\ncontent-length: 7\r\n\r\n", Ok((Body::Length(0), true)));
         check("HTTP/1.1 100 Go on\r\n\r\n", Ok((Body::Length(0), true)));
         check("HTTP/2 200 OK\r\n\r\n", Err("its head is not HTTP/1.1"));
-        check("HTTP/1.1 099 OK\r\n\r\n", Err("its status is not one"));
+        check("HTTP/1.1 099 OK\r\n\r\n", Err("its status is invalid"));
     }
 
     #[test]
-    fn a_connection_is_kept_as_both_sides_understand_it() {
+    fn a_connection_is_kept_alive_as_version_and_header_say() {
         let with = |version: &str, headers: &str| {
             format!("HTTP/{version} 200 OK\r\ncontent-length: 1\r\n{headers}\r\n")
         };
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_crosses_is_there_and_what_belongs_to_the_connection_is_not() {
+    fn end_to_end_headers_are_kept_and_hop_by_hop_headers_removed() {
         let text = "HTTP/1.1 200 OK\r\nconnection: x\r\ntransfer-encoding: chunked\r\nX-Meridian-Tokens: 60\r\na: \r\n\r\n";
         let head = parse(text).unwrap().unwrap().head;
         let names: Vec<_> =
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_may_have_its_limits_and_not_one_more() {
+    fn a_head_is_accepted_at_its_limits_and_rejected_past_them() {
         let headers = |count: usize| format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(count));
         assert!(parse(&headers(HEADERS_MAX)).unwrap().is_some());
         assert_eq!(parse(&headers(HEADERS_MAX + 1)).unwrap_err(), Unreadable("its head is not HTTP/1.1"));
@@ -289,7 +290,8 @@ mod tests {
         assert_eq!(parse(&endless(HEAD_BYTES_MAX + 1)).unwrap_err(), Unreadable("its head is too long"));
     }
 
-    /// Reads a body that comes in pieces of this size; what was in it, or why not, and what was left over.
+    /// Reads a body that arrives in pieces of this size; returns its content, whether it ended, and the remaining
+    /// bytes.
     fn read(mut body: Body, text: &[u8], piece: usize) -> Result<(Vec<u8>, bool, Vec<u8>), Unreadable> {
         let (mut buffer, mut read) = (BytesMut::new(), Vec::new());
         for part in text.chunks(piece) {
@@ -302,14 +304,14 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_put_together_and_nonsense_between_them_is_refused() {
+    fn chunks_are_joined_and_malformed_chunk_lines_are_rejected() {
         let check = |text: &str, expected: Result<(&str, bool), &str>| {
             for piece in [1, 2, 3, 7, 1000] {
-                let seen = read(Body::Chunked(Chunk::Line), text.as_bytes(), piece);
-                let seen =
-                    seen.map(|(read, done, _)| (String::from_utf8(read).unwrap(), done)).map_err(|why| why.0);
+                let actual = read(Body::Chunked(Chunk::Line), text.as_bytes(), piece);
+                let actual =
+                    actual.map(|(read, done, _)| (String::from_utf8(read).unwrap(), done)).map_err(|why| why.0);
                 let expected = expected.map(|(read, done)| (read.to_owned(), done));
-                assert_eq!(seen, expected, "{text:?} in pieces of {piece}");
+                assert_eq!(actual, expected, "{text:?} in pieces of {piece}");
             }
         };
         check("3\r\nabc\r\n0\r\n\r\n", Ok(("abc", true)));
@@ -318,9 +320,9 @@ mod tests {
         check("0\r\n", Ok(("", false)));
         check("3\r\nabcd\r\n", Err("a line between chunks is too long"));
         check("3\nabc\r\n", Err("a line between chunks ends in a bare LF"));
-        check("-3\r\n", Err("a chunk's length is no number"));
-        check("\r\n", Err("a chunk's length is no number"));
-        check("fffffffffffffffff\r\n", Err("a chunk's length is no number"));
+        check("-3\r\n", Err("a chunk size is not a number"));
+        check("\r\n", Err("a chunk size is not a number"));
+        check("fffffffffffffffff\r\n", Err("a chunk size is not a number"));
         let line = |extra: usize| format!("0;{}\r\n\r\n", "x".repeat(CHUNK_LINE_BYTES_MAX - 2 + extra));
         check(&line(0), Ok(("", true)));
         check(&line(1), Err("a line between chunks is too long"));
@@ -331,7 +333,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn however_it_is_cut_a_body_is_read_as_it_was_written_and_no_byte_beyond(
+        fn a_body_is_read_exactly_for_every_segmentation(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 0..6),
             piece in 1usize..50,
             beyond in prop::collection::vec(any::<u8>(), 0..9),

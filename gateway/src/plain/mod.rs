@@ -1,13 +1,14 @@
-//! An exchange in plain HTTP/1.1 with the next hop: one write, as few reads as the answer has segments.
+//! HTTP/1.1 client for the next hop: one write per request, and as few reads as the response has segments.
 //!
-//! Behind the edge stands a region, behind the ingress a replica, and both speak HTTP/1.1 as it is in RFC 9112. Pingora's
-//! client does all that a proxy of strangers needs (it keeps the case of headers, upgrades, times every part) and writes
-//! head and body apart; measured per request on one core that was a third of what the edge costs, see
-//! docs/benchmarks.md. So the exchange is our own: [`frame`] cuts answers and believes none that could be cut in two ways,
-//! [`pool`] keeps connections, and here bytes are moved. Whether they cross in the clear or over TLS, and who is at the other
-//! end, is [`crate::hop`]'s affair; the exchange is the same.
+//! The next hop of a gateway is a region, that of an ingress a replica, and both speak HTTP/1.1 as in RFC 9112.
+//! Pingora's client supports everything that a general proxy needs (it preserves the case of headers, upgrades,
+//! measures every phase) and writes head and body separately; measured per request on one core that was a third of the
+//! cost of a gateway, see docs/benchmarks.md. So the client is our own: [`frame`] parses responses and rejects
+//! ambiguous ones, [`pool`] keeps idle connections, and this module moves the bytes. [`crate::hop`] decides about TLS
+//! and authenticates the peer; the client is the same with and without TLS.
 //!
-//! A connection is opened first and written to second, so that who asks can look at who answers in between.
+//! Opening a connection and writing a request are separate steps, so that the caller can check the identity of the peer
+//! in between.
 
 mod frame;
 mod pool;
@@ -30,38 +31,39 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
-/// What is read at once: the answer to a usual request, an embedding of 1,024 numbers as text, with its head.
+/// Bytes read at once: a usual response, an embedding of 1,024 numbers as text, with its head.
 const READ_BYTES: usize = 16 << 10;
-/// Of an answer that is passed on while it comes.
+/// Bytes read at once of a streamed response.
 const READ_BYTES_LARGE: usize = 64 << 10;
 
-/// Exchanges with the next hop.
+/// HTTP/1.1 client for the next hop.
 pub(crate) struct Plain {
     outward: Arc<Outward>,
     pool: Pool,
 }
 
-/// A connection on which nothing was asked yet.
+/// Connection that is ready for a request.
 pub(crate) struct Opened<'a> {
     plain: &'a Plain,
     connection: Connection,
-    /// It was used before.
+    /// Whether it was used before.
     reused: bool,
 }
 
-/// An answer whose head has come, and the way to the rest of it.
+/// Response head, and the stream of its body.
 pub(crate) struct Begun {
     pub(crate) head: Parts,
     pub(crate) rest: Rest,
 }
 
-/// A body that is still coming.
+/// Response body that is being received.
 pub(crate) struct Rest {
     connection: Connection,
     body: Body,
-    keep: bool,
+    keep_alive: bool,
 }
 
+/// Error of an exchange.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("{0}")]
@@ -75,88 +77,88 @@ impl Plain {
         Plain { outward, pool: Pool::new() }
     }
 
-    /// A connection that leads there: one that waits, or a new one. Beyond so many that are being opened the next waits for
-    /// its turn, or for one that somebody else has done with: as long as it takes while connections come about, and no longer
-    /// than the first attempt that nobody answers. To try after that would be to wait the limit once more, for each turn before.
+    /// Returns an idle connection to `way`, or opens a new one. If [`pool::OPENING_MAX`] connections are being opened,
+    /// waits for a permit or for an idle connection: as long as connects succeed, but not longer than the first connect
+    /// attempt that times out meanwhile. Trying after that would wait for the timeout once more for each permit before.
     pub(crate) async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
-        if let Some(opened) = self.waiting(way) {
+        if let Some(opened) = self.take_idle(way) {
             return Ok(opened);
         }
-        let turns = self.pool.turns(way);
-        let turn = turns.next().await;
-        if let Some(opened) = self.waiting(way) {
+        let limiter = self.pool.connect_limiter(way);
+        let permit = limiter.acquire().await;
+        if let Some(opened) = self.take_idle(way) {
             return Ok(opened);
         }
-        if turn.behind_one_in_vain {
+        if permit.is_after_timeout {
             return Err(Failure::Unreachable);
         }
         let begun = Instant::now();
-        let greeted = self.outward.connect(way, connect_timeout).await;
-        if greeted.is_err() && begun.elapsed() >= connect_timeout {
-            turn.was_in_vain();
+        let connected = self.outward.connect(way, connect_timeout).await;
+        if connected.is_err() && begun.elapsed() >= connect_timeout {
+            permit.timed_out();
         }
-        Ok(self.begin(way, greeted?))
+        Ok(self.ready(way, connected?))
     }
 
-    /// How connections are opened.
+    /// Returns the connector.
     #[cfg(test)]
     pub(crate) fn outward(&self) -> &Outward {
         &self.outward
     }
 
-    /// One that waits.
-    pub(crate) fn waiting(&self, way: Way) -> Option<Opened<'_>> {
+    /// Returns an idle connection.
+    pub(crate) fn take_idle(&self, way: Way) -> Option<Opened<'_>> {
         let connection = self.pool.take(way)?;
         Some(Opened { plain: self, connection, reused: true })
     }
 
-    /// A new one.
-    pub(crate) fn begin(&self, way: Way, greeted: Greeted) -> Opened<'_> {
-        Opened { plain: self, connection: Connection::new(way, greeted), reused: false }
+    /// Wraps a new connection.
+    pub(crate) fn ready(&self, way: Way, connected: Greeted) -> Opened<'_> {
+        Opened { plain: self, connection: Connection::new(way, connected), reused: false }
     }
 
-    /// Keeps a connection for whoever comes next.
-    pub(crate) fn keep(&self, way: Way, greeted: Greeted) {
-        self.pool.put(Connection::new(way, greeted));
+    /// Adds an idle connection to the pool.
+    pub(crate) fn put_idle(&self, way: Way, connected: Greeted) {
+        self.pool.put(Connection::new(way, connected));
     }
 }
 
 impl Opened<'_> {
-    /// Who is at the other end.
+    /// Returns the identity of the peer.
     pub(crate) fn peer(&self) -> Peer {
         self.connection.peer
     }
 
-    /// Sends a request and waits for the head of its answer; the caller bounds the time by dropping this.
-    pub(crate) async fn ask(self, head: &RequestHead, body: &[u8]) -> Result<Begun, Failure> {
+    /// Sends a request and waits for the head of its response; the caller bounds the time by dropping the future.
+    pub(crate) async fn send(self, head: &RequestHead, body: &[u8]) -> Result<Begun, Failure> {
         let Opened { plain, mut connection, reused } = self;
         let way = connection.way;
-        // Whoever refuses a body early answers before it has read all of it and closes; so a failed write does not end
-        // the exchange, the answer does.
-        let sent = send(&mut connection.stream, &head.in_the_clear(), body).await;
+        // A server that rejects a body early responds before it has read all of it and closes; so a failed write does
+        // not end the exchange, the response does.
+        let sent = write_request(&mut connection.stream, &head.to_http1(), body).await;
         match read_head(&mut connection).await {
-            Ok(Head { head, body, keep }) => {
+            Ok(Head { head, body, keep_alive }) => {
                 if !reused {
-                    plain.outward.is_well(way.region);
+                    plain.outward.mark_healthy(way.region);
                 }
-                // Of a request that did not go out whole the other side may still wait for the rest.
-                let keep = keep && sent.is_ok();
-                Ok(Begun { head, rest: Rest { connection, body, keep } })
+                // If the request was not written completely, the peer may still wait for the rest of it.
+                let keep_alive = keep_alive && sent.is_ok();
+                Ok(Begun { head, rest: Rest { connection, body, keep_alive } })
             }
             Err(error) => {
-                tracing::debug!(address = %way.address, reused, %error, "an attempt broke off before an answer");
+                tracing::debug!(address = %way.address, reused, %error, "connection failed before a response");
                 if let Broken::Io(error) = &error {
-                    plain.outward.broke(way, error);
+                    plain.outward.connection_failed(way, error);
                 }
-                let unanswered = connection.buffer.is_empty() && matches!(error, Broken::Io(_));
-                Err(if reused && unanswered { Failure::StaleConnection } else { Failure::Unreachable })
+                let no_response = connection.buffer.is_empty() && matches!(error, Broken::Io(_));
+                Err(if reused && no_response { Failure::StaleConnection } else { Failure::Unreachable })
             }
         }
     }
 }
 
 impl Rest {
-    /// The next piece of the body; `None` at its end.
+    /// Returns the next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Broken> {
         loop {
             if let Some(bytes) = self.body.take(&mut self.connection.buffer)? {
@@ -174,7 +176,7 @@ impl Rest {
         }
     }
 
-    /// All of a body of this length, in one piece: without a copy if it came with its head.
+    /// Returns a complete body of this length, without a copy if it arrived with its head.
     pub(crate) async fn whole(&mut self, length: usize) -> Result<Bytes, Broken> {
         let Connection { stream, buffer, .. } = &mut self.connection;
         if buffer.len() < length {
@@ -188,16 +190,16 @@ impl Rest {
         Ok(self.body.take(buffer)?.unwrap_or_default())
     }
 
-    /// Gives the connection back once the body has ended.
+    /// Returns the connection to the pool if the body has ended.
     pub(crate) fn finish(self, plain: &Plain) {
-        if self.keep && self.body.is_done() {
+        if self.keep_alive && self.body.is_done() {
             plain.pool.put(self.connection);
         }
     }
 }
 
-/// Writes both in as few writes as the socket allows.
-async fn send(stream: &mut Stream, head: &[u8], body: &[u8]) -> io::Result<()> {
+/// Writes head and body in as few writes as the socket allows.
+async fn write_request(stream: &mut Stream, head: &[u8], body: &[u8]) -> io::Result<()> {
     let mut slices = [IoSlice::new(head), IoSlice::new(body)];
     let mut left = slices.as_mut_slice();
     while !left.is_empty() {
@@ -206,11 +208,11 @@ async fn send(stream: &mut Stream, head: &[u8], body: &[u8]) -> io::Result<()> {
             written => IoSlice::advance_slices(&mut left, written),
         }
     }
-    // TLS holds what the socket did not take.
+    // TLS buffers the bytes that the socket did not accept.
     stream.flush().await
 }
 
-/// Reads the head of the answer, past what is only information.
+/// Reads the head of the final response, skipping interim ones.
 async fn read_head(connection: &mut Connection) -> Result<Head, Broken> {
     let Connection { stream, buffer, .. } = connection;
     loop {
@@ -218,7 +220,7 @@ async fn read_head(connection: &mut Connection) -> Result<Head, Broken> {
             && let Some(head) = frame::head(buffer)?
         {
             match head.head.status.as_u16() {
-                101 => return Err(Unreadable("it changes the protocol").into()),
+                101 => return Err(Unreadable("it switches protocols").into()),
                 100..200 => continue,
                 _ => return Ok(head),
             }
@@ -247,27 +249,27 @@ mod tests {
         head
     }
 
-    /// A server that answers each request on each connection with the next of `answers`, and closes after an answer
-    /// that says so. It tells what it read, and how many connections it saw.
-    async fn server(answers: &'static [&'static str]) -> (SocketAddr, tokio::task::JoinHandle<usize>) {
+    /// Starts a server that responds to each request on each connection with the next of `answers`, and closes the
+    /// connection after a response that says so. The task returns the number of connections.
+    async fn server(responses: &'static [&'static str]) -> (SocketAddr, tokio::task::JoinHandle<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let serve = async move {
-            let (mut connections, mut answers) = (0, answers.iter());
-            while answers.len() > 0 {
+            let (mut connections, mut responses) = (0, responses.iter());
+            while responses.len() > 0 {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 connections += 1;
-                for answer in answers.by_ref() {
+                for response in responses.by_ref() {
                     let mut read = Vec::new();
                     while !read.ends_with(BODY) {
                         assert_ne!(
                             stream.read_buf(&mut read).await.unwrap(),
                             0,
-                            "a client that leaves early"
+                            "the client disconnected early"
                         );
                     }
-                    stream.write_all(answer.as_bytes()).await.unwrap();
-                    if answer.contains("close") || answer.is_empty() {
+                    stream.write_all(response.as_bytes()).await.unwrap();
+                    if response.contains("close") || response.is_empty() {
                         break;
                     }
                 }
@@ -281,10 +283,10 @@ mod tests {
         Plain::over(Arc::new(Outward::within_the_region()))
     }
 
-    async fn ask(plain: &Plain, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
+    async fn post(plain: &Plain, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
         let way = Way { region: RegionIndex::new(0).expect("a number"), address };
         let opened = plain.open(way, Duration::from_secs(5)).await?;
-        let Begun { head, mut rest } = opened.ask(&request(), BODY).await?;
+        let Begun { head, mut rest } = opened.send(&request(), BODY).await?;
         let mut body = Vec::new();
         while let Some(bytes) = rest.chunk().await.map_err(|_| Failure::Unreachable)? {
             body.extend_from_slice(&bytes);
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_framing_is_read_to_its_end_and_the_connection_kept_where_it_can_be() {
+    async fn every_framing_is_read_to_its_end_and_the_connection_reused_if_possible() {
         let (address, server) = server(&[
             "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc",
             "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
@@ -305,7 +307,7 @@ mod tests {
         .await;
         let plain = plain();
         for expected in ["abc", "abc", "", "abc", "until the end"] {
-            let (_, body) = ask(&plain, address).await.unwrap();
+            let (_, body) = post(&plain, address).await.unwrap();
             assert_eq!(String::from_utf8(body).unwrap(), expected);
         }
         assert_eq!(
@@ -316,32 +318,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kept_connection_that_closes_without_a_byte_is_stale_and_a_new_one_is_not() {
+    async fn a_reused_connection_that_closes_without_a_byte_is_stale_and_a_new_one_is_not() {
         let (address, _server) = server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "", "", ""]).await;
         let plain = plain();
-        assert!(ask(&plain, address).await.is_ok());
-        assert_eq!(ask(&plain, address).await, Err(Failure::StaleConnection));
-        assert_eq!(ask(&plain, address).await, Err(Failure::Unreachable));
+        assert!(post(&plain, address).await.is_ok());
+        assert_eq!(post(&plain, address).await, Err(Failure::StaleConnection));
+        assert_eq!(post(&plain, address).await, Err(Failure::Unreachable));
     }
 
     #[tokio::test]
-    async fn so_many_are_opened_at_once_and_who_waits_takes_one_that_has_come_back() {
+    async fn connects_are_limited_and_a_waiting_request_takes_a_returned_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (plain, limit) = (plain(), Duration::from_secs(5));
         let way =
             Way { region: RegionIndex::new(0).expect("a number"), address: listener.local_addr().unwrap() };
-        let turns = plain.pool.turns(way);
-        let all_but_one = futures_util::future::join_all((1..OPENING_MAX).map(|_| turns.next())).await;
-        assert!(!plain.open(way, limit).await.unwrap().reused, "at the bound");
-        let last = turns.next().await;
+        let limiter = plain.pool.connect_limiter(way);
+        let all_but_one = futures_util::future::join_all((1..OPENING_MAX).map(|_| limiter.acquire())).await;
+        assert!(!plain.open(way, limit).await.unwrap().reused, "at the limit");
+        let last = limiter.acquire().await;
         let mut next = std::pin::pin!(plain.open(way, limit));
         assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err(), "one past it");
-        plain.keep(way, plain.outward.connect(way, limit).await.unwrap());
+        plain.put_idle(way, plain.outward.connect(way, limit).await.unwrap());
         drop((last, all_but_one));
         assert!(next.await.unwrap().reused);
     }
 
-    /// A region that swallows whatever is sent to it: its queue of connections is full, and nobody takes one out.
+    /// Returns a listener that never accepts: its accept queue is full.
     async fn silent() -> (tokio::net::TcpListener, Vec<tokio::net::TcpStream>) {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -354,9 +356,10 @@ mod tests {
         (listener, queued)
     }
 
-    /// With turns and no more than that, the last of a thousand that are asked at once heard of it after eight times the limit.
+    /// With only a limit of concurrent connects, the last of a thousand concurrent requests failed after eight times
+    /// the timeout.
     #[tokio::test]
-    async fn who_waits_behind_an_attempt_that_nobody_answers_waits_no_longer_than_it() {
+    async fn a_request_that_waits_behind_a_connect_timeout_fails_with_it() {
         let (listener, _queued) = silent().await;
         let (plain, limit) = (plain(), Duration::from_millis(200));
         let way =
@@ -371,41 +374,42 @@ mod tests {
         assert!(slowest < limit * 2, "{slowest:?}");
     }
 
-    /// The next hop has seen the request and begun to answer: sending it once more would be a second attempt.
+    /// The next hop has received the request and begun a response: sending it again would be a second attempt.
     #[tokio::test]
-    async fn a_kept_connection_that_breaks_off_in_the_head_is_not_stale() {
+    async fn a_reused_connection_that_closes_within_the_head_is_not_stale() {
         let (address, _server) =
             server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "HTTP/1.1 200 OK\r\nx-close: "]).await;
         let plain = plain();
-        assert!(ask(&plain, address).await.is_ok());
-        assert_eq!(ask(&plain, address).await, Err(Failure::Unreachable));
+        assert!(post(&plain, address).await.is_ok());
+        assert_eq!(post(&plain, address).await, Err(Failure::Unreachable));
     }
 
     #[tokio::test]
-    async fn an_answer_that_nobody_can_read_or_that_breaks_off_is_none() {
-        for answer in [
+    async fn an_invalid_or_truncated_response_is_an_error() {
+        for response in [
             "HTTP/1.1 200 OK\r\nx: close\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
             "HTTP/1.1 101 Switch\r\nx: close\r\n\r\n",
             "close",
             "HTTP/1.1 200 OK\r\nx: close\r\ncontent-length: 4\r\n\r\nabc",
             "HTTP/1.1 200 OK\r\nx: close\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
         ] {
-            let (address, _server) = server(Vec::leak(vec![answer])).await;
-            assert_eq!(ask(&plain(), address).await, Err(Failure::Unreachable), "{answer}");
+            let (address, _server) = server(Vec::leak(vec![response])).await;
+            assert_eq!(post(&plain(), address).await, Err(Failure::Unreachable), "{response}");
         }
     }
 
-    /// More came than the answer has: whatever it is, the next answer on this connection would not be the next request's.
+    /// More bytes arrived than the response has: the next response on this connection would not belong to the next
+    /// request.
     #[tokio::test]
-    async fn a_connection_with_more_in_it_than_its_answer_is_not_used_again() {
+    async fn a_connection_with_bytes_after_its_response_is_not_reused() {
         let (address, server) = server(&[
             "HTTP/1.1 200 OK\r\nx: close\r\ncontent-length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged",
             "HTTP/1.1 200 OK\r\nx: close\r\ncontent-length: 3\r\n\r\ndef",
         ])
         .await;
         let plain = plain();
-        assert_eq!(ask(&plain, address).await, Ok((200, b"abc".to_vec())));
-        assert_eq!(ask(&plain, address).await, Ok((200, b"def".to_vec())));
+        assert_eq!(post(&plain, address).await, Ok((200, b"abc".to_vec())));
+        assert_eq!(post(&plain, address).await, Ok((200, b"def".to_vec())));
         assert_eq!(server.await.unwrap(), 2);
     }
 }

@@ -1,9 +1,9 @@
-//! Connections to the next hop that wait for their next request.
+//! Pool of idle connections to the next hop.
 //!
-//! The one that was used last is used first, so that those which a quiet hour has made superfluous grow old at the front
-//! and are let go. There is no task behind a waiting connection (Pingora's pool has one for each, started and stopped
-//! with every request): whether the other side has closed it is looked at when it is taken, which costs nothing because
-//! the reactor knows, and what is too old goes when another one comes back.
+//! The most recently used connection is reused first, so that surplus connections age at the front of the queue and
+//! expire. An idle connection has no task (Pingora's pool has one for each, started and stopped with every request):
+//! whether the peer has closed it is checked when it is taken, which is free because the reactor knows, and expired
+//! ones are removed when another one is returned.
 
 use super::Stream;
 use crate::hop::Greeted;
@@ -18,51 +18,50 @@ use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Connections kept idle, over all ways.
+/// Maximum number of idle connections, over all upstreams.
 const IDLE_MAX: usize = 1024;
-/// Connections to one address that are opened at once. A handshake is some half a millisecond of work at either end, and a
-/// thousand at once are late all together: then nobody is through, everybody tries again, and a region that is well
-/// cannot be reached. Over a round trip of 100 ms it is some 600 new ones a second.
+/// Maximum number of concurrent connects to one address. A handshake takes some half a millisecond of CPU time at
+/// either end, and a thousand at once time out together: then none completes, all retry, and a healthy region is
+/// unreachable. With a round trip of 100 ms it allows some 600 new connections a second.
 pub(super) const OPENING_MAX: usize = 128;
-/// How long a connection is kept idle. Shorter than the other side keeps it, so that the race in which a request meets
-/// a closing connection is rare.
+/// Idle timeout. Shorter than that of the peer, so that a request rarely meets a closing connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the old ones are looked for.
+/// Interval in which expired connections are removed.
 const SWEEP_PERIOD: Duration = Duration::from_secs(1);
 
-/// Where a connection leads. An address alone does not say: it may become that of another region, to which what is open
-/// does not lead.
+/// Upstream of a connection. The address alone is not sufficient: it may be reassigned to another region, to which open
+/// connections do not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Way {
     pub(crate) region: RegionIndex,
     pub(crate) address: SocketAddr,
 }
 
-/// A connection, and what was read from it and not used yet.
+/// Connection, and the bytes read from it that are not consumed yet.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: Stream,
     pub(super) buffer: BytesMut,
     pub(super) way: Way,
-    /// Who is at the other end.
+    /// Identity of the peer.
     pub(super) peer: Peer,
 }
 
 impl Connection {
-    pub(super) fn new(way: Way, greeted: Greeted) -> Connection {
-        let Greeted { stream, peer, http2: _ } = greeted;
+    pub(super) fn new(way: Way, connected: Greeted) -> Connection {
+        let Greeted { stream, peer, http2: _ } = connected;
         Connection { stream, buffer: BytesMut::new(), way, peer }
     }
 }
 
-/// Those that wait.
+/// Pool of idle connections.
 pub(super) struct Pool(Mutex<Waiting>);
 
 struct Waiting {
-    /// The one that came last is at the back.
+    /// The most recently returned connection is at the back.
     by_way: BTreeMap<Way, VecDeque<Kept>>,
-    /// Who may open one, by way; forgotten when nobody does and there is a new way.
-    turns: BTreeMap<Way, Arc<Turns>>,
+    /// Limiters of concurrent connects; unused ones are removed when a new upstream is added.
+    limiters: BTreeMap<Way, Arc<Turns>>,
     count: usize,
     swept: Instant,
 }
@@ -73,35 +72,35 @@ struct Kept {
     since: Instant,
 }
 
-/// Who may open a connection that leads one way.
+/// Limiter of concurrent connects to one upstream.
 pub(super) struct Turns {
     free: Semaphore,
-    /// Attempts so far that nobody answered within their limit.
-    in_vain: AtomicU64,
+    /// Connect attempts so far that timed out.
+    timeouts: AtomicU64,
 }
 
-/// It is somebody's turn until this is dropped.
+/// Permit for one connect, until this is dropped.
 pub(super) struct Turn<'a> {
-    turns: &'a Turns,
-    /// Whether somebody before waited in vain while this one waited for the turn.
-    pub(super) behind_one_in_vain: bool,
+    limiter: &'a Turns,
+    /// Whether another connect timed out while this one waited for its permit.
+    pub(super) is_after_timeout: bool,
     _permit: SemaphorePermit<'a>,
 }
 
 impl Turns {
-    /// Waits until fewer than [`OPENING_MAX`] are being opened, however long that takes.
-    pub(super) async fn next(&self) -> Turn<'_> {
-        let before = self.in_vain.load(Ordering::Relaxed);
-        let permit = self.free.acquire().await.expect("nobody closes it");
-        let behind_one_in_vain = self.in_vain.load(Ordering::Relaxed) != before;
-        Turn { turns: self, behind_one_in_vain, _permit: permit }
+    /// Waits, without a timeout, until fewer than [`OPENING_MAX`] connects are in progress.
+    pub(super) async fn acquire(&self) -> Turn<'_> {
+        let before = self.timeouts.load(Ordering::Relaxed);
+        let permit = self.free.acquire().await.expect("the semaphore is never closed");
+        let is_after_timeout = self.timeouts.load(Ordering::Relaxed) != before;
+        Turn { limiter: self, is_after_timeout, _permit: permit }
     }
 }
 
 impl Turn<'_> {
-    /// Nobody answered.
-    pub(super) fn was_in_vain(self) {
-        self.turns.in_vain.fetch_add(1, Ordering::Relaxed);
+    /// Records that the connect timed out.
+    pub(super) fn timed_out(self) {
+        self.limiter.timeouts.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -109,42 +108,42 @@ impl Pool {
     pub(super) fn new() -> Pool {
         Pool(Mutex::new(Waiting {
             by_way: BTreeMap::new(),
-            turns: BTreeMap::new(),
+            limiters: BTreeMap::new(),
             count: 0,
             swept: Instant::now(),
         }))
     }
 
-    /// One that leads there and is still open.
+    /// Takes an open connection to this upstream.
     pub(super) fn take(&self, way: Way) -> Option<Connection> {
         let now = Instant::now();
         loop {
             let Kept { mut stream, peer, since } = self.lock().pop(way)?;
-            if now.saturating_duration_since(since) < IDLE_TIMEOUT && stream.is_quiet() {
+            if now.saturating_duration_since(since) < IDLE_TIMEOUT && stream.is_idle() {
                 return Some(Connection { stream, buffer: BytesMut::new(), way, peer });
             }
         }
     }
 
-    /// A connection whose answer has been read to its end. One with more in it than that is closed.
+    /// Returns a connection whose response was read to its end. If it has unread bytes, it is closed.
     pub(super) fn put(&self, connection: Connection) {
         let Connection { stream, buffer, way, peer } = connection;
         if buffer.is_empty() {
             let since = Instant::now();
-            let old = self.lock().push(way, Kept { stream, peer, since });
-            drop(old);
+            let expired = self.lock().push(way, Kept { stream, peer, since });
+            drop(expired);
         }
     }
 
-    /// Whose turn it is to open one that leads there.
-    pub(super) fn turns(&self, way: Way) -> Arc<Turns> {
-        let turns = &mut self.lock().turns;
-        if let Some(turns) = turns.get(&way) {
-            return turns.clone();
+    /// Returns the limiter of concurrent connects to this upstream.
+    pub(super) fn connect_limiter(&self, way: Way) -> Arc<Turns> {
+        let limiters = &mut self.lock().limiters;
+        if let Some(limiter) = limiters.get(&way) {
+            return limiter.clone();
         }
-        turns.retain(|_, turns| Arc::strong_count(turns) > 1);
-        let begin = || Arc::new(Turns { free: Semaphore::new(OPENING_MAX), in_vain: AtomicU64::new(0) });
-        turns.entry(way).or_insert_with(begin).clone()
+        limiters.retain(|_, limiter| Arc::strong_count(limiter) > 1);
+        let create = || Arc::new(Turns { free: Semaphore::new(OPENING_MAX), timeouts: AtomicU64::new(0) });
+        limiters.entry(way).or_insert_with(create).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -159,26 +158,26 @@ impl Waiting {
         Some(popped)
     }
 
-    /// Keeps one more, and returns those that have to go, to be closed outside the lock.
-    fn push(&mut self, way: Way, kept: Kept) -> Vec<Kept> {
-        let (mut old, now) = (Vec::new(), kept.since);
+    /// Adds a connection, and returns the ones to be closed, outside the lock.
+    fn push(&mut self, way: Way, idle: Kept) -> Vec<Kept> {
+        let (mut expired, now) = (Vec::new(), idle.since);
         if now.saturating_duration_since(self.swept) >= SWEEP_PERIOD {
             self.swept = now;
             for waiting in self.by_way.values_mut() {
-                let fresh =
-                    waiting.partition_point(|kept| now.saturating_duration_since(kept.since) >= IDLE_TIMEOUT);
-                old.extend(waiting.drain(..fresh));
+                let valid =
+                    waiting.partition_point(|idle| now.saturating_duration_since(idle.since) >= IDLE_TIMEOUT);
+                expired.extend(waiting.drain(..valid));
             }
             self.by_way.retain(|_, waiting| !waiting.is_empty());
-            self.count -= old.len();
+            self.count -= expired.len();
         }
         if self.count >= IDLE_MAX {
-            old.push(kept);
+            expired.push(idle);
         } else {
-            self.by_way.entry(way).or_default().push_back(kept);
+            self.by_way.entry(way).or_default().push_back(idle);
             self.count += 1;
         }
-        old
+        expired
     }
 }
 
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_that_came_is_the_first_that_goes_and_only_where_it_leads() {
+    async fn the_most_recent_connection_is_reused_first_and_only_for_its_upstream() {
         let (listener, address) = listener().await;
         let pool = Pool::new();
         let mut others = Vec::new();
@@ -223,7 +222,7 @@ mod tests {
         }
         assert!(pool.take(way("127.0.0.1:1".parse().unwrap())).is_none());
         let moved = Way { region: RegionIndex::new(1).expect("a number"), address };
-        assert!(pool.take(moved).is_none(), "the address is that of another region now");
+        assert!(pool.take(moved).is_none(), "the address belongs to another region now");
         for expected in ports.into_iter().rev() {
             assert_eq!(port(&pool.take(way(address)).unwrap()), expected);
         }
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_the_other_side_has_closed_or_written_to_unasked_is_not_given_out() {
+    async fn a_connection_that_the_peer_closed_or_wrote_to_is_not_reused() {
         let (listener, address) = listener().await;
         for closes in [true, false] {
             let pool = Pool::new();
@@ -246,14 +245,14 @@ mod tests {
             assert!(pool.take(way(address)).is_none(), "closed: {closes}");
         }
         let (mut connection, _other) = pair(&listener).await;
-        connection.buffer.extend_from_slice(b"more than the answer");
+        connection.buffer.extend_from_slice(b"more than the response");
         let pool = Pool::new();
         pool.put(connection);
         assert!(pool.take(way(address)).is_none());
     }
 
     #[tokio::test]
-    async fn what_is_too_old_goes_and_what_is_too_many_is_not_kept() {
+    async fn expired_connections_are_removed_and_the_pool_is_bounded() {
         let (listener, address) = listener().await;
         let begin = Instant::now();
         let mut others = Vec::new();
@@ -264,14 +263,14 @@ mod tests {
         };
         let (first, second) = (kept(begin).await, kept(begin + IDLE_TIMEOUT).await);
         let third = kept(begin + IDLE_TIMEOUT).await;
-        let mut waiting = Waiting { by_way: BTreeMap::new(), turns: BTreeMap::new(), count: 0, swept: begin };
+        let mut waiting = Waiting { by_way: BTreeMap::new(), limiters: BTreeMap::new(), count: 0, swept: begin };
         assert!(waiting.push(way(address), first).is_empty());
-        let elsewhere = way("127.0.0.1:1".parse().unwrap());
-        let old = waiting.push(elsewhere, second);
+        let other = way("127.0.0.1:1".parse().unwrap());
+        let old = waiting.push(other, second);
         assert_eq!((old.len(), waiting.count), (1, 1));
-        assert!(!waiting.by_way.contains_key(&way(address)), "a way that nobody uses is forgotten");
+        assert!(!waiting.by_way.contains_key(&way(address)), "an unused upstream is removed");
         waiting.count = IDLE_MAX;
-        let old = waiting.push(elsewhere, third);
+        let old = waiting.push(other, third);
         assert_eq!((old.len(), waiting.count), (1, IDLE_MAX));
     }
 }

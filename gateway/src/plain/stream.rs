@@ -1,4 +1,4 @@
-//! What a connection is made of: TCP, or TLS over it.
+//! Transport of a connection: TCP, or TLS over TCP.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -7,6 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
+/// Transport of a connection.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Clear(TcpStream),
@@ -14,9 +15,9 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Neither closed by the other side nor holding anything that nobody asked for. Over TLS the other side says so too
-    /// before it closes, and what it says is something.
-    pub(super) fn is_quiet(&mut self) -> bool {
+    /// Returns whether the connection is open and has no unread bytes. Over TLS, a closing peer first sends an alert,
+    /// which counts as unread.
+    pub(super) fn is_idle(&mut self) -> bool {
         let tcp = match self {
             Stream::Clear(tcp) => &*tcp,
             Stream::Tls(tls) => {

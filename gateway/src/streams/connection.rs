@@ -1,4 +1,4 @@
-//! One HTTP/2 connection to a region: the task that drives it, its pulse, and what is under way on it.
+//! HTTP/2 connection to a region: its driver task, its health check, and its requests in flight.
 
 use super::Stream;
 use crate::hop::{Greeted, Outward};
@@ -19,70 +19,70 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::MissedTickBehavior;
 
-/// What of one answer may be under way: without waiting for anybody, 64 MiB take 2.6 s over a round trip of 80 ms. An answer
-/// that is read whole is smaller.
+/// Flow control window of one response: without stalls, 64 MiB take 2.6 s over a round trip of 80 ms. A response that
+/// is buffered as a whole is smaller.
 const ANSWER_WINDOW_BYTES: u32 = 2 << 20;
-/// Of all answers on a connection: as many as a connection has easily may have clients that do not read.
+/// Window of all responses on a connection: as many clients as a connection comfortably has may stop reading.
 const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_EASY as u32 * ANSWER_WINDOW_BYTES;
-/// Larger frames than the least that everybody has to take, for large answers.
+/// Frames for large responses, larger than the minimum that every peer must accept.
 const FRAME_BYTES_MAX: u32 = 64 << 10;
-/// The head of an answer, unpacked: as much as over HTTP/1.1.
+/// Maximum decoded bytes of a response head: as over HTTP/1.1.
 const HEAD_BYTES_MAX: u32 = 64 << 10;
-/// How long a connection is kept without a request, as over HTTP/1.1.
+/// Idle timeout of a connection, as over HTTP/1.1.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long what still comes for a request that was given up is known as such: some round trips.
+/// Time for which frames of a cancelled stream are still recognized: some round trips.
 const GIVEN_UP_FOR: Duration = Duration::from_secs(5);
 
-/// A connection that is open.
+/// Open connection.
 pub(super) struct Connection {
     send: SendRequest<Bytes>,
     state: Arc<State>,
 }
 
-/// What its requests, its task and its socket know of a connection.
+/// State shared by a connection's requests, its task and its socket.
 struct State {
     way: Way,
     peer: Peer,
     begun: Instant,
-    /// When the last byte came, in milliseconds from when it was begun.
+    /// Time of the last received byte, in milliseconds since `begun`.
     heard_ms: AtomicU64,
-    /// Under way.
+    /// Requests in flight.
     requests: AtomicUsize,
-    /// Were begun, in all.
+    /// Requests begun over the lifetime.
     served: AtomicU64,
-    /// One was answered.
+    /// Whether a response was received.
     answered: AtomicBool,
-    silent: AtomicBool,
-    /// It takes nothing new, because nobody needs it.
+    unresponsive: AtomicBool,
+    /// Whether it takes no new requests because it is not needed.
     retiring: AtomicBool,
     outward: Arc<Outward>,
     counts: Arc<Tally<HopEvent>>,
 }
 
-/// A request's place on a connection.
+/// Slot of a request on a connection, released on drop.
 pub(super) struct Lease(Arc<State>);
 
-/// A request that was sent, or is being sent. Whoever drops it before its answer has ended gives it up.
+/// Request that is being sent or waits for its response. Dropping it before the response has ended cancels the stream.
 pub(super) struct Asked {
     stream: SendStream<Bytes>,
     lease: Lease,
 }
 
-/// A body that is still coming.
+/// Response body that is being received.
 pub(crate) struct Rest {
     body: RecvStream,
     _asked: Asked,
 }
 
 impl Connection {
-    /// Begins HTTP/2; with what drives it, which ends when the connection does.
+    /// Starts HTTP/2; also returns the driver, which completes when the connection ends.
     pub(super) async fn begin(
         way: Way,
-        greeted: Greeted,
+        connected: Greeted,
         outward: Arc<Outward>,
         counts: Arc<Tally<HopEvent>>,
     ) -> Result<(Arc<Connection>, impl Future<Output = ()> + Send + use<>), h2::Error> {
-        let Greeted { stream, peer, http2: _ } = greeted;
+        let Greeted { stream, peer, http2: _ } = connected;
         let state = Arc::new(State {
             way,
             peer,
@@ -91,13 +91,13 @@ impl Connection {
             requests: AtomicUsize::new(0),
             served: AtomicU64::new(0),
             answered: AtomicBool::new(false),
-            silent: AtomicBool::new(false),
+            unresponsive: AtomicBool::new(false),
             retiring: AtomicBool::new(false),
             outward,
             counts,
         });
-        let heard = Heard { stream, state: state.clone() };
-        let (send, connection) = options().handshake(heard).await?;
+        let stream = Heard { stream, state: state.clone() };
+        let (send, connection) = options().handshake(stream).await?;
         Ok((Arc::new(Connection { send, state: state.clone() }), drive(connection, state)))
     }
 
@@ -105,19 +105,19 @@ impl Connection {
         self.state.requests.load(Relaxed)
     }
 
-    pub(super) fn is_silent(&self) -> bool {
-        self.state.silent.load(Relaxed)
+    pub(super) fn is_unresponsive(&self) -> bool {
+        self.state.unresponsive.load(Relaxed)
     }
 
-    /// A place for one more; none on a connection that the other side is leaving, that nobody needs, or that is older than
-    /// `age_max`.
-    pub(super) fn stream(&self, now: Instant, age_max: Duration) -> Option<Stream> {
+    /// Reserves a slot for one more request; `None` if the peer drains the connection, it is not needed any more, or it
+    /// is older than `age_max`.
+    pub(super) fn reserve(&self, now: Instant, age_max: Duration) -> Option<Stream> {
         let state = &self.state;
         if state.retiring.load(Relaxed) || now.saturating_duration_since(state.begun) >= age_max {
             return None;
         }
         let mut send = self.send.clone();
-        // It waits for nothing: only whoever has sent a request may have to, and this one is new.
+        // Never pending: only a handle that has sent a request may have to wait, and this one is new.
         let Poll::Ready(Ok(())) = send.poll_ready(&mut Context::from_waker(Waker::noop())) else {
             return None;
         };
@@ -141,52 +141,53 @@ fn options() -> Builder {
 }
 
 impl State {
-    fn heard(&self) -> Instant {
+    fn last_received(&self) -> Instant {
         self.begun + Duration::from_millis(self.heard_ms.load(Relaxed))
     }
 }
 
-/// Moves bytes, and feels the pulse, until the connection ends or is dead.
+/// Drives the connection and its health check until it ends or times out.
 async fn drive(mut connection: h2::client::Connection<Heard, Bytes>, state: Arc<State>) {
-    let mut pings = connection.ping_pong().expect("nobody else takes it");
-    let (mut pulse, mut under_way) = (Pulse::default(), false);
+    let mut pings = connection.ping_pong().expect("it is taken only once");
+    let (mut pulse, mut ping_in_flight) = (Pulse::default(), false);
     let (mut served, mut used) = (0, state.begun);
-    let mut beat = tokio::time::interval(BEAT);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut interval = tokio::time::interval(BEAT);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            // What has come is read before anybody is called dead: it may have been us who slept.
+            // Received bytes are read before the health check, because this process may have been the one that was
+            // stalled.
             biased;
             ended = &mut connection => {
                 if let Err(error) = ended {
-                    tracing::debug!(address = %state.way.address, %error, "an HTTP/2 connection to a region ended");
+                    tracing::debug!(address = %state.way.address, %error, "HTTP/2 connection to a region failed");
                 }
                 return;
             }
-            _ = poll_fn(|context| pings.poll_pong(context)), if under_way => under_way = false,
-            _ = beat.tick() => {
+            _ = poll_fn(|context| pings.poll_pong(context)), if ping_in_flight => ping_in_flight = false,
+            _ = interval.tick() => {
                 let (now, requests) = (Instant::now(), state.requests.load(Relaxed));
-                match pulse.felt(state.heard(), requests, now) {
+                match pulse.felt(state.last_received(), requests, now) {
                     Beat::Rest => {}
-                    Beat::Ask => under_way |= pings.send_ping(Ping::opaque()).is_ok(),
+                    Beat::Ask => ping_in_flight |= pings.send_ping(Ping::opaque()).is_ok(),
                     Beat::Dead => {
                         state.counts.count(HopEvent::Dead);
-                        tracing::info!(address = %state.way.address, requests, "a connection to a region is dead");
+                        tracing::info!(address = %state.way.address, requests, "HTTP/2 connection to a region timed out");
                         return;
                     }
                 }
-                let silent = pulse.is_silent(now);
-                if silent && !state.silent.load(Relaxed) {
+                let unresponsive = pulse.is_silent(now);
+                if unresponsive && !state.unresponsive.load(Relaxed) {
                     state.counts.count(HopEvent::Silent);
                 }
-                state.silent.store(silent, Relaxed);
+                state.unresponsive.store(unresponsive, Relaxed);
                 let served_now = state.served.load(Relaxed);
                 if requests > 0 || served_now != served {
                     (served, used) = (served_now, now);
                 } else if state.retiring.load(Relaxed) {
                     return;
                 } else if now.saturating_duration_since(used) >= IDLE_TIMEOUT {
-                    // Whoever was given a place a moment ago is seen at the next beat.
+                    // A slot that was reserved a moment ago is seen at the next tick.
                     state.retiring.store(true, Relaxed);
                 }
             }
@@ -199,7 +200,7 @@ impl Lease {
         self.0.peer
     }
 
-    /// The connection has brought an answer before.
+    /// Returns whether the connection has received a response before.
     pub(super) fn has_answered(&self) -> bool {
         self.0.answered.load(Relaxed)
     }
@@ -216,16 +217,16 @@ impl Asked {
         Asked { stream, lease }
     }
 
-    /// Sends all of a body.
+    /// Sends the complete body.
     pub(super) fn send(&mut self, body: Bytes) -> Result<(), h2::Error> {
         self.stream.send_data(body, true)
     }
 
-    /// The head of its answer has come.
-    pub(super) fn answered(self, body: RecvStream) -> Rest {
+    /// Records the response head, and returns the body.
+    pub(super) fn into_body(self, body: RecvStream) -> Rest {
         let state = &self.lease.0;
         if !state.answered.swap(true, Relaxed) {
-            state.outward.is_well(state.way.region);
+            state.outward.mark_healthy(state.way.region);
         }
         Rest { body, _asked: self }
     }
@@ -233,13 +234,13 @@ impl Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        // Said at once and in the place of what was not sent yet; of a stream that has ended nothing is said.
+        // Sent immediately, instead of unsent frames; a no-op for a stream that has ended.
         self.stream.send_reset(Reason::CANCEL);
     }
 }
 
 impl Rest {
-    /// The next piece of the body; `None` at its end.
+    /// Returns the next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, h2::Error> {
         while let Some(chunk) = self.body.data().await {
             let chunk = chunk?;
@@ -252,7 +253,7 @@ impl Rest {
     }
 }
 
-/// A stream that notes when something was heard, and why it broke, of which `h2` tells only the words.
+/// Stream that records the time of the last received byte, and its I/O errors, which `h2` returns only as text.
 struct Heard {
     stream: plain::Stream,
     state: Arc<State>,
@@ -271,7 +272,7 @@ impl AsyncRead for Heard {
                 let state = &self.state;
                 state.heard_ms.store(state.begun.elapsed().as_millis() as u64, Relaxed);
             }
-            Poll::Ready(Err(error)) => self.state.outward.broke(self.state.way, error),
+            Poll::Ready(Err(error)) => self.state.outward.connection_failed(self.state.way, error),
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
         read

@@ -1,17 +1,18 @@
-//! Exchanges with a region in HTTP/2: many at once on one connection.
+//! HTTP/2 client for regions: many concurrent requests on one connection.
 //!
-//! HTTP/1.1 ([`crate::plain`]) needs a connection for each request under way, and giving a request up costs its connection, with
-//! a handshake over an ocean for the next one. Here a request is a stream of a connection that is open anyway: giving it up
-//! is one frame (RST_STREAM), and a region is told at once that nobody waits. Which of the two is spoken is the edge's
-//! configuration (`region_http`), and the region agrees to it in the TLS handshake (ALPN) or does not, and then it is
-//! HTTP/1.1. In the clear nobody can agree: the region has to know. `benches/hop.rs` runs the two beside each other.
+//! HTTP/1.1 ([`crate::http1`]) needs a connection for each request in flight, and cancelling a request costs its
+//! connection, with a handshake across an ocean for the next one. Here a request is a stream of an open connection:
+//! cancelling it is one frame (RST_STREAM), and the region learns of it at once. The protocol is the gateway's
+//! configuration (`region_http`); the region accepts it in the TLS handshake (ALPN), or HTTP/1.1 is used. In plaintext
+//! there is no negotiation: the region must support it. `benches/hop.rs` compares the two.
 //!
-//! [`gateway_core::multiplex`] decides which connection takes a request and when one is given up; [`connection`] has one and
-//! the task that drives it; here they are opened, one at a time for each way, kept and left.
+//! [`gateway_core::multiplex`] decides which connection takes a request and when a connection has timed out;
+//! [`connection`] contains one connection and its driver task; this module opens them, one at a time for each upstream,
+//! keeps and drains them.
 //!
-//! Framing and flow control are those of the `h2` crate. A connection that a region is leaving (GOAWAY) takes nothing new and
-//! finishes what it has; what the region says it never looked at, and what was under way on a connection that broke and had
-//! worked before, is [`Failure::StaleConnection`], which costs no budget.
+//! The `h2` crate implements framing and flow control. A connection that a region drains (GOAWAY) takes no new requests
+//! and finishes those in flight; requests that the region reports as unprocessed, and requests in flight on a
+//! connection that failed and had worked before, are [`Failure::StaleConnection`], which costs no retry budget.
 
 mod connection;
 #[cfg(test)]
@@ -37,22 +38,22 @@ use supervision::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How long a connection is used: its certificates, and those that it was checked against, may have changed meanwhile.
+/// Maximum age of a connection: its certificates, and the authorities that verified them, may have changed since.
 const AGE_MAX: Duration = Duration::from_secs(600);
 
-/// Exchanges with regions.
+/// HTTP/2 client for regions.
 pub(crate) struct Streams {
     outward: Arc<Outward>,
     ways: Mutex<BTreeMap<Way, Arc<Connections>>>,
-    /// What opens and what drives connections; all of it ends with this.
+    /// Tasks that open and drive connections; they end when this is dropped.
     tasks: Mutex<JoinSet<()>>,
     counts: Arc<Tally<HopEvent>>,
 }
 
-/// The connections that lead one way.
+/// Connections to one upstream.
 struct Connections {
     inner: Mutex<Inner>,
-    /// How many attempts to open one have ended, and how the last did.
+    /// Number of attempts to open a connection that have ended, and the outcome of the last.
     opened: watch::Sender<(u64, Result<(), Failure>)>,
     counts: Arc<Tally<HopEvent>>,
 }
@@ -62,19 +63,19 @@ struct Inner {
     /// In the order in which they were opened.
     open: Vec<Arc<Connection>>,
     opening: bool,
-    /// The other side speaks HTTP/1.1 alone, or did when it was last asked.
+    /// Whether the peer chose HTTP/1.1 when the last connection was opened.
     plain: bool,
 }
 
-/// How a request can go.
+/// Result of reserving a slot for a request.
 pub(crate) enum Opened {
-    /// As a stream of this connection.
+    /// As a stream of a connection.
     Stream(Stream),
-    /// Over HTTP/1.1, because the region speaks nothing else.
+    /// Over HTTP/1.1, because the region does not support HTTP/2.
     Plain,
 }
 
-/// A place on a connection, on which nothing was asked yet.
+/// Slot on a connection, for one request.
 pub(crate) struct Stream {
     send: SendRequest<Bytes>,
     lease: Lease,
@@ -90,12 +91,12 @@ impl Streams {
         }
     }
 
-    /// What connections have met.
+    /// Returns the counters of connection events.
     pub(crate) fn counts(&self) -> &Tally<HopEvent> {
         &self.counts
     }
 
-    /// How many are open, and how many requests are under way on them.
+    /// Returns the number of open connections and of requests in flight on them.
     pub(crate) fn size(&self) -> (usize, usize) {
         let ways = self.ways.lock();
         let sizes = ways.values().map(|way| {
@@ -105,7 +106,7 @@ impl Streams {
         sizes.fold((0, 0), |(open, requests), (more, of_those)| (open + more, requests + of_those))
     }
 
-    /// A place on a connection that leads there; a connection that has to be opened may take `connect_timeout`.
+    /// Reserves a slot on a connection to `way`; opening a connection may take `connect_timeout`.
     pub(crate) async fn open(
         &self,
         way: Way,
@@ -114,11 +115,11 @@ impl Streams {
     ) -> Result<Opened, Failure> {
         let connections = self.way(way);
         loop {
-            // Heard from before it is looked, so that nothing falls between the two.
+            // Subscribed before the check, so that no notification is lost in between.
             let mut opened = connections.opened.subscribe();
-            let (place, open_one) = connections.place();
+            let (slot, open_one) = connections.acquire();
             if open_one {
-                let opening = open_one_more(
+                let opening = open_connection(
                     connections.clone(),
                     self.outward.clone(),
                     plain.clone(),
@@ -127,7 +128,7 @@ impl Streams {
                 );
                 self.spawn(opening);
             }
-            match place {
+            match slot {
                 Place::Here(opened) => return Ok(opened),
                 Place::Full => {
                     self.counts.count(HopEvent::Full);
@@ -142,10 +143,10 @@ impl Streams {
         }
     }
 
-    /// Takes a connection that was opened for HTTP/1.1 to a region that speaks HTTP/2 after all.
-    pub(crate) async fn adopt(&self, way: Way, greeted: Greeted) -> Result<(), Failure> {
+    /// Adds a connection that was opened for HTTP/1.1 to a region that turned out to support HTTP/2.
+    pub(crate) async fn adopt(&self, way: Way, connected: Greeted) -> Result<(), Failure> {
         let connections = self.way(way);
-        let driver = connections.take(way, greeted, &self.outward).await?;
+        let driver = connections.take(way, connected, &self.outward).await?;
         self.spawn(driver);
         Ok(())
     }
@@ -155,7 +156,7 @@ impl Streams {
         if let Some(connections) = ways.get(&way) {
             return connections.clone();
         }
-        // A way that nobody goes any longer is forgotten when there is a new one.
+        // Unused upstreams are removed when a new one is added.
         ways.retain(|_, connections| {
             Arc::strong_count(connections) > 1 || !connections.lock().open.is_empty()
         });
@@ -173,7 +174,7 @@ impl Streams {
     }
 }
 
-/// Where a request goes.
+/// Result of looking for a slot.
 enum Place {
     Here(Opened),
     Later,
@@ -185,8 +186,8 @@ impl Connections {
         self.inner.lock()
     }
 
-    /// A place for one more request, and whether another connection is to be opened.
-    fn place(&self) -> (Place, bool) {
+    /// Returns a slot for one more request, and whether another connection is to be opened.
+    fn acquire(&self) -> (Place, bool) {
         let now = Instant::now();
         let mut inner = self.lock();
         if inner.plain {
@@ -194,7 +195,7 @@ impl Connections {
         }
         loop {
             let loads =
-                inner.open.iter().map(|one| Load { requests: one.requests(), silent: one.is_silent() });
+                inner.open.iter().map(|one| Load { requests: one.requests(), silent: one.is_unresponsive() });
             let (at, open_one) = match multiplex::pick(loads, inner.opening) {
                 Pick::Use(at) => (at, false),
                 Pick::UseAndOpen(at) => (at, true),
@@ -205,8 +206,8 @@ impl Connections {
                 Pick::Wait => return (Place::Later, false),
                 Pick::Full => return (Place::Full, false),
             };
-            // One that is too old, or that the region is leaving, finishes what it has.
-            let Some(stream) = inner.open[at].stream(now, AGE_MAX) else {
+            // A connection that is too old, or that the region drains, finishes its requests.
+            let Some(stream) = inner.open[at].reserve(now, AGE_MAX) else {
                 inner.open.remove(at);
                 self.counts.count(HopEvent::Left);
                 continue;
@@ -216,16 +217,16 @@ impl Connections {
         }
     }
 
-    /// Begins HTTP/2 on a connection; what drives it is to be run.
+    /// Starts HTTP/2 on a connection; the caller must run the returned driver.
     async fn take(
         self: &Arc<Connections>,
         way: Way,
-        greeted: Greeted,
+        connected: Greeted,
         outward: &Arc<Outward>,
     ) -> Result<impl Future<Output = ()> + Send + use<>, Failure> {
-        let begun = Connection::begin(way, greeted, outward.clone(), self.counts.clone()).await;
+        let begun = Connection::begin(way, connected, outward.clone(), self.counts.clone()).await;
         let (connection, driven) = begun.map_err(|error| {
-            tracing::debug!(address = %way.address, %error, "no HTTP/2 handshake");
+            tracing::debug!(address = %way.address, %error, "HTTP/2 handshake failed");
             Failure::Unreachable
         })?;
         self.counts.count(HopEvent::Opened);
@@ -233,7 +234,7 @@ impl Connections {
         inner.plain = false;
         inner.open.push(connection.clone());
         drop(inner);
-        // Not the connection itself: it ends when nobody can ask for anything on it any longer.
+        // A weak reference: the connection ends when no request can use it any more.
         let (connections, this) = (self.clone(), Arc::downgrade(&connection));
         Ok(async move {
             contained("region connection", driven).await;
@@ -241,14 +242,14 @@ impl Connections {
         })
     }
 
-    fn tell(&self, outcome: Result<(), Failure>) {
+    fn report(&self, outcome: Result<(), Failure>) {
         self.lock().opening = false;
         self.opened.send_modify(|(count, last)| (*count, *last) = (*count + 1, outcome));
     }
 }
 
-/// Opens a connection and drives it until it ends. Nobody's request owns this: whoever asked first may have left.
-async fn open_one_more(
+/// Opens a connection and drives it until it ends. It is not owned by a request: the first one may have been cancelled.
+async fn open_connection(
     connections: Arc<Connections>,
     outward: Arc<Outward>,
     plain: Arc<Plain>,
@@ -256,51 +257,51 @@ async fn open_one_more(
     connect_timeout: Duration,
 ) {
     let begun = async {
-        let greeted = outward.connect(way, connect_timeout).await?;
-        if greeted.http2 {
-            return connections.take(way, greeted, &outward).await.map(Some);
+        let connected = outward.connect(way, connect_timeout).await?;
+        if connected.http2 {
+            return connections.take(way, connected, &outward).await.map(Some);
         }
         connections.counts.count(HopEvent::Plain);
         connections.lock().plain = true;
-        plain.keep(way, greeted);
+        plain.put_idle(way, connected);
         Ok(None)
     };
-    // Others wait for what becomes of it, whatever that is.
+    // Other requests wait for the outcome, even a panic.
     let begun = contained("region connection", begun).await.unwrap_or(Err(Failure::Unreachable));
-    connections.tell(begun.as_ref().map(|_| ()).map_err(|failure| *failure));
+    connections.report(begun.as_ref().map(|_| ()).map_err(|failure| *failure));
     if let Ok(Some(driver)) = begun {
         driver.await;
     }
 }
 
 impl Stream {
-    /// Who is at the other end.
+    /// Returns the identity of the peer.
     pub(crate) fn peer(&self) -> Peer {
         self.lease.peer()
     }
 
-    /// Sends a request and waits for the head of its answer; the caller bounds the time by dropping this, and the region is
-    /// told so.
-    pub(crate) async fn ask(self, head: &RequestHead, body: Bytes) -> Result<(Parts, Rest), Failure> {
+    /// Sends a request and waits for the head of its response; the caller bounds the time by dropping the future, which
+    /// cancels the stream.
+    pub(crate) async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Parts, Rest), Failure> {
         let Stream { mut send, lease } = self;
         let used_before = lease.has_answered();
         let begun = async {
             let bodiless = body.is_empty();
-            let (answer, stream) = send.send_request(head.over_http2(), bodiless)?;
-            let mut rest = connection::Asked::new(stream, lease);
+            let (response, stream) = send.send_request(head.to_http2(), bodiless)?;
+            let mut request = connection::Asked::new(stream, lease);
             if !bodiless {
-                // It is shared, not copied, and goes out as the region makes room for it.
-                rest.send(body)?;
+                // The bytes are shared, not copied, and are sent as flow control allows.
+                request.send(body)?;
             }
-            let (head, body) = answer.await?.into_parts();
-            Ok::<_, h2::Error>((head, rest.answered(body)))
+            let (head, body) = response.await?.into_parts();
+            Ok::<_, h2::Error>((head, request.into_body(body)))
         };
         begun.await.map_err(|error| {
-            tracing::debug!(%error, used_before, "an exchange broke off before an answer");
-            // What the region says it has not looked at; and what was under way on a connection that broke.
-            let unseen = error.is_remote()
+            tracing::debug!(%error, used_before, "exchange failed before a response");
+            // Requests that the region reports as unprocessed, and requests in flight on a failed connection.
+            let unprocessed = error.is_remote()
                 && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM));
-            if used_before && (unseen || error.is_io()) {
+            if used_before && (unprocessed || error.is_io()) {
                 Failure::StaleConnection
             } else {
                 Failure::Unreachable
@@ -310,12 +311,12 @@ impl Stream {
 }
 
 impl Rest {
-    /// All of a body of this length, in one piece: without a copy if it came in one. Its last byte is not its end, which may
-    /// be a frame of its own: whoever leaves before that gives an answer up that is there.
+    /// Returns a complete body of this length, without a copy if it arrived in one piece. Also reads the end of the
+    /// stream, which may be a frame of its own: dropping the body before it would cancel a complete response.
     pub(crate) async fn whole(&mut self, length: usize) -> Result<Bytes, h2::Error> {
         let Some(first) = self.chunk().await? else { return Ok(Bytes::new()) };
         if first.len() == length {
-            // A body that is longer than its head says is an error of the connection.
+            // A body longer than its content-length is a connection error.
             self.chunk().await?;
             return Ok(first);
         }

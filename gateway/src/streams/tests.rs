@@ -1,8 +1,9 @@
-//! An edge's end against a server that does as each test says, over loopback and in the clear.
+//! The client against a server with the behaviour of each test, over plaintext loopback.
 
 use super::*;
 use crate::hop::Regions;
 use crate::upstream::UpstreamMethod;
+use regions::catalogue::Catalogue;
 use gateway_core::multiplex::{DEAD_AFTER, REQUESTS_EASY};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
@@ -12,23 +13,23 @@ use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-/// Longer than anything takes that is meant to happen.
+/// Longer than any expected step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 const BODY: Bytes = Bytes::from_static(b"{\"input\":\"x\"}");
 
-/// What a connection of the server does.
+/// Behaviour of a server connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
     Serves,
-    /// It says that it takes nothing new.
+    /// It sends GOAWAY.
     Leaves,
     /// It neither reads nor writes.
     Freezes,
-    /// It is cut.
+    /// It closes the connection.
     Dies,
 }
 
-/// A request as the server has it.
+/// Request as received by the server.
 struct Came {
     connection: usize,
     request: Request<RecvStream>,
@@ -37,7 +38,7 @@ struct Came {
 
 struct Server {
     address: SocketAddr,
-    came: mpsc::UnboundedReceiver<Came>,
+    requests: mpsc::UnboundedReceiver<Came>,
     connections: Arc<Mutex<Vec<watch::Sender<Does>>>>,
 }
 
@@ -45,27 +46,27 @@ impl Server {
     async fn start() -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (to_test, came) = mpsc::unbounded_channel();
+        let (to_test, requests) = mpsc::unbounded_channel();
         let connections: Arc<Mutex<Vec<watch::Sender<Does>>>> = Arc::default();
         let accepted = connections.clone();
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
                 let mut accepted = accepted.lock();
                 tokio::spawn(serve(tcp, accepted.len(), to_test.clone(), {
-                    let (told, does) = watch::channel(Does::Serves);
-                    accepted.push(told);
+                    let (behaviour, does) = watch::channel(Does::Serves);
+                    accepted.push(behaviour);
                     does
                 }));
             }
         });
-        Server { address, came, connections }
+        Server { address, requests, connections }
     }
 
     async fn next(&mut self) -> Came {
-        tokio::time::timeout(PATIENCE, self.came.recv()).await.expect("a request comes").unwrap()
+        tokio::time::timeout(PATIENCE, self.requests.recv()).await.expect("a request arrives").unwrap()
     }
 
-    fn tell(&self, connection: usize, does: Does) {
+    fn set(&self, connection: usize, does: Does) {
         self.connections.lock()[connection].send_replace(does);
     }
 
@@ -105,7 +106,7 @@ async fn serve(
 }
 
 impl Came {
-    fn answer(mut self, body: Bytes) {
+    fn respond(mut self, body: Bytes) {
         let mut stream = self.respond.send_response(Response::new(()), false).unwrap();
         stream.send_data(body, true).unwrap();
     }
@@ -127,7 +128,7 @@ struct Edge {
 }
 
 fn edge() -> Arc<Edge> {
-    let outward = Arc::new(Outward::to_regions(&Regions::InTheClear, true).unwrap());
+    let outward = Arc::new(Outward::to_regions(&Regions::InTheClear, true, &Arc::new(Catalogue::builtin())).unwrap());
     Arc::new(Edge { streams: Streams::over(outward.clone()), plain: Arc::new(Plain::over(outward)) })
 }
 
@@ -136,20 +137,20 @@ impl Edge {
         let way = Way { region: RegionIndex::new(0).expect("a number"), address };
         match self.streams.open(way, PATIENCE, &self.plain).await? {
             Opened::Stream(stream) => Ok(stream),
-            Opened::Plain => panic!("in the clear nobody can choose HTTP/1.1"),
+            Opened::Plain => panic!("plaintext has no negotiation of HTTP/1.1"),
         }
     }
 
-    async fn ask(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Rest), Failure> {
+    async fn send(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Rest), Failure> {
         let mut head = RequestHead::new(UpstreamMethod::Post).for_path("/v1/embeddings");
         head.put("host", "region");
         head.put("content-length", body.len().to_string());
-        self.open(address).await?.ask(&head, body).await
+        self.open(address).await?.send(&head, body).await
     }
 
-    /// What it is answered, and the body of that.
+    /// Sends a request and returns the length of the response body.
     async fn whole(&self, address: SocketAddr, body: Bytes) -> Result<usize, Failure> {
-        let (_, mut rest) = self.ask(address, body).await?;
+        let (_, mut rest) = self.send(address, body).await?;
         let mut read = 0;
         while let Some(chunk) = rest.chunk().await.map_err(|_| Failure::Unreachable)? {
             read += chunk.len();
@@ -157,55 +158,55 @@ impl Edge {
         Ok(read)
     }
 
-    /// A request that is under way, in a task of its own.
-    fn asks(self: &Arc<Edge>, address: SocketAddr) -> tokio::task::JoinHandle<Result<usize, Failure>> {
+    /// Sends a request in its own task.
+    fn spawn_request(self: &Arc<Edge>, address: SocketAddr) -> tokio::task::JoinHandle<Result<usize, Failure>> {
         let edge = self.clone();
         tokio::spawn(async move { edge.whole(address, BODY).await })
     }
 }
 
-/// An edge that has been answered once, so that its connection has worked.
-async fn after_one_answer(server: &mut Server) -> Arc<Edge> {
+/// Returns a client whose connection has received one response.
+async fn after_one_response(server: &mut Server) -> Arc<Edge> {
     let edge = edge();
-    let asked = edge.asks(server.address);
-    server.next().await.answer(BODY);
-    assert_eq!(asked.await.unwrap(), Ok(BODY.len()));
+    let sent = edge.spawn_request(server.address);
+    server.next().await.respond(BODY);
+    assert_eq!(sent.await.unwrap(), Ok(BODY.len()));
     edge
 }
 
 #[tokio::test]
-async fn requests_share_a_connection_until_it_has_more_than_is_easy() {
+async fn requests_share_a_connection_up_to_its_comfortable_load() {
     let mut server = Server::start().await;
-    let edge = after_one_answer(&mut server).await;
+    let edge = after_one_response(&mut server).await;
     let mut asked = Vec::new();
     for number in 0..REQUESTS_EASY {
-        asked.push(edge.asks(server.address));
-        let came = server.next().await;
-        assert_eq!((came.connection, number < REQUESTS_EASY), (0, true));
+        asked.push(edge.spawn_request(server.address));
+        let request = server.next().await;
+        assert_eq!((request.connection, number < REQUESTS_EASY), (0, true));
         tokio::spawn(async move {
             std::future::pending::<()>().await;
-            drop(came);
+            drop(request);
         });
     }
     assert_eq!((server.accepted(), edge.streams.size()), (1, (1, REQUESTS_EASY)));
-    // One more is not held up by the connection that is opened for those who come next.
-    asked.push(edge.asks(server.address));
-    server.next().await.answer(BODY);
+    // The next request does not wait for the connection that is opened for later ones.
+    asked.push(edge.spawn_request(server.address));
+    server.next().await.respond(BODY);
     while edge.streams.size().0 < 2 {
         tokio::task::yield_now().await;
     }
-    asked.push(edge.asks(server.address));
+    asked.push(edge.spawn_request(server.address));
     assert_eq!(server.next().await.connection, 1);
     asked.iter().for_each(|task| task.abort());
 }
 
 #[tokio::test]
-async fn many_who_come_at_once_wait_for_one_connection() {
+async fn concurrent_requests_wait_for_one_connection() {
     let mut server = Server::start().await;
     let edge = edge();
-    let asked: Vec<_> = (0..REQUESTS_EASY).map(|_| edge.asks(server.address)).collect();
+    let asked: Vec<_> = (0..REQUESTS_EASY).map(|_| edge.spawn_request(server.address)).collect();
     for _ in 0..REQUESTS_EASY {
-        server.next().await.answer(BODY);
+        server.next().await.respond(BODY);
     }
     for one in asked {
         assert_eq!(one.await.unwrap(), Ok(BODY.len()));
@@ -214,155 +215,156 @@ async fn many_who_come_at_once_wait_for_one_connection() {
 }
 
 #[tokio::test]
-async fn who_gives_a_request_up_tells_the_region_and_nobody_else_notices() {
+async fn cancelling_a_request_resets_its_stream_and_affects_no_other() {
     let mut server = Server::start().await;
-    let edge = after_one_answer(&mut server).await;
-    let given_up = edge.asks(server.address);
-    let mut gone = server.next().await;
-    let stays = edge.asks(server.address);
+    let edge = after_one_response(&mut server).await;
+    let cancelled = edge.spawn_request(server.address);
+    let mut received = server.next().await;
+    let stays = edge.spawn_request(server.address);
     let other = server.next().await;
-    given_up.abort();
-    let reset = std::future::poll_fn(|context| gone.respond.poll_reset(context));
-    assert_eq!(tokio::time::timeout(PATIENCE, reset).await.expect("it is told").unwrap(), Reason::CANCEL);
-    other.answer(BODY);
+    cancelled.abort();
+    let reset = std::future::poll_fn(|context| received.respond.poll_reset(context));
+    assert_eq!(tokio::time::timeout(PATIENCE, reset).await.expect("a reset").unwrap(), Reason::CANCEL);
+    other.respond(BODY);
     assert_eq!(stays.await.unwrap(), Ok(BODY.len()));
     assert_eq!((server.accepted(), edge.streams.size()), (1, (1, 0)));
 }
 
-/// A gateway that reset every answer which it has read would be taken for one that floods.
+/// A gateway that reset every response after reading it would be considered flooding.
 #[tokio::test]
-async fn an_answer_is_read_to_its_end_and_not_given_up_before() {
+async fn a_response_is_read_to_its_end_and_not_cancelled_before() {
     let mut server = Server::start().await;
-    let edge = after_one_answer(&mut server).await;
-    let (asking, address) = (edge.clone(), server.address);
+    let edge = after_one_response(&mut server).await;
+    let (sender, address) = (edge.clone(), server.address);
     let asked = tokio::spawn(async move {
-        let (_, mut rest) = asking.ask(address, BODY).await?;
+        let (_, mut rest) = sender.send(address, BODY).await?;
         rest.whole(BODY.len()).await.map_err(|_| Failure::Unreachable)
     });
-    let mut came = server.next().await;
-    let mut stream = came.respond.send_response(Response::new(()), false).unwrap();
+    let mut request = server.next().await;
+    let mut stream = request.respond.send_response(Response::new(()), false).unwrap();
     stream.send_data(BODY, false).unwrap();
     let reset = std::future::poll_fn(|context| stream.poll_reset(context));
-    assert!(tokio::time::timeout(Duration::from_millis(100), reset).await.is_err(), "it waits for the end");
+    assert!(tokio::time::timeout(Duration::from_millis(100), reset).await.is_err(), "the client waits for the end of the stream");
     assert!(!asked.is_finished());
     stream.send_data(Bytes::new(), true).unwrap();
     assert_eq!(asked.await.unwrap(), Ok(BODY));
 }
 
 #[tokio::test]
-async fn a_region_that_leaves_finishes_what_it_has_and_gets_nothing_new() {
+async fn a_draining_connection_finishes_its_requests_and_gets_no_new_ones() {
     let mut server = Server::start().await;
-    let edge = after_one_answer(&mut server).await;
-    let asked = edge.asks(server.address);
+    let edge = after_one_response(&mut server).await;
+    let asked = edge.spawn_request(server.address);
     let under_way = server.next().await;
-    server.tell(0, Does::Leaves);
-    // Once the edge has heard it, it goes elsewhere; before, it is still served there.
+    server.set(0, Does::Leaves);
+    // Requests sent before the client has received the GOAWAY are still served on the old connection.
     while server.accepted() == 1 {
-        let more = edge.asks(server.address);
-        server.next().await.answer(BODY);
+        let more = edge.spawn_request(server.address);
+        server.next().await.respond(BODY);
         assert_eq!(more.await.unwrap(), Ok(BODY.len()));
     }
-    under_way.answer(BODY);
+    under_way.respond(BODY);
     assert_eq!(asked.await.unwrap(), Ok(BODY.len()));
 }
 
 #[tokio::test]
-async fn what_was_under_way_on_a_connection_that_worked_is_stale_and_on_a_new_one_not() {
+async fn requests_on_a_failed_connection_are_stale_if_it_had_worked_before() {
     let mut server = Server::start().await;
     let edge = edge();
-    let asked = edge.asks(server.address);
+    let asked = edge.spawn_request(server.address);
     server.next().await;
-    server.tell(0, Does::Dies);
-    assert_eq!(asked.await.unwrap(), Err(Failure::Unreachable), "it has never worked");
+    server.set(0, Does::Dies);
+    assert_eq!(asked.await.unwrap(), Err(Failure::Unreachable), "it has never responded");
 
-    let edge = after_one_answer(&mut server).await;
-    let asked = edge.asks(server.address);
-    let came = server.next().await;
-    server.tell(came.connection, Does::Dies);
+    let edge = after_one_response(&mut server).await;
+    let asked = edge.spawn_request(server.address);
+    let request = server.next().await;
+    server.set(request.connection, Does::Dies);
     assert_eq!(asked.await.unwrap(), Err(Failure::StaleConnection));
-    let asked = edge.asks(server.address);
-    server.next().await.answer(BODY);
-    assert_eq!(asked.await.unwrap(), Ok(BODY.len()), "there is another");
+    let asked = edge.spawn_request(server.address);
+    server.next().await.respond(BODY);
+    assert_eq!(asked.await.unwrap(), Ok(BODY.len()), "another connection is opened");
 
     for (reason, failure) in [
         (Reason::REFUSED_STREAM, Failure::StaleConnection),
         (Reason::INTERNAL_ERROR, Failure::Unreachable),
         (Reason::CANCEL, Failure::Unreachable),
     ] {
-        let asked = edge.asks(server.address);
+        let asked = edge.spawn_request(server.address);
         server.next().await.respond.send_reset(reason);
         assert_eq!(asked.await.unwrap(), Err(failure), "{reason}");
     }
 }
 
 #[tokio::test]
-async fn where_nobody_listens_everybody_who_waits_is_told() {
+async fn all_waiting_requests_fail_when_the_port_is_closed() {
     let edge = edge();
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let asked: Vec<_> = (0..3).map(|_| edge.asks(nobody)).collect();
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let asked: Vec<_> = (0..3).map(|_| edge.spawn_request(closed)).collect();
     for one in asked {
         assert_eq!(one.await.unwrap(), Err(Failure::Unreachable));
     }
 }
 
 #[tokio::test]
-async fn the_largest_bodies_go_through_in_both_directions() {
+async fn the_largest_bodies_are_sent_in_both_directions() {
     let mut server = Server::start().await;
     let edge = edge();
-    let (inward, outward) = (Bytes::from(vec![b'i'; 32 << 20]), Bytes::from(vec![b'o'; 64 << 20]));
-    let (address, length) = (server.address, inward.len());
-    let asked = tokio::spawn(async move { edge.whole(address, inward).await });
-    let mut came = server.next().await;
-    assert_eq!(came.read().await, length);
-    came.answer(outward.clone());
-    assert_eq!(asked.await.unwrap(), Ok(outward.len()));
+    let (request_body, response_body) = (Bytes::from(vec![b'i'; 32 << 20]), Bytes::from(vec![b'o'; 64 << 20]));
+    let (address, length) = (server.address, request_body.len());
+    let asked = tokio::spawn(async move { edge.whole(address, request_body).await });
+    let mut request = server.next().await;
+    assert_eq!(request.read().await, length);
+    request.respond(response_body.clone());
+    assert_eq!(asked.await.unwrap(), Ok(response_body.len()));
 }
 
-/// As many as a connection has easily, of which all but one do not read what they asked for.
+/// As many requests as a connection comfortably has; all but one of their clients do not read.
 #[tokio::test]
-async fn clients_that_do_not_read_hold_up_nobody_else() {
+async fn clients_that_do_not_read_block_no_other() {
     const LARGE: usize = 8 << 20;
     let mut server = Server::start().await;
-    let edge = after_one_answer(&mut server).await;
+    let edge = after_one_response(&mut server).await;
     let mut unread = Vec::new();
     for _ in 1..REQUESTS_EASY {
-        let (asking, address) = (edge.clone(), server.address);
-        let asked = tokio::spawn(async move { asking.ask(address, BODY).await });
-        let came = server.next().await;
-        came.answer(Bytes::from(vec![b' '; LARGE]));
+        let (sender, address) = (edge.clone(), server.address);
+        let asked = tokio::spawn(async move { sender.send(address, BODY).await });
+        let request = server.next().await;
+        request.respond(Bytes::from(vec![b' '; LARGE]));
         unread.push(asked.await.unwrap().map(|(_, rest)| rest).map_err(|failure| panic!("{failure:?}")));
     }
-    let asked = edge.asks(server.address);
-    let came = server.next().await;
-    assert_eq!(came.connection, 0);
-    came.answer(Bytes::from(vec![b' '; LARGE]));
+    let asked = edge.spawn_request(server.address);
+    let request = server.next().await;
+    assert_eq!(request.connection, 0);
+    request.respond(Bytes::from(vec![b' '; LARGE]));
     assert_eq!(tokio::time::timeout(PATIENCE, asked).await.expect("it is read").unwrap(), Ok(LARGE));
     assert_eq!(unread.len(), REQUESTS_EASY - 1);
 }
 
-/// What a link does that was cut without a word: requests go elsewhere long before the connection is given up.
+/// Behaviour of a link that was cut silently: requests use another connection long before this one times out.
 #[tokio::test]
-async fn a_connection_that_says_nothing_gets_nothing_more_and_is_given_up_in_the_end() {
+async fn an_unresponsive_connection_gets_no_new_requests_and_times_out() {
     let mut server = Server::start().await;
-    let edge = after_one_answer(&mut server).await;
-    let stuck = edge.asks(server.address);
+    let edge = after_one_response(&mut server).await;
+    let stuck = edge.spawn_request(server.address);
     server.next().await;
     let frozen = Instant::now();
-    server.tell(0, Does::Freezes);
-    // Those who come meanwhile may be stuck as well, until it is silent; then there is another connection.
+    server.set(0, Does::Freezes);
+    // Requests sent meanwhile may be stuck as well, until the connection counts as unresponsive; then another is
+    // opened.
     let mut others = Vec::new();
-    let came = loop {
-        others.push(edge.asks(server.address));
-        if let Ok(came) = tokio::time::timeout(Duration::from_millis(20), server.came.recv()).await {
-            break came.unwrap();
+    let request = loop {
+        others.push(edge.spawn_request(server.address));
+        if let Ok(request) = tokio::time::timeout(Duration::from_millis(20), server.requests.recv()).await {
+            break request.unwrap();
         }
     };
-    assert_eq!((came.connection, frozen.elapsed() < DEAD_AFTER), (1, true), "{:?}", frozen.elapsed());
-    came.answer(BODY);
+    assert_eq!((request.connection, frozen.elapsed() < DEAD_AFTER), (1, true), "{:?}", frozen.elapsed());
+    request.respond(BODY);
     assert_eq!(
-        tokio::time::timeout(PATIENCE, stuck).await.expect("it is given up").unwrap(),
+        tokio::time::timeout(PATIENCE, stuck).await.expect("it times out").unwrap(),
         Err(Failure::StaleConnection)
     );
-    assert!(frozen.elapsed() >= DEAD_AFTER, "not before its time: {:?}", frozen.elapsed());
+    assert!(frozen.elapsed() >= DEAD_AFTER, "not before the timeout: {:?}", frozen.elapsed());
     others.iter().for_each(|task| task.abort());
 }
