@@ -1,4 +1,4 @@
-//! The only place that tells a client what went wrong, and that copies an answer's head.
+//! Writes responses: the only module that renders errors to clients and that converts response heads.
 
 use bytes::Bytes;
 use gateway_core::endpoint;
@@ -17,19 +17,19 @@ use crate::intake::BODY_BYTES_MAX;
 use crate::listener::{self, AfterAnswer};
 use crate::names;
 
-/// A refusal, before it is an HTTP answer.
+/// Rejection of a request, before it is rendered as an HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) code: ErrorCode,
-    /// One sentence: what is wrong, the limit, what to do.
+    /// One sentence: problem, limit, fix.
     pub(crate) message: String,
-    /// The field or header at fault.
+    /// Field or header at fault.
     pub(crate) param: Option<&'static str>,
-    /// How long to wait, where that is known.
+    /// Time to wait before a retry, if known.
     pub(crate) retry_after: Option<Duration>,
-    /// What else the client is told in headers: what is left of its limits.
+    /// Additional response headers, such as the rate limits.
     pub(crate) headers: Vec<(&'static str, String)>,
-    /// Bytes of the body that were processed before it was refused; its tenant pays for them.
+    /// Bytes of the body that were processed before the rejection; they count against the tenant's rate limit.
     pub(crate) processed_bytes: u64,
 }
 
@@ -66,23 +66,22 @@ impl Refusal {
     }
 }
 
-/// How long to wait where waiting helps and nothing better is known: as long as a lost region is watched before it is
-/// given up, and once more.
+/// Default retry-after where waiting helps: twice the time after which a lost region is ejected.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(3);
-/// `retry-after` knows whole seconds; OpenAI's clients read this one first.
+/// Retry time in milliseconds, since `retry-after` has whole seconds; OpenAI's clients read this header first.
 pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
-/// How much of a body that was refused is still read, so that the client gets to see the answer: a client that is
-/// still writing when the connection closes sees a reset instead.
+/// Maximum bytes of a rejected body that are still read, so that the client receives the response: a client that is
+/// writing when the connection closes gets a reset instead.
 const DISCARD_MAX: usize = BODY_BYTES_MAX;
-/// A body up to this is waited for, so that its connection can carry the next request: it came with its head or will
-/// have come in a round trip, which is less than a new connection takes.
+/// Maximum length of a body that is read after a rejection so that its connection can be reused: it arrived with its
+/// head or arrives within a round trip, which is less than a new connection takes.
 const KEPT_BODY_MAX: usize = 64 << 10;
-/// How long that may take.
+/// Timeout for that.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may hold up the response.
+/// Time by which it may delay the response.
 const DISCARD_FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Answers with a refusal.
+/// Responds with a rejection.
 pub(crate) async fn refuse(
     session: &mut ServerSession,
     refusal: &Refusal,
@@ -98,19 +97,19 @@ pub(crate) async fn refuse(
         put(&mut head, RETRY_AFTER_MS, &wait.as_millis().max(1).to_string());
         put(&mut head, RETRY_AFTER.as_str(), &wait.as_millis().div_ceil(1000).max(1).to_string());
     }
-    let keeps = keeps_its_connection(session);
+    let keeps = may_keep_alive(session);
     session.set_close_on_response_before_downstream_finish(!keeps);
-    // Whoever has stopped sending is not waited for once more.
+    // A client that has stopped sending gets no further timeout.
     let stalls = refusal.code == ErrorCode::BodyTimeout;
     if session.is_http2() && keeps && !stalls {
-        // There are clients (curl before 8) that take a response which comes before they have sent their body for an error.
+        // Some clients (curl before 8) treat a response that arrives before they have sent their body as an error.
         tokio::time::timeout(DISCARD_FIRST_TIMEOUT, discard(session)).await.ok();
     }
     let after = json(session, head, body.into()).await;
     if stalls {
         return AfterAnswer::Close;
     }
-    // Of HTTP/2 what is left is discarded when the request is over.
+    // Over HTTP/2 the rest is discarded at the end of the request.
     if after == AfterAnswer::Reuse && !session.is_http2() && !session.is_body_done() {
         let after = discard(session).await;
         return if keeps { after } else { AfterAnswer::Close };
@@ -118,28 +117,28 @@ pub(crate) async fn refuse(
     after
 }
 
-/// Answers a request that panicked, if nothing of its answer was written yet. Nobody knows what was read of it, so its
-/// connection ends.
+/// Responds to a request that panicked, if no response was begun. The position in the request is unknown, so its
+/// connection is closed.
 pub(crate) async fn panicked(session: &mut ServerSession, extra: &[(&'static str, &str)]) -> AfterAnswer {
     if session.response_written().is_none() {
         let message =
-            "The request met a defect of this server, which is in its log; other requests are not affected.";
+            "The request failed because of a defect of this server, which is in its log; other requests are not affected.";
         session.set_keepalive(None);
         refuse(session, &Refusal::new(ErrorCode::Internal, message), extra).await;
     }
     AfterAnswer::Close
 }
 
-/// Whether the client may keep its connection though what is left of its body was not wanted: when that is little and
-/// certain to come. Who asked whether to send it (`expect`) and is refused may send it or not, and then nobody knows where
-/// the next request begins.
-fn keeps_its_connection(session: &ServerSession) -> bool {
+/// Returns whether the connection may be kept although the rest of the body is not needed: if the rest is small and
+/// certain to arrive. A client that sent `expect` and is rejected may send the body or not, so the start of its next
+/// request is unknown.
+fn may_keep_alive(session: &ServerSession) -> bool {
     let declared =
         session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     declared.is_some_and(|length| length <= KEPT_BODY_MAX) && session.get_header(EXPECT).is_none()
 }
 
-/// Answers 200 with a JSON body.
+/// Responds 200 with a JSON body.
 pub(crate) async fn ok(
     session: &mut ServerSession,
     body: Vec<u8>,
@@ -148,19 +147,19 @@ pub(crate) async fn ok(
     json(session, head(200, extra), body.into()).await
 }
 
-/// Answers a head that could not be parsed; the connection is closed by the caller.
+/// Responds to a head that could not be parsed; the caller closes the connection.
 pub(crate) async fn unreadable(session: &mut ServerSession) {
     let code = ErrorCode::MalformedRequest;
-    let body = ErrorBody::new(code, "The request is not HTTP/1.1 that can be read.", None).to_json();
+    let body = ErrorBody::new(code, "The request is not valid HTTP/1.1.", None).to_json();
     let mut head = head(code.status(), &[]);
     session.set_keepalive(None);
     put(&mut head, headers::ERROR, code.as_str());
     put(&mut head, CONTENT_TYPE.as_str(), "application/json");
     put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
-    written(session, head, body.into()).await;
+    write_all(session, head, body.into()).await;
 }
 
-/// The answer, as it is written, to a head that no parser has seen; it is the last on its connection.
+/// Returns the bytes of the response to an invalid head; it is the last on its connection.
 pub(crate) fn unreadable_head(problem: HeadProblem) -> Vec<u8> {
     let (code, message) = match problem {
         HeadProblem::TooLong => (
@@ -176,17 +175,17 @@ pub(crate) fn unreadable_head(problem: HeadProblem) -> Vec<u8> {
         }
         HeadProblem::UnknownCoding => (
             ErrorCode::UnknownTransferCoding,
-            "The transfer-encoding is not 'chunked' alone; send the body so, or with a content-length."
+            "The transfer-encoding is not 'chunked' alone; use only chunked, or a content-length."
                 .to_owned(),
         ),
         HeadProblem::Malformed(problem) => {
-            (ErrorCode::MalformedRequest, format!("The request cannot be read: {problem}."))
+            (ErrorCode::MalformedRequest, format!("The request is malformed: {problem}."))
         }
     };
     last(code, &message)
 }
 
-/// The answer, as it is written, to a head that does not come to an end.
+/// Returns the bytes of the response to a head that was incomplete at its timeout.
 pub(crate) fn slow_head(limit: Duration) -> Vec<u8> {
     last(
         ErrorCode::HeadTimeout,
@@ -196,7 +195,7 @@ pub(crate) fn slow_head(limit: Duration) -> Vec<u8> {
 
 fn last(code: ErrorCode, message: &str) -> Vec<u8> {
     let body = ErrorBody::new(code, message, None).to_json();
-    let status = StatusCode::from_u16(code.status()).expect("an error's status is one");
+    let status = StatusCode::from_u16(code.status()).expect("an error has a valid status");
     let head = format!(
         "HTTP/1.1 {} {}\r\ndate: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{}: {}\r\nconnection: close\r\n\r\n",
         status.as_u16(),
@@ -209,11 +208,11 @@ fn last(code: ErrorCode, message: &str) -> Vec<u8> {
     [head.into_bytes(), body].concat()
 }
 
-/// Headers of a usual answer, with the two that Pingora adds: room for them is made once.
+/// Headers of a usual response, including the two that Pingora adds: the map is allocated once.
 const HEADERS_USUAL: usize = 20;
 
-/// A head with `extra` headers. It becomes Pingora's when it is written: Pingora's own looks up and copies the name of
-/// each header three times over, to keep the case in which it was written.
+/// Returns a head with `extra` headers. It is converted to Pingora's type when it is written: Pingora's own looks up
+/// and copies each header name three times, to preserve its case.
 pub(crate) fn head(status: u16, extra: &[(&'static str, &str)]) -> Head {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
     let (mut head, ()) = http::Response::new(()).into_parts();
@@ -225,8 +224,7 @@ pub(crate) fn head(status: u16, extra: &[(&'static str, &str)]) -> Head {
     head
 }
 
-/// Sets a header; a value that no header can have is left out. What a response varies by is added to what it varies by
-/// already.
+/// Sets a header; an invalid value is omitted. Values of `vary` are appended.
 pub(crate) fn put(head: &mut Head, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         if name == VARY.as_str() {
@@ -243,40 +241,40 @@ async fn json(session: &mut ServerSession, mut head: Head, body: Bytes) -> After
     whole(session, head, body).await
 }
 
-/// Writes an answer that is whole.
+/// Writes a complete response.
 pub(crate) async fn whole(session: &mut ServerSession, head: Head, body: Bytes) -> AfterAnswer {
     listener::heed_notice(session);
-    // Whoever asks for the head alone gets it, with the length of the body that is not there (RFC 9110, 9.3.2).
+    // The response to HEAD has the content-length of the omitted body (RFC 9110, 9.3.2).
     let body = if session.req_header().method == Method::HEAD { Bytes::new() } else { body };
-    written(session, head, body).await
+    write_all(session, head, body).await
 }
 
-/// Writes the head of a response whose body does not follow, because the request is a HEAD.
+/// Writes only the head of a response, because the request is a HEAD.
 pub(crate) async fn head_alone(session: &mut ServerSession, head: Head) -> AfterAnswer {
-    written(session, head, Bytes::new()).await
+    write_all(session, head, Bytes::new()).await
 }
 
-/// Writes the head of an answer.
+/// Writes the head of a response.
 pub(crate) async fn begin(session: &mut ServerSession, head: Head) -> pingora::Result<()> {
     session.write_response_header(Box::new(ResponseHeader::from(head))).await
 }
 
-async fn written(session: &mut ServerSession, head: Head, body: Bytes) -> AfterAnswer {
-    let written = async {
+async fn write_all(session: &mut ServerSession, head: Head, body: Bytes) -> AfterAnswer {
+    let write = async {
         begin(session, head).await?;
         session.write_response_body(body, true).await
     };
-    match written.await {
+    match write.await {
         Ok(()) => AfterAnswer::Reuse,
         Err(error) => {
-            tracing::debug!(%error, "the client left before its answer");
+            tracing::debug!(%error, "client disconnected before its response");
             AfterAnswer::Close
         }
     }
 }
 
-/// Reads what is left of a refused body and throws it away, within bounds. When all of it came, the connection can carry
-/// the next request: whoever is refused for want of room will be back, and a handshake costs more than a refusal.
+/// Reads and discards the rest of a rejected body, within limits. If all of it arrived, the connection can carry the
+/// next request: a client rejected by load shedding will retry, and a handshake costs more than a rejection.
 pub(crate) async fn discard(session: &mut ServerSession) -> AfterAnswer {
     if session.is_body_done() {
         return AfterAnswer::Reuse;
