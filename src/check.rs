@@ -69,7 +69,7 @@ fn check(
     let keys: toml::Table = text.parse().map_err(|error: toml::de::Error| vec![error.to_string()])?;
     let kind = Kind::of(&keys).ok_or_else(|| {
         vec![
-            "it is not clear what this configures: a gateway has `place`, a hub `data` or [store], a spoke `advertise`, a \
+            "it is not clear what this configures: a gateway has `snapshot`, a hub `data` or [store], a spoke `advertise`, a \
              replica `model`, and the others [[deployment]], [[tenant]] or [regions.CLOUD] tables"
                 .to_owned(),
         ]
@@ -97,7 +97,7 @@ impl Kind {
         let has_hashes = tenants.is_some_and(|all| all.iter().any(|one| one.get("key_sha256").is_some()));
         let markers = [
             (has("advertise"), Kind::Spoke),
-            (has("place"), Kind::Gateway),
+            (has("snapshot"), Kind::Gateway),
             (has("data") || has("store"), Kind::Hub),
             (has("model"), Kind::Replica),
             (has("deployment"), Kind::Deployments),

@@ -14,10 +14,10 @@
 //! time.
 
 use crate::cpu::CpuPool;
-use crate::intake::{BODY_BYTES_MAX, Body, NoBody, Reservation, capacity, too_large};
-use crate::metrics::NotTaken;
-use crate::respond::Refusal;
-use crate::upstream::{Answer, AnswerBody};
+use crate::metrics::BodyRejection;
+use crate::request_body::{BODY_BYTES_MAX, BodyError, BufferedBody, Reservation, capacity, too_large};
+use crate::respond::Rejection;
+use crate::upstream::{ResponseBody, UpstreamResponse};
 use bytes::buf::Reader;
 use bytes::{Buf, Bytes, BytesMut};
 use flate2::Compression;
@@ -45,39 +45,40 @@ const MEMBERS_MAX: usize = 64;
 /// Compression level; see the module comment.
 const LEVEL: u32 = 3;
 
-/// Decompresses `packed`. `reservation` accounts for the memory of the result.
-pub(crate) async fn unpack(
+/// Decompresses `compressed`. `reservation` accounts for the memory of the result.
+pub(crate) async fn decompress(
     cpu: &CpuPool,
     tenant: Option<usize>,
-    packed: Body,
+    compressed: BufferedBody,
     reservation: Reservation,
-) -> Result<Body, NoBody> {
-    let mut unpacking = Unpacking {
-        decoder: GzDecoder::new(packed.bytes.clone().reader()),
+) -> Result<BufferedBody, BodyError> {
+    let mut decompression = Decompression {
+        decoder: GzDecoder::new(compressed.bytes.clone().reader()),
         declared: 0,
         body: BytesMut::new(),
         reservation,
         members: 1,
-        packed,
+        compressed,
     };
-    let processed = |unpacking: &Unpacking, none: NoBody| none.having_processed(unpacking.body.len());
-    match unpacking.step(STEP_BYTES) {
-        Ok(true) => Ok(unpacking.end()),
+    let processed =
+        |decompression: &Decompression, error: BodyError| error.with_processed(decompression.body.len());
+    match decompression.step(STEP_BYTES) {
+        Ok(true) => Ok(decompression.end()),
         Ok(false) => {
             // The start is valid gzip, so the last bytes are a trailer and not text.
-            unpacking.read_declared_length().map_err(|none| processed(&unpacking, none))?;
-            let rest = move || match unpacking.step(BODY_BYTES_MAX) {
-                Ok(_) => Ok(unpacking.end()),
-                Err(none) => Err(processed(&unpacking, none)),
+            decompression.read_declared_length().map_err(|error| processed(&decompression, error))?;
+            let rest = move || match decompression.step(BODY_BYTES_MAX) {
+                Ok(_) => Ok(decompression.end()),
+                Err(error) => Err(processed(&decompression, error)),
             };
             cpu.run(tenant, rest).await
         }
-        Err(none) => Err(processed(&unpacking, none)),
+        Err(error) => Err(processed(&decompression, error)),
     }
 }
 
 /// Decompression in progress.
-struct Unpacking {
+struct Decompression {
     decoder: GzDecoder<Reader<Bytes>>,
     /// Length of the body by the trailer of its last member; 0 before the trailer is read.
     declared: usize,
@@ -86,12 +87,12 @@ struct Unpacking {
     /// Members begun so far.
     members: usize,
     /// Compressed body.
-    packed: Body,
+    compressed: BufferedBody,
 }
 
-impl Unpacking {
+impl Decompression {
     /// Decompresses `bytes` more, and at most one chunk beyond. Returns whether the body is complete.
-    fn step(&mut self, bytes: usize) -> Result<bool, NoBody> {
+    fn step(&mut self, bytes: usize) -> Result<bool, BodyError> {
         let until = self.body.len().saturating_add(bytes);
         let mut chunk = [0; CHUNK_BYTES];
         while self.body.len() <= until {
@@ -111,13 +112,13 @@ impl Unpacking {
     /// Reads the length of the body from its trailer (RFC 1952, 2.3.1: ISIZE), and rejects a body that is too large
     /// before it is decompressed. A client can write any number there, so the limits are checked again during
     /// decompression.
-    fn read_declared_length(&mut self) -> Result<(), NoBody> {
-        let trailer = self.packed.bytes.last_chunk().copied();
+    fn read_declared_length(&mut self) -> Result<(), BodyError> {
+        let trailer = self.compressed.bytes.last_chunk().copied();
         self.declared = trailer.map_or(0, |trailer| u32::from_le_bytes(trailer) as usize);
-        check_length(self.declared, self.packed.bytes.len())
+        check_length(self.declared, self.compressed.bytes.len())
     }
 
-    fn next_member(&mut self) -> Result<(), NoBody> {
+    fn next_member(&mut self) -> Result<(), BodyError> {
         if self.members == MEMBERS_MAX {
             return Err(not_gzip());
         }
@@ -127,9 +128,9 @@ impl Unpacking {
         Ok(())
     }
 
-    fn take(&mut self, chunk: &[u8]) -> Result<(), NoBody> {
+    fn take(&mut self, chunk: &[u8]) -> Result<(), BodyError> {
         let length = self.body.len() + chunk.len();
-        check_length(length, self.packed.bytes.len())?;
+        check_length(length, self.compressed.bytes.len())?;
         if length > self.body.capacity() {
             // The declared length is reserved at once: doubling step by step would copy the whole body once more.
             let capacity = match length <= self.declared {
@@ -143,43 +144,50 @@ impl Unpacking {
         Ok(())
     }
 
-    fn end(self) -> Body {
-        Body::new(self.body.freeze(), self.reservation)
+    fn end(self) -> BufferedBody {
+        BufferedBody::new(self.body.freeze(), self.reservation)
     }
 }
 
-/// Rejects a body that decompresses from `packed_bytes` to `length` bytes if that exceeds a limit.
-fn check_length(length: usize, packed_bytes: usize) -> Result<(), NoBody> {
+/// Rejects a body that decompresses from `compressed_bytes` to `length` bytes if that exceeds a limit.
+fn check_length(length: usize, compressed_bytes: usize) -> Result<(), BodyError> {
     if length > BODY_BYTES_MAX {
         return Err(too_large("decompresses to more"));
     }
-    if length.saturating_sub(EXPANSION_FREE_BYTES) > packed_bytes.saturating_mul(EXPANSION_MAX) {
-        return Err(too_large(&format!("decompresses to more than {EXPANSION_MAX} times the bytes that were sent")));
+    if length.saturating_sub(EXPANSION_FREE_BYTES) > compressed_bytes.saturating_mul(EXPANSION_MAX) {
+        return Err(too_large(&format!(
+            "decompresses to more than {EXPANSION_MAX} times the bytes that were sent"
+        )));
     }
     Ok(())
 }
 
-fn not_gzip() -> NoBody {
+fn not_gzip() -> BodyError {
     let message = format!(
         "The body is not valid gzip although content-encoding is gzip: it is malformed, truncated, or has more than {MEMBERS_MAX} members."
     );
-    let refusal = Refusal::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
-    NoBody::Refused(NotTaken::Malformed, refusal)
+    let refusal = Rejection::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
+    BodyError::Refused(BodyRejection::Malformed, refusal)
 }
 
 /// Returns the error for an unsupported content-encoding.
-pub(crate) fn unknown() -> NoBody {
-    let message = "This content-encoding is not supported; send the body with content-encoding gzip or uncompressed.";
-    let refusal = Refusal::new(ErrorCode::UnsupportedEncoding, message).of(CONTENT_ENCODING_NAME);
-    NoBody::Refused(NotTaken::Malformed, refusal)
+pub(crate) fn unsupported_encoding() -> BodyError {
+    let message =
+        "This content-encoding is not supported; send the body with content-encoding gzip or uncompressed.";
+    let refusal = Rejection::new(ErrorCode::UnsupportedEncoding, message).of(CONTENT_ENCODING_NAME);
+    BodyError::Refused(BodyRejection::Malformed, refusal)
 }
 
 const CONTENT_ENCODING_NAME: &str = "content-encoding";
 
 /// Compresses a JSON response of at least `from` bytes for a client that accepts gzip. Responses that are streamed are
 /// forwarded uncompressed.
-pub(crate) async fn pack(session: &ServerSession, mut answer: Answer, from: Option<usize>) -> Answer {
-    let (Some(from), AnswerBody::Whole(body)) = (from, &answer.body) else {
+pub(crate) async fn compress_response(
+    session: &ServerSession,
+    mut answer: UpstreamResponse,
+    from: Option<usize>,
+) -> UpstreamResponse {
+    let (Some(from), ResponseBody::Buffered(body)) = (from, &answer.body) else {
         return answer;
     };
     let json = answer
@@ -190,22 +198,22 @@ pub(crate) async fn pack(session: &ServerSession, mut answer: Answer, from: Opti
     if body.len() < from || !json || answer.head.headers.contains_key(CONTENT_ENCODING) {
         return answer;
     }
-    let insert = |answer: &mut Answer, name: http::HeaderName, value: &str| {
+    let insert = |answer: &mut UpstreamResponse, name: http::HeaderName, value: &str| {
         answer.head.headers.insert(name, value.parse().expect("our own headers are valid"));
     };
     insert(&mut answer, VARY, ACCEPT_ENCODING.as_str());
     if encoding::takes_gzip(session.get_header(ACCEPT_ENCODING).map(http::HeaderValue::as_bytes))
-        && let AnswerBody::Whole(body) = &answer.body
+        && let ResponseBody::Buffered(body) = &answer.body
     {
-        let packed = packed(body).await;
+        let compressed = compress(body).await;
         insert(&mut answer, CONTENT_ENCODING, "gzip");
-        insert(&mut answer, CONTENT_LENGTH, &packed.len().to_string());
-        answer.body = AnswerBody::Whole(packed);
+        insert(&mut answer, CONTENT_LENGTH, &compressed.len().to_string());
+        answer.body = ResponseBody::Buffered(compressed);
     }
     answer
 }
 
-async fn packed(body: &[u8]) -> Bytes {
+async fn compress(body: &[u8]) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 2), Compression::new(LEVEL));
     for step in body.chunks(STEP_BYTES) {
         encoder.write_all(step).expect("a Vec takes every write");

@@ -65,7 +65,9 @@ impl CpuPool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
         let permit = match tenant {
-            Some(tenant) => Some(self.tenant_semaphore(tenant).acquire_owned().await.expect("the semaphore is never closed")),
+            Some(tenant) => Some(
+                self.tenant_semaphore(tenant).acquire_owned().await.expect("the semaphore is never closed"),
+            ),
             None => None,
         };
         let thread = self.free.clone().acquire_owned().await.expect("the semaphore is never closed");

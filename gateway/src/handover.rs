@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 
 /// Timeout for each message of the other process. A start reads a few files and waits for no peer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// First byte of the running process, sent with the sockets: the version of this protocol.
 const SOCKETS: u8 = 1;
 /// Byte that the next process sends when it can take over.
@@ -45,18 +45,18 @@ pub(crate) struct Sockets {
 
 impl Sockets {
     /// Duplicates both sockets.
-    pub(crate) fn again(&self) -> io::Result<Sockets> {
+    pub(crate) fn try_clone(&self) -> io::Result<Sockets> {
         Ok(Sockets { clients: self.clients.try_clone()?, operators: self.operators.try_clone()? })
     }
 }
 
 /// Sockets received from a running process, which continues to accept until [`Takeover::ready`].
-pub(crate) struct Taken {
+pub(crate) struct Takeover {
     pub(crate) sockets: Sockets,
     running: UnixStream,
 }
 
-impl Taken {
+impl Takeover {
     /// Makes the running process drain and exit.
     pub(crate) fn ready(mut self) -> io::Result<()> {
         self.running.write_all(&[READY])
@@ -82,13 +82,13 @@ fn connected(path: &Path) -> io::Result<Option<UnixStream>> {
 }
 
 /// Requests the sockets of the process that accepts connections at `path`; `None` if there is none.
-pub(crate) fn ask(path: &Path) -> io::Result<Option<Taken>> {
+pub(crate) fn take_over(path: &Path) -> io::Result<Option<Takeover>> {
     let Some(running) = connected(path)? else { return Ok(None) };
-    running.set_read_timeout(Some(PATIENCE))?;
-    running.set_write_timeout(Some(PATIENCE))?;
+    running.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+    running.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     let (mut word, mut space) = ([0], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))]);
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let said = rustix::net::recvmsg(
+    let received = rustix::net::recvmsg(
         &running,
         &mut [IoSliceMut::new(&mut word)],
         &mut ancillary,
@@ -96,31 +96,33 @@ pub(crate) fn ask(path: &Path) -> io::Result<Option<Taken>> {
     )?;
     let mut sockets: Vec<OwnedFd> = Vec::new();
     for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(given) = message {
-            sockets.extend(given);
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            sockets.extend(descriptors);
         }
     }
-    match (said.bytes, word, <[OwnedFd; 2]>::try_from(sockets)) {
+    match (received.bytes, word, <[OwnedFd; 2]>::try_from(sockets)) {
         (1, [SOCKETS], Ok([clients, operators])) => {
             let sockets = Sockets { clients: clients.into(), operators: operators.into() };
-            Ok(Some(Taken { sockets, running }))
+            Ok(Some(Takeover { sockets, running }))
         }
-        _ => Err(io::Error::other("the process at the handover socket sent no sockets; it may be another version")),
+        _ => Err(io::Error::other(
+            "the process at the handover socket sent no sockets; it may be another version",
+        )),
     }
 }
 
 /// Handover socket: the next process connects here.
-pub(crate) struct Giver {
+pub(crate) struct HandoverListener {
     socket: UnixListener,
     sockets: Sockets,
     /// Temporary path, until [`HandoverListener::publish`].
     bound: PathBuf,
 }
 
-impl Giver {
+impl HandoverListener {
     /// Binds a temporary path next to `path`; [`HandoverListener::publish`] moves it to `path`. All errors occur here,
     /// while the previous process still accepts at `path`.
-    pub(crate) fn beside(path: &Path, sockets: Sockets) -> io::Result<Giver> {
+    pub(crate) fn bind_next(path: &Path, sockets: Sockets) -> io::Result<HandoverListener> {
         let mut bound = path.as_os_str().to_owned();
         bound.push(".next");
         let bound = PathBuf::from(bound);
@@ -128,17 +130,17 @@ impl Giver {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        Ok(Giver { socket: UnixListener::bind(&bound)?, sockets, bound })
+        Ok(HandoverListener { socket: UnixListener::bind(&bound)?, sockets, bound })
     }
 
     /// Moves the socket to `path`, replacing that of the previous process.
-    pub(crate) fn stand_at(&self, path: &Path) -> io::Result<()> {
+    pub(crate) fn publish(&self, path: &Path) -> io::Result<()> {
         std::fs::rename(&self.bound, path)
     }
 
     /// Completes when a next process is ready to take over.
-    pub(crate) async fn given(self) {
-        let Giver { socket, mut sockets, bound: _ } = self;
+    pub(crate) async fn wait(self) {
+        let HandoverListener { socket, mut sockets, bound: _ } = self;
         loop {
             let next = match socket.accept().await {
                 Ok((next, _)) => next,
@@ -153,12 +155,12 @@ impl Giver {
                 tracing::error!("handover request of another user rejected");
                 continue;
             }
-            let given = tokio::task::spawn_blocking(move || {
-                let outcome = give(next.into_std(), &sockets);
+            let sent = tokio::task::spawn_blocking(move || {
+                let outcome = send_sockets(next.into_std(), &sockets);
                 (sockets, outcome)
             });
             let outcome;
-            (sockets, outcome) = given.await.expect("giving sockets does not panic");
+            (sockets, outcome) = sent.await.expect("sending sockets does not panic");
             match outcome {
                 Ok(()) => return tracing::info!("handover completed"),
                 Err(error) => {
@@ -169,11 +171,11 @@ impl Giver {
     }
 }
 
-fn give(next: io::Result<UnixStream>, sockets: &Sockets) -> io::Result<()> {
+fn send_sockets(next: io::Result<UnixStream>, sockets: &Sockets) -> io::Result<()> {
     let mut next = next?;
     next.set_nonblocking(false)?;
-    next.set_read_timeout(Some(PATIENCE))?;
-    next.set_write_timeout(Some(PATIENCE))?;
+    next.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+    next.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     let both = [sockets.clients.as_fd(), sockets.operators.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -2,10 +2,10 @@
 //!
 //! Both directions have an allowlist: other headers (an API key, a cookie, hop-by-hop headers) are not forwarded.
 
-use crate::listener::{self, AfterAnswer};
+use crate::listener::{self, AfterResponse};
 use crate::respond;
 use crate::upstream::{
-    AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, UpstreamMethod, can_stand_in_a_header,
+    AUTHORITY, RequestHead, ResponseBody, Upstream, UpstreamMethod, UpstreamResponse, is_valid_header_value,
 };
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
@@ -41,12 +41,12 @@ static OUTWARD: [HeaderName; 11] = [
 
 /// Headers of a request that are forwarded to the next hop.
 #[derive(Clone)]
-pub(crate) struct Crossing(RequestHead);
+pub(crate) struct ForwardedHeaders(RequestHead);
 
-impl Crossing {
+impl ForwardedHeaders {
     /// Copies the headers from the request, so that the session can be watched for a disconnect. A header in `decided`
     /// replaces the client's: of two, the next hop would read the first.
-    pub(crate) fn of(session: &ServerSession, decided: &[(&'static str, &str)]) -> Crossing {
+    pub(crate) fn of(session: &ServerSession, decided: &[(&'static str, &str)]) -> ForwardedHeaders {
         let request = session.req_header();
         let mut head = RequestHead::new(UpstreamMethod::for_client(&request.method));
         head.put(HOST.as_str(), AUTHORITY);
@@ -56,12 +56,12 @@ impl Crossing {
         for name in &INWARD {
             if decided.iter().all(|(decided, _)| name != decided)
                 && let Some(value) = request.headers.get(name)
-                && can_stand_in_a_header(value.as_bytes())
+                && is_valid_header_value(value.as_bytes())
             {
                 head.put(name.as_str(), value);
             }
         }
-        Crossing(head)
+        ForwardedHeaders(head)
     }
 
     /// Builds the head for the next hop, for `path` and with `extra` headers.
@@ -120,17 +120,17 @@ const HALF_CLOSED_PROBES: [Duration; 4] =
 /// Forwards `answer` to the client with `extra` headers, and returns its connection to the pool.
 pub(crate) async fn forward_response(
     session: &mut ServerSession,
-    response: Answer,
+    response: UpstreamResponse,
     upstream: &Upstream,
     extra: &[(&'static str, &str)],
-) -> AfterAnswer {
-    let Answer { head, body } = response;
+) -> AfterResponse {
+    let UpstreamResponse { head, body } = response;
     let head = forwarded_head(&head, extra);
     let mut body = match body {
-        AnswerBody::Whole(body) => return respond::whole(session, head, body).await,
-        AnswerBody::Coming(body) => body,
+        ResponseBody::Buffered(body) => return respond::whole(session, head, body).await,
+        ResponseBody::Streamed(body) => body,
     };
-    listener::heed_notice(session);
+    listener::apply_drain_notice(session);
     if session.req_header().method == Method::HEAD {
         // A HEAD request has no response body; dropping it closes its connection.
         drop(body);
@@ -146,13 +146,13 @@ pub(crate) async fn forward_response(
     match forward.await {
         Ok(()) => {
             body.finish(upstream);
-            AfterAnswer::Reuse
+            AfterResponse::Reuse
         }
         Err(error) => {
             // The client has a part of the response: closing the connection is the only way to signal truncation in
             // HTTP/1.1.
             tracing::warn!(%error, "forwarding a response failed, connection closed");
-            AfterAnswer::Close
+            AfterResponse::Close
         }
     }
 }

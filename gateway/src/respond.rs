@@ -13,13 +13,13 @@ use replica_core::wire::error::{Dialect, ErrorBody, ErrorCode, Remedy};
 use replica_core::wire::headers;
 use std::time::Duration;
 
-use crate::intake::BODY_BYTES_MAX;
-use crate::listener::{self, AfterAnswer};
+use crate::listener::{self, AfterResponse};
 use crate::names;
+use crate::request_body::BODY_BYTES_MAX;
 
 /// Rejection of a request, before it is rendered as an HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct Rejection {
     pub(crate) code: ErrorCode,
     /// One sentence: problem, limit, fix.
     pub(crate) message: String,
@@ -33,9 +33,9 @@ pub(crate) struct Refusal {
     pub(crate) processed_bytes: u64,
 }
 
-impl Refusal {
-    pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Refusal {
-        Refusal {
+impl Rejection {
+    pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Rejection {
+        Rejection {
             code,
             message: message.into(),
             param: None,
@@ -45,22 +45,22 @@ impl Refusal {
         }
     }
 
-    pub(crate) fn of(mut self, param: &'static str) -> Refusal {
+    pub(crate) fn of(mut self, param: &'static str) -> Rejection {
         self.param = Some(param);
         self
     }
 
-    pub(crate) fn after(mut self, wait: Duration) -> Refusal {
+    pub(crate) fn after(mut self, wait: Duration) -> Rejection {
         self.retry_after = Some(wait);
         self
     }
 
-    pub(crate) fn having_processed(mut self, bytes: usize) -> Refusal {
+    pub(crate) fn with_processed(mut self, bytes: usize) -> Rejection {
         self.processed_bytes = bytes as u64;
         self
     }
 
-    pub(crate) fn with(mut self, headers: Vec<(&'static str, String)>) -> Refusal {
+    pub(crate) fn with(mut self, headers: Vec<(&'static str, String)>) -> Rejection {
         self.headers = headers;
         self
     }
@@ -84,9 +84,9 @@ const DISCARD_FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Responds with a rejection.
 pub(crate) async fn refuse(
     session: &mut ServerSession,
-    refusal: &Refusal,
+    refusal: &Rejection,
     extra: &[(&'static str, &str)],
-) -> AfterAnswer {
+) -> AfterResponse {
     let dialect = Dialect::of_path(endpoint::at_a_replica(session.req_header().uri.path()));
     let body = dialect.body(refusal.code, &refusal.message, refusal.param);
     let mut head = head(dialect.status(refusal.code), extra);
@@ -107,26 +107,25 @@ pub(crate) async fn refuse(
     }
     let after = json(session, head, body.into()).await;
     if stalls {
-        return AfterAnswer::Close;
+        return AfterResponse::Close;
     }
     // Over HTTP/2 the rest is discarded at the end of the request.
-    if after == AfterAnswer::Reuse && !session.is_http2() && !session.is_body_done() {
+    if after == AfterResponse::Reuse && !session.is_http2() && !session.is_body_done() {
         let after = discard(session).await;
-        return if keeps { after } else { AfterAnswer::Close };
+        return if keeps { after } else { AfterResponse::Close };
     }
     after
 }
 
 /// Responds to a request that panicked, if no response was begun. The position in the request is unknown, so its
 /// connection is closed.
-pub(crate) async fn panicked(session: &mut ServerSession, extra: &[(&'static str, &str)]) -> AfterAnswer {
+pub(crate) async fn panicked(session: &mut ServerSession, extra: &[(&'static str, &str)]) -> AfterResponse {
     if session.response_written().is_none() {
-        let message =
-            "The request failed because of a defect of this server, which is in its log; other requests are not affected.";
+        let message = "The request failed because of a defect of this server, which is in its log; other requests are not affected.";
         session.set_keepalive(None);
-        refuse(session, &Refusal::new(ErrorCode::Internal, message), extra).await;
+        refuse(session, &Rejection::new(ErrorCode::Internal, message), extra).await;
     }
-    AfterAnswer::Close
+    AfterResponse::Close
 }
 
 /// Returns whether the connection may be kept although the rest of the body is not needed: if the rest is small and
@@ -143,7 +142,7 @@ pub(crate) async fn ok(
     session: &mut ServerSession,
     body: Vec<u8>,
     extra: &[(&'static str, &str)],
-) -> AfterAnswer {
+) -> AfterResponse {
     json(session, head(200, extra), body.into()).await
 }
 
@@ -175,8 +174,7 @@ pub(crate) fn unreadable_head(problem: HeadProblem) -> Vec<u8> {
         }
         HeadProblem::UnknownCoding => (
             ErrorCode::UnknownTransferCoding,
-            "The transfer-encoding is not 'chunked' alone; use only chunked, or a content-length."
-                .to_owned(),
+            "The transfer-encoding is not 'chunked' alone; use only chunked, or a content-length.".to_owned(),
         ),
         HeadProblem::Malformed(problem) => {
             (ErrorCode::MalformedRequest, format!("The request is malformed: {problem}."))
@@ -235,22 +233,22 @@ pub(crate) fn put(head: &mut Head, name: &'static str, value: &str) {
     }
 }
 
-async fn json(session: &mut ServerSession, mut head: Head, body: Bytes) -> AfterAnswer {
+async fn json(session: &mut ServerSession, mut head: Head, body: Bytes) -> AfterResponse {
     put(&mut head, CONTENT_TYPE.as_str(), "application/json");
     put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
     whole(session, head, body).await
 }
 
 /// Writes a complete response.
-pub(crate) async fn whole(session: &mut ServerSession, head: Head, body: Bytes) -> AfterAnswer {
-    listener::heed_notice(session);
+pub(crate) async fn whole(session: &mut ServerSession, head: Head, body: Bytes) -> AfterResponse {
+    listener::apply_drain_notice(session);
     // The response to HEAD has the content-length of the omitted body (RFC 9110, 9.3.2).
     let body = if session.req_header().method == Method::HEAD { Bytes::new() } else { body };
     write_all(session, head, body).await
 }
 
 /// Writes only the head of a response, because the request is a HEAD.
-pub(crate) async fn head_alone(session: &mut ServerSession, head: Head) -> AfterAnswer {
+pub(crate) async fn head_alone(session: &mut ServerSession, head: Head) -> AfterResponse {
     write_all(session, head, Bytes::new()).await
 }
 
@@ -259,38 +257,38 @@ pub(crate) async fn begin(session: &mut ServerSession, head: Head) -> pingora::R
     session.write_response_header(Box::new(ResponseHeader::from(head))).await
 }
 
-async fn write_all(session: &mut ServerSession, head: Head, body: Bytes) -> AfterAnswer {
+async fn write_all(session: &mut ServerSession, head: Head, body: Bytes) -> AfterResponse {
     let write = async {
         begin(session, head).await?;
         session.write_response_body(body, true).await
     };
     match write.await {
-        Ok(()) => AfterAnswer::Reuse,
+        Ok(()) => AfterResponse::Reuse,
         Err(error) => {
             tracing::debug!(%error, "client disconnected before its response");
-            AfterAnswer::Close
+            AfterResponse::Close
         }
     }
 }
 
 /// Reads and discards the rest of a rejected body, within limits. If all of it arrived, the connection can carry the
 /// next request: a client rejected by load shedding will retry, and a handshake costs more than a rejection.
-pub(crate) async fn discard(session: &mut ServerSession) -> AfterAnswer {
+pub(crate) async fn discard(session: &mut ServerSession) -> AfterResponse {
     if session.is_body_done() {
-        return AfterAnswer::Reuse;
+        return AfterResponse::Reuse;
     }
     let mut read = 0;
     let all = async {
         loop {
             match session.read_request_body().await {
                 Ok(Some(chunk)) => read += chunk.len(),
-                Ok(None) => return AfterAnswer::Reuse,
-                Err(_) => return AfterAnswer::Close,
+                Ok(None) => return AfterResponse::Reuse,
+                Err(_) => return AfterResponse::Close,
             }
             if read > DISCARD_MAX {
-                return AfterAnswer::Close;
+                return AfterResponse::Close;
             }
         }
     };
-    tokio::time::timeout(DISCARD_TIMEOUT, all).await.unwrap_or(AfterAnswer::Close)
+    tokio::time::timeout(DISCARD_TIMEOUT, all).await.unwrap_or(AfterResponse::Close)
 }

@@ -21,47 +21,47 @@ use std::time::Duration;
 use supervision::RwLock;
 
 /// Reload interval of the files.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+const RELOAD_PERIOD: Duration = Duration::from_secs(1);
 /// ALPN protocols, in order of preference.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// Certificate chain and key, as loaded from the files.
 #[derive(Debug)]
-pub struct Identity {
+pub struct TlsIdentity {
     /// Section of the configuration that names the files.
     table: &'static str,
     check: Check,
     certificate: PathBuf,
     key: PathBuf,
-    current: RwLock<Current>,
+    current: RwLock<LoadedIdentity>,
 }
 
 /// Loaded files, parsed.
 #[derive(Clone, Debug)]
-struct Current {
+struct LoadedIdentity {
     /// Content of both files.
-    files: Files,
+    files: IdentityFiles,
     key: Arc<CertifiedKey>,
 }
 
 /// Content of both files. It contains a secret and is never printed.
 #[derive(Clone, PartialEq, Eq)]
-struct Files {
+struct IdentityFiles {
     certificate: Vec<u8>,
     key: Vec<u8>,
 }
 
-impl std::fmt::Debug for Files {
+impl std::fmt::Debug for IdentityFiles {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Files")
+        formatter.write_str("IdentityFiles")
     }
 }
 
 /// Additional check of a certificate; returns its problem.
-type Holds = dyn Fn(&CertificateDer<'_>) -> Result<(), String> + Send + Sync;
+type CertificateCheck = dyn Fn(&CertificateDer<'_>) -> Result<(), String> + Send + Sync;
 
 /// Check in a box, for `Debug`.
-struct Check(Box<Holds>);
+struct Check(Box<CertificateCheck>);
 
 impl std::fmt::Debug for Check {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -69,14 +69,14 @@ impl std::fmt::Debug for Check {
     }
 }
 
-impl Identity {
+impl TlsIdentity {
     /// Loads both files of the section `tls`, without additional checks of the certificate.
     ///
     /// # Errors
     ///
     /// Returns the problems of each file, or of their combination.
-    pub fn load(certificate: PathBuf, key: PathBuf) -> Result<Identity, Vec<String>> {
-        Identity::load_where("tls", certificate, key, |_| Ok(()))
+    pub fn load(certificate: PathBuf, key: PathBuf) -> Result<TlsIdentity, Vec<String>> {
+        TlsIdentity::load_where("tls", certificate, key, |_| Ok(()))
     }
 
     /// Loads both files of a section; the certificate must pass `check`, also after a reload.
@@ -89,11 +89,14 @@ impl Identity {
         certificate: PathBuf,
         key: PathBuf,
         check: impl Fn(&CertificateDer<'_>) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Result<Identity, Vec<String>> {
+    ) -> Result<TlsIdentity, Vec<String>> {
         let check = Check(Box::new(check));
         let files = read(table, &certificate, &key)?;
-        let current = Current { key: Arc::new(certified(table, &files, &certificate, &key, &check)?), files };
-        Ok(Identity { table, check, certificate, key, current: RwLock::independent(current) })
+        let current = LoadedIdentity {
+            key: Arc::new(parse_certified_key(table, &files, &certificate, &key, &check)?),
+            files,
+        };
+        Ok(TlsIdentity { table, check, certificate, key, current: RwLock::independent(current) })
     }
 
     /// Returns the current certificate chain with its key.
@@ -102,8 +105,8 @@ impl Identity {
     }
 
     /// Reloads the files periodically; never returns.
-    pub(crate) async fn follow(self: Arc<Identity>) {
-        let mut interval = tokio::time::interval(LOOK_PERIOD);
+    pub(crate) async fn follow(self: Arc<TlsIdentity>) {
+        let mut interval = tokio::time::interval(RELOAD_PERIOD);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut last_problems = None;
         loop {
@@ -111,13 +114,16 @@ impl Identity {
             let identity = self.clone();
             let reloaded = tokio::task::spawn_blocking(move || identity.reload());
             match reloaded.await.expect("reloading two files does not panic") {
-                Ok(Looked::Same) => last_problems = None,
-                Ok(Looked::Changed) => {
+                Ok(ReloadOutcome::Unchanged) => last_problems = None,
+                Ok(ReloadOutcome::Changed) => {
                     last_problems = None;
                     tracing::info!(certificate = %self.certificate.display(), "certificate reloaded");
                 }
                 Err(problems) if last_problems.as_ref() != Some(&problems) => {
-                    tracing::error!(?problems, "reloading the certificate failed, the previous one stays in use");
+                    tracing::error!(
+                        ?problems,
+                        "reloading the certificate failed, the previous one stays in use"
+                    );
                     last_problems = Some(problems);
                 }
                 Err(_) => {}
@@ -125,29 +131,29 @@ impl Identity {
         }
     }
 
-    fn reload(&self) -> Result<Looked, Vec<String>> {
+    fn reload(&self) -> Result<ReloadOutcome, Vec<String>> {
         let files = read(self.table, &self.certificate, &self.key)?;
         if self.current().files == files {
-            return Ok(Looked::Same);
+            return Ok(ReloadOutcome::Unchanged);
         }
-        let key = certified(self.table, &files, &self.certificate, &self.key, &self.check)?;
+        let key = parse_certified_key(self.table, &files, &self.certificate, &self.key, &self.check)?;
         let key = Arc::new(key);
-        *self.current.write() = Current { files, key };
-        Ok(Looked::Changed)
+        *self.current.write() = LoadedIdentity { files, key };
+        Ok(ReloadOutcome::Changed)
     }
 
-    fn current(&self) -> supervision::RwLockReadGuard<'_, Current> {
+    fn current(&self) -> supervision::RwLockReadGuard<'_, LoadedIdentity> {
         self.current.read()
     }
 }
 
 /// Result of a reload.
-enum Looked {
-    Same,
+enum ReloadOutcome {
+    Unchanged,
     Changed,
 }
 
-impl ResolvesServerCert for Identity {
+impl ResolvesServerCert for TlsIdentity {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.current().key.clone())
     }
@@ -155,7 +161,7 @@ impl ResolvesServerCert for Identity {
 
 /// Returns the acceptor for clients: TLS 1.2 and 1.3, HTTP/2 or HTTP/1.1. It issues tickets, since a resumed handshake
 /// costs a tenth of a full one.
-pub(crate) fn acceptor(identity: Arc<Identity>) -> Result<Acceptor, rustls::Error> {
+pub(crate) fn acceptor(identity: Arc<TlsIdentity>) -> Result<Acceptor, rustls::Error> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
@@ -165,13 +171,13 @@ pub(crate) fn acceptor(identity: Arc<Identity>) -> Result<Acceptor, rustls::Erro
     Ok(Acceptor::from_server_config(Arc::new(config)))
 }
 
-fn read(table: &str, certificate: &Path, key: &Path) -> Result<Files, Vec<String>> {
+fn read(table: &str, certificate: &Path, key: &Path) -> Result<IdentityFiles, Vec<String>> {
     let read = |name: &str, path: &Path| {
         std::fs::read(path)
             .map_err(|error| format!("{table}.{name} = \"{}\" cannot be read: {error}", path.display()))
     };
     match (read("certificate", certificate), read("key", key)) {
-        (Ok(certificate), Ok(key)) => Ok(Files { certificate, key }),
+        (Ok(certificate), Ok(key)) => Ok(IdentityFiles { certificate, key }),
         (certificate, key) => Err([certificate.err(), key.err()].into_iter().flatten().collect()),
     }
 }
@@ -186,9 +192,9 @@ pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-fn certified(
+fn parse_certified_key(
     table: &str,
-    files: &Files,
+    files: &IdentityFiles,
     certificate: &Path,
     key: &Path,
     Check(check): &Check,

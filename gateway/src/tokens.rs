@@ -38,13 +38,13 @@ pub(crate) enum Source {
 pub struct Issuer {
     pub(crate) rules: Rules,
     pub(crate) source: Source,
-    keys: Arc<Keys>,
+    keys: Arc<VerificationKeys>,
     /// Digest of the file, to detect changes.
     digest: Digest,
 }
 
-/// Keys that verify the signatures of one issuer.
-enum Keys {
+/// VerificationKeys that verify the signatures of one issuer.
+enum VerificationKeys {
     Public(Vec<NamedKey>),
     Secret(hmac::Key),
 }
@@ -63,9 +63,9 @@ impl Source {
         Ok(bytes)
     }
 
-    fn keys(&self, bytes: &[u8]) -> Result<Keys, String> {
+    fn keys(&self, bytes: &[u8]) -> Result<VerificationKeys, String> {
         match self {
-            Source::Jwks(_) => jwks::read(bytes).map(Keys::Public),
+            Source::Jwks(_) => jwks::read(bytes).map(VerificationKeys::Public),
             Source::Secret(_) => {
                 let secret = bytes.trim_ascii();
                 if !SECRET_BYTES.contains(&secret.len()) {
@@ -75,7 +75,7 @@ impl Source {
                         SECRET_BYTES.end()
                     ));
                 }
-                Ok(Keys::Secret(hmac::Key::new(hmac::HMAC_SHA256, secret)))
+                Ok(VerificationKeys::Secret(hmac::Key::new(hmac::HMAC_SHA256, secret)))
             }
         }
     }
@@ -98,16 +98,16 @@ impl Issuer {
     }
 }
 
-impl Keys {
+impl VerificationKeys {
     /// Verifies a signature. A key is only used with its own algorithm, independent of the token.
     fn verify(&self, token: &ToVerify<'_>) -> Result<(), TokenProblem> {
         let ToVerify { algorithm, kid, signed, signature } = *token;
         match self {
-            Keys::Secret(key) if algorithm == Algorithm::Hs256 => {
+            VerificationKeys::Secret(key) if algorithm == Algorithm::Hs256 => {
                 hmac::verify(key, signed, signature).map_err(|_| TokenProblem::Signature)
             }
-            Keys::Secret(_) => Err(TokenProblem::Key),
-            Keys::Public(keys) => {
+            VerificationKeys::Secret(_) => Err(TokenProblem::Key),
+            VerificationKeys::Public(keys) => {
                 let mut matching = keys.iter().filter(|named| {
                     named.key.algorithm() == algorithm && (kid.is_none() || named.kid.as_deref() == kid)
                 });
@@ -137,27 +137,27 @@ fn verify_public(key: &PublicKey, signed: &[u8], signature: &[u8]) -> Result<(),
 }
 
 /// Verifier of the tokens of all issuers.
-pub(crate) struct Tokens {
+pub(crate) struct TokenVerifier {
     issuers: Vec<(Rules, Source)>,
-    current: RwLock<Current>,
+    current: RwLock<CurrentKeys>,
     verified: Mutex<Seen>,
 }
 
-/// Current keys of all issuers.
+/// CurrentKeys keys of all issuers.
 #[derive(Clone)]
-struct Current {
+struct CurrentKeys {
     /// Incremented when any keys change.
     generation: u64,
     /// In the order of the issuers.
-    keys: Vec<Arc<Keys>>,
+    keys: Vec<Arc<VerificationKeys>>,
 }
 
-impl Tokens {
-    pub(crate) fn new(issuers: &[Issuer]) -> Tokens {
+impl TokenVerifier {
+    pub(crate) fn new(issuers: &[Issuer]) -> TokenVerifier {
         let keys = issuers.iter().map(|issuer| issuer.keys.clone()).collect();
-        Tokens {
+        TokenVerifier {
             issuers: issuers.iter().map(|issuer| (issuer.rules.clone(), issuer.source.clone())).collect(),
-            current: RwLock::new(Current { generation: 1, keys }),
+            current: RwLock::new(CurrentKeys { generation: 1, keys }),
             verified: Mutex::default(),
         }
     }
@@ -185,7 +185,7 @@ impl Tokens {
         let token = Token::parse(credential.secret)?;
         let index = self.issuers.iter().position(|(rules, _)| token.issuer() == Some(&rules.issuer));
         let index = index.ok_or(TokenProblem::Issuer)?;
-        let Current { generation, keys } = self.current.read().clone();
+        let CurrentKeys { generation, keys } = self.current.read().clone();
         let rules = &self.issuers[index].0;
         let bearer = token.verified(|to_verify| keys[index].verify(to_verify))?.check(rules, now)?;
         let tenant = ring.tenant_of(&rules.issuer, &bearer.tenant).ok_or(TokenProblem::Tenant)?;
@@ -195,8 +195,9 @@ impl Tokens {
     }
 
     /// Reloads the files periodically; returns only if there are no issuers.
-    pub(crate) async fn follow(self: Arc<Tokens>, issuers: Vec<Issuer>) {
-        let mut states: Vec<Held> = issuers.iter().map(|issuer| Held::Used(issuer.digest)).collect();
+    pub(crate) async fn follow(self: Arc<TokenVerifier>, issuers: Vec<Issuer>) {
+        let mut states: Vec<KeyFileState> =
+            issuers.iter().map(|issuer| KeyFileState::Used(issuer.digest)).collect();
         let mut interval = tokio::time::interval(RELOAD_PERIOD);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while !self.is_empty() {
@@ -212,21 +213,21 @@ impl Tokens {
         }
     }
 
-    fn reload(&self, index: usize, state: &mut Held) {
+    fn reload(&self, index: usize, state: &mut KeyFileState) {
         let (Rules { issuer, .. }, source) = &self.issuers[index];
         let path = source.path().display();
         let bytes = match source.read() {
             Ok(bytes) => bytes,
             Err(error) => {
-                if *state != Held::Unreadable {
+                if *state != KeyFileState::Unreadable {
                     tracing::warn!(issuer, %path, %error, "reading issuer keys failed, the previous ones stay in use");
-                    *state = Held::Unreadable;
+                    *state = KeyFileState::Unreadable;
                 }
                 return;
             }
         };
         let digest = Digest::of(&bytes);
-        if *state == Held::Used(digest) || *state == Held::Refused(digest) {
+        if *state == KeyFileState::Used(digest) || *state == KeyFileState::Rejected(digest) {
             return;
         }
         match source.keys(&bytes) {
@@ -235,11 +236,11 @@ impl Tokens {
                 current.generation += 1;
                 current.keys[index] = Arc::new(keys);
                 drop(current);
-                *state = Held::Used(digest);
+                *state = KeyFileState::Used(digest);
                 tracing::info!(issuer, %path, "issuer keys reloaded");
             }
             Err(problem) => {
-                *state = Held::Refused(digest);
+                *state = KeyFileState::Rejected(digest);
                 tracing::warn!(issuer, %path, problem, "invalid issuer keys, the previous ones stay in use");
             }
         }
@@ -248,11 +249,11 @@ impl Tokens {
 
 /// State of a key file at the last reload.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
+enum KeyFileState {
     /// It contained the keys in use.
     Used(Digest),
     /// Its content is invalid.
-    Refused(Digest),
+    Rejected(Digest),
     /// It could not be read.
     Unreadable,
 }
@@ -293,13 +294,13 @@ mod tests {
         let ed = Ed25519KeyPair::generate_pkcs8(&random).unwrap();
         let ed = Ed25519KeyPair::from_pkcs8(ed.as_ref()).unwrap();
         let point = ec.public_key().as_ref().to_vec();
-        let keys = Keys::Public(vec![
+        let keys = VerificationKeys::Public(vec![
             public("ec", PublicKey::P256(point.clone())),
             public("ed", PublicKey::Ed25519(ed.public_key().as_ref().to_vec())),
         ]);
         let es256 = ec.sign(&random, message).unwrap();
         let ed25519 = ed.sign(message);
-        let check = |keys: &Keys, algorithm, kid, signature: &[u8], expected| {
+        let check = |keys: &VerificationKeys, algorithm, kid, signature: &[u8], expected| {
             let token = ToVerify { algorithm, kid, signed: message, signature };
             assert_eq!(keys.verify(&token), expected, "{algorithm:?} {kid:?}");
         };
@@ -316,7 +317,7 @@ mod tests {
 
         let secret = hmac::Key::new(hmac::HMAC_SHA256, b"a secret of thirty-two bytes, yes");
         let hs256 = hmac::sign(&secret, message);
-        let keys = Keys::Secret(secret);
+        let keys = VerificationKeys::Secret(secret);
         check(&keys, Algorithm::Hs256, None, hs256.as_ref(), Ok(()));
         check(&keys, Algorithm::Hs256, Some("any"), hs256.as_ref(), Ok(()));
         check(&keys, Algorithm::Hs256, None, forged.as_ref(), Err(TokenProblem::Signature));
@@ -326,7 +327,8 @@ mod tests {
     #[test]
     fn a_token_signed_by_another_library_is_verified() {
         let modulus = URL_SAFE_NO_PAD.decode(RSA_MODULUS).unwrap();
-        let keys = Keys::Public(vec![public("rsa", PublicKey::Rsa { n: modulus, e: vec![1, 0, 1] })]);
+        let keys =
+            VerificationKeys::Public(vec![public("rsa", PublicKey::Rsa { n: modulus, e: vec![1, 0, 1] })]);
         let verify = |text: &str| {
             let token = Token::parse(text.as_bytes())?;
             token.verified(|to_verify| keys.verify(to_verify)).map(drop)
@@ -339,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_token_that_matches_two_keys_is_rejected() {
-        let keys = Keys::Public(vec![
+        let keys = VerificationKeys::Public(vec![
             public("1", PublicKey::Ed25519(vec![1; 32])),
             public("2", PublicKey::Ed25519(vec![2; 32])),
         ]);
@@ -365,8 +367,8 @@ mod tests {
         assert!(Issuer::open(rules.clone(), source.clone()).err().unwrap().contains("32 to 4096"));
         std::fs::write(&path, secret("a")).unwrap();
         let issuer = Issuer::open(rules, source).map_err(|_| "32 bytes").unwrap();
-        let tokens = Tokens::new(std::slice::from_ref(&issuer));
-        let mut state = Held::Used(issuer.digest);
+        let tokens = TokenVerifier::new(std::slice::from_ref(&issuer));
+        let mut state = KeyFileState::Used(issuer.digest);
         let mut check = |expected: &str, generation: u64| {
             tokens.reload(0, &mut state);
             let current = tokens.current.read();

@@ -10,56 +10,56 @@
 //! cannot be retried once it has begun.
 
 use crate::events::HopFailures;
-use crate::hop::{Outward, Regions};
-use crate::metrics::{HopEvent, Tally};
-use crate::plain::{self, Plain, Way};
-use crate::streams::{self, Streams};
+use crate::hop::{Connector, RegionTransport};
+use crate::http1::{self, Http1Client, UpstreamKey};
+use crate::http2::{self, Http2Client};
+use crate::metrics::{HopEvent, LabelCounter};
 use bytes::Bytes;
 use gateway_core::outcome::Failure;
 use gateway_core::residency::{self, Conn, Peer};
-use regions::catalogue::Catalogue;
 use http::header::{CONTENT_LENGTH, HOST};
 use http::response::Parts as Head;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{HeaderName, HeaderValue, Method, Request};
+use regions::catalogue::Catalogue;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum size of a buffered response: some 200 vectors of 384 numbers, as text.
-pub(crate) const WHOLE_ANSWER_MAX: usize = 1 << 20;
+pub(crate) const BUFFERED_RESPONSE_MAX: usize = 1 << 20;
 
 /// Connect timeout of status requests to a region. No client waits for them, and the round-trip time is measured from
 /// when the connection is open.
-const CONVERSE_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const STATUS_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Client of the next hop.
 pub(crate) struct Upstream {
-    outward: Arc<Outward>,
-    plain: Arc<Plain>,
+    connector: Arc<Connector>,
+    http1_client: Arc<Http1Client>,
     /// Present if HTTP/2 is enabled.
-    streams: Option<Streams>,
+    http2_client: Option<Http2Client>,
 }
 
 /// Connection that is ready for a request.
-enum Opened<'a> {
-    Plain(plain::Opened<'a>),
-    Stream(streams::Stream),
+enum UpstreamConnection<'a> {
+    Http1(http1::Http1Connection<'a>),
+    Http2(http2::Http2Stream),
 }
 
 /// Response body that is being received.
-enum Rest {
-    Plain(plain::Rest),
-    Stream(streams::Rest),
+enum UpstreamBody {
+    Http1(http1::Http1Body),
+    Http2(http2::Http2Body),
 }
 
 /// Error while receiving a response body.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub(crate) enum UpstreamError {
     #[error("{0}")]
-    Plain(#[from] plain::Broken),
+    Http1(#[from] http1::Http1Error),
     #[error("{0}")]
-    Stream(#[from] h2::Error),
+    Http2(#[from] h2::Error),
 }
 
 /// Method of a request to the next hop. HEAD is excluded: the content-length of its response is that of an absent body,
@@ -114,7 +114,7 @@ impl RequestHead {
     pub(crate) fn put(&mut self, name: &str, value: impl AsRef<[u8]>) {
         let value = value.as_ref();
         // A line break in a client's value would inject a header or a request.
-        assert!(can_stand_in_a_header(value), "the value of {name} is not a valid header value");
+        assert!(is_valid_header_value(value), "the value of {name} is not a valid header value");
         for part in [name.as_bytes(), b": ", value, b"\r\n"] {
             self.lines.extend_from_slice(part);
         }
@@ -151,74 +151,84 @@ impl RequestHead {
 }
 
 /// Returns whether a value cannot end its header line (RFC 9110, 5.5).
-pub(crate) fn can_stand_in_a_header(value: &[u8]) -> bool {
+pub(crate) fn is_valid_header_value(value: &[u8]) -> bool {
     value.iter().all(|byte| (*byte >= b' ' && *byte != 0x7f) || *byte == b'\t')
 }
 
 /// Response head, and its body.
-pub(crate) struct Answer {
+pub(crate) struct UpstreamResponse {
     pub(crate) head: Head,
-    pub(crate) body: AnswerBody,
+    pub(crate) body: ResponseBody,
 }
 
 /// Body of a response.
-pub(crate) enum AnswerBody {
+pub(crate) enum ResponseBody {
     /// Buffered completely.
-    Whole(Bytes),
+    Buffered(Bytes),
     /// Streamed.
-    Coming(Box<Coming>),
+    Streamed(Box<StreamedBody>),
 }
 
 /// Response body that is being received.
-pub(crate) struct Coming(Rest);
+pub(crate) struct StreamedBody(UpstreamBody);
 
 impl Upstream {
     /// Creates the client of a gateway for regions; uses HTTP/2 where they support it, if `http2`.
     pub(crate) fn to_regions(
-        regions: &Regions,
+        regions: &RegionTransport,
         http2: bool,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Upstream, rustls::Error> {
-        let outward = Arc::new(Outward::to_regions(regions, http2, catalogue)?);
-        let streams = http2.then(|| Streams::over(outward.clone()));
-        Ok(Upstream { plain: Arc::new(Plain::over(outward.clone())), outward, streams })
+        let connector = Arc::new(Connector::to_regions(regions, http2, catalogue)?);
+        let http2_client = http2.then(|| Http2Client::over(connector.clone()));
+        Ok(Upstream { http1_client: Arc::new(Http1Client::over(connector.clone())), connector, http2_client })
     }
 
     /// Creates the client of an ingress for its replicas: plaintext, since the network between them already carries the
     /// request unencrypted.
     pub(crate) fn within_the_region() -> Upstream {
-        let outward = Arc::new(Outward::within_the_region());
-        Upstream { plain: Arc::new(Plain::over(outward.clone())), outward, streams: None }
+        let connector = Arc::new(Connector::within_the_region());
+        Upstream {
+            http1_client: Arc::new(Http1Client::over(connector.clone())),
+            connector,
+            http2_client: None,
+        }
     }
 
     /// Returns the counters of connections that failed before a request was sent.
     pub(crate) fn hop_failures(&self) -> &HopFailures {
-        self.outward.failures()
+        self.connector.failures()
     }
 
     /// Returns the HTTP/2 connection events, the number of open connections and of requests on them; `None` without
     /// HTTP/2.
-    pub(crate) fn connections(&self) -> Option<(&Tally<HopEvent>, (usize, usize))> {
-        self.streams.as_ref().map(|streams| (streams.counts(), streams.size()))
+    pub(crate) fn connections(&self) -> Option<(&LabelCounter<HopEvent>, (usize, usize))> {
+        self.http2_client.as_ref().map(|http2_client| (http2_client.counts(), http2_client.size()))
     }
 
-    async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
-        let Some(streams) = &self.streams else {
-            return Ok(Opened::Plain(self.plain.open(way, connect_timeout).await?));
+    async fn open(
+        &self,
+        key: UpstreamKey,
+        connect_timeout: Duration,
+    ) -> Result<UpstreamConnection<'_>, Failure> {
+        let Some(http2_client) = &self.http2_client else {
+            return Ok(UpstreamConnection::Http1(self.http1_client.open(key, connect_timeout).await?));
         };
         loop {
-            if let streams::Opened::Stream(stream) = streams.open(way, connect_timeout, &self.plain).await? {
-                return Ok(Opened::Stream(stream));
+            if let http2::Http2Slot::Stream(stream) =
+                http2_client.open(key, connect_timeout, &self.http1_client).await?
+            {
+                return Ok(UpstreamConnection::Http2(stream));
             }
-            if let Some(opened) = self.plain.take_idle(way) {
-                return Ok(Opened::Plain(opened));
+            if let Some(opened) = self.http1_client.take_idle(key) {
+                return Ok(UpstreamConnection::Http1(opened));
             }
-            let connected = self.outward.connect(way, connect_timeout).await?;
+            let connected = self.connector.connect(key, connect_timeout).await?;
             if !connected.http2 {
-                return Ok(Opened::Plain(self.plain.ready(way, connected)));
+                return Ok(UpstreamConnection::Http1(self.http1_client.ready(key, connected)));
             }
             // The region supports HTTP/2 by now.
-            streams.adopt(way, connected).await?;
+            http2_client.adopt(key, connected).await?;
         }
     }
 
@@ -226,18 +236,18 @@ impl Upstream {
     /// returns the time from request to response.
     pub(crate) async fn send_own(
         &self,
-        way: Way,
+        key: UpstreamKey,
         head: &RequestHead,
         body: &Bytes,
         whole_max: usize,
-    ) -> Result<(Answer, Duration), Failure> {
+    ) -> Result<(UpstreamResponse, Duration), Failure> {
         loop {
-            let opened = self.open(way, CONVERSE_CONNECT_TIMEOUT).await?;
+            let opened = self.open(key, STATUS_CONNECT_TIMEOUT).await?;
             let sent = Instant::now();
             let response = match opened.send(head, body.clone()).await {
                 // Another idle connection or a new one: the number of idle ones is finite.
                 Err(Failure::StaleConnection) => continue,
-                result => self.buffer(result?, whole_max, way.address).await?,
+                result => self.buffer(result?, whole_max, key.address).await?,
             };
             return Ok((response, sent.elapsed()));
         }
@@ -252,9 +262,9 @@ impl Upstream {
         head: RequestHead,
         body: residency::Body<Bytes>,
         whole_max: usize,
-    ) -> Result<Answer, Failure> {
-        let way = Way { region: to.region(), address: *to.address() };
-        let opened = self.open(way, connect_timeout).await?;
+    ) -> Result<UpstreamResponse, Failure> {
+        let key = UpstreamKey { region: to.region(), address: *to.address() };
+        let opened = self.open(key, connect_timeout).await?;
         let (body, address) = residency::send(body, to, opened.peer());
         self.buffer(opened.send(&head, body).await?, whole_max, address).await
     }
@@ -262,79 +272,79 @@ impl Upstream {
     /// Buffers the body if it declares at most `whole_max` bytes.
     async fn buffer(
         &self,
-        (head, mut body): (Head, Rest),
+        (head, mut body): (Head, UpstreamBody),
         whole_max: usize,
         address: SocketAddr,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<UpstreamResponse, Failure> {
         let Some(length) = declared_length(&head).filter(|length| *length <= whole_max) else {
-            return Ok(Answer { head, body: AnswerBody::Coming(Box::new(Coming(body))) });
+            return Ok(UpstreamResponse { head, body: ResponseBody::Streamed(Box::new(StreamedBody(body))) });
         };
         let whole = body.whole(length).await.map_err(|error| {
             tracing::debug!(%address, %error, "response truncated");
             Failure::Unreachable
         })?;
-        body.finish(&self.plain);
-        Ok(Answer { head, body: AnswerBody::Whole(whole) })
+        body.finish(&self.http1_client);
+        Ok(UpstreamResponse { head, body: ResponseBody::Buffered(whole) })
     }
 }
 
-impl Opened<'_> {
+impl UpstreamConnection<'_> {
     /// Returns the identity of the peer.
     fn peer(&self) -> Peer {
         match self {
-            Opened::Plain(opened) => opened.peer(),
-            Opened::Stream(stream) => stream.peer(),
+            UpstreamConnection::Http1(opened) => opened.peer(),
+            UpstreamConnection::Http2(stream) => stream.peer(),
         }
     }
 
     /// Sends a request and waits for the head of its response.
-    async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Head, Rest), Failure> {
+    async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Head, UpstreamBody), Failure> {
         match self {
-            Opened::Plain(opened) => {
-                let plain::Begun { head, body } = opened.send(head, &body).await?;
-                Ok((head, Rest::Plain(body)))
+            UpstreamConnection::Http1(opened) => {
+                let http1::Http1Response { head, body } = opened.send(head, &body).await?;
+                Ok((head, UpstreamBody::Http1(body)))
             }
-            Opened::Stream(stream) => {
+            UpstreamConnection::Http2(stream) => {
                 let (head, body) = stream.send(head, body).await?;
-                Ok((head, Rest::Stream(body)))
+                Ok((head, UpstreamBody::Http2(body)))
             }
         }
     }
 }
 
-impl Rest {
-    async fn chunk(&mut self) -> Result<Option<Bytes>, Broken> {
+impl UpstreamBody {
+    async fn chunk(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         Ok(match self {
-            Rest::Plain(body) => body.chunk().await?,
-            Rest::Stream(body) => body.chunk().await?,
+            UpstreamBody::Http1(body) => body.chunk().await?,
+            UpstreamBody::Http2(body) => body.chunk().await?,
         })
     }
 
-    async fn whole(&mut self, length: usize) -> Result<Bytes, Broken> {
+    async fn whole(&mut self, length: usize) -> Result<Bytes, UpstreamError> {
         Ok(match self {
-            Rest::Plain(body) => body.whole(length).await?,
-            Rest::Stream(body) => body.whole(length).await?,
+            UpstreamBody::Http1(body) => body.whole(length).await?,
+            UpstreamBody::Http2(body) => body.whole(length).await?,
         })
     }
 
-    fn finish(self, plain: &Plain) {
+    fn finish(self, http1_client: &Http1Client) {
         match self {
-            Rest::Plain(body) => body.finish(plain),
+            UpstreamBody::Http1(body) => body.finish(http1_client),
             // A stream that has ended releases its slot by itself.
-            Rest::Stream(body) => drop(body),
+            UpstreamBody::Http2(body) => drop(body),
         }
     }
 }
 
-impl Coming {
+impl StreamedBody {
     /// Returns the next piece of the body; `None` at its end.
-    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Broken> {
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         self.0.chunk().await
     }
 
     /// Returns the connection to the pool if the body has ended.
     pub(crate) fn finish(self, upstream: &Upstream) {
-        self.0.finish(&upstream.plain);
+        self.0.finish(&upstream.http1_client);
     }
 }
 
@@ -377,7 +387,7 @@ mod tests {
     #[test]
     fn values_with_line_breaks_or_control_characters_are_invalid() {
         for value in ["a\r\nx: y", "a\nb", "a\rb", "a\0b", "a\x7fb"] {
-            assert!(!can_stand_in_a_header(value.as_bytes()), "{value:?}");
+            assert!(!is_valid_header_value(value.as_bytes()), "{value:?}");
         }
     }
 }

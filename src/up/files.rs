@@ -214,7 +214,7 @@ impl Files {
         let document = Document::new("The gateway of a world on one machine.")
             .text("listen", listen)
             .text("operations", operations)
-            .text("place", place)
+            .text("region", place)
             .text("fleet_token_file", self.fleet_token()?.display())
             .line(&hub_line(hubs))
             .text("snapshot", self.dir.join("gateway-routes").display())

@@ -1,7 +1,7 @@
 //! `[bodies]` section of `gateway.toml`: memory limits and minimum rate of request bodies.
 
 use super::timeouts::duration;
-use crate::intake::{BODY_BYTES_MAX, BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
+use crate::request_body::{BODY_BYTES_MAX, BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
 use gateway_core::{memory, progress};
 use serde::Deserialize;
 use std::time::Duration;

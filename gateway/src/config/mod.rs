@@ -8,16 +8,16 @@ mod issuers;
 mod tenants;
 mod timeouts;
 
-pub use crate::intake::BodyLimits;
+pub use crate::request_body::BodyLimits;
 pub(crate) use tenants::TenantsRead;
 pub use tenants::{TenantsFile, check_tenants};
 pub use timeouts::Timeouts;
 
-use crate::hop::{RawRegionTls, Regions};
+use crate::hop::{RawRegionTls, RegionTransport};
 pub use crate::listener::AddressLimits;
 use crate::listener::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use crate::receipts::{RawReceipts, ReceiptsConfig};
-use crate::tls::Identity;
+use crate::tls::TlsIdentity;
 use crate::tokens::Issuer;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
@@ -40,7 +40,7 @@ use std::time::Duration;
 struct RawConfig {
     listen: String,
     operations: String,
-    place: String,
+    region: String,
     hub: HubsGiven,
     fleet_token_file: Option<PathBuf>,
     fleet_token_env: Option<String>,
@@ -55,7 +55,7 @@ struct RawConfig {
     region_tls: Option<RawRegionTls>,
     region_http: Option<i64>,
     handover: Option<PathBuf>,
-    gzip_answers_from: Option<i64>,
+    gzip_min_bytes: Option<i64>,
     connections_max: Option<i64>,
     connections_per_address_max: Option<i64>,
     half_open_per_address_max: Option<i64>,
@@ -81,8 +81,8 @@ fn yes() -> bool {
     true
 }
 
-/// Minimum of `gzip_answers_from`: a smaller response fits into one packet uncompressed.
-const GZIP_ANSWERS_FROM_MIN: usize = 1024;
+/// Minimum of `gzip_min_bytes`: a smaller response fits into one packet uncompressed.
+const GZIP_MIN_BYTES_MIN: usize = 1024;
 
 /// Configuration of a gateway.
 #[derive(Clone)]
@@ -92,7 +92,7 @@ pub struct EdgeConfig {
     /// Address for operators.
     pub operations: SocketAddr,
     /// Region of this gateway; its name in reports.
-    pub place: RegionId,
+    pub region: RegionId,
     /// Coordinates of that region.
     pub point: GeoPoint,
     /// Hubs.
@@ -106,9 +106,9 @@ pub struct EdgeConfig {
     /// Peers whose x-meridian-client-geo header is trusted.
     pub trusted_peers: Vec<IpAddr>,
     /// Certificate for clients; without it, clients connect over plaintext HTTP.
-    pub tls: Option<Arc<Identity>>,
+    pub tls: Option<Arc<TlsIdentity>>,
     /// TLS to regions.
-    pub regions: Regions,
+    pub regions: RegionTransport,
     /// Whether HTTP/2 is used to regions that support it.
     pub region_http2: bool,
     /// Socket through which the next process takes over the listening sockets.
@@ -116,7 +116,7 @@ pub struct EdgeConfig {
     /// Whether this process takes the sockets of the running one over. Set by the command line, not by the file.
     pub take_over: bool,
     /// Minimum size of JSON responses that are compressed for clients that accept it; without it, none is.
-    pub gzip_answers_from: Option<usize>,
+    pub gzip_min_bytes: Option<usize>,
     /// Maximum number of open client connections.
     pub connections_max: usize,
     /// Limits per client address.
@@ -158,7 +158,7 @@ impl EdgeConfig {
         let RawConfig {
             listen,
             operations,
-            place,
+            region,
             hub,
             fleet_token_file,
             fleet_token_env,
@@ -172,7 +172,7 @@ impl EdgeConfig {
             region_tls,
             region_http,
             handover,
-            gzip_answers_from,
+            gzip_min_bytes,
             connections_max,
             connections_per_address_max,
             half_open_per_address_max,
@@ -186,7 +186,7 @@ impl EdgeConfig {
         let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems).map(Arc::new);
         let listen = address("listen", &listen, &mut problems);
         let operations = address("operations", &operations, &mut problems);
-        let place = find_place(&place, catalogue.as_deref(), &mut problems);
+        let region = find_region(&region, catalogue.as_deref(), &mut problems);
         let hub = Hubs::read(hub).map_err(|found| problems.extend(found)).ok();
         let fleet = fleet::read(fleet_token_file, fleet_token_env, base, environment);
         let fleet = fleet.map_err(|problem| problems.push(problem)).ok().flatten();
@@ -202,19 +202,19 @@ impl EdgeConfig {
             read.map_err(|found| problems.extend(found)).ok()
         });
         let tls = tls.and_then(|RawTls { certificate, key }| {
-            let loaded = Identity::load(base.join(certificate), base.join(key));
+            let loaded = TlsIdentity::load(base.join(certificate), base.join(key));
             loaded.map_err(|found| problems.extend(found)).ok().map(Arc::new)
         });
-        let regions = place.as_ref().zip(catalogue.as_ref()).and_then(|((place, _), catalogue)| {
-            let read = Regions::read(region_tls, base, place, catalogue);
+        let regions = region.as_ref().zip(catalogue.as_ref()).and_then(|((region, _), catalogue)| {
+            let read = RegionTransport::read(region_tls, base, region, catalogue);
             read.map_err(|found| problems.extend(found)).ok()
         });
         let region_http2 = http_version(region_http, &mut problems);
-        let gzip_answers_from = at_least(
-            "gzip_answers_from",
-            GZIP_ANSWERS_FROM_MIN,
+        let gzip_min_bytes = at_least(
+            "gzip_min_bytes",
+            GZIP_MIN_BYTES_MIN,
             "remove it to disable compression",
-            gzip_answers_from,
+            gzip_min_bytes,
             &mut problems,
         );
         let connections_max =
@@ -241,11 +241,11 @@ impl EdgeConfig {
             problems.push(problem);
             policy_age::POLICY_MAX_AGE
         });
-        match (listen, operations, place, hub, catalogue, regions) {
+        match (listen, operations, region, hub, catalogue, regions) {
             (
                 Some(listen),
                 Some(operations),
-                Some((place, point)),
+                Some((region, point)),
                 Some(hub),
                 Some(catalogue),
                 Some(regions),
@@ -255,7 +255,7 @@ impl EdgeConfig {
                 Ok(EdgeConfig {
                     listen,
                     operations,
-                    place,
+                    region,
                     point,
                     hub,
                     fleet,
@@ -267,7 +267,7 @@ impl EdgeConfig {
                     region_http2,
                     handover,
                     take_over: false,
-                    gzip_answers_from,
+                    gzip_min_bytes,
                     connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
                     addresses: AddressLimits {
                         connections: connections_per_address_max.unwrap_or(CONNECTIONS_PER_ADDRESS_MAX),
@@ -327,8 +327,7 @@ fn http_version(given: Option<i64>, problems: &mut Vec<String>) -> bool {
         None | Some(1) => false,
         Some(2) => true,
         Some(other) => {
-            problems
-                .push(format!("region_http = {other} is not supported; use 1 or 2"));
+            problems.push(format!("region_http = {other} is not supported; use 1 or 2"));
             false
         }
     }
@@ -338,14 +337,18 @@ fn address(key: &str, value: &str, problems: &mut Vec<String>) -> Option<SocketA
     value
         .parse()
         .map_err(|_| {
-            problems
-                .push(format!("{key} = \"{value}\" is not an address; write IP:PORT, such as \"127.0.0.1:8080\""))
+            problems.push(format!(
+                "{key} = \"{value}\" is not an address; write IP:PORT, such as \"127.0.0.1:8080\""
+            ))
         })
         .ok()
 }
 
 fn ip(key: &str, value: &str, problems: &mut Vec<String>) -> Option<IpAddr> {
-    value.parse().map_err(|_| problems.push(format!("{key} contains \"{value}\", which is not an IP address"))).ok()
+    value
+        .parse()
+        .map_err(|_| problems.push(format!("{key} contains \"{value}\", which is not an IP address")))
+        .ok()
 }
 
 fn find_region(
@@ -357,8 +360,9 @@ fn find_region(
     let known =
         value.parse::<RegionId>().ok().and_then(|id| catalogue.get(&id).map(|region| (id, region.point)));
     if known.is_none() {
-        problems
-            .push(format!("region = \"{value}\" is not in the catalogue; write one such as \"aws/us-east-1\""));
+        problems.push(format!(
+            "region = \"{value}\" is not in the catalogue; write one such as \"aws/us-east-1\""
+        ));
     }
     known
 }
@@ -402,11 +406,11 @@ mod tests {
     fn compression_has_a_minimum_size() {
         let with = |line: &str| {
             let text = include_str!("../../../configs/gateway.toml");
-            parse(&text.replace("# gzip_answers_from = 65536", line)).map(|config| config.gzip_answers_from)
+            parse(&text.replace("# gzip_min_bytes = 65536", line)).map(|config| config.gzip_min_bytes)
         };
         assert_eq!(with(""), Ok(None));
-        assert_eq!(with("gzip_answers_from = 1024"), Ok(Some(1024)));
-        for wrong in ["gzip_answers_from = 1023", "gzip_answers_from = -1"] {
+        assert_eq!(with("gzip_min_bytes = 1024"), Ok(Some(1024)));
+        for wrong in ["gzip_min_bytes = 1023", "gzip_min_bytes = -1"] {
             assert!(with(wrong).is_err_and(|problems| problems[0].contains("1024")), "{wrong}");
         }
     }
@@ -465,8 +469,8 @@ mod tests {
             let text = include_str!("../../../configs/gateway.toml");
             parse(&text.replace("[timeouts]", &format!("{table}\n[timeouts]"))).map(|config| config.regions)
         };
-        assert!(matches!(with(""), Ok(Regions::OnThisMachine)));
-        assert!(matches!(with("[region_tls]\ninsecure = true"), Ok(Regions::InTheClear)));
+        assert!(matches!(with(""), Ok(RegionTransport::Loopback)));
+        assert!(matches!(with("[region_tls]\ninsecure = true"), Ok(RegionTransport::Plaintext)));
         let files = "[region_tls]\ncertificate = \"no.crt\"\nkey = \"no.key\"\nregion_ca = \"no.ca\"\n";
         let both = format!("{files}insecure = true");
         for half in ["[region_tls]", "[region_tls]\nkey = \"no.key\"", &both] {

@@ -194,7 +194,10 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
     let weight = match weight.map_or(Some(1), |weight| u32::try_from(weight).ok()).and_then(NonZeroU32::new) {
         Some(weight) if weight.get() <= WEIGHT_MAX => weight,
         Some(_) | None => {
-            problems.push(format!("weight = {}is out of range; use 1 to {WEIGHT_MAX}", weight.unwrap_or_default()));
+            problems.push(format!(
+                "weight = {}is out of range; use 1 to {WEIGHT_MAX}",
+                weight.unwrap_or_default()
+            ));
             NonZeroU32::MIN
         }
     };
@@ -203,7 +206,9 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         let given = given?;
         let limit = u64::try_from(given).ok().and_then(NonZeroU64::new);
         if limit.is_none() {
-            problems.push(format!("limits.{key} = {given}is out of range; use 1 or more, or remove it for no limit"));
+            problems.push(format!(
+                "limits.{key} = {given}is out of range; use 1 or more, or remove it for no limit"
+            ));
         }
         limit
     };
@@ -248,9 +253,7 @@ fn read_priorities(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Pr
     for name in &names {
         match Priority::parse(name.as_bytes()) {
             Some(priority) => drop(priorities.insert(priority)),
-            None => {
-                problems.push(format!("priorities contains \"{name}\"; use \"interactive\" or \"bulk\""))
-            }
+            None => problems.push(format!("priorities contains \"{name}\"; use \"interactive\" or \"bulk\"")),
         }
     }
     match (priorities.pop_first(), priorities.pop_first()) {
@@ -258,8 +261,7 @@ fn read_priorities(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Pr
         (Some(only), None) => Priorities::Only(only),
         (None, _) => {
             if names.is_empty() {
-                problems
-                    .push("priorities = [] allows none; name one, or remove it for both".to_owned());
+                problems.push("priorities = [] allows none; name one, or remove it for both".to_owned());
             }
             Priorities::default()
         }

@@ -10,10 +10,10 @@ use super::refusals::{
 use super::shedding::{Place, Wants, Way, left};
 use super::view::{RoutedDeployment, Terms, View};
 use super::watch::{chance, chances};
-use crate::intake::{Body, NoBody};
 use crate::names;
-use crate::relay::Crossing;
-use crate::respond::Refusal;
+use crate::relay::ForwardedHeaders;
+use crate::request_body::{BodyError, BufferedBody};
+use crate::respond::Rejection;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
 use gateway_core::circuit::Permille;
@@ -48,7 +48,7 @@ const FREE_BODY_BYTES: usize = 4 << 10;
 /// The longest request identifier that is taken from a client.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// A request that is let in, understood, and routed somewhere.
+/// A request that is let in, resolved, and routed somewhere.
 pub(super) struct Request {
     pub(super) id: String,
     pub(super) arrived: Instant,
@@ -84,8 +84,8 @@ pub(super) struct Request {
     pub(super) may_sleep: bool,
     /// As a replica serves it.
     pub(super) path: &'static str,
-    pub(super) crossing: Crossing,
-    pub(super) body: Body,
+    pub(super) headers: ForwardedHeaders,
+    pub(super) body: BufferedBody,
     /// Drawn once, so that whoever is asked for it is chosen alike everywhere.
     pub(super) chance: Permille,
     /// Where it comes from, as a plan has it: this gateway's place, or the region nearest to a client whose place is known.
@@ -112,7 +112,7 @@ impl Request {
     /// Its answer must be of the model revision that is `required`.
     pub(super) fn piece(
         &self,
-        body: Body,
+        body: BufferedBody,
         cost: Cost,
         first: RegionIndex,
         required: Option<ModelRevision>,
@@ -140,7 +140,7 @@ impl Request {
             required,
             may_sleep: self.may_sleep,
             path: self.path,
-            crossing: self.crossing.clone(),
+            headers: self.headers.clone(),
             body,
             // Its way is its own.
             chance: chance(),
@@ -174,13 +174,13 @@ impl Request {
 
 impl Edge {
     /// Authenticates the request: the tenant, and its key unless it was a token.
-    pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Authenticated, Refusal> {
+    pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Authenticated, Rejection> {
         let authorization = session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes);
         let keys = [single(session, headers::API_KEY)?, single(session, headers::X_API_KEY)?];
         let credential = Credential::of_request(authorization, keys).map_err(not_let_in)?;
         match ring.tenant(&credential) {
             Ok(tenant) => Ok(Authenticated { tenant: tenant.clone(), key: Some(credential.digest) }),
-            Err(_) if !self.tokens.none() && jwt::looks_like_one(credential.secret) => {
+            Err(_) if !self.tokens.is_empty() && jwt::looks_like_one(credential.secret) => {
                 let tenant = self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)?;
                 Ok(Authenticated { tenant, key: None })
             }
@@ -202,12 +202,14 @@ impl Edge {
         let ask = self.ask(session)?;
         self.room_at_the_head(target, view, &tenant, &ask, declared_length(session), arrived)?;
         let body =
-            self.intake.body(session, self.owner(session, &tenant)).await.map_err(|none| match none {
-                NoBody::Refused(_, refusal) => NotForwarded::Refused(refusal),
-                NoBody::ClientGone => NotForwarded::ClientGone,
-            })?;
+            self.body_reader.body(session, self.owner(session, &tenant)).await.map_err(
+                |none| match none {
+                    BodyError::Refused(_, refusal) => NotForwarded::Refused(refusal),
+                    BodyError::ClientGone => NotForwarded::ClientGone,
+                },
+            )?;
         let reading = self.body_of(target, &body, &tenant).await;
-        let reading = reading.map_err(|refusal| refusal.having_processed(body.bytes.len()))?;
+        let reading = reading.map_err(|refusal| refusal.with_processed(body.bytes.len()))?;
         let cost = Cost { inputs: reading.inputs, tokens: reading.tokens.max(least_tokens(&body)) };
         let priority =
             tenant.priorities.priority(ask.priority, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
@@ -265,7 +267,7 @@ impl Edge {
             required: None,
             may_sleep: deployment.scaling.min == 0,
             path: target.path,
-            crossing: Crossing::of(session, &[(headers::PRIORITY, priority.as_str())]),
+            headers: ForwardedHeaders::of(session, &[(headers::PRIORITY, priority.as_str())]),
             body,
             chance,
             origin: room.origin,
@@ -283,7 +285,12 @@ impl Edge {
     }
 
     /// Reads model and cost from the body; the default for a request without one.
-    async fn body_of(&self, target: Target<'_>, body: &Body, tenant: &Tenant) -> Result<Reading, Refusal> {
+    async fn body_of(
+        &self,
+        target: Target<'_>,
+        body: &BufferedBody,
+        tenant: &Tenant,
+    ) -> Result<Reading, Rejection> {
         if target.model == ModelField::Bodiless {
             return Ok(Reading::default());
         }
@@ -291,12 +298,12 @@ impl Edge {
             body::read(&body.bytes)
         } else {
             let bytes = body.bytes.clone();
-            self.intake.cpu.run(Some(tenant.place), move || body::read(&bytes)).await
+            self.body_reader.cpu.run(Some(tenant.place), move || body::read(&bytes)).await
         };
         reading.map_err(unreadable_body)
     }
 
-    fn ask(&self, session: &ServerSession) -> Result<Ask, Refusal> {
+    fn ask(&self, session: &ServerSession) -> Result<Ask, Rejection> {
         let trusted = peer(session).is_some_and(|peer| self.config.trusted_peers.contains(&peer.ip()));
         let asked = Headers {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,
@@ -309,7 +316,7 @@ impl Edge {
 }
 
 /// The least that a body costs, whatever it is made of: who sends megabytes that no model reads pays for their reading.
-fn least_tokens(body: &Body) -> u64 {
+fn least_tokens(body: &BufferedBody) -> u64 {
     Cost::at_least(body.bytes.len().saturating_sub(FREE_BODY_BYTES) as u64).tokens
 }
 
@@ -324,7 +331,7 @@ fn asked_for<'a>(
     in_body: Option<String>,
     view: &'a View,
     tenant: &Tenant,
-) -> Result<&'a RoutedDeployment, Refusal> {
+) -> Result<&'a RoutedDeployment, Rejection> {
     let named = target.deployment.map(str::to_owned).or(in_body);
     match (named, target.model) {
         (Some(name), _) => view.deployment(&name, tenant).ok_or_else(|| unknown_model(&name, view, tenant)),
@@ -365,7 +372,7 @@ const ONCE: [&str; 6] =
     ["authorization", "api-key", "x-api-key", "content-type", "expect", "idempotency-key"];
 
 /// Refuses a request in which one of them stands more than once.
-pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Refusal> {
+pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Rejection> {
     let headers = &session.req_header().headers;
     match ONCE.iter().find(|name| headers.get_all(**name).iter().nth(1).is_some()) {
         Some(name) => Err(repeated(name)),
@@ -373,14 +380,14 @@ pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Refusal> {
     }
 }
 
-fn repeated(name: &'static str) -> Refusal {
+fn repeated(name: &'static str) -> Rejection {
     let message = format!("The header '{name}' is there more than once; send it once.");
-    Refusal::new(ErrorCode::InvalidHeader, message).of(name)
+    Rejection::new(ErrorCode::InvalidHeader, message).of(name)
 }
 
 /// A header that may be there once: of two, each could be the one that was meant, and for residency the narrower
 /// would be lost.
-fn single<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a [u8]>, Refusal> {
+fn single<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a [u8]>, Rejection> {
     let given = header(session, name);
     if given.is_some() && session.req_header().headers.get_all(name).iter().count() > 1 {
         return Err(repeated(name));

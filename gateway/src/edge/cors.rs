@@ -1,7 +1,7 @@
 //! Cross-origin requests at the edge: the headers that `gateway_core::cors` decides on, on every response.
 
 use super::forward::Edge;
-use crate::listener::AfterAnswer;
+use crate::listener::AfterResponse;
 use crate::respond;
 use bytes::Bytes;
 use gateway_core::cors::ResponseHeaders;
@@ -39,7 +39,7 @@ pub(super) async fn answer(
     session: &mut ServerSession,
     preflight: &ResponseHeaders,
     id: &str,
-) -> AfterAnswer {
+) -> AfterResponse {
     let mut extra = vec![(headers::REQUEST_ID, id)];
     extra.extend(preflight.iter().map(|(name, value)| (*name, value.as_str())));
     let head = respond::head(204, &extra);

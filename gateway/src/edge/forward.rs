@@ -16,17 +16,17 @@ use super::watch::Watch;
 use super::weights::{Demands, Planned};
 use crate::compress;
 use crate::config::EdgeConfig;
-use crate::events::Times;
-use crate::intake::Intake;
-use crate::listener::{AfterAnswer, Door};
-use crate::metrics::{Asked, EdgeMetrics, Ending};
+use crate::events::RequestTimes;
+use crate::listener::{AfterResponse, RequestHandler};
+use crate::metrics::{EdgeMetrics, EndpointLabel, RequestOutcome};
 use crate::names;
 use crate::openapi;
 use crate::receipts::{Promise, Recorder};
 use crate::relay;
-use crate::respond::{self, Refusal};
-use crate::tokens::Tokens;
-use crate::upstream::{Answer, Upstream};
+use crate::request_body::BodyReader;
+use crate::respond::{self, Rejection};
+use crate::tokens::TokenVerifier;
+use crate::upstream::{Upstream, UpstreamResponse};
 use gateway_core::decimal;
 use gateway_core::endpoint::Endpoint;
 use gateway_core::timing::RegionTiming;
@@ -43,7 +43,7 @@ use tokio::sync::watch;
 /// The door that clients come to.
 pub(super) struct Edge {
     pub(super) config: Arc<EdgeConfig>,
-    pub(super) tokens: Arc<Tokens>,
+    pub(super) tokens: Arc<TokenVerifier>,
     pub(super) tenants: Arc<Tenants>,
     pub(super) views: watch::Receiver<Current>,
     /// How old what they say may be.
@@ -55,7 +55,7 @@ pub(super) struct Edge {
     pub(super) place: RegionIndex,
     pub(super) watch: Arc<Watch>,
     pub(super) upstream: Arc<Upstream>,
-    pub(super) intake: Arc<Intake>,
+    pub(super) body_reader: Arc<BodyReader>,
     /// Room for requests that are computed in pieces.
     pub(super) scattering: Arc<Room>,
     pub(super) metrics: Arc<EdgeMetrics>,
@@ -65,18 +65,18 @@ pub(super) struct Edge {
 
 /// Why a request is not served by a region.
 pub(super) enum NotForwarded {
-    Refused(Refusal),
+    Refused(Rejection),
     ClientGone,
 }
 
-impl From<Refusal> for NotForwarded {
-    fn from(refusal: Refusal) -> NotForwarded {
+impl From<Rejection> for NotForwarded {
+    fn from(refusal: Rejection) -> NotForwarded {
         NotForwarded::Refused(refusal)
     }
 }
 
-impl Door for Edge {
-    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+impl RequestHandler for Edge {
+    async fn answer(&self, session: &mut ServerSession) -> AfterResponse {
         let arrived = Instant::now();
         let mut account = Account::open(self, session, arrived);
         let served = contain(self.serve(session, &mut account)).await;
@@ -85,14 +85,14 @@ impl Door for Edge {
                 tracing::error!(request = account.id, reason, "request panicked");
                 let begun = session.response_written().is_some();
                 let after = respond::panicked(session, &[(headers::REQUEST_ID, account.id.as_str())]).await;
-                let ending = Ending::as_told(session);
-                account.ending = if begun { ending.broken_off() } else { ending };
+                let outcome = RequestOutcome::of_session(session);
+                account.outcome = if begun { outcome.truncated() } else { outcome };
                 after
             }
             Ok(Ok(after)) => after,
             Ok(Err(NotForwarded::ClientGone)) => {
-                account.ending = Ending::ClientGone;
-                AfterAnswer::Close
+                account.outcome = RequestOutcome::ClientDisconnected;
+                AfterResponse::Close
             }
             Ok(Err(NotForwarded::Refused(refusal))) => {
                 let attempts = account.trail.count().to_string();
@@ -105,7 +105,7 @@ impl Door for Edge {
                 let cors = self.cors(session);
                 extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
                 let after = respond::refuse(session, &refusal, &extra).await;
-                account.ending = Ending::as_told(session);
+                account.outcome = RequestOutcome::of_session(session);
                 after
             }
         };
@@ -119,16 +119,16 @@ impl Edge {
         &self,
         session: &mut ServerSession,
         account: &mut Account<'_>,
-    ) -> Result<AfterAnswer, NotForwarded> {
+    ) -> Result<AfterResponse, NotForwarded> {
         let path = session.req_header().uri.path().to_owned();
         if let Some(preflight) = self.preflight(session, &path) {
             let after = cors::answer(session, &preflight, &account.id).await;
-            account.ending = Ending::as_told(session);
+            account.outcome = RequestOutcome::of_session(session);
             return Ok(after);
         }
         let head = session.req_header();
         let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
-        account.asked = Asked::of(&endpoint);
+        account.endpoint = EndpointLabel::of(&endpoint);
         none_repeated(session)?;
         if endpoint == Endpoint::OpenApi {
             // It says nothing about tenants: nobody is asked for a key.
@@ -177,7 +177,7 @@ impl Edge {
                 let answered = tokio::select! {
                     biased;
                     answered = self.go(&request, &view, &mut account.trail) => answered?,
-                    () = relay::client_gone(session) => return Err(NotForwarded::ClientGone),
+                    () = relay::client_disconnected(session) => return Err(NotForwarded::ClientGone),
                 };
                 Ok(self.relay(session, &request, &mut taken, answered, account).await)
             }
@@ -189,7 +189,7 @@ impl Edge {
         &self,
         session: &mut ServerSession,
         account: &mut Account<'_>,
-    ) -> Result<AfterAnswer, NotForwarded> {
+    ) -> Result<AfterResponse, NotForwarded> {
         self.listed(session, openapi::document().to_vec(), account).await
     }
 
@@ -199,13 +199,13 @@ impl Edge {
         session: &mut ServerSession,
         body: Vec<u8>,
         account: &mut Account<'_>,
-    ) -> Result<AfterAnswer, NotForwarded> {
+    ) -> Result<AfterResponse, NotForwarded> {
         let after = self.local(session, body, &account.id).await;
-        account.ending = Ending::as_told(session);
+        account.outcome = RequestOutcome::of_session(session);
         Ok(after)
     }
 
-    async fn local(&self, session: &mut ServerSession, body: Vec<u8>, id: &str) -> AfterAnswer {
+    async fn local(&self, session: &mut ServerSession, body: Vec<u8>, id: &str) -> AfterResponse {
         let cors = self.cors(session);
         let mut extra = vec![(headers::REQUEST_ID, id)];
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
@@ -213,7 +213,7 @@ impl Edge {
     }
 
     /// A place for the receipts of a request that must not go without.
-    fn promise(&self, request: &Request) -> Result<Option<Promise>, Refusal> {
+    fn promise(&self, request: &Request) -> Result<Option<Promise>, Rejection> {
         let locked = request.residency.is_locked();
         match self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
             Some(recorder) => recorder.promise().map(Some).ok_or_else(no_receipt),
@@ -228,10 +228,10 @@ impl Edge {
         taken: &mut Taken,
         answered: Answered,
         account: &mut Account<'_>,
-    ) -> AfterAnswer {
+    ) -> AfterResponse {
         let Answered { answer, region, waited } = answered;
         let timing = RegionTiming::parse(text(&answer, headers::SERVER_TIMING).unwrap_or_default());
-        let times = Times { to_head: request.arrived.elapsed(), waited, region: timing };
+        let times = RequestTimes { to_head: request.arrived.elapsed(), waited, region: timing };
         account.answered = Some((region, times));
         if answer.head.status.is_success() {
             account.tokens = text(&answer, headers::TOKENS).and_then(|tokens| tokens.parse().ok());
@@ -255,17 +255,17 @@ impl Edge {
         let cors = self.cors(session);
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
         extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
-        let answer = compress::pack(session, answer, self.config.gzip_answers_from).await;
-        let after = relay::outward(session, answer, &self.upstream, &extra).await;
-        account.ending = match after {
-            AfterAnswer::Reuse => Ending::as_told(session),
-            AfterAnswer::Close => Ending::as_told(session).broken_off(),
+        let answer = compress::compress_response(session, answer, self.config.gzip_min_bytes).await;
+        let after = relay::forward_response(session, answer, &self.upstream, &extra).await;
+        account.outcome = match after {
+            AfterResponse::Reuse => RequestOutcome::of_session(session),
+            AfterResponse::Close => RequestOutcome::of_session(session).truncated(),
         };
         after
     }
 }
 
 /// A header of a region's answer.
-fn text<'a>(answer: &'a Answer, name: &'static str) -> Option<&'a str> {
+fn text<'a>(answer: &'a UpstreamResponse, name: &'static str) -> Option<&'a str> {
     answer.head.headers.get(names::name(name))?.to_str().ok()
 }

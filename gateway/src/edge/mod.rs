@@ -44,15 +44,15 @@ mod watch;
 mod weights;
 
 use crate::config::EdgeConfig;
-use crate::handover::{self, Giver, Sockets, Taken};
-use crate::hop::Regions;
-use crate::intake::Intake;
-use crate::listener::{Leave, Listener};
+use crate::handover::{self, HandoverListener, Sockets, Takeover};
+use crate::hop::RegionTransport;
+use crate::listener::{Listener, StopReason};
 use crate::metrics::EdgeMetrics;
 use crate::receipts::{ReceiptsError, Recorder};
+use crate::request_body::BodyReader;
 use crate::socket_owner;
 use crate::tls;
-use crate::tokens::Tokens;
+use crate::tokens::TokenVerifier;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
 use std::future::Future;
@@ -146,9 +146,10 @@ pub async fn run(
     let giver = config.handover.as_deref().map(|path| giver_beside(path, &sockets)).transpose()?;
     let (clients, operators) = (listening(sockets.clients)?, listening(sockets.operators)?);
     let refused = Arc::default();
-    let listener = Listener::on(clients).map_err(EdgeError::Socket)?.over_tls(acceptor);
-    let listener = listener.holding(config.connections_max).refusing(Arc::clone(&refused));
-    let listener = listener.limited_by(config.addresses.clone());
+    let listener = Listener::on(clients).map_err(EdgeError::Socket)?.with_tls(acceptor);
+    let listener =
+        listener.with_connections_max(config.connections_max).with_failure_counters(Arc::clone(&refused));
+    let listener = listener.with_address_limits(config.addresses.clone());
     let client = reqwest::Client::builder().no_proxy().build()?;
     let config = Arc::new(config);
     let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
@@ -207,18 +208,20 @@ pub async fn run(
         tasks.spawn(supervise("certificate", move || identity.clone().follow()));
     }
     match &config.regions {
-        Regions::Tls(credentials) => {
+        RegionTransport::Tls(credentials) => {
             let credentials = credentials.clone();
             tasks.spawn(supervise("region credentials", move || credentials.clone().follow()));
         }
-        Regions::InTheClear => tracing::warn!("requests go to regions in the clear, as [region_tls] says"),
-        Regions::OnThisMachine => {}
+        RegionTransport::Plaintext => {
+            tracing::warn!("requests go to regions in the clear, as [region_tls] says")
+        }
+        RegionTransport::Loopback => {}
     }
-    let intake = Arc::new(Intake::new(config.bodies).map_err(EdgeError::Threads)?);
+    let body_reader = Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?);
     let (recorder, writing) = match &config.receipts {
         Some(receipts) => {
             let regions = config.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
-            let (recorder, writing) = Recorder::start(receipts, Role::Edge, &config.place, regions)?;
+            let (recorder, writing) = Recorder::start(receipts, Role::Edge, &config.region, regions)?;
             (Some(recorder), Some(writing))
         }
         None => {
@@ -229,7 +232,7 @@ pub async fn run(
         }
     };
     let place =
-        config.catalogue.index_of(&config.place).expect("a place that is configured is in the catalogue");
+        config.catalogue.index_of(&config.region).expect("a place that is configured is in the catalogue");
     let explanations = Arc::new(explain::Explanations::new());
     let scattering = Arc::new(scatter::Room::new());
     if let Some(file) = config.tenants.clone() {
@@ -253,12 +256,12 @@ pub async fn run(
         plan_counts,
         watch: watch.clone(),
         metrics: metrics.clone(),
-        intake: intake.clone(),
+        body_reader: body_reader.clone(),
         upstream: upstream.clone(),
         refused,
-        connections: listener.room(),
+        connections: listener.permits(),
         connections_max: config.connections_max,
-        listener: listener.counts(),
+        listener: listener.metrics(),
         scattering: scattering.clone(),
         explanations: explanations.clone(),
         leaving: leaving.subscribe(),
@@ -269,15 +272,15 @@ pub async fn run(
     });
 
     if let (Some(giver), Some(path)) = (&giver, &config.handover) {
-        giver.stand_at(path).map_err(|source| EdgeError::Handover { path: path.clone(), source })?;
+        giver.publish(path).map_err(|source| EdgeError::Handover { path: path.clone(), source })?;
     }
     if let Some(taken) = taken {
         taken.ready().map_err(EdgeError::Socket)?;
     }
     ready(listener.address());
     let timeouts = config.timeouts;
-    let tokens = Arc::new(Tokens::new(&config.issuers));
-    if !tokens.none() {
+    let tokens = Arc::new(TokenVerifier::new(&config.issuers));
+    if !tokens.is_empty() {
         let (tokens, issuers) = (tokens.clone(), config.issuers.clone());
         tasks.spawn(supervise("token issuers", move || tokens.clone().follow(issuers.clone())));
     }
@@ -292,7 +295,7 @@ pub async fn run(
         place,
         watch,
         upstream,
-        intake,
+        body_reader,
         scattering,
         metrics,
         explanations,
@@ -300,11 +303,11 @@ pub async fn run(
     };
     let leave = async {
         let leave = tokio::select! {
-            () = shutdown => Leave::Stopping,
-            () = given(giver) => Leave::HandedOver,
+            () = shutdown => StopReason::Shutdown,
+            () = given(giver) => StopReason::HandedOver,
         };
         leaving.send_replace(true);
-        if leave == Leave::HandedOver {
+        if leave == StopReason::HandedOver {
             // Operators are answered by the next process now.
             operations.abort();
         }
@@ -320,7 +323,7 @@ pub async fn run(
 }
 
 /// The sockets: those of the process that runs already, where this one is to take over from it.
-async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Taken>), EdgeError> {
+async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Takeover>), EdgeError> {
     match (&config.handover, config.take_over) {
         (None, true) => return Err(EdgeError::NoHandover),
         (None, false) => {}
@@ -333,11 +336,11 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Taken>), EdgeEr
         }
         (Some(path), true) => {
             let asked = path.clone();
-            let taken = tokio::task::spawn_blocking(move || handover::ask(&asked)).await;
+            let taken = tokio::task::spawn_blocking(move || handover::take_over(&asked)).await;
             let taken = taken.expect("asking for sockets does not panic");
             if let Some(taken) = taken.map_err(|source| EdgeError::Handover { path: path.clone(), source })? {
                 tracing::info!("taking over from a running process");
-                return Ok((taken.sockets.again().map_err(EdgeError::Socket)?, Some(taken)));
+                return Ok((taken.sockets.try_clone().map_err(EdgeError::Socket)?, Some(taken)));
             }
             tracing::info!(path = %path.display(), "no process to take over from; listening anew");
         }
@@ -351,8 +354,8 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Taken>), EdgeEr
     Ok((Sockets { clients: bind(config.listen)?, operators: bind(config.operations)? }, None))
 }
 
-fn giver_beside(path: &Path, sockets: &Sockets) -> Result<Giver, EdgeError> {
-    let giver = sockets.again().and_then(|sockets| Giver::beside(path, sockets));
+fn giver_beside(path: &Path, sockets: &Sockets) -> Result<HandoverListener, EdgeError> {
+    let giver = sockets.try_clone().and_then(|sockets| HandoverListener::bind_next(path, sockets));
     giver.map_err(|source| EdgeError::Handover { path: path.to_owned(), source })
 }
 
@@ -362,9 +365,9 @@ fn listening(socket: std::net::TcpListener) -> Result<TcpListener, EdgeError> {
 }
 
 /// Comes back when the next process has taken over; never, where none can.
-async fn given(giver: Option<Giver>) {
+async fn given(giver: Option<HandoverListener>) {
     match giver {
-        Some(giver) => giver.given().await,
+        Some(giver) => giver.wait().await,
         None => std::future::pending().await,
     }
 }

@@ -19,9 +19,9 @@ use super::weights::{Demands, PlanCounts, Planned};
 use crate::circuits;
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
-use crate::intake::Intake;
 use crate::metrics::{CONTENT_TYPE, EdgeMetrics, ListenerMetrics};
-use crate::receipts::Gauge;
+use crate::receipts::ReceiptMetrics;
+use crate::request_body::BodyReader;
 use crate::upstream::Upstream;
 use axum::Json;
 use axum::Router;
@@ -52,7 +52,7 @@ pub(super) struct Operations {
     pub(super) plan_counts: Arc<PlanCounts>,
     pub(super) watch: Arc<Watch>,
     pub(super) metrics: Arc<EdgeMetrics>,
-    pub(super) intake: Arc<Intake>,
+    pub(super) body_reader: Arc<BodyReader>,
     /// A permit for each connection that could be opened.
     pub(super) connections: Arc<Semaphore>,
     /// How many may be open at once.
@@ -68,7 +68,7 @@ pub(super) struct Operations {
     /// Whether the edge is on its way out.
     pub(super) leaving: watch::Receiver<bool>,
     /// How receipts are getting on, if they are kept.
-    pub(super) receipts: Option<Gauge>,
+    pub(super) receipts: Option<ReceiptMetrics>,
 }
 
 /// Serves operators for ever.

@@ -14,7 +14,7 @@ use super::admit::Request;
 use super::forward::Edge;
 use super::refusals::{no_longer_known, no_region, policy_too_old, residency_too_long, unknown_model};
 use super::view::{Terms, View};
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::trail::PolicyVersion;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Edge {
     /// # Errors
     ///
     /// When nothing of the request may be sent any more; why.
-    pub(super) fn renew(&self, request: &Request, permit: &mut Permit) -> Result<(), Refusal> {
+    pub(super) fn renew(&self, request: &Request, permit: &mut Permit) -> Result<(), Rejection> {
         self.policy_clock.check(&permit.policy.residency).map_err(policy_too_old)?;
         let view = match &*self.views.borrow() {
             Some(view) if !Arc::ptr_eq(view, &permit.view) => view.clone(),

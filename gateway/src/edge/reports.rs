@@ -2,15 +2,15 @@
 //!
 //! The edge asks and the region answers with its report: so the edge needs no door for regions, the time from question
 //! to answer is the round trip, and a region that is cut off in either direction falls silent. Questions leave on the
-//! beat whether or not earlier ones were answered: over an ocean two or three are under way at once, and a stall is
-//! seen in the beat that it happens. They go the way of requests and over the same connections ([`crate::hop`]), so whoever
+//! beat whether or not earlier ones were answered: over an ocean two or three are under key at once, and a stall is
+//! seen in the beat that it happens. They go the key of requests and over the same connections ([`crate::hop`]), so whoever
 //! answers there and is not the region is not believed about it either.
 
 use super::table::Current;
 use super::watch::Watch;
 use crate::config::EdgeConfig;
-use crate::plain::Way;
-use crate::upstream::{AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, UpstreamMethod};
+use crate::http1::UpstreamKey;
+use crate::upstream::{AUTHORITY, RequestHead, ResponseBody, Upstream, UpstreamMethod, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::health::{Heard, REPORT_PERIOD};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of a report: 1,000 deployments of the longest names with their numbers are half of it.
 const REPORT_BYTES_MAX: usize = 512 << 10;
-/// Questions under way to one region: all that fit into the timeout.
+/// Questions under key to one region: all that fit into the timeout.
 const UNDER_WAY_MAX: usize = (EXCHANGE_TIMEOUT.as_millis() / REPORT_PERIOD.as_millis()) as usize;
 
 /// Listens to the regions of the current table, for ever.
@@ -42,7 +42,7 @@ pub(crate) async fn listen(
 ) {
     let mut heard: BTreeMap<(RegionIndex, SocketAddr), tokio::task::AbortHandle> = BTreeMap::new();
     let mut tasks = JoinSet::new();
-    let gateway = Gateway { place: config.place.to_string(), boot_id: rand::random() };
+    let gateway = Gateway { place: config.region.to_string(), boot_id: rand::random() };
     loop {
         let wanted: Vec<_> = views.borrow_and_update().iter().flat_map(|view| view.regions()).collect();
         watch.watch(wanted.iter().map(|(region, _)| *region));
@@ -56,7 +56,7 @@ pub(crate) async fn listen(
         for (region, address) in wanted {
             heard.entry((region, address)).or_insert_with(|| {
                 let ear = Ear {
-                    way: Way { region, address },
+                    key: UpstreamKey { region, address },
                     gateway: gateway.clone(),
                     upstream: upstream.clone(),
                     watch: watch.clone(),
@@ -74,7 +74,7 @@ pub(crate) async fn listen(
 
 /// Listens to one region.
 struct Ear {
-    way: Way,
+    key: UpstreamKey,
     gateway: Gateway,
     upstream: Arc<Upstream>,
     watch: Arc<Watch>,
@@ -98,12 +98,12 @@ impl Ear {
 
     async fn exchange(self: Arc<Ear>, sequence: u64) {
         let asked = Instant::now();
-        let wanted = self.watch.wanted(self.way.region);
+        let wanted = self.watch.wanted(self.key.region);
         let question = Question { gateway: self.gateway.clone(), sequence, wanted };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.ask(&ExchangeRequestV1::from(question))).await {
             Ok(Ok((report, round_trip))) => self.take(report, round_trip, asked),
-            Ok(Err(error)) => tracing::debug!(address = %self.way.address, error, "no report"),
-            Err(late) => tracing::debug!(address = %self.way.address, %late, "no report"),
+            Ok(Err(error)) => tracing::debug!(address = %self.key.address, error, "no report"),
+            Err(late) => tracing::debug!(address = %self.key.address, %late, "no report"),
         }
     }
 
@@ -114,15 +114,16 @@ impl Ear {
         head.put(HOST.as_str(), AUTHORITY);
         head.put(CONTENT_TYPE.as_str(), "application/json");
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
-        let asked = self.upstream.converse(self.way, &head, &body, REPORT_BYTES_MAX).await;
-        let (Answer { head, body }, round_trip) = asked.map_err(|failure| format!("{failure:?}"))?;
+        let asked = self.upstream.send_own(self.key, &head, &body, REPORT_BYTES_MAX).await;
+        let (UpstreamResponse { head, body }, round_trip) =
+            asked.map_err(|failure| format!("{failure:?}"))?;
         match body {
-            AnswerBody::Whole(body) if head.status.is_success() => {
+            ResponseBody::Buffered(body) if head.status.is_success() => {
                 let report = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
                 Ok((report, round_trip))
             }
-            AnswerBody::Whole(_) => Err(format!("the region says {}", head.status)),
-            AnswerBody::Coming(_) => Err(format!("the region says more than {REPORT_BYTES_MAX} bytes")),
+            ResponseBody::Buffered(_) => Err(format!("the region says {}", head.status)),
+            ResponseBody::Streamed(_) => Err(format!("the region says more than {REPORT_BYTES_MAX} bytes")),
         }
     }
 
@@ -130,14 +131,14 @@ impl Ear {
         let report = match scheduler_core::spoke::Report::try_from(report) {
             Ok(report) => report,
             Err(error) => {
-                let address = self.way.address;
+                let address = self.key.address;
                 return tracing::warn!(%address, %error, "a report that cannot be read is refused");
             }
         };
         if self.newest.fetch_max(report.sequence, Ordering::Relaxed) >= report.sequence {
             return;
         }
-        let region = self.way.region;
+        let region = self.key.region;
         self.watch.loaded(region, &report, asked);
         self.watch.shedding.heard(region, &report);
         // What it would hold until a replica is ready is served as well.

@@ -4,7 +4,7 @@ use super::explain::health_word;
 use super::operations::Operations;
 use super::scatter::{AT_ONCE_MAX, PIECES_BYTES_MAX};
 use crate::circuits;
-use crate::metrics::{Kind, Names, Text, render_panics};
+use crate::metrics::{Kind, ListenerMetricNames, MetricsText, render_panics};
 use gateway_core::targets::CircuitState;
 use regions::selection::Health;
 use regions::set::RegionIndex;
@@ -29,14 +29,14 @@ pub(super) fn text(operations: &Operations) -> String {
         views,
         planned,
         metrics,
-        intake,
+        body_reader,
         connections,
         receipts,
         scattering,
         listener,
         ..
     } = operations;
-    let mut text = Text::default();
+    let mut text = MetricsText::default();
     metrics.render(&mut text, &config.catalogue);
 
     let generation = views.borrow().as_ref().map(|view| view.generation);
@@ -45,7 +45,7 @@ pub(super) fn text(operations: &Operations) -> String {
     let (plan_epoch, plan_number) =
         plan.as_ref().map_or((0, 0), |plan| (plan.generation.epoch, plan.generation.number));
     let open = operations.connections_max - connections.available_permits();
-    let (taken, largest_tenant, bodies) = intake.used();
+    let (taken, largest_tenant, bodies) = body_reader.used();
     for (name, help, value) in [
         ("meridian_gateway_route_epoch", "Epoch of the route table in hand; 0 before the first.", epoch),
         ("meridian_gateway_route_generation", "Its generation within the epoch.", number),
@@ -114,7 +114,7 @@ pub(super) fn text(operations: &Operations) -> String {
     let max = operations.policy_clock.max().as_secs();
     let help = "The age past which requests of locked deployments are rejected.";
     text.single("meridian_gateway_policy_max_age_seconds", Kind::Gauge, help, max);
-    let help = "Times that a region could not be talked to over TLS, by what was the matter.";
+    let help = "RequestTimes that a region could not be talked to over TLS, by what was the matter.";
     operations.upstream.hop_failures().render(&mut text, "meridian_gateway_hop_failures_total", help);
     if let Some((events, (open, requests))) = operations.upstream.connections() {
         let help = "HTTP/2 connections to regions, by what became of them.";
@@ -126,7 +126,7 @@ pub(super) fn text(operations: &Operations) -> String {
     }
     let help = "Connections of clients that were not taken, by what was the matter.";
     operations.refused.render(&mut text, "meridian_gateway_connections_refused_total", help);
-    Names::EDGE.render(&mut text, listener, &intake.not_taken);
+    ListenerMetricNames::EDGE.render(&mut text, listener, &body_reader.rejections);
     render_panics(&mut text, "meridian_gateway");
     render_regions(&mut text, operations);
     render_circuits(&mut text, operations);
@@ -136,7 +136,7 @@ pub(super) fn text(operations: &Operations) -> String {
     text.finish()
 }
 
-fn render_regions(text: &mut Text, operations: &Operations) {
+fn render_regions(text: &mut MetricsText, operations: &Operations) {
     let (retries_left, hedges_left, seen) = look(operations);
     let name = "meridian_gateway_retry_budget";
     text.single(name, Kind::Gauge, "Retries that could be paid for now.", retries_left);
@@ -169,7 +169,7 @@ fn render_regions(text: &mut Text, operations: &Operations) {
     }
 }
 
-fn render_circuits(text: &mut Text, operations: &Operations) {
+fn render_circuits(text: &mut MetricsText, operations: &Operations) {
     let Operations { config, watch, .. } = operations;
     let states = watch.circuits();
     let named = |state: &CircuitState<_>| config.catalogue.region(state.target).id.to_string();

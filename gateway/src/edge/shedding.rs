@@ -14,7 +14,7 @@ use super::known::{About, Known};
 use super::refusals::shed;
 use super::view::{RoutedDeployment, View};
 use super::watch::{Watch, chances};
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use gateway_core::ask::Ask;
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint::Target;
@@ -136,7 +136,7 @@ impl Edge {
         ask: &Ask,
         body_bytes: u64,
         arrived: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         if is_calm(&self.watch) {
             return Ok(());
         }
@@ -184,7 +184,7 @@ impl Edge {
 
     /// Room for a request in the pool that it would go to first, or in one that has offered it; nothing if there is no such
     /// pool, of which it will hear.
-    pub(super) fn room(&self, way: &Way<'_>, wants: &Wants<'_>) -> Result<Room, Refusal> {
+    pub(super) fn room(&self, way: &Way<'_>, wants: &Wants<'_>) -> Result<Room, Rejection> {
         let Wants { tenant, residency, priority, tokens, left, chance } = *wants;
         let name = &way.routed.deployment.name;
         let asked = asked(tenant, priority, tokens, left);

@@ -1,7 +1,7 @@
 //! Event of a finished request at the ingress of a region.
 
 use super::{ACCESS, millis};
-use crate::metrics::{Asked, Ending, IngressMetrics};
+use crate::metrics::{EndpointLabel, IngressMetrics, RequestOutcome};
 use regions::id::{DeploymentName, RegionId};
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ pub(crate) struct ArrivalEnded<'a> {
     pub(crate) id: &'a str,
     pub(crate) attempt: u32,
     pub(crate) region: &'a RegionId,
-    pub(crate) endpoint: Asked,
+    pub(crate) endpoint: EndpointLabel,
     pub(crate) deployment: Option<&'a DeploymentName>,
-    pub(crate) ending: Ending,
+    pub(crate) outcome: RequestOutcome,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
@@ -20,9 +20,9 @@ pub(crate) struct ArrivalEnded<'a> {
 
 impl ArrivalEnded<'_> {
     pub(crate) fn record(self, metrics: &IngressMetrics) {
-        let ArrivalEnded { id, attempt, region, endpoint, deployment, ending, bytes_in, bytes_out, total } =
+        let ArrivalEnded { id, attempt, region, endpoint, deployment, outcome, bytes_in, bytes_out, total } =
             self;
-        metrics.ended(endpoint, ending, total);
+        metrics.ended(endpoint, outcome, total);
         metrics.bytes_in.add(bytes_in);
         metrics.bytes_out.add(bytes_out);
         // DEBUG only: the line of the gateway contains the same and more. This one serves to find a request at one
@@ -34,8 +34,8 @@ impl ArrivalEnded<'_> {
             region = region.as_str(),
             endpoint = endpoint.as_str(),
             deployment = deployment.map(DeploymentName::as_str),
-            outcome = Ending::name(ending.index()),
-            status = ending.status(),
+            outcome = RequestOutcome::name(outcome.index()),
+            status = outcome.status(),
             bytes_in,
             bytes_out,
             total_ms = millis(total),

@@ -4,8 +4,8 @@
 //! reads the fields it needs when it needs them. The ring keeps it longer than the writer does, so its memory is freed
 //! on the thread that allocated it.
 
-use super::Times;
-use crate::metrics::{Asked, Ending};
+use super::RequestTimes;
+use crate::metrics::{EndpointLabel, RequestOutcome};
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Cost;
 use gateway_core::trail::{Attempted, PolicyVersion, Trail};
@@ -15,28 +15,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Record of a finished request.
-pub(crate) struct Finished {
+pub(crate) struct FinishedRequest {
     pub(crate) id: String,
     pub(crate) arrived: Instant,
     /// Arrival in milliseconds since 1970.
     pub(crate) at_ms: u64,
     pub(crate) tls_ended_here: bool,
-    pub(crate) endpoint: Asked,
-    pub(crate) ending: Ending,
+    pub(crate) endpoint: EndpointLabel,
+    pub(crate) outcome: RequestOutcome,
     pub(crate) tenant: Option<TenantId>,
     pub(crate) trail: Trail,
     /// Region whose response was forwarded, and the times of its stages.
-    pub(crate) answered: Option<(RegionIndex, Times)>,
+    pub(crate) answered: Option<(RegionIndex, RequestTimes)>,
     pub(crate) tokens: Option<u64>,
     pub(crate) total: Duration,
     /// Deployment, cost and policy; absent if the request was not parsed.
-    pub(crate) understood: Option<Understood>,
+    pub(crate) resolved: Option<ResolvedRequest>,
     /// Receipt reported to the client, and the key of its attempt.
     pub(crate) receipt: Option<(u64, ReceiptId)>,
 }
 
 /// Deployment and cost of a parsed request, and its residency policy.
-pub(crate) struct Understood {
+pub(crate) struct ResolvedRequest {
     pub(crate) deployment: DeploymentName,
     pub(crate) cost: Cost,
     /// Policy by which it was admitted.

@@ -1,8 +1,8 @@
 //! Failures between gateway and region before a request is sent: at the gateway when connecting to a region, and at the
 //! ingress when accepting a connection of any peer.
 
-use crate::hop::Cause;
-use crate::metrics::{Count, Kind, Text};
+use crate::hop::HopFailureCause;
+use crate::metrics::{Kind, MetricsText, RelaxedCounter};
 use regions::set::RegionIndex;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ const LOG_PERIOD: Duration = Duration::from_secs(1);
 /// Counters of connection failures by cause.
 #[derive(Debug, Default)]
 pub(crate) struct HopFailures {
-    counts: [Count; Cause::ALL.len()],
+    counts: [RelaxedCounter; HopFailureCause::ALL.len()],
     /// Time of the last log line, and failures since then that were not logged.
-    last_logged: [Mutex<Option<(Instant, u64)>>; Cause::ALL.len()],
+    last_logged: [Mutex<Option<(Instant, u64)>>; HopFailureCause::ALL.len()],
 }
 
 impl HopFailures {
     /// Writes the counters as one metric family.
-    pub(crate) fn render(&self, text: &mut Text, name: &str, help: &str) {
+    pub(crate) fn render(&self, text: &mut MetricsText, name: &str, help: &str) {
         text.head(name, Kind::Counter, help);
-        for cause in Cause::ALL {
+        for cause in HopFailureCause::ALL {
             text.sample(name, &[("cause", cause.as_str())], self.counts[cause as usize].get());
         }
     }
 
     /// Counts a failure. If it is time to log, returns the number of failures since the last log line.
-    fn count(&self, cause: Cause, now: Instant) -> Option<u64> {
+    fn count(&self, cause: HopFailureCause, now: Instant) -> Option<u64> {
         self.counts[cause as usize].add(1);
         let mut last_logged = self.last_logged[cause as usize].lock();
         match &mut *last_logged {
@@ -46,7 +46,7 @@ impl HopFailures {
 pub(crate) struct HopFailed<'a> {
     pub(crate) region: RegionIndex,
     pub(crate) address: SocketAddr,
-    pub(crate) cause: Cause,
+    pub(crate) cause: HopFailureCause,
     pub(crate) error: &'a dyn std::fmt::Display,
     /// Whether the cause differs from that of the previous failure.
     pub(crate) is_new: bool,
@@ -65,7 +65,7 @@ impl HopFailed<'_> {
 
 /// A connection was rejected.
 pub(crate) struct HopRefused<'a> {
-    pub(crate) cause: Cause,
+    pub(crate) cause: HopFailureCause,
     pub(crate) reason: &'a str,
 }
 
@@ -86,16 +86,16 @@ mod tests {
     fn every_rejection_is_counted_and_one_a_second_is_logged_for_each_cause() {
         let (failures, begin) = (HopFailures::default(), Instant::now());
         let count = |cause, millis| failures.count(cause, begin + Duration::from_millis(millis));
-        assert_eq!(count(Cause::NotTls, 0), Some(0));
-        assert_eq!(count(Cause::NotTls, 999), None);
-        assert_eq!(count(Cause::Untrusted, 999), Some(0));
-        assert_eq!(count(Cause::NotTls, 1000), Some(1));
-        assert_eq!(failures.counts[Cause::NotTls as usize].get(), 3);
+        assert_eq!(count(HopFailureCause::NotTls, 0), Some(0));
+        assert_eq!(count(HopFailureCause::NotTls, 999), None);
+        assert_eq!(count(HopFailureCause::Untrusted, 999), Some(0));
+        assert_eq!(count(HopFailureCause::NotTls, 1000), Some(1));
+        assert_eq!(failures.counts[HopFailureCause::NotTls as usize].get(), 3);
     }
 
     #[test]
     fn the_list_has_the_order_of_the_enum() {
-        for (index, cause) in Cause::ALL.into_iter().enumerate() {
+        for (index, cause) in HopFailureCause::ALL.into_iter().enumerate() {
             assert_eq!(cause as usize, index);
         }
     }

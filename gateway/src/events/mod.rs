@@ -12,10 +12,10 @@ mod model;
 mod request;
 
 pub(crate) use arrival::ArrivalEnded;
-pub(crate) use finished::{Finished, Understood, at, began_ms};
+pub(crate) use finished::{FinishedRequest, ResolvedRequest, at, began_ms};
 pub(crate) use hop::{HopFailed, HopFailures, HopRefused};
 pub(crate) use model::{ReplicaMismatch, RevisionChanged};
-pub(crate) use request::{RequestEnded, Times};
+pub(crate) use request::{RequestEnded, RequestTimes};
 
 /// Log target of access lines.
 pub const ACCESS: &str = "access";

@@ -1,7 +1,7 @@
 //! Event of a finished request at a gateway.
 
 use super::{ACCESS, millis};
-use crate::metrics::{Asked, EdgeMetrics, Ending, Priority, Protocol, Stage};
+use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, LatencyStage, Priority, RequestOutcome};
 use gateway_core::decimal;
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
@@ -15,10 +15,10 @@ use std::time::Duration;
 /// A request has ended.
 pub(crate) struct RequestEnded<'a> {
     pub(crate) id: &'a str,
-    pub(crate) endpoint: Asked,
-    pub(crate) protocol: Protocol,
+    pub(crate) endpoint: EndpointLabel,
+    pub(crate) protocol: ClientProtocol,
     pub(crate) priority: Priority,
-    pub(crate) ending: Ending,
+    pub(crate) outcome: RequestOutcome,
     /// Absent if the request was not authenticated.
     pub(crate) tenant: Option<&'a TenantId>,
     pub(crate) deployment: Option<&'a DeploymentName>,
@@ -34,12 +34,12 @@ pub(crate) struct RequestEnded<'a> {
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
     /// Absent if no region responded.
-    pub(crate) times: Option<Times>,
+    pub(crate) times: Option<RequestTimes>,
 }
 
 /// Times of the stages of a request with a response.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(crate) struct RequestTimes {
     /// From the head of the request to the head of the response.
     pub(crate) to_head: Duration,
     /// Part of `to_head` spent waiting for the successful attempt.
@@ -57,17 +57,17 @@ impl RequestEnded<'_> {
     }
 
     fn count(&self, metrics: &EdgeMetrics) {
-        metrics.ended(self.endpoint, self.protocol, self.ending);
+        metrics.ended(self.endpoint, self.protocol, self.outcome);
         if let Some(tenant) = self.tenant {
             let inputs = self.tokens.and(self.cost).map_or(0, |cost| cost.inputs);
-            metrics.tenants.ended(tenant, self.ending, inputs, self.tokens.unwrap_or(0));
+            metrics.tenants.ended(tenant, self.outcome, inputs, self.tokens.unwrap_or(0));
         }
         if let Some(region) = self.region {
-            metrics.responded(region, self.ending);
+            metrics.responded(region, self.outcome);
         }
         self.trail.attempts().for_each(|attempt| metrics.attempted(attempt));
         metrics.took(self.priority, self.total);
-        for stage in Stage::ALL {
+        for stage in LatencyStage::ALL {
             if let Some(took) = self.stage(stage) {
                 metrics.stage(stage, took);
             }
@@ -76,20 +76,21 @@ impl RequestEnded<'_> {
         metrics.bytes_out.add(self.bytes_out);
     }
 
-    fn stage(&self, stage: Stage) -> Option<Duration> {
-        let Times { to_head, waited, region } = self.times?;
+    fn stage(&self, stage: LatencyStage) -> Option<Duration> {
+        let RequestTimes { to_head, waited, region } = self.times?;
         match stage {
-            Stage::Gateway => Some(to_head.saturating_sub(waited)),
-            Stage::Network => region.region.map(|region| waited.saturating_sub(region)),
-            Stage::Queue => region.queue,
-            Stage::Tokenize => region.tokenize,
-            Stage::Engine => region.engine,
-            Stage::Sending => Some(self.total.saturating_sub(to_head)),
+            LatencyStage::Gateway => Some(to_head.saturating_sub(waited)),
+            LatencyStage::Network => region.region.map(|region| waited.saturating_sub(region)),
+            LatencyStage::Queue => region.queue,
+            LatencyStage::Tokenize => region.tokenize,
+            LatencyStage::Engine => region.engine,
+            LatencyStage::Sending => Some(self.total.saturating_sub(to_head)),
         }
     }
 
     fn log(&self) {
-        let RequestEnded { id, endpoint, protocol, priority, ending, tenant, deployment, region, .. } = *self;
+        let RequestEnded { id, endpoint, protocol, priority, outcome, tenant, deployment, region, .. } =
+            *self;
         let RequestEnded { trail, catalogue, cost, tokens, bytes_in, bytes_out, total, .. } = *self;
         let stage_ms = |stage| self.stage(stage).map(millis);
         tracing::info!(
@@ -100,8 +101,8 @@ impl RequestEnded<'_> {
             tenant = tenant.map(TenantId::as_str),
             deployment = deployment.map(DeploymentName::as_str),
             priority = priority.as_str(),
-            outcome = Ending::name(ending.index()),
-            status = ending.status(),
+            outcome = RequestOutcome::name(outcome.index()),
+            status = outcome.status(),
             region = region.map(|region| catalogue.region(region).id.as_str()),
             attempts = trail.count(),
             trail = format_trail(trail, catalogue),
@@ -111,12 +112,12 @@ impl RequestEnded<'_> {
             bytes_in,
             bytes_out,
             total_ms = millis(total),
-            gateway_ms = stage_ms(Stage::Gateway),
-            network_ms = stage_ms(Stage::Network),
-            queue_ms = stage_ms(Stage::Queue),
-            tokenize_ms = stage_ms(Stage::Tokenize),
-            engine_ms = stage_ms(Stage::Engine),
-            sending_ms = stage_ms(Stage::Sending),
+            gateway_ms = stage_ms(LatencyStage::Gateway),
+            network_ms = stage_ms(LatencyStage::Network),
+            queue_ms = stage_ms(LatencyStage::Queue),
+            tokenize_ms = stage_ms(LatencyStage::Tokenize),
+            engine_ms = stage_ms(LatencyStage::Engine),
+            sending_ms = stage_ms(LatencyStage::Sending),
         );
     }
 }

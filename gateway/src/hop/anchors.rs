@@ -15,39 +15,39 @@ use std::time::Duration;
 use supervision::RwLock;
 
 /// Reload interval of the file.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+const RELOAD_PERIOD: Duration = Duration::from_secs(1);
 
 /// Trust anchors from a PEM file.
 #[derive(Debug)]
-pub(super) struct Anchors {
+pub(super) struct TrustAnchors {
     /// Key of the file in the configuration.
     name: String,
     file: PathBuf,
     provider: Arc<CryptoProvider>,
-    current: RwLock<Current>,
+    current: RwLock<TrustedRoots>,
 }
 
 /// Parsed content of the file.
 #[derive(Clone, Debug)]
-pub(super) struct Current {
+pub(super) struct TrustedRoots {
     text: Arc<[u8]>,
     pub(super) roots: Arc<RootCertStore>,
     /// Verifier of client certificates against the same roots.
-    pub(super) of_clients: Arc<dyn ClientCertVerifier>,
+    pub(super) client_verifier: Arc<dyn ClientCertVerifier>,
 }
 
-impl Anchors {
+impl TrustAnchors {
     /// Loads the file that `table.key` names.
-    pub(super) fn load(table: &str, key: &str, file: PathBuf) -> Result<Anchors, String> {
+    pub(super) fn load(table: &str, key: &str, file: PathBuf) -> Result<TrustAnchors, String> {
         let (name, provider) = (format!("{table}.{key}"), Arc::new(ring::default_provider()));
         let text = std::fs::read(&file)
             .map_err(|error| format!("{name} = \"{}\" cannot be read: {error}", file.display()))?;
         let current = parse_roots(text, &provider)
             .map_err(|problem| format!("{name} = \"{}\" {problem}", file.display()))?;
-        Ok(Anchors { name, file, provider, current: RwLock::independent(current) })
+        Ok(TrustAnchors { name, file, provider, current: RwLock::independent(current) })
     }
 
-    pub(super) fn current(&self) -> Current {
+    pub(super) fn current(&self) -> TrustedRoots {
         self.current.read().clone()
     }
 
@@ -56,8 +56,8 @@ impl Anchors {
     }
 
     /// Reloads the file periodically; never returns.
-    pub(super) async fn follow(self: Arc<Anchors>) {
-        let mut interval = tokio::time::interval(LOOK_PERIOD);
+    pub(super) async fn follow(self: Arc<TrustAnchors>) {
+        let mut interval = tokio::time::interval(RELOAD_PERIOD);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut last_problem = None;
         loop {
@@ -72,7 +72,11 @@ impl Anchors {
                     }
                 }
                 Err(problem) if last_problem.as_ref() != Some(&problem) => {
-                    tracing::error!(key = self.name, problem, "reloading certificate authorities failed, the previous ones stay in use");
+                    tracing::error!(
+                        key = self.name,
+                        problem,
+                        "reloading certificate authorities failed, the previous ones stay in use"
+                    );
                     last_problem = Some(problem);
                 }
                 Err(_) => {}
@@ -91,14 +95,16 @@ impl Anchors {
     }
 }
 
-fn parse_roots(text: Vec<u8>, provider: &Arc<CryptoProvider>) -> Result<Current, String> {
+fn parse_roots(text: Vec<u8>, provider: &Arc<CryptoProvider>) -> Result<TrustedRoots, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(&text)? {
-        roots.add(certificate).map_err(|error| format!("contains a certificate that is not an authority: {error}"))?;
+        roots
+            .add(certificate)
+            .map_err(|error| format!("contains a certificate that is not an authority: {error}"))?;
     }
     let roots = Arc::new(roots);
-    let of_clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+    let client_verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
         .build()
         .map_err(|error| format!("cannot be used: {error}"))?;
-    Ok(Current { text: text.into(), roots, of_clients })
+    Ok(TrustedRoots { text: text.into(), roots, client_verifier })
 }

@@ -26,16 +26,16 @@
 
 mod anchors;
 mod cause;
-mod doorkeeper;
-mod outward;
+mod connector;
+mod gateway_acceptor;
 mod verify;
 
-pub(crate) use cause::Cause;
-pub(crate) use doorkeeper::{Doorkeeper, HANDSHAKE_RECORD};
-pub(crate) use outward::{Greeted, Outward};
+pub(crate) use cause::HopFailureCause;
+pub(crate) use connector::{Connector, PeerConnection};
+pub(crate) use gateway_acceptor::{GatewayAcceptor, HANDSHAKE_RECORD};
 
-use crate::tls::Identity;
-use anchors::Anchors;
+use crate::tls::TlsIdentity;
+use anchors::TrustAnchors;
 use gateway_core::spiffe::{Role, SpiffeId};
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
@@ -51,11 +51,11 @@ const HTTP1: &[u8] = b"http/1.1";
 
 /// Transport security of a gateway's connections to regions.
 #[derive(Clone, Debug)]
-pub enum Regions {
+pub enum RegionTransport {
     /// Plaintext, only to regions on this machine: the default without `[region_tls]`.
-    OnThisMachine,
+    Loopback,
     /// Plaintext, as configured.
-    InTheClear,
+    Plaintext,
     /// Mutual TLS with these credentials.
     Tls(Arc<Credentials>),
 }
@@ -71,34 +71,37 @@ pub(crate) struct RawRegionTls {
     insecure: bool,
 }
 
-impl Regions {
+impl RegionTransport {
     /// Validates the section and loads its files, for a gateway in `place`.
     pub(crate) fn read(
         raw: Option<RawRegionTls>,
         base: &Path,
         place: &RegionId,
         catalogue: &Arc<Catalogue>,
-    ) -> Result<Regions, Vec<String>> {
+    ) -> Result<RegionTransport, Vec<String>> {
         let Some(RawRegionTls { certificate, key, region_ca, insecure }) = raw else {
-            return Ok(Regions::OnThisMachine);
+            return Ok(RegionTransport::Loopback);
         };
         match (certificate, key, region_ca, insecure) {
-            (None, None, None, true) => Ok(Regions::InTheClear),
+            (None, None, None, true) => Ok(RegionTransport::Plaintext),
             (Some(certificate), Some(key), Some(ca), false) => {
-                let files =
-                    Files { certificate: base.join(certificate), key: base.join(key), ca: base.join(ca) };
-                Credentials::of_gateway(files, place, catalogue).map(|read| Regions::Tls(Arc::new(read)))
+                let files = CredentialFiles {
+                    certificate: base.join(certificate),
+                    key: base.join(key),
+                    ca: base.join(ca),
+                };
+                Credentials::of_gateway(files, place, catalogue)
+                    .map(|read| RegionTransport::Tls(Arc::new(read)))
             }
             _ => Err(vec![
-                "[region_tls] needs certificate, key and region_ca, or only insecure = true"
-                    .to_owned(),
+                "[region_tls] needs certificate, key and region_ca, or only insecure = true".to_owned(),
             ]),
         }
     }
 }
 
-/// Files of the credentials of one end.
-pub struct Files {
+/// CredentialFiles of the credentials of one end.
+pub struct CredentialFiles {
     /// Own certificate chain.
     pub certificate: PathBuf,
     /// Private key of that certificate.
@@ -110,8 +113,8 @@ pub struct Files {
 /// Own certificate and trusted authorities of one end.
 #[derive(Debug)]
 pub struct Credentials {
-    identity: Arc<Identity>,
-    anchors: Arc<Anchors>,
+    identity: Arc<TlsIdentity>,
+    anchors: Arc<TrustAnchors>,
     own: SpiffeId,
     catalogue: Arc<Catalogue>,
 }
@@ -123,7 +126,7 @@ impl Credentials {
     ///
     /// Returns the problems of all files.
     pub fn of_gateway(
-        files: Files,
+        files: CredentialFiles,
         place: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Credentials, Vec<String>> {
@@ -136,7 +139,7 @@ impl Credentials {
     ///
     /// Returns the problems of all files.
     pub fn of_region(
-        files: Files,
+        files: CredentialFiles,
         region: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Credentials, Vec<String>> {
@@ -146,16 +149,17 @@ impl Credentials {
     fn load(
         role: Role,
         (table, ca_key): (&'static str, &'static str),
-        files: Files,
+        files: CredentialFiles,
         region: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Credentials, Vec<String>> {
-        let Files { certificate, key, ca } = files;
+        let CredentialFiles { certificate, key, ca } = files;
         let (expected, known) = (region.clone(), catalogue.clone());
-        let own =
-            move |certificate: &CertificateDer<'_>| own_name(certificate, role, &expected, &known).map(|_| ());
-        let identity = Identity::load_where(table, certificate, key, own);
-        let anchors = Anchors::load(table, ca_key, ca);
+        let own = move |certificate: &CertificateDer<'_>| {
+            own_name(certificate, role, &expected, &known).map(|_| ())
+        };
+        let identity = TlsIdentity::load_where(table, certificate, key, own);
+        let anchors = TrustAnchors::load(table, ca_key, ca);
         match (identity, anchors) {
             (Ok(identity), Ok(anchors)) => Ok(Credentials {
                 own: own_name(&identity.certified_key().cert[0], role, region, catalogue)
@@ -192,7 +196,9 @@ fn own_name(
     let index =
         catalogue.index_of(region).ok_or_else(|| format!("is of {region}, which is not in the catalogue"))?;
     name_in(certificate).and_then(|own| own.is_at(index, role, &own, catalogue).map(|()| own)).map_err(
-        |wrong| format!("is not that of this {}: {wrong}; its only URI must be {}", role.as_str(), expected()),
+        |wrong| {
+            format!("is not that of this {}: {wrong}; its only URI must be {}", role.as_str(), expected())
+        },
     )
 }
 

@@ -5,8 +5,8 @@ mod authority;
 
 use super::*;
 use crate::events::HopFailures;
-use crate::metrics::Text;
-use crate::plain::{Plain, Stream, Way};
+use crate::http1::{Http1Client, TransportStream, UpstreamKey};
+use crate::metrics::MetricsText;
 use crate::upstream::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
 use gateway_core::outcome::Failure;
@@ -23,7 +23,7 @@ const GATEWAY: &str = "spiffe://m/gateway/aws/us-east-1/in/us-va";
 /// Longer than any expected step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Files of one end, which may be replaced while it runs.
+/// CredentialFiles of one end, which may be replaced while it runs.
 struct End {
     dir: tempfile::TempDir,
     own: &'static str,
@@ -44,8 +44,8 @@ impl End {
         std::fs::write(&ca, &believes.pem).unwrap();
         // Loaded here without the name check, so that tests may use any certificate.
         Arc::new(Credentials {
-            identity: Arc::new(Identity::load(certificate, key).unwrap()),
-            anchors: Arc::new(Anchors::load("tls", "ca", ca).unwrap()),
+            identity: Arc::new(TlsIdentity::load(certificate, key).unwrap()),
+            anchors: Arc::new(TrustAnchors::load("tls", "ca", ca).unwrap()),
             own: self.own.parse().unwrap(),
             catalogue: Arc::new(Catalogue::builtin()),
         })
@@ -61,7 +61,7 @@ struct Served {
 
 async fn serve(credentials: Arc<Credentials>) -> Served {
     let failures: Arc<HopFailures> = Arc::default();
-    let acceptor = Arc::new(Doorkeeper::new(credentials, failures.clone()).unwrap());
+    let acceptor = Arc::new(GatewayAcceptor::new(credentials, failures.clone()).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let bytes: Arc<AtomicU64> = Arc::default();
@@ -87,18 +87,21 @@ async fn serve(credentials: Arc<Credentials>) -> Served {
     served
 }
 
-fn client(credentials: Arc<Credentials>) -> Plain {
-    Plain::over(Arc::new(Outward::to_regions(&Regions::Tls(credentials), false, &Arc::new(Catalogue::builtin())).unwrap()))
+fn client(credentials: Arc<Credentials>) -> Http1Client {
+    Http1Client::over(Arc::new(
+        Connector::to_regions(&RegionTransport::Tls(credentials), false, &Arc::new(Catalogue::builtin()))
+            .unwrap(),
+    ))
 }
 
-fn way(address: SocketAddr) -> Way {
+fn key(address: SocketAddr) -> UpstreamKey {
     let region = Catalogue::builtin().index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
-    Way { region, address }
+    UpstreamKey { region, address }
 }
 
 /// Sends a request and returns the status of its response.
-async fn get(client: &Plain, address: SocketAddr) -> Result<u16, Failure> {
-    let opened = client.open(way(address), PATIENCE).await?;
+async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, Failure> {
+    let opened = client.open(key(address), PATIENCE).await?;
     let begun = opened.send(&RequestHead::new(UpstreamMethod::Get), b"").await?;
     let status = begun.head.status.as_u16();
     begun.rest.finish(client);
@@ -107,7 +110,7 @@ async fn get(client: &Plain, address: SocketAddr) -> Result<u16, Failure> {
 
 /// Returns the counted failures by cause.
 fn causes(failures: &HopFailures) -> Vec<String> {
-    let mut text = Text::default();
+    let mut text = MetricsText::default();
     failures.render(&mut text, "n", "help");
     let text = text.finish();
     let counted = text.lines().filter_map(|line| line.strip_prefix("n{cause=\"")?.split_once("\"} "));
@@ -128,14 +131,14 @@ async fn peers_with_valid_certificates_connect_and_reuse_the_connection() {
     let authority = Authority::new();
     let served = serve(End::ingress().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
     let client = client(End::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
-    let first = client.open(way(served.address), PATIENCE).await.unwrap();
+    let first = client.open(key(served.address), PATIENCE).await.unwrap();
     assert_ne!(first.peer(), gateway_core::residency::Peer::UNPROVEN);
     drop(first);
     for _ in 0..3 {
         assert_eq!(get(&client, served.address).await, Ok(204));
     }
     assert_eq!(causes(&served.failures), [""; 0]);
-    assert_eq!(causes(client.outward().failures()), [""; 0]);
+    assert_eq!(causes(client.connector().failures()), [""; 0]);
 }
 
 #[tokio::test]
@@ -148,7 +151,7 @@ async fn a_peer_other_than_the_intended_region_gets_no_byte() {
         for _ in 0..2 {
             assert_eq!(get(&client, served.address).await, Err(failure), "{:?}", subject.uris);
         }
-        assert_eq!(causes(client.outward().failures()), [cause, cause], "{:?}", subject.uris);
+        assert_eq!(causes(client.connector().failures()), [cause, cause], "{:?}", subject.uris);
         assert_eq!(served.bytes.load(Ordering::SeqCst), 0, "{:?}", subject.uris);
     };
     for wrong in [
@@ -164,7 +167,7 @@ async fn a_peer_other_than_the_intended_region_gets_no_byte() {
     check(&ours, two, Failure::WrongPeer, "wrong_peer").await;
     check(&other, Subject::named(FRANKFURT), Failure::Unreachable, "untrusted").await;
     let expired = Subject { expired: true, ..Subject::named(FRANKFURT) };
-    check(&ours, expired, Failure::Unreachable, "not_valid_now").await;
+    check(&ours, expired, Failure::Unreachable, "outside_validity").await;
     let client = Subject { uses: vec![ClientAuth], ..Subject::named(FRANKFURT) };
     check(&ours, client, Failure::Unreachable, "untrusted").await;
 }
@@ -178,7 +181,7 @@ async fn only_gateways_are_accepted() {
         let client = client(End::gateway().with(authority, &subject, &ours));
         assert_eq!(get(&client, served.address).await, Err(Failure::Unreachable), "{:?}", subject.uris);
         assert_eq!(causes(&served.failures), [cause], "{:?}", subject.uris);
-        assert_eq!(causes(client.outward().failures()), ["refused"], "{:?}", subject.uris);
+        assert_eq!(causes(client.connector().failures()), ["rejected_by_peer"], "{:?}", subject.uris);
         assert_eq!(served.bytes.load(Ordering::SeqCst), 0, "{:?}", subject.uris);
     };
     for wrong in [
@@ -190,7 +193,7 @@ async fn only_gateways_are_accepted() {
         check(&ours, Subject::named(wrong), "wrong_peer").await;
     }
     check(&other, Subject::named(GATEWAY), "untrusted").await;
-    check(&ours, Subject { expired: true, ..Subject::named(GATEWAY) }, "not_valid_now").await;
+    check(&ours, Subject { expired: true, ..Subject::named(GATEWAY) }, "outside_validity").await;
     check(&ours, Subject { uses: vec![ServerAuth], ..Subject::named(GATEWAY) }, "untrusted").await;
 }
 
@@ -201,7 +204,7 @@ async fn a_peer_without_certificate_or_in_plaintext_is_rejected() {
     let mut clear = TcpStream::connect(served.address).await.unwrap();
     clear.write_all(b"POST /v1/embeddings HTTP/1.1\r\n\r\n").await.unwrap();
     let mut response = Vec::new();
-    // A reset or an end of stream: no byte is sent to it either way.
+    // A reset or an end of stream: no byte is sent to it either key.
     clear.read_to_end(&mut response).await.ok();
     assert_eq!((response.len(), causes(&served.failures)), (0, vec!["not_tls".to_owned()]));
 
@@ -214,7 +217,7 @@ async fn a_peer_without_certificate_or_in_plaintext_is_rejected() {
         .with_custom_certificate_verifier(Arc::new(verify::Verifier(credentials)))
         .with_no_client_auth();
     let tcp = TcpStream::connect(served.address).await.unwrap();
-    let name = verify::server_name(way(served.address).region);
+    let name = verify::server_name(key(served.address).region);
     let mut anonymous = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
     assert!(anonymous.read_u8().await.is_err());
     assert_eq!(causes(&served.failures), ["not_tls", "other"]);
@@ -235,37 +238,39 @@ async fn a_region_without_tls_and_an_unresponsive_region_are_distinguished() {
     };
     let (status, ()) = tokio::join!(get(&client, address), clear);
     assert_eq!(
-        (status, causes(client.outward().failures())),
+        (status, causes(client.connector().failures())),
         (Err(Failure::Unreachable), vec!["not_tls".into()])
     );
 
     // The kernel accepts the connection, but no process does.
-    let opened = client.open(way(address), Duration::from_millis(1)).await;
+    let opened = client.open(key(address), Duration::from_millis(1)).await;
     assert_eq!(opened.err(), Some(Failure::Unreachable));
-    assert_eq!(causes(client.outward().failures()), ["not_tls", "timed_out"]);
+    assert_eq!(causes(client.connector().failures()), ["not_tls", "timed_out"]);
 }
 
 #[tokio::test]
 async fn plaintext_leaves_this_machine_only_if_configured() {
-    let check = async |regions: Regions, address: &str, cause: &[&str]| {
-        let client = Plain::over(Arc::new(Outward::to_regions(&regions, false, &Arc::new(Catalogue::builtin())).unwrap()));
-        let opened = client.open(way(address.parse().unwrap()), Duration::from_millis(1)).await;
+    let check = async |regions: RegionTransport, address: &str, cause: &[&str]| {
+        let client = Http1Client::over(Arc::new(
+            Connector::to_regions(&regions, false, &Arc::new(Catalogue::builtin())).unwrap(),
+        ));
+        let opened = client.open(key(address.parse().unwrap()), Duration::from_millis(1)).await;
         assert!(opened.is_err(), "the port is closed");
-        assert_eq!(causes(client.outward().failures()), cause, "{regions:?} {address}");
+        assert_eq!(causes(client.connector().failures()), cause, "{regions:?} {address}");
     };
-    check(Regions::OnThisMachine, "127.0.0.1:1", &[]).await;
-    check(Regions::OnThisMachine, "192.0.2.1:7100", &["in_the_clear"]).await;
-    check(Regions::InTheClear, "192.0.2.1:7100", &[]).await;
+    check(RegionTransport::Loopback, "127.0.0.1:1", &[]).await;
+    check(RegionTransport::Loopback, "192.0.2.1:7100", &["plaintext_forbidden"]).await;
+    check(RegionTransport::Plaintext, "192.0.2.1:7100", &[]).await;
 }
 
-fn is_resumed(stream: &Stream) -> bool {
-    let Stream::Tls(stream) = stream else { panic!("plaintext") };
+fn is_resumed(stream: &TransportStream) -> bool {
+    let TransportStream::Tls(stream) = stream else { panic!("plaintext") };
     stream.get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed)
 }
 
 /// Opens a connection and waits for a response, and so for the verdict of the acceptor.
-async fn connects(client: &Plain, address: SocketAddr) -> Result<Stream, Failure> {
-    let Greeted { mut stream, .. } = client.outward().connect(way(address), PATIENCE).await?;
+async fn connects(client: &Http1Client, address: SocketAddr) -> Result<TransportStream, Failure> {
+    let PeerConnection { mut stream, .. } = client.connector().connect(key(address), PATIENCE).await?;
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| Failure::Unreachable)?;
     stream.flush().await.map_err(|_| Failure::Unreachable)?;
     stream.read_u8().await.map_err(|_| Failure::Unreachable)?;
@@ -285,8 +290,8 @@ async fn a_session_is_resumed_for_as_long_as_the_certificates_hold() {
         assert!(!is_resumed(&connects(&client, served.address).await.unwrap()));
         assert!(is_resumed(&connects(&client, served.address).await.unwrap()));
         until("a certificate expires", async || connects(&client, served.address).await.is_err()).await;
-        let failures = if short == Role::Region { client.outward().failures() } else { &*served.failures };
-        assert_eq!(causes(failures)[0], "not_valid_now", "{short:?}");
+        let failures = if short == Role::Region { client.connector().failures() } else { &*served.failures };
+        assert_eq!(causes(failures)[0], "outside_validity", "{short:?}");
     }
 }
 
@@ -305,7 +310,7 @@ async fn a_session_of_an_expired_certificate_does_not_prevent_new_connections() 
         !is_resumed(&connects(&client, served.address).await.unwrap())
     })
     .await;
-    assert_eq!(causes(client.outward().failures()), [""; 0], "without a failure");
+    assert_eq!(causes(client.connector().failures()), [""; 0], "without a failure");
 }
 
 #[tokio::test]
@@ -336,7 +341,7 @@ fn invalid_files_are_reported_by_name_and_all_at_once() {
     let check = |files: [PathBuf; 3], words: &[&str]| {
         let [certificate, key, ca] = files;
         let region = "aws/eu-central-1".parse().unwrap();
-        let read = Credentials::of_region(Files { certificate, key, ca }, &region, &catalogue);
+        let read = Credentials::of_region(CredentialFiles { certificate, key, ca }, &region, &catalogue);
         let problems = read.err().unwrap_or_default();
         assert_eq!(problems.len(), words.len(), "{problems:#?}");
         for (problem, word) in problems.iter().zip(words) {

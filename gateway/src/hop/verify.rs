@@ -72,7 +72,7 @@ impl Verifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let Credentials { anchors, own, catalogue, .. } = &*self.0;
-        let verified = anchors.current().of_clients.verify_client_cert(certificate, others, now)?;
+        let verified = anchors.current().client_verifier.verify_client_cert(certificate, others, now)?;
         let name = name_in(certificate).map_err(wrong_peer)?;
         name.stands(Role::Gateway, own, catalogue).map_err(wrong_peer)?;
         Ok(verified)

@@ -2,8 +2,8 @@
 
 use super::Ingress;
 use crate::events::ArrivalEnded;
-use crate::metrics::{Asked, Ending};
-use crate::receipts::{Before, NoReceipt, Promise, Received, Receiving, Told, now_ms};
+use crate::metrics::{EndpointLabel, RequestOutcome};
+use crate::receipts::{CommitFailed, QueueSlot, Received, Receiving, WriteAhead, WriterMessage, now_ms};
 use gateway_core::receipt::AttemptKey;
 use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
@@ -14,7 +14,7 @@ use std::time::Instant;
 pub(super) struct Arrival<'a> {
     ingress: &'a Ingress,
     arrived: Instant,
-    endpoint: Asked,
+    endpoint: EndpointLabel,
     /// `arrived` in milliseconds since 1970.
     at_ms: u64,
     id: String,
@@ -27,12 +27,12 @@ pub(super) struct Arrival<'a> {
     /// Key of the attempt, if its gateway sent one.
     key: Option<AttemptKey>,
     /// Reserved queue slot for its receipt, if it needs one.
-    receipt_slot: Option<Promise>,
+    receipt_slot: Option<QueueSlot>,
     /// Number of its write-ahead receipt.
     number: Option<u64>,
     bytes_in: u64,
     bytes_out: u64,
-    ending: Ending,
+    outcome: RequestOutcome,
 }
 
 impl<'a> Arrival<'a> {
@@ -48,7 +48,7 @@ impl<'a> Arrival<'a> {
         Arrival {
             ingress,
             arrived,
-            endpoint: Asked::at(path),
+            endpoint: EndpointLabel::at(path),
             at_ms: now_ms(),
             id: text(headers::REQUEST_ID).unwrap_or_default().to_owned(),
             attempt: text(headers::ATTEMPT).and_then(|attempt| attempt.parse().ok()).unwrap_or(0),
@@ -60,7 +60,7 @@ impl<'a> Arrival<'a> {
             number: None,
             bytes_in: 0,
             bytes_out: 0,
-            ending: Ending::CutOff,
+            outcome: RequestOutcome::Shutdown,
         }
     }
 
@@ -82,7 +82,7 @@ impl<'a> Arrival<'a> {
     }
 
     /// Makes the write-ahead receipt durable if the request requires one.
-    pub(super) async fn commit(&mut self) -> Result<(), NoReceipt> {
+    pub(super) async fn commit(&mut self) -> Result<(), CommitFailed> {
         let Some(recorder) = self.ingress.recorder.as_ref().filter(|_| self.receipt_slot.is_some()) else {
             return Ok(());
         };
@@ -98,14 +98,14 @@ impl<'a> Arrival<'a> {
             at_ms: self.at_ms,
             key: self.key,
         };
-        recorder.commit(Before::Receiving(receiving)).await
+        recorder.commit(WriteAhead::Receiving(receiving)).await
     }
 
     /// Records the outcome of the request.
-    pub(super) fn ended(&mut self, session: &ServerSession, ending: Ending) {
+    pub(super) fn ended(&mut self, session: &ServerSession, outcome: RequestOutcome) {
         self.bytes_in = session.body_bytes_read() as u64;
         self.bytes_out = session.body_bytes_sent() as u64;
-        self.ending = ending;
+        self.outcome = outcome;
     }
 }
 
@@ -118,7 +118,7 @@ impl Drop for Arrival<'_> {
             region: &self.ingress.region,
             endpoint: self.endpoint,
             deployment: self.deployment.as_ref(),
-            ending: self.ending,
+            outcome: self.outcome,
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             total: self.arrived.elapsed(),
@@ -133,11 +133,11 @@ impl Drop for Arrival<'_> {
                 residency: self.residency.take(),
                 at_ms: self.at_ms,
                 took: self.arrived.elapsed(),
-                outcome: Ending::name(self.ending.index()),
+                outcome: RequestOutcome::name(self.outcome.index()),
                 key: self.key,
                 number: self.number,
             };
-            recorder.record(Told::Received(Box::new(received)), self.receipt_slot.take());
+            recorder.record(WriterMessage::Received(Box::new(received)), self.receipt_slot.take());
         }
     }
 }

@@ -8,12 +8,12 @@
 //! again.
 
 use super::Ingress;
-use super::hold::{Place, Waited};
-use super::replicas::{Sent, replica_is_late};
+use super::hold::{HoldGuard, HoldOutcome};
+use super::replicas::{ReplicaAttempt, replica_is_late};
 use crate::events::RevisionChanged;
-use crate::relay::Crossing;
-use crate::respond::Refusal;
-use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
+use crate::relay::ForwardedHeaders;
+use crate::respond::Rejection;
+use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::circuit::Permille;
 use gateway_core::outcome::Failure;
@@ -33,10 +33,10 @@ use std::time::{Duration, Instant};
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Request to be forwarded to a replica.
-pub(super) struct Passing {
+pub(super) struct ForwardedRequest {
     pub(super) id: String,
     pub(super) tenant: Option<String>,
-    pub(super) crossing: Crossing,
+    pub(super) headers: ForwardedHeaders,
     /// Path at the replica.
     pub(super) path: &'static str,
     pub(super) deployment: DeploymentName,
@@ -56,12 +56,12 @@ pub(super) struct Passing {
 
 /// Times for which a request was held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct WasHeld {
+pub(super) struct HoldTimes {
     pub(super) lasted: Option<Duration>,
     pub(super) cold_start: Option<Duration>,
 }
 
-impl WasHeld {
+impl HoldTimes {
     /// Returns the response headers.
     pub(super) fn headers(&self) -> Vec<(&'static str, String)> {
         let times = [(headers::HELD_MS, self.lasted), (headers::COLD_START_MS, self.cold_start)];
@@ -70,7 +70,7 @@ impl WasHeld {
     }
 }
 
-impl Passing {
+impl ForwardedRequest {
     pub(super) fn size(&self) -> Size {
         Size::of(self.tokens)
     }
@@ -78,8 +78,11 @@ impl Passing {
 
 impl Ingress {
     /// Sends a request to a replica, to another after a failure, and to another after a first-byte timeout.
-    pub(super) async fn send_to_replica(&self, request: &Passing) -> Result<(Answer, Sent<'_>, WasHeld), Refusal> {
-        let (mut tried, mut held) = (Vec::new(), WasHeld::default());
+    pub(super) async fn send_to_replica(
+        &self,
+        request: &ForwardedRequest,
+    ) -> Result<(UpstreamResponse, ReplicaAttempt<'_>, HoldTimes), Rejection> {
+        let (mut tried, mut held) = (Vec::new(), HoldTimes::default());
         let (mut retried, mut timed_out) = (false, false);
         let mut sent = self.select_replica(request, &mut tried, &mut held).await?;
         loop {
@@ -128,7 +131,7 @@ impl Ingress {
 
     /// Returns whether a replica runs a model other than the one for which it was selected: it restarted since its last
     /// report. Its response is discarded.
-    fn has_other_revision(&self, response: &Answer, sent: &Sent<'_>) -> bool {
+    fn has_other_revision(&self, response: &UpstreamResponse, sent: &ReplicaAttempt<'_>) -> bool {
         let Some(expected) = sent.revision() else { return false };
         let text = |name: &str| response.head.headers.get(name).and_then(|value| value.to_str().ok());
         let found = text(headers::MODEL_REVISION);
@@ -145,11 +148,11 @@ impl Ingress {
     /// Selects a replica that is not in `tried`; if none is ready, holds the request until one is.
     async fn select_replica(
         &self,
-        request: &Passing,
+        request: &ForwardedRequest,
         tried: &mut Vec<usize>,
-        held: &mut WasHeld,
-    ) -> Result<Sent<'_>, Refusal> {
-        let mut guard: Option<Place<'_>> = None;
+        held: &mut HoldTimes,
+    ) -> Result<ReplicaAttempt<'_>, Rejection> {
+        let mut guard: Option<HoldGuard<'_>> = None;
         loop {
             // A request that was sent to a replica, or released to one, has waited.
             let waited = guard.is_some() || !tried.is_empty();
@@ -173,9 +176,9 @@ impl Ingress {
             // A policy that was narrowed during the hold applies to this request as well (invariant 1, Residency).
             self.check_deployment_policy(&request.deployment)?;
             match outcome {
-                Waited::Called { cold_start } => held.cold_start = cold_start,
-                Waited::Nothing => return Err(self.no_replica(request, refusal).with(held.headers())),
-                Waited::TooLong => return Err(held_too_long(request).with(held.headers())),
+                HoldOutcome::Released { cold_start } => held.cold_start = cold_start,
+                HoldOutcome::NoReplica => return Err(self.no_replica(request, refusal).with(held.headers())),
+                HoldOutcome::DeadlineExceeded => return Err(held_too_long(request).with(held.headers())),
             }
             // The replicas that are ready now are different ones, or have recovered.
             tried.clear();
@@ -184,37 +187,37 @@ impl Ingress {
     }
 
     /// Returns the error of a request that no replica takes and that was not held.
-    fn no_replica(&self, request: &Passing, refusal: spoke::Refusal) -> Refusal {
+    fn no_replica(&self, request: &ForwardedRequest, refusal: spoke::Refusal) -> Rejection {
         let (deployment, region) = (&request.deployment, &self.region);
         match refusal {
             spoke::Refusal::UnknownHere => {
                 let message = format!("Region {region} has no replica for '{deployment}'.");
-                Refusal::new(ErrorCode::NotReady, message)
+                Rejection::new(ErrorCode::NotReady, message)
             }
             spoke::Refusal::NoneReady { .. } | spoke::Refusal::OthersWait => {
                 let message = format!("No replica for '{deployment}' is ready in region {region}.");
-                Refusal::new(ErrorCode::NotReady, message)
+                Rejection::new(ErrorCode::NotReady, message)
             }
             spoke::Refusal::OtherRevision => {
                 let message = format!(
                     "No replica for '{deployment}' in region {region} has the model revision that this request must be \
                      computed with."
                 );
-                Refusal::new(ErrorCode::ModelRevisionUnavailable, message)
+                Rejection::new(ErrorCode::ModelRevisionUnavailable, message)
             }
             spoke::Refusal::Full { retry_after } => {
                 let message = format!(
-                        "Each replica of '{deployment}' in region {region} has {} requests in flight, the limit; try again \
+                    "Each replica of '{deployment}' in region {region} has {} requests in flight, the limit; try again \
                          shortly, or send fewer at once.",
                     super::replicas::REPLICA_IN_FLIGHT_MAX
                 );
-                Refusal::new(ErrorCode::Overloaded, message).after(retry_after)
+                Rejection::new(ErrorCode::Overloaded, message).after(retry_after)
             }
         }
     }
 
     /// Returns the error of a request that is not held for a replica.
-    fn not_held(&self, request: &Passing, why: NotHeld) -> Refusal {
+    fn not_held(&self, request: &ForwardedRequest, why: NotHeld) -> Rejection {
         let (deployment, region) = (&request.deployment, &self.region);
         let (ready_in, code, message) = match why {
             NotHeld::NobodyStarts => return self.no_replica(request, spoke::Refusal::UnknownHere),
@@ -222,7 +225,7 @@ impl Ingress {
                 ready_in,
                 ErrorCode::NotReady,
                 format!(
-                        "A replica for '{deployment}' needs {} ms to be ready in region {region}; another region responds \
+                    "A replica for '{deployment}' needs {} ms to be ready in region {region}; another region responds \
                          sooner.",
                     ready_in.as_millis()
                 ),
@@ -231,7 +234,7 @@ impl Ingress {
                 ready_in,
                 ErrorCode::ColdStart,
                 format!(
-                        "A replica for '{deployment}' needs {} ms to be ready in region {region}, longer than the deadline of \
+                    "A replica for '{deployment}' needs {} ms to be ready in region {region}, longer than the deadline of \
                          this request; retry then, or set a longer timeout with {}.",
                     ready_in.as_millis(),
                     headers::TIMEOUT_MS
@@ -241,7 +244,7 @@ impl Ingress {
                 ready_in,
                 ErrorCode::Overloaded,
                 format!(
-                        "The requests of this tenant that wait for a replica of '{deployment}' in region {region} have reached \
+                    "The requests of this tenant that wait for a replica of '{deployment}' in region {region} have reached \
                          the limit, {} requests or {} bytes; one is ready in {} ms.",
                     Bounds::USUAL.tenant_requests,
                     Bounds::USUAL.tenant_bytes,
@@ -252,7 +255,7 @@ impl Ingress {
                 ready_in,
                 ErrorCode::Saturated,
                 format!(
-                        "The requests that wait for replicas in region {region} have reached the limit, {} requests or {} \
+                    "The requests that wait for replicas in region {region} have reached the limit, {} requests or {} \
                          bytes; one for '{deployment}' is ready in {} ms.",
                     Bounds::USUAL.requests,
                     Bounds::USUAL.bytes,
@@ -260,16 +263,16 @@ impl Ingress {
                 ),
             ),
         };
-        Refusal::new(code, message).after(ready_in)
+        Rejection::new(code, message).after(ready_in)
     }
 
     async fn send(
         &self,
-        request: &Passing,
+        request: &ForwardedRequest,
         replica: SocketAddr,
         revision: Option<ModelRevision>,
-    ) -> Result<Answer, Failure> {
-        let Passing { id, tenant, crossing, path, policy, body, deadline, .. } = request;
+    ) -> Result<UpstreamResponse, Failure> {
+        let ForwardedRequest { id, tenant, headers, path, policy, body, deadline, .. } = request;
         let to = policy
             .open(self.here, replica)
             .expect("the residency policy was checked on arrival (invariant 1, Residency)");
@@ -279,13 +282,13 @@ impl Ingress {
         extra.extend(tenant.as_deref().map(|tenant| (headers::TENANT, tenant)));
         let revision = revision.map(|revision| revision.to_string());
         extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
-        let head = crossing.head(path, body, &extra);
+        let head = headers.head(path, body, &extra);
         // The replica had closed a pooled connection, so it did not receive the request: retry once, on another
         // connection.
         for _ in 0..2 {
             let left = deadline.saturating_duration_since(Instant::now());
             let body = policy.seal(body.clone());
-            let response = self.upstream.send(to, CONNECT_TIMEOUT, head.clone(), body, WHOLE_ANSWER_MAX);
+            let response = self.upstream.send(to, CONNECT_TIMEOUT, head.clone(), body, BUFFERED_RESPONSE_MAX);
             match tokio::time::timeout(left, response).await {
                 Ok(Err(Failure::StaleConnection)) => {}
                 Ok(response) => return response,
@@ -296,15 +299,15 @@ impl Ingress {
     }
 }
 
-fn held_too_long(request: &Passing) -> Refusal {
+fn held_too_long(request: &ForwardedRequest) -> Rejection {
     let message =
         format!("No replica for '{}' became ready before the request's deadline.", request.deployment);
-    Refusal::new(ErrorCode::DeadlineExceeded, message)
+    Rejection::new(ErrorCode::DeadlineExceeded, message)
 }
 
-fn no_response(failure: Failure) -> Refusal {
+fn no_response(failure: Failure) -> Rejection {
     match failure {
-        Failure::DeadlinePassed => Refusal::new(
+        Failure::DeadlinePassed => Rejection::new(
             ErrorCode::DeadlineExceeded,
             "The replica did not respond before the request's deadline.",
         ),
@@ -314,7 +317,7 @@ fn no_response(failure: Failure) -> Refusal {
         | Failure::Elsewhere
         | Failure::Late
         | Failure::Lost
-        | Failure::ReceiptUnavailable => Refusal::new(
+        | Failure::ReceiptUnavailable => Rejection::new(
             ErrorCode::ReplicaUnreachable,
             "The replica could not be reached or closed the connection before it responded.",
         ),

@@ -1,15 +1,15 @@
 //! Held requests: they wait for a replica that is not ready yet.
 //!
 //! `scheduler_core::spoke::hold` decides which requests are held and released; this module makes a request wait without
-//! polling: each held request has a [`Place`], and every event that may release requests (a replica's probe, a response
+//! polling: each held request has a [`HoldGuard`], and every event that may release requests (a replica's probe, a response
 //! that frees capacity, a request that leaves, the scaler) calls [`Hold::call`] at once. The hold ends when the guard
 //! is dropped, also when the client disconnects.
 //!
 //! The lock of the waiters is taken before that of the spoke, so that no ticket is released between its issue and the
 //! registration of its waiter.
 
-use super::attempts::Passing;
-use crate::metrics::{HoldMetrics, NotHeldBy};
+use super::attempts::ForwardedRequest;
+use crate::metrics::{HoldMetrics, NotHeldReason};
 use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::{Band, Bound, Call, CalledTo, Comes, Fate, NotHeld, Ticket};
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub(super) struct Hold {
 }
 
 /// Held request, until this is dropped.
-pub(super) struct Place<'a> {
+pub(super) struct HoldGuard<'a> {
     hold: &'a Hold,
     /// `Some` until it is returned.
     ticket: Option<Ticket>,
@@ -37,13 +37,13 @@ pub(super) struct Place<'a> {
 }
 
 /// Result of waiting for a replica.
-pub(super) enum Waited {
+pub(super) enum HoldOutcome {
     /// A replica has capacity.
-    Called { cold_start: Option<Duration> },
+    Released { cold_start: Option<Duration> },
     /// No replica will become ready.
-    Nothing,
+    NoReplica,
     /// The deadline of the request has passed.
-    TooLong,
+    DeadlineExceeded,
 }
 
 impl Hold {
@@ -52,7 +52,7 @@ impl Hold {
     }
 
     /// Holds a request; `None` if it need not wait.
-    pub(super) fn enter(&self, request: &Passing) -> Result<Option<Place<'_>>, NotHeld> {
+    pub(super) fn enter(&self, request: &ForwardedRequest) -> Result<Option<HoldGuard<'_>>, NotHeld> {
         let now = Instant::now();
         let comes = Comes {
             deployment: &request.deployment,
@@ -80,18 +80,18 @@ impl Hold {
             self.metrics.wakes.add(1);
             self.wake.notify_one();
         }
-        Ok(Some(Place { hold: self, ticket: Some(ticket), released, since: now }))
+        Ok(Some(HoldGuard { hold: self, ticket: Some(ticket), released, since: now }))
     }
 
     fn count(&self, why: NotHeld) {
         let by = match why {
-            NotHeld::NobodyStarts => NotHeldBy::NobodyStarts,
-            NotHeld::Elsewhere { .. } => NotHeldBy::Elsewhere,
-            NotHeld::TooLate { .. } => NotHeldBy::TooLate,
-            NotHeld::Full { bound: Bound::TenantRequests, .. } => NotHeldBy::TenantRequests,
-            NotHeld::Full { bound: Bound::TenantBytes, .. } => NotHeldBy::TenantBytes,
-            NotHeld::Full { bound: Bound::Requests, .. } => NotHeldBy::Requests,
-            NotHeld::Full { bound: Bound::Bytes, .. } => NotHeldBy::Bytes,
+            NotHeld::NobodyStarts => NotHeldReason::NoScaler,
+            NotHeld::Elsewhere { .. } => NotHeldReason::OtherRegion,
+            NotHeld::TooLate { .. } => NotHeldReason::Deadline,
+            NotHeld::Full { bound: Bound::TenantRequests, .. } => NotHeldReason::TenantRequests,
+            NotHeld::Full { bound: Bound::TenantBytes, .. } => NotHeldReason::TenantBytes,
+            NotHeld::Full { bound: Bound::Requests, .. } => NotHeldReason::Requests,
+            NotHeld::Full { bound: Bound::Bytes, .. } => NotHeldReason::Bytes,
         };
         self.metrics.not_held.count(by);
     }
@@ -112,14 +112,14 @@ impl Hold {
     }
 }
 
-impl Place<'_> {
+impl HoldGuard<'_> {
     /// Waits until the request is released, or until `deadline`.
-    pub(super) async fn wait(&mut self, deadline: Instant) -> Waited {
+    pub(super) async fn wait(&mut self, deadline: Instant) -> HoldOutcome {
         match tokio::time::timeout_at(deadline.into(), &mut self.released).await {
-            Ok(Ok(CalledTo::Replica { cold_start })) => Waited::Called { cold_start },
+            Ok(Ok(CalledTo::Replica { cold_start })) => HoldOutcome::Released { cold_start },
             // The sender is dropped only with the ingress.
-            Ok(Ok(CalledTo::Nothing) | Err(_)) => Waited::Nothing,
-            Err(_) => Waited::TooLong,
+            Ok(Ok(CalledTo::Nothing) | Err(_)) => HoldOutcome::NoReplica,
+            Err(_) => HoldOutcome::DeadlineExceeded,
         }
     }
 
@@ -129,7 +129,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for HoldGuard<'_> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket.take() else { return };
         {

@@ -17,23 +17,23 @@ mod replicas;
 mod scrape;
 
 use crate::config::Timeouts;
-use crate::hop::{Credentials, Doorkeeper};
-use crate::intake::{BodyLimits, Intake, NoBody};
-use crate::listener::{AfterAnswer, Door, Leave, Listener};
-use crate::metrics::{Ending, IngressMetrics, ListenerMetrics};
-use crate::receipts::{NoReceipt, ReceiptsConfig, ReceiptsError, Recorder};
-use crate::relay::{self, Crossing};
-use crate::respond::{self, Refusal};
+use crate::hop::{Credentials, GatewayAcceptor};
+use crate::listener::{AfterResponse, Listener, RequestHandler, StopReason};
+use crate::metrics::{IngressMetrics, ListenerMetrics, RequestOutcome};
+use crate::receipts::{CommitFailed, ReceiptsConfig, ReceiptsError, Recorder};
+use crate::relay::{self, ForwardedHeaders};
+use crate::request_body::{BodyError, BodyLimits, BodyReader};
+use crate::respond::{self, Rejection};
 use crate::upstream::Upstream;
 use arrival::Arrival;
-use attempts::Passing;
+use attempts::ForwardedRequest;
 use gateway_core::endpoint;
 use gateway_core::memory::Owner;
 use gateway_core::receipt::entry::Role;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::timing;
 use hold::Hold;
-use operations::Operators;
+use operations::OperationsHandler;
 use pingora::protocols::http::ServerSession;
 use regions::ModelRevision;
 use regions::catalogue::Catalogue;
@@ -68,7 +68,8 @@ const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 /// that held requests cannot block reports; and as many requests in flight as an ingress without held requests had. At
 /// about 20 KiB each that is 320 MiB.
 const CONNECTIONS_MAX: usize = 16_384;
-const _: () = assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have connections beside all held requests");
+const _: () =
+    assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have connections beside all held requests");
 /// Bytes of JSON text a token, roughly; first estimate of the cost of a request, before it is tokenized.
 const BYTES_PER_TOKEN: u64 = 4;
 
@@ -86,13 +87,13 @@ pub struct IngressConfig {
     pub tls: Option<Arc<Credentials>>,
     /// Plaintext address for operators; without it, operators use the address for gateways.
     pub operations: Option<SocketAddr>,
-    /// Signals between the ingress and the scaler.
-    pub signals: Signals,
+    /// IngressSignals between the ingress and the scaler.
+    pub signals: IngressSignals,
 }
 
-/// Signals between the ingress of a region and its scaler, in place of polling.
+/// IngressSignals between the ingress of a region and its scaler, in place of polling.
 #[derive(Clone, Debug, Default)]
-pub struct Signals {
+pub struct IngressSignals {
     /// Signal to the scaler: a request waits for a deployment that has no replica.
     pub wake: Arc<Notify>,
     /// Signal to the ingress: replicas were added or removed, or `Spoke` has new estimates for provisioning ones.
@@ -103,7 +104,9 @@ pub struct Signals {
 #[derive(Debug, thiserror::Error)]
 pub enum IngressError {
     /// The region is not in the catalogue.
-    #[error("region \"{0}\" is not in the catalogue, so its jurisdictions are unknown; use a region of the catalogue")]
+    #[error(
+        "region \"{0}\" is not in the catalogue, so its jurisdictions are unknown; use a region of the catalogue"
+    )]
     UnknownRegion(RegionId),
     /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}; choose another port, or stop the process that uses it")]
@@ -144,9 +147,12 @@ pub async fn run(
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
     };
     let metrics = IngressMetrics::new();
-    let acceptor = tls.clone().map(|credentials| Doorkeeper::with(credentials, metrics.refused.clone())).transpose()?;
-    let listener = bind(listen).await?.kept_by(acceptor).refusing(metrics.refused.clone());
-    let listener = listener.holding(CONNECTIONS_MAX);
+    let acceptor = tls
+        .clone()
+        .map(|credentials| GatewayAcceptor::with(credentials, metrics.refused.clone()))
+        .transpose()?;
+    let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(metrics.refused.clone());
+    let listener = listener.with_connections_max(CONNECTIONS_MAX);
     let operations = match operations {
         Some(address) => Some(bind(address).await?),
         None => None,
@@ -159,7 +165,7 @@ pub async fn run(
         None => (None, None),
     };
     let client = reqwest::Client::builder().no_proxy().build()?;
-    let Signals { wake, changed } = signals;
+    let IngressSignals { wake, changed } = signals;
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
     if tls.is_none() && !listen.ip().is_loopback() {
@@ -180,17 +186,18 @@ pub async fn run(
         hold,
         health: Health::default(),
         upstream: Upstream::within_the_region(),
-        intake: Intake::new(BodyLimits::from_gateways(timeouts.body)).map_err(IngressError::Threads)?,
+        body_reader: BodyReader::new(BodyLimits::from_gateways(timeouts.body))
+            .map_err(IngressError::Threads)?,
         metrics,
-        listener: listener.counts(),
-        connections: listener.room(),
+        listener: listener.metrics(),
+        connections: listener.permits(),
         recorder,
     };
     let stop = async {
         shutdown.await;
         spoke.lock().set_draining();
         tokio::time::sleep(LAME_DUCK).await;
-        Leave::Stopping
+        StopReason::Shutdown
     };
     let ingress = Arc::new(ingress);
     tasks.spawn({
@@ -204,9 +211,9 @@ pub async fn run(
             let stop = async {
                 // The sender outlives this task.
                 drained.wait_for(|drained| *drained).await.ok();
-                Leave::Stopping
+                StopReason::Shutdown
             };
-            operations.serve(Arc::new(Operators(ingress.clone())), stop, timeouts).await;
+            operations.serve(Arc::new(OperationsHandler(ingress.clone())), stop, timeouts).await;
         }
     };
     let gateways = async {
@@ -230,7 +237,7 @@ struct Ingress {
     hold: Arc<Hold>,
     health: Health,
     upstream: Upstream,
-    intake: Intake,
+    body_reader: BodyReader,
     metrics: IngressMetrics,
     /// Metrics of its listener, and the semaphore with a permit for each connection that can still be opened.
     listener: Arc<ListenerMetrics>,
@@ -238,8 +245,8 @@ struct Ingress {
     recorder: Option<Recorder>,
 }
 
-impl Door for Ingress {
-    async fn handle(&self, session: &mut ServerSession) -> AfterAnswer {
+impl RequestHandler for Ingress {
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let arrived = Instant::now();
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
@@ -254,56 +261,61 @@ impl Door for Ingress {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
                     self.forward(session, path, arrived, arrival).await
                 }
-                None => {
-                    Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "The ingress has no such path.")))
-                }
+                None => Err(RequestError::Rejected(Rejection::new(
+                    ErrorCode::NotFound,
+                    "The ingress has no such path.",
+                ))),
             },
         };
-        let (after, ending) = match served {
-            Ok(AfterAnswer::Reuse) => (AfterAnswer::Reuse, Ending::of_session(session)),
-            Ok(AfterAnswer::Close) => (AfterAnswer::Close, Ending::of_session(session).truncated()),
-            Err(Ended::ClientGone) => (AfterAnswer::Close, Ending::ClientGone),
-            Err(Ended::Refused(refusal)) => {
+        let (after, outcome) = match served {
+            Ok(AfterResponse::Reuse) => (AfterResponse::Reuse, RequestOutcome::of_session(session)),
+            Ok(AfterResponse::Close) => {
+                (AfterResponse::Close, RequestOutcome::of_session(session).truncated())
+            }
+            Err(RequestError::ClientDisconnected) => {
+                (AfterResponse::Close, RequestOutcome::ClientDisconnected)
+            }
+            Err(RequestError::Rejected(rejection)) => {
                 let region = [(headers::REGION, self.region.as_str())];
-                (respond::refuse(session, &refusal, &region).await, Ending::of_session(session))
+                (respond::refuse(session, &rejection, &region).await, RequestOutcome::of_session(session))
             }
         };
         if let Some(mut arrival) = arrival {
-            arrival.ended(session, ending);
+            arrival.ended(session, outcome);
         }
         after
     }
 }
 
 /// Reason why a request has no response of a replica.
-enum Ended {
-    Refused(Refusal),
-    ClientGone,
+enum RequestError {
+    Rejected(Rejection),
+    ClientDisconnected,
 }
 
-impl From<Refusal> for Ended {
-    fn from(refusal: Refusal) -> Ended {
-        Ended::Refused(refusal)
+impl From<Rejection> for RequestError {
+    fn from(rejection: Rejection) -> RequestError {
+        RequestError::Rejected(rejection)
     }
 }
 
-impl From<NoBody> for Ended {
-    fn from(none: NoBody) -> Ended {
+impl From<BodyError> for RequestError {
+    fn from(none: BodyError) -> RequestError {
         match none {
-            NoBody::Refused(_, refusal) => Ended::Refused(refusal),
-            NoBody::ClientGone => Ended::ClientGone,
+            BodyError::Refused(_, refusal) => RequestError::Rejected(rejection),
+            BodyError::ClientGone => RequestError::ClientDisconnected,
         }
     }
 }
 
 impl Ingress {
-    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
-        let body = self.intake.body(session, Owner::default()).await?;
+    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterResponse, RequestError> {
+        let body = self.body_reader.body(session, Owner::default()).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
-            Refusal::new(ErrorCode::InvalidJson, format!("Invalid exchange request: {error}."))
+            Rejection::new(ErrorCode::InvalidJson, format!("Invalid exchange request: {error}."))
         })?;
         let question = Question::try_from(question).map_err(|error| {
-            Refusal::new(ErrorCode::InvalidValue, format!("Invalid exchange request: {error}."))
+            Rejection::new(ErrorCode::InvalidValue, format!("Invalid exchange request: {error}."))
         })?;
         self.metrics.exchanges.add(1);
         let report = self.spoke.lock().answer(&question, Instant::now());
@@ -317,7 +329,7 @@ impl Ingress {
         path: &'static str,
         arrived: Instant,
         arrival: &mut Arrival<'_>,
-    ) -> Result<AfterAnswer, Ended> {
+    ) -> Result<AfterResponse, RequestError> {
         let policy = self.allowed_here(session)?;
         let deployment = deployment(session)?;
         self.check_deployment_policy(&deployment)?;
@@ -330,11 +342,11 @@ impl Ingress {
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
         let whose =
             if session.get_header(headers::OVERFLOW).is_some() { Whose::Overflow } else { Whose::Own };
-        let body = self.intake.body(session, Owner::default()).await?;
-        let request = Passing {
+        let body = self.body_reader.body(session, Owner::default()).await?;
+        let request = ForwardedRequest {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
-            crossing: Crossing::of(session, &[]),
+            headers: ForwardedHeaders::of(session, &[]),
             path,
             deployment,
             body: body.bytes.clone(),
@@ -349,27 +361,28 @@ impl Ingress {
             band: hold::band(text(session, headers::PRIORITY)?),
             elsewhere: milliseconds(session, headers::ELSEWHERE_MS)?,
         };
-        arrival.commit().await.map_err(|NoReceipt| self.no_receipt())?;
+        arrival.commit().await.map_err(|CommitFailed| self.no_receipt())?;
         self.spoke.lock().arrived(&request.deployment, request.tokens, whose, Instant::now());
         let (response, sent, held) = tokio::select! {
             biased;
             result = self.send_to_replica(&request) => result?,
-            () = relay::client_gone(session) => return Err(Ended::ClientGone),
+            () = relay::client_disconnected(session) => return Err(RequestError::ClientDisconnected),
         };
-        let reported = response.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
+        let reported =
+            response.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
         let timing = timing::at_the_region(reported, arrived.elapsed());
         let held = held.headers();
         let mut extra =
             vec![(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];
         extra.extend(held.iter().map(|(name, value)| (*name, value.as_str())));
-        let after = relay::outward(session, response, &self.upstream, &extra).await;
+        let after = relay::forward_response(session, response, &self.upstream, &extra).await;
         sent.finish();
         Ok(after)
     }
 
     /// Invariant 1 (Residency), at the receiving end: a request whose policy excludes this region is rejected before
     /// its body is read.
-    fn allowed_here(&self, session: &ServerSession) -> Result<AllowedRegions, Refusal> {
+    fn allowed_here(&self, session: &ServerSession) -> Result<AllowedRegions, Rejection> {
         let policy = match text(session, headers::RESIDENCY)? {
             Some(policy) => policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?,
             None => ResidencyPolicy::Anywhere,
@@ -381,23 +394,23 @@ impl Ingress {
         tracing::error!(region = %self.region, %policy, "residency violation: request rejected");
         let message =
             format!("Region {} is not part of the residency '{policy}'; the body was not read.", self.region);
-        Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
+        Err(Rejection::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
     }
 
     /// Checks the same against a gateway with an older route table: a policy that was narrowed since applies at once.
-    fn check_deployment_policy(&self, deployment: &DeploymentName) -> Result<(), Refusal> {
+    fn check_deployment_policy(&self, deployment: &DeploymentName) -> Result<(), Rejection> {
         if !self.spoke.lock().forbids(deployment) {
             return Ok(());
         }
         let region = &self.region;
         tracing::warn!(%region, %deployment, "residency violation of the newest route table: request rejected");
         let message = format!("Region {region} is no longer part of the residency of '{deployment}'.");
-        Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
+        Err(Rejection::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
     }
 
     /// Rejects the request if the policy is too old: a policy that was narrowed since the last contact with a hub is
     /// unknown here.
-    fn check_policy_age(&self) -> Result<(), Refusal> {
+    fn check_policy_age(&self) -> Result<(), Rejection> {
         let age = self.spoke.lock().policy_age(Instant::now());
         let Some((age, max)) = age.filter(|(age, max)| age > max) else { return Ok(()) };
         let message = format!(
@@ -407,38 +420,38 @@ impl Ingress {
             age.as_secs() / 60,
             max.as_secs() / 60
         );
-        Err(Refusal::new(ErrorCode::PolicyTooOld, message))
+        Err(Rejection::new(ErrorCode::PolicyTooOld, message))
     }
 
     /// Returns the error of a request without a durable receipt. Another allowed region may be able to write one.
-    fn no_receipt(&self) -> Refusal {
+    fn no_receipt(&self) -> Rejection {
         let message = format!(
             "Every request of a locked deployment requires a receipt, which region {} cannot write at the moment.",
             self.region
         );
-        Refusal::new(ErrorCode::NotReady, message)
+        Rejection::new(ErrorCode::NotReady, message)
     }
 }
 
-fn deployment(session: &ServerSession) -> Result<DeploymentName, Refusal> {
+fn deployment(session: &ServerSession) -> Result<DeploymentName, Rejection> {
     let name = text(session, headers::DEPLOYMENT)?.ok_or_else(|| {
         let message = format!("An ingress is reached through a gateway, which sets {}.", headers::DEPLOYMENT);
-        Refusal::new(ErrorCode::InvalidHeader, message).of(headers::DEPLOYMENT)
+        Rejection::new(ErrorCode::InvalidHeader, message).of(headers::DEPLOYMENT)
     })?;
     name.parse().map_err(|error| unreadable(headers::DEPLOYMENT, &error))
 }
 
-fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Refusal> {
+fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Rejection> {
     let value = text(session, name)?.map(str::parse::<u64>).transpose();
     value.map(|value| value.map(Duration::from_millis)).map_err(|error| unreadable(name, &error))
 }
 
-fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelRevision>, Refusal> {
+fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelRevision>, Rejection> {
     let value = text(session, name)?.map(str::parse).transpose();
     value.map_err(|error| unreadable(name, &error))
 }
 
-fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Refusal> {
+fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Rejection> {
     if session.req_header().headers.get_all(name).iter().count() > 1 {
         return Err(unreadable(name, &"it is repeated"));
     }
@@ -446,6 +459,6 @@ fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a
     value.map(|value| value.to_str().map_err(|error| unreadable(name, &error))).transpose()
 }
 
-fn unreadable(header: &'static str, error: &dyn std::fmt::Display) -> Refusal {
-    Refusal::new(ErrorCode::InvalidHeader, format!("{header} cannot be read: {error}.")).of(header)
+fn unreadable(header: &'static str, error: &dyn std::fmt::Display) -> Rejection {
+    Rejection::new(ErrorCode::InvalidHeader, format!("{header} cannot be read: {error}.")).of(header)
 }

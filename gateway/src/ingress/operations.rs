@@ -4,8 +4,8 @@
 //! operators have a separate port that forwards no requests. Without one they use the ingress port.
 
 use super::Ingress;
-use crate::listener::{AfterAnswer, Door};
-use crate::respond::{self, Refusal};
+use crate::listener::{AfterResponse, RequestHandler};
+use crate::respond::{self, Rejection};
 use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
 use replica_core::wire::error::ErrorCode;
@@ -17,17 +17,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Handler of the operations port.
-pub(super) struct Operators(pub(super) Arc<Ingress>);
+pub(super) struct OperationsHandler(pub(super) Arc<Ingress>);
 
-impl Door for Operators {
-    async fn handle(&self, session: &mut ServerSession) -> AfterAnswer {
+impl RequestHandler for OperationsHandler {
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
         match self.0.operators(session, method.as_str(), &path).await {
             Some(after) => after,
             None => {
-                let none =
-                    Refusal::new(ErrorCode::NotFound, "The operations port of the ingress has no such path.");
+                let none = Rejection::new(
+                    ErrorCode::NotFound,
+                    "The operations port of the ingress has no such path.",
+                );
                 respond::refuse(session, &none, &[]).await
             }
         }
@@ -41,12 +43,12 @@ impl Ingress {
         session: &mut ServerSession,
         method: &str,
         path: &str,
-    ) -> Option<AfterAnswer> {
+    ) -> Option<AfterResponse> {
         let body = match (method, path) {
             ("GET", "/livez" | "/readyz") => {
                 let ready = path == "/readyz";
                 if let Err(problem) = self.check(ready).await {
-                    let none = Refusal::new(ErrorCode::NotReady, problem);
+                    let none = Rejection::new(ErrorCode::NotReady, problem);
                     let region = [(headers::REGION, self.region.as_str())];
                     return Some(respond::refuse(session, &none, &region).await);
                 }

@@ -4,7 +4,7 @@
 //! measuring the replicas against the best of them. The lock is held for one decision, and taken before the spoke's
 //! where both are needed.
 
-use super::attempts::Passing;
+use super::attempts::ForwardedRequest;
 use super::hold::Hold;
 use crate::circuits;
 use gateway_core::budget::{EvacuationBudget, RetryBudget};
@@ -32,11 +32,11 @@ pub(super) const REPLICA_IN_FLIGHT_MAX: u32 = 1024;
 pub(super) struct Replicas {
     spoke: Arc<Mutex<Spoke>>,
     hold: Arc<Hold>,
-    known: Mutex<Known>,
+    known: Mutex<ReplicaObservations>,
 }
 
 /// Observations of the replicas.
-struct Known {
+struct ReplicaObservations {
     /// Addresses by replica number.
     addresses: BTreeMap<usize, SocketAddr>,
     targets: Targets<usize>,
@@ -63,7 +63,8 @@ impl Replicas {
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
         let targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
         let (retry, addresses) = (RetryBudget::new(Instant::now()), BTreeMap::new());
-        let known = Mutex::new(Known { addresses, targets, retry, evacuation: BTreeMap::new() });
+        let known =
+            Mutex::new(ReplicaObservations { addresses, targets, retry, evacuation: BTreeMap::new() });
         let replicas = Replicas { spoke, hold, known };
         replicas.refresh();
         replicas
@@ -83,10 +84,10 @@ impl Replicas {
     /// has `waited` itself.
     pub(super) fn choose(
         &self,
-        request: &Passing,
+        request: &ForwardedRequest,
         tried: &[usize],
         waited: bool,
-    ) -> Result<Sent<'_>, spoke::Refusal> {
+    ) -> Result<ReplicaAttempt<'_>, spoke::Refusal> {
         let now = Instant::now();
         let known = &mut *self.known();
         let choice = {
@@ -100,18 +101,27 @@ impl Replicas {
     }
 
     /// Returns the first-byte timeout of an attempt.
-    pub(super) fn first_byte(&self, sent: &Sent<'_>, request: &Passing) -> Option<Duration> {
+    pub(super) fn first_byte(
+        &self,
+        sent: &ReplicaAttempt<'_>,
+        request: &ForwardedRequest,
+    ) -> Option<Duration> {
         self.known().targets.first_byte(sent.index(), &request.deployment, request.size())
     }
 
     /// Records a first-byte timeout.
-    pub(super) fn timed_out(&self, sent: &mut Sent<'_>) {
+    pub(super) fn timed_out(&self, sent: &mut ReplicaAttempt<'_>) {
         sent.in_time = false;
         self.known().observe(sent.index(), Failure::Late.evidence(None), Instant::now());
     }
 
     /// Selects a replica for a retry after a first-byte timeout: not an ejected one, and only if the budget allows it.
-    pub(super) fn instead_of(&self, sent: &Sent<'_>, request: &Passing, tried: &[usize]) -> Option<Sent<'_>> {
+    pub(super) fn instead_of(
+        &self,
+        sent: &ReplicaAttempt<'_>,
+        request: &ForwardedRequest,
+        tried: &[usize],
+    ) -> Option<ReplicaAttempt<'_>> {
         let now = Instant::now();
         let known = &mut *self.known();
         let choice = {
@@ -148,21 +158,33 @@ impl Replicas {
         (known.retry.left(now), known.targets.states(now))
     }
 
-    fn attempt(&self, known: &mut Known, choice: ReplicaChoice, now: Instant) -> Sent<'_> {
+    fn attempt(
+        &self,
+        known: &mut ReplicaObservations,
+        choice: ReplicaChoice,
+        now: Instant,
+    ) -> ReplicaAttempt<'_> {
         let under_way = known.targets.began(choice.index, now);
-        Sent { replicas: self, choice, under_way, begun: now, in_time: true, outcome: Outcome::GivenUp }
+        ReplicaAttempt {
+            replicas: self,
+            choice,
+            under_way,
+            begun: now,
+            in_time: true,
+            outcome: Outcome::GivenUp,
+        }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ReplicaObservations> {
         self.known.lock()
     }
 }
 
-impl Known {
+impl ReplicaObservations {
     fn choose(
         &self,
         spoke: &mut Spoke,
-        request: &Passing,
+        request: &ForwardedRequest,
         tried: &[usize],
         now: Instant,
     ) -> Result<ReplicaChoice, spoke::Refusal> {
@@ -205,7 +227,7 @@ impl Known {
 }
 
 /// Attempt at a replica, until this is dropped, also when the client disconnects.
-pub(super) struct Sent<'a> {
+pub(super) struct ReplicaAttempt<'a> {
     replicas: &'a Replicas,
     choice: ReplicaChoice,
     under_way: UnderWay<usize>,
@@ -214,7 +236,7 @@ pub(super) struct Sent<'a> {
     outcome: Outcome,
 }
 
-impl Sent<'_> {
+impl ReplicaAttempt<'_> {
     pub(super) fn index(&self) -> usize {
         self.choice.index
     }
@@ -229,7 +251,7 @@ impl Sent<'_> {
     }
 
     /// Records the head of a response.
-    pub(super) fn responded(&mut self, request: &Passing, status: u16) {
+    pub(super) fn responded(&mut self, request: &ForwardedRequest, status: u16) {
         let now = Instant::now();
         let known = &mut *self.replicas.known();
         known.retry.succeeded();
@@ -269,7 +291,7 @@ impl Sent<'_> {
     }
 
     /// Records that another replica took over after a first-byte timeout.
-    pub(super) fn abandon(&mut self, request: &Passing) {
+    pub(super) fn abandon(&mut self, request: &ForwardedRequest) {
         self.outcome = Outcome::Late;
         let now = Instant::now();
         let waited = now.saturating_duration_since(self.begun);
@@ -278,7 +300,7 @@ impl Sent<'_> {
     }
 }
 
-impl Drop for Sent<'_> {
+impl Drop for ReplicaAttempt<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         let has_held = {

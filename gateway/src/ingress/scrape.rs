@@ -3,8 +3,8 @@
 use super::CONNECTIONS_MAX;
 use super::Ingress;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
-use crate::listener::AfterAnswer;
-use crate::metrics::{CONTENT_TYPE, Kind, Names, Text, render_panics};
+use crate::listener::AfterResponse;
+use crate::metrics::{CONTENT_TYPE, Kind, ListenerMetricNames, MetricsText, render_panics};
 use crate::respond;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
@@ -17,10 +17,10 @@ use std::time::Instant;
 type Part = fn(&Load) -> f64;
 
 /// Metric of the scaler's decision: name, kind, help, value.
-type Scaled = (&'static str, Kind, &'static str, fn(&Decided) -> u64);
+type ScalingMetric = (&'static str, Kind, &'static str, fn(&Decided) -> u64);
 
 impl Ingress {
-    pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterAnswer {
+    pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterResponse {
         let body = Bytes::from(self.text());
         let mut head = respond::head(200, &[(TYPE.as_str(), CONTENT_TYPE)]);
         respond::put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
@@ -28,7 +28,7 @@ impl Ingress {
     }
 
     fn text(&self) -> String {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         self.metrics.render(&mut text);
         render_panics(&mut text, "meridian_ingress");
         // Sequence 0: this report is not a response to a gateway.
@@ -57,7 +57,11 @@ impl Ingress {
             }
         }
         let name = "meridian_ingress_granted_tokens";
-        text.head(name, Kind::Gauge, "Granted tokens of other regions' overflow that gateways may still send.");
+        text.head(
+            name,
+            Kind::Gauge,
+            "Granted tokens of other regions' overflow that gateways may still send.",
+        );
         for (deployment, tokens) in granted {
             text.sample(name, &[("deployment", deployment.as_str())], tokens);
         }
@@ -89,7 +93,7 @@ impl Ingress {
             text.single(name, Kind::Gauge, help, max.as_secs());
         }
         let open = CONNECTIONS_MAX - self.connections.available_permits();
-        let (taken, _, bodies) = self.intake.used();
+        let (taken, _, bodies) = self.body_reader.used();
         for (name, help, value) in [
             ("meridian_ingress_connections", "Open connections of gateways.", open),
             ("meridian_ingress_connections_max", "Limit of open connections.", CONNECTIONS_MAX),
@@ -98,15 +102,10 @@ impl Ingress {
         ] {
             text.single(name, Kind::Gauge, help, value);
         }
-        Names::INGRESS.render(&mut text, &self.listener, &self.intake.not_taken);
+        ListenerMetricNames::INGRESS.render(&mut text, &self.listener, &self.body_reader.rejections);
         let (retries_left, states) = self.replicas.limits();
         let name = "meridian_ingress_retry_budget";
-        text.single(
-            name,
-            Kind::Gauge,
-            "Retries that the budget allows now.",
-            retries_left,
-        );
+        text.single(name, Kind::Gauge, "Retries that the budget allows now.", retries_left);
         let name = "meridian_ingress_replica_in_flight";
         text.head(name, Kind::Gauge, "Requests in flight at a replica, by its number.");
         for state in &states {
@@ -123,14 +122,10 @@ impl Ingress {
     }
 
     /// Writes the metrics of replicas whose model differs from that of their deployment.
-    fn mismatches(&self, text: &mut Text) {
+    fn mismatches(&self, text: &mut MetricsText) {
         let mismatches = self.spoke.lock().mismatches();
         let name = "meridian_ingress_replicas_mismatched";
-        text.head(
-            name,
-            Kind::Gauge,
-            "Replicas whose model differs from that of their deployment.",
-        );
+        text.head(name, Kind::Gauge, "Replicas whose model differs from that of their deployment.");
         for (deployment, (now, _)) in &mismatches {
             text.sample(name, &[("deployment", deployment.as_str())], now);
         }
@@ -142,22 +137,17 @@ impl Ingress {
     }
 
     /// Writes the decision of the region's scaler, if there is one.
-    fn scaling(&self, text: &mut Text) {
+    fn scaling(&self, text: &mut MetricsText) {
         let decided = self.spoke.lock().decided().clone();
         if decided.is_empty() {
             return;
         }
-        let parts: [Scaled; 5] = [
-            (
-                "desired",
-                Kind::Gauge,
-                "Desired replicas of a deployment, ready and provisioning.",
-                |it| u64::from(it.wanted.replicas),
-            ),
-            ("provisioning", Kind::Gauge, "Replicas that are being started.", |it| u64::from(it.ordered)),
-            ("draining", Kind::Gauge, "Replicas that are draining.", |it| {
-                u64::from(it.leaving)
+        let parts: [ScalingMetric; 5] = [
+            ("desired", Kind::Gauge, "Desired replicas of a deployment, ready and provisioning.", |it| {
+                u64::from(it.wanted.replicas)
             }),
+            ("provisioning", Kind::Gauge, "Replicas that are being started.", |it| u64::from(it.ordered)),
+            ("draining", Kind::Gauge, "Replicas that are draining.", |it| u64::from(it.leaving)),
             (
                 "crashed_total",
                 Kind::Counter,

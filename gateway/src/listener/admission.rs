@@ -33,8 +33,8 @@ impl AddressLimits {
         AddressLimits { connections: usize::MAX, half_open: usize::MAX, exempt: Vec::new() };
 }
 
-/// Open connections of a listener.
-pub(super) struct Open {
+/// OpenConnections connections of a listener.
+pub(super) struct OpenConnections {
     exempt: Vec<IpAddr>,
     state: Mutex<State>,
     counts: Arc<ListenerMetrics>,
@@ -47,24 +47,24 @@ struct State {
 }
 
 /// Admission of a connection; ends on drop.
-pub(super) struct Admitted {
-    open: Arc<Open>,
+pub(super) struct AdmittedConnection {
+    open: Arc<OpenConnections>,
     source: Source,
     id: ConnectionId,
     evicted: Arc<Notify>,
     is_half_open: bool,
 }
 
-impl Open {
-    pub(super) fn new(limits: AddressLimits, counts: Arc<ListenerMetrics>) -> Open {
+impl OpenConnections {
+    pub(super) fn new(limits: AddressLimits, counts: Arc<ListenerMetrics>) -> OpenConnections {
         let AddressLimits { connections, half_open, exempt } = limits;
         let limits = Limits { per_source: connections, half_open_per_source: half_open };
         let state = State { connections: Connections::new(limits), evicted: BTreeMap::new() };
-        Open { exempt, state: Mutex::new(state), counts }
+        OpenConnections { exempt, state: Mutex::new(state), counts }
     }
 
     /// Admits a connection unless its address has reached its limit.
-    pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Admitted> {
+    pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Option<AdmittedConnection> {
         let (source, exempt) = (Source::of(address), self.exempt.contains(&address.to_canonical()));
         let state = &mut *self.state();
         let Admission::Admitted { id, evicts } = state.connections.open(source, exempt) else { return None };
@@ -72,11 +72,11 @@ impl Open {
         let evicted = Arc::new(Notify::new());
         state.evicted.insert(id, evicted.clone());
         self.counts.half_open.set(state.connections.half_open());
-        Some(Admitted { open: self.clone(), source, id, evicted, is_half_open: true })
+        Some(AdmittedConnection { open: self.clone(), source, id, evicted, is_half_open: true })
     }
 
     /// Closes a half-open connection in favour of `newest`; returns whether there was one.
-    pub(super) fn evict_half_open(&self, newest: &Admitted) -> bool {
+    pub(super) fn evict_half_open(&self, newest: &AdmittedConnection) -> bool {
         let state = &mut *self.state();
         let evicts = state.connections.evict_half_open(newest.id);
         state.evict(evicts);
@@ -96,7 +96,7 @@ impl State {
     }
 }
 
-impl Admitted {
+impl AdmittedConnection {
     /// Completes when the connection must close.
     pub(super) async fn evicted(&self) {
         self.evicted.notified().await;
@@ -113,7 +113,7 @@ impl Admitted {
     }
 }
 
-impl Drop for Admitted {
+impl Drop for AdmittedConnection {
     fn drop(&mut self) {
         let state = &mut *self.open.state();
         state.connections.close(self.source, self.id);

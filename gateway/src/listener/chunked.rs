@@ -28,7 +28,7 @@ pub(super) struct Chunked {
 /// Read error of a body with invalid chunks.
 #[derive(Debug, thiserror::Error)]
 #[error("the chunked body is malformed: {0}")]
-pub(crate) struct ChunksRefused(&'static str);
+pub(crate) struct InvalidChunks(&'static str);
 
 impl Chunked {
     /// Wraps `inner`. `scan` has consumed the bytes after the head already, and `problem` is the error it found there.
@@ -47,9 +47,9 @@ impl Chunked {
 }
 
 /// Returns the reason why the chunks of a body are invalid, if that is why reading it failed.
-pub(crate) fn refused(error: &pingora::Error) -> Option<&'static str> {
+pub(crate) fn chunk_error(error: &pingora::Error) -> Option<&'static str> {
     let error = error.root_cause().downcast_ref::<io::Error>()?;
-    error.get_ref()?.downcast_ref::<ChunksRefused>().map(|ChunksRefused(why)| *why)
+    error.get_ref()?.downcast_ref::<InvalidChunks>().map(|InvalidChunks(why)| *why)
 }
 
 impl AsyncRead for Chunked {
@@ -65,7 +65,7 @@ impl AsyncRead for Chunked {
         }
         Poll::Ready(match self.problem {
             None => Ok(()),
-            Some(ChunkProblem(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, ChunksRefused(why))),
+            Some(ChunkProblem(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, InvalidChunks(why))),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of panicking requests beside others on the same listener and connection.
 
-use super::{AfterAnswer, Door, Leave, Listener};
+use super::{AfterResponse, Listener, RequestHandler, StopReason};
 use crate::config::Timeouts;
 use crate::respond;
 use http::{Request, StatusCode};
@@ -15,8 +15,8 @@ use tokio::net::TcpStream;
 /// Handler that panics for certain paths, while it holds a lock.
 struct Defective(Mutex<u32>);
 
-impl Door for Defective {
-    async fn handle(&self, session: &mut ServerSession) -> AfterAnswer {
+impl RequestHandler for Defective {
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let path = session.req_header().uri.path().to_owned();
         match path.as_str() {
             "/before-response" => {
@@ -41,7 +41,7 @@ async fn serve() -> (SocketAddr, tokio::task::JoinHandle<()>) {
     let listener = Listener::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a port");
     let address = listener.address();
     let timeouts = Timeouts::default();
-    let stop = std::future::pending::<Leave>();
+    let stop = std::future::pending::<StopReason>();
     let serving = tokio::spawn(listener.serve(Arc::new(Defective(Mutex::independent(0))), stop, timeouts));
     (address, serving)
 }
@@ -68,7 +68,10 @@ async fn a_panic_fails_its_request_and_connection_only() {
     assert!(response.to_lowercase().contains("connection: close") && response.contains("one"), "{response}");
     assert!(!response.contains("4 is not 5"), "the panic message is only logged: {response}");
     let response = get(address, "/within-response").await;
-    assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("\r\n\r\n"), "it is truncated: {response}");
+    assert!(
+        response.starts_with("HTTP/1.1 200 ") && response.ends_with("\r\n\r\n"),
+        "it is truncated: {response}"
+    );
     // Other tests of this process panic in requests as well.
     assert!(contained(Scope::Request) - before >= 2);
 

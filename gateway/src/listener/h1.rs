@@ -5,11 +5,11 @@
 //! Pingora, which parses it from memory. An invalid one gets an error response and the connection is closed, because
 //! the start of the next request is unknown.
 
-use super::admission::Admitted;
+use super::admission::AdmittedConnection;
 use super::chunked::Chunked;
-use super::{AfterAnswer, Door, Greeting, Shared, h2};
+use super::{AfterResponse, RequestHandler, Shared, TransportSecurity, h2};
 use crate::hop::HANDSHAKE_RECORD;
-use crate::metrics::Closed;
+use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::BytesMut;
 use gateway_core::chunks;
@@ -32,47 +32,51 @@ const LINGER_BYTES_MAX: usize = 1 << 20;
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Result of waiting for a request head.
-enum Came {
+enum HeadRead {
     /// Complete and valid head.
     Head(Head),
     /// HTTP/2 connection preface.
-    Preface,
+    Http2Preface,
     /// No request: the client disconnected, the idle timeout expired, the connection was evicted, or the listener is
     /// draining.
-    Nothing,
+    Ended,
     /// Invalid head.
-    Nonsense(HeadProblem),
+    Invalid(HeadProblem),
     /// The head was incomplete at its deadline.
-    TooSlow,
+    TimedOut,
 }
 
-pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream, admitted: &mut Admitted) {
+pub(super) async fn serve<D: RequestHandler>(
+    shared: &Arc<Shared<D>>,
+    mut stream: Stream,
+    admitted: &mut AdmittedConnection,
+) {
     let mut buffer = BytesMut::new();
     // Over TLS, ALPN decides the protocol.
-    let mut may_be_h2 = matches!(*shared.greeting, Greeting::Clear);
+    let mut may_be_h2 = matches!(*shared.security, TransportSecurity::Plaintext);
     loop {
         let read = next(shared, &mut stream, &mut buffer, may_be_h2, admitted).await;
         match read {
-            Came::Head(head) => stream = as_request(stream, &mut buffer, head),
-            Came::Preface => return h2::serve(shared, stream, buffer.freeze(), admitted).await,
-            Came::Nothing => return,
-            Came::TooSlow => {
-                shared.counts.closed.count(Closed::HeadSlow);
-                return refuse(stream, &respond::slow_head(shared.timeouts.head)).await;
+            HeadRead::Head(head) => stream = prepare(stream, &mut buffer, head),
+            HeadRead::Http2Preface => return h2::serve(shared, stream, buffer.freeze(), admitted).await,
+            HeadRead::Ended => return,
+            HeadRead::TimedOut => {
+                shared.counts.closed.count(CloseReason::HeadTimeout);
+                return write_last(stream, &respond::slow_head(shared.timeouts.head)).await;
             }
-            Came::Nonsense(problem) => {
+            HeadRead::Invalid(problem) => {
                 tracing::debug!(?problem, "request head rejected");
                 shared.counts.closed.count(match problem {
                     HeadProblem::TooLong | HeadProblem::TargetTooLong | HeadProblem::TooManyFields => {
-                        Closed::HeadTooLarge
+                        CloseReason::HeadTooLarge
                     }
-                    HeadProblem::UnknownCoding | HeadProblem::Malformed(_) => Closed::HeadMalformed,
+                    HeadProblem::UnknownCoding | HeadProblem::Malformed(_) => CloseReason::HeadMalformed,
                 });
-                return refuse(stream, &respond::unreadable_head(problem)).await;
+                return write_last(stream, &respond::unreadable_head(problem)).await;
             }
         }
         may_be_h2 = false;
-        match one(shared, stream, std::mem::take(&mut buffer)).await {
+        match handle_one(shared, stream, std::mem::take(&mut buffer)).await {
             Some((kept, over)) => (stream, buffer) = (kept, over),
             None => return,
         }
@@ -81,7 +85,7 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream, 
 
 /// Prepares a request for the parser: rewrites its target to origin form, and wraps the stream so that chunks are
 /// checked while they are read.
-fn as_request(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
+fn prepare(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
     let chunked = head.is_chunked.then(|| {
         let mut chunks = chunks::Scan::default();
         let problem = chunks.go_on(&buffer[head.length..]).err();
@@ -102,54 +106,54 @@ fn as_request(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
 }
 
 /// Waits for a request and reads its head into `buffer`, which may contain the start of it.
-async fn next<D: Door>(
+async fn next<D: RequestHandler>(
     shared: &Shared<D>,
     stream: &mut Stream,
     buffer: &mut BytesMut,
     may_be_h2: bool,
-    admitted: &mut Admitted,
-) -> Came {
+    admitted: &mut AdmittedConnection,
+) -> HeadRead {
     if buffer.is_empty() {
         buffer.reserve(HEAD_BUFFER_BYTES);
         let read = tokio::select! {
             biased;
             read = timeout(shared.timeouts.idle, stream.read_buf(buffer)) => read,
-            () = shared.closing() => return Came::Nothing,
+            () = shared.closing() => return HeadRead::Ended,
             () = admitted.evicted() => {
-                shared.counts.closed.count(Closed::HalfOpen);
-                return Came::Nothing;
+                shared.counts.closed.count(CloseReason::HalfOpen);
+                return HeadRead::Ended;
             }
-            () = shared.crowded.notified() => {
-                shared.counts.closed.count(Closed::Crowded);
-                return Came::Nothing;
+            () = shared.evict_idle.notified() => {
+                shared.counts.closed.count(CloseReason::ConnectionLimit);
+                return HeadRead::Ended;
             }
         };
         if read.is_err() {
-            shared.counts.closed.count(Closed::Idle);
+            shared.counts.closed.count(CloseReason::Idle);
         }
         if !matches!(read, Ok(Ok(1..))) {
-            return Came::Nothing;
+            return HeadRead::Ended;
         }
     }
     if may_be_h2 && buffer.first() == Some(&HANDSHAKE_RECORD) {
         shared.reject_tls();
-        return Came::Nonsense(HeadProblem::Malformed("it is TLS, and this port expects plaintext"));
+        return HeadRead::Invalid(HeadProblem::Malformed("it is TLS, and this port expects plaintext"));
     }
     let mut scan = Scan::default();
     let deadline = Instant::now() + shared.timeouts.head;
     loop {
         if may_be_h2 && H2_PREFACE.starts_with(&buffer[..buffer.len().min(H2_PREFACE.len())]) {
             if buffer.len() >= H2_PREFACE.len() {
-                return Came::Preface;
+                return HeadRead::Http2Preface;
             }
         } else {
             match scan.go_on(buffer) {
                 Ok(Some(head)) => {
                     admitted.mark(false);
-                    return Came::Head(head);
+                    return HeadRead::Head(head);
                 }
                 Ok(None) => {}
-                Err(problem) => return Came::Nonsense(problem),
+                Err(problem) => return HeadRead::Invalid(problem),
             }
         }
         admitted.mark(true);
@@ -157,12 +161,12 @@ async fn next<D: Door>(
             biased;
             read = timeout_at(deadline, stream.read_buf(buffer)) => match read {
                 Ok(Ok(1..)) => {}
-                Ok(Ok(0) | Err(_)) => return Came::Nothing,
-                Err(_) => return Came::TooSlow,
+                Ok(Ok(0) | Err(_)) => return HeadRead::Ended,
+                Err(_) => return HeadRead::TimedOut,
             },
             () = admitted.evicted() => {
-                shared.counts.closed.count(Closed::HalfOpen);
-                return Came::Nothing;
+                shared.counts.closed.count(CloseReason::HalfOpen);
+                return HeadRead::Ended;
             }
         }
     }
@@ -170,7 +174,11 @@ async fn next<D: Door>(
 
 /// Handles the request whose head is in `buffer`; returns the connection if it can carry another request, with the
 /// bytes of that already read.
-async fn one<D: Door>(shared: &Shared<D>, stream: Stream, buffer: BytesMut) -> Option<(Stream, BytesMut)> {
+async fn handle_one<D: RequestHandler>(
+    shared: &Shared<D>,
+    stream: Stream,
+    buffer: BytesMut,
+) -> Option<(Stream, BytesMut)> {
     let mut session = ServerSession::new_http1(stream);
     session.set_pipelined_prefix(buffer);
     session.set_pipelining_enabled(true);
@@ -186,7 +194,7 @@ async fn one<D: Door>(shared: &Shared<D>, stream: Stream, buffer: BytesMut) -> O
             return None;
         }
     }
-    let closes = shared.handle(&mut session).await == AfterAnswer::Close;
+    let closes = shared.handle(&mut session).await == AfterResponse::Close;
     if closes || session.get_keepalive().is_none() && !session.is_body_done() {
         linger(session).await;
         return None;
@@ -198,12 +206,12 @@ async fn one<D: Door>(shared: &Shared<D>, stream: Stream, buffer: BytesMut) -> O
 /// Closes a connection after its last response, and lets a client that is still sending read that response.
 async fn linger(session: ServerSession) {
     if let ServerSession::H1(session) = session {
-        refuse(Chunked::unwrap(session.into_inner()), &[]).await;
+        write_last(Chunked::unwrap(session.into_inner()), &[]).await;
     }
 }
 
 /// Writes a response, closes the write side, and lets the client read the response.
-async fn refuse(mut stream: Stream, response: &[u8]) {
+async fn write_last(mut stream: Stream, response: &[u8]) {
     let write = async {
         stream.write_all(response).await?;
         stream.flush().await?;

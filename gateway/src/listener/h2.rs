@@ -4,10 +4,10 @@
 //! the connection of a client that floods it with frames without effect ([`gateway_core::flood`]), and implements
 //! graceful shutdown: GOAWAY, then completion of all requests, then close.
 
-use super::admission::Admitted;
+use super::admission::AdmittedConnection;
 use super::meter::Metered;
-use super::{AfterAnswer, Carries, Door, Shared, Stage};
-use crate::metrics::Closed;
+use super::{AfterResponse, DrainStage, PeerKind, RequestHandler, Shared};
+use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::Bytes;
 use gateway_core::flood::Flood;
@@ -32,7 +32,7 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// Receive window of one connection, and so the maximum that a connection can make us buffer for requests that do not
 /// read yet.
 const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
-/// Stream window of a gateway's connection, which carries many clients and is read as data arrives.
+/// Stream window of a gateway's connection, which peer many clients and is read as data arrives.
 const GATEWAY_STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// Connection window of a gateway's connection.
 const GATEWAY_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
@@ -43,18 +43,18 @@ const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Maximum number of malformed requests on one connection over its lifetime.
 const MALFORMED_MAX: usize = 32;
 /// Timeout for the last frames (GOAWAY, its acknowledgement) once no request is in flight.
-const GOODBYE: Duration = Duration::from_millis(500);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Timeout for requests to notice that their connection has closed.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Connection = h2::server::Connection<Stream, Bytes>;
 
 /// Serves a connection; `read_before` are its bytes that were read already.
-pub(super) async fn serve<D: Door>(
+pub(super) async fn serve<D: RequestHandler>(
     shared: &Arc<Shared<D>>,
     stream: Stream,
     read_before: Bytes,
-    admitted: &mut Admitted,
+    admitted: &mut AdmittedConnection,
 ) {
     let digest = Arc::new(Digest {
         ssl_digest: stream.get_ssl_digest(),
@@ -63,37 +63,37 @@ pub(super) async fn serve<D: Door>(
         socket_digest: stream.get_socket_digest(),
     });
     let (stream, mut flooded) = Metered::new(stream, read_before);
-    let handshake = server::handshake(Box::new(stream), Some(options(shared.carries)));
+    let handshake = server::handshake(Box::new(stream), Some(options(shared.peer)));
     let handshake = async {
         tokio::select! {
             handshake = timeout(shared.timeouts.head, handshake) => Some(handshake),
             () = admitted.evicted() => None,
         }
     };
-    let Some(handshake) = handshake.await else { return shared.counts.closed.count(Closed::HalfOpen) };
+    let Some(handshake) = handshake.await else { return shared.counts.closed.count(CloseReason::HalfOpen) };
     let mut connection = match handshake {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => return tracing::debug!(%error, "HTTP/2 handshake failed"),
-        Err(_) => return shared.counts.closed.count(Closed::HandshakeSlow),
+        Err(_) => return shared.counts.closed.count(CloseReason::HandshakeTimeout),
     };
     let mut requests = JoinSet::new();
     let mut stage = shared.stage.clone();
     let mut malformed = 0;
     // A client that connects during draining is served once: a GOAWAY before its first request would only make it
     // reconnect.
-    let mut has_request = *stage.borrow() == Stage::Serving;
+    let mut has_request = *stage.borrow() == DrainStage::Serving;
     loop {
         let now = *stage.borrow_and_update();
-        if now == Stage::Closing || (now == Stage::LameDuck && has_request) {
+        if now == DrainStage::Closing || (now == DrainStage::LameDuck && has_request) {
             connection.graceful_shutdown();
         }
         // An idle connection is kept for the idle timeout; during draining only for its last frames.
-        let idle_timeout = if now == Stage::Closing { GOODBYE } else { shared.timeouts.idle };
+        let idle_timeout = if now == DrainStage::Closing { CLOSE_TIMEOUT } else { shared.timeouts.idle };
         let unused = async {
             tokio::select! {
-                () = tokio::time::sleep(idle_timeout) => Closed::Idle,
-                () = shared.crowded.notified() => Closed::Crowded,
-                () = admitted.evicted() => Closed::HalfOpen,
+                () = tokio::time::sleep(idle_timeout) => CloseReason::Idle,
+                () = shared.evict_idle.notified() => CloseReason::ConnectionLimit,
+                () = admitted.evicted() => CloseReason::HalfOpen,
             }
         };
         let accepted = tokio::select! {
@@ -102,18 +102,18 @@ pub(super) async fn serve<D: Door>(
                 tracing::info!(frame = idle.as_str(), "HTTP/2 connection closed for flooding");
                 shared.counts.floods.count(idle);
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-                timeout(GOODBYE, drive(&mut connection)).await.ok();
+                timeout(CLOSE_TIMEOUT, drive(&mut connection)).await.ok();
                 break;
             }
             Ok(()) = stage.changed() => continue,
             Some(_) = requests.join_next() => continue,
             accepted = HttpSession::from_h2_conn(&mut connection, digest.clone()) => accepted,
             why = unused, if requests.is_empty() => {
-                if now != Stage::Closing {
+                if now != DrainStage::Closing {
                     shared.counts.closed.count(why);
                 }
                 connection.abrupt_shutdown(Reason::NO_ERROR);
-                timeout(GOODBYE, drive(&mut connection)).await.ok();
+                timeout(CLOSE_TIMEOUT, drive(&mut connection)).await.ok();
                 break;
             }
         };
@@ -129,9 +129,9 @@ pub(super) async fn serve<D: Door>(
             Ok(Some(H2Accept::Rejected)) => {
                 malformed += 1;
                 if malformed > MALFORMED_MAX {
-                    shared.counts.closed.count(Closed::Malformed);
+                    shared.counts.closed.count(CloseReason::MalformedRequests);
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-                    timeout(GOODBYE, drive(&mut connection)).await.ok();
+                    timeout(CLOSE_TIMEOUT, drive(&mut connection)).await.ok();
                     break;
                 }
             }
@@ -149,15 +149,15 @@ pub(super) async fn serve<D: Door>(
     }
 }
 
-fn options(carries: Carries) -> H2Options {
+fn options(peer: PeerKind) -> H2Options {
     let mut options = H2Options::new();
     options.max_header_list_size(HEADER_LIST_BYTES_MAX).max_send_buffer_size(SEND_BUFFER_BYTES);
-    match carries {
-        Carries::OneClients => options
+    match peer {
+        PeerKind::Client => options
             .max_concurrent_streams(STREAMS_MAX)
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES),
-        Carries::AGateways => options
+        PeerKind::Gateway => options
             .max_concurrent_streams(REQUESTS_MAX as u32)
             .initial_window_size(GATEWAY_STREAM_WINDOW_BYTES)
             .initial_connection_window_size(GATEWAY_CONNECTION_WINDOW_BYTES)
@@ -173,13 +173,13 @@ async fn drive(connection: &mut Connection) {
     std::future::poll_fn(|context| connection.poll_closed(context)).await.ok();
 }
 
-impl<D: Door> Shared<D> {
+impl<D: RequestHandler> Shared<D> {
     async fn handle_stream(&self, session: HttpSession) {
         let mut session = ServerSession::new_http2(session);
         match self.handle(&mut session).await {
-            AfterAnswer::Close => session.shutdown().await,
+            AfterResponse::Close => session.shutdown().await,
             // An incomplete response ends in a reset when the session is dropped.
-            AfterAnswer::Reuse => {
+            AfterResponse::Reuse => {
                 // A reset while the client is still sending can hide the response from it.
                 respond::discard(&mut session).await;
                 drop(session.finish().await);

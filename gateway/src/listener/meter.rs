@@ -30,7 +30,7 @@ pub(super) struct Metered {
     meter: Meter,
     guard: Guard,
     /// Start of a header block, buffered until its end arrives.
-    held: BytesMut,
+    pending: BytesMut,
     /// Bytes of complete header blocks, ready to be read.
     released: BytesMut,
     flooded: Option<oneshot::Sender<Flood>>,
@@ -41,23 +41,23 @@ impl Metered {
     pub(super) fn new(inner: Stream, read_before: Bytes) -> (Metered, oneshot::Receiver<Flood>) {
         let (flooded, on_flood) = oneshot::channel();
         let meter = Meter::new(Instant::now());
-        let (guard, held, released) = (Guard::default(), BytesMut::new(), BytesMut::new());
-        (Metered { inner, read_before, meter, guard, held, released, flooded: Some(flooded) }, on_flood)
+        let (guard, pending, released) = (Guard::default(), BytesMut::new(), BytesMut::new());
+        (Metered { inner, read_before, meter, guard, pending, released, flooded: Some(flooded) }, on_flood)
     }
 }
 
 impl Metered {
     /// Moves the bytes of an incomplete header block out of `buffer`; the bytes after `before` are new.
-    fn hold_back(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
-        if self.held.is_empty() {
+    fn hold_incomplete(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+        if self.pending.is_empty() {
             let released = self.guard.scan(&mut buffer.filled_mut()[before..]);
-            self.held.extend_from_slice(&buffer.filled()[before + released..]);
+            self.pending.extend_from_slice(&buffer.filled()[before + released..]);
             buffer.set_filled(before + released);
         } else {
-            self.held.extend_from_slice(&buffer.filled()[before..]);
+            self.pending.extend_from_slice(&buffer.filled()[before..]);
             buffer.set_filled(before);
-            let released = self.guard.scan(&mut self.held);
-            self.released = self.held.split_to(released);
+            let released = self.guard.scan(&mut self.pending);
+            self.released = self.pending.split_to(released);
         }
     }
 }
@@ -94,7 +94,7 @@ impl AsyncRead for Metered {
                 // If the receiver is dropped, the connection is being closed already.
                 flooded.send(flood).ok();
             }
-            self.hold_back(buffer, before);
+            self.hold_incomplete(buffer, before);
             if buffer.filled().len() > before {
                 return Poll::Ready(Ok(()));
             }

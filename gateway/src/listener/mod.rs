@@ -19,23 +19,23 @@ mod h1;
 mod h2;
 mod meter;
 
+use crate::coalesce::CoalescingStream;
 use crate::config::Timeouts;
 use crate::events::{HopFailures, HopRefused};
-use crate::gathered::Gathered;
-use crate::hop::{Cause, Doorkeeper};
-use crate::metrics::{Closed, ListenerMetrics};
+use crate::hop::{GatewayAcceptor, HopFailureCause};
+use crate::metrics::{CloseReason, ListenerMetrics};
 use crate::respond;
 pub use admission::AddressLimits;
 pub(crate) use admission::{CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use bytes::Bytes;
-pub(crate) use chunked::refused as chunks_refused;
+pub(crate) use chunked::chunk_error;
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::listener::Listener as Socket;
 use pingora::protocols::{GetSocketDigest, Stream};
 use replica_core::wire::headers;
 
-use admission::{Admitted, Open};
+use admission::{AdmittedConnection, OpenConnections};
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -58,14 +58,14 @@ const ACCEPT_QUEUE_MAX: i32 = 4096;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Handler of the requests of a listener.
-pub(crate) trait Door: Send + Sync + 'static {
+pub(crate) trait RequestHandler: Send + Sync + 'static {
     /// Handles the request whose head `session` has read.
-    fn handle(&self, session: &mut ServerSession) -> impl Future<Output = AfterAnswer> + Send;
+    fn handle(&self, session: &mut ServerSession) -> impl Future<Output = AfterResponse> + Send;
 }
 
 /// Fate of the connection after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AfterAnswer {
+pub(crate) enum AfterResponse {
     /// The connection can carry the next request.
     Reuse,
     /// The response was truncated, or the client disconnected.
@@ -74,16 +74,16 @@ pub(crate) enum AfterAnswer {
 
 /// Reason why a listener stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leave {
+pub(crate) enum StopReason {
     /// The process shuts down: new requests are served during the lame duck period.
-    Stopping,
+    Shutdown,
     /// Another process accepts from the same socket now.
     HandedOver,
 }
 
-/// Stage of draining.
+/// DrainStage of draining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum DrainStage {
     Serving,
     /// Responses announce that the connection should not be reused.
     LameDuck,
@@ -95,44 +95,44 @@ enum Stage {
 pub(crate) struct Listener {
     socket: Socket,
     address: SocketAddr,
-    greeting: Arc<Greeting>,
-    room: Arc<Semaphore>,
+    security: Arc<TransportSecurity>,
+    permits: Arc<Semaphore>,
     counts: Arc<ListenerMetrics>,
     refused: Arc<HopFailures>,
-    carries: Carries,
+    peer: PeerKind,
     limits: AddressLimits,
 }
 
 /// Kind of peer that a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Carries {
+enum PeerKind {
     /// A client.
-    OneClients,
-    /// A gateway, which carries the requests of many clients.
-    AGateways,
+    Client,
+    /// A gateway, which peer the requests of many clients.
+    Gateway,
 }
 
 /// Transport security of a listener.
-enum Greeting {
+enum TransportSecurity {
     /// None.
-    Clear,
+    Plaintext,
     /// TLS without client certificates.
     Clients(Acceptor),
     /// Mutual TLS with gateways.
-    Gateways(Doorkeeper),
+    Gateways(GatewayAcceptor),
 }
 
 /// State shared by the connections of a listener.
 struct Shared<D> {
     handler: Arc<D>,
     timeouts: Timeouts,
-    greeting: Arc<Greeting>,
+    security: Arc<TransportSecurity>,
     refused: Arc<HopFailures>,
-    carries: Carries,
-    stage: watch::Receiver<Stage>,
+    peer: PeerKind,
+    stage: watch::Receiver<DrainStage>,
     /// Wakes the connection that has been idle for longest, to be closed.
-    crowded: Notify,
-    open: Arc<Open>,
+    evict_idle: Notify,
+    open: Arc<OpenConnections>,
     counts: Arc<ListenerMetrics>,
 }
 
@@ -147,54 +147,54 @@ impl Listener {
         let address = socket.local_addr()?;
         // For a socket that listens already this changes only the queue length.
         rustix::net::listen(&socket, ACCEPT_QUEUE_MAX)?;
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let (counts, refused) = (Arc::default(), Arc::default());
         Ok(Listener {
             socket: socket.into(),
             address,
-            greeting: Arc::new(Greeting::Clear),
-            room,
+            security: Arc::new(TransportSecurity::Plaintext),
+            permits,
             counts,
             refused,
-            carries: Carries::OneClients,
+            peer: PeerKind::Client,
             limits: AddressLimits::NONE,
         })
     }
 
     /// Accepts only TLS, if there is an acceptor.
-    pub(crate) fn over_tls(self, acceptor: Option<Acceptor>) -> Listener {
-        let greeting = acceptor.map_or(Greeting::Clear, Greeting::Clients);
-        Listener { greeting: Arc::new(greeting), ..self }
+    pub(crate) fn with_tls(self, acceptor: Option<Acceptor>) -> Listener {
+        let security = acceptor.map_or(TransportSecurity::Plaintext, TransportSecurity::Clients);
+        Listener { security: Arc::new(security), ..self }
     }
 
     /// Accepts connections of gateways; only of those with a valid certificate if there is an acceptor.
-    pub(crate) fn kept_by(self, doorkeeper: Option<Doorkeeper>) -> Listener {
-        let greeting = doorkeeper.map_or(Greeting::Clear, Greeting::Gateways);
-        Listener { greeting: Arc::new(greeting), carries: Carries::AGateways, ..self }
+    pub(crate) fn for_gateways(self, acceptor: Option<GatewayAcceptor>) -> Listener {
+        let security = acceptor.map_or(TransportSecurity::Plaintext, TransportSecurity::Gateways);
+        Listener { security: Arc::new(security), peer: PeerKind::Gateway, ..self }
     }
 
     /// Sets the counters of rejected connections.
-    pub(crate) fn refusing(self, refused: Arc<HopFailures>) -> Listener {
+    pub(crate) fn with_failure_counters(self, refused: Arc<HopFailures>) -> Listener {
         Listener { refused, ..self }
     }
 
     /// Sets the maximum number of open connections.
-    pub(crate) fn holding(self, connections_max: usize) -> Listener {
-        Listener { room: Arc::new(Semaphore::new(connections_max)), ..self }
+    pub(crate) fn with_connections_max(self, connections_max: usize) -> Listener {
+        Listener { permits: Arc::new(Semaphore::new(connections_max)), ..self }
     }
 
     /// Sets the limits per client address.
-    pub(crate) fn limited_by(self, limits: AddressLimits) -> Listener {
+    pub(crate) fn with_address_limits(self, limits: AddressLimits) -> Listener {
         Listener { limits, ..self }
     }
 
     /// Returns the semaphore that has one permit for each connection that can still be opened.
-    pub(crate) fn room(&self) -> Arc<Semaphore> {
-        self.room.clone()
+    pub(crate) fn permits(&self) -> Arc<Semaphore> {
+        self.permits.clone()
     }
 
     /// Returns the metrics.
-    pub(crate) fn counts(&self) -> Arc<ListenerMetrics> {
+    pub(crate) fn metrics(&self) -> Arc<ListenerMetrics> {
         self.counts.clone()
     }
 
@@ -204,44 +204,44 @@ impl Listener {
     }
 
     /// Serves until `stop` completes, then drains as the module comment describes.
-    pub(crate) async fn serve<D: Door>(
+    pub(crate) async fn serve<D: RequestHandler>(
         self,
         handler: Arc<D>,
-        stop: impl Future<Output = Leave>,
+        stop: impl Future<Output = StopReason>,
         timeouts: Timeouts,
     ) {
-        let (stage, stage_receiver) = watch::channel(Stage::Serving);
-        let Listener { socket, address: _, greeting, room, counts, refused, carries, limits } = self;
-        let open = Arc::new(Open::new(limits, counts.clone()));
-        let crowded = Notify::new();
+        let (stage, stage_receiver) = watch::channel(DrainStage::Serving);
+        let Listener { socket, address: _, security, permits, counts, refused, peer, limits } = self;
+        let open = Arc::new(OpenConnections::new(limits, counts.clone()));
+        let evict_idle = Notify::new();
         let shared = Arc::new(Shared {
             handler,
             timeouts,
-            greeting,
+            security,
             counts,
             refused,
-            carries,
+            peer,
             stage: stage_receiver,
-            crowded,
+            evict_idle,
             open,
         });
         let mut connections = JoinSet::new();
-        let reason = accept_until(&socket, &shared, &room, &mut connections, stop).await;
-        stage.send_replace(Stage::LameDuck);
+        let reason = accept_until(&socket, &shared, &permits, &mut connections, stop).await;
+        stage.send_replace(DrainStage::LameDuck);
         match reason {
-            Leave::Stopping => {
+            StopReason::Shutdown => {
                 let time = tokio::time::sleep(timeouts.lame_duck);
-                accept_until(&socket, &shared, &room, &mut connections, time).await;
+                accept_until(&socket, &shared, &permits, &mut connections, time).await;
                 drop(socket);
             }
-            Leave::HandedOver => {
+            StopReason::HandedOver => {
                 drop(socket);
                 timeout(timeouts.lame_duck, all(&mut connections)).await.ok();
             }
         }
-        stage.send_replace(Stage::Closing);
+        stage.send_replace(DrainStage::Closing);
         if timeout(timeouts.drain, all(&mut connections)).await.is_err() {
-            (0..connections.len()).for_each(|_| shared.counts.closed.count(Closed::CutOff));
+            (0..connections.len()).for_each(|_| shared.counts.closed.count(CloseReason::DrainTimeout));
             tracing::warn!(drain = ?timeouts.drain, "drain timeout expired, requests in flight aborted");
             connections.shutdown().await;
         }
@@ -253,10 +253,10 @@ async fn all(connections: &mut JoinSet<()>) {
 }
 
 /// Accepts connections, each in its own task, until `until` completes.
-async fn accept_until<D: Door, T>(
+async fn accept_until<D: RequestHandler, T>(
     socket: &Socket,
     shared: &Arc<Shared<D>>,
-    room: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
     connections: &mut JoinSet<()>,
     until: impl Future<Output = T>,
 ) -> T {
@@ -267,17 +267,17 @@ async fn accept_until<D: Door, T>(
             biased;
             done = &mut until => return done,
             Some(_) = connections.join_next() => continue,
-            accepted = accept(socket, &mut pending, room, shared) => accepted,
+            accepted = accept(socket, &mut pending, permits, shared) => accepted,
         };
         match accepted {
-            Ok(Accepted { stream, admitted, place }) => {
+            Ok(AcceptedConnection { stream, admitted, permit }) => {
                 let shared = shared.clone();
                 connections.spawn(async move {
                     // Requests are contained one by one; this contains panics of the connection between them.
                     if let Err(Panicked(reason)) = contain(shared.serve(stream, admitted)).await {
                         tracing::error!(reason, "connection panicked and was closed");
                     }
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {
@@ -288,17 +288,17 @@ async fn accept_until<D: Door, T>(
     }
 }
 
-/// Accepted and admitted connection.
-struct Accepted {
+/// AcceptedConnection and admitted connection.
+struct AcceptedConnection {
     stream: pingora::protocols::l4::stream::Stream,
-    admitted: Admitted,
-    place: OwnedSemaphorePermit,
+    admitted: AdmittedConnection,
+    permit: OwnedSemaphorePermit,
 }
 
-/// Accepted connection that waits for a permit.
-struct Waiting {
+/// AcceptedConnection connection that waits for a permit.
+struct PendingConnection {
     stream: pingora::protocols::l4::stream::Stream,
-    admitted: Admitted,
+    admitted: AdmittedConnection,
     /// Whether another connection was closed for this one; one is enough, however often the wait restarts.
     has_evicted: bool,
 }
@@ -306,34 +306,34 @@ struct Waiting {
 /// Accepts a connection with Pingora's accept, which records the peer address for the session. A connection is evicted
 /// only when another one waits for its permit: a half-open one, or else the one that has been idle for longest. The
 /// waiting connection stays in `pending` if this future is dropped.
-async fn accept<D: Door>(
+async fn accept<D: RequestHandler>(
     socket: &Socket,
-    pending: &mut Option<Waiting>,
-    room: &Arc<Semaphore>,
+    pending: &mut Option<PendingConnection>,
+    permits: &Arc<Semaphore>,
     shared: &Shared<D>,
-) -> io::Result<Accepted> {
+) -> io::Result<AcceptedConnection> {
     while pending.is_none() {
         let stream = socket.accept().await?;
         match shared.open.admit(address(&stream)) {
-            Some(admitted) => *pending = Some(Waiting { stream, admitted, has_evicted: false }),
-            None => shared.counts.closed.count(Closed::AddressFull),
+            Some(admitted) => *pending = Some(PendingConnection { stream, admitted, has_evicted: false }),
+            None => shared.counts.closed.count(CloseReason::AddressLimit),
         }
     }
-    let place = match room.clone().try_acquire_owned() {
-        Ok(place) => place,
+    let permit = match permits.clone().try_acquire_owned() {
+        Ok(permit) => permit,
         Err(_) => {
             if let Some(waiting) = pending.as_mut().filter(|waiting| !waiting.has_evicted) {
                 waiting.has_evicted = true;
                 if !shared.open.evict_half_open(&waiting.admitted) {
-                    shared.crowded.notify_one();
+                    shared.evict_idle.notify_one();
                 }
             }
-            room.clone().acquire_owned().await.expect("the semaphore is never closed")
+            permits.clone().acquire_owned().await.expect("the semaphore is never closed")
         }
     };
-    let Waiting { mut stream, admitted, .. } = pending.take().expect("a connection is pending");
+    let PendingConnection { mut stream, admitted, .. } = pending.take().expect("a connection is pending");
     stream.set_nodelay().map_err(io::Error::other)?;
-    Ok(Accepted { stream, admitted, place })
+    Ok(AcceptedConnection { stream, admitted, permit })
 }
 
 /// Returns the peer address; connections of unknown origin share one set of limits.
@@ -343,50 +343,54 @@ fn address(stream: &pingora::protocols::l4::stream::Stream) -> IpAddr {
     peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
 }
 
-impl<D: Door> Shared<D> {
+impl<D: RequestHandler> Shared<D> {
     /// Serves one connection from its first byte to its last.
-    async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream, mut admitted: Admitted) {
-        let stream = match &*self.greeting {
-            Greeting::Clear => {
-                return h1::serve(self, Box::new(self.gathered(stream)), &mut admitted).await;
+    async fn serve(
+        self: &Arc<Self>,
+        stream: pingora::protocols::l4::stream::Stream,
+        mut admitted: AdmittedConnection,
+    ) {
+        let stream = match &*self.security {
+            TransportSecurity::Plaintext => {
+                return h1::serve(self, Box::new(self.coalescing(stream)), &mut admitted).await;
             }
-            Greeting::Gateways(doorkeeper) => doorkeeper.greet(stream, self.timeouts.head).await,
-            Greeting::Clients(tls) => tokio::select! {
+            TransportSecurity::Gateways(acceptor) => acceptor.accept(stream, self.timeouts.head).await,
+            TransportSecurity::Clients(tls) => tokio::select! {
                 handshake = timeout(self.timeouts.head, tls.tls_handshake(stream)) => match handshake {
                     Ok(Ok(stream)) => Some(stream),
                     Ok(Err(error)) => {
-                        self.counts.closed.count(Closed::Handshake);
+                        self.counts.closed.count(CloseReason::HandshakeFailed);
                         tracing::debug!(%error, "a TLS handshake failed");
                         None
                     }
                     Err(_) => {
-                        self.counts.closed.count(Closed::HandshakeSlow);
+                        self.counts.closed.count(CloseReason::HandshakeTimeout);
                         tracing::debug!("a TLS handshake took too long");
                         None
                     }
                 },
                 () = admitted.evicted() => {
-                    self.counts.closed.count(Closed::HalfOpen);
+                    self.counts.closed.count(CloseReason::HalfOpen);
                     None
                 }
             },
         };
         let Some(stream) = stream else { return };
-        let stream: Stream = Box::new(self.gathered(stream));
+        let stream: Stream = Box::new(self.coalescing(stream));
         match stream.selected_alpn_proto() {
             Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new(), &mut admitted).await,
             _ => h1::serve(self, stream, &mut admitted).await,
         }
     }
 
-    fn gathered<S>(&self, stream: S) -> Gathered<S> {
-        Gathered::new(stream, self.timeouts.write, self.counts.clone())
+    fn coalescing<S>(&self, stream: S) -> CoalescingStream<S> {
+        CoalescingStream::new(stream, self.timeouts.write, self.counts.clone())
     }
 
     /// Handles one request; returns whether its connection can be reused.
-    async fn handle(&self, session: &mut ServerSession) -> AfterAnswer {
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         session.set_write_timeout(Some(self.timeouts.write));
-        let notice = Notice { stage: self.stage.clone(), carries: self.carries };
+        let notice = ConnectionNotice { stage: self.stage.clone(), peer: self.peer };
         session.req_header_mut().extensions_mut().insert(notice);
         match contain(self.handler.handle(session)).await {
             Ok(after) => after,
@@ -402,39 +406,39 @@ impl<D: Door> Shared<D> {
     /// Counts a TLS handshake on a plaintext port.
     fn reject_tls(&self) {
         let reason = "the peer sends TLS, and this port expects plaintext";
-        HopRefused { cause: Cause::UnexpectedTls, reason }.record(&self.refused);
+        HopRefused { cause: HopFailureCause::UnexpectedTls, reason }.record(&self.refused);
     }
 
     /// Completes when idle connections must be closed.
     async fn closing(&self) {
         // The sender outlives every connection.
-        self.stage.clone().wait_for(|stage| *stage == Stage::Closing).await.ok();
+        self.stage.clone().wait_for(|stage| *stage == DrainStage::Closing).await.ok();
     }
 }
 
 /// Request extension that tells whether the connection may be reused, evaluated when the response is written, not when
 /// the request arrives.
 #[derive(Clone)]
-struct Notice {
-    stage: watch::Receiver<Stage>,
-    carries: Carries,
+struct ConnectionNotice {
+    stage: watch::Receiver<DrainStage>,
+    peer: PeerKind,
 }
 
 /// Returns whether a client that has closed its side of the connection may still wait for the response (RFC 9112, 9.6).
 /// A gateway never does: its requests end with their connection.
 pub(crate) fn may_half_close(session: &ServerSession) -> bool {
-    let carries = session.req_header().extensions.get::<Notice>().map(|notice| notice.carries);
-    !session.is_http2() && carries == Some(Carries::OneClients)
+    let peer = session.req_header().extensions.get::<ConnectionNotice>().map(|notice| notice.peer);
+    !session.is_http2() && peer == Some(PeerKind::Client)
 }
 
 /// Disables keep-alive during draining. Must be called before the head of a response is written, because HTTP/1
 /// announces it there.
-pub(crate) fn heed_notice(session: &mut ServerSession) {
+pub(crate) fn apply_drain_notice(session: &mut ServerSession) {
     let draining = session
         .req_header()
         .extensions
-        .get::<Notice>()
-        .is_some_and(|notice| *notice.stage.borrow() != Stage::Serving);
+        .get::<ConnectionNotice>()
+        .is_some_and(|notice| *notice.stage.borrow() != DrainStage::Serving);
     if draining {
         session.set_keepalive(None);
     }

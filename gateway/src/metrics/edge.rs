@@ -1,9 +1,12 @@
 //! Metrics of a gateway.
 
-use super::bounds::{Piece, ShedMetrics, Tally, Turn};
-use super::label::Outcome;
+use super::bounds::{LabelCounter, PartOutcome, ShedMetrics, SplitAdmission};
+use super::label::OutcomeClass;
 use super::tenants::TenantMetrics;
-use super::{Asked, Count, Ending, Histogram, Kind, Lazily, Priority, Protocol, Stage, Text};
+use super::{
+    ClientProtocol, EndpointLabel, Kind, LatencyHistogram, LatencyStage, LazyByIndex, MetricsText, Priority,
+    RelaxedCounter, RequestOutcome,
+};
 use gateway_core::endpoint::Endpoint;
 use gateway_core::keys::KeyRing;
 use gateway_core::trail::{Attempted, Cause};
@@ -15,76 +18,76 @@ use std::time::Duration;
 
 /// Metrics of a gateway.
 pub(crate) struct EdgeMetrics {
-    requests: BTreeMap<&'static str, ByEnding>,
-    others: ByEnding,
-    protocols: [Count; Protocol::ALL.len()],
-    pub(crate) in_flight: Count,
+    requests: BTreeMap<&'static str, GatewayOutcomes>,
+    others: GatewayOutcomes,
+    protocols: [RelaxedCounter; ClientProtocol::ALL.len()],
+    pub(crate) in_flight: RelaxedCounter,
     /// By tenant.
     pub(crate) tenants: TenantMetrics,
-    regions: Lazily<ByRegion>,
-    seconds: [Histogram; Priority::ALL.len()],
-    stages: [Histogram; Stage::ALL.len()],
+    regions: LazyByIndex<ByRegion>,
+    seconds: [LatencyHistogram; Priority::ALL.len()],
+    stages: [LatencyHistogram; LatencyStage::ALL.len()],
     /// Route tables that were unreadable, or not newer than the current one.
-    pub(crate) tables_refused: Count,
+    pub(crate) tables_refused: RelaxedCounter,
     /// Reloads of the gateway's own tenants file that changed something, and those that failed.
-    pub(crate) tenants_reloaded: Count,
-    pub(crate) tenants_refused: Count,
-    pub(crate) bytes_in: Count,
-    pub(crate) bytes_out: Count,
+    pub(crate) tenants_reloaded: RelaxedCounter,
+    pub(crate) tenants_refused: RelaxedCounter,
+    pub(crate) bytes_in: RelaxedCounter,
+    pub(crate) bytes_out: RelaxedCounter,
     pub(crate) shed: ShedMetrics,
     /// Admissions of requests that were large enough to be split.
-    pub(crate) split_admissions: Tally<Turn>,
-    pub(crate) parts: Tally<Piece>,
+    pub(crate) split_admissions: LabelCounter<SplitAdmission>,
+    pub(crate) parts: LabelCounter<PartOutcome>,
 }
 
-struct ByEnding([Count; Ending::LEN]);
+struct GatewayOutcomes([RelaxedCounter; RequestOutcome::LEN]);
 
-impl Default for ByEnding {
-    fn default() -> ByEnding {
-        ByEnding(std::array::from_fn(|_| Count::default()))
+impl Default for GatewayOutcomes {
+    fn default() -> GatewayOutcomes {
+        GatewayOutcomes(std::array::from_fn(|_| RelaxedCounter::default()))
     }
 }
 
 #[derive(Default)]
 struct ByRegion {
-    outcomes: [Count; Outcome::ALL.len()],
-    attempts: [[Count; Ended::ALL.len()]; Cause::ALL.len()],
-    seconds: Histogram,
+    outcomes: [RelaxedCounter; OutcomeClass::ALL.len()],
+    attempts: [[RelaxedCounter; Ended::ALL.len()]; Cause::ALL.len()],
+    seconds: LatencyHistogram,
 }
 
 impl EdgeMetrics {
     /// Creates the metrics for these regions and tenants.
     pub(crate) fn new(catalogue: &Catalogue, keys: &KeyRing) -> EdgeMetrics {
-        let known = Endpoint::paths().map(|path| (path, ByEnding::default()));
+        let known = Endpoint::paths().map(|path| (path, GatewayOutcomes::default()));
         EdgeMetrics {
             requests: known.collect(),
-            others: ByEnding::default(),
+            others: GatewayOutcomes::default(),
             protocols: Default::default(),
-            in_flight: Count::default(),
+            in_flight: RelaxedCounter::default(),
             tenants: TenantMetrics::of(keys),
-            regions: Lazily::new(catalogue.len()),
+            regions: LazyByIndex::new(catalogue.len()),
             seconds: Default::default(),
             stages: Default::default(),
-            tables_refused: Count::default(),
-            tenants_reloaded: Count::default(),
-            tenants_refused: Count::default(),
-            bytes_in: Count::default(),
-            bytes_out: Count::default(),
+            tables_refused: RelaxedCounter::default(),
+            tenants_reloaded: RelaxedCounter::default(),
+            tenants_refused: RelaxedCounter::default(),
+            bytes_in: RelaxedCounter::default(),
+            bytes_out: RelaxedCounter::default(),
             shed: ShedMetrics::default(),
-            split_admissions: Tally::default(),
-            parts: Tally::default(),
+            split_admissions: LabelCounter::default(),
+            parts: LabelCounter::default(),
         }
     }
 
     /// Counts a finished request.
-    pub(crate) fn ended(&self, endpoint: Asked, protocol: Protocol, ending: Ending) {
-        self.requests.get(endpoint.as_str()).unwrap_or(&self.others).0[ending.index()].add(1);
+    pub(crate) fn ended(&self, endpoint: EndpointLabel, protocol: ClientProtocol, outcome: RequestOutcome) {
+        self.requests.get(endpoint.as_str()).unwrap_or(&self.others).0[outcome.index()].add(1);
         self.protocols[protocol as usize].add(1);
     }
 
     /// Counts a request whose response came from this region.
-    pub(crate) fn responded(&self, region: RegionIndex, ending: Ending) {
-        self.regions.of(region.as_usize()).outcomes[Outcome::of(ending) as usize].add(1);
+    pub(crate) fn responded(&self, region: RegionIndex, outcome: RequestOutcome) {
+        self.regions.of(region.as_usize()).outcomes[OutcomeClass::of(outcome) as usize].add(1);
     }
 
     pub(crate) fn attempted(&self, attempt: &Attempted) {
@@ -97,12 +100,12 @@ impl EdgeMetrics {
         self.seconds[priority as usize].observe(total);
     }
 
-    pub(crate) fn stage(&self, stage: Stage, took: Duration) {
+    pub(crate) fn stage(&self, stage: LatencyStage, took: Duration) {
         self.stages[stage as usize].observe(took);
     }
 
     /// Writes all metrics, with the region names of `catalogue`.
-    pub(crate) fn render(&self, text: &mut Text, catalogue: &Catalogue) {
+    pub(crate) fn render(&self, text: &mut MetricsText, catalogue: &Catalogue) {
         self.render_requests(text);
         self.tenants.render(text);
         self.render_regions(text, catalogue);
@@ -113,7 +116,7 @@ impl EdgeMetrics {
         }
         let name = "meridian_gateway_stage_seconds";
         text.head(name, Kind::Histogram, "Time of forwarded requests by stage.");
-        for stage in Stage::ALL {
+        for stage in LatencyStage::ALL {
             text.histogram(name, &[("stage", stage.as_str())], &self.stages[stage as usize]);
         }
         let name = "meridian_gateway_tables_refused_total";
@@ -133,7 +136,7 @@ impl EdgeMetrics {
         self.parts.render(text, "meridian_gateway_parts_total", help, "outcome");
     }
 
-    fn render_requests(&self, text: &mut Text) {
+    fn render_requests(&self, text: &mut MetricsText) {
         let name = "meridian_gateway_requests_total";
         text.head(
             name,
@@ -141,15 +144,15 @@ impl EdgeMetrics {
             "Finished requests, by endpoint and outcome: ok, an error code, or an incomplete response.",
         );
         let endpoints = self.requests.iter().map(|(path, by)| (*path, by));
-        for (path, by) in endpoints.chain([(Asked::OTHER.as_str(), &self.others)]) {
-            let counts = by.0.iter().map(Count::get).enumerate();
+        for (path, by) in endpoints.chain([(EndpointLabel::OTHER.as_str(), &self.others)]) {
+            let counts = by.0.iter().map(RelaxedCounter::get).enumerate();
             for (at, n) in counts.filter(|(at, n)| *n > 0 || *at == 0) {
-                text.sample(name, &[("endpoint", path), ("outcome", Ending::name(at))], n);
+                text.sample(name, &[("endpoint", path), ("outcome", RequestOutcome::name(at))], n);
             }
         }
         let name = "meridian_gateway_protocol_requests_total";
         text.head(name, Kind::Counter, "Finished requests, by protocol.");
-        for protocol in Protocol::ALL {
+        for protocol in ClientProtocol::ALL {
             let n = self.protocols[protocol as usize].get();
             text.sample(name, &[("protocol", protocol.as_str())], n);
         }
@@ -163,15 +166,19 @@ impl EdgeMetrics {
         }
     }
 
-    fn render_regions(&self, text: &mut Text, catalogue: &Catalogue) {
+    fn render_regions(&self, text: &mut MetricsText, catalogue: &Catalogue) {
         let named = || {
             let index = |at| RegionIndex::new(at).expect("counted by the index of a region");
             self.regions.iter().map(move |(at, by)| (catalogue.region(index(at)).id.as_str(), by))
         };
         let name = "meridian_gateway_region_requests_total";
-        text.head(name, Kind::Counter, "Requests by the region whose response was forwarded, and by outcome.");
+        text.head(
+            name,
+            Kind::Counter,
+            "Requests by the region whose response was forwarded, and by outcome.",
+        );
         for (region, by) in named() {
-            for outcome in Outcome::ALL {
+            for outcome in OutcomeClass::ALL {
                 let labels = [("region", region), ("outcome", outcome.as_str())];
                 text.sample(name, &labels, by.outcomes[outcome as usize].get());
             }
@@ -183,7 +190,8 @@ impl EdgeMetrics {
                 for end in Ended::ALL {
                     let n = by.attempts[cause as usize][end as usize].get();
                     if n > 0 || (cause, end) == (Cause::First, Ended::Ok) {
-                        let labels = [("region", region), ("cause", cause.as_str()), ("outcome", end.as_str())];
+                        let labels =
+                            [("region", region), ("cause", cause.as_str()), ("outcome", end.as_str())];
                         text.sample(name, &labels, n);
                     }
                 }

@@ -12,14 +12,14 @@ const ENDS_US: [u64; 18] = [
 
 /// Number of durations by bucket, and their sum.
 #[derive(Debug, Default)]
-pub(crate) struct Histogram {
+pub(crate) struct LatencyHistogram {
     /// One more bucket than there are bounds, for durations above the last. A duration is in the first bucket whose
     /// bound it does not exceed.
     counts: [AtomicU64; ENDS_US.len() + 1],
     sum_us: AtomicU64,
 }
 
-impl Histogram {
+impl LatencyHistogram {
     pub(crate) fn observe(&self, took: Duration) {
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let bucket = ENDS_US.partition_point(|end| *end < us);
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_duration_is_in_the_first_bucket_that_holds_it() {
-        let histogram = Histogram::default();
+        let histogram = LatencyHistogram::default();
         for us in [0, 100, 101, 60_000_000, 60_000_001] {
             histogram.observe(Duration::from_micros(us));
         }

@@ -1,6 +1,9 @@
 //! Metrics of an ingress.
 
-use super::{Asked, Count, Ending, Histogram, Kind, NotHeldBy, Tally, Text};
+use super::{
+    EndpointLabel, Kind, LabelCounter, LatencyHistogram, MetricsText, NotHeldReason, RelaxedCounter,
+    RequestOutcome,
+};
 use crate::events::HopFailures;
 use gateway_core::endpoint::Endpoint;
 use std::collections::BTreeMap;
@@ -9,13 +12,13 @@ use std::time::Duration;
 
 /// Metrics of an ingress.
 pub(crate) struct IngressMetrics {
-    requests: BTreeMap<&'static str, ByEnding>,
-    pub(crate) in_flight: Count,
-    seconds: Histogram,
-    pub(crate) bytes_in: Count,
-    pub(crate) bytes_out: Count,
+    requests: BTreeMap<&'static str, IngressOutcomes>,
+    pub(crate) in_flight: RelaxedCounter,
+    seconds: LatencyHistogram,
+    pub(crate) bytes_in: RelaxedCounter,
+    pub(crate) bytes_out: RelaxedCounter,
     /// Requests of gateways for a report.
-    pub(crate) exchanges: Count,
+    pub(crate) exchanges: RelaxedCounter,
     /// Rejected connections by cause.
     pub(crate) refused: Arc<HopFailures>,
 }
@@ -23,15 +26,15 @@ pub(crate) struct IngressMetrics {
 /// Metrics of requests that found no ready replica.
 #[derive(Default)]
 pub(crate) struct HoldMetrics {
-    pub(crate) not_held: Tally<NotHeldBy>,
+    pub(crate) not_held: LabelCounter<NotHeldReason>,
     /// Time that requests were held, with any outcome.
-    pub(crate) seconds: Histogram,
+    pub(crate) seconds: LatencyHistogram,
     /// Notifications of the scaler.
-    pub(crate) wakes: Count,
+    pub(crate) wakes: RelaxedCounter,
 }
 
 impl HoldMetrics {
-    pub(crate) fn render(&self, text: &mut Text) {
+    pub(crate) fn render(&self, text: &mut MetricsText) {
         let name = "meridian_ingress_not_held_total";
         self.not_held.render(
             text,
@@ -43,35 +46,40 @@ impl HoldMetrics {
         text.head(name, Kind::Histogram, "Time that requests were held for a replica, with any outcome.");
         text.histogram(name, &[], &self.seconds);
         let name = "meridian_ingress_wakes_total";
-        text.single(name, Kind::Counter, "Notifications of the scaler that a first request found no ready replica.", self.wakes.get());
+        text.single(
+            name,
+            Kind::Counter,
+            "Notifications of the scaler that a first request found no ready replica.",
+            self.wakes.get(),
+        );
     }
 }
 
-struct ByEnding([Count; Ending::LEN]);
+struct IngressOutcomes([RelaxedCounter; RequestOutcome::LEN]);
 
 impl IngressMetrics {
     pub(crate) fn new() -> IngressMetrics {
-        let by_ending = || ByEnding(std::array::from_fn(|_| Count::default()));
+        let outcomes = || IngressOutcomes(std::array::from_fn(|_| RelaxedCounter::default()));
         IngressMetrics {
-            requests: Endpoint::paths().map(|path| (path, by_ending())).collect(),
-            in_flight: Count::default(),
-            seconds: Histogram::default(),
-            bytes_in: Count::default(),
-            bytes_out: Count::default(),
-            exchanges: Count::default(),
+            requests: Endpoint::paths().map(|path| (path, outcomes())).collect(),
+            in_flight: RelaxedCounter::default(),
+            seconds: LatencyHistogram::default(),
+            bytes_in: RelaxedCounter::default(),
+            bytes_out: RelaxedCounter::default(),
+            exchanges: RelaxedCounter::default(),
             refused: Arc::default(),
         }
     }
 
     /// Counts a finished request for a replica.
-    pub(crate) fn ended(&self, endpoint: Asked, ending: Ending, took: Duration) {
+    pub(crate) fn ended(&self, endpoint: EndpointLabel, outcome: RequestOutcome, took: Duration) {
         if let Some(by) = self.requests.get(endpoint.as_str()) {
-            by.0[ending.index()].add(1);
+            by.0[outcome.index()].add(1);
         }
         self.seconds.observe(took);
     }
 
-    pub(crate) fn render(&self, text: &mut Text) {
+    pub(crate) fn render(&self, text: &mut MetricsText) {
         let name = "meridian_ingress_requests_total";
         text.head(
             name,
@@ -79,19 +87,16 @@ impl IngressMetrics {
             "Finished requests for a replica, by endpoint and outcome: ok, an error code, or an incomplete response.",
         );
         for (path, by) in &self.requests {
-            for (at, n) in by.0.iter().map(Count::get).enumerate().filter(|(at, n)| *n > 0 || *at == 0) {
-                text.sample(name, &[("endpoint", path), ("outcome", Ending::name(at))], n);
+            for (at, n) in
+                by.0.iter().map(RelaxedCounter::get).enumerate().filter(|(at, n)| *n > 0 || *at == 0)
+            {
+                text.sample(name, &[("endpoint", path), ("outcome", RequestOutcome::name(at))], n);
             }
         }
         let help = "Connections that the ingress rejected, by cause.";
         self.refused.render(text, "meridian_ingress_connections_refused_total", help);
         let in_flight = self.in_flight.get();
-        text.single(
-            "meridian_ingress_requests_in_flight",
-            Kind::Gauge,
-            "Requests in flight.",
-            in_flight,
-        );
+        text.single("meridian_ingress_requests_in_flight", Kind::Gauge, "Requests in flight.", in_flight);
         let name = "meridian_ingress_request_seconds";
         text.head(name, Kind::Histogram, "Time from the head of a request to the last byte of its response.");
         text.histogram(name, &[], &self.seconds);

@@ -15,22 +15,25 @@ mod panics;
 mod tenants;
 mod text;
 
-pub(crate) use bounds::{Closed, HopEvent, ListenerMetrics, Names, NotHeldBy, NotTaken, Piece, Tally, Turn};
+pub(crate) use bounds::{
+    BodyRejection, CloseReason, HopEvent, LabelCounter, ListenerMetricNames, ListenerMetrics, NotHeldReason,
+    PartOutcome, SplitAdmission,
+};
 pub(crate) use edge::EdgeMetrics;
-pub(crate) use histogram::Histogram;
+pub(crate) use histogram::LatencyHistogram;
 pub(crate) use ingress::{HoldMetrics, IngressMetrics};
-pub(crate) use label::{Asked, Ending, Priority, Protocol, Stage};
+pub(crate) use label::{ClientProtocol, EndpointLabel, LatencyStage, Priority, RequestOutcome};
 pub(crate) use panics::render as render_panics;
-pub(crate) use text::{CONTENT_TYPE, Kind, Text};
+pub(crate) use text::{CONTENT_TYPE, Kind, MetricsText};
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counter or gauge.
 #[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
+pub(crate) struct RelaxedCounter(AtomicU64);
 
-impl Count {
+impl RelaxedCounter {
     /// Adds `n`. Counters are independent of each other; no order among them is guaranteed.
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
@@ -52,11 +55,11 @@ impl Count {
 }
 
 /// One `T` per index, allocated on first use: a catalogue has hundreds of regions, of which a fleet uses a few.
-struct Lazily<T>(Box<[OnceLock<Box<T>>]>);
+struct LazyByIndex<T>(Box<[OnceLock<Box<T>>]>);
 
-impl<T: Default> Lazily<T> {
-    fn new(len: usize) -> Lazily<T> {
-        Lazily((0..len).map(|_| OnceLock::new()).collect())
+impl<T: Default> LazyByIndex<T> {
+    fn new(len: usize) -> LazyByIndex<T> {
+        LazyByIndex((0..len).map(|_| OnceLock::new()).collect())
     }
 
     fn of(&self, at: usize) -> &T {

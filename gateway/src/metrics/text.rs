@@ -4,10 +4,10 @@
 //! Hand-written instead of a library: we need only these lines of the format, and the libraries bring a registry of
 //! their own with a lock around each family, where ours are arrays of atomics whose labels are closed sets.
 
-use super::histogram::Histogram;
+use super::histogram::LatencyHistogram;
 use std::fmt::{Display, Write};
 
-/// Content type of the output of [`Text`].
+/// Content type of the output of [`MetricsText`].
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Type of a metric.
@@ -20,12 +20,12 @@ pub(crate) enum Kind {
 
 /// Metrics text being written.
 #[derive(Default)]
-pub(crate) struct Text(String);
+pub(crate) struct MetricsText(String);
 
 /// Names and values of labels.
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-impl Text {
+impl MetricsText {
     pub(crate) fn head(&mut self, name: &str, kind: Kind, help: &str) {
         let kind = match kind {
             Kind::Counter => "counter",
@@ -46,7 +46,7 @@ impl Text {
         self.sample(name, &[], value);
     }
 
-    pub(crate) fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &Histogram) {
+    pub(crate) fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &LatencyHistogram) {
         let mut count = 0;
         for (end, below) in histogram.cumulative() {
             let end = if end.is_finite() { end.to_string() } else { "+Inf".to_owned() };
@@ -83,11 +83,11 @@ mod tests {
 
     #[test]
     fn the_output_is_the_prometheus_text_format() {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         text.head("a_total", Kind::Counter, "What.");
         text.sample("a_total", &[("priority", "bulk"), ("code", "ok")], 3);
         text.single("b", Kind::Gauge, "Else.", 0.5);
-        let histogram = Histogram::default();
+        let histogram = LatencyHistogram::default();
         [150, 250_000].iter().for_each(|us| histogram.observe(Duration::from_micros(*us)));
         text.histogram("c_seconds", &[("x", "y")], &histogram);
         let text = text.finish();

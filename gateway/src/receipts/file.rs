@@ -54,7 +54,7 @@ pub(super) fn lock(dir: &Path, chain: &str) -> io::Result<Option<File>> {
 
 /// End of a chain, where it is continued.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct ChainPosition {
     /// Number of its last file.
     pub(super) number: u32,
     pub(super) head: Head,
@@ -68,16 +68,16 @@ pub(super) struct Standing {
     pub(super) writer: Option<(Role, String)>,
 }
 
-impl Standing {
+impl ChainPosition {
     /// Returns the position of a chain that has not begun.
-    pub(super) fn nowhere() -> Standing {
-        Standing { number: 0, head: Head::default(), len: 0, torn_bytes: 0, clean: true, writer: None }
+    pub(super) fn start() -> ChainPosition {
+        ChainPosition { number: 0, head: Head::default(), len: 0, torn_bytes: 0, clean: true, writer: None }
     }
 }
 
 /// Reads the position of a chain from its last file; `None` if the chain cannot be continued because a line before the
 /// end is invalid.
-pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing>> {
+pub(super) fn position(dir: &Path, files: &[Name]) -> io::Result<Option<ChainPosition>> {
     let Some((last, before)) = files.split_last() else { return Ok(None) };
     let content = fs::read(last.in_dir(dir))?;
     let whole = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
@@ -85,10 +85,15 @@ pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing
     if whole == 0 {
         // The file was just being created: the position is that of the file before it, and this one is created again.
         let before = match before {
-            [] => Some(Standing::nowhere()),
-            before => standing(dir, before)?,
+            [] => Some(ChainPosition::start()),
+            before => position(dir, before)?,
         };
-        return Ok(before.map(|standing| Standing { number: last.number, len: 0, torn_bytes, ..standing }));
+        return Ok(before.map(|position| ChainPosition {
+            number: last.number,
+            len: 0,
+            torn_bytes,
+            ..position
+        }));
     }
     let mut lines = content[..whole].split_inclusive(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
     let first = lines.next().unwrap_or_default();
@@ -103,7 +108,7 @@ pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing
         }
         clean = matches!(entry, Some(Entry::Closed { .. }));
     }
-    Ok(Some(Standing { number: last.number, head, len: whole as u64, torn_bytes, clean, writer }))
+    Ok(Some(ChainPosition { number: last.number, head, len: whole as u64, torn_bytes, clean, writer }))
 }
 
 #[cfg(test)]

@@ -13,15 +13,15 @@
 
 mod audit;
 mod batch;
-mod before;
 mod file;
+mod write_ahead;
 mod writer;
 
 pub use audit::{audit, files_in};
-pub(crate) use before::{Before, Receiving, Sending};
+pub(crate) use write_ahead::{Receiving, Sending, WriteAhead};
 
-use crate::events::Finished;
-use crate::metrics::{Count, Histogram, Kind, Text};
+use crate::events::FinishedRequest;
+use crate::metrics::{Kind, LatencyHistogram, MetricsText, RelaxedCounter};
 use gateway_core::receipt::entry::{Role, Why};
 use gateway_core::receipt::{AttemptKey, Essence, PseudonymKey, ReceiptId};
 use gateway_core::words::Ended;
@@ -134,29 +134,29 @@ pub(crate) struct Received {
 }
 
 /// Message to the writer.
-pub(crate) enum Told {
-    /// Finished request of a gateway.
-    Sent(Arc<Finished>),
-    /// Finished request of an ingress.
+pub(crate) enum WriterMessage {
+    /// FinishedRequest request of a gateway.
+    Finished(Arc<FinishedRequest>),
+    /// FinishedRequest request of an ingress.
     Received(Box<Received>),
     /// Entry that is made durable before a request is forwarded, and the channel that reports it.
-    Before(Box<Before>, oneshot::Sender<bool>),
+    WriteAhead(Box<WriteAhead>, oneshot::Sender<bool>),
     /// End of the chain. No message follows.
     Close,
 }
 
-impl Told {
+impl WriterMessage {
     /// Returns the number of receipts in the message. A write-ahead entry counts as none: if it cannot be written, the
     /// request is not forwarded, so no receipt is missing.
     fn receipts(&self) -> u64 {
         match self {
             // A request is sent only after it was parsed and authenticated.
-            Told::Sent(request) => {
+            WriterMessage::Finished(request) => {
                 let sent = |end| Ended::from(end) != Ended::ReceiptUnavailable;
                 request.trail.attempts().filter(|attempt| sent(attempt.end)).count() as u64
             }
-            Told::Received(_) => 1,
-            Told::Before(..) | Told::Close => 0,
+            WriterMessage::Received(_) => 1,
+            WriterMessage::WriteAhead(..) | WriterMessage::Close => 0,
         }
     }
 }
@@ -169,20 +169,20 @@ pub(crate) struct Shared {
     overflowed_since_ms: AtomicU64,
     /// Whether the last write failed.
     failing: AtomicBool,
-    written: Count,
-    bytes: Count,
-    syncs: Count,
+    written: RelaxedCounter,
+    bytes: RelaxedCounter,
+    syncs: RelaxedCounter,
     /// Lost receipts by reason; each is or will be part of a gap.
-    lost: [Count; 3],
+    lost: [RelaxedCounter; 3],
     /// Requests rejected for lack of a receipt, and the time of the first that is not recorded yet.
-    rejected: Count,
+    rejected: RelaxedCounter,
     rejected_since_ms: AtomicU64,
     /// Histogram of the time until a receipt is durable.
-    commits: Histogram,
+    commits: LatencyHistogram,
 }
 
 impl Shared {
-    fn lost(&self, why: Why) -> &Count {
+    fn lost(&self, why: Why) -> &RelaxedCounter {
         &self.lost[why as usize]
     }
 
@@ -201,7 +201,9 @@ impl Shared {
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiptsError {
     /// The directory or a file in it cannot be used.
-    #[error("receipts cannot be written in {dir}: {source}; make the directory writable, or set receipts.dir to another")]
+    #[error(
+        "receipts cannot be written in {dir}: {source}; make the directory writable, or set receipts.dir to another"
+    )]
     Dir {
         /// Directory.
         dir: String,
@@ -213,7 +215,7 @@ pub enum ReceiptsError {
 /// Handle by which requests submit receipts.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    queue: mpsc::Sender<Told>,
+    queue: mpsc::Sender<WriterMessage>,
     shared: Arc<Shared>,
     chain: Arc<str>,
     required: bool,
@@ -224,17 +226,17 @@ pub(crate) struct Recorder {
 }
 
 /// Handle of the writer, with which the owner closes the chain.
-pub(crate) struct Writing {
-    queue: mpsc::Sender<Told>,
+pub(crate) struct WriterHandle {
+    queue: mpsc::Sender<WriterMessage>,
     done: oneshot::Receiver<()>,
 }
 
 /// Reserved slot of the queue.
-pub(crate) struct Promise(mpsc::OwnedPermit<Told>);
+pub(crate) struct QueueSlot(mpsc::OwnedPermit<WriterMessage>);
 
 /// Error: a receipt could not be made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NoReceipt;
+pub(crate) struct CommitFailed;
 
 impl Recorder {
     /// Opens a chain for this process, or continues one that another process left, and starts its writer.
@@ -247,7 +249,7 @@ impl Recorder {
         role: Role,
         place: &RegionId,
         regions: Vec<RegionId>,
-    ) -> Result<(Recorder, Writing), ReceiptsError> {
+    ) -> Result<(Recorder, WriterHandle), ReceiptsError> {
         let (queue, told) = mpsc::channel(config.queue);
         let shared = Arc::new(Shared::default());
         let process = rand::rng().random();
@@ -262,7 +264,7 @@ impl Recorder {
             ended.send(()).ok();
         };
         let thread = supervision::task::thread("receipts", run).map_err(dir_problem)?;
-        let writing = Writing { queue: queue.clone(), done };
+        let writing = WriterHandle { queue: queue.clone(), done };
         let (required, writer) = (config.required, thread.thread().clone());
         let numbers = Arc::new(AtomicU64::new(1));
         Ok((Recorder { queue, shared, chain, required, process, numbers, writer }, writing))
@@ -285,13 +287,13 @@ impl Recorder {
     }
 
     /// Reserves a slot for one request's receipts; `None` if the queue is full or the last write failed.
-    pub(crate) fn promise(&self) -> Option<Promise> {
+    pub(crate) fn reserve(&self) -> Option<QueueSlot> {
         let failing = self.shared.failing();
         let slot = (!failing).then(|| self.queue.clone().try_reserve_owned().ok()).flatten();
         if slot.is_none() {
             self.shared.reject();
         }
-        slot.map(Promise)
+        slot.map(QueueSlot)
     }
 
     /// Makes the receipt of a request durable before the request is forwarded.
@@ -299,12 +301,12 @@ impl Recorder {
     /// # Errors
     ///
     /// Fails if the receipt is not known to be durable; the request must not be forwarded then.
-    pub(crate) async fn commit(&self, before: Before) -> Result<(), NoReceipt> {
+    pub(crate) async fn commit(&self, before: WriteAhead) -> Result<(), CommitFailed> {
         let begun = Instant::now();
         let (answer, answered) = oneshot::channel();
-        if self.queue.try_send(Told::Before(Box::new(before), answer)).is_err() {
+        if self.queue.try_send(WriterMessage::WriteAhead(Box::new(before), answer)).is_err() {
             self.shared.reject();
-            return Err(NoReceipt);
+            return Err(CommitFailed);
         }
         self.writer.unpark();
         let durable = tokio::time::timeout(COMMIT_MAX, answered).await;
@@ -313,7 +315,7 @@ impl Recorder {
             return Ok(());
         }
         self.shared.reject();
-        Err(NoReceipt)
+        Err(CommitFailed)
     }
 
     /// Submits a message. Never waits: if the queue is full and no slot was reserved, its receipts are counted and
@@ -356,20 +358,20 @@ impl Recorder {
     }
 
     /// Returns the metrics. They do not keep the writer from ending.
-    pub(crate) fn gauge(&self) -> Gauge {
-        Gauge { queue: self.queue.downgrade(), shared: self.shared.clone() }
+    pub(crate) fn metrics(&self) -> ReceiptMetrics {
+        ReceiptMetrics { queue: self.queue.downgrade(), shared: self.shared.clone() }
     }
 }
 
 /// Metrics of a [`Recorder`].
 #[derive(Clone)]
-pub(crate) struct Gauge {
-    queue: mpsc::WeakSender<Told>,
+pub(crate) struct ReceiptMetrics {
+    queue: mpsc::WeakSender<WriterMessage>,
     shared: Arc<Shared>,
 }
 
-impl Gauge {
-    pub(crate) fn render(&self, text: &mut Text) {
+impl ReceiptMetrics {
+    pub(crate) fn render(&self, text: &mut MetricsText) {
         let Shared { written, bytes, syncs, rejected, .. } = &*self.shared;
         for (name, help, count) in [
             ("meridian_receipts_written_total", "Receipts that were written.", written),
@@ -384,7 +386,11 @@ impl Gauge {
             text.single(name, Kind::Counter, help, count.get());
         }
         let name = "meridian_receipts_missing_total";
-        text.head(name, Kind::Counter, "Receipts that could not be written and are part of a gap, by reason.");
+        text.head(
+            name,
+            Kind::Counter,
+            "Receipts that could not be written and are part of a gap, by reason.",
+        );
         let whys = [(Why::QueueFull, "queue_full"), (Why::Disk, "disk"), (Why::Unsynced, "unsynced")];
         for (why, word) in whys {
             text.sample(name, &[("reason", word)], self.shared.lost(why).get());
@@ -399,17 +405,22 @@ impl Gauge {
             let (max, waiting) = (queue.max_capacity(), queue.max_capacity() - queue.capacity());
             let name = "meridian_receipts_waiting";
             text.single(name, Kind::Gauge, "Requests whose receipts wait to be written.", waiting);
-            text.single("meridian_receipts_waiting_max", Kind::Gauge, "Capacity of the queue of receipts.", max);
+            text.single(
+                "meridian_receipts_waiting_max",
+                Kind::Gauge,
+                "Capacity of the queue of receipts.",
+                max,
+            );
         }
     }
 }
 
-impl Writing {
+impl WriterHandle {
     /// Closes the chain after all messages submitted before are written; waits for that at most `within`.
     pub(crate) async fn finish(self, within: Duration) {
-        let Writing { queue, done } = self;
+        let WriterHandle { queue, done } = self;
         let written = async {
-            if queue.send(Told::Close).await.is_ok() {
+            if queue.send(WriterMessage::Close).await.is_ok() {
                 done.await.ok();
             }
         };

@@ -15,9 +15,9 @@
 mod entries;
 
 use super::batch::{Batch, Pseudonyms, received};
-use super::before::Before;
-use super::file::{Name, Standing, list, lock, standing};
-use super::{ReceiptsConfig, Shared, Told, now_ms};
+use super::file::{ChainPosition, Name, list, lock, position};
+use super::write_ahead::WriteAhead;
+use super::{ReceiptsConfig, Shared, WriterMessage, now_ms};
 use gateway_core::receipt::chain::Head;
 use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
 use gateway_core::residency::Residency;
@@ -106,10 +106,10 @@ impl Writer {
                 // The name begins with the time, so the newest chain sorts last.
                 let chain = format!("{:012x}{:08x}", now_ms(), rand::rng().random::<u32>());
                 let lock_file = lock(dir, &chain)?.ok_or(io::ErrorKind::AlreadyExists)?;
-                (chain, lock_file, Standing::nowhere())
+                (chain, lock_file, ChainPosition::start())
             }
         };
-        let Standing { number, head, len, torn_bytes, clean, writer: _ } = position;
+        let ChainPosition { number, head, len, torn_bytes, clean, writer: _ } = position;
         if torn_bytes > 0 {
             let torn = Name { chain: chain.clone(), number }.in_dir(dir);
             OpenOptions::new().write(true).open(torn)?.set_len(len)?;
@@ -156,10 +156,10 @@ impl Writer {
     }
 
     /// Writes messages until `Close` or until all recorders are dropped.
-    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Told>) {
+    pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterMessage>) {
         let mut messages = Vec::with_capacity(BATCH_MAX);
         while self.next(&mut queue, &mut messages) {
-            if messages.iter().any(|message| matches!(message, Told::Close)) {
+            if messages.iter().any(|message| matches!(message, WriterMessage::Close)) {
                 queue.close();
                 break;
             }
@@ -184,7 +184,7 @@ impl Writer {
 
     /// Takes the queued messages, and blocks only if there is no other work; returns false once all recorders are
     /// dropped.
-    fn next(&self, queue: &mut mpsc::Receiver<Told>, messages: &mut Vec<Told>) -> bool {
+    fn next(&self, queue: &mut mpsc::Receiver<WriterMessage>, messages: &mut Vec<WriterMessage>) -> bool {
         if !self.has_unrecorded() && self.unsynced_since.is_none() && !self.shared.failing() {
             return queue.blocking_recv_many(messages, BATCH_MAX) > 0;
         }
@@ -204,7 +204,7 @@ impl Writer {
     }
 
     /// Writes the gaps and then the messages. Requests that wait for a receipt are notified when all of it is durable.
-    pub(super) fn write(&mut self, messages: &mut Vec<Told>) {
+    pub(super) fn write(&mut self, messages: &mut Vec<WriterMessage>) {
         let overflowed = self.shared.overflowed.swap(0, Ordering::Acquire);
         if overflowed > 0 {
             let since = self.shared.overflowed_since_ms.swap(0, Ordering::Relaxed);
@@ -213,11 +213,11 @@ impl Writer {
         if messages.is_empty() && !self.has_unrecorded() {
             return;
         }
-        let receipts = messages.iter().map(Told::receipts).sum();
+        let receipts = messages.iter().map(WriterMessage::receipts).sum();
         let written = self.try_write(messages);
         let mut waiting = Vec::new();
         for message in messages.drain(..) {
-            if let Told::Before(entry, reply) = message {
+            if let WriterMessage::WriteAhead(entry, reply) = message {
                 waiting.push((entry.number(), reply));
             }
         }
@@ -230,7 +230,10 @@ impl Writer {
                 let durable = (waiting.is_empty() && !was_failing) || self.sync();
                 if was_failing && durable {
                     self.shared.failing.store(false, Ordering::Relaxed);
-                    tracing::info!(chain = self.chain, "receipts are written again; a gap records the missing ones");
+                    tracing::info!(
+                        chain = self.chain,
+                        "receipts are written again; a gap records the missing ones"
+                    );
                 }
                 for (number, reply) in waiting {
                     if durable {
@@ -267,7 +270,7 @@ impl Writer {
         *since = (*since).min(since_ms);
     }
 
-    fn try_write(&mut self, messages: &[Told]) -> io::Result<()> {
+    fn try_write(&mut self, messages: &[WriterMessage]) -> io::Result<()> {
         if self.file.is_none() || self.len >= self.file_bytes {
             self.begin_file()?;
         }
@@ -286,17 +289,19 @@ impl Writer {
         }
         let begun = Instant::now();
         // Does not yield while a request waits for its receipt.
-        let awaited = messages.iter().any(|message| matches!(message, Told::Before(..)));
+        let awaited = messages.iter().any(|message| matches!(message, WriterMessage::WriteAhead(..)));
         for chunk in messages.chunks(HANDFUL) {
             for message in chunk {
                 match message {
-                    Told::Sent(request) => self.put_finished(request, &mut batch),
-                    Told::Received(request) => self.put_received(request, &mut batch),
-                    Told::Before(entry, _) => match &**entry {
-                        Before::Sending(sending) => self.put_sending(sending, &mut batch),
-                        Before::Receiving(receiving) => batch.put(&received(&mut self.pseudonyms, receiving)),
+                    WriterMessage::Finished(request) => self.put_finished(request, &mut batch),
+                    WriterMessage::Received(request) => self.put_received(request, &mut batch),
+                    WriterMessage::WriteAhead(entry, _) => match &**entry {
+                        WriteAhead::Sending(sending) => self.put_sending(sending, &mut batch),
+                        WriteAhead::Receiving(receiving) => {
+                            batch.put(&received(&mut self.pseudonyms, receiving))
+                        }
                     },
-                    Told::Close => {}
+                    WriterMessage::Close => {}
                 }
             }
             if !awaited && begun.elapsed() < GIVES_WAY {
@@ -400,14 +405,14 @@ fn take_over(
     dir: &std::path::Path,
     role: Role,
     place: &RegionId,
-) -> io::Result<Option<(String, File, Standing)>> {
+) -> io::Result<Option<(String, File, ChainPosition)>> {
     let names = list(dir)?;
     let mut chains: Vec<_> = names.iter().map(|name| &name.chain).collect();
     chains.dedup();
     for chain in chains.into_iter().rev() {
         let Some(lock_file) = lock(dir, chain)? else { continue };
         let files: Vec<_> = names.iter().filter(|name| name.chain == *chain).cloned().collect();
-        let Some(position) = standing(dir, &files)? else {
+        let Some(position) = position(dir, &files)? else {
             tracing::error!(chain, "receipt chain is corrupt and left unchanged, a new one is begun");
             continue;
         };

@@ -95,7 +95,8 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
     check("meridian_gateway_tenant_tokens_total{tenant=\"test\"}", 7.0);
     check("meridian_gateway_tenant_inputs_total{tenant=\"test\"}", 1.0);
     check(&format!("meridian_gateway_region_requests_total{{region=\"{AMERICA}\",outcome=\"ok\"}}"), 1.0);
-    let first = format!("meridian_gateway_attempts_total{{region=\"{AMERICA}\",cause=\"first\",end=\"ok\"}}");
+    let first =
+        format!("meridian_gateway_attempts_total{{region=\"{AMERICA}\",cause=\"first\",outcome=\"ok\"}}");
     check(&first, 1.0);
     check("meridian_gateway_requests_in_flight", 0.0);
     check("meridian_gateway_route_epoch", 3.0);
@@ -138,19 +139,24 @@ async fn who_hangs_up_and_where_a_request_went_on_are_told_too() {
     scene.until("it is under way", async || scene.scrape().await.get(in_flight) == 1.0).await;
     waiting.abort();
     let hung_up = line(&scene, "hung-up").await;
-    has(&hung_up, json!({"outcome": "client_gone", "status": null, "attempts": 1, "region": null}));
+    has(&hung_up, json!({"outcome": "client_disconnected", "status": null, "attempts": 1, "region": null}));
     assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:abandoned:"), "{hung_up}");
 
     let scrape = scene.scrape().await;
     assert_eq!(scrape.get(in_flight), 0.0);
     assert_eq!(scrape.sum("meridian_gateway_attempts_total", "cause=\"retry\""), 1.0, "{}", scrape.text);
-    assert_eq!(scrape.sum("meridian_gateway_attempts_total", "end=\"abandoned\""), 1.0, "{}", scrape.text);
-    assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_gone"), 1.0, "{}", scrape.text);
+    assert_eq!(
+        scrape.sum("meridian_gateway_attempts_total", "outcome=\"abandoned\""),
+        1.0,
+        "{}",
+        scrape.text
+    );
+    assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_disconnected"), 1.0, "{}", scrape.text);
     let europe = format!("http://{}", scene.regions[EUROPE].address);
     scene
         .until("the region has noticed", async || {
             let scrape = Scrape::of(&scene.client, &europe).await;
-            scrape.sum("meridian_ingress_requests_total", "client_gone") == 1.0
+            scrape.sum("meridian_ingress_requests_total", "client_disconnected") == 1.0
         })
         .await;
 }

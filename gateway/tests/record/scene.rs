@@ -249,7 +249,7 @@ async fn start_edge(
 ) -> (String, String, Running) {
     let operations = free_address();
     let text = format!(
-        "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+        "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{AMERICA}'\nhub = 'http://{hub}'\n\
          snapshot = 'routes'\ntenants = 'tenants.toml'\n\
          [receipts]\ndir = 'receipts'\nkey_file = 'receipts-key'"
     );

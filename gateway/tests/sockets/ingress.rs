@@ -243,7 +243,7 @@ async fn a_replica_that_freezes_costs_those_who_waited_for_it_a_moment_and_nobod
     let status = scene.status().await;
     assert_ne!(status["replicas"][0]["circuit"]["state"], "closed", "{status}");
     assert_eq!(status["replicas"][1]["circuit"]["state"], "closed", "{status}");
-    let late_after = status["replicas"][1]["circuit"]["first_byte"][0]["late_after_ms"].as_u64().unwrap();
+    let late_after = status["replicas"][1]["circuit"]["first_byte"][0]["timeout_ms"].as_u64().unwrap();
     assert!((50..2_000).contains(&late_after), "{status}");
 }
 

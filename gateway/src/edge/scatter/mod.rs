@@ -34,9 +34,9 @@ use super::allowances::Taken;
 use super::forward::{Edge, NotForwarded};
 use super::refusals::too_many_inputs;
 use super::view::View;
-use crate::listener::AfterAnswer;
-use crate::metrics::Turn;
-use crate::respond::Refusal;
+use crate::listener::AfterResponse;
+use crate::metrics::SplitAdmission;
+use crate::respond::Rejection;
 use gateway_core::scatter::cut::{Cutting, Piece, TOKENS_AROUND};
 use gateway_core::scatter::spread::{self, CUT_INPUTS_MIN, CUT_TOKENS_MIN, Place, Scale};
 use gateway_core::tenant::Cost;
@@ -75,7 +75,7 @@ impl Drop for Trails<'_> {
 
 impl Edge {
     /// How the request is cut, if it is worth it. A small one is not even looked at.
-    pub(super) async fn cut(&self, request: &Request, view: &View) -> Result<Option<Cut<'_>>, Refusal> {
+    pub(super) async fn cut(&self, request: &Request, view: &View) -> Result<Option<Cut<'_>>, Rejection> {
         let Cost { inputs, tokens } = request.cost;
         if inputs < CUT_INPUTS_MIN && tokens < CUT_TOKENS_MIN {
             return Ok(None);
@@ -86,17 +86,21 @@ impl Edge {
         let Scale { piece_tokens, places } = scale;
         let turn = self.scattering.turn_now();
         if turn.is_none() && !spread::must_be_cut(inputs, tokens) {
-            self.metrics.turns.count(Turn::Whole);
+            self.metrics.split_admissions.count(SplitAdmission::Unsplit);
             return Ok(None);
         }
         let (path, body) = (request.path, request.body.bytes.clone());
         let cutting =
-            self.intake.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
+            self.body_reader.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
         let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
         let pieces = cutting.pieces(piece_tokens);
         let worth_it = pieces.len() > 1;
         if worth_it {
-            self.metrics.turns.count(if turn.is_some() { Turn::AtOnce } else { Turn::Waited });
+            self.metrics.split_admissions.count(if turn.is_some() {
+                SplitAdmission::Immediate
+            } else {
+                SplitAdmission::Queued
+            });
         }
         Ok(worth_it.then(|| Cut { cutting: Arc::new(cutting), pieces, places, turn }))
     }
@@ -138,17 +142,17 @@ impl Edge {
         cut: Cut<'_>,
         taken: &mut Taken,
         account: &mut Account<'_>,
-    ) -> Result<AfterAnswer, NotForwarded> {
+    ) -> Result<AfterResponse, NotForwarded> {
         let count = cut.pieces.len();
         let receipts = account.receipts();
         let failed = {
-            let Account { trail, answered, tokens, ending, .. } = account;
+            let Account { trail, answered, tokens, outcome, .. } = account;
             let mut trails = Trails { of_pieces: vec![Trail::default(); count], whole: trail };
             let (tell, told) = mpsc::channel(1);
             let mut producer =
                 Box::pin(self.produce(request, view, cut, receipts.as_ref(), &mut trails.of_pieces, tell));
             let mut teller =
-                Box::pin(self.tell(session, request, told, taken, Telling { answered, tokens, ending }));
+                Box::pin(self.tell(session, request, told, taken, Telling { answered, tokens, outcome }));
             tokio::select! {
                 biased;
                 produced = &mut producer => match produced {
@@ -156,7 +160,7 @@ impl Edge {
                     Err((failed, false)) => failed,
                     Err((_, true)) => {
                         tracing::warn!(id = request.id, "an answer broke off: one of its later pieces failed");
-                        return Ok(AfterAnswer::Close);
+                        return Ok(AfterResponse::Close);
                     }
                 },
                 told = &mut teller => return told,
@@ -169,11 +173,11 @@ impl Edge {
         }
     }
 
-    fn broke_off(&self, region: RegionIndex) -> Refusal {
+    fn broke_off(&self, region: RegionIndex) -> Rejection {
         let message = format!(
             "The answer of region {} broke off, and nobody else has computed that part in time; try again.",
             self.config.catalogue.region(region).id
         );
-        Refusal::new(ErrorCode::RegionUnreachable, message)
+        Rejection::new(ErrorCode::RegionUnreachable, message)
     }
 }

@@ -1,10 +1,10 @@
 //! Entries of a request: before it is forwarded, and when it has ended.
 
 use super::Writer;
-use crate::events::{Finished, Understood, began_ms};
+use crate::events::{FinishedRequest, ResolvedRequest, began_ms};
 use crate::receipts::Received;
 use crate::receipts::batch::{Batch, arrival, micros};
-use crate::receipts::before::Sending;
+use crate::receipts::write_ahead::Sending;
 use gateway_core::receipt::entry::Entry;
 use gateway_core::receipt::{AttemptKey, Essence};
 use gateway_core::residency::Residency;
@@ -18,14 +18,15 @@ pub(super) const POLICIES_MAX: usize = 1024;
 
 impl Writer {
     /// Adds the entries of a finished request of a gateway.
-    pub(super) fn put_finished(&mut self, request: &Finished, batch: &mut Batch) {
-        let Finished { id, arrived, at_ms, tls_ended_here, tenant, trail, understood, receipt, .. } = request;
+    pub(super) fn put_finished(&mut self, request: &FinishedRequest, batch: &mut Batch) {
+        let FinishedRequest { id, arrived, at_ms, tls_ended_here, tenant, trail, resolved, receipt, .. } =
+            request;
         if trail.count() == 0 {
             return;
         }
         let tenant = tenant.as_ref().expect("only an authenticated request is sent");
-        let Understood { deployment, cost: _, policy: admitted } =
-            understood.as_ref().expect("only a parsed request is sent");
+        let ResolvedRequest { deployment, cost: _, policy: admitted } =
+            resolved.as_ref().expect("only a parsed request is sent");
         for attempt in trail.attempts() {
             let Attempted { number, region, cause, began: _, took, end, key, policy } = attempt;
             let end = Ended::from(*end);
@@ -110,9 +111,11 @@ impl Writer {
     /// Adds the entry of a finished request of an ingress.
     pub(super) fn put_received(&mut self, request: &Received, batch: &mut Batch) {
         match request.number.filter(|number| self.open.remove(number)) {
-            Some(number) => {
-                batch.put(&Entry::Outcome { number, took_us: micros(request.took), end: request.outcome.into() })
-            }
+            Some(number) => batch.put(&Entry::Outcome {
+                number,
+                took_us: micros(request.took),
+                end: request.outcome.into(),
+            }),
             None => batch.put(&arrival(&mut self.pseudonyms, request)),
         }
     }

@@ -4,8 +4,8 @@ mod commits;
 
 use super::entries::POLICIES_MAX;
 use super::*;
-use crate::events::{Finished, Understood};
-use crate::metrics::{Asked, Ending};
+use crate::events::{FinishedRequest, ResolvedRequest};
+use crate::metrics::{EndpointLabel, RequestOutcome};
 use crate::receipts::{audit, files_in};
 use gateway_core::receipt::PseudonymKey;
 use gateway_core::receipt::audit::{Demands, Kind, Report};
@@ -41,7 +41,7 @@ impl Scene {
     }
 
     /// Returns a request of `attempts` attempts under this policy.
-    fn finished(&self, request: &str, attempts: u32, residency: &str) -> Told {
+    fn finished(&self, request: &str, attempts: u32, residency: &str) -> WriterMessage {
         let residency: ResidencyPolicy = residency.parse().unwrap();
         let allowed = residency.permitted(&self.catalogue);
         let region = allowed.iter().next().unwrap();
@@ -51,19 +51,19 @@ impl Scene {
             let attempt = trail.began(region, Cause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
             trail.ended(attempt, End::Answered { status: 200 }, arrived + Duration::from_millis(1));
         }
-        Told::Sent(Arc::new(Finished {
+        WriterMessage::Finished(Arc::new(FinishedRequest {
             id: request.to_owned(),
             arrived,
             at_ms: 5,
             tls_ended_here: true,
-            asked: Asked::OTHER,
-            ending: Ending::CutOff,
+            endpoint: EndpointLabel::OTHER,
+            outcome: RequestOutcome::Shutdown,
             tenant: Some("docs".parse().unwrap()),
             trail,
             answered: None,
             tokens: None,
             total: Duration::from_millis(1),
-            understood: Some(Understood {
+            resolved: Some(ResolvedRequest {
                 deployment: "minilm".parse().unwrap(),
                 cost: Cost { inputs: 1, tokens: 1 },
                 policy: Arc::new(PolicyVersion {
@@ -276,7 +276,11 @@ fn a_policy_is_written_once_per_file_and_again_after_the_cache_was_cleared() {
     };
     assert_eq!(policies(&scene), 2);
     writer.policies_known = POLICIES_MAX;
-    writer.write(&mut vec![scene.finished("c", 1, "eu"), scene.finished("d", 1, "de"), scene.finished("e", 1, "eu")]);
+    writer.write(&mut vec![
+        scene.finished("c", 1, "eu"),
+        scene.finished("d", 1, "de"),
+        scene.finished("e", 1, "eu"),
+    ]);
     assert_eq!(policies(&scene), 4, "the cache was cleared at the second policy");
     writer.close();
     scene.check(9, &[]);

@@ -138,7 +138,7 @@ async fn a_tenant_has_its_share_and_whoever_leaves_makes_room_at_once() {
     );
     assert_eq!((refused.number("retry-after"), refused.number("retry-after-ms")), (5, 5000));
     let others = burst(&region, 1, "modest").await;
-    assert_eq!(region.scraped("meridian_ingress_not_held_total{why=\"tenant_requests\"}").await, "1");
+    assert_eq!(region.scraped("meridian_ingress_not_held_total{reason=\"tenant_requests\"}").await, "1");
 
     let all = Bounds::USUAL.tenant_requests + 1;
     // To abort is to hang up.

@@ -73,7 +73,7 @@ async fn a_start_that_takes_longer_than_was_said_is_waited_for_and_held_against_
         assert!(answer.number("x-meridian-held-ms") >= 1500, "{answer:?}");
     }
     assert_eq!(edge.route(NEAR).await["circuit"]["state"], "closed", "{}", edge.route(NEAR).await);
-    let late_after = edge.route(NEAR).await["circuit"]["first_byte"][0]["late_after_ms"].as_u64().unwrap();
+    let late_after = edge.route(NEAR).await["circuit"]["first_byte"][0]["timeout_ms"].as_u64().unwrap();
     assert!(late_after < 1000, "what it was held is not what it takes: {late_after} ms");
     assert_eq!(far.replica.ids().len(), 0);
 }
@@ -85,6 +85,6 @@ async fn where_all_sleep_longer_than_a_client_waits_it_is_told_when_to_come_back
     let answer = edge.ask(&[("x-meridian-timeout-ms", "3000")]).await;
     assert_eq!((answer.status, answer.header("x-meridian-error")), (503, Some("cold_start")), "{answer:?}");
     assert_eq!(answer.number("retry-after"), 9, "the sooner of the two");
-    assert_eq!(near.scraped("meridian_ingress_not_held_total{why=\"too_late\"}").await, "0");
+    assert_eq!(near.scraped("meridian_ingress_not_held_total{reason=\"deadline\"}").await, "0");
     assert_eq!(near.spoke().held(&name()).requests, 0);
 }

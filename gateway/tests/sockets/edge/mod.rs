@@ -327,7 +327,7 @@ async fn a_region_that_answers_on_trial_is_given_its_share_again() {
     }
     region.script.send_replace(Answers);
     let returns = async {
-        while circuit(&scene, AMERICA).await != "returning" {
+        while circuit(&scene, AMERICA).await != "recovering" {
             assert_eq!(answered(&scene, &[]).await.0, 200);
         }
     };

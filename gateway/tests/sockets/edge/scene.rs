@@ -71,7 +71,7 @@ impl Scene {
         let certificate = certify(dir.path());
         let (door, operations, stop) = loop {
             let text = format!(
-                "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+                "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{AMERICA}'\nhub = 'http://{hub}'\n\
                  snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
                 free_address()
             );

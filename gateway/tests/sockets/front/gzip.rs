@@ -83,7 +83,7 @@ async fn a_packed_request_is_unpacked_within_the_bounds_of_any_other() {
 #[tokio::test]
 async fn an_answer_is_packed_for_those_who_take_it_where_that_is_configured() {
     let scene = Scene::new().await;
-    let (plain, edge) = (scene.edge("").await, scene.edge("gzip_answers_from = 5000\n").await);
+    let (plain, edge) = (scene.edge("").await, scene.edge("gzip_min_bytes = 5000\n").await);
     scene.region.mode.send_replace(Mode::Answers(5000));
     let takes = "accept-encoding: br, gzip;q=0.5\r\n";
     let (head, body) = exchange(&edge, takes, BODY.as_bytes()).await;

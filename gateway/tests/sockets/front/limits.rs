@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 /// The counters of limits, by what stands before their value.
 async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
     let text = edge.operate("/metrics").await.1;
-    let of_limits = ["connections_closed_total", "floods_total", "bodies_not_taken_total"];
+    let of_limits = ["connections_closed_total", "floods_total", "bodies_rejected_total"];
     let line = |line: &str| {
         let (name, value) = line.strip_prefix("meridian_gateway_")?.rsplit_once(' ')?;
         of_limits
@@ -52,16 +52,16 @@ async fn what_is_refused_before_it_is_a_request_is_counted_by_why() {
     for (bytes, name) in [
         (
             "GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".to_owned(),
-            "connections_closed_total{why=\"head_malformed\"}",
+            "connections_closed_total{reason=\"head_malformed\"}",
         ),
-        (large, "connections_closed_total{why=\"head_too_large\"}"),
-        ("GET / HTTP/1.1\r\nhost: ".to_owned(), "connections_closed_total{why=\"head_slow\"}"),
-        (format!("{chunked}5\r\nabc"), "bodies_not_taken_total{why=\"too_slow\"}"),
-        (format!("{chunked}zz\r\n"), "bodies_not_taken_total{why=\"malformed\"}"),
-        (post("content-encoding: gzip\r\n", "not gzip"), "bodies_not_taken_total{why=\"malformed\"}"),
+        (large, "connections_closed_total{reason=\"head_too_large\"}"),
+        ("GET / HTTP/1.1\r\nhost: ".to_owned(), "connections_closed_total{reason=\"head_timeout\"}"),
+        (format!("{chunked}5\r\nabc"), "bodies_rejected_total{reason=\"too_slow\"}"),
+        (format!("{chunked}zz\r\n"), "bodies_rejected_total{reason=\"malformed\"}"),
+        (post("content-encoding: gzip\r\n", "not gzip"), "bodies_rejected_total{reason=\"malformed\"}"),
         (
             post("", "").replace("content-length: 0", "content-length: 99999999"),
-            "bodies_not_taken_total{why=\"too_large\"}",
+            "bodies_rejected_total{reason=\"too_large\"}",
         ),
     ] {
         let before = counted(&edge).await;
@@ -82,11 +82,11 @@ async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
         if http2 {
             let client = Client::plain(&edge).await;
             assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
-            counts(&edge, before, "connections_closed_total{why=\"idle\"}").await;
+            counts(&edge, before, "connections_closed_total{reason=\"idle\"}").await;
         } else {
             let mut stream = edge.connect().await;
             assert_eq!(ask(&mut stream).await.status, 200);
-            counts(&edge, before, "connections_closed_total{why=\"idle\"}").await;
+            counts(&edge, before, "connections_closed_total{reason=\"idle\"}").await;
             assert_eq!(rest(&mut stream).await.status, 0);
         }
     }
@@ -104,7 +104,7 @@ async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
     next.write_all(post("", BODY).as_bytes()).await.unwrap();
     scene.region.until_requests(asked + 2).await;
     assert_eq!(rest(&mut idle).await.status, 0);
-    counts(&edge, before, "connections_closed_total{why=\"crowded\"}").await;
+    counts(&edge, before, "connections_closed_total{reason=\"connection_limit\"}").await;
     scene.region.go_on.send_replace(true);
 }
 
@@ -115,7 +115,7 @@ async fn a_body_that_stops_and_a_place_that_is_needed_are_counted_so() {
     let before = counted(&edge).await;
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).split_at(110).0.as_bytes()).await.unwrap();
-    counts(&edge, before, "bodies_not_taken_total{why=\"stalled\"}").await;
+    counts(&edge, before, "bodies_rejected_total{reason=\"stalled\"}").await;
     assert_eq!(rest(&mut stream).await.status, 408);
     // The gateway reads on for a while, and gives the place back when its client has closed as well.
     drop(stream);
@@ -124,7 +124,7 @@ async fn a_body_that_stops_and_a_place_that_is_needed_are_counted_so() {
     let (mut first, _second) = (edge.connect().await, edge.connect().await);
     first.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
     assert_eq!(ask(&mut edge.connect().await).await.status, 200);
-    counts(&edge, before, "connections_closed_total{why=\"half_open\"}").await;
+    counts(&edge, before, "connections_closed_total{reason=\"half_open\"}").await;
 }
 
 #[tokio::test]
@@ -134,6 +134,6 @@ async fn a_client_that_does_not_read_is_counted_once() {
     let before = counted(&edge).await;
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
     let held_on = super::bounds::asks_and_never_reads(&edge, models.as_bytes()).await;
-    counts(&edge, before, "connections_closed_total{why=\"does_not_read\"}").await;
+    counts(&edge, before, "connections_closed_total{reason=\"write_timeout\"}").await;
     drop(held_on);
 }

@@ -139,7 +139,7 @@ impl Scene {
     pub(crate) fn config(&self, more: &str) -> Result<EdgeConfig, Vec<String>> {
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{REGION}'\nhub = {}\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{REGION}'\nhub = {}\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
             self.hub
         );

@@ -71,7 +71,7 @@ async fn check_led_astray(http2: bool) {
     scene.until_edge_counts("meridian_gateway_hop_failures_total{cause=\"wrong_peer\"}").await;
     let counted = scene.edge_metrics().await;
     let attempt = |line: &str| {
-        line.starts_with("meridian_gateway_attempts_total") && line.contains("end=\"wrong_peer\"")
+        line.starts_with("meridian_gateway_attempts_total") && line.contains("outcome=\"wrong_peer\"")
     };
     assert!(counted.lines().any(attempt), "{counted}");
     let answer = scene.ask("anywhere").await;

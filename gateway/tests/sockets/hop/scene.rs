@@ -138,7 +138,7 @@ impl Scene {
         std::fs::write(dir.path().join("tenants.toml"), tenants).unwrap();
         let operations = free_address();
         let mut text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{AMERICA}'\nhub = 'http://{}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'\nregion_http = {}\n",
             hub(rows).await,
             edge.http

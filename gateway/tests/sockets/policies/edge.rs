@@ -79,7 +79,7 @@ async fn an_edge_says_which_table_it_runs_and_refuses_what_is_none() {
     std::fs::write(dir.path().join("key"), "k").unwrap();
     let operations = free_address();
     let text = format!(
-        "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{PLACE}'\nhub = 'http://{address}'\n\
+        "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{PLACE}'\nhub = 'http://{address}'\n\
          snapshot = 'routes'\ntenants = 'tenants.toml'"
     );
     let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new())

@@ -45,7 +45,7 @@ impl Edge {
     async fn start(dir: &Path, hub: SocketAddr) -> Edge {
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{PLACE}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{PLACE}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
              [timeouts]\nlame_duck = '0s'"
         );
         let config = EdgeConfig::parse(&text, dir, &BTreeMap::new());

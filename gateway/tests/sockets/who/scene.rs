@@ -163,7 +163,7 @@ impl Scene {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{PLACE}'\nhub = 'http://{hub}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{PLACE}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'",
             free_address()
         );

@@ -1,55 +1,57 @@
 //! Write-ahead receipts, and disks that fail.
 
 use super::*;
-use crate::receipts::before::Sending;
-use crate::receipts::{NoReceipt, Recorder};
+use crate::receipts::write_ahead::Sending;
+use crate::receipts::{CommitFailed, Recorder};
 use gateway_core::outcome::Failure;
 use tokio::sync::oneshot;
 
 /// Attempt with its write-ahead message, and its record when it has ended.
 struct Awaited {
-    message: Told,
+    message: WriterMessage,
     durable: oneshot::Receiver<bool>,
-    finished: Arc<Finished>,
+    finished: Arc<FinishedRequest>,
 }
 
 impl Scene {
     fn write_ahead(&self, request: &str, end: End) -> Awaited {
-        let Told::Sent(finished) = self.finished(request, 1, "eu") else { panic!("a request of a gateway") };
-        let Finished { id, at_ms, tls_ended_here, tenant, trail, understood, .. } = &*finished;
+        let WriterMessage::Finished(finished) = self.finished(request, 1, "eu") else {
+            panic!("a request of a gateway")
+        };
+        let FinishedRequest { id, at_ms, tls_ended_here, tenant, trail, resolved, .. } = &*finished;
         let attempt = trail.attempts().next().unwrap().clone();
-        let understood = understood.as_ref().unwrap();
+        let resolved = resolved.as_ref().unwrap();
         let sending = Sending {
             number: attempt.key,
             request: id.clone(),
             attempt: 1,
             tenant: tenant.clone().unwrap(),
-            deployment: understood.deployment.clone(),
-            policy: understood.policy.clone(),
+            deployment: resolved.deployment.clone(),
+            policy: resolved.policy.clone(),
             tls_ended_here: *tls_ended_here,
             region: attempt.region,
             at_ms: *at_ms,
             cause: attempt.cause,
         };
         let (reply, durable) = oneshot::channel();
-        let message = Told::Before(Box::new(Before::Sending(sending)), reply);
+        let message = WriterMessage::WriteAhead(Box::new(WriteAhead::Sending(sending)), reply);
         let mut trail = Trail::default();
         let index = trail.began(attempt.region, attempt.cause, attempt.key, attempt.began);
         trail.ended(index, end, attempt.began);
-        let finished = Arc::new(Finished {
+        let finished = Arc::new(FinishedRequest {
             id: id.clone(),
             trail,
             tenant: tenant.clone(),
-            understood: Some(Understood {
-                deployment: understood.deployment.clone(),
-                cost: understood.cost,
-                policy: understood.policy.clone(),
+            resolved: Some(ResolvedRequest {
+                deployment: resolved.deployment.clone(),
+                cost: resolved.cost,
+                policy: resolved.policy.clone(),
             }),
             arrived: finished.arrived,
             at_ms: *at_ms,
             tls_ended_here: *tls_ended_here,
-            asked: finished.asked,
-            ending: finished.ending,
+            endpoint: finished.endpoint,
+            outcome: finished.outcome,
             answered: None,
             tokens: None,
             total: finished.total,
@@ -68,8 +70,9 @@ fn waiting_requests_are_notified_when_their_receipts_are_durable_and_share_one_f
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
     let before = scene.shared.syncs.get();
-    let mut waiting: Vec<_> =
-        (0..50).map(|number| scene.write_ahead(&format!("r{number}"), End::Answered { status: 200 })).collect();
+    let mut waiting: Vec<_> = (0..50)
+        .map(|number| scene.write_ahead(&format!("r{number}"), End::Answered { status: 200 }))
+        .collect();
     let (mut messages, mut ended) = (Vec::new(), Vec::new());
     for Awaited { message, durable, finished } in waiting.drain(..) {
         messages.push(message);
@@ -80,7 +83,7 @@ fn waiting_requests_are_notified_when_their_receipts_are_durable_and_share_one_f
     assert_eq!(scene.text().matches("\"kind\":\"sent\"").count(), 50);
     for (mut durable, finished) in ended {
         assert_eq!(durable.try_recv(), Ok(true));
-        messages.push(Told::Sent(finished));
+        messages.push(WriterMessage::Finished(finished));
     }
     writer.write(&mut messages);
     writer.close();
@@ -103,7 +106,7 @@ fn on_a_full_disk_waiting_requests_are_rejected_and_no_receipt_is_missing() {
     assert_eq!(durable.try_recv(), Ok(false));
     assert!(scene.shared.failing());
     scene.shared.reject();
-    writer.write(&mut vec![Told::Sent(finished)]);
+    writer.write(&mut vec![WriterMessage::Finished(finished)]);
     assert_eq!(scene.shared.lost(Why::Disk).get(), 0, "the request was not sent, so no receipt is missing");
     writer.file = file;
     // The writer recovers by itself: rejected requests are recorded with the next successful write.
@@ -112,7 +115,7 @@ fn on_a_full_disk_waiting_requests_are_rejected_and_no_receipt_is_missing() {
     let Awaited { message, mut durable, finished } = scene.write_ahead("b", End::Answered { status: 200 });
     writer.write(&mut vec![message]);
     assert_eq!(durable.try_recv(), Ok(true));
-    writer.write(&mut vec![Told::Sent(finished)]);
+    writer.write(&mut vec![WriterMessage::Finished(finished)]);
     writer.close();
     scene.check(1, &[]);
     assert_eq!((scene.report().rejected, scene.report().missing), (1, 0));
@@ -145,16 +148,24 @@ async fn a_receipt_is_on_disk_before_its_request_is_forwarded_and_none_is_accept
     let begun = Instant::now();
     let rounds = 20;
     for round in 0..rounds {
-        let Told::Before(entry, _) = scene.write_ahead(&format!("r{round}"), End::Abandoned).message else {
+        let WriterMessage::WriteAhead(entry, _) =
+            scene.write_ahead(&format!("r{round}"), End::Abandoned).message
+        else {
             panic!("it waits")
         };
         assert_eq!(recorder.commit(*entry).await, Ok(()));
-        assert_eq!(scene.text().matches("\"kind\":\"sent\"").count(), round + 1, "the receipt is in the file");
+        assert_eq!(
+            scene.text().matches("\"kind\":\"sent\"").count(),
+            round + 1,
+            "the receipt is in the file"
+        );
     }
     println!("{:?} for each of {rounds} receipts, one after the other", begun.elapsed() / rounds as u32);
     writer.finish(Duration::from_secs(30)).await;
-    let Told::Before(entry, _) = scene.write_ahead("late", End::Abandoned).message else { panic!("it waits") };
-    assert_eq!(recorder.commit(*entry).await, Err(NoReceipt), "the chain has ended");
+    let WriterMessage::WriteAhead(entry, _) = scene.write_ahead("late", End::Abandoned).message else {
+        panic!("it waits")
+    };
+    assert_eq!(recorder.commit(*entry).await, Err(CommitFailed), "the chain has ended");
     let report = scene.report();
     assert!(report.holds && report.chains[0].closed, "{report:#?}");
     assert_eq!(report.without_outcome, rounds as u64);
@@ -171,7 +182,7 @@ async fn concurrent_requests_share_fsyncs() {
         let (scene, recorder) = (scene.clone(), recorder.clone());
         tasks.spawn(async move {
             for round in 0..rounds {
-                let Told::Before(entry, _) =
+                let WriterMessage::WriteAhead(entry, _) =
                     scene.write_ahead(&format!("{caller}-{round}"), End::Abandoned).message
                 else {
                     panic!("it waits")

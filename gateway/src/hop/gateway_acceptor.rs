@@ -3,7 +3,7 @@
 //! Any host on the network can connect, so every failure is counted and at most one a second is logged.
 
 use super::verify::Verifier;
-use super::{Cause, Credentials, HTTP1, HTTP2};
+use super::{Credentials, HTTP1, HTTP2, HopFailureCause};
 use crate::events::{HopFailures, HopRefused};
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::l4::stream::Stream;
@@ -24,7 +24,7 @@ use std::time::Duration;
 pub(crate) const HANDSHAKE_RECORD: u8 = 22;
 
 /// Accepts the TLS connections of gateways.
-pub(crate) struct Doorkeeper {
+pub(crate) struct GatewayAcceptor {
     acceptor: Acceptor,
     verifier: Verifier,
     failures: Arc<HopFailures>,
@@ -32,28 +32,28 @@ pub(crate) struct Doorkeeper {
 
 tokio::task_local! {
     /// Verification error of this task's handshake. The acceptor returns it only as text.
-    static REFUSED: RefCell<Option<Error>>;
+    static VERIFY_ERROR: RefCell<Option<Error>>;
 }
 
 /// Verifier that records why it rejects a certificate.
 #[derive(Debug)]
-struct Noting(Verifier);
+struct RecordingVerifier(Verifier);
 
-impl Doorkeeper {
+impl GatewayAcceptor {
     pub(crate) fn new(
         credentials: Arc<Credentials>,
         failures: Arc<HopFailures>,
-    ) -> Result<Doorkeeper, rustls::Error> {
+    ) -> Result<GatewayAcceptor, rustls::Error> {
         let (provider, identity) = (credentials.anchors.provider().clone(), credentials.identity.clone());
         let verifier = Verifier(credentials);
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
-            .with_client_cert_verifier(Arc::new(Noting(verifier.clone())))
+            .with_client_cert_verifier(Arc::new(RecordingVerifier(verifier.clone())))
             .with_cert_resolver(identity);
         // Either protocol that the gateway offers; HTTP/2 if it offers both.
         config.alpn_protocols = [HTTP2, HTTP1].map(<[u8]>::to_vec).into();
         config.ticketer = ring::Ticketer::new()?;
-        Ok(Doorkeeper { acceptor: Acceptor::from_server_config(Arc::new(config)), verifier, failures })
+        Ok(GatewayAcceptor { acceptor: Acceptor::from_server_config(Arc::new(config)), verifier, failures })
     }
 
     /// Performs the handshake within `limit`; returns `None`, after logging, for a rejected connection.
@@ -65,41 +65,49 @@ impl Doorkeeper {
                 None
             }
             Err(elapsed) => {
-                HopRefused { cause: Cause::TimedOut, reason: &elapsed.to_string() }.record(&self.failures);
+                HopRefused { cause: HopFailureCause::TimedOut, reason: &elapsed.to_string() }
+                    .record(&self.failures);
                 None
             }
         }
     }
 
-    async fn handshake(&self, mut stream: Stream) -> Result<Option<TlsStream<Stream>>, (Cause, String)> {
+    async fn handshake(
+        &self,
+        mut stream: Stream,
+    ) -> Result<Option<TlsStream<Stream>>, (HopFailureCause, String)> {
         let mut first = [0];
         if stream.try_peek(&mut first).await.is_err() {
             // Port check: the peer connected and disconnected.
             return Ok(None);
         }
         if first != [HANDSHAKE_RECORD] {
-            return Err((Cause::NotTls, "the peer sends plaintext, and this port expects TLS".to_owned()));
+            return Err((
+                HopFailureCause::NotTls,
+                "the peer sends plaintext, and this port expects TLS".to_owned(),
+            ));
         }
-        let accepted = REFUSED.scope(RefCell::default(), async {
+        let accepted = VERIFY_ERROR.scope(RefCell::default(), async {
             let handshake = self.acceptor.tls_handshake(stream).await;
-            handshake.map_err(|error| match REFUSED.with(RefCell::take) {
-                Some(refused) => (Cause::of(&refused), refused.to_string()),
-                None => (Cause::Other, error.to_string()),
+            handshake.map_err(|error| match VERIFY_ERROR.with(RefCell::take) {
+                Some(refused) => (HopFailureCause::of(&refused), refused.to_string()),
+                None => (HopFailureCause::Other, error.to_string()),
             })
         });
         let stream = accepted.await?;
         // For a resumed session the library does not verify the certificate again: verify that it is still valid.
         let chain = stream.get_ssl().and_then(|session| session.peer_cert_chain_der()).unwrap_or_default();
-        let (certificate, others) =
-            chain.split_first().ok_or_else(|| (Cause::Other, Error::NoCertificatesPresented.to_string()))?;
+        let (certificate, others) = chain
+            .split_first()
+            .ok_or_else(|| (HopFailureCause::Other, Error::NoCertificatesPresented.to_string()))?;
         self.verifier
             .gateway(certificate, others, UnixTime::now())
-            .map_err(|error| (Cause::of(&error), error.to_string()))?;
+            .map_err(|error| (HopFailureCause::of(&error), error.to_string()))?;
         Ok(Some(stream))
     }
 }
 
-impl ClientCertVerifier for Noting {
+impl ClientCertVerifier for RecordingVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         // No hints: a gateway has one certificate.
         &[]
@@ -113,7 +121,7 @@ impl ClientCertVerifier for Noting {
     ) -> Result<ClientCertVerified, Error> {
         self.0.gateway(certificate, others, now).inspect_err(|error| {
             // The task local is always set during a handshake.
-            REFUSED.try_with(|recorded| recorded.replace(Some(error.clone()))).ok();
+            VERIFY_ERROR.try_with(|recorded| recorded.replace(Some(error.clone()))).ok();
         })
     }
 

@@ -4,9 +4,9 @@
 //! times a second, and a log line for each failed poll would hide everything else.
 
 use super::verify::{Verifier, server_name};
-use super::{Cause, Credentials, HTTP1, HTTP2, Regions};
+use super::{Credentials, HTTP1, HTTP2, HopFailureCause, RegionTransport};
 use crate::events::{HopFailed, HopFailures};
-use crate::plain::{Stream, Way};
+use crate::http1::{TransportStream, UpstreamKey};
 use gateway_core::outcome::Failure;
 use gateway_core::residency::Peer;
 use regions::catalogue::Catalogue;
@@ -34,7 +34,7 @@ const HANDSHAKE_MIN: Duration = Duration::from_secs(1);
 const SESSIONS_MAX: usize = 800;
 
 /// Opens connections to the next hop.
-pub(crate) struct Outward {
+pub(crate) struct Connector {
     mode: Mode,
     /// Whether HTTP/2 is used where the peer supports it.
     http2: bool,
@@ -42,32 +42,32 @@ pub(crate) struct Outward {
     catalogue: Option<Arc<Catalogue>>,
     failures: HopFailures,
     /// Last logged failure of each region, removed when the region responds again.
-    last_failures: Mutex<BTreeMap<RegionIndex, Cause>>,
+    last_failures: Mutex<BTreeMap<RegionIndex, HopFailureCause>>,
 }
 
 /// Established connection, with the identity of the peer and the negotiated protocol.
-pub(crate) struct Greeted {
-    pub(crate) stream: Stream,
+pub(crate) struct PeerConnection {
+    pub(crate) stream: TransportStream,
     pub(crate) peer: Peer,
     pub(crate) http2: bool,
 }
 
 enum Mode {
-    Clear,
+    Plaintext,
     /// Plaintext, to loopback addresses only.
-    ClearOnThisMachine,
-    Tls(Box<Tls>),
+    Loopback,
+    Tls(Box<TlsClient>),
 }
 
-struct Tls {
+struct TlsClient {
     verifier: Verifier,
     http2: bool,
-    connectors: RwLock<Arc<Connectors>>,
+    connectors: RwLock<Arc<TlsConnectors>>,
 }
 
 /// TLS connectors for one set of own certificate and trusted authorities: the sessions are cached with them, because a
 /// session continues with the certificate with which it began.
-struct Connectors {
+struct TlsConnectors {
     certificate: Arc<CertifiedKey>,
     roots: Arc<RootCertStore>,
     resuming: TlsConnector,
@@ -75,29 +75,31 @@ struct Connectors {
     fresh: TlsConnector,
 }
 
-impl Outward {
+impl Connector {
     /// Creates a connector for replicas within a region.
-    pub(crate) fn within_the_region() -> Outward {
-        Outward::new(Mode::Clear, false, None)
+    pub(crate) fn within_the_region() -> Connector {
+        Connector::new(Mode::Plaintext, false, None)
     }
 
     /// Creates a connector from a gateway to regions.
     pub(crate) fn to_regions(
-        regions: &Regions,
+        regions: &RegionTransport,
         http2: bool,
         catalogue: &Arc<Catalogue>,
-    ) -> Result<Outward, rustls::Error> {
+    ) -> Result<Connector, rustls::Error> {
         let mode = match regions {
-            Regions::OnThisMachine => Mode::ClearOnThisMachine,
-            Regions::InTheClear => Mode::Clear,
-            Regions::Tls(credentials) => Mode::Tls(Box::new(Tls::new(credentials.clone(), http2)?)),
+            RegionTransport::Loopback => Mode::Loopback,
+            RegionTransport::Plaintext => Mode::Plaintext,
+            RegionTransport::Tls(credentials) => {
+                Mode::Tls(Box::new(TlsClient::new(credentials.clone(), http2)?))
+            }
         };
-        Ok(Outward::new(mode, http2, Some(catalogue.clone())))
+        Ok(Connector::new(mode, http2, Some(catalogue.clone())))
     }
 
-    fn new(mode: Mode, http2: bool, catalogue: Option<Arc<Catalogue>>) -> Outward {
+    fn new(mode: Mode, http2: bool, catalogue: Option<Arc<Catalogue>>) -> Connector {
         let last_failures = Mutex::independent(BTreeMap::new());
-        Outward { mode, http2, catalogue, failures: HopFailures::default(), last_failures }
+        Connector { mode, http2, catalogue, failures: HopFailures::default(), last_failures }
     }
 
     /// Returns the failure counters.
@@ -107,16 +109,20 @@ impl Outward {
 
     /// Opens a connection and authenticates the peer. `limit` applies to the TCP connect, and to the handshake with a
     /// minimum of [`HANDSHAKE_MIN`].
-    pub(crate) async fn connect(&self, way: Way, limit: Duration) -> Result<Greeted, Failure> {
-        let Way { region, address } = way;
-        if matches!(self.mode, Mode::ClearOnThisMachine) && !address.ip().is_loopback() {
+    pub(crate) async fn connect(&self, key: UpstreamKey, limit: Duration) -> Result<PeerConnection, Failure> {
+        let UpstreamKey { region, address } = key;
+        if matches!(self.mode, Mode::Loopback) && !address.ip().is_loopback() {
             let error = "without [region_tls] requests are sent to loopback addresses only; configure certificates, or set insecure = true";
-            return Err(self.failed(way, Cause::InTheClear, &error));
+            return Err(self.failed(key, HopFailureCause::PlaintextForbidden, &error));
         }
         let tcp = reach(address, limit).await?;
         let Mode::Tls(tls) = &self.mode else {
             // Plaintext has no handshake to negotiate the protocol.
-            return Ok(Greeted { stream: Stream::Clear(tcp), peer: Peer::UNPROVEN, http2: self.http2 });
+            return Ok(PeerConnection {
+                stream: TransportStream::Plaintext(tcp),
+                peer: Peer::UNPROVEN,
+                http2: self.http2,
+            });
         };
         let connectors = tls.connectors();
         let limit_tls = limit.max(HANDSHAKE_MIN);
@@ -128,14 +134,14 @@ impl Outward {
         match connected {
             Ok(Ok(Some(connected))) => Ok(connected),
             Ok(Ok(None)) => unreachable!("a new session is not resumed"),
-            Ok(Err(error)) => match Cause::of_io(&error) {
-                Some(cause) => Err(self.failed(way, cause, &error)),
+            Ok(Err(error)) => match HopFailureCause::of_io(&error) {
+                Some(cause) => Err(self.failed(key, cause, &error)),
                 None => {
                     tracing::debug!(%address, %error, "next hop closed the connection during the handshake");
                     Err(Failure::Unreachable)
                 }
             },
-            Err(elapsed) => Err(self.failed(way, Cause::TimedOut, &elapsed)),
+            Err(elapsed) => Err(self.failed(key, HopFailureCause::TimedOut, &elapsed)),
         }
     }
 
@@ -148,20 +154,20 @@ impl Outward {
 
     /// Records a connection that failed before a response. A rejection of our certificate is only visible here: in TLS
     /// 1.3 the client completes its handshake before the server has verified the client's certificate.
-    pub(crate) fn connection_failed(&self, way: Way, error: &io::Error) {
-        if let Some(cause) = Cause::of_io(error) {
-            self.failed(way, cause, error);
+    pub(crate) fn connection_failed(&self, key: UpstreamKey, error: &io::Error) {
+        if let Some(cause) = HopFailureCause::of_io(error) {
+            self.failed(key, cause, error);
         }
     }
 
-    fn failed(&self, way: Way, cause: Cause, error: &dyn std::fmt::Display) -> Failure {
-        let is_new = self.last_failures().insert(way.region, cause) != Some(cause);
-        let (region, address) = (self.region_name(way.region), way.address);
+    fn failed(&self, key: UpstreamKey, cause: HopFailureCause, error: &dyn std::fmt::Display) -> Failure {
+        let is_new = self.last_failures().insert(key.region, cause) != Some(cause);
+        let (region, address) = (self.region_name(key.region), key.address);
         HopFailed { region, address, cause, error, is_new }.record(&self.failures);
-        if cause == Cause::WrongPeer { Failure::WrongPeer } else { Failure::Unreachable }
+        if cause == HopFailureCause::WrongPeer { Failure::WrongPeer } else { Failure::Unreachable }
     }
 
-    fn last_failures(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, Cause>> {
+    fn last_failures(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, HopFailureCause>> {
         self.last_failures.lock()
     }
 
@@ -183,21 +189,21 @@ async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Failur
     })
 }
 
-impl Tls {
-    fn new(credentials: Arc<Credentials>, http2: bool) -> Result<Tls, rustls::Error> {
+impl TlsClient {
+    fn new(credentials: Arc<Credentials>, http2: bool) -> Result<TlsClient, rustls::Error> {
         let verifier = Verifier(credentials);
-        let connectors = Connectors::of(&verifier, http2)?;
-        Ok(Tls { verifier, http2, connectors: RwLock::independent(Arc::new(connectors)) })
+        let connectors = TlsConnectors::of(&verifier, http2)?;
+        Ok(TlsClient { verifier, http2, connectors: RwLock::independent(Arc::new(connectors)) })
     }
 
     /// Returns connectors for the current certificate and authorities.
-    fn connectors(&self) -> Arc<Connectors> {
+    fn connectors(&self) -> Arc<TlsConnectors> {
         let current = self.connectors.read().clone();
         if current.are_current(&self.verifier) {
             return current;
         }
-        let renewed = Connectors::of(&self.verifier, self.http2)
-            .expect("the same configuration was valid before");
+        let renewed =
+            TlsConnectors::of(&self.verifier, self.http2).expect("the same configuration was valid before");
         let renewed = Arc::new(renewed);
         *self.connectors.write() = renewed.clone();
         renewed
@@ -210,7 +216,7 @@ impl Tls {
         connector: &TlsConnector,
         region: RegionIndex,
         tcp: TcpStream,
-    ) -> io::Result<Option<Greeted>> {
+    ) -> io::Result<Option<PeerConnection>> {
         let stream = connector.connect(server_name(region), tcp).await?;
         let (_, session) = stream.get_ref();
         let chain = session.peer_certificates().unwrap_or_default();
@@ -228,12 +234,12 @@ impl Tls {
             _ => self.verifier.named(certificate, region).map_err(io::Error::other)?,
         };
         let http2 = session.alpn_protocol() == Some(HTTP2);
-        Ok(Some(Greeted { stream: Stream::Tls(Box::new(stream)), peer, http2 }))
+        Ok(Some(PeerConnection { stream: TransportStream::Tls(Box::new(stream)), peer, http2 }))
     }
 }
 
-impl Connectors {
-    fn of(verifier: &Verifier, http2: bool) -> Result<Connectors, rustls::Error> {
+impl TlsConnectors {
+    fn of(verifier: &Verifier, http2: bool) -> Result<TlsConnectors, rustls::Error> {
         let offered: &[&[u8]] = if http2 { &[HTTP2, HTTP1] } else { &[HTTP1] };
         let Credentials { identity, anchors, .. } = &*verifier.0;
         let (certificate, roots) = (identity.certified_key(), anchors.current().roots);
@@ -250,11 +256,12 @@ impl Connectors {
         };
         let resuming = connector(Resumption::in_memory_sessions(SESSIONS_MAX))?;
         let fresh = connector(Resumption::disabled())?;
-        Ok(Connectors { certificate, roots, resuming, fresh })
+        Ok(TlsConnectors { certificate, roots, resuming, fresh })
     }
 
     fn are_current(&self, verifier: &Verifier) -> bool {
         let Credentials { identity, anchors, .. } = &*verifier.0;
-        Arc::ptr_eq(&self.certificate, &identity.certified_key()) && Arc::ptr_eq(&self.roots, &anchors.current().roots)
+        Arc::ptr_eq(&self.certificate, &identity.certified_key())
+            && Arc::ptr_eq(&self.roots, &anchors.current().roots)
     }
 }

@@ -1,9 +1,9 @@
 //! HTTP/2 connection to a region: its driver task, its health check, and its requests in flight.
 
-use super::Stream;
-use crate::hop::{Greeted, Outward};
-use crate::metrics::{HopEvent, Tally};
-use crate::plain::{self, Way};
+use super::Http2Stream;
+use crate::hop::{Connector, PeerConnection};
+use crate::http1::{TransportStream, UpstreamKey};
+use crate::metrics::{HopEvent, LabelCounter};
 use bytes::Bytes;
 use gateway_core::multiplex::{BEAT, Beat, Pulse, REQUESTS_EASY, REQUESTS_MAX};
 use gateway_core::residency::Peer;
@@ -21,9 +21,9 @@ use tokio::time::MissedTickBehavior;
 
 /// Flow control window of one response: without stalls, 64 MiB take 2.6 s over a round trip of 80 ms. A response that
 /// is buffered as a whole is smaller.
-const ANSWER_WINDOW_BYTES: u32 = 2 << 20;
+const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 /// Window of all responses on a connection: as many clients as a connection comfortably has may stop reading.
-const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_EASY as u32 * ANSWER_WINDOW_BYTES;
+const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_EASY as u32 * STREAM_WINDOW_BYTES;
 /// Frames for large responses, larger than the minimum that every peer must accept.
 const FRAME_BYTES_MAX: u32 = 64 << 10;
 /// Maximum decoded bytes of a response head: as over HTTP/1.1.
@@ -31,7 +31,7 @@ const HEAD_BYTES_MAX: u32 = 64 << 10;
 /// Idle timeout of a connection, as over HTTP/1.1.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for which frames of a cancelled stream are still recognized: some round trips.
-const GIVEN_UP_FOR: Duration = Duration::from_secs(5);
+const RESET_STREAM_DURATION: Duration = Duration::from_secs(5);
 
 /// Open connection.
 pub(super) struct Connection {
@@ -41,11 +41,11 @@ pub(super) struct Connection {
 
 /// State shared by a connection's requests, its task and its socket.
 struct State {
-    way: Way,
+    key: UpstreamKey,
     peer: Peer,
     begun: Instant,
     /// Time of the last received byte, in milliseconds since `begun`.
-    heard_ms: AtomicU64,
+    last_received_ms: AtomicU64,
     /// Requests in flight.
     requests: AtomicUsize,
     /// Requests begun over the lifetime.
@@ -55,48 +55,48 @@ struct State {
     unresponsive: AtomicBool,
     /// Whether it takes no new requests because it is not needed.
     retiring: AtomicBool,
-    outward: Arc<Outward>,
-    counts: Arc<Tally<HopEvent>>,
+    connector: Arc<Connector>,
+    counts: Arc<LabelCounter<HopEvent>>,
 }
 
 /// Slot of a request on a connection, released on drop.
-pub(super) struct Lease(Arc<State>);
+pub(super) struct StreamPermit(Arc<State>);
 
 /// Request that is being sent or waits for its response. Dropping it before the response has ended cancels the stream.
-pub(super) struct Asked {
+pub(super) struct SentRequest {
     stream: SendStream<Bytes>,
-    lease: Lease,
+    permit: StreamPermit,
 }
 
 /// Response body that is being received.
-pub(crate) struct Rest {
+pub(crate) struct Http2Body {
     body: RecvStream,
-    _asked: Asked,
+    _request: SentRequest,
 }
 
 impl Connection {
     /// Starts HTTP/2; also returns the driver, which completes when the connection ends.
     pub(super) async fn begin(
-        way: Way,
-        connected: Greeted,
-        outward: Arc<Outward>,
-        counts: Arc<Tally<HopEvent>>,
+        key: UpstreamKey,
+        connected: PeerConnection,
+        connector: Arc<Connector>,
+        counts: Arc<LabelCounter<HopEvent>>,
     ) -> Result<(Arc<Connection>, impl Future<Output = ()> + Send + use<>), h2::Error> {
-        let Greeted { stream, peer, http2: _ } = connected;
+        let PeerConnection { stream, peer, http2: _ } = connected;
         let state = Arc::new(State {
-            way,
+            key,
             peer,
             begun: Instant::now(),
-            heard_ms: AtomicU64::new(0),
+            last_received_ms: AtomicU64::new(0),
             requests: AtomicUsize::new(0),
             served: AtomicU64::new(0),
             answered: AtomicBool::new(false),
             unresponsive: AtomicBool::new(false),
             retiring: AtomicBool::new(false),
-            outward,
+            connector,
             counts,
         });
-        let stream = Heard { stream, state: state.clone() };
+        let stream = ActivityStream { stream, state: state.clone() };
         let (send, connection) = options().handshake(stream).await?;
         Ok((Arc::new(Connection { send, state: state.clone() }), drive(connection, state)))
     }
@@ -111,7 +111,7 @@ impl Connection {
 
     /// Reserves a slot for one more request; `None` if the peer drains the connection, it is not needed any more, or it
     /// is older than `age_max`.
-    pub(super) fn reserve(&self, now: Instant, age_max: Duration) -> Option<Stream> {
+    pub(super) fn reserve(&self, now: Instant, age_max: Duration) -> Option<Http2Stream> {
         let state = &self.state;
         if state.retiring.load(Relaxed) || now.saturating_duration_since(state.begun) >= age_max {
             return None;
@@ -123,7 +123,7 @@ impl Connection {
         };
         state.requests.fetch_add(1, Relaxed);
         state.served.fetch_add(1, Relaxed);
-        Some(Stream { send, lease: Lease(state.clone()) })
+        Some(Http2Stream { send, permit: StreamPermit(state.clone()) })
     }
 }
 
@@ -131,23 +131,23 @@ fn options() -> Builder {
     let mut options = Builder::new();
     options
         .enable_push(false)
-        .initial_window_size(ANSWER_WINDOW_BYTES)
+        .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES_MAX)
         .max_header_list_size(HEAD_BYTES_MAX)
         .max_concurrent_reset_streams(REQUESTS_MAX)
-        .reset_stream_duration(GIVEN_UP_FOR);
+        .reset_stream_duration(RESET_STREAM_DURATION);
     options
 }
 
 impl State {
     fn last_received(&self) -> Instant {
-        self.begun + Duration::from_millis(self.heard_ms.load(Relaxed))
+        self.begun + Duration::from_millis(self.last_received_ms.load(Relaxed))
     }
 }
 
 /// Drives the connection and its health check until it ends or times out.
-async fn drive(mut connection: h2::client::Connection<Heard, Bytes>, state: Arc<State>) {
+async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, state: Arc<State>) {
     let mut pings = connection.ping_pong().expect("it is taken only once");
     let (mut pulse, mut ping_in_flight) = (Pulse::default(), false);
     let (mut served, mut used) = (0, state.begun);
@@ -160,7 +160,7 @@ async fn drive(mut connection: h2::client::Connection<Heard, Bytes>, state: Arc<
             biased;
             ended = &mut connection => {
                 if let Err(error) = ended {
-                    tracing::debug!(address = %state.way.address, %error, "HTTP/2 connection to a region failed");
+                    tracing::debug!(address = %state.key.address, %error, "HTTP/2 connection to a region failed");
                 }
                 return;
             }
@@ -168,17 +168,17 @@ async fn drive(mut connection: h2::client::Connection<Heard, Bytes>, state: Arc<
             _ = interval.tick() => {
                 let (now, requests) = (Instant::now(), state.requests.load(Relaxed));
                 match pulse.felt(state.last_received(), requests, now) {
-                    Beat::Rest => {}
+                    Beat::Http2Body => {}
                     Beat::Ask => ping_in_flight |= pings.send_ping(Ping::opaque()).is_ok(),
                     Beat::Dead => {
-                        state.counts.count(HopEvent::Dead);
-                        tracing::info!(address = %state.way.address, requests, "HTTP/2 connection to a region timed out");
+                        state.counts.count(HopEvent::TimedOut);
+                        tracing::info!(address = %state.key.address, requests, "HTTP/2 connection to a region timed out");
                         return;
                     }
                 }
                 let unresponsive = pulse.is_silent(now);
                 if unresponsive && !state.unresponsive.load(Relaxed) {
-                    state.counts.count(HopEvent::Silent);
+                    state.counts.count(HopEvent::Unresponsive);
                 }
                 state.unresponsive.store(unresponsive, Relaxed);
                 let served_now = state.served.load(Relaxed);
@@ -195,7 +195,7 @@ async fn drive(mut connection: h2::client::Connection<Heard, Bytes>, state: Arc<
     }
 }
 
-impl Lease {
+impl StreamPermit {
     pub(super) fn peer(&self) -> Peer {
         self.0.peer
     }
@@ -206,15 +206,15 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         self.0.requests.fetch_sub(1, Relaxed);
     }
 }
 
-impl Asked {
-    pub(super) fn new(stream: SendStream<Bytes>, lease: Lease) -> Asked {
-        Asked { stream, lease }
+impl SentRequest {
+    pub(super) fn new(stream: SendStream<Bytes>, permit: StreamPermit) -> SentRequest {
+        SentRequest { stream, permit }
     }
 
     /// Sends the complete body.
@@ -223,23 +223,23 @@ impl Asked {
     }
 
     /// Records the response head, and returns the body.
-    pub(super) fn into_body(self, body: RecvStream) -> Rest {
-        let state = &self.lease.0;
+    pub(super) fn into_body(self, body: RecvStream) -> Http2Body {
+        let state = &self.permit.0;
         if !state.answered.swap(true, Relaxed) {
-            state.outward.mark_healthy(state.way.region);
+            state.connector.mark_healthy(state.key.region);
         }
-        Rest { body, _asked: self }
+        Http2Body { body, _request: self }
     }
 }
 
-impl Drop for Asked {
+impl Drop for SentRequest {
     fn drop(&mut self) {
         // Sent immediately, instead of unsent frames; a no-op for a stream that has ended.
         self.stream.send_reset(Reason::CANCEL);
     }
 }
 
-impl Rest {
+impl Http2Body {
     /// Returns the next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, h2::Error> {
         while let Some(chunk) = self.body.data().await {
@@ -254,12 +254,12 @@ impl Rest {
 }
 
 /// Stream that records the time of the last received byte, and its I/O errors, which `h2` returns only as text.
-struct Heard {
-    stream: plain::Stream,
+struct ActivityStream {
+    stream: TransportStream,
     state: Arc<State>,
 }
 
-impl AsyncRead for Heard {
+impl AsyncRead for ActivityStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -270,16 +270,16 @@ impl AsyncRead for Heard {
         match &read {
             Poll::Ready(Ok(())) if into.filled().len() > before => {
                 let state = &self.state;
-                state.heard_ms.store(state.begun.elapsed().as_millis() as u64, Relaxed);
+                state.last_received_ms.store(state.begun.elapsed().as_millis() as u64, Relaxed);
             }
-            Poll::Ready(Err(error)) => self.state.outward.connection_failed(self.state.way, error),
+            Poll::Ready(Err(error)) => self.state.connector.connection_failed(self.state.key, error),
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
         read
     }
 }
 
-impl AsyncWrite for Heard {
+impl AsyncWrite for ActivityStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

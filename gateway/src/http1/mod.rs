@@ -14,17 +14,17 @@ mod frame;
 mod pool;
 mod stream;
 
-pub(crate) use pool::Way;
-pub(crate) use stream::Stream;
+pub(crate) use pool::UpstreamKey;
+pub(crate) use stream::TransportStream;
 
-use crate::hop::{Greeted, Outward};
+use crate::hop::{Connector, PeerConnection};
 use crate::upstream::RequestHead;
 use bytes::Bytes;
-use frame::{Body, HEAD_BYTES_MAX, Head, Unreadable};
+use frame::{BodyFraming, HEAD_BYTES_MAX, InvalidResponse, ResponseHead};
 use gateway_core::outcome::Failure;
 use gateway_core::residency::Peer;
 use http::response::Parts;
-use pool::{Connection, Pool};
+use pool::{ConnectionPool, PooledConnection};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,139 +37,143 @@ const READ_BYTES: usize = 16 << 10;
 const READ_BYTES_LARGE: usize = 64 << 10;
 
 /// HTTP/1.1 client for the next hop.
-pub(crate) struct Plain {
-    outward: Arc<Outward>,
-    pool: Pool,
+pub(crate) struct Http1Client {
+    connector: Arc<Connector>,
+    pool: ConnectionPool,
 }
 
-/// Connection that is ready for a request.
-pub(crate) struct Opened<'a> {
-    plain: &'a Plain,
-    connection: Connection,
+/// PooledConnection that is ready for a request.
+pub(crate) struct Http1Connection<'a> {
+    plain: &'a Http1Client,
+    connection: PooledConnection,
     /// Whether it was used before.
     reused: bool,
 }
 
 /// Response head, and the stream of its body.
-pub(crate) struct Begun {
+pub(crate) struct Http1Response {
     pub(crate) head: Parts,
-    pub(crate) rest: Rest,
+    pub(crate) body: Http1Body,
 }
 
 /// Response body that is being received.
-pub(crate) struct Rest {
-    connection: Connection,
-    body: Body,
+pub(crate) struct Http1Body {
+    connection: PooledConnection,
+    framing: BodyFraming,
     keep_alive: bool,
 }
 
 /// Error of an exchange.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub(crate) enum Http1Error {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
-    Unreadable(#[from] Unreadable),
+    Invalid(#[from] InvalidResponse),
 }
 
-impl Plain {
-    pub(crate) fn over(outward: Arc<Outward>) -> Plain {
-        Plain { outward, pool: Pool::new() }
+impl Http1Client {
+    pub(crate) fn over(connector: Arc<Connector>) -> Http1Client {
+        Http1Client { connector, pool: ConnectionPool::new() }
     }
 
-    /// Returns an idle connection to `way`, or opens a new one. If [`pool::OPENING_MAX`] connections are being opened,
+    /// Returns an idle connection to `key`, or opens a new one. If [`pool::OPENING_MAX`] connections are being opened,
     /// waits for a permit or for an idle connection: as long as connects succeed, but not longer than the first connect
     /// attempt that times out meanwhile. Trying after that would wait for the timeout once more for each permit before.
-    pub(crate) async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
-        if let Some(opened) = self.take_idle(way) {
+    pub(crate) async fn open(
+        &self,
+        key: UpstreamKey,
+        connect_timeout: Duration,
+    ) -> Result<Http1Connection<'_>, Failure> {
+        if let Some(opened) = self.take_idle(key) {
             return Ok(opened);
         }
-        let limiter = self.pool.connect_limiter(way);
+        let limiter = self.pool.connect_limiter(key);
         let permit = limiter.acquire().await;
-        if let Some(opened) = self.take_idle(way) {
+        if let Some(opened) = self.take_idle(key) {
             return Ok(opened);
         }
         if permit.is_after_timeout {
             return Err(Failure::Unreachable);
         }
         let begun = Instant::now();
-        let connected = self.outward.connect(way, connect_timeout).await;
+        let connected = self.connector.connect(key, connect_timeout).await;
         if connected.is_err() && begun.elapsed() >= connect_timeout {
             permit.timed_out();
         }
-        Ok(self.ready(way, connected?))
+        Ok(self.ready(key, connected?))
     }
 
     /// Returns the connector.
     #[cfg(test)]
-    pub(crate) fn outward(&self) -> &Outward {
-        &self.outward
+    pub(crate) fn connector(&self) -> &Connector {
+        &self.connector
     }
 
     /// Returns an idle connection.
-    pub(crate) fn take_idle(&self, way: Way) -> Option<Opened<'_>> {
-        let connection = self.pool.take(way)?;
-        Some(Opened { plain: self, connection, reused: true })
+    pub(crate) fn take_idle(&self, key: UpstreamKey) -> Option<Http1Connection<'_>> {
+        let connection = self.pool.take(key)?;
+        Some(Http1Connection { plain: self, connection, reused: true })
     }
 
     /// Wraps a new connection.
-    pub(crate) fn ready(&self, way: Way, connected: Greeted) -> Opened<'_> {
-        Opened { plain: self, connection: Connection::new(way, connected), reused: false }
+    pub(crate) fn ready(&self, key: UpstreamKey, connected: PeerConnection) -> Http1Connection<'_> {
+        Http1Connection { plain: self, connection: PooledConnection::new(key, connected), reused: false }
     }
 
     /// Adds an idle connection to the pool.
-    pub(crate) fn put_idle(&self, way: Way, connected: Greeted) {
-        self.pool.put(Connection::new(way, connected));
+    pub(crate) fn put_idle(&self, key: UpstreamKey, connected: PeerConnection) {
+        self.pool.put(PooledConnection::new(key, connected));
     }
 }
 
-impl Opened<'_> {
+impl Http1Connection<'_> {
     /// Returns the identity of the peer.
     pub(crate) fn peer(&self) -> Peer {
         self.connection.peer
     }
 
     /// Sends a request and waits for the head of its response; the caller bounds the time by dropping the future.
-    pub(crate) async fn send(self, head: &RequestHead, body: &[u8]) -> Result<Begun, Failure> {
-        let Opened { plain, mut connection, reused } = self;
-        let way = connection.way;
+    pub(crate) async fn send(self, head: &RequestHead, body: &[u8]) -> Result<Http1Response, Failure> {
+        let Http1Connection { plain, mut connection, reused } = self;
+        let key = connection.key;
         // A server that rejects a body early responds before it has read all of it and closes; so a failed write does
         // not end the exchange, the response does.
         let sent = write_request(&mut connection.stream, &head.to_http1(), body).await;
         match read_head(&mut connection).await {
-            Ok(Head { head, body, keep_alive }) => {
+            Ok(ResponseHead { head, body, keep_alive }) => {
                 if !reused {
-                    plain.outward.mark_healthy(way.region);
+                    plain.connector.mark_healthy(key.region);
                 }
                 // If the request was not written completely, the peer may still wait for the rest of it.
                 let keep_alive = keep_alive && sent.is_ok();
-                Ok(Begun { head, rest: Rest { connection, body, keep_alive } })
+                Ok(Http1Response { head, body: Http1Body { connection, framing: body, keep_alive } })
             }
             Err(error) => {
-                tracing::debug!(address = %way.address, reused, %error, "connection failed before a response");
-                if let Broken::Io(error) = &error {
-                    plain.outward.connection_failed(way, error);
+                tracing::debug!(address = %key.address, reused, %error, "connection failed before a response");
+                if let Http1Error::Io(error) = &error {
+                    plain.connector.connection_failed(key, error);
                 }
-                let no_response = connection.buffer.is_empty() && matches!(error, Broken::Io(_));
+                let no_response = connection.buffer.is_empty() && matches!(error, Http1Error::Io(_));
                 Err(if reused && no_response { Failure::StaleConnection } else { Failure::Unreachable })
             }
         }
     }
 }
 
-impl Rest {
+impl Http1Body {
     /// Returns the next piece of the body; `None` at its end.
-    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Broken> {
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Http1Error> {
         loop {
-            if let Some(bytes) = self.body.take(&mut self.connection.buffer)? {
+            if let Some(bytes) = self.framing.take(&mut self.connection.buffer)? {
                 return Ok(Some(bytes));
             }
-            if self.body.is_done() {
+            if self.framing.is_done() {
                 return Ok(None);
             }
             self.connection.buffer.reserve(READ_BYTES_LARGE);
             match self.connection.stream.read_buf(&mut self.connection.buffer).await? {
-                0 if self.body == Body::UntilClosed => return Ok(None),
+                0 if self.framing == BodyFraming::UntilClosed => return Ok(None),
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 _ => {}
             }
@@ -177,8 +181,8 @@ impl Rest {
     }
 
     /// Returns a complete body of this length, without a copy if it arrived with its head.
-    pub(crate) async fn whole(&mut self, length: usize) -> Result<Bytes, Broken> {
-        let Connection { stream, buffer, .. } = &mut self.connection;
+    pub(crate) async fn whole(&mut self, length: usize) -> Result<Bytes, Http1Error> {
+        let PooledConnection { stream, buffer, .. } = &mut self.connection;
         if buffer.len() < length {
             buffer.reserve(length - buffer.len());
         }
@@ -187,19 +191,19 @@ impl Rest {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
         }
-        Ok(self.body.take(buffer)?.unwrap_or_default())
+        Ok(self.framing.take(buffer)?.unwrap_or_default())
     }
 
     /// Returns the connection to the pool if the body has ended.
-    pub(crate) fn finish(self, plain: &Plain) {
-        if self.keep_alive && self.body.is_done() {
+    pub(crate) fn finish(self, plain: &Http1Client) {
+        if self.keep_alive && self.framing.is_done() {
             plain.pool.put(self.connection);
         }
     }
 }
 
 /// Writes head and body in as few writes as the socket allows.
-async fn write_request(stream: &mut Stream, head: &[u8], body: &[u8]) -> io::Result<()> {
+async fn write_request(stream: &mut TransportStream, head: &[u8], body: &[u8]) -> io::Result<()> {
     let mut slices = [IoSlice::new(head), IoSlice::new(body)];
     let mut left = slices.as_mut_slice();
     while !left.is_empty() {
@@ -213,14 +217,14 @@ async fn write_request(stream: &mut Stream, head: &[u8], body: &[u8]) -> io::Res
 }
 
 /// Reads the head of the final response, skipping interim ones.
-async fn read_head(connection: &mut Connection) -> Result<Head, Broken> {
-    let Connection { stream, buffer, .. } = connection;
+async fn read_head(connection: &mut PooledConnection) -> Result<ResponseHead, Http1Error> {
+    let PooledConnection { stream, buffer, .. } = connection;
     loop {
         if !buffer.is_empty()
             && let Some(head) = frame::head(buffer)?
         {
             match head.head.status.as_u16() {
-                101 => return Err(Unreadable("it switches protocols").into()),
+                101 => return Err(InvalidResponse("it switches protocols").into()),
                 100..200 => continue,
                 _ => return Ok(head),
             }
@@ -279,19 +283,19 @@ mod tests {
         (address, tokio::spawn(serve))
     }
 
-    fn plain() -> Plain {
-        Plain::over(Arc::new(Outward::within_the_region()))
+    fn plain() -> Http1Client {
+        Http1Client::over(Arc::new(Connector::within_the_region()))
     }
 
-    async fn post(plain: &Plain, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
-        let way = Way { region: RegionIndex::new(0).expect("a number"), address };
-        let opened = plain.open(way, Duration::from_secs(5)).await?;
-        let Begun { head, mut rest } = opened.send(&request(), BODY).await?;
+    async fn post(plain: &Http1Client, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
+        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
+        let opened = plain.open(key, Duration::from_secs(5)).await?;
+        let Http1Response { head, body: mut stream } = opened.send(&request(), BODY).await?;
         let mut body = Vec::new();
-        while let Some(bytes) = rest.chunk().await.map_err(|_| Failure::Unreachable)? {
+        while let Some(bytes) = stream.chunk().await.map_err(|_| Failure::Unreachable)? {
             body.extend_from_slice(&bytes);
         }
-        rest.finish(plain);
+        stream.finish(plain);
         Ok((head.status.as_u16(), body))
     }
 
@@ -330,15 +334,17 @@ mod tests {
     async fn connects_are_limited_and_a_waiting_request_takes_a_returned_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (plain, limit) = (plain(), Duration::from_secs(5));
-        let way =
-            Way { region: RegionIndex::new(0).expect("a number"), address: listener.local_addr().unwrap() };
-        let limiter = plain.pool.connect_limiter(way);
+        let key = UpstreamKey {
+            region: RegionIndex::new(0).expect("a number"),
+            address: listener.local_addr().unwrap(),
+        };
+        let limiter = plain.pool.connect_limiter(key);
         let all_but_one = futures_util::future::join_all((1..OPENING_MAX).map(|_| limiter.acquire())).await;
-        assert!(!plain.open(way, limit).await.unwrap().reused, "at the limit");
+        assert!(!plain.open(key, limit).await.unwrap().reused, "at the limit");
         let last = limiter.acquire().await;
-        let mut next = std::pin::pin!(plain.open(way, limit));
+        let mut next = std::pin::pin!(plain.open(key, limit));
         assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err(), "one past it");
-        plain.put_idle(way, plain.outward.connect(way, limit).await.unwrap());
+        plain.put_idle(key, plain.connector.connect(key, limit).await.unwrap());
         drop((last, all_but_one));
         assert!(next.await.unwrap().reused);
     }
@@ -362,12 +368,14 @@ mod tests {
     async fn a_request_that_waits_behind_a_connect_timeout_fails_with_it() {
         let (listener, _queued) = silent().await;
         let (plain, limit) = (plain(), Duration::from_millis(200));
-        let way =
-            Way { region: RegionIndex::new(0).expect("a number"), address: listener.local_addr().unwrap() };
+        let key = UpstreamKey {
+            region: RegionIndex::new(0).expect("a number"),
+            address: listener.local_addr().unwrap(),
+        };
         tokio::time::pause();
         let begun = tokio::time::Instant::now();
         let all = (0..8 * OPENING_MAX).map(|_| async {
-            assert_eq!(plain.open(way, limit).await.err(), Some(Failure::Unreachable));
+            assert_eq!(plain.open(key, limit).await.err(), Some(Failure::Unreachable));
             begun.elapsed()
         });
         let slowest = futures_util::future::join_all(all).await.into_iter().max().unwrap();

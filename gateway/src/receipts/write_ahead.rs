@@ -7,19 +7,19 @@ use regions::set::RegionIndex;
 use std::sync::Arc;
 
 /// Write-ahead receipt of a request that is about to be forwarded.
-pub(crate) enum Before {
+pub(crate) enum WriteAhead {
     /// From a gateway to a region.
     Sending(Sending),
     /// From a region to a replica.
     Receiving(Receiving),
 }
 
-impl Before {
+impl WriteAhead {
     /// Returns the number that its outcome entry refers to.
     pub(super) fn number(&self) -> u64 {
         match self {
-            Before::Sending(sending) => sending.number,
-            Before::Receiving(receiving) => receiving.number,
+            WriteAhead::Sending(sending) => sending.number,
+            WriteAhead::Receiving(receiving) => receiving.number,
         }
     }
 }

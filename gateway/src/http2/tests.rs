@@ -1,13 +1,13 @@
 //! The client against a server with the behaviour of each test, over plaintext loopback.
 
 use super::*;
-use crate::hop::Regions;
+use crate::hop::RegionTransport;
 use crate::upstream::UpstreamMethod;
-use regions::catalogue::Catalogue;
 use gateway_core::multiplex::{DEAD_AFTER, REQUESTS_EASY};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::{Request, Response};
+use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
 use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpStream};
@@ -19,18 +19,18 @@ const BODY: Bytes = Bytes::from_static(b"{\"input\":\"x\"}");
 
 /// Behaviour of a server connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Does {
-    Serves,
+enum ServerBehaviour {
+    Serve,
     /// It sends GOAWAY.
-    Leaves,
+    Drain,
     /// It neither reads nor writes.
-    Freezes,
+    Freeze,
     /// It closes the connection.
-    Dies,
+    Close,
 }
 
 /// Request as received by the server.
-struct Came {
+struct ReceivedRequest {
     connection: usize,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
@@ -38,8 +38,8 @@ struct Came {
 
 struct Server {
     address: SocketAddr,
-    requests: mpsc::UnboundedReceiver<Came>,
-    connections: Arc<Mutex<Vec<watch::Sender<Does>>>>,
+    requests: mpsc::UnboundedReceiver<ReceivedRequest>,
+    connections: Arc<Mutex<Vec<watch::Sender<ServerBehaviour>>>>,
 }
 
 impl Server {
@@ -47,27 +47,27 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (to_test, requests) = mpsc::unbounded_channel();
-        let connections: Arc<Mutex<Vec<watch::Sender<Does>>>> = Arc::default();
+        let connections: Arc<Mutex<Vec<watch::Sender<ServerBehaviour>>>> = Arc::default();
         let accepted = connections.clone();
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
                 let mut accepted = accepted.lock();
                 tokio::spawn(serve(tcp, accepted.len(), to_test.clone(), {
-                    let (behaviour, does) = watch::channel(Does::Serves);
-                    accepted.push(behaviour);
-                    does
+                    let (set_behaviour, behaviour) = watch::channel(ServerBehaviour::Serve);
+                    accepted.push(set_behaviour);
+                    behaviour
                 }));
             }
         });
         Server { address, requests, connections }
     }
 
-    async fn next(&mut self) -> Came {
+    async fn next(&mut self) -> ReceivedRequest {
         tokio::time::timeout(PATIENCE, self.requests.recv()).await.expect("a request arrives").unwrap()
     }
 
-    fn set(&self, connection: usize, does: Does) {
-        self.connections.lock()[connection].send_replace(does);
+    fn set(&self, connection: usize, behaviour: ServerBehaviour) {
+        self.connections.lock()[connection].send_replace(behaviour);
     }
 
     fn accepted(&self) -> usize {
@@ -78,8 +78,8 @@ impl Server {
 async fn serve(
     tcp: TcpStream,
     number: usize,
-    to_test: mpsc::UnboundedSender<Came>,
-    mut does: watch::Receiver<Does>,
+    to_test: mpsc::UnboundedSender<ReceivedRequest>,
+    mut behaviour: watch::Receiver<ServerBehaviour>,
 ) {
     let mut options = h2::server::Builder::new();
     options
@@ -90,22 +90,22 @@ async fn serve(
     loop {
         tokio::select! {
             biased;
-            Ok(()) = does.changed() => match *does.borrow_and_update() {
-                Does::Serves => {}
-                Does::Leaves => connection.graceful_shutdown(),
-                Does::Freezes => break,
-                Does::Dies => return,
+            Ok(()) = behaviour.changed() => match *behaviour.borrow_and_update() {
+                ServerBehaviour::Serve => {}
+                ServerBehaviour::Drain => connection.graceful_shutdown(),
+                ServerBehaviour::Freeze => break,
+                ServerBehaviour::Close => return,
             },
             accepted = connection.accept() => {
                 let Some(Ok((request, respond))) = accepted else { return };
-                to_test.send(Came { connection: number, request, respond }).ok();
+                to_test.send(ReceivedRequest { connection: number, request, respond }).ok();
             }
         }
     }
     std::future::pending::<()>().await;
 }
 
-impl Came {
+impl ReceivedRequest {
     fn respond(mut self, body: Bytes) {
         let mut stream = self.respond.send_response(Response::new(()), false).unwrap();
         stream.send_data(body, true).unwrap();
@@ -123,25 +123,30 @@ impl Came {
 }
 
 struct Edge {
-    streams: Streams,
-    plain: Arc<Plain>,
+    streams: Http2Client,
+    plain: Arc<Http1Client>,
 }
 
 fn edge() -> Arc<Edge> {
-    let outward = Arc::new(Outward::to_regions(&Regions::InTheClear, true, &Arc::new(Catalogue::builtin())).unwrap());
-    Arc::new(Edge { streams: Streams::over(outward.clone()), plain: Arc::new(Plain::over(outward)) })
+    let connector = Arc::new(
+        Connector::to_regions(&RegionTransport::Plaintext, true, &Arc::new(Catalogue::builtin())).unwrap(),
+    );
+    Arc::new(Edge {
+        streams: Http2Client::over(connector.clone()),
+        plain: Arc::new(Http1Client::over(connector)),
+    })
 }
 
 impl Edge {
-    async fn open(&self, address: SocketAddr) -> Result<Stream, Failure> {
-        let way = Way { region: RegionIndex::new(0).expect("a number"), address };
-        match self.streams.open(way, PATIENCE, &self.plain).await? {
-            Opened::Stream(stream) => Ok(stream),
-            Opened::Plain => panic!("plaintext has no negotiation of HTTP/1.1"),
+    async fn open(&self, address: SocketAddr) -> Result<Http2Stream, Failure> {
+        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
+        match self.streams.open(key, PATIENCE, &self.plain).await? {
+            Http2Slot::Stream(stream) => Ok(stream),
+            Http2Slot::Http1 => panic!("plaintext has no negotiation of HTTP/1.1"),
         }
     }
 
-    async fn send(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Rest), Failure> {
+    async fn send(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Http2Body), Failure> {
         let mut head = RequestHead::new(UpstreamMethod::Post).for_path("/v1/embeddings");
         head.put("host", "region");
         head.put("content-length", body.len().to_string());
@@ -159,7 +164,10 @@ impl Edge {
     }
 
     /// Sends a request in its own task.
-    fn spawn_request(self: &Arc<Edge>, address: SocketAddr) -> tokio::task::JoinHandle<Result<usize, Failure>> {
+    fn spawn_request(
+        self: &Arc<Edge>,
+        address: SocketAddr,
+    ) -> tokio::task::JoinHandle<Result<usize, Failure>> {
         let edge = self.clone();
         tokio::spawn(async move { edge.whole(address, BODY).await })
     }
@@ -178,9 +186,9 @@ async fn after_one_response(server: &mut Server) -> Arc<Edge> {
 async fn requests_share_a_connection_up_to_its_comfortable_load() {
     let mut server = Server::start().await;
     let edge = after_one_response(&mut server).await;
-    let mut asked = Vec::new();
+    let mut sent = Vec::new();
     for number in 0..REQUESTS_EASY {
-        asked.push(edge.spawn_request(server.address));
+        sent.push(edge.spawn_request(server.address));
         let request = server.next().await;
         assert_eq!((request.connection, number < REQUESTS_EASY), (0, true));
         tokio::spawn(async move {
@@ -189,26 +197,26 @@ async fn requests_share_a_connection_up_to_its_comfortable_load() {
         });
     }
     assert_eq!((server.accepted(), edge.streams.size()), (1, (1, REQUESTS_EASY)));
-    // The next request does not wait for the connection that is opened for later ones.
-    asked.push(edge.spawn_request(server.address));
+    // The next request behaviour not wait for the connection that is opened for later ones.
+    sent.push(edge.spawn_request(server.address));
     server.next().await.respond(BODY);
     while edge.streams.size().0 < 2 {
         tokio::task::yield_now().await;
     }
-    asked.push(edge.spawn_request(server.address));
+    sent.push(edge.spawn_request(server.address));
     assert_eq!(server.next().await.connection, 1);
-    asked.iter().for_each(|task| task.abort());
+    sent.iter().for_each(|task| task.abort());
 }
 
 #[tokio::test]
 async fn concurrent_requests_wait_for_one_connection() {
     let mut server = Server::start().await;
     let edge = edge();
-    let asked: Vec<_> = (0..REQUESTS_EASY).map(|_| edge.spawn_request(server.address)).collect();
+    let sent: Vec<_> = (0..REQUESTS_EASY).map(|_| edge.spawn_request(server.address)).collect();
     for _ in 0..REQUESTS_EASY {
         server.next().await.respond(BODY);
     }
-    for one in asked {
+    for one in sent {
         assert_eq!(one.await.unwrap(), Ok(BODY.len()));
     }
     assert_eq!((server.accepted(), edge.streams.size()), (1, (1, 0)));
@@ -236,7 +244,7 @@ async fn a_response_is_read_to_its_end_and_not_cancelled_before() {
     let mut server = Server::start().await;
     let edge = after_one_response(&mut server).await;
     let (sender, address) = (edge.clone(), server.address);
-    let asked = tokio::spawn(async move {
+    let sent = tokio::spawn(async move {
         let (_, mut rest) = sender.send(address, BODY).await?;
         rest.whole(BODY.len()).await.map_err(|_| Failure::Unreachable)
     });
@@ -244,55 +252,58 @@ async fn a_response_is_read_to_its_end_and_not_cancelled_before() {
     let mut stream = request.respond.send_response(Response::new(()), false).unwrap();
     stream.send_data(BODY, false).unwrap();
     let reset = std::future::poll_fn(|context| stream.poll_reset(context));
-    assert!(tokio::time::timeout(Duration::from_millis(100), reset).await.is_err(), "the client waits for the end of the stream");
-    assert!(!asked.is_finished());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), reset).await.is_err(),
+        "the client waits for the end of the stream"
+    );
+    assert!(!sent.is_finished());
     stream.send_data(Bytes::new(), true).unwrap();
-    assert_eq!(asked.await.unwrap(), Ok(BODY));
+    assert_eq!(sent.await.unwrap(), Ok(BODY));
 }
 
 #[tokio::test]
 async fn a_draining_connection_finishes_its_requests_and_gets_no_new_ones() {
     let mut server = Server::start().await;
     let edge = after_one_response(&mut server).await;
-    let asked = edge.spawn_request(server.address);
-    let under_way = server.next().await;
-    server.set(0, Does::Leaves);
+    let sent = edge.spawn_request(server.address);
+    let in_flight = server.next().await;
+    server.set(0, ServerBehaviour::Drain);
     // Requests sent before the client has received the GOAWAY are still served on the old connection.
     while server.accepted() == 1 {
         let more = edge.spawn_request(server.address);
         server.next().await.respond(BODY);
         assert_eq!(more.await.unwrap(), Ok(BODY.len()));
     }
-    under_way.respond(BODY);
-    assert_eq!(asked.await.unwrap(), Ok(BODY.len()));
+    in_flight.respond(BODY);
+    assert_eq!(sent.await.unwrap(), Ok(BODY.len()));
 }
 
 #[tokio::test]
 async fn requests_on_a_failed_connection_are_stale_if_it_had_worked_before() {
     let mut server = Server::start().await;
     let edge = edge();
-    let asked = edge.spawn_request(server.address);
+    let sent = edge.spawn_request(server.address);
     server.next().await;
-    server.set(0, Does::Dies);
-    assert_eq!(asked.await.unwrap(), Err(Failure::Unreachable), "it has never responded");
+    server.set(0, ServerBehaviour::Close);
+    assert_eq!(sent.await.unwrap(), Err(Failure::Unreachable), "it has never responded");
 
     let edge = after_one_response(&mut server).await;
-    let asked = edge.spawn_request(server.address);
+    let sent = edge.spawn_request(server.address);
     let request = server.next().await;
-    server.set(request.connection, Does::Dies);
-    assert_eq!(asked.await.unwrap(), Err(Failure::StaleConnection));
-    let asked = edge.spawn_request(server.address);
+    server.set(request.connection, ServerBehaviour::Close);
+    assert_eq!(sent.await.unwrap(), Err(Failure::StaleConnection));
+    let sent = edge.spawn_request(server.address);
     server.next().await.respond(BODY);
-    assert_eq!(asked.await.unwrap(), Ok(BODY.len()), "another connection is opened");
+    assert_eq!(sent.await.unwrap(), Ok(BODY.len()), "another connection is opened");
 
     for (reason, failure) in [
         (Reason::REFUSED_STREAM, Failure::StaleConnection),
         (Reason::INTERNAL_ERROR, Failure::Unreachable),
         (Reason::CANCEL, Failure::Unreachable),
     ] {
-        let asked = edge.spawn_request(server.address);
+        let sent = edge.spawn_request(server.address);
         server.next().await.respond.send_reset(reason);
-        assert_eq!(asked.await.unwrap(), Err(failure), "{reason}");
+        assert_eq!(sent.await.unwrap(), Err(failure), "{reason}");
     }
 }
 
@@ -300,8 +311,8 @@ async fn requests_on_a_failed_connection_are_stale_if_it_had_worked_before() {
 async fn all_waiting_requests_fail_when_the_port_is_closed() {
     let edge = edge();
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let asked: Vec<_> = (0..3).map(|_| edge.spawn_request(closed)).collect();
-    for one in asked {
+    let sent: Vec<_> = (0..3).map(|_| edge.spawn_request(closed)).collect();
+    for one in sent {
         assert_eq!(one.await.unwrap(), Err(Failure::Unreachable));
     }
 }
@@ -310,13 +321,14 @@ async fn all_waiting_requests_fail_when_the_port_is_closed() {
 async fn the_largest_bodies_are_sent_in_both_directions() {
     let mut server = Server::start().await;
     let edge = edge();
-    let (request_body, response_body) = (Bytes::from(vec![b'i'; 32 << 20]), Bytes::from(vec![b'o'; 64 << 20]));
+    let (request_body, response_body) =
+        (Bytes::from(vec![b'i'; 32 << 20]), Bytes::from(vec![b'o'; 64 << 20]));
     let (address, length) = (server.address, request_body.len());
-    let asked = tokio::spawn(async move { edge.whole(address, request_body).await });
+    let sent = tokio::spawn(async move { edge.whole(address, request_body).await });
     let mut request = server.next().await;
     assert_eq!(request.read().await, length);
     request.respond(response_body.clone());
-    assert_eq!(asked.await.unwrap(), Ok(response_body.len()));
+    assert_eq!(sent.await.unwrap(), Ok(response_body.len()));
 }
 
 /// As many requests as a connection comfortably has; all but one of their clients do not read.
@@ -328,16 +340,16 @@ async fn clients_that_do_not_read_block_no_other() {
     let mut unread = Vec::new();
     for _ in 1..REQUESTS_EASY {
         let (sender, address) = (edge.clone(), server.address);
-        let asked = tokio::spawn(async move { sender.send(address, BODY).await });
+        let sent = tokio::spawn(async move { sender.send(address, BODY).await });
         let request = server.next().await;
         request.respond(Bytes::from(vec![b' '; LARGE]));
-        unread.push(asked.await.unwrap().map(|(_, rest)| rest).map_err(|failure| panic!("{failure:?}")));
+        unread.push(sent.await.unwrap().map(|(_, rest)| rest).map_err(|failure| panic!("{failure:?}")));
     }
-    let asked = edge.spawn_request(server.address);
+    let sent = edge.spawn_request(server.address);
     let request = server.next().await;
     assert_eq!(request.connection, 0);
     request.respond(Bytes::from(vec![b' '; LARGE]));
-    assert_eq!(tokio::time::timeout(PATIENCE, asked).await.expect("it is read").unwrap(), Ok(LARGE));
+    assert_eq!(tokio::time::timeout(PATIENCE, sent).await.expect("it is read").unwrap(), Ok(LARGE));
     assert_eq!(unread.len(), REQUESTS_EASY - 1);
 }
 
@@ -349,7 +361,7 @@ async fn an_unresponsive_connection_gets_no_new_requests_and_times_out() {
     let stuck = edge.spawn_request(server.address);
     server.next().await;
     let frozen = Instant::now();
-    server.set(0, Does::Freezes);
+    server.set(0, ServerBehaviour::Freeze);
     // Requests sent meanwhile may be stuck as well, until the connection counts as unresponsive; then another is
     // opened.
     let mut others = Vec::new();

@@ -20,9 +20,9 @@ use tokio::time::Sleep;
 
 use crate::compress;
 use crate::cpu::CpuPool;
-use crate::listener::chunks_refused;
-use crate::metrics::{NotTaken, Tally};
-use crate::respond::Refusal;
+use crate::listener::chunk_error;
+use crate::metrics::{BodyRejection, LabelCounter};
+use crate::respond::Rejection;
 use gateway_core::encoding::{self, Coding};
 use gateway_core::memory::{self, Budget, Full, Owner};
 use gateway_core::progress::{self, Progress, TooSlow};
@@ -72,13 +72,13 @@ pub(crate) const MEMORY_DEFAULT: memory::Limits = memory::Limits {
 };
 
 /// Reads request bodies and accounts for their memory.
-pub(crate) struct Intake {
+pub(crate) struct BodyReader {
     memory: Memory,
     progress: progress::Limits,
     /// Threads that decompress and parse large bodies.
     pub(crate) cpu: CpuPool,
     /// Counter of rejected bodies.
-    pub(crate) not_taken: Tally<NotTaken>,
+    pub(crate) rejections: LabelCounter<BodyRejection>,
 }
 
 /// Memory budget, shared by all reservations.
@@ -93,44 +93,44 @@ pub(crate) struct Reservation {
 }
 
 /// Memory accounting of a body.
-enum Counted {
-    OfClient { _reservation: Reservation },
-    OfPiece { _place: OwnedSemaphorePermit },
+enum BodyMemory {
+    Reserved { _reservation: Reservation },
+    Part { _permit: OwnedSemaphorePermit },
 }
 
 /// Request body and its memory.
-pub(crate) struct Body {
+pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,
-    _counted: Counted,
+    _memory: BodyMemory,
 }
 
-impl Body {
-    /// Creates a part of a larger body; `place` accounts for its memory.
-    pub(crate) fn piece(bytes: Bytes, place: OwnedSemaphorePermit) -> Body {
-        Body { bytes, _counted: Counted::OfPiece { _place: place } }
+impl BufferedBody {
+    /// Creates a part of a larger body; `permit` accounts for its memory.
+    pub(crate) fn piece(bytes: Bytes, permit: OwnedSemaphorePermit) -> BufferedBody {
+        BufferedBody { bytes, _memory: BodyMemory::Part { _permit: permit } }
     }
 
     /// Creates a client's body.
-    pub(crate) fn new(bytes: Bytes, reservation: Reservation) -> Body {
-        Body { bytes, _counted: Counted::OfClient { _reservation: reservation } }
+    pub(crate) fn new(bytes: Bytes, reservation: Reservation) -> BufferedBody {
+        BufferedBody { bytes, _memory: BodyMemory::Reserved { _reservation: reservation } }
     }
 }
 
 /// Reason why a body could not be read.
 #[derive(Debug)]
-pub(crate) enum NoBody {
+pub(crate) enum BodyError {
     /// The body is rejected: counted, and reported to the client.
-    Refused(NotTaken, Refusal),
+    Refused(BodyRejection, Rejection),
     /// The client disconnected.
     ClientGone,
 }
 
-impl NoBody {
+impl BodyError {
     /// Adds the number of bytes that were processed before the rejection; they count against the tenant's rate limit.
-    pub(crate) fn having_processed(self, bytes: usize) -> NoBody {
+    pub(crate) fn with_processed(self, bytes: usize) -> BodyError {
         match self {
-            NoBody::Refused(why, refusal) => NoBody::Refused(why, refusal.having_processed(bytes)),
-            NoBody::ClientGone => NoBody::ClientGone,
+            BodyError::Refused(why, refusal) => BodyError::Refused(why, refusal.with_processed(bytes)),
+            BodyError::ClientGone => BodyError::ClientGone,
         }
     }
 }
@@ -143,7 +143,7 @@ impl Memory {
 
 impl Reservation {
     /// Reserves the missing bytes up to `bytes`.
-    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), NoBody> {
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), BodyError> {
         let missing = bytes.saturating_sub(self.bytes);
         let mut budget = self.memory.budget();
         budget.reserve(self.owner, missing).map_err(|full| no_memory(full, budget.limits()))?;
@@ -163,17 +163,17 @@ impl Drop for Reservation {
     }
 }
 
-impl Intake {
+impl BodyReader {
     /// Creates a reader with these limits.
     /// # Errors
     ///
     /// When the threads for large bodies cannot be started.
-    pub(crate) fn new(limits: BodyLimits) -> std::io::Result<Intake> {
-        Ok(Intake {
+    pub(crate) fn new(limits: BodyLimits) -> std::io::Result<BodyReader> {
+        Ok(BodyReader {
             memory: Memory(Arc::new(Mutex::new(Budget::new(limits.memory)))),
             progress: limits.progress,
             cpu: CpuPool::new()?,
-            not_taken: Tally::default(),
+            rejections: LabelCounter::default(),
         })
     }
 
@@ -184,30 +184,42 @@ impl Intake {
     }
 
     /// Reads and decompresses the body of the request whose head `session` has read.
-    pub(crate) async fn body(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
-        let taken = self.taken(session, owner).await;
-        if let Err(NoBody::Refused(why, _)) = &taken {
-            self.not_taken.count(*why);
+    pub(crate) async fn body(
+        &self,
+        session: &mut ServerSession,
+        owner: Owner,
+    ) -> Result<BufferedBody, BodyError> {
+        let result = self.read_decoded(session, owner).await;
+        if let Err(BodyError::Refused(why, _)) = &result {
+            self.rejections.count(*why);
         }
-        taken
+        result
     }
 
-    async fn taken(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
+    async fn read_decoded(
+        &self,
+        session: &mut ServerSession,
+        owner: Owner,
+    ) -> Result<BufferedBody, BodyError> {
         let coding = session.get_header(CONTENT_ENCODING).map(http::HeaderValue::as_bytes);
         let several = session.req_header().headers.get_all(CONTENT_ENCODING).iter().nth(1).is_some();
         let reservation = Reservation { memory: self.memory.clone(), owner, bytes: 0 };
         match encoding::of_content(coding).filter(|_| !several) {
-            Some(Coding::Identity) => self.as_sent(session, reservation).await,
+            Some(Coding::Identity) => self.read_encoded(session, reservation).await,
             Some(Coding::Gzip) => {
                 let unpacked = reservation.another();
-                let packed = self.as_sent(session, reservation).await?;
-                compress::unpack(&self.cpu, owner.tenant, packed, unpacked).await
+                let packed = self.read_encoded(session, reservation).await?;
+                compress::decompress(&self.cpu, owner.tenant, packed, unpacked).await
             }
-            None => Err(compress::unknown()),
+            None => Err(compress::unsupported_encoding()),
         }
     }
 
-    async fn as_sent(&self, session: &mut ServerSession, reservation: Reservation) -> Result<Body, NoBody> {
+    async fn read_encoded(
+        &self,
+        session: &mut ServerSession,
+        reservation: Reservation,
+    ) -> Result<BufferedBody, BodyError> {
         let declared = session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if let Some(length) = declared.filter(|length| *length > BODY_BYTES_MAX) {
             return Err(too_large(&format!("has {length} bytes")));
@@ -219,7 +231,7 @@ impl Intake {
         let waits = session.req_header().version == Version::HTTP_11
             && session.get_header_bytes(EXPECT).eq_ignore_ascii_case(b"100-continue");
         if waits {
-            session.write_continue_response().await.map_err(|_| NoBody::ClientGone)?;
+            session.write_continue_response().await.map_err(|_| BodyError::ClientGone)?;
         }
         self.read(session, declared, reservation).await
     }
@@ -230,7 +242,7 @@ impl Intake {
         session: &mut ServerSession,
         declared: Option<usize>,
         mut reservation: Reservation,
-    ) -> Result<Body, NoBody> {
+    ) -> Result<BufferedBody, BodyError> {
         let mut body = BytesMut::new();
         let now = Instant::now();
         let mut progress = match session.is_http2() {
@@ -258,25 +270,25 @@ impl Intake {
             body.extend_from_slice(&chunk);
             progress.received(chunk.len(), Instant::now());
         }
-        Ok(Body::new(body.freeze(), reservation))
+        Ok(BufferedBody::new(body.freeze(), reservation))
     }
 
-    fn too_slow(&self, why: TooSlow) -> NoBody {
+    fn too_slow(&self, why: TooSlow) -> BodyError {
         let progress::Limits { stall, bytes_per_second, total } = self.progress;
         let (label, message) = match why {
             TooSlow::Stalled => {
-                (NotTaken::Stalled, format!("No byte of the body arrived for {} s", stall.as_secs_f64()))
+                (BodyRejection::Stalled, format!("No byte of the body arrived for {} s", stall.as_secs_f64()))
             }
             TooSlow::Rate => (
-                NotTaken::TooSlow,
+                BodyRejection::TooSlow,
                 format!("The body arrived more slowly than {bytes_per_second} bytes a second"),
             ),
             TooSlow::Total => {
-                (NotTaken::TooSlow, format!("The body did not arrive within {} s", total.as_secs_f64()))
+                (BodyRejection::TooSlow, format!("The body did not arrive within {} s", total.as_secs_f64()))
             }
         };
         let message = format!("{message}; send it faster or in smaller requests.");
-        NoBody::Refused(label, Refusal::new(ErrorCode::BodyTimeout, message))
+        BodyError::Refused(label, Rejection::new(ErrorCode::BodyTimeout, message))
     }
 }
 
@@ -305,56 +317,59 @@ async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> T
     }
 }
 
-fn no_memory(full: Full, limits: memory::Limits) -> NoBody {
+fn no_memory(full: Full, limits: memory::Limits) -> BodyError {
     let memory::Limits { total, per_tenant, per_connection } = limits;
     let (why, message) = match full {
         Full::Total => (
-            NotTaken::NoRoom,
+            BodyRejection::MemoryFull,
             format!(
                 "The request bodies under way take {total} bytes, the limit for all (bodies.bytes_max); try again \
                  shortly."
             ),
         ),
         Full::Tenant => (
-            NotTaken::TenantFull,
+            BodyRejection::TenantFull,
             format!(
                 "The request bodies under way of this tenant take {per_tenant} bytes, the limit for one tenant \
                  (bodies.bytes_per_tenant_max); wait for responses before sending more."
             ),
         ),
         Full::Connection => (
-            NotTaken::ConnectionFull,
+            BodyRejection::ConnectionFull,
             format!(
                 "The request bodies under way on this connection take {per_connection} bytes, the limit for one \
                  connection (bodies.bytes_per_connection_max); wait for responses before sending more."
             ),
         ),
     };
-    NoBody::Refused(why, Refusal::new(ErrorCode::Overloaded, message))
+    BodyError::Refused(why, Rejection::new(ErrorCode::Overloaded, message))
 }
 
 /// Maps an error while reading a body: the client disconnected, or its framing is invalid. After invalid framing the
 /// start of the next request is unknown, so the connection is closed.
-fn broken(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, NoBody> {
+fn broken(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, BodyError> {
     tracing::debug!(%error, "reading a request body failed");
-    if let Some(why) = chunks_refused(error) {
+    if let Some(why) = chunk_error(error) {
         session.set_keepalive(None);
         let message = format!("The chunked body is malformed: {why}; the connection is closed.");
-        return Err(NoBody::Refused(NotTaken::Malformed, Refusal::new(ErrorCode::MalformedRequest, message)));
+        return Err(BodyError::Refused(
+            BodyRejection::Malformed,
+            Rejection::new(ErrorCode::MalformedRequest, message),
+        ));
     }
     if session.is_http2() || matches!(error.etype(), ErrorType::ConnectionClosed | ErrorType::ReadError) {
-        return Err(NoBody::ClientGone);
+        return Err(BodyError::ClientGone);
     }
     session.set_keepalive(None);
     let message = "The chunked body violates RFC 9112, 7.1; the connection is closed.";
-    Err(NoBody::Refused(NotTaken::Malformed, Refusal::new(ErrorCode::MalformedRequest, message)))
+    Err(BodyError::Refused(BodyRejection::Malformed, Rejection::new(ErrorCode::MalformedRequest, message)))
 }
 
-pub(crate) fn too_large(given: &str) -> NoBody {
+pub(crate) fn too_large(given: &str) -> BodyError {
     let message = format!(
         "The limit of a body is {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
     );
-    NoBody::Refused(NotTaken::TooLarge, Refusal::new(ErrorCode::BodyTooLarge, message))
+    BodyError::Refused(BodyRejection::TooLarge, Rejection::new(ErrorCode::BodyTooLarge, message))
 }
 
 #[cfg(test)]
@@ -376,25 +391,26 @@ mod tests {
 
     #[test]
     fn memory_is_reserved_up_to_its_limit_and_released() {
-        let intake = Intake::new(BodyLimits { memory: MEMORY_DEFAULT, progress: PROGRESS_DEFAULT }).unwrap();
+        let body_reader =
+            BodyReader::new(BodyLimits { memory: MEMORY_DEFAULT, progress: PROGRESS_DEFAULT }).unwrap();
         let reserve = |tenant| {
             let owner = Owner { tenant: Some(tenant), connection: None };
-            let mut reservation = Reservation { memory: intake.memory.clone(), owner, bytes: 0 };
+            let mut reservation = Reservation { memory: body_reader.memory.clone(), owner, bytes: 0 };
             reservation.grow_to(BODY_BYTES_MAX).map(|()| reservation)
         };
         let per_tenant = MEMORY_DEFAULT.per_tenant / BODY_BYTES_MAX;
         let first: Vec<_> = (0..per_tenant).map_while(|_| reserve(0).ok()).collect();
         assert_eq!(first.len(), per_tenant);
-        assert!(matches!(reserve(0), Err(NoBody::Refused(NotTaken::TenantFull, _))));
+        assert!(matches!(reserve(0), Err(BodyError::Refused(BodyRejection::TenantFull, _))));
         let others: Vec<_> = (1..4)
             .flat_map(|tenant| (0..per_tenant).map(move |_| tenant))
             .map_while(|tenant| reserve(tenant).ok())
             .collect();
         assert_eq!(others.len(), 3 * per_tenant);
-        assert!(matches!(reserve(4), Err(NoBody::Refused(NotTaken::NoRoom, _))));
-        assert_eq!(intake.used().0, BODIES_BYTES_MAX);
+        assert!(matches!(reserve(4), Err(BodyError::Refused(BodyRejection::MemoryFull, _))));
+        assert_eq!(body_reader.used().0, BODIES_BYTES_MAX);
         drop((first, others));
         assert!(reserve(0).is_ok());
-        assert_eq!(intake.used().0, 0);
+        assert_eq!(body_reader.used().0, 0);
     }
 }

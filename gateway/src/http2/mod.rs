@@ -18,13 +18,13 @@ mod connection;
 #[cfg(test)]
 mod tests;
 
-use crate::hop::{Greeted, Outward};
-use crate::metrics::{HopEvent, Tally};
-use crate::plain::{Plain, Way};
+use crate::hop::{Connector, PeerConnection};
+use crate::http1::{Http1Client, UpstreamKey};
+use crate::metrics::{HopEvent, LabelCounter};
 use crate::upstream::RequestHead;
 use bytes::{Bytes, BytesMut};
-pub(crate) use connection::Rest;
-use connection::{Connection, Lease};
+pub(crate) use connection::Http2Body;
+use connection::{Connection, StreamPermit};
 use gateway_core::multiplex::{self, Load, Pick};
 use gateway_core::outcome::Failure;
 use gateway_core::residency::Peer;
@@ -42,20 +42,20 @@ use tokio::task::JoinSet;
 const AGE_MAX: Duration = Duration::from_secs(600);
 
 /// HTTP/2 client for regions.
-pub(crate) struct Streams {
-    outward: Arc<Outward>,
-    ways: Mutex<BTreeMap<Way, Arc<Connections>>>,
+pub(crate) struct Http2Client {
+    connector: Arc<Connector>,
+    upstreams: Mutex<BTreeMap<UpstreamKey, Arc<UpstreamConnections>>>,
     /// Tasks that open and drive connections; they end when this is dropped.
     tasks: Mutex<JoinSet<()>>,
-    counts: Arc<Tally<HopEvent>>,
+    counts: Arc<LabelCounter<HopEvent>>,
 }
 
-/// Connections to one upstream.
-struct Connections {
+/// UpstreamConnections to one upstream.
+struct UpstreamConnections {
     inner: Mutex<Inner>,
     /// Number of attempts to open a connection that have ended, and the outcome of the last.
     opened: watch::Sender<(u64, Result<(), Failure>)>,
-    counts: Arc<Tally<HopEvent>>,
+    counts: Arc<LabelCounter<HopEvent>>,
 }
 
 #[derive(Default)]
@@ -68,52 +68,52 @@ struct Inner {
 }
 
 /// Result of reserving a slot for a request.
-pub(crate) enum Opened {
+pub(crate) enum Http2Slot {
     /// As a stream of a connection.
-    Stream(Stream),
+    Stream(Http2Stream),
     /// Over HTTP/1.1, because the region does not support HTTP/2.
-    Plain,
+    Http1,
 }
 
 /// Slot on a connection, for one request.
-pub(crate) struct Stream {
+pub(crate) struct Http2Stream {
     send: SendRequest<Bytes>,
-    lease: Lease,
+    permit: StreamPermit,
 }
 
-impl Streams {
-    pub(crate) fn over(outward: Arc<Outward>) -> Streams {
-        Streams {
-            outward,
-            ways: Mutex::default(),
+impl Http2Client {
+    pub(crate) fn over(connector: Arc<Connector>) -> Http2Client {
+        Http2Client {
+            connector,
+            upstreams: Mutex::default(),
             tasks: Mutex::independent(JoinSet::new()),
             counts: Arc::default(),
         }
     }
 
     /// Returns the counters of connection events.
-    pub(crate) fn counts(&self) -> &Tally<HopEvent> {
+    pub(crate) fn counts(&self) -> &LabelCounter<HopEvent> {
         &self.counts
     }
 
     /// Returns the number of open connections and of requests in flight on them.
     pub(crate) fn size(&self) -> (usize, usize) {
-        let ways = self.ways.lock();
-        let sizes = ways.values().map(|way| {
-            let inner = way.lock();
+        let upstreams = self.upstreams.lock();
+        let sizes = upstreams.values().map(|key| {
+            let inner = key.lock();
             (inner.open.len(), inner.open.iter().map(|one| one.requests()).sum::<usize>())
         });
         sizes.fold((0, 0), |(open, requests), (more, of_those)| (open + more, requests + of_those))
     }
 
-    /// Reserves a slot on a connection to `way`; opening a connection may take `connect_timeout`.
+    /// Reserves a slot on a connection to `key`; opening a connection may take `connect_timeout`.
     pub(crate) async fn open(
         &self,
-        way: Way,
+        key: UpstreamKey,
         connect_timeout: Duration,
-        plain: &Arc<Plain>,
-    ) -> Result<Opened, Failure> {
-        let connections = self.way(way);
+        plain: &Arc<Http1Client>,
+    ) -> Result<Http2Slot, Failure> {
+        let connections = self.key(key);
         loop {
             // Subscribed before the check, so that no notification is lost in between.
             let mut opened = connections.opened.subscribe();
@@ -121,20 +121,20 @@ impl Streams {
             if open_one {
                 let opening = open_connection(
                     connections.clone(),
-                    self.outward.clone(),
+                    self.connector.clone(),
                     plain.clone(),
-                    way,
+                    key,
                     connect_timeout,
                 );
                 self.spawn(opening);
             }
             match slot {
-                Place::Here(opened) => return Ok(opened),
-                Place::Full => {
+                Acquisition::Ready(opened) => return Ok(opened),
+                Acquisition::Full => {
                     self.counts.count(HopEvent::Full);
                     return Err(Failure::Unreachable);
                 }
-                Place::Later => {
+                Acquisition::Pending => {
                     // The sender is in `connections`, which is held here.
                     opened.changed().await.ok();
                     opened.borrow().1?;
@@ -144,25 +144,26 @@ impl Streams {
     }
 
     /// Adds a connection that was opened for HTTP/1.1 to a region that turned out to support HTTP/2.
-    pub(crate) async fn adopt(&self, way: Way, connected: Greeted) -> Result<(), Failure> {
-        let connections = self.way(way);
-        let driver = connections.take(way, connected, &self.outward).await?;
+    pub(crate) async fn adopt(&self, key: UpstreamKey, connected: PeerConnection) -> Result<(), Failure> {
+        let connections = self.key(key);
+        let driver = connections.take(key, connected, &self.connector).await?;
         self.spawn(driver);
         Ok(())
     }
 
-    fn way(&self, way: Way) -> Arc<Connections> {
-        let mut ways = self.ways.lock();
-        if let Some(connections) = ways.get(&way) {
+    fn key(&self, key: UpstreamKey) -> Arc<UpstreamConnections> {
+        let mut upstreams = self.upstreams.lock();
+        if let Some(connections) = upstreams.get(&key) {
             return connections.clone();
         }
         // Unused upstreams are removed when a new one is added.
-        ways.retain(|_, connections| {
+        upstreams.retain(|_, connections| {
             Arc::strong_count(connections) > 1 || !connections.lock().open.is_empty()
         });
         let (opened, _) = watch::channel((0, Ok(())));
-        let connections = Connections { inner: Mutex::default(), opened, counts: self.counts.clone() };
-        ways.entry(way).or_insert(Arc::new(connections)).clone()
+        let connections =
+            UpstreamConnections { inner: Mutex::default(), opened, counts: self.counts.clone() };
+        upstreams.entry(key).or_insert(Arc::new(connections)).clone()
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -175,23 +176,23 @@ impl Streams {
 }
 
 /// Result of looking for a slot.
-enum Place {
-    Here(Opened),
-    Later,
+enum Acquisition {
+    Ready(Http2Slot),
+    Pending,
     Full,
 }
 
-impl Connections {
+impl UpstreamConnections {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock()
     }
 
     /// Returns a slot for one more request, and whether another connection is to be opened.
-    fn acquire(&self) -> (Place, bool) {
+    fn acquire(&self) -> (Acquisition, bool) {
         let now = Instant::now();
         let mut inner = self.lock();
         if inner.plain {
-            return (Place::Here(Opened::Plain), false);
+            return (Acquisition::Ready(Http2Slot::Http1), false);
         }
         loop {
             let loads =
@@ -201,35 +202,35 @@ impl Connections {
                 Pick::UseAndOpen(at) => (at, true),
                 Pick::Open => {
                     inner.opening = true;
-                    return (Place::Later, true);
+                    return (Acquisition::Pending, true);
                 }
-                Pick::Wait => return (Place::Later, false),
-                Pick::Full => return (Place::Full, false),
+                Pick::Wait => return (Acquisition::Pending, false),
+                Pick::Full => return (Acquisition::Full, false),
             };
             // A connection that is too old, or that the region drains, finishes its requests.
             let Some(stream) = inner.open[at].reserve(now, AGE_MAX) else {
                 inner.open.remove(at);
-                self.counts.count(HopEvent::Left);
+                self.counts.count(HopEvent::Retired);
                 continue;
             };
             inner.opening |= open_one;
-            return (Place::Here(Opened::Stream(stream)), open_one);
+            return (Acquisition::Ready(Http2Slot::Stream(stream)), open_one);
         }
     }
 
     /// Starts HTTP/2 on a connection; the caller must run the returned driver.
     async fn take(
-        self: &Arc<Connections>,
-        way: Way,
-        connected: Greeted,
-        outward: &Arc<Outward>,
+        self: &Arc<UpstreamConnections>,
+        key: UpstreamKey,
+        connected: PeerConnection,
+        connector: &Arc<Connector>,
     ) -> Result<impl Future<Output = ()> + Send + use<>, Failure> {
-        let begun = Connection::begin(way, connected, outward.clone(), self.counts.clone()).await;
+        let begun = Connection::begin(key, connected, connector.clone(), self.counts.clone()).await;
         let (connection, driven) = begun.map_err(|error| {
-            tracing::debug!(address = %way.address, %error, "HTTP/2 handshake failed");
+            tracing::debug!(address = %key.address, %error, "HTTP/2 handshake failed");
             Failure::Unreachable
         })?;
-        self.counts.count(HopEvent::Opened);
+        self.counts.count(HopEvent::Http2Slot);
         let mut inner = self.lock();
         inner.plain = false;
         inner.open.push(connection.clone());
@@ -250,20 +251,20 @@ impl Connections {
 
 /// Opens a connection and drives it until it ends. It is not owned by a request: the first one may have been cancelled.
 async fn open_connection(
-    connections: Arc<Connections>,
-    outward: Arc<Outward>,
-    plain: Arc<Plain>,
-    way: Way,
+    connections: Arc<UpstreamConnections>,
+    connector: Arc<Connector>,
+    plain: Arc<Http1Client>,
+    key: UpstreamKey,
     connect_timeout: Duration,
 ) {
     let begun = async {
-        let connected = outward.connect(way, connect_timeout).await?;
+        let connected = connector.connect(key, connect_timeout).await?;
         if connected.http2 {
-            return connections.take(way, connected, &outward).await.map(Some);
+            return connections.take(key, connected, &connector).await.map(Some);
         }
-        connections.counts.count(HopEvent::Plain);
+        connections.counts.count(HopEvent::Http1);
         connections.lock().plain = true;
-        plain.put_idle(way, connected);
+        plain.put_idle(key, connected);
         Ok(None)
     };
     // Other requests wait for the outcome, even a panic.
@@ -274,21 +275,21 @@ async fn open_connection(
     }
 }
 
-impl Stream {
+impl Http2Stream {
     /// Returns the identity of the peer.
     pub(crate) fn peer(&self) -> Peer {
-        self.lease.peer()
+        self.permit.peer()
     }
 
     /// Sends a request and waits for the head of its response; the caller bounds the time by dropping the future, which
     /// cancels the stream.
-    pub(crate) async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Parts, Rest), Failure> {
-        let Stream { mut send, lease } = self;
-        let used_before = lease.has_answered();
+    pub(crate) async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Parts, Http2Body), Failure> {
+        let Http2Stream { mut send, permit } = self;
+        let used_before = permit.has_answered();
         let begun = async {
             let bodiless = body.is_empty();
             let (response, stream) = send.send_request(head.to_http2(), bodiless)?;
-            let mut request = connection::Asked::new(stream, lease);
+            let mut request = connection::SentRequest::new(stream, permit);
             if !bodiless {
                 // The bytes are shared, not copied, and are sent as flow control allows.
                 request.send(body)?;
@@ -310,7 +311,7 @@ impl Stream {
     }
 }
 
-impl Rest {
+impl Http2Body {
     /// Returns a complete body of this length, without a copy if it arrived in one piece. Also reads the end of the
     /// stream, which may be a frame of its own: dropping the body before it would cancel a complete response.
     pub(crate) async fn whole(&mut self, length: usize) -> Result<Bytes, h2::Error> {

@@ -12,7 +12,7 @@
 //! the request in it and that request's memory indefinitely. So a write or flush that cannot proceed fails after
 //! `write_timeout`, like any broken connection.
 
-use crate::metrics::{Closed, ListenerMetrics};
+use crate::metrics::{CloseReason, ListenerMetrics};
 use async_trait::async_trait;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::{SslDigest, TlsRef};
@@ -30,87 +30,91 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, timeout};
 
 /// Maximum number of buffered bytes. A response head has some 500 bytes; a larger write is sent on its own.
-const HELD_BYTES_MAX: usize = 4 << 10;
+const BUFFER_BYTES_MAX: usize = 4 << 10;
 
 /// Timeout for the close of a connection (its last bytes, of TLS the `close_notify`).
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Stream that buffers small writes, and fails writes that are blocked for too long.
 #[derive(Debug)]
-pub(crate) struct Gathered<S> {
+pub(crate) struct CoalescingStream<S> {
     stream: S,
-    held: Vec<u8>,
+    buffer: Vec<u8>,
     /// Maximum time that a write may be blocked.
-    patience: Duration,
+    write_timeout: Duration,
     /// Timer of the write that is blocked.
-    alarm: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
     /// A write has timed out; all further writes fail.
-    given_up: bool,
+    timed_out: bool,
     counts: Arc<ListenerMetrics>,
 }
 
-impl<S> Gathered<S> {
-    /// Wraps `stream`; no write is blocked longer than `patience`.
-    pub(crate) fn new(stream: S, patience: Duration, counts: Arc<ListenerMetrics>) -> Gathered<S> {
-        Gathered { stream, held: Vec::new(), patience, alarm: None, given_up: false, counts }
+impl<S> CoalescingStream<S> {
+    /// Wraps `stream`; no write is blocked longer than `write_timeout`.
+    pub(crate) fn new(
+        stream: S,
+        write_timeout: Duration,
+        counts: Arc<ListenerMetrics>,
+    ) -> CoalescingStream<S> {
+        CoalescingStream { stream, buffer: Vec::new(), write_timeout, timer: None, timed_out: false, counts }
     }
 
     /// Applies the write timeout to the result of a write. All buffered bytes count as one write, so a client that
     /// reads one byte at a time gains no extra time.
-    fn in_time<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn with_timeout<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.alarm = None;
+            self.timer = None;
             return written;
         }
-        if !self.given_up {
-            let patience = self.patience;
-            let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-            ready!(alarm.as_mut().poll(cx));
-            self.given_up = true;
-            self.counts.closed.count(Closed::DoesNotRead);
+        if !self.timed_out {
+            let write_timeout = self.write_timeout;
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_timeout)));
+            ready!(timer.as_mut().poll(cx));
+            self.timed_out = true;
+            self.counts.closed.count(CloseReason::WriteTimeout);
         }
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read the response")))
     }
 }
 
-impl<S: AsyncWrite + Unpin> Gathered<S> {
+impl<S: AsyncWrite + Unpin> CoalescingStream<S> {
     /// Writes the buffer until it is empty.
-    fn poll_let_go(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.held.is_empty() {
-            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.held))?;
-            self.went_out(written)?;
+    fn poll_write_buffer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.buffer.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.buffer))?;
+            self.consume(written)?;
         }
         Poll::Ready(Ok(()))
     }
 
     /// Removes the first `written` bytes from the buffer.
-    fn went_out(&mut self, written: usize) -> io::Result<()> {
+    fn consume(&mut self, written: usize) -> io::Result<()> {
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        if written >= self.held.len() {
+        if written >= self.buffer.len() {
             // An idle connection holds no memory.
-            self.held = Vec::new();
+            self.buffer = Vec::new();
         } else {
-            drop(self.held.drain(..written));
+            drop(self.buffer.drain(..written));
         }
         Ok(())
     }
 }
 
-impl<S: AsyncWrite + Unpin> Gathered<S> {
+impl<S: AsyncWrite + Unpin> CoalescingStream<S> {
     fn poll_gather(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.held.len() + bytes.len() <= HELD_BYTES_MAX {
-            self.held.extend_from_slice(bytes);
+        if self.buffer.len() + bytes.len() <= BUFFER_BYTES_MAX {
+            self.buffer.extend_from_slice(bytes);
             return Poll::Ready(Ok(bytes.len()));
         }
-        while !self.held.is_empty() {
-            let both = [IoSlice::new(&self.held), IoSlice::new(bytes)];
+        while !self.buffer.is_empty() {
+            let both = [IoSlice::new(&self.buffer), IoSlice::new(bytes)];
             let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &both))?;
-            let held = self.held.len();
-            self.went_out(written)?;
-            if written > held {
-                return Poll::Ready(Ok(written - held));
+            let buffer = self.buffer.len();
+            self.consume(written)?;
+            if written > buffer {
+                return Poll::Ready(Ok(written - buffer));
             }
         }
         Pin::new(&mut self.stream).poll_write(cx, bytes)
@@ -121,25 +125,25 @@ impl<S: AsyncWrite + Unpin> Gathered<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_let_go(cx))?;
+        ready!(self.poll_write_buffer(cx))?;
         Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
 
     fn poll_flush_all(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_let_go(cx))?;
+        ready!(self.poll_write_buffer(cx))?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_let_go(cx))?;
+        ready!(self.poll_write_buffer(cx))?;
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Gathered<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for CoalescingStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = self.poll_gather(cx, bytes);
-        self.in_time(cx, written)
+        self.with_timeout(cx, written)
     }
 
     fn poll_write_vectored(
@@ -148,7 +152,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gathered<S> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = self.poll_gather_vectored(cx, slices);
-        self.in_time(cx, written)
+        self.with_timeout(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -157,16 +161,16 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gathered<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = self.poll_flush_all(cx);
-        self.in_time(cx, flushed)
+        self.with_timeout(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let closed = self.poll_close(cx);
-        self.in_time(cx, closed)
+        self.with_timeout(cx, closed)
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Gathered<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for CoalescingStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -177,24 +181,24 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gathered<S> {
 }
 
 #[async_trait]
-impl<S: IO> Shutdown for Gathered<S> {
+impl<S: IO> Shutdown for CoalescingStream<S> {
     async fn shutdown(&mut self) {
-        let last_words = async {
+        let close = async {
             // The connection may be broken; there is no error to report then.
             tokio::io::AsyncWriteExt::flush(self).await.ok();
             Shutdown::shutdown(&mut self.stream).await;
         };
-        timeout(GOODBYE, last_words).await.ok();
+        timeout(CLOSE_TIMEOUT, close).await.ok();
     }
 }
 
-impl<S: IO> UniqueID for Gathered<S> {
+impl<S: IO> UniqueID for CoalescingStream<S> {
     fn id(&self) -> UniqueIDType {
         self.stream.id()
     }
 }
 
-impl<S: IO> Ssl for Gathered<S> {
+impl<S: IO> Ssl for CoalescingStream<S> {
     fn get_ssl(&self) -> Option<&TlsRef> {
         self.stream.get_ssl()
     }
@@ -208,7 +212,7 @@ impl<S: IO> Ssl for Gathered<S> {
     }
 }
 
-impl<S: IO> GetTimingDigest for Gathered<S> {
+impl<S: IO> GetTimingDigest for CoalescingStream<S> {
     fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
         self.stream.get_timing_digest()
     }
@@ -222,7 +226,7 @@ impl<S: IO> GetTimingDigest for Gathered<S> {
     }
 }
 
-impl<S: IO> GetProxyDigest for Gathered<S> {
+impl<S: IO> GetProxyDigest for CoalescingStream<S> {
     fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
         self.stream.get_proxy_digest()
     }
@@ -232,7 +236,7 @@ impl<S: IO> GetProxyDigest for Gathered<S> {
     }
 }
 
-impl<S: IO> GetSocketDigest for Gathered<S> {
+impl<S: IO> GetSocketDigest for CoalescingStream<S> {
     fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
         self.stream.get_socket_digest()
     }
@@ -243,7 +247,7 @@ impl<S: IO> GetSocketDigest for Gathered<S> {
 }
 
 #[async_trait]
-impl<S: IO> Peek for Gathered<S> {
+impl<S: IO> Peek for CoalescingStream<S> {
     async fn try_peek(&mut self, into: &mut [u8]) -> io::Result<bool> {
         self.stream.try_peek(into).await
     }
@@ -305,18 +309,18 @@ mod tests {
     /// Writes the pieces to a socket that accepts `room` bytes at a time, flushes, and checks the sizes of the writes
     /// that reach it.
     async fn check(room: usize, pieces: &[usize], expected: &[usize]) {
-        let mut gathered = Gathered::new(Socket::new(room), PATIENCE, Arc::default());
+        let mut stream = CoalescingStream::new(Socket::new(room), PATIENCE, Arc::default());
         let mut sent = Vec::new();
         for (number, size) in pieces.iter().enumerate() {
             let piece = vec![number as u8; *size];
-            gathered.write_all(&piece).await.unwrap();
+            stream.write_all(&piece).await.unwrap();
             sent.extend(piece);
         }
-        gathered.flush().await.unwrap();
-        let sizes: Vec<usize> = gathered.stream.writes.iter().map(Vec::len).collect();
+        stream.flush().await.unwrap();
+        let sizes: Vec<usize> = stream.stream.writes.iter().map(Vec::len).collect();
         assert_eq!(sizes, expected, "{pieces:?} into a socket with room for {room}");
-        assert_eq!(gathered.stream.writes.concat(), sent, "nothing is lost, doubled or out of order");
-        assert_eq!(gathered.held.capacity(), 0, "an idle connection holds no memory");
+        assert_eq!(stream.stream.writes.concat(), sent, "nothing is lost, doubled or out of order");
+        assert_eq!(stream.buffer.capacity(), 0, "an idle connection holds no memory");
     }
 
     #[tokio::test]
@@ -326,23 +330,23 @@ mod tests {
         check(ALL, &[500], &[500]).await;
         check(ALL, &[500, 20], &[520]).await;
         check(ALL, &[8_192, 500], &[8_192, 500]).await;
-        check(ALL, &[HELD_BYTES_MAX], &[HELD_BYTES_MAX]).await;
-        check(ALL, &[1, HELD_BYTES_MAX], &[HELD_BYTES_MAX + 1]).await;
-        check(ALL, &[HELD_BYTES_MAX + 1], &[HELD_BYTES_MAX + 1]).await;
+        check(ALL, &[BUFFER_BYTES_MAX], &[BUFFER_BYTES_MAX]).await;
+        check(ALL, &[1, BUFFER_BYTES_MAX], &[BUFFER_BYTES_MAX + 1]).await;
+        check(ALL, &[BUFFER_BYTES_MAX + 1], &[BUFFER_BYTES_MAX + 1]).await;
         check(300, &[500, 8_192 - 200], &[[300; 28].as_slice(), &[92]].concat()).await;
         check(500, &[500, 5_000], &[500; 11]).await;
     }
 
     #[tokio::test]
     async fn a_socket_that_accepts_zero_bytes_is_an_error() {
-        let mut gathered = Gathered::new(Socket::new(0), PATIENCE, Arc::default());
-        gathered.write_all(b"head").await.unwrap();
-        assert_eq!(gathered.flush().await.unwrap_err().kind(), io::ErrorKind::WriteZero);
+        let mut stream = CoalescingStream::new(Socket::new(0), PATIENCE, Arc::default());
+        stream.write_all(b"head").await.unwrap();
+        assert_eq!(stream.flush().await.unwrap_err().kind(), io::ErrorKind::WriteZero);
     }
 
     /// Returns a stream that accepts two bytes and then blocks.
-    fn stuck() -> Gathered<Socket> {
-        Gathered::new(Socket { writes_max: 2, ..Socket::new(1) }, SHORT, Arc::default())
+    fn stuck() -> CoalescingStream<Socket> {
+        CoalescingStream::new(Socket { writes_max: 2, ..Socket::new(1) }, SHORT, Arc::default())
     }
 
     const SHORT: Duration = Duration::from_millis(50);
@@ -360,20 +364,20 @@ mod tests {
         head.write_all(b"head").await.unwrap();
         times_out("a flush", head.flush()).await;
         // Two bytes are accepted; of the rest, one is too many for the buffer.
-        times_out("a body", body.write_all(&[0; HELD_BYTES_MAX + 3])).await;
+        times_out("a body", body.write_all(&[0; BUFFER_BYTES_MAX + 3])).await;
         close.write_all(b"head").await.unwrap();
         times_out("the close", AsyncWriteExt::shutdown(&mut close)).await;
     }
 
     #[tokio::test]
     async fn the_timeout_restarts_when_a_write_completes() {
-        let mut gathered = stuck();
-        gathered.write_all(b"head").await.unwrap();
-        assert!(timeout(SHORT / 5, gathered.flush()).await.is_err(), "the flush is blocked");
+        let mut stream = stuck();
+        stream.write_all(b"head").await.unwrap();
+        assert!(timeout(SHORT / 5, stream.flush()).await.is_err(), "the flush is blocked");
         // The client reads again, then stops again.
-        gathered.stream.writes_max += 2;
-        gathered.flush().await.unwrap();
-        gathered.write_all(b"head").await.unwrap();
-        times_out("a flush", gathered.flush()).await;
+        stream.stream.writes_max += 2;
+        stream.flush().await.unwrap();
+        stream.write_all(b"head").await.unwrap();
+        times_out("a flush", stream.flush()).await;
     }
 }
