@@ -164,7 +164,8 @@ fn check_length(length: usize, compressed_bytes: usize) -> Result<(), BodyError>
 
 fn not_gzip() -> BodyError {
     let message = format!(
-        "The body is not valid gzip although content-encoding is gzip: it is malformed, truncated, or has more than {MEMBERS_MAX} members."
+        "The body is not valid gzip although content-encoding is gzip: it is malformed, truncated, or has \
+         more than {MEMBERS_MAX} members."
     );
     let refusal = Rejection::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
     BodyError::Refused(BodyRejection::Malformed, refusal)

@@ -121,7 +121,8 @@ pub(crate) async fn refuse(
 /// connection is closed.
 pub(crate) async fn panicked(session: &mut ServerSession, extra: &[(&'static str, &str)]) -> AfterResponse {
     if session.response_written().is_none() {
-        let message = "The request failed because of a defect of this server, which is in its log; other requests are not affected.";
+        let message = "The request failed because of a defect of this server, which is in its log; other requests are \
+                       not affected.";
         session.set_keepalive(None);
         refuse(session, &Rejection::new(ErrorCode::Internal, message), extra).await;
     }

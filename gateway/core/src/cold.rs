@@ -4,14 +4,14 @@
 //! alone would send everybody to the nearest and let them wait there for half a minute, with a warm region an ocean away; and
 //! to take one that starts for one that does not serve would leave a deployment that sleeps everywhere without anybody.
 //! So what is compared is when each would *answer*: the round trip, what a request takes there, its queue, and for whom it
-//! would be held. Whoever holds comes after every warm region that is as healthy and answers no later ([`soonest_first`]);
+//! would be held. Whoever holds comes after every warm region that is as healthy and answers no later ([`mark_response_times`]);
 //! the order of the warm ones among each other stays what it was.
 //!
 //! A cold start is no fault of its region. The time for which it says that it holds requests is added to the patience with
 //! it, and nobody is raced or left for it ([`patience`]).
 
 use crate::plan::Waits;
-use regions::selection::Candidate;
+use crate::route::Candidate;
 use regions::set::RegionIndex;
 use std::time::Duration;
 
@@ -34,24 +34,22 @@ impl Outlook {
     }
 }
 
-/// Puts every region that would hold a request behind the equally healthy that are warm and answer no later.
-pub fn soonest_first(order: &mut [Candidate], outlook: impl Fn(&Candidate) -> Outlook) {
-    let mut placed: Vec<_> = order.iter().map(|candidate| (*candidate, outlook(candidate))).collect();
-    // A warm one stands for the soonest of those behind it, so that to sort keeps their order.
+/// Sets [`Score::response_in`](crate::route::Score) and `holds` of candidates that are sorted by the rest of their scores. Sorted
+/// again, a region that would hold the request comes after the equally healthy warm regions that respond no later, and
+/// the warm ones keep their order.
+pub fn mark_response_times(order: &mut [Candidate], outlook: impl Fn(&Candidate) -> Outlook) {
+    // A warm region counts as the soonest of the warm ones from it on, so that sorting keeps their order.
     let mut soonest = (None, Duration::MAX);
-    for (candidate, look) in placed.iter_mut().rev().filter(|(_, look)| look.held_for.is_none()) {
-        let health = Some(candidate.score.health);
-        soonest = if soonest.0 == health {
-            (health, soonest.1.min(look.in_all()))
-        } else {
-            (health, look.in_all())
-        };
-        look.answers_in = soonest.1;
-    }
-    // Stable: what is equal stays as it was.
-    placed.sort_by_key(|(candidate, look)| (candidate.score.health, look.in_all(), look.held_for.is_some()));
-    for (place, (candidate, _)) in order.iter_mut().zip(placed) {
-        *place = candidate;
+    for candidate in order.iter_mut().rev() {
+        let look = outlook(candidate);
+        candidate.score.holds = look.held_for.is_some();
+        candidate.score.response_in = look.in_all();
+        if look.held_for.is_none() {
+            let health = Some(candidate.score.health);
+            let before = if soonest.0 == health { soonest.1 } else { Duration::MAX };
+            soonest = (health, before.min(look.in_all()));
+            candidate.score.response_in = soonest.1;
+        }
     }
 }
 
@@ -64,12 +62,12 @@ pub fn patience(waits: Waits, held_for: Option<Duration>) -> Waits {
 }
 
 /// In what time the best of the warm regions would answer, beside `than`; nothing where all would hold it.
-pub fn elsewhere(
-    order: &[Candidate],
+pub fn elsewhere<'a>(
+    order: impl Iterator<Item = &'a Candidate>,
     than: RegionIndex,
     outlook: impl Fn(&Candidate) -> Outlook,
 ) -> Option<Duration> {
-    let mut others = order.iter().filter(|candidate| candidate.region != than).map(outlook);
+    let mut others = order.filter(|candidate| candidate.region != than).map(outlook);
     others.find(|look| look.held_for.is_none()).map(Outlook::in_all)
 }
 
@@ -77,18 +75,18 @@ pub fn elsewhere(
 mod tests {
     use super::*;
     use crate::plan::{Budgets, Due, Load, RequestPlan, Sight, Step};
+    use crate::route::Score;
     use crate::some_instant;
-    use regions::selection::{Health, Score};
+    use regions::health::Health;
 
     /// A region of a scene: how healthy it is, in how many milliseconds it answers, and for how long it holds.
     type Seen = (Health, u64, Option<u64>);
 
     fn scene(seen: &[Seen]) -> (Vec<Candidate>, impl Fn(&Candidate) -> Outlook) {
         let at = |number| RegionIndex::new(number).unwrap();
-        let order = seen.iter().enumerate().map(|(number, (health, rtt, _))| {
-            let (region, rtt) = (at(number), Duration::from_millis(*rtt));
-            let score = Score { health: *health, draining: false, rtt, region };
-            Candidate { region, score, planned: None }
+        let order = seen.iter().enumerate().map(|(number, (health, ..))| {
+            let (region, rtt) = (at(number), Duration::from_millis(number as u64));
+            Candidate { region, score: Score::new(region, *health, false, rtt), planned: None }
         });
         let look = |candidate: &Candidate| {
             let (_, answers_in, held_for) = seen[candidate.region.as_usize()];
@@ -105,7 +103,8 @@ mod tests {
     fn a_region_that_holds_requests_comes_after_those_that_are_warm_and_answer_no_later() {
         let check = |seen: &[Seen], expected: &[usize]| {
             let (mut order, look) = scene(seen);
-            soonest_first(&mut order, look);
+            mark_response_times(&mut order, look);
+            order.sort_by_key(|candidate| candidate.score);
             let order: Vec<_> = order.iter().map(|candidate| candidate.region.as_usize()).collect();
             assert_eq!(order, expected, "{seen:?}");
         };
@@ -157,7 +156,7 @@ mod tests {
     fn a_region_without_a_replica_is_told_how_soon_the_best_of_the_warm_ones_answers() {
         let check = |seen: &[Seen], than: usize, expected: Option<u64>| {
             let (order, look) = scene(seen);
-            let found = elsewhere(&order, RegionIndex::new(than).unwrap(), look);
+            let found = elsewhere(order.iter(), RegionIndex::new(than).unwrap(), look);
             assert_eq!(found, expected.map(Duration::from_millis), "{seen:?}, {than}");
         };
         let seen = [(Healthy, 10, Some(50)), (Healthy, 90, None), (Healthy, 70, None)];

@@ -59,6 +59,7 @@ pub mod progress;
 pub mod queue;
 pub mod receipt;
 pub mod residency;
+pub mod route;
 pub mod scatter;
 pub mod shed;
 pub mod spiffe;

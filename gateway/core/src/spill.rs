@@ -67,6 +67,17 @@ pub struct Ask<'a> {
     pub chance: Permille,
 }
 
+/// Decision about a request whose primary region is not calm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// Tokens that would leave, on the average, if every region granted enough credit.
+    pub demand: u64,
+    /// Tokens of the request.
+    pub tokens: u64,
+    /// Region that it leaves for; `None`: it stays.
+    pub to: Option<RegionIndex>,
+}
+
 /// What regions have offered, and what was wanted of them.
 #[derive(Clone, Debug, Default)]
 pub struct Spill {
@@ -116,21 +127,18 @@ impl Spill {
         good.tokens.get(deployment).copied()
     }
 
-    /// Where a request goes instead of `home`, the nearest; nowhere if it stays. `others` are those that may see it and
-    /// are well, nearest first. What it costs is spent.
-    pub fn leaves(
-        &mut self,
-        ask: &Ask<'_>,
-        home: Place,
-        others: &[Place],
-        now: Instant,
-    ) -> Option<RegionIndex> {
+    /// Decides whether a request leaves `home`, its primary region, and for which of `others`: healthy regions that may see it,
+    /// nearest first. `None`: its primary is calm. Spends nothing; see [`Spill::commit`].
+    pub fn decide(&self, ask: &Ask<'_>, home: Place, others: &[Place], now: Instant) -> Option<Departure> {
         let share = share(ask, home)?;
-        let would_leave = u128::from(ask.tokens) * u128::from(share.get()) / 1000;
-        self.wants(ask.deployment, u64::try_from(would_leave).expect("a part of a number of tokens"), now);
-        if ask.chance >= share {
-            return None;
-        }
+        let demand = u128::from(ask.tokens) * u128::from(share.get()) / 1000;
+        let demand = u64::try_from(demand).expect("a part of a number of tokens");
+        let to = if ask.chance < share { self.target(ask, home, others, now) } else { None };
+        Some(Departure { demand, tokens: ask.tokens, to })
+    }
+
+    /// Nearest region that has granted enough credit, responds sooner than `home`, and in time.
+    fn target(&self, ask: &Ask<'_>, home: Place, others: &[Place], now: Instant) -> Option<RegionIndex> {
         let wait = home.wait.unwrap_or_default();
         let to = others.iter().find(|other| {
             let there = other.wait.unwrap_or_default();
@@ -140,10 +148,16 @@ impl Spill {
                 && detour <= wait + DETOUR_MAX
                 && other.rtt + there < ask.left
         })?;
-        let offers = self.offers.get_mut(&to.region)?;
-        let tokens = offers.tokens.get_mut(ask.deployment)?;
-        *tokens = tokens.saturating_sub(ask.tokens);
         Some(to.region)
+    }
+
+    /// Counts the demand of a departure, and spends the credit that it uses.
+    pub fn commit(&mut self, deployment: &DeploymentName, departure: Departure, now: Instant) {
+        self.wants(deployment, departure.demand, now);
+        let offers = departure.to.and_then(|region| self.offers.get_mut(&region));
+        if let Some(tokens) = offers.and_then(|offers| offers.tokens.get_mut(deployment)) {
+            *tokens = tokens.saturating_sub(departure.tokens);
+        }
     }
 
     /// Whether one of these would take so much of a deployment's overflow. Spends nothing.
@@ -236,6 +250,20 @@ mod tests {
                 spill.heard(at(place + 1), [(name(), *tokens)].into(), now);
             }
             Story { spill, now }
+        }
+    }
+
+    impl Spill {
+        fn leaves(
+            &mut self,
+            ask: &Ask<'_>,
+            home: Place,
+            others: &[Place],
+            now: Instant,
+        ) -> Option<RegionIndex> {
+            let departure = self.decide(ask, home, others, now)?;
+            self.commit(ask.deployment, departure, now);
+            departure.to
         }
     }
 

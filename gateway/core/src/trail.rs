@@ -6,8 +6,8 @@
 
 use crate::outcome::Failure;
 use crate::residency::Residency;
+use crate::route::RouteDecision;
 use regions::route::Generation;
-use regions::selection::Selection;
 use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,7 +98,7 @@ pub struct Attempted {
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
     attempts: Vec<(Attempted, bool)>,
-    selection: Option<Selection>,
+    route: Option<RouteDecision>,
 }
 
 /// Which attempt of a [`Trail`].
@@ -106,14 +106,14 @@ pub struct Trail {
 pub struct AttemptId(usize);
 
 impl Trail {
-    /// The regions were put in this order, and these were left out; of several choices the last.
-    pub fn chosen(&mut self, selection: Selection) {
-        self.selection = Some(selection);
+    /// Records the routing decision; of several decisions the last counts.
+    pub fn routed(&mut self, decision: RouteDecision) {
+        self.route = Some(decision);
     }
 
-    /// What was chosen from, once there was a choice.
-    pub fn selection(&self) -> Option<&Selection> {
-        self.selection.as_ref()
+    /// Routing decision of the request, if there was one.
+    pub fn route(&self) -> Option<&RouteDecision> {
+        self.route.as_ref()
     }
 
     /// Another attempt begins, with this number among all of the process.

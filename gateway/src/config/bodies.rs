@@ -33,8 +33,8 @@ impl RawBodies {
                 Some(number) => number,
                 None => {
                     problems.push(format!(
-                            "bodies.{key} = {number} is less than the maximum size of one body, {BODY_BYTES_MAX}; raise it to at \
-                             least that, or remove it for the default {absent}"
+                        "bodies.{key} = {number} is less than the maximum size of one body, {BODY_BYTES_MAX}; \
+                         raise it to at least that, or remove it for the default {absent}"
                     ));
                     absent
                 }
@@ -64,8 +64,8 @@ impl RawBodies {
             Some(_) => {
                 let default = PROGRESS_DEFAULT.bytes_per_second;
                 problems.push(format!(
-                        "bodies.bytes_per_second_min is less than 1; set the minimum rate in bytes a second, or remove it for \
-                         the default {default}"
+                    "bodies.bytes_per_second_min is less than 1; set the minimum rate in bytes a second, or remove it \
+                     for the default {default}"
                 ));
                 default
             }

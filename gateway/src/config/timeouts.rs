@@ -65,8 +65,8 @@ impl RawTimeouts {
                 Some(time) => time,
                 None => {
                     problems.push(format!(
-                            "timeouts.{key} = \"{text}\" is not a duration from {min:?} to 1h; write it as \"500ms\", \"10s\" or \
-                             \"2m\""
+                        "timeouts.{key} = \"{text}\" is not a duration from {min:?} to 1h; write it as \"500ms\", \
+                         \"10s\" or \"2m\""
                     ));
                     absent
                 }

@@ -6,7 +6,7 @@ use super::scatter::{AT_ONCE_MAX, PIECES_BYTES_MAX};
 use crate::circuits;
 use crate::metrics::{Kind, ListenerMetricNames, MetricsText, render_panics};
 use gateway_core::targets::CircuitState;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,6 @@
 
 use crate::hop::HopFailureCause;
 use crate::metrics::{Kind, MetricsText, RelaxedCounter};
-use regions::set::RegionIndex;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
@@ -44,7 +43,7 @@ impl HopFailures {
 
 /// Connecting to a region failed.
 pub(crate) struct HopFailed<'a> {
-    pub(crate) region: RegionIndex,
+    pub(crate) region: Option<&'a str>,
     pub(crate) address: SocketAddr,
     pub(crate) cause: HopFailureCause,
     pub(crate) error: &'a dyn std::fmt::Display,
@@ -57,7 +56,7 @@ impl HopFailed<'_> {
         let HopFailed { region, address, cause, error, is_new } = self;
         failures.counts[cause as usize].add(1);
         if is_new {
-            let (region, cause) = (region.as_usize(), cause.as_str());
+            let cause = cause.as_str();
             tracing::error!(region, %address, cause, %error, "connecting to a region failed");
         }
     }

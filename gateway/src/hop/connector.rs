@@ -112,7 +112,8 @@ impl Connector {
     pub(crate) async fn connect(&self, key: UpstreamKey, limit: Duration) -> Result<PeerConnection, Failure> {
         let UpstreamKey { region, address } = key;
         if matches!(self.mode, Mode::Loopback) && !address.ip().is_loopback() {
-            let error = "without [region_tls] requests are sent to loopback addresses only; configure certificates, or set insecure = true";
+            let error = "without [region_tls] requests are sent to loopback addresses only; configure certificates, or \
+                         set insecure = true";
             return Err(self.failed(key, HopFailureCause::PlaintextForbidden, &error));
         }
         let tcp = reach(address, limit).await?;
@@ -172,7 +173,7 @@ impl Connector {
     }
 
     /// Returns the name of a region for logs.
-    fn region_name(&self, region: RegionIndex) -> Option<&str> {
+    pub(crate) fn region_name(&self, region: RegionIndex) -> Option<&str> {
         self.catalogue.as_ref().map(|catalogue| catalogue.region(region).id.as_str())
     }
 }

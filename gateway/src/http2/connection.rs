@@ -160,7 +160,7 @@ async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, st
             biased;
             ended = &mut connection => {
                 if let Err(error) = ended {
-                    tracing::debug!(address = %state.key.address, %error, "HTTP/2 connection to a region failed");
+                    tracing::debug!(address = %state.key.address, %error, "HTTP/2 connection failed");
                 }
                 return;
             }
@@ -168,11 +168,12 @@ async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, st
             _ = interval.tick() => {
                 let (now, requests) = (Instant::now(), state.requests.load(Relaxed));
                 match pulse.felt(state.last_received(), requests, now) {
-                    Beat::Http2Body => {}
+                    Beat::Rest => {}
                     Beat::Ask => ping_in_flight |= pings.send_ping(Ping::opaque()).is_ok(),
                     Beat::Dead => {
                         state.counts.count(HopEvent::TimedOut);
-                        tracing::info!(address = %state.key.address, requests, "HTTP/2 connection to a region timed out");
+                        let region = state.connector.region_name(state.key.region);
+                        tracing::info!(region, address = %state.key.address, requests, "HTTP/2 connection timed out");
                         return;
                     }
                 }

@@ -96,7 +96,7 @@ impl Ingress {
                     self.replicas.timed_out(&mut sent);
                     let other = if timed_out { None } else { self.replicas.instead_of(&sent, request, &tried) };
                     if let Some(other) = other {
-                        tracing::debug!(replica = %sent.endpoint(), "first-byte timeout of a replica, request sent to another");
+                        tracing::debug!(replica = %sent.endpoint(), "replica timed out, request sent to another");
                         timed_out = true;
                         sent.abandon(request);
                         sent = other;
@@ -208,7 +208,7 @@ impl Ingress {
             spoke::Refusal::Full { retry_after } => {
                 let message = format!(
                     "Each replica of '{deployment}' in region {region} has {} requests in flight, the limit; try again \
-                         shortly, or send fewer at once.",
+                     shortly, or send fewer at once.",
                     super::replicas::REPLICA_IN_FLIGHT_MAX
                 );
                 Rejection::new(ErrorCode::Overloaded, message).after(retry_after)
@@ -226,7 +226,7 @@ impl Ingress {
                 ErrorCode::NotReady,
                 format!(
                     "A replica for '{deployment}' needs {} ms to be ready in region {region}; another region responds \
-                         sooner.",
+                     sooner.",
                     ready_in.as_millis()
                 ),
             ),
@@ -234,8 +234,8 @@ impl Ingress {
                 ready_in,
                 ErrorCode::ColdStart,
                 format!(
-                    "A replica for '{deployment}' needs {} ms to be ready in region {region}, longer than the deadline of \
-                         this request; retry then, or set a longer timeout with {}.",
+                    "A replica for '{deployment}' needs {} ms to be ready in region {region}, longer than \
+                     the deadline of this request; retry then, or set a longer timeout with {}.",
                     ready_in.as_millis(),
                     headers::TIMEOUT_MS
                 ),
@@ -244,8 +244,8 @@ impl Ingress {
                 ready_in,
                 ErrorCode::Overloaded,
                 format!(
-                    "The requests of this tenant that wait for a replica of '{deployment}' in region {region} have reached \
-                         the limit, {} requests or {} bytes; one is ready in {} ms.",
+                    "The requests of this tenant that wait for a replica of '{deployment}' in region {region} \
+                     have reached the limit, {} requests or {} bytes; one is ready in {} ms.",
                     Bounds::USUAL.tenant_requests,
                     Bounds::USUAL.tenant_bytes,
                     ready_in.as_millis()
@@ -256,7 +256,7 @@ impl Ingress {
                 ErrorCode::Saturated,
                 format!(
                     "The requests that wait for replicas in region {region} have reached the limit, {} requests or {} \
-                         bytes; one for '{deployment}' is ready in {} ms.",
+                     bytes; one for '{deployment}' is ready in {} ms.",
                     Bounds::USUAL.requests,
                     Bounds::USUAL.bytes,
                     ready_in.as_millis()

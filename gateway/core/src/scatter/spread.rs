@@ -17,7 +17,7 @@
 
 use super::REPLICA_INPUTS_MAX;
 use super::cut::{PIECE_INPUTS_MAX, PIECE_TOKENS_MAX};
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 

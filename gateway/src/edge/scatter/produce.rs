@@ -24,7 +24,7 @@ use gateway_core::scatter::cut;
 use gateway_core::scatter::spread::Spread;
 use gateway_core::trail::Trail;
 use http::header::RETRY_AFTER;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use replica_core::wire::error::{ErrorCode, Fault, Remedy};
 use replica_core::wire::headers;
