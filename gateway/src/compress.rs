@@ -185,40 +185,40 @@ const CONTENT_ENCODING_NAME: &str = "content-encoding";
 /// forwarded uncompressed.
 pub(crate) async fn compress_response(
     session: &ServerSession,
-    mut answer: UpstreamResponse,
+    mut response: UpstreamResponse,
     from: Option<usize>,
 ) -> UpstreamResponse {
-    let (Some(from), ResponseBody::Buffered(body)) = (from, &answer.body) else {
-        return answer;
+    let (Some(from), ResponseBody::Buffered(body)) = (from, &response.body) else {
+        return response;
     };
-    let json = answer
+    let json = response
         .head
         .headers
         .get(CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
-    if body.len() < from || !json || answer.head.headers.contains_key(CONTENT_ENCODING) {
-        return answer;
+    if body.len() < from || !json || response.head.headers.contains_key(CONTENT_ENCODING) {
+        return response;
     }
-    let insert = |answer: &mut UpstreamResponse, name: http::HeaderName, value: &str| {
-        answer.head.headers.insert(name, value.parse().expect("our own headers are valid"));
+    let insert = |response: &mut UpstreamResponse, name: http::HeaderName, value: &str| {
+        response.head.headers.insert(name, value.parse().expect("our own headers are valid"));
     };
-    insert(&mut answer, VARY, ACCEPT_ENCODING.as_str());
+    insert(&mut response, VARY, ACCEPT_ENCODING.as_str());
     if encoding::takes_gzip(session.get_header(ACCEPT_ENCODING).map(http::HeaderValue::as_bytes))
-        && let ResponseBody::Buffered(body) = &answer.body
+        && let ResponseBody::Buffered(body) = &response.body
     {
         let compressed = compress(body).await;
-        insert(&mut answer, CONTENT_ENCODING, "gzip");
-        insert(&mut answer, CONTENT_LENGTH, &compressed.len().to_string());
-        answer.body = ResponseBody::Buffered(compressed);
+        insert(&mut response, CONTENT_ENCODING, "gzip");
+        insert(&mut response, CONTENT_LENGTH, &compressed.len().to_string());
+        response.body = ResponseBody::Buffered(compressed);
     }
-    answer
+    response
 }
 
 async fn compress(body: &[u8]) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 2), Compression::new(LEVEL));
     for step in body.chunks(STEP_BYTES) {
-        encoder.write_all(step).expect("a Vec takes every write");
+        encoder.write_all(step).expect("writing to a Vec does not fail");
         tokio::task::yield_now().await;
     }
-    encoder.finish().expect("a Vec takes every write").into()
+    encoder.finish().expect("writing to a Vec does not fail").into()
 }

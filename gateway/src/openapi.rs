@@ -298,7 +298,7 @@ fn limits() -> Vec<(&'static str, u64, &'static str)> {
             "`limits.max_body_bytes`; the gateway's is the same",
         ),
         (
-            "milliseconds that a request may take",
+            "timeout of a request in milliseconds",
             TIMEOUT_MAX.as_millis() as u64,
             "of `x-meridian-timeout-ms`",
         ),
@@ -309,12 +309,12 @@ fn limits() -> Vec<(&'static str, u64, &'static str)> {
 pub fn markdown() -> String {
     let mut page = String::from(
         "# API\n\n\
-         This page is rendered from the code by `gateway/src/openapi.rs`; a test holds the two together. \
+         This page is rendered from the code by `gateway/src/openapi.rs`; a test verifies that both agree. \
          `GET /openapi.json` is the same as an OpenAPI 3.1 document. [clients.md](clients.md) shows each stock client, \
          [errors.md](errors.md) lists the error codes.\n\n\
          `model` names a deployment. Every path is served below `/deployments/{name}` as well, where the path names it. \
-         A key comes in `authorization: Bearer KEY`, `api-key` or `x-api-key`.\n\n\
-         ## What a request may leave open\n\n\
+         API keys are sent in `authorization: Bearer KEY`, `api-key` or `x-api-key`.\n\n\
+         ## Defaults\n\n\
          **Fields.** Unknown fields are ignored. A field that would change the result is read or rejected by name, never \
          ignored: the tables list both.\n\n\
          **Length of vectors.** Vectors are scaled to length one unless the request says otherwise, as OpenAI and \
@@ -338,8 +338,8 @@ pub fn markdown() -> String {
         row(&mut page, name, meaning);
     }
     page.push_str("\n## Limits\n\n| limit | default | where |\n|---|---|---|\n");
-    for (name, value, place) in limits() {
-        page.push_str(&format!("| {name} | {value} | {place} |\n"));
+    for (name, value, key) in limits() {
+        page.push_str(&format!("| {name} | {value} | {key} |\n"));
     }
     page.push_str("\n## Paths\n");
     for (path, summary, _) in AT_THE_EDGE {

@@ -18,14 +18,14 @@ use replica_core::wire::headers;
 use std::time::Duration;
 
 /// Headers of a request that are forwarded to the next hop.
-static INWARD: [HeaderName; 4] = [
+static REQUEST_HEADERS: [HeaderName; 4] = [
     CONTENT_TYPE,
     ACCEPT,
     HeaderName::from_static("traceparent"),
     HeaderName::from_static(headers::PRIORITY),
 ];
 /// Headers of a response that are forwarded to the client.
-static OUTWARD: [HeaderName; 11] = [
+static RESPONSE_HEADERS: [HeaderName; 11] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
@@ -53,7 +53,7 @@ impl ForwardedHeaders {
         for (name, value) in decided {
             head.put(name, value);
         }
-        for name in &INWARD {
+        for name in &REQUEST_HEADERS {
             if decided.iter().all(|(decided, _)| name != decided)
                 && let Some(value) = request.headers.get(name)
                 && is_valid_header_value(value.as_bytes())
@@ -86,7 +86,7 @@ impl ForwardedHeaders {
 /// A client that has closed only its write side still reads the response, and on the wire it looks like one that has
 /// disconnected. An interim response tells them apart: a waiting client ignores it, and a closed socket answers it with
 /// a reset.
-pub(crate) async fn client_gone(session: &mut ServerSession) {
+pub(crate) async fn client_disconnected(session: &mut ServerSession) {
     let error = loop {
         match session.read_body_or_idle(true).await {
             // The rest of the request body.
@@ -117,7 +117,7 @@ pub(crate) async fn client_gone(session: &mut ServerSession) {
 const HALF_CLOSED_PROBES: [Duration; 4] =
     [Duration::from_millis(500), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(4)];
 
-/// Forwards `answer` to the client with `extra` headers, and returns its connection to the pool.
+/// Forwards `response` to the client with `extra` headers, and returns its connection to the pool.
 pub(crate) async fn forward_response(
     session: &mut ServerSession,
     response: UpstreamResponse,
@@ -160,7 +160,7 @@ pub(crate) async fn forward_response(
 fn forwarded_head(received: &Head, extra: &[(&'static str, &str)]) -> Head {
     let mut head = respond::head(received.status.as_u16(), &[]);
     // Iterates over the received headers, which are fewer than the forwarded ones.
-    for name in received.headers.keys().filter(|name| OUTWARD.contains(name)) {
+    for name in received.headers.keys().filter(|name| RESPONSE_HEADERS.contains(name)) {
         if let Some(value) = received.headers.get(name) {
             head.headers.insert(name.clone(), value.clone());
         }

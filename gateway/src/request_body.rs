@@ -257,7 +257,7 @@ impl BodyReader {
                 chunk = session.read_request_body() => chunk,
                 why = too_slow(&progress, &mut timer) => return Err(self.too_slow(why)),
             };
-            let Some(chunk) = chunk.or_else(|error| broken(session, &error))? else { break };
+            let Some(chunk) = chunk.or_else(|error| read_error(session, &error))? else { break };
             let length = body.len() + chunk.len();
             if length > BODY_BYTES_MAX {
                 return Err(too_large("has more"));
@@ -347,7 +347,7 @@ fn no_memory(full: Full, limits: memory::Limits) -> BodyError {
 
 /// Maps an error while reading a body: the client disconnected, or its framing is invalid. After invalid framing the
 /// start of the next request is unknown, so the connection is closed.
-fn broken(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, BodyError> {
+fn read_error(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, BodyError> {
     tracing::debug!(%error, "reading a request body failed");
     if let Some(why) = chunk_error(error) {
         session.set_keepalive(None);

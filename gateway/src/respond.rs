@@ -66,7 +66,7 @@ impl Rejection {
     }
 }
 
-/// Default retry-after where waiting helps: twice the time after which a lost region is ejected.
+/// Default retry-after where waiting helps: twice the time after which an unresponsive region counts as lost.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(3);
 /// Retry time in milliseconds, since `retry-after` has whole seconds; OpenAI's clients read this header first.
 pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
@@ -82,26 +82,26 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 const DISCARD_FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Responds with a rejection.
-pub(crate) async fn refuse(
+pub(crate) async fn reject(
     session: &mut ServerSession,
-    refusal: &Rejection,
+    rejection: &Rejection,
     extra: &[(&'static str, &str)],
 ) -> AfterResponse {
     let dialect = Dialect::of_path(endpoint::at_a_replica(session.req_header().uri.path()));
-    let body = dialect.body(refusal.code, &refusal.message, refusal.param);
-    let mut head = head(dialect.status(refusal.code), extra);
-    put(&mut head, headers::ERROR, refusal.code.as_str());
-    refusal.headers.iter().for_each(|(name, value)| put(&mut head, name, value));
-    if refusal.code.remedy() == Remedy::Wait || refusal.retry_after.is_some() {
-        let wait = refusal.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);
+    let body = dialect.body(rejection.code, &rejection.message, rejection.param);
+    let mut head = head(dialect.status(rejection.code), extra);
+    put(&mut head, headers::ERROR, rejection.code.as_str());
+    rejection.headers.iter().for_each(|(name, value)| put(&mut head, name, value));
+    if rejection.code.remedy() == Remedy::Wait || rejection.retry_after.is_some() {
+        let wait = rejection.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);
         put(&mut head, RETRY_AFTER_MS, &wait.as_millis().max(1).to_string());
         put(&mut head, RETRY_AFTER.as_str(), &wait.as_millis().div_ceil(1000).max(1).to_string());
     }
-    let keeps = may_keep_alive(session);
-    session.set_close_on_response_before_downstream_finish(!keeps);
+    let keeps_alive = may_keep_alive(session);
+    session.set_close_on_response_before_downstream_finish(!keeps_alive);
     // A client that has stopped sending gets no further timeout.
-    let stalls = refusal.code == ErrorCode::BodyTimeout;
-    if session.is_http2() && keeps && !stalls {
+    let stalls = rejection.code == ErrorCode::BodyTimeout;
+    if session.is_http2() && keeps_alive && !stalls {
         // Some clients (curl before 8) treat a response that arrives before they have sent their body as an error.
         tokio::time::timeout(DISCARD_FIRST_TIMEOUT, discard(session)).await.ok();
     }
@@ -112,7 +112,7 @@ pub(crate) async fn refuse(
     // Over HTTP/2 the rest is discarded at the end of the request.
     if after == AfterResponse::Reuse && !session.is_http2() && !session.is_body_done() {
         let after = discard(session).await;
-        return if keeps { after } else { AfterResponse::Close };
+        return if keeps_alive { after } else { AfterResponse::Close };
     }
     after
 }
@@ -124,7 +124,7 @@ pub(crate) async fn panicked(session: &mut ServerSession, extra: &[(&'static str
         let message = "The request failed because of a defect of this server, which is in its log; other requests are \
                        not affected.";
         session.set_keepalive(None);
-        refuse(session, &Rejection::new(ErrorCode::Internal, message), extra).await;
+        reject(session, &Rejection::new(ErrorCode::Internal, message), extra).await;
     }
     AfterResponse::Close
 }
@@ -148,7 +148,7 @@ pub(crate) async fn ok(
 }
 
 /// Responds to a head that could not be parsed; the caller closes the connection.
-pub(crate) async fn unreadable(session: &mut ServerSession) {
+pub(crate) async fn malformed_request(session: &mut ServerSession) {
     let code = ErrorCode::MalformedRequest;
     let body = ErrorBody::new(code, "The request is not valid HTTP/1.1.", None).to_json();
     let mut head = head(code.status(), &[]);
@@ -160,7 +160,7 @@ pub(crate) async fn unreadable(session: &mut ServerSession) {
 }
 
 /// Returns the bytes of the response to an invalid head; it is the last on its connection.
-pub(crate) fn unreadable_head(problem: HeadProblem) -> Vec<u8> {
+pub(crate) fn malformed_head(problem: HeadProblem) -> Vec<u8> {
     let (code, message) = match problem {
         HeadProblem::TooLong => (
             ErrorCode::HeadTooLarge,
@@ -181,18 +181,18 @@ pub(crate) fn unreadable_head(problem: HeadProblem) -> Vec<u8> {
             (ErrorCode::MalformedRequest, format!("The request is malformed: {problem}."))
         }
     };
-    last(code, &message)
+    last_response(code, &message)
 }
 
 /// Returns the bytes of the response to a head that was incomplete at its timeout.
-pub(crate) fn slow_head(limit: Duration) -> Vec<u8> {
-    last(
+pub(crate) fn head_timeout(limit: Duration) -> Vec<u8> {
+    last_response(
         ErrorCode::HeadTimeout,
         &format!("The head of the request did not arrive within {} s.", limit.as_secs_f64()),
     )
 }
 
-fn last(code: ErrorCode, message: &str) -> Vec<u8> {
+fn last_response(code: ErrorCode, message: &str) -> Vec<u8> {
     let body = ErrorBody::new(code, message, None).to_json();
     let status = StatusCode::from_u16(code.status()).expect("an error has a valid status");
     let head = format!(

@@ -147,7 +147,7 @@ impl<'a> Account<'a> {
             outcome: self.outcome,
             tenant: self.tenant.as_ref().map(|tenant| tenant.id.clone()),
             trail: std::mem::take(&mut self.trail),
-            answered: self.answered,
+            served_by: self.answered,
             tokens: self.tokens,
             total,
             resolved: self.resolved.take(),

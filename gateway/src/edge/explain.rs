@@ -55,7 +55,7 @@ impl Explanations {
 /// A request, explained to people and machines.
 pub(super) fn in_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value {
     let FinishedRequest { id, at_ms, arrived, endpoint, outcome, tenant, trail, .. } = request;
-    let FinishedRequest { answered, tokens, total, resolved, .. } = request;
+    let FinishedRequest { served_by, tokens, total, resolved, .. } = request;
     let named = |region: RegionIndex| catalogue.region(region).id.as_str();
     let resolved = resolved.as_ref();
     json!({
@@ -71,9 +71,9 @@ pub(super) fn in_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value
         "inputs": resolved.map(|resolved| resolved.cost.inputs),
         "tokens_estimated": resolved.map(|resolved| resolved.cost.tokens),
         "tokens": tokens,
-        "region": answered.map(|(region, _)| named(region)),
+        "region": served_by.map(|(region, _)| named(region)),
         "total_ms": millis(*total),
-        "times": answered.map(|(_, times)| told_times(&times)),
+        "times": served_by.map(|(_, times)| told_times(&times)),
         "regions": considered(trail, catalogue),
         "attempts": trail.attempts().map(|attempt| told_attempt(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
     })
@@ -161,7 +161,7 @@ mod tests {
             outcome: RequestOutcome::ClientDisconnected,
             tenant: None,
             trail: Trail::default(),
-            answered: None,
+            served_by: None,
             tokens: None,
             total: Duration::ZERO,
             resolved: None,

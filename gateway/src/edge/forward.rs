@@ -104,7 +104,7 @@ impl RequestHandler for Edge {
                 extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
                 let cors = self.cors(session);
                 extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
-                let after = respond::refuse(session, &refusal, &extra).await;
+                let after = respond::reject(session, &refusal, &extra).await;
                 account.outcome = RequestOutcome::of_session(session);
                 after
             }

@@ -26,7 +26,7 @@ pub(crate) struct FinishedRequest {
     pub(crate) tenant: Option<TenantId>,
     pub(crate) trail: Trail,
     /// Region whose response was forwarded, and the times of its stages.
-    pub(crate) answered: Option<(RegionIndex, RequestTimes)>,
+    pub(crate) served_by: Option<(RegionIndex, RequestTimes)>,
     pub(crate) tokens: Option<u64>,
     pub(crate) total: Duration,
     /// Deployment, cost and policy; absent if the request was not parsed.

@@ -72,11 +72,11 @@ pub(crate) struct RawRegionTls {
 }
 
 impl RegionTransport {
-    /// Validates the section and loads its files, for a gateway in `place`.
+    /// Validates the section and loads its files, for a gateway in `region`.
     pub(crate) fn read(
         raw: Option<RawRegionTls>,
         base: &Path,
-        place: &RegionId,
+        region: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<RegionTransport, Vec<String>> {
         let Some(RawRegionTls { certificate, key, region_ca, insecure }) = raw else {
@@ -90,7 +90,7 @@ impl RegionTransport {
                     key: base.join(key),
                     ca: base.join(ca),
                 };
-                Credentials::of_gateway(files, place, catalogue)
+                Credentials::of_gateway(files, region, catalogue)
                     .map(|read| RegionTransport::Tls(Arc::new(read)))
             }
             _ => Err(vec![
@@ -120,17 +120,17 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Loads the credentials of a gateway in `place`.
+    /// Loads the credentials of a gateway in `region`.
     ///
     /// # Errors
     ///
     /// Returns the problems of all files.
     pub fn of_gateway(
         files: CredentialFiles,
-        place: &RegionId,
+        region: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Credentials, Vec<String>> {
-        Credentials::load(Role::Gateway, ("region_tls", "region_ca"), files, place, catalogue)
+        Credentials::load(Role::Gateway, ("region_tls", "region_ca"), files, region, catalogue)
     }
 
     /// Loads the credentials of the ingress of `region`.

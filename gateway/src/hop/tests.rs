@@ -38,10 +38,10 @@ impl End {
         End { dir: tempfile::tempdir().unwrap(), own: GATEWAY }
     }
 
-    /// Uses a certificate that `shows` signed, and trusts `believes`.
-    fn with(&self, shows: &Authority, subject: &Subject<'_>, believes: &Authority) -> Arc<Credentials> {
-        let [certificate, key, ca] = shows.write(self.dir.path(), "own", subject);
-        std::fs::write(&ca, &believes.pem).unwrap();
+    /// Uses a certificate that `signer` signed, and trusts `trusts`.
+    fn with(&self, signer: &Authority, subject: &Subject<'_>, trusts: &Authority) -> Arc<Credentials> {
+        let [certificate, key, ca] = signer.write(self.dir.path(), "own", subject);
+        std::fs::write(&ca, &trusts.pem).unwrap();
         // Loaded here without the name check, so that tests may use any certificate.
         Arc::new(Credentials {
             identity: Arc::new(TlsIdentity::load(certificate, key).unwrap()),

@@ -253,7 +253,7 @@ mod tests {
         head
     }
 
-    /// Starts a server that responds to each request on each connection with the next of `answers`, and closes the
+    /// Starts a server that responds to each request on each connection with the next of `responses`, and closes the
     /// connection after a response that says so. The task returns the number of connections.
     async fn server(responses: &'static [&'static str]) -> (SocketAddr, tokio::task::JoinHandle<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -51,7 +51,7 @@ struct State {
     /// Requests begun over the lifetime.
     served: AtomicU64,
     /// Whether a response was received.
-    answered: AtomicBool,
+    has_responded: AtomicBool,
     unresponsive: AtomicBool,
     /// Whether it takes no new requests because it is not needed.
     retiring: AtomicBool,
@@ -90,7 +90,7 @@ impl Connection {
             last_received_ms: AtomicU64::new(0),
             requests: AtomicUsize::new(0),
             served: AtomicU64::new(0),
-            answered: AtomicBool::new(false),
+            has_responded: AtomicBool::new(false),
             unresponsive: AtomicBool::new(false),
             retiring: AtomicBool::new(false),
             connector,
@@ -203,7 +203,7 @@ impl StreamPermit {
 
     /// Returns whether the connection has received a response before.
     pub(super) fn has_answered(&self) -> bool {
-        self.0.answered.load(Relaxed)
+        self.0.has_responded.load(Relaxed)
     }
 }
 
@@ -226,7 +226,7 @@ impl SentRequest {
     /// Records the response head, and returns the body.
     pub(super) fn into_body(self, body: RecvStream) -> Http2Body {
         let state = &self.permit.0;
-        if !state.answered.swap(true, Relaxed) {
+        if !state.has_responded.swap(true, Relaxed) {
             state.connector.mark_healthy(state.key.region);
         }
         Http2Body { body, _request: self }

@@ -122,25 +122,25 @@ impl ReceivedRequest {
     }
 }
 
-struct Edge {
-    streams: Http2Client,
-    plain: Arc<Http1Client>,
+struct TestClient {
+    http2: Http2Client,
+    http1: Arc<Http1Client>,
 }
 
-fn edge() -> Arc<Edge> {
+fn client() -> Arc<TestClient> {
     let connector = Arc::new(
         Connector::to_regions(&RegionTransport::Plaintext, true, &Arc::new(Catalogue::builtin())).unwrap(),
     );
-    Arc::new(Edge {
-        streams: Http2Client::over(connector.clone()),
-        plain: Arc::new(Http1Client::over(connector)),
+    Arc::new(TestClient {
+        http2: Http2Client::over(connector.clone()),
+        http1: Arc::new(Http1Client::over(connector)),
     })
 }
 
-impl Edge {
+impl TestClient {
     async fn open(&self, address: SocketAddr) -> Result<Http2Stream, Failure> {
         let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
-        match self.streams.open(key, PATIENCE, &self.plain).await? {
+        match self.http2.open(key, PATIENCE, &self.http1).await? {
             Http2Slot::Stream(stream) => Ok(stream),
             Http2Slot::Http1 => panic!("plaintext has no negotiation of HTTP/1.1"),
         }
@@ -165,30 +165,30 @@ impl Edge {
 
     /// Sends a request in its own task.
     fn spawn_request(
-        self: &Arc<Edge>,
+        self: &Arc<TestClient>,
         address: SocketAddr,
     ) -> tokio::task::JoinHandle<Result<usize, Failure>> {
-        let edge = self.clone();
-        tokio::spawn(async move { edge.whole(address, BODY).await })
+        let client = self.clone();
+        tokio::spawn(async move { client.whole(address, BODY).await })
     }
 }
 
 /// Returns a client whose connection has received one response.
-async fn after_one_response(server: &mut Server) -> Arc<Edge> {
-    let edge = edge();
-    let sent = edge.spawn_request(server.address);
+async fn after_one_response(server: &mut Server) -> Arc<TestClient> {
+    let client = client();
+    let sent = client.spawn_request(server.address);
     server.next().await.respond(BODY);
     assert_eq!(sent.await.unwrap(), Ok(BODY.len()));
-    edge
+    client
 }
 
 #[tokio::test]
 async fn requests_share_a_connection_up_to_its_comfortable_load() {
     let mut server = Server::start().await;
-    let edge = after_one_response(&mut server).await;
+    let client = after_one_response(&mut server).await;
     let mut sent = Vec::new();
     for number in 0..REQUESTS_EASY {
-        sent.push(edge.spawn_request(server.address));
+        sent.push(client.spawn_request(server.address));
         let request = server.next().await;
         assert_eq!((request.connection, number < REQUESTS_EASY), (0, true));
         tokio::spawn(async move {
@@ -196,14 +196,14 @@ async fn requests_share_a_connection_up_to_its_comfortable_load() {
             drop(request);
         });
     }
-    assert_eq!((server.accepted(), edge.streams.size()), (1, (1, REQUESTS_EASY)));
+    assert_eq!((server.accepted(), client.http2.size()), (1, (1, REQUESTS_EASY)));
     // The next request behaviour not wait for the connection that is opened for later ones.
-    sent.push(edge.spawn_request(server.address));
+    sent.push(client.spawn_request(server.address));
     server.next().await.respond(BODY);
-    while edge.streams.size().0 < 2 {
+    while client.http2.size().0 < 2 {
         tokio::task::yield_now().await;
     }
-    sent.push(edge.spawn_request(server.address));
+    sent.push(client.spawn_request(server.address));
     assert_eq!(server.next().await.connection, 1);
     sent.iter().for_each(|task| task.abort());
 }
@@ -211,39 +211,39 @@ async fn requests_share_a_connection_up_to_its_comfortable_load() {
 #[tokio::test]
 async fn concurrent_requests_wait_for_one_connection() {
     let mut server = Server::start().await;
-    let edge = edge();
-    let sent: Vec<_> = (0..REQUESTS_EASY).map(|_| edge.spawn_request(server.address)).collect();
+    let client = client();
+    let sent: Vec<_> = (0..REQUESTS_EASY).map(|_| client.spawn_request(server.address)).collect();
     for _ in 0..REQUESTS_EASY {
         server.next().await.respond(BODY);
     }
     for one in sent {
         assert_eq!(one.await.unwrap(), Ok(BODY.len()));
     }
-    assert_eq!((server.accepted(), edge.streams.size()), (1, (1, 0)));
+    assert_eq!((server.accepted(), client.http2.size()), (1, (1, 0)));
 }
 
 #[tokio::test]
 async fn cancelling_a_request_resets_its_stream_and_affects_no_other() {
     let mut server = Server::start().await;
-    let edge = after_one_response(&mut server).await;
-    let cancelled = edge.spawn_request(server.address);
+    let client = after_one_response(&mut server).await;
+    let cancelled = client.spawn_request(server.address);
     let mut received = server.next().await;
-    let stays = edge.spawn_request(server.address);
+    let stays = client.spawn_request(server.address);
     let other = server.next().await;
     cancelled.abort();
     let reset = std::future::poll_fn(|context| received.respond.poll_reset(context));
     assert_eq!(tokio::time::timeout(PATIENCE, reset).await.expect("a reset").unwrap(), Reason::CANCEL);
     other.respond(BODY);
     assert_eq!(stays.await.unwrap(), Ok(BODY.len()));
-    assert_eq!((server.accepted(), edge.streams.size()), (1, (1, 0)));
+    assert_eq!((server.accepted(), client.http2.size()), (1, (1, 0)));
 }
 
 /// A gateway that reset every response after reading it would be considered flooding.
 #[tokio::test]
 async fn a_response_is_read_to_its_end_and_not_cancelled_before() {
     let mut server = Server::start().await;
-    let edge = after_one_response(&mut server).await;
-    let (sender, address) = (edge.clone(), server.address);
+    let client = after_one_response(&mut server).await;
+    let (sender, address) = (client.clone(), server.address);
     let sent = tokio::spawn(async move {
         let (_, mut rest) = sender.send(address, BODY).await?;
         rest.whole(BODY.len()).await.map_err(|_| Failure::Unreachable)
@@ -264,13 +264,13 @@ async fn a_response_is_read_to_its_end_and_not_cancelled_before() {
 #[tokio::test]
 async fn a_draining_connection_finishes_its_requests_and_gets_no_new_ones() {
     let mut server = Server::start().await;
-    let edge = after_one_response(&mut server).await;
-    let sent = edge.spawn_request(server.address);
+    let client = after_one_response(&mut server).await;
+    let sent = client.spawn_request(server.address);
     let in_flight = server.next().await;
     server.set(0, ServerBehaviour::Drain);
     // Requests sent before the client has received the GOAWAY are still served on the old connection.
     while server.accepted() == 1 {
-        let more = edge.spawn_request(server.address);
+        let more = client.spawn_request(server.address);
         server.next().await.respond(BODY);
         assert_eq!(more.await.unwrap(), Ok(BODY.len()));
     }
@@ -281,18 +281,18 @@ async fn a_draining_connection_finishes_its_requests_and_gets_no_new_ones() {
 #[tokio::test]
 async fn requests_on_a_failed_connection_are_stale_if_it_had_worked_before() {
     let mut server = Server::start().await;
-    let edge = edge();
-    let sent = edge.spawn_request(server.address);
+    let client = client();
+    let sent = client.spawn_request(server.address);
     server.next().await;
     server.set(0, ServerBehaviour::Close);
     assert_eq!(sent.await.unwrap(), Err(Failure::Unreachable), "it has never responded");
 
-    let edge = after_one_response(&mut server).await;
-    let sent = edge.spawn_request(server.address);
+    let client = after_one_response(&mut server).await;
+    let sent = client.spawn_request(server.address);
     let request = server.next().await;
     server.set(request.connection, ServerBehaviour::Close);
     assert_eq!(sent.await.unwrap(), Err(Failure::StaleConnection));
-    let sent = edge.spawn_request(server.address);
+    let sent = client.spawn_request(server.address);
     server.next().await.respond(BODY);
     assert_eq!(sent.await.unwrap(), Ok(BODY.len()), "another connection is opened");
 
@@ -301,7 +301,7 @@ async fn requests_on_a_failed_connection_are_stale_if_it_had_worked_before() {
         (Reason::INTERNAL_ERROR, Failure::Unreachable),
         (Reason::CANCEL, Failure::Unreachable),
     ] {
-        let sent = edge.spawn_request(server.address);
+        let sent = client.spawn_request(server.address);
         server.next().await.respond.send_reset(reason);
         assert_eq!(sent.await.unwrap(), Err(failure), "{reason}");
     }
@@ -309,9 +309,9 @@ async fn requests_on_a_failed_connection_are_stale_if_it_had_worked_before() {
 
 #[tokio::test]
 async fn all_waiting_requests_fail_when_the_port_is_closed() {
-    let edge = edge();
+    let client = client();
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let sent: Vec<_> = (0..3).map(|_| edge.spawn_request(closed)).collect();
+    let sent: Vec<_> = (0..3).map(|_| client.spawn_request(closed)).collect();
     for one in sent {
         assert_eq!(one.await.unwrap(), Err(Failure::Unreachable));
     }
@@ -320,11 +320,11 @@ async fn all_waiting_requests_fail_when_the_port_is_closed() {
 #[tokio::test]
 async fn the_largest_bodies_are_sent_in_both_directions() {
     let mut server = Server::start().await;
-    let edge = edge();
+    let client = client();
     let (request_body, response_body) =
         (Bytes::from(vec![b'i'; 32 << 20]), Bytes::from(vec![b'o'; 64 << 20]));
     let (address, length) = (server.address, request_body.len());
-    let sent = tokio::spawn(async move { edge.whole(address, request_body).await });
+    let sent = tokio::spawn(async move { client.whole(address, request_body).await });
     let mut request = server.next().await;
     assert_eq!(request.read().await, length);
     request.respond(response_body.clone());
@@ -336,16 +336,16 @@ async fn the_largest_bodies_are_sent_in_both_directions() {
 async fn clients_that_do_not_read_block_no_other() {
     const LARGE: usize = 8 << 20;
     let mut server = Server::start().await;
-    let edge = after_one_response(&mut server).await;
+    let client = after_one_response(&mut server).await;
     let mut unread = Vec::new();
     for _ in 1..REQUESTS_EASY {
-        let (sender, address) = (edge.clone(), server.address);
+        let (sender, address) = (client.clone(), server.address);
         let sent = tokio::spawn(async move { sender.send(address, BODY).await });
         let request = server.next().await;
         request.respond(Bytes::from(vec![b' '; LARGE]));
         unread.push(sent.await.unwrap().map(|(_, rest)| rest).map_err(|failure| panic!("{failure:?}")));
     }
-    let sent = edge.spawn_request(server.address);
+    let sent = client.spawn_request(server.address);
     let request = server.next().await;
     assert_eq!(request.connection, 0);
     request.respond(Bytes::from(vec![b' '; LARGE]));
@@ -357,8 +357,8 @@ async fn clients_that_do_not_read_block_no_other() {
 #[tokio::test]
 async fn an_unresponsive_connection_gets_no_new_requests_and_times_out() {
     let mut server = Server::start().await;
-    let edge = after_one_response(&mut server).await;
-    let stuck = edge.spawn_request(server.address);
+    let client = after_one_response(&mut server).await;
+    let stuck = client.spawn_request(server.address);
     server.next().await;
     let frozen = Instant::now();
     server.set(0, ServerBehaviour::Freeze);
@@ -366,7 +366,7 @@ async fn an_unresponsive_connection_gets_no_new_requests_and_times_out() {
     // opened.
     let mut others = Vec::new();
     let request = loop {
-        others.push(edge.spawn_request(server.address));
+        others.push(client.spawn_request(server.address));
         if let Ok(request) = tokio::time::timeout(Duration::from_millis(20), server.requests.recv()).await {
             break request.unwrap();
         }

@@ -1,9 +1,9 @@
 //! Held requests: they wait for a replica that is not ready yet.
 //!
 //! `scheduler_core::spoke::hold` decides which requests are held and released; this module makes a request wait without
-//! polling: each held request has a [`HoldGuard`], and every event that may release requests (a replica's probe, a response
-//! that frees capacity, a request that leaves, the scaler) calls [`Hold::call`] at once. The hold ends when the guard
-//! is dropped, also when the client disconnects.
+//! polling: each held request has a [`HoldGuard`], and every event that may release requests (a replica's probe, a
+//! response that frees capacity, a request that leaves, the scaler) calls [`Hold::call`] at once. The hold ends when
+//! the guard is dropped, also when the client disconnects.
 //!
 //! The lock of the waiters is taken before that of the spoke, so that no ticket is released between its issue and the
 //! registration of its waiter.

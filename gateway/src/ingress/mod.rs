@@ -87,11 +87,11 @@ pub struct IngressConfig {
     pub tls: Option<Arc<Credentials>>,
     /// Plaintext address for operators; without it, operators use the address for gateways.
     pub operations: Option<SocketAddr>,
-    /// IngressSignals between the ingress and the scaler.
+    /// Signals between the ingress and the scaler.
     pub signals: IngressSignals,
 }
 
-/// IngressSignals between the ingress of a region and its scaler, in place of polling.
+/// Signals between the ingress of a region and its scaler, in place of polling.
 #[derive(Clone, Debug, Default)]
 pub struct IngressSignals {
     /// Signal to the scaler: a request waits for a deployment that has no replica.
@@ -277,7 +277,7 @@ impl RequestHandler for Ingress {
             }
             Err(RequestError::Rejected(rejection)) => {
                 let region = [(headers::REGION, self.region.as_str())];
-                (respond::refuse(session, &rejection, &region).await, RequestOutcome::of_session(session))
+                (respond::reject(session, &rejection, &region).await, RequestOutcome::of_session(session))
             }
         };
         if let Some(mut arrival) = arrival {
@@ -340,7 +340,7 @@ impl Ingress {
             return Err(self.no_receipt().into());
         }
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
-        let whose =
+        let origin =
             if session.get_header(headers::OVERFLOW).is_some() { Whose::Overflow } else { Whose::Own };
         let body = self.body_reader.body(session, Owner::default()).await?;
         let request = ForwardedRequest {
@@ -362,7 +362,7 @@ impl Ingress {
             elsewhere: milliseconds(session, headers::ELSEWHERE_MS)?,
         };
         arrival.commit().await.map_err(|CommitFailed| self.no_receipt())?;
-        self.spoke.lock().arrived(&request.deployment, request.tokens, whose, Instant::now());
+        self.spoke.lock().arrived(&request.deployment, request.tokens, origin, Instant::now());
         let (response, sent, held) = tokio::select! {
             biased;
             result = self.send_to_replica(&request) => result?,

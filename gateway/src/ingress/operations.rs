@@ -30,7 +30,7 @@ impl RequestHandler for OperationsHandler {
                     ErrorCode::NotFound,
                     "The operations port of the ingress has no such path.",
                 );
-                respond::refuse(session, &none, &[]).await
+                respond::reject(session, &none, &[]).await
             }
         }
     }
@@ -50,7 +50,7 @@ impl Ingress {
                 if let Err(problem) = self.check(ready).await {
                     let none = Rejection::new(ErrorCode::NotReady, problem);
                     let region = [(headers::REGION, self.region.as_str())];
-                    return Some(respond::refuse(session, &none, &region).await);
+                    return Some(respond::reject(session, &none, &region).await);
                 }
                 let status = if ready { "ready" } else { "alive" };
                 json!({"status": status}).to_string().into_bytes()

@@ -62,7 +62,7 @@ pub(super) async fn serve<D: RequestHandler>(
             HeadRead::Ended => return,
             HeadRead::TimedOut => {
                 shared.counts.closed.count(CloseReason::HeadTimeout);
-                return write_last(stream, &respond::slow_head(shared.timeouts.head)).await;
+                return write_last(stream, &respond::head_timeout(shared.timeouts.head)).await;
             }
             HeadRead::Invalid(problem) => {
                 tracing::debug!(?problem, "request head rejected");
@@ -72,12 +72,12 @@ pub(super) async fn serve<D: RequestHandler>(
                     }
                     HeadProblem::UnknownCoding | HeadProblem::Malformed(_) => CloseReason::HeadMalformed,
                 });
-                return write_last(stream, &respond::unreadable_head(problem)).await;
+                return write_last(stream, &respond::malformed_head(problem)).await;
             }
         }
         may_be_h2 = false;
         match handle_one(shared, stream, std::mem::take(&mut buffer)).await {
-            Some((kept, over)) => (stream, buffer) = (kept, over),
+            Some((reusable, unread)) => (stream, buffer) = (reusable, unread),
             None => return,
         }
     }
@@ -189,7 +189,7 @@ async fn handle_one<D: RequestHandler>(
         Ok(false) => return None,
         Err(error) => {
             tracing::debug!(%error, "reading a request head failed");
-            respond::unreadable(&mut session).await;
+            respond::malformed_request(&mut session).await;
             linger(session).await;
             return None;
         }

@@ -1,8 +1,8 @@
 //! Counters of reached limits: what was closed, rejected or deferred because of one (invariant 6, Bounded).
 //!
-//! Each set of reasons is closed and counted in one [`LabelCounter`]. If a limit is visible in the response of a request (an
-//! error code, an outcome), the request metrics count it; here are the cases without a request, and those where one
-//! code stands for several limits.
+//! Each set of reasons is closed and counted in one [`LabelCounter`]. If a limit is visible in the response of a
+//! request (an error code, an outcome), the request metrics count it; here are the cases without a request, and those
+//! where one code stands for several limits.
 
 use super::{Kind, MetricsText, Priority, RelaxedCounter};
 use gateway_core::flood::Idle;

@@ -64,7 +64,7 @@ impl MetricsText {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        writeln!(self.0, "{line}").expect("a String takes every write");
+        writeln!(self.0, "{line}").expect("writing to a String does not fail");
     }
 }
 

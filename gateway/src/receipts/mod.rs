@@ -247,19 +247,19 @@ impl Recorder {
     pub(crate) fn start(
         config: &ReceiptsConfig,
         role: Role,
-        place: &RegionId,
+        location: &RegionId,
         regions: Vec<RegionId>,
     ) -> Result<(Recorder, WriterHandle), ReceiptsError> {
-        let (queue, told) = mpsc::channel(config.queue);
+        let (queue, messages) = mpsc::channel(config.queue);
         let shared = Arc::new(Shared::default());
         let process = rand::rng().random();
         let dir_problem = |source| ReceiptsError::Dir { dir: config.dir.display().to_string(), source };
-        let writer = writer::Writer::open(config, role, place, regions, process, shared.clone())
+        let writer = writer::Writer::open(config, role, location, regions, process, shared.clone())
             .map_err(dir_problem)?;
         let chain: Arc<str> = writer.chain().into();
         let (ended, done) = oneshot::channel();
         let run = move || {
-            writer.run(told);
+            writer.run(messages);
             // The owner may have stopped waiting.
             ended.send(()).ok();
         };
@@ -301,15 +301,15 @@ impl Recorder {
     /// # Errors
     ///
     /// Fails if the receipt is not known to be durable; the request must not be forwarded then.
-    pub(crate) async fn commit(&self, before: WriteAhead) -> Result<(), CommitFailed> {
+    pub(crate) async fn commit(&self, entry: WriteAhead) -> Result<(), CommitFailed> {
         let begun = Instant::now();
-        let (answer, answered) = oneshot::channel();
-        if self.queue.try_send(WriterMessage::WriteAhead(Box::new(before), answer)).is_err() {
+        let (reply, durable) = oneshot::channel();
+        if self.queue.try_send(WriterMessage::WriteAhead(Box::new(entry), reply)).is_err() {
             self.shared.reject();
             return Err(CommitFailed);
         }
         self.writer.unpark();
-        let durable = tokio::time::timeout(COMMIT_MAX, answered).await;
+        let durable = tokio::time::timeout(COMMIT_MAX, durable).await;
         self.shared.commits.observe(begun.elapsed());
         if matches!(durable, Ok(Ok(true))) {
             return Ok(());

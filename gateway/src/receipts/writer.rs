@@ -91,14 +91,14 @@ impl Writer {
     pub(super) fn open(
         config: &ReceiptsConfig,
         role: Role,
-        place: &RegionId,
+        location: &RegionId,
         regions: Vec<RegionId>,
         process: u64,
         shared: Arc<Shared>,
     ) -> io::Result<Writer> {
         let ReceiptsConfig { dir, key, required: _, queue: _, file_bytes } = config;
         fs::create_dir_all(dir)?;
-        let existing = take_over(dir, role, place)?;
+        let existing = take_over(dir, role, location)?;
         let resumed = existing.is_some();
         let (chain, lock_file, position) = match existing {
             Some(existing) => existing,
@@ -404,7 +404,7 @@ impl Writer {
 fn take_over(
     dir: &std::path::Path,
     role: Role,
-    place: &RegionId,
+    location: &RegionId,
 ) -> io::Result<Option<(String, File, ChainPosition)>> {
     let names = list(dir)?;
     let mut chains: Vec<_> = names.iter().map(|name| &name.chain).collect();

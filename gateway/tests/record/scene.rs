@@ -3,7 +3,7 @@
 use crate::address::free_address;
 use crate::hub::{deployment, hub, serve};
 use gateway::config::EdgeConfig;
-use gateway::ingress::{IngressConfig, Signals};
+use gateway::ingress::{IngressConfig, IngressSignals};
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
@@ -279,7 +279,7 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region,
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: Some(ReceiptsConfig::read(raw, dir, &BTreeMap::new()).unwrap()),
         tls: None,

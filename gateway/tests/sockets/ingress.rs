@@ -5,7 +5,7 @@
 
 mod locks;
 
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -133,7 +133,7 @@ impl Scene {
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             region: REGION.parse().unwrap(),
-            signals: Signals::default(),
+            signals: IngressSignals::default(),
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
             tls: None,

@@ -35,9 +35,9 @@ impl Scene {
     }
 
     fn open(&self) -> Writer {
-        let place = "aws/us-east-1".parse().unwrap();
+        let location = "aws/us-east-1".parse().unwrap();
         let regions = self.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
-        Writer::open(&self.config, Role::Edge, &place, regions, 7, self.shared.clone()).unwrap()
+        Writer::open(&self.config, Role::Edge, &location, regions, 7, self.shared.clone()).unwrap()
     }
 
     /// Returns a request of `attempts` attempts under this policy.
@@ -60,7 +60,7 @@ impl Scene {
             outcome: RequestOutcome::Shutdown,
             tenant: Some("docs".parse().unwrap()),
             trail,
-            answered: None,
+            served_by: None,
             tokens: None,
             total: Duration::from_millis(1),
             resolved: Some(ResolvedRequest {

@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use gateway::config::EdgeConfig;
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use scheduler_core::spoke::{ReplicaObserved, Spoke};
@@ -78,7 +78,7 @@ impl Replica {
 pub(crate) struct Region {
     pub(crate) replica: Arc<Replica>,
     pub(crate) door: SocketAddr,
-    pub(crate) signals: Signals,
+    pub(crate) signals: IngressSignals,
     spoke: Arc<Mutex<Spoke>>,
     client: reqwest::Client,
     _stop: oneshot::Sender<()>,
@@ -105,7 +105,7 @@ impl Region {
     async fn start(id: &str, ready: bool) -> Region {
         let (replica, at) = Replica::start(ready).await;
         let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![at])));
-        let signals = Signals::default();
+        let signals = IngressSignals::default();
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             region: id.parse().unwrap(),

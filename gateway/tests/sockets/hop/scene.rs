@@ -4,8 +4,8 @@
 use super::authority::{Authority, Subject};
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
-use gateway::hop::{Credentials, Files};
-use gateway::ingress::{IngressConfig, Signals};
+use gateway::hop::{CredentialFiles, Credentials};
+use gateway::ingress::{IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ impl<'a> Hop<'a> {
     fn files(self, dir: &Path, name: &str, uri: &str) -> Option<Files> {
         let [certificate, key, ca] = self.shows?.write(dir, name, &Subject::named(uri));
         std::fs::write(&ca, &self.believes?.pem).unwrap();
-        Some(Files { certificate, key, ca })
+        Some(CredentialFiles { certificate, key, ca })
     }
 }
 
@@ -277,7 +277,7 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: region.clone(),
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: catalogue.clone(),
         receipts: None,
         tls,

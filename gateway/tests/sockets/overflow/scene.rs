@@ -2,7 +2,7 @@
 
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ async fn region(
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: id.parse().unwrap(),
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: None,
         tls: None,

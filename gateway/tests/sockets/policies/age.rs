@@ -2,7 +2,7 @@
 
 use super::edge::PATIENCE;
 use super::ingress::{REGION, replica};
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::Catalogue;
 use scheduler_core::spoke::Spoke;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ async fn a_region_whose_policies_are_too_old_rejects_locked_requests_until_a_hub
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: REGION.parse().unwrap(),
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: None,
         tls: None,

@@ -1,6 +1,6 @@
 //! A region's door goes by the newest table that it has heard of, whatever the gateway that sends believes.
 
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::{Catalogue, RouteTable, Widening, parse_deployments};
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ async fn what_has_been_narrowed_is_refused_at_the_door_before_a_byte_of_it_is_re
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: REGION.parse().unwrap(),
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: catalogue.clone(),
         receipts: None,
         tls: None,

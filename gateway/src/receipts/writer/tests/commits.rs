@@ -52,7 +52,7 @@ impl Scene {
             tls_ended_here: *tls_ended_here,
             endpoint: finished.endpoint,
             outcome: finished.outcome,
-            answered: None,
+            served_by: None,
             tokens: None,
             total: finished.total,
             receipt: None,
