@@ -168,7 +168,7 @@ fn not_gzip() -> BodyError {
          more than {MEMBERS_MAX} members."
     );
     let refusal = Rejection::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
-    BodyError::Refused(BodyRejection::Malformed, refusal)
+    BodyError::Rejected(BodyRejection::Malformed, refusal)
 }
 
 /// Returns the error for an unsupported content-encoding.
@@ -176,7 +176,7 @@ pub(crate) fn unsupported_encoding() -> BodyError {
     let message =
         "This content-encoding is not supported; send the body with content-encoding gzip or uncompressed.";
     let refusal = Rejection::new(ErrorCode::UnsupportedEncoding, message).of(CONTENT_ENCODING_NAME);
-    BodyError::Refused(BodyRejection::Malformed, refusal)
+    BodyError::Rejected(BodyRejection::Malformed, refusal)
 }
 
 const CONTENT_ENCODING_NAME: &str = "content-encoding";

@@ -120,17 +120,17 @@ impl BufferedBody {
 #[derive(Debug)]
 pub(crate) enum BodyError {
     /// The body is rejected: counted, and reported to the client.
-    Refused(BodyRejection, Rejection),
+    Rejected(BodyRejection, Rejection),
     /// The client disconnected.
-    ClientGone,
+    ClientDisconnected,
 }
 
 impl BodyError {
     /// Adds the number of bytes that were processed before the rejection; they count against the tenant's rate limit.
     pub(crate) fn with_processed(self, bytes: usize) -> BodyError {
         match self {
-            BodyError::Refused(why, refusal) => BodyError::Refused(why, refusal.with_processed(bytes)),
-            BodyError::ClientGone => BodyError::ClientGone,
+            BodyError::Rejected(why, refusal) => BodyError::Rejected(why, refusal.with_processed(bytes)),
+            BodyError::ClientDisconnected => BodyError::ClientDisconnected,
         }
     }
 }
@@ -190,7 +190,7 @@ impl BodyReader {
         owner: Owner,
     ) -> Result<BufferedBody, BodyError> {
         let result = self.read_decoded(session, owner).await;
-        if let Err(BodyError::Refused(why, _)) = &result {
+        if let Err(BodyError::Rejected(why, _)) = &result {
             self.rejections.count(*why);
         }
         result
@@ -231,7 +231,7 @@ impl BodyReader {
         let waits = session.req_header().version == Version::HTTP_11
             && session.get_header_bytes(EXPECT).eq_ignore_ascii_case(b"100-continue");
         if waits {
-            session.write_continue_response().await.map_err(|_| BodyError::ClientGone)?;
+            session.write_continue_response().await.map_err(|_| BodyError::ClientDisconnected)?;
         }
         self.read(session, declared, reservation).await
     }
@@ -288,7 +288,7 @@ impl BodyReader {
             }
         };
         let message = format!("{message}; send it faster or in smaller requests.");
-        BodyError::Refused(label, Rejection::new(ErrorCode::BodyTimeout, message))
+        BodyError::Rejected(label, Rejection::new(ErrorCode::BodyTimeout, message))
     }
 }
 
@@ -342,7 +342,7 @@ fn no_memory(full: Full, limits: memory::Limits) -> BodyError {
             ),
         ),
     };
-    BodyError::Refused(why, Rejection::new(ErrorCode::Overloaded, message))
+    BodyError::Rejected(why, Rejection::new(ErrorCode::Overloaded, message))
 }
 
 /// Maps an error while reading a body: the client disconnected, or its framing is invalid. After invalid framing the
@@ -352,24 +352,24 @@ fn read_error(session: &mut ServerSession, error: &pingora::Error) -> Result<Opt
     if let Some(why) = chunk_error(error) {
         session.set_keepalive(None);
         let message = format!("The chunked body is malformed: {why}; the connection is closed.");
-        return Err(BodyError::Refused(
+        return Err(BodyError::Rejected(
             BodyRejection::Malformed,
             Rejection::new(ErrorCode::MalformedRequest, message),
         ));
     }
     if session.is_http2() || matches!(error.etype(), ErrorType::ConnectionClosed | ErrorType::ReadError) {
-        return Err(BodyError::ClientGone);
+        return Err(BodyError::ClientDisconnected);
     }
     session.set_keepalive(None);
     let message = "The chunked body violates RFC 9112, 7.1; the connection is closed.";
-    Err(BodyError::Refused(BodyRejection::Malformed, Rejection::new(ErrorCode::MalformedRequest, message)))
+    Err(BodyError::Rejected(BodyRejection::Malformed, Rejection::new(ErrorCode::MalformedRequest, message)))
 }
 
 pub(crate) fn too_large(given: &str) -> BodyError {
     let message = format!(
         "The limit of a body is {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
     );
-    BodyError::Refused(BodyRejection::TooLarge, Rejection::new(ErrorCode::BodyTooLarge, message))
+    BodyError::Rejected(BodyRejection::TooLarge, Rejection::new(ErrorCode::BodyTooLarge, message))
 }
 
 #[cfg(test)]
@@ -401,13 +401,13 @@ mod tests {
         let per_tenant = MEMORY_DEFAULT.per_tenant / BODY_BYTES_MAX;
         let first: Vec<_> = (0..per_tenant).map_while(|_| reserve(0).ok()).collect();
         assert_eq!(first.len(), per_tenant);
-        assert!(matches!(reserve(0), Err(BodyError::Refused(BodyRejection::TenantFull, _))));
+        assert!(matches!(reserve(0), Err(BodyError::Rejected(BodyRejection::TenantFull, _))));
         let others: Vec<_> = (1..4)
             .flat_map(|tenant| (0..per_tenant).map(move |_| tenant))
             .map_while(|tenant| reserve(tenant).ok())
             .collect();
         assert_eq!(others.len(), 3 * per_tenant);
-        assert!(matches!(reserve(4), Err(BodyError::Refused(BodyRejection::MemoryFull, _))));
+        assert!(matches!(reserve(4), Err(BodyError::Rejected(BodyRejection::MemoryFull, _))));
         assert_eq!(body_reader.used().0, BODIES_BYTES_MAX);
         drop((first, others));
         assert!(reserve(0).is_ok());

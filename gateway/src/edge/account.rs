@@ -160,7 +160,7 @@ impl Drop for Account<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         self.trail.close(now);
-        self.edge.metrics.in_flight.less();
+        self.edge.metrics.in_flight.decrement();
         let total = now.saturating_duration_since(self.arrived);
         let resolved = self.resolved.as_ref();
         let ended = RequestEnded {

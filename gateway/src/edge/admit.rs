@@ -204,8 +204,8 @@ impl Edge {
         let body =
             self.body_reader.body(session, self.owner(session, &tenant)).await.map_err(
                 |none| match none {
-                    BodyError::Refused(_, refusal) => NotForwarded::Refused(refusal),
-                    BodyError::ClientGone => NotForwarded::ClientGone,
+                    BodyError::Rejected(_, refusal) => NotForwarded::Refused(refusal),
+                    BodyError::ClientDisconnected => NotForwarded::ClientGone,
                 },
             )?;
         let reading = self.body_of(target, &body, &tenant).await;

@@ -198,7 +198,7 @@ impl Edge {
                     return Err(self.nobody_reachable(request, &permit, selection).into());
                 }
                 Step::Full(region) => return Err(self.full(region).into()),
-                Step::CommitFailed => return Err(no_receipt().into()),
+                Step::NoReceipt => return Err(no_receipt().into()),
                 Step::DeadlinePassed => {
                     race.leave_all(End::Failed(Failure::DeadlinePassed));
                     return Err(deadline_passed(request.timeout).into());

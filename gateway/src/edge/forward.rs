@@ -21,7 +21,7 @@ use crate::listener::{AfterResponse, RequestHandler};
 use crate::metrics::{EdgeMetrics, EndpointLabel, RequestOutcome};
 use crate::names;
 use crate::openapi;
-use crate::receipts::{Promise, Recorder};
+use crate::receipts::{QueueSlot, Recorder};
 use crate::relay;
 use crate::request_body::BodyReader;
 use crate::respond::{self, Rejection};
@@ -76,7 +76,7 @@ impl From<Rejection> for NotForwarded {
 }
 
 impl RequestHandler for Edge {
-    async fn answer(&self, session: &mut ServerSession) -> AfterResponse {
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let arrived = Instant::now();
         let mut account = Account::open(self, session, arrived);
         let served = contain(self.serve(session, &mut account)).await;
@@ -213,10 +213,10 @@ impl Edge {
     }
 
     /// A place for the receipts of a request that must not go without.
-    fn promise(&self, request: &Request) -> Result<Option<Promise>, Rejection> {
+    fn promise(&self, request: &Request) -> Result<Option<QueueSlot>, Rejection> {
         let locked = request.residency.is_locked();
         match self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
-            Some(recorder) => recorder.promise().map(Some).ok_or_else(no_receipt),
+            Some(recorder) => recorder.reserve().map(Some).ok_or_else(no_receipt),
             None => Ok(None),
         }
     }

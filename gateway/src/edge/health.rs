@@ -4,7 +4,7 @@
 //! ([`supervision::health`]). So an edge that cannot serve does not report that it can, whatever keeps it from serving.
 
 use super::operations::Operations;
-use super::shedding::{UpstreamKey, is_calm};
+use super::shedding::{Way, is_calm};
 use super::view::{RoutedDeployment, View};
 use super::watch::chances;
 use gateway_core::priority::Priority;
@@ -58,9 +58,9 @@ impl Operations {
             let allowed = **allowed;
             let place = self.place;
             let weights = planned.as_deref();
-            let key = UpstreamKey { view, routed, allowed, client: None, chance, draw, place, weights };
+            let way = Way { view, routed, allowed, client: None, chance, draw, place, weights };
             let lookups = |origin| self.demands.lookups(&deployment.name, allowed, origin);
-            key.home(&known, Priority::Interactive, lookups, Instant::now());
+            way.home(&known, Priority::Interactive, lookups, Instant::now());
         }
     }
 }

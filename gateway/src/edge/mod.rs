@@ -160,7 +160,7 @@ pub async fn run(
     let demands = Arc::default();
     let watch = Arc::new(watch::Watch::new(config.point, &config.catalogue));
     let leaving = channel::Sender::new(false);
-    let upstream = Arc::new(Upstream::to_regions(&config.regions, config.region_http2)?);
+    let upstream = Arc::new(Upstream::to_regions(&config.regions, config.region_http2, &config.catalogue)?);
 
     let policy_clock = Arc::new(policy_clock::PolicyClock::of(&config.snapshot, config.policy_max_age));
     let reader = table::reader(&config);
@@ -265,7 +265,7 @@ pub async fn run(
         scattering: scattering.clone(),
         explanations: explanations.clone(),
         leaving: leaving.subscribe(),
-        receipts: recorder.as_ref().map(Recorder::gauge),
+        receipts: recorder.as_ref().map(Recorder::metrics),
     };
     let operations = tasks.spawn(async {
         essential("operations port", operations::serve(operators, asked)).await;

@@ -9,9 +9,9 @@
 use super::snapshot::{self, Since, beside, since_1970};
 use super::watch::Watch;
 use crate::config::EdgeConfig;
-use crate::metrics::Count;
+use crate::metrics::RelaxedCounter;
 use gateway_core::circuit::Permille;
-use gateway_core::demand::{self, Demand, EndpointLabel};
+use gateway_core::demand::{self, Asked, Demand};
 use gateway_core::priority::Priority;
 use gateway_core::residency::Residency;
 use gateway_core::weights::{Told, Weights};
@@ -51,7 +51,7 @@ pub(crate) struct Demands(Mutex<Demand>);
 #[derive(Default)]
 pub(crate) struct PlanCounts {
     /// Plans that could not be read or were not newer.
-    pub(crate) refused: Count,
+    pub(crate) refused: RelaxedCounter,
 }
 
 impl Demands {
@@ -165,14 +165,9 @@ pub(crate) async fn follow(
 }
 
 /// What is asked for, as it is told, and who is heard. One policy may be written in several ways; it is one class.
-fn in_words(
-    config: &EdgeConfig,
-    boot_id: u64,
-    told: Vec<EndpointLabel>,
-    heard: Vec<RegionIndex>,
-) -> DemandV1 {
+fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>, heard: Vec<RegionIndex>) -> DemandV1 {
     let mut classes = BTreeMap::new();
-    for EndpointLabel { deployment, residency, origin, tokens_per_second } in told {
+    for Asked { deployment, residency, origin, tokens_per_second } in told {
         let residency = match residency.as_str().parse() {
             Ok(residency) => residency,
             Err(error) => {

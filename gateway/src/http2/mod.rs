@@ -230,7 +230,7 @@ impl UpstreamConnections {
             tracing::debug!(address = %key.address, %error, "HTTP/2 handshake failed");
             Failure::Unreachable
         })?;
-        self.counts.count(HopEvent::Http2Slot);
+        self.counts.count(HopEvent::Opened);
         let mut inner = self.lock();
         inner.plain = false;
         inner.open.push(connection.clone());

@@ -9,7 +9,7 @@
 
 use super::Ingress;
 use super::hold::{HoldGuard, HoldOutcome};
-use super::replicas::{ReplicaAttempt, replica_is_late};
+use super::replicas::{ReplicaAttempt, first_byte_timeout};
 use crate::events::RevisionChanged;
 use crate::relay::ForwardedHeaders;
 use crate::respond::Rejection;

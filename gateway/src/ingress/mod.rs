@@ -42,7 +42,7 @@ use regions::residency::ResidencyPolicy;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
-use replicas::{Replicas, chance};
+use replicas::{Replicas, random_draw};
 use scheduler_core::spoke::hold::HELD_MAX;
 use scheduler_core::spoke::{GATEWAYS_MAX, Question, RevisionAsked, Spoke, Whose};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
@@ -149,7 +149,7 @@ pub async fn run(
     let metrics = IngressMetrics::new();
     let acceptor = tls
         .clone()
-        .map(|credentials| GatewayAcceptor::with(credentials, metrics.refused.clone()))
+        .map(|credentials| GatewayAcceptor::new(credentials, metrics.refused.clone()))
         .transpose()?;
     let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(metrics.refused.clone());
     let listener = listener.with_connections_max(CONNECTIONS_MAX);
@@ -300,10 +300,10 @@ impl From<Rejection> for RequestError {
 }
 
 impl From<BodyError> for RequestError {
-    fn from(none: BodyError) -> RequestError {
-        match none {
-            BodyError::Refused(_, refusal) => RequestError::Rejected(rejection),
-            BodyError::ClientGone => RequestError::ClientDisconnected,
+    fn from(error: BodyError) -> RequestError {
+        match error {
+            BodyError::Rejected(_, rejection) => RequestError::Rejected(rejection),
+            BodyError::ClientDisconnected => RequestError::ClientDisconnected,
         }
     }
 }

@@ -116,7 +116,7 @@ impl Ingress {
         let draining = u8::from(report.draining);
         text.single("meridian_ingress_draining", Kind::Gauge, "1 while the ingress drains.", draining);
         if let Some(recorder) = &self.recorder {
-            recorder.gauge().render(&mut text);
+            recorder.metrics().render(&mut text);
         }
         text.finish()
     }
