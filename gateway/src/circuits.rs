@@ -6,21 +6,21 @@ use serde_json::{Value, json};
 use std::time::Instant;
 
 /// All names of circuit breaker states.
-pub(crate) const WORDS: [&str; 5] = ["closed", "ejected", "half_open", "probing", "recovering"];
+pub(crate) const STATE_NAMES: [&str; 5] = ["closed", "ejected", "half_open", "probing", "recovering"];
 
 /// Returns the name of a circuit breaker state.
-pub(crate) fn word(standing: Standing) -> &'static str {
+pub(crate) fn state_name(standing: Standing) -> &'static str {
     match standing {
-        Standing::Closed => WORDS[0],
-        Standing::Ejected { .. } => WORDS[1],
-        Standing::MayBeTried => WORDS[2],
-        Standing::OnTrial => WORDS[3],
-        Standing::Returning { .. } => WORDS[4],
+        Standing::Closed => STATE_NAMES[0],
+        Standing::Ejected { .. } => STATE_NAMES[1],
+        Standing::MayBeTried => STATE_NAMES[2],
+        Standing::OnTrial => STATE_NAMES[3],
+        Standing::Returning { .. } => STATE_NAMES[4],
     }
 }
 
 /// Returns the state of a circuit breaker as JSON.
-pub(crate) fn shown<K>(state: &CircuitState<K>, now: Instant) -> Value {
+pub(crate) fn to_json<K>(state: &CircuitState<K>, now: Instant) -> Value {
     let CircuitState { target: _, standing, in_flight, in_flight_max, first_byte } = state;
     let (until, share) = match standing {
         Standing::Ejected { until } => (Some(until), None),
@@ -35,7 +35,7 @@ pub(crate) fn shown<K>(state: &CircuitState<K>, now: Instant) -> Value {
         })
         .collect();
     json!({
-        "state": word(*standing),
+        "state": state_name(*standing),
         "ejected_for_ms": until.map(|until| until.saturating_duration_since(now).as_millis() as u64),
         "traffic_share_permille": share,
         "in_flight": in_flight,

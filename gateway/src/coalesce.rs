@@ -103,7 +103,7 @@ impl<S: AsyncWrite + Unpin> CoalescingStream<S> {
 }
 
 impl<S: AsyncWrite + Unpin> CoalescingStream<S> {
-    fn poll_gather(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_coalesce(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.buffer.len() + bytes.len() <= BUFFER_BYTES_MAX {
             self.buffer.extend_from_slice(bytes);
             return Poll::Ready(Ok(bytes.len()));
@@ -111,16 +111,16 @@ impl<S: AsyncWrite + Unpin> CoalescingStream<S> {
         while !self.buffer.is_empty() {
             let both = [IoSlice::new(&self.buffer), IoSlice::new(bytes)];
             let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &both))?;
-            let buffer = self.buffer.len();
+            let buffered = self.buffer.len();
             self.consume(written)?;
-            if written > buffer {
-                return Poll::Ready(Ok(written - buffer));
+            if written > buffered {
+                return Poll::Ready(Ok(written - buffered));
             }
         }
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
-    fn poll_gather_vectored(
+    fn poll_coalesce_vectored(
         &mut self,
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
@@ -142,7 +142,7 @@ impl<S: AsyncWrite + Unpin> CoalescingStream<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for CoalescingStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = self.poll_gather(cx, bytes);
+        let written = self.poll_coalesce(cx, bytes);
         self.with_timeout(cx, written)
     }
 
@@ -151,7 +151,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for CoalescingStream<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = self.poll_gather_vectored(cx, slices);
+        let written = self.poll_coalesce_vectored(cx, slices);
         self.with_timeout(cx, written)
     }
 
@@ -352,10 +352,10 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(50);
 
     async fn times_out(what: &str, write: impl Future<Output = io::Result<()>>) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let result = timeout(PATIENCE, write).await.expect("the write times out");
         assert_eq!(result.expect_err(what).kind(), io::ErrorKind::TimedOut, "{what}");
-        assert!(begun.elapsed() >= SHORT, "{what}: not before the timeout");
+        assert!(started.elapsed() >= SHORT, "{what}: not before the timeout");
     }
 
     #[tokio::test]

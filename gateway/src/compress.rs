@@ -167,16 +167,16 @@ fn not_gzip() -> BodyError {
         "The body is not valid gzip although content-encoding is gzip: it is malformed, truncated, or has \
          more than {MEMBERS_MAX} members."
     );
-    let refusal = Rejection::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
-    BodyError::Rejected(BodyRejection::Malformed, refusal)
+    let rejection = Rejection::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
+    BodyError::Rejected(BodyRejection::Malformed, rejection)
 }
 
 /// Returns the error for an unsupported content-encoding.
 pub(crate) fn unsupported_encoding() -> BodyError {
     let message =
         "This content-encoding is not supported; send the body with content-encoding gzip or uncompressed.";
-    let refusal = Rejection::new(ErrorCode::UnsupportedEncoding, message).of(CONTENT_ENCODING_NAME);
-    BodyError::Rejected(BodyRejection::Malformed, refusal)
+    let rejection = Rejection::new(ErrorCode::UnsupportedEncoding, message).of(CONTENT_ENCODING_NAME);
+    BodyError::Rejected(BodyRejection::Malformed, rejection)
 }
 
 const CONTENT_ENCODING_NAME: &str = "content-encoding";

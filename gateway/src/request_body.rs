@@ -129,7 +129,7 @@ impl BodyError {
     /// Adds the number of bytes that were processed before the rejection; they count against the tenant's rate limit.
     pub(crate) fn with_processed(self, bytes: usize) -> BodyError {
         match self {
-            BodyError::Rejected(why, refusal) => BodyError::Rejected(why, refusal.with_processed(bytes)),
+            BodyError::Rejected(why, rejection) => BodyError::Rejected(why, rejection.with_processed(bytes)),
             BodyError::ClientDisconnected => BodyError::ClientDisconnected,
         }
     }
@@ -165,9 +165,10 @@ impl Drop for Reservation {
 
 impl BodyReader {
     /// Creates a reader with these limits.
+    ///
     /// # Errors
     ///
-    /// When the threads for large bodies cannot be started.
+    /// Fails if the threads for large bodies cannot be started.
     pub(crate) fn new(limits: BodyLimits) -> std::io::Result<BodyReader> {
         Ok(BodyReader {
             memory: Memory(Arc::new(Mutex::new(Budget::new(limits.memory)))),

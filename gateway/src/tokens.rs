@@ -43,7 +43,7 @@ pub struct Issuer {
     digest: Digest,
 }
 
-/// VerificationKeys that verify the signatures of one issuer.
+/// Keys that verify the signatures of one issuer.
 enum VerificationKeys {
     Public(Vec<NamedKey>),
     Secret(hmac::Key),
@@ -143,7 +143,7 @@ pub(crate) struct TokenVerifier {
     verified: Mutex<Seen>,
 }
 
-/// CurrentKeys keys of all issuers.
+/// Current keys of all issuers.
 #[derive(Clone)]
 struct CurrentKeys {
     /// Incremented when any keys change.

@@ -39,7 +39,7 @@ pub(super) struct Answered {
     pub(super) waited: Duration,
 }
 
-/// RegionTransport whose distances differ by no more than this are as near: a client does not notice which of them it is, and notices
+/// Regions whose distances differ by no more than this are as near: a client does not notice which of them it is, and notices
 /// a slow one.
 const AS_NEAR: Duration = Duration::from_millis(25);
 
@@ -146,7 +146,7 @@ impl Edge {
         }
     }
 
-    /// Goes from region to region until one answers. WriteAhead each attempt the policy is checked against the newest route
+    /// Goes from region to region until one answers. Before each attempt the policy is checked against the newest route
     /// table ([`super::policy`]).
     pub(super) async fn go(
         &self,

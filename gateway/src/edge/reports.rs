@@ -2,8 +2,8 @@
 //!
 //! The edge asks and the region answers with its report: so the edge needs no door for regions, the time from question
 //! to answer is the round trip, and a region that is cut off in either direction falls silent. Questions leave on the
-//! beat whether or not earlier ones were answered: over an ocean two or three are under key at once, and a stall is
-//! seen in the beat that it happens. They go the key of requests and over the same connections ([`crate::hop`]), so whoever
+//! beat whether or not earlier ones were answered: over an ocean two or three are under way at once, and a stall is
+//! seen in the beat that it happens. They go the way of requests and over the same connections ([`crate::hop`]), so whoever
 //! answers there and is not the region is not believed about it either.
 
 use super::table::Current;
@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of a report: 1,000 deployments of the longest names with their numbers are half of it.
 const REPORT_BYTES_MAX: usize = 512 << 10;
-/// Questions under key to one region: all that fit into the timeout.
+/// Questions under way to one region: all that fit into the timeout.
 const UNDER_WAY_MAX: usize = (EXCHANGE_TIMEOUT.as_millis() / REPORT_PERIOD.as_millis()) as usize;
 
 /// Listens to the regions of the current table, for ever.

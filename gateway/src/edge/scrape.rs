@@ -114,7 +114,7 @@ pub(super) fn text(operations: &Operations) -> String {
     let max = operations.policy_clock.max().as_secs();
     let help = "The age past which requests of locked deployments are rejected.";
     text.single("meridian_gateway_policy_max_age_seconds", Kind::Gauge, help, max);
-    let help = "RequestTimes that a region could not be talked to over TLS, by what was the matter.";
+    let help = "Times that a region could not be talked to over TLS, by what was the matter.";
     operations.upstream.hop_failures().render(&mut text, "meridian_gateway_hop_failures_total", help);
     if let Some((events, (open, requests))) = operations.upstream.connections() {
         let help = "HTTP/2 connections to regions, by what became of them.";
@@ -176,8 +176,8 @@ fn render_circuits(text: &mut MetricsText, operations: &Operations) {
     let name = "meridian_gateway_region_circuit";
     text.head(name, Kind::Gauge, "1 for how the circuit of a region stands.");
     for state in &states {
-        for word in circuits::WORDS {
-            let is = u8::from(word == circuits::word(state.standing));
+        for word in circuits::STATE_NAMES {
+            let is = u8::from(word == circuits::state_name(state.standing));
             text.sample(name, &[("region", &named(state)), ("state", word)], is);
         }
     }

@@ -4,7 +4,7 @@ use gateway_core::spiffe::WrongPeer;
 use rustls::{AlertDescription, CertificateError, Error, OtherError};
 use std::io;
 
-/// HopFailureCause of a failed connection.
+/// Cause of a failed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HopFailureCause {
     /// The certificate is from a trusted authority but names another peer.

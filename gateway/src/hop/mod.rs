@@ -100,7 +100,7 @@ impl RegionTransport {
     }
 }
 
-/// CredentialFiles of the credentials of one end.
+/// Files of the credentials of one end.
 pub struct CredentialFiles {
     /// Own certificate chain.
     pub certificate: PathBuf,

@@ -23,7 +23,7 @@ const GATEWAY: &str = "spiffe://m/gateway/aws/us-east-1/in/us-va";
 /// Longer than any expected step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// CredentialFiles of one end, which may be replaced while it runs.
+/// Files of one end, which may be replaced while it runs.
 struct End {
     dir: tempfile::TempDir,
     own: &'static str,
@@ -102,9 +102,9 @@ fn key(address: SocketAddr) -> UpstreamKey {
 /// Sends a request and returns the status of its response.
 async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, Failure> {
     let opened = client.open(key(address), PATIENCE).await?;
-    let begun = opened.send(&RequestHead::new(UpstreamMethod::Get), b"").await?;
-    let status = begun.head.status.as_u16();
-    begun.rest.finish(client);
+    let response = opened.send(&RequestHead::new(UpstreamMethod::Get), b"").await?;
+    let status = response.head.status.as_u16();
+    response.body.finish(client);
     Ok(status)
 }
 
@@ -204,7 +204,7 @@ async fn a_peer_without_certificate_or_in_plaintext_is_rejected() {
     let mut clear = TcpStream::connect(served.address).await.unwrap();
     clear.write_all(b"POST /v1/embeddings HTTP/1.1\r\n\r\n").await.unwrap();
     let mut response = Vec::new();
-    // A reset or an end of stream: no byte is sent to it either key.
+    // A reset or an end of stream: no byte is sent to it either way.
     clear.read_to_end(&mut response).await.ok();
     assert_eq!((response.len(), causes(&served.failures)), (0, vec!["not_tls".to_owned()]));
 

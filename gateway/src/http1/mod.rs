@@ -42,9 +42,9 @@ pub(crate) struct Http1Client {
     pool: ConnectionPool,
 }
 
-/// PooledConnection that is ready for a request.
+/// Connection that is ready for a request.
 pub(crate) struct Http1Connection<'a> {
-    plain: &'a Http1Client,
+    client: &'a Http1Client,
     connection: PooledConnection,
     /// Whether it was used before.
     reused: bool,
@@ -96,9 +96,9 @@ impl Http1Client {
         if permit.is_after_timeout {
             return Err(Failure::Unreachable);
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let connected = self.connector.connect(key, connect_timeout).await;
-        if connected.is_err() && begun.elapsed() >= connect_timeout {
+        if connected.is_err() && started.elapsed() >= connect_timeout {
             permit.timed_out();
         }
         Ok(self.ready(key, connected?))
@@ -113,12 +113,12 @@ impl Http1Client {
     /// Returns an idle connection.
     pub(crate) fn take_idle(&self, key: UpstreamKey) -> Option<Http1Connection<'_>> {
         let connection = self.pool.take(key)?;
-        Some(Http1Connection { plain: self, connection, reused: true })
+        Some(Http1Connection { client: self, connection, reused: true })
     }
 
     /// Wraps a new connection.
     pub(crate) fn ready(&self, key: UpstreamKey, connected: PeerConnection) -> Http1Connection<'_> {
-        Http1Connection { plain: self, connection: PooledConnection::new(key, connected), reused: false }
+        Http1Connection { client: self, connection: PooledConnection::new(key, connected), reused: false }
     }
 
     /// Adds an idle connection to the pool.
@@ -135,7 +135,7 @@ impl Http1Connection<'_> {
 
     /// Sends a request and waits for the head of its response; the caller bounds the time by dropping the future.
     pub(crate) async fn send(self, head: &RequestHead, body: &[u8]) -> Result<Http1Response, Failure> {
-        let Http1Connection { plain, mut connection, reused } = self;
+        let Http1Connection { client, mut connection, reused } = self;
         let key = connection.key;
         // A server that rejects a body early responds before it has read all of it and closes; so a failed write does
         // not end the exchange, the response does.
@@ -143,7 +143,7 @@ impl Http1Connection<'_> {
         match read_head(&mut connection).await {
             Ok(ResponseHead { head, body, keep_alive }) => {
                 if !reused {
-                    plain.connector.mark_healthy(key.region);
+                    client.connector.mark_healthy(key.region);
                 }
                 // If the request was not written completely, the peer may still wait for the rest of it.
                 let keep_alive = keep_alive && sent.is_ok();
@@ -152,7 +152,7 @@ impl Http1Connection<'_> {
             Err(error) => {
                 tracing::debug!(address = %key.address, reused, %error, "connection failed before a response");
                 if let Http1Error::Io(error) = &error {
-                    plain.connector.connection_failed(key, error);
+                    client.connector.connection_failed(key, error);
                 }
                 let no_response = connection.buffer.is_empty() && matches!(error, Http1Error::Io(_));
                 Err(if reused && no_response { Failure::StaleConnection } else { Failure::Unreachable })
@@ -195,9 +195,9 @@ impl Http1Body {
     }
 
     /// Returns the connection to the pool if the body has ended.
-    pub(crate) fn finish(self, plain: &Http1Client) {
+    pub(crate) fn finish(self, client: &Http1Client) {
         if self.keep_alive && self.framing.is_done() {
-            plain.pool.put(self.connection);
+            client.pool.put(self.connection);
         }
     }
 }
@@ -283,19 +283,19 @@ mod tests {
         (address, tokio::spawn(serve))
     }
 
-    fn plain() -> Http1Client {
+    fn client() -> Http1Client {
         Http1Client::over(Arc::new(Connector::within_the_region()))
     }
 
-    async fn post(plain: &Http1Client, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
+    async fn post(client: &Http1Client, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
         let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
-        let opened = plain.open(key, Duration::from_secs(5)).await?;
+        let opened = client.open(key, Duration::from_secs(5)).await?;
         let Http1Response { head, body: mut stream } = opened.send(&request(), BODY).await?;
         let mut body = Vec::new();
         while let Some(bytes) = stream.chunk().await.map_err(|_| Failure::Unreachable)? {
             body.extend_from_slice(&bytes);
         }
-        stream.finish(plain);
+        stream.finish(client);
         Ok((head.status.as_u16(), body))
     }
 
@@ -309,9 +309,9 @@ mod tests {
             "HTTP/1.1 200 OK\r\nx: close\r\n\r\nuntil the end",
         ])
         .await;
-        let plain = plain();
+        let client = client();
         for expected in ["abc", "abc", "", "abc", "until the end"] {
-            let (_, body) = post(&plain, address).await.unwrap();
+            let (_, body) = post(&client, address).await.unwrap();
             assert_eq!(String::from_utf8(body).unwrap(), expected);
         }
         assert_eq!(
@@ -324,27 +324,27 @@ mod tests {
     #[tokio::test]
     async fn a_reused_connection_that_closes_without_a_byte_is_stale_and_a_new_one_is_not() {
         let (address, _server) = server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "", "", ""]).await;
-        let plain = plain();
-        assert!(post(&plain, address).await.is_ok());
-        assert_eq!(post(&plain, address).await, Err(Failure::StaleConnection));
-        assert_eq!(post(&plain, address).await, Err(Failure::Unreachable));
+        let client = client();
+        assert!(post(&client, address).await.is_ok());
+        assert_eq!(post(&client, address).await, Err(Failure::StaleConnection));
+        assert_eq!(post(&client, address).await, Err(Failure::Unreachable));
     }
 
     #[tokio::test]
     async fn connects_are_limited_and_a_waiting_request_takes_a_returned_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (plain, limit) = (plain(), Duration::from_secs(5));
+        let (client, limit) = (client(), Duration::from_secs(5));
         let key = UpstreamKey {
             region: RegionIndex::new(0).expect("a number"),
             address: listener.local_addr().unwrap(),
         };
-        let limiter = plain.pool.connect_limiter(key);
+        let limiter = client.pool.connect_limiter(key);
         let all_but_one = futures_util::future::join_all((1..OPENING_MAX).map(|_| limiter.acquire())).await;
-        assert!(!plain.open(key, limit).await.unwrap().reused, "at the limit");
+        assert!(!client.open(key, limit).await.unwrap().reused, "at the limit");
         let last = limiter.acquire().await;
-        let mut next = std::pin::pin!(plain.open(key, limit));
+        let mut next = std::pin::pin!(client.open(key, limit));
         assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err(), "one past it");
-        plain.put_idle(key, plain.connector.connect(key, limit).await.unwrap());
+        client.put_idle(key, client.connector.connect(key, limit).await.unwrap());
         drop((last, all_but_one));
         assert!(next.await.unwrap().reused);
     }
@@ -367,16 +367,16 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_waits_behind_a_connect_timeout_fails_with_it() {
         let (listener, _queued) = silent().await;
-        let (plain, limit) = (plain(), Duration::from_millis(200));
+        let (client, limit) = (client(), Duration::from_millis(200));
         let key = UpstreamKey {
             region: RegionIndex::new(0).expect("a number"),
             address: listener.local_addr().unwrap(),
         };
         tokio::time::pause();
-        let begun = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         let all = (0..8 * OPENING_MAX).map(|_| async {
-            assert_eq!(plain.open(key, limit).await.err(), Some(Failure::Unreachable));
-            begun.elapsed()
+            assert_eq!(client.open(key, limit).await.err(), Some(Failure::Unreachable));
+            started.elapsed()
         });
         let slowest = futures_util::future::join_all(all).await.into_iter().max().unwrap();
         assert!(slowest < limit * 2, "{slowest:?}");
@@ -387,9 +387,9 @@ mod tests {
     async fn a_reused_connection_that_closes_within_the_head_is_not_stale() {
         let (address, _server) =
             server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "HTTP/1.1 200 OK\r\nx-close: "]).await;
-        let plain = plain();
-        assert!(post(&plain, address).await.is_ok());
-        assert_eq!(post(&plain, address).await, Err(Failure::Unreachable));
+        let client = client();
+        assert!(post(&client, address).await.is_ok());
+        assert_eq!(post(&client, address).await, Err(Failure::Unreachable));
     }
 
     #[tokio::test]
@@ -402,7 +402,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nx: close\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
         ] {
             let (address, _server) = server(Vec::leak(vec![response])).await;
-            assert_eq!(post(&plain(), address).await, Err(Failure::Unreachable), "{response}");
+            assert_eq!(post(&client(), address).await, Err(Failure::Unreachable), "{response}");
         }
     }
 
@@ -415,9 +415,9 @@ mod tests {
             "HTTP/1.1 200 OK\r\nx: close\r\ncontent-length: 3\r\n\r\ndef",
         ])
         .await;
-        let plain = plain();
-        assert_eq!(post(&plain, address).await, Ok((200, b"abc".to_vec())));
-        assert_eq!(post(&plain, address).await, Ok((200, b"def".to_vec())));
+        let client = client();
+        assert_eq!(post(&client, address).await, Ok((200, b"abc".to_vec())));
+        assert_eq!(post(&client, address).await, Ok((200, b"def".to_vec())));
         assert_eq!(server.await.unwrap(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! ConnectionPool of idle connections to the next hop.
+//! Pool of idle connections to the next hop.
 //!
 //! The most recently used connection is reused first, so that surplus connections age at the front of the queue and
 //! expire. An idle connection has no task (Pingora's pool has one for each, started and stopped with every request):
@@ -37,7 +37,7 @@ pub(crate) struct UpstreamKey {
     pub(crate) address: SocketAddr,
 }
 
-/// PooledConnection, and the bytes read from it that are not consumed yet.
+/// Connection, and the bytes read from it that are not consumed yet.
 #[derive(Debug)]
 pub(super) struct PooledConnection {
     pub(super) stream: TransportStream,
@@ -54,7 +54,7 @@ impl PooledConnection {
     }
 }
 
-/// ConnectionPool of idle connections.
+/// Pool of idle connections.
 pub(super) struct ConnectionPool(Mutex<IdleConnections>);
 
 struct IdleConnections {

@@ -43,8 +43,8 @@ pub(super) struct Connection {
 struct State {
     key: UpstreamKey,
     peer: Peer,
-    begun: Instant,
-    /// Time of the last received byte, in milliseconds since `begun`.
+    started: Instant,
+    /// Time of the last received byte, in milliseconds since `started`.
     last_received_ms: AtomicU64,
     /// Requests in flight.
     requests: AtomicUsize,
@@ -86,7 +86,7 @@ impl Connection {
         let state = Arc::new(State {
             key,
             peer,
-            begun: Instant::now(),
+            started: Instant::now(),
             last_received_ms: AtomicU64::new(0),
             requests: AtomicUsize::new(0),
             served: AtomicU64::new(0),
@@ -113,7 +113,7 @@ impl Connection {
     /// is older than `age_max`.
     pub(super) fn reserve(&self, now: Instant, age_max: Duration) -> Option<Http2Stream> {
         let state = &self.state;
-        if state.retiring.load(Relaxed) || now.saturating_duration_since(state.begun) >= age_max {
+        if state.retiring.load(Relaxed) || now.saturating_duration_since(state.started) >= age_max {
             return None;
         }
         let mut send = self.send.clone();
@@ -142,7 +142,7 @@ fn options() -> Builder {
 
 impl State {
     fn last_received(&self) -> Instant {
-        self.begun + Duration::from_millis(self.last_received_ms.load(Relaxed))
+        self.started + Duration::from_millis(self.last_received_ms.load(Relaxed))
     }
 }
 
@@ -150,7 +150,7 @@ impl State {
 async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, state: Arc<State>) {
     let mut pings = connection.ping_pong().expect("it is taken only once");
     let (mut pulse, mut ping_in_flight) = (Pulse::default(), false);
-    let (mut served, mut used) = (0, state.begun);
+    let (mut served, mut used) = (0, state.started);
     let mut interval = tokio::time::interval(BEAT);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -271,7 +271,7 @@ impl AsyncRead for ActivityStream {
         match &read {
             Poll::Ready(Ok(())) if into.filled().len() > before => {
                 let state = &self.state;
-                state.last_received_ms.store(state.begun.elapsed().as_millis() as u64, Relaxed);
+                state.last_received_ms.store(state.started.elapsed().as_millis() as u64, Relaxed);
             }
             Poll::Ready(Err(error)) => self.state.connector.connection_failed(self.state.key, error),
             Poll::Ready(Ok(())) | Poll::Pending => {}

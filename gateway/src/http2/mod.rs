@@ -50,7 +50,7 @@ pub(crate) struct Http2Client {
     counts: Arc<LabelCounter<HopEvent>>,
 }
 
-/// UpstreamConnections to one upstream.
+/// Connections to one upstream.
 struct UpstreamConnections {
     inner: Mutex<Inner>,
     /// Number of attempts to open a connection that have ended, and the outcome of the last.
@@ -64,7 +64,7 @@ struct Inner {
     open: Vec<Arc<Connection>>,
     opening: bool,
     /// Whether the peer chose HTTP/1.1 when the last connection was opened.
-    plain: bool,
+    is_http1: bool,
 }
 
 /// Result of reserving a slot for a request.
@@ -99,8 +99,8 @@ impl Http2Client {
     /// Returns the number of open connections and of requests in flight on them.
     pub(crate) fn size(&self) -> (usize, usize) {
         let upstreams = self.upstreams.lock();
-        let sizes = upstreams.values().map(|key| {
-            let inner = key.lock();
+        let sizes = upstreams.values().map(|connections| {
+            let inner = connections.lock();
             (inner.open.len(), inner.open.iter().map(|one| one.requests()).sum::<usize>())
         });
         sizes.fold((0, 0), |(open, requests), (more, of_those)| (open + more, requests + of_those))
@@ -111,9 +111,9 @@ impl Http2Client {
         &self,
         key: UpstreamKey,
         connect_timeout: Duration,
-        plain: &Arc<Http1Client>,
+        http1: &Arc<Http1Client>,
     ) -> Result<Http2Slot, Failure> {
-        let connections = self.key(key);
+        let connections = self.connections_to(key);
         loop {
             // Subscribed before the check, so that no notification is lost in between.
             let mut opened = connections.opened.subscribe();
@@ -122,7 +122,7 @@ impl Http2Client {
                 let opening = open_connection(
                     connections.clone(),
                     self.connector.clone(),
-                    plain.clone(),
+                    http1.clone(),
                     key,
                     connect_timeout,
                 );
@@ -145,13 +145,13 @@ impl Http2Client {
 
     /// Adds a connection that was opened for HTTP/1.1 to a region that turned out to support HTTP/2.
     pub(crate) async fn adopt(&self, key: UpstreamKey, connected: PeerConnection) -> Result<(), Failure> {
-        let connections = self.key(key);
+        let connections = self.connections_to(key);
         let driver = connections.take(key, connected, &self.connector).await?;
         self.spawn(driver);
         Ok(())
     }
 
-    fn key(&self, key: UpstreamKey) -> Arc<UpstreamConnections> {
+    fn connections_to(&self, key: UpstreamKey) -> Arc<UpstreamConnections> {
         let mut upstreams = self.upstreams.lock();
         if let Some(connections) = upstreams.get(&key) {
             return connections.clone();
@@ -191,7 +191,7 @@ impl UpstreamConnections {
     fn acquire(&self) -> (Acquisition, bool) {
         let now = Instant::now();
         let mut inner = self.lock();
-        if inner.plain {
+        if inner.is_http1 {
             return (Acquisition::Ready(Http2Slot::Http1), false);
         }
         loop {
@@ -225,14 +225,14 @@ impl UpstreamConnections {
         connected: PeerConnection,
         connector: &Arc<Connector>,
     ) -> Result<impl Future<Output = ()> + Send + use<>, Failure> {
-        let begun = Connection::begin(key, connected, connector.clone(), self.counts.clone()).await;
-        let (connection, driven) = begun.map_err(|error| {
+        let started = Connection::begin(key, connected, connector.clone(), self.counts.clone()).await;
+        let (connection, driven) = started.map_err(|error| {
             tracing::debug!(address = %key.address, %error, "HTTP/2 handshake failed");
             Failure::Unreachable
         })?;
         self.counts.count(HopEvent::Opened);
         let mut inner = self.lock();
-        inner.plain = false;
+        inner.is_http1 = false;
         inner.open.push(connection.clone());
         drop(inner);
         // A weak reference: the connection ends when no request can use it any more.
@@ -253,24 +253,24 @@ impl UpstreamConnections {
 async fn open_connection(
     connections: Arc<UpstreamConnections>,
     connector: Arc<Connector>,
-    plain: Arc<Http1Client>,
+    http1: Arc<Http1Client>,
     key: UpstreamKey,
     connect_timeout: Duration,
 ) {
-    let begun = async {
+    let opened = async {
         let connected = connector.connect(key, connect_timeout).await?;
         if connected.http2 {
             return connections.take(key, connected, &connector).await.map(Some);
         }
         connections.counts.count(HopEvent::Http1);
-        connections.lock().plain = true;
-        plain.put_idle(key, connected);
+        connections.lock().is_http1 = true;
+        http1.put_idle(key, connected);
         Ok(None)
     };
     // Other requests wait for the outcome, even a panic.
-    let begun = contained("region connection", begun).await.unwrap_or(Err(Failure::Unreachable));
-    connections.report(begun.as_ref().map(|_| ()).map_err(|failure| *failure));
-    if let Ok(Some(driver)) = begun {
+    let opened = contained("region connection", opened).await.unwrap_or(Err(Failure::Unreachable));
+    connections.report(opened.as_ref().map(|_| ()).map_err(|failure| *failure));
+    if let Ok(Some(driver)) = opened {
         driver.await;
     }
 }
@@ -286,7 +286,7 @@ impl Http2Stream {
     pub(crate) async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Parts, Http2Body), Failure> {
         let Http2Stream { mut send, permit } = self;
         let used_before = permit.has_answered();
-        let begun = async {
+        let exchange = async {
             let bodiless = body.is_empty();
             let (response, stream) = send.send_request(head.to_http2(), bodiless)?;
             let mut request = connection::SentRequest::new(stream, permit);
@@ -297,7 +297,7 @@ impl Http2Stream {
             let (head, body) = response.await?.into_parts();
             Ok::<_, h2::Error>((head, request.into_body(body)))
         };
-        begun.await.map_err(|error| {
+        exchange.await.map_err(|error| {
             tracing::debug!(%error, used_before, "exchange failed before a response");
             // Requests that the region reports as unprocessed, and requests in flight on a failed connection.
             let unprocessed = error.is_remote()

@@ -84,46 +84,46 @@ impl Ingress {
     ) -> Result<(UpstreamResponse, ReplicaAttempt<'_>, HoldTimes), Rejection> {
         let (mut tried, mut held) = (Vec::new(), HoldTimes::default());
         let (mut retried, mut timed_out) = (false, false);
-        let mut sent = self.select_replica(request, &mut tried, &mut held).await?;
+        let mut attempt = self.select_replica(request, &mut tried, &mut held).await?;
         loop {
-            tried.push(sent.index());
-            let response = self.send(request, sent.endpoint(), sent.revision());
+            tried.push(attempt.index());
+            let response = self.send(request, attempt.endpoint(), attempt.revision());
             tokio::pin!(response);
             let result = tokio::select! {
                 biased;
                 result = &mut response => result,
-                () = first_byte_timeout(self.replicas.first_byte(&sent, request)) => {
-                    self.replicas.timed_out(&mut sent);
-                    let other = if timed_out { None } else { self.replicas.instead_of(&sent, request, &tried) };
+                () = first_byte_timeout(self.replicas.first_byte(&attempt, request)) => {
+                    self.replicas.timed_out(&mut attempt);
+                    let other = if timed_out { None } else { self.replicas.select_alternative(&attempt, request, &tried) };
                     if let Some(other) = other {
-                        tracing::debug!(replica = %sent.endpoint(), "replica timed out, request sent to another");
+                        tracing::debug!(replica = %attempt.endpoint(), "replica timed out, request sent to another");
                         timed_out = true;
-                        sent.abandon(request);
-                        sent = other;
+                        attempt.abandon(request);
+                        attempt = other;
                         continue;
                     }
                     response.await
                 }
             };
             match result {
-                Ok(response) if self.has_other_revision(&response, &sent) => {
-                    sent.model_changed();
-                    drop(sent);
-                    sent = self.select_replica(request, &mut tried, &mut held).await?;
+                Ok(response) if self.has_other_revision(&response, &attempt) => {
+                    attempt.model_changed();
+                    drop(attempt);
+                    attempt = self.select_replica(request, &mut tried, &mut held).await?;
                 }
                 Ok(response) => {
-                    sent.responded(request, response.head.status.as_u16());
-                    return Ok((response, sent, held));
+                    attempt.responded(request, response.head.status.as_u16());
+                    return Ok((response, attempt, held));
                 }
                 Err(Failure::DeadlinePassed) => return Err(no_response(Failure::DeadlinePassed)),
                 Err(failure) => {
-                    tracing::debug!(replica = %sent.endpoint(), ?failure, "replica did not respond");
-                    sent.failed(failure);
+                    tracing::debug!(replica = %attempt.endpoint(), ?failure, "replica did not respond");
+                    attempt.failed(failure);
                     if std::mem::replace(&mut retried, true) {
                         return Err(no_response(failure));
                     }
-                    drop(sent);
-                    sent = self.select_replica(request, &mut tried, &mut held).await?;
+                    drop(attempt);
+                    attempt = self.select_replica(request, &mut tried, &mut held).await?;
                 }
             }
         }
@@ -131,15 +131,15 @@ impl Ingress {
 
     /// Returns whether a replica runs a model other than the one for which it was selected: it restarted since its last
     /// report. Its response is discarded.
-    fn has_other_revision(&self, response: &UpstreamResponse, sent: &ReplicaAttempt<'_>) -> bool {
-        let Some(expected) = sent.revision() else { return false };
+    fn has_other_revision(&self, response: &UpstreamResponse, attempt: &ReplicaAttempt<'_>) -> bool {
+        let Some(expected) = attempt.revision() else { return false };
         let text = |name: &str| response.head.headers.get(name).and_then(|value| value.to_str().ok());
         let found = text(headers::MODEL_REVISION);
         let differs = found.and_then(|text| text.parse().ok()) != Some(expected);
         let refused = text(headers::ERROR) == Some(ErrorCode::ModelRevisionUnavailable.as_str());
         let changed = refused || differs && response.head.status.is_success();
         if changed {
-            let (region, replica) = (&self.region, sent.endpoint());
+            let (region, replica) = (&self.region, attempt.endpoint());
             RevisionChanged { region, replica, expected, found: found.unwrap_or("none") }.record();
         }
         changed
@@ -157,7 +157,7 @@ impl Ingress {
             // A request that was sent to a replica, or released to one, has waited.
             let waited = guard.is_some() || !tried.is_empty();
             let refusal = match self.replicas.choose(request, tried, waited) {
-                Ok(sent) => return Ok(sent),
+                Ok(attempt) => return Ok(attempt),
                 Err(refusal @ (spoke::Refusal::Full { .. } | spoke::Refusal::OtherRevision)) => {
                     return Err(self.no_replica(request, refusal));
                 }

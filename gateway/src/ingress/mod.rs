@@ -363,7 +363,7 @@ impl Ingress {
         };
         arrival.commit().await.map_err(|CommitFailed| self.no_receipt())?;
         self.spoke.lock().arrived(&request.deployment, request.tokens, origin, Instant::now());
-        let (response, sent, held) = tokio::select! {
+        let (response, attempt, held) = tokio::select! {
             biased;
             result = self.send_to_replica(&request) => result?,
             () = relay::client_disconnected(session) => return Err(RequestError::ClientDisconnected),
@@ -376,7 +376,7 @@ impl Ingress {
             vec![(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];
         extra.extend(held.iter().map(|(name, value)| (*name, value.as_str())));
         let after = relay::forward_response(session, response, &self.upstream, &extra).await;
-        sent.finish();
+        attempt.finish();
         Ok(after)
     }
 

@@ -32,7 +32,7 @@ pub(super) const REPLICA_IN_FLIGHT_MAX: u32 = 1024;
 pub(super) struct Replicas {
     spoke: Arc<Mutex<Spoke>>,
     hold: Arc<Hold>,
-    known: Mutex<ReplicaObservations>,
+    observations: Mutex<ReplicaObservations>,
 }
 
 /// Observations of the replicas.
@@ -59,24 +59,24 @@ pub(super) async fn first_byte_timeout(after: Option<Duration>) {
 }
 
 impl Replicas {
-    /// Creates the state of the replicas that the spoke knows.
+    /// Creates the state of the replicas in the spoke's list.
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
         let targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
         let (retry, addresses) = (RetryBudget::new(Instant::now()), BTreeMap::new());
-        let known =
+        let observations =
             Mutex::new(ReplicaObservations { addresses, targets, retry, evacuation: BTreeMap::new() });
-        let replicas = Replicas { spoke, hold, known };
+        let replicas = Replicas { spoke, hold, observations };
         replicas.refresh();
         replicas
     }
 
-    /// Replaces the set of replicas by those that the spoke knows, and keeps the observations of those that remain.
+    /// Replaces the set of replicas by those in the spoke's list, and keeps the observations of those that remain.
     pub(super) fn refresh(&self) -> BTreeMap<usize, SocketAddr> {
-        let mut known = self.known();
+        let mut observations = self.observations();
         let addresses = self.spoke.lock().endpoints();
-        known.targets.watch(addresses.keys().copied().collect::<Vec<_>>());
-        known.evacuation.retain(|number, _| addresses.contains_key(number));
-        known.addresses.clone_from(&addresses);
+        observations.targets.watch(addresses.keys().copied().collect::<Vec<_>>());
+        observations.evacuation.retain(|number, _| addresses.contains_key(number));
+        observations.addresses.clone_from(&addresses);
         addresses
     }
 
@@ -89,64 +89,64 @@ impl Replicas {
         waited: bool,
     ) -> Result<ReplicaAttempt<'_>, spoke::Refusal> {
         let now = Instant::now();
-        let known = &mut *self.known();
+        let observations = &mut *self.observations();
         let choice = {
             let mut spoke = self.spoke.lock();
             if !waited && spoke.has_a_line(&request.deployment) {
                 return Err(spoke::Refusal::OthersWait);
             }
-            known.choose(&mut spoke, request, tried, now)?
+            observations.choose(&mut spoke, request, tried, now)?
         };
-        Ok(self.attempt(known, choice, now))
+        Ok(self.attempt(observations, choice, now))
     }
 
     /// Returns the first-byte timeout of an attempt.
     pub(super) fn first_byte(
         &self,
-        sent: &ReplicaAttempt<'_>,
+        attempt: &ReplicaAttempt<'_>,
         request: &ForwardedRequest,
     ) -> Option<Duration> {
-        self.known().targets.first_byte(sent.index(), &request.deployment, request.size())
+        self.observations().targets.first_byte(attempt.index(), &request.deployment, request.size())
     }
 
     /// Records a first-byte timeout.
-    pub(super) fn timed_out(&self, sent: &mut ReplicaAttempt<'_>) {
-        sent.in_time = false;
-        self.known().observe(sent.index(), Failure::Late.evidence(None), Instant::now());
+    pub(super) fn timed_out(&self, attempt: &mut ReplicaAttempt<'_>) {
+        attempt.is_in_time = false;
+        self.observations().observe(attempt.index(), Failure::Late.evidence(None), Instant::now());
     }
 
     /// Selects a replica for a retry after a first-byte timeout: not an ejected one, and only if the budget allows it.
-    pub(super) fn instead_of(
+    pub(super) fn select_alternative(
         &self,
-        sent: &ReplicaAttempt<'_>,
+        attempt: &ReplicaAttempt<'_>,
         request: &ForwardedRequest,
         tried: &[usize],
     ) -> Option<ReplicaAttempt<'_>> {
         let now = Instant::now();
-        let known = &mut *self.known();
+        let observations = &mut *self.observations();
         let choice = {
             let mut spoke = self.spoke.lock();
-            let choice = known.choose(&mut spoke, request, tried, now).ok()?;
-            let open = known.targets.standing(choice.index, now).takes(request.draw);
-            if !open || !known.withdraw(sent.index(), now) {
+            let choice = observations.choose(&mut spoke, request, tried, now).ok()?;
+            let open = observations.targets.standing(choice.index, now).takes(request.draw);
+            if !open || !observations.withdraw(attempt.index(), now) {
                 spoke.finished(&choice, Outcome::GivenUp, now);
                 return None;
             }
             choice
         };
-        Some(self.attempt(known, choice, now))
+        Some(self.attempt(observations, choice, now))
     }
 
     /// Returns the state of each replica, for operators.
     pub(super) fn status(&self) -> Vec<Value> {
         let now = Instant::now();
         let (states, addresses) = {
-            let known = self.known();
-            (known.targets.states(now), known.addresses.clone())
+            let observations = self.observations();
+            (observations.targets.states(now), observations.addresses.clone())
         };
         let shown = |state: &CircuitState<usize>| {
             let endpoint = addresses[&state.target].to_string();
-            json!({"endpoint": endpoint, "circuit": circuits::shown(state, now)})
+            json!({"endpoint": endpoint, "circuit": circuits::to_json(state, now)})
         };
         states.iter().map(shown).collect()
     }
@@ -154,29 +154,29 @@ impl Replicas {
     /// Returns the available retries, and the state of each replica.
     pub(super) fn limits(&self) -> (u32, Vec<CircuitState<usize>>) {
         let now = Instant::now();
-        let known = self.known();
-        (known.retry.left(now), known.targets.states(now))
+        let observations = self.observations();
+        (observations.retry.left(now), observations.targets.states(now))
     }
 
     fn attempt(
         &self,
-        known: &mut ReplicaObservations,
+        observations: &mut ReplicaObservations,
         choice: ReplicaChoice,
         now: Instant,
     ) -> ReplicaAttempt<'_> {
-        let under_way = known.targets.began(choice.index, now);
+        let under_way = observations.targets.began(choice.index, now);
         ReplicaAttempt {
             replicas: self,
             choice,
             under_way,
-            begun: now,
-            in_time: true,
+            started: now,
+            is_in_time: true,
             outcome: Outcome::GivenUp,
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, ReplicaObservations> {
-        self.known.lock()
+    fn observations(&self) -> MutexGuard<'_, ReplicaObservations> {
+        self.observations.lock()
     }
 }
 
@@ -214,7 +214,8 @@ impl ReplicaObservations {
     fn observe(&mut self, index: usize, evidence: Option<Evidence>, now: Instant) {
         let Some(evidence) = evidence else { return };
         if self.targets.saw(index, evidence, random_draw(), now) {
-            tracing::warn!(replica = index, ?evidence, "replica ejected");
+            let replica = self.addresses.get(&index).map(tracing::field::display);
+            tracing::warn!(replica, ?evidence, "replica ejected");
             let in_flight = self.targets.in_flight(index);
             self.evacuation.insert(index, EvacuationBudget::opened(in_flight, now));
         }
@@ -231,8 +232,8 @@ pub(super) struct ReplicaAttempt<'a> {
     replicas: &'a Replicas,
     choice: ReplicaChoice,
     under_way: UnderWay<usize>,
-    begun: Instant,
-    in_time: bool,
+    started: Instant,
+    is_in_time: bool,
     outcome: Outcome,
 }
 
@@ -253,20 +254,20 @@ impl ReplicaAttempt<'_> {
     /// Records the head of a response.
     pub(super) fn responded(&mut self, request: &ForwardedRequest, status: u16) {
         let now = Instant::now();
-        let known = &mut *self.replicas.known();
-        known.retry.succeeded();
+        let observations = &mut *self.replicas.observations();
+        observations.retry.succeeded();
         let mut action = UpstreamAction::Responded { status };
         // Error responses are fast and say nothing about the time of the computation.
         if (200..300).contains(&status) && endpoint::uses_engine(request.path) {
-            let took = now.saturating_duration_since(self.begun);
+            let took = now.saturating_duration_since(self.started);
             let (index, deployment, size) = (self.choice.index, &request.deployment, request.size());
-            if known.targets.too_slow_for_a_trial(index, deployment, size, took, now) {
+            if observations.targets.too_slow_for_a_trial(index, deployment, size, took, now) {
                 action = UpstreamAction::RespondedSlowlyOnTrial;
             }
-            known.targets.took(index, deployment, size, took, now);
+            observations.targets.took(index, deployment, size, took, now);
         }
-        if self.in_time {
-            known.observe(self.choice.index, evidence(DeadlineSetBy::Measurement, action), now);
+        if self.is_in_time {
+            observations.observe(self.choice.index, evidence(DeadlineSetBy::Measurement, action), now);
         }
     }
 
@@ -281,7 +282,7 @@ impl ReplicaAttempt<'_> {
         if evidence.is_some_and(Evidence::is_failure) {
             self.outcome = Outcome::Failed;
         }
-        self.replicas.known().observe(self.choice.index, evidence, Instant::now());
+        self.replicas.observations().observe(self.choice.index, evidence, Instant::now());
     }
 
     /// Records that the replica runs another model than it reported: it gets no requests until it is observed again.
@@ -294,8 +295,8 @@ impl ReplicaAttempt<'_> {
     pub(super) fn abandon(&mut self, request: &ForwardedRequest) {
         self.outcome = Outcome::Late;
         let now = Instant::now();
-        let waited = now.saturating_duration_since(self.begun);
-        let targets = &mut self.replicas.known().targets;
+        let waited = now.saturating_duration_since(self.started);
+        let targets = &mut self.replicas.observations().targets;
         targets.gave_up(self.choice.index, &request.deployment, request.size(), waited, now);
     }
 }
@@ -308,7 +309,7 @@ impl Drop for ReplicaAttempt<'_> {
             spoke.finished(&self.choice, self.outcome, now);
             spoke.somebody_waits()
         };
-        self.replicas.known().targets.ended(&self.under_way, now);
+        self.replicas.observations().targets.ended(&self.under_way, now);
         if has_held {
             self.replicas.hold.call();
         }

@@ -33,7 +33,7 @@ impl AddressLimits {
         AddressLimits { connections: usize::MAX, half_open: usize::MAX, exempt: Vec::new() };
 }
 
-/// OpenConnections connections of a listener.
+/// Open connections of a listener.
 pub(super) struct OpenConnections {
     exempt: Vec<IpAddr>,
     state: Mutex<State>,

@@ -32,7 +32,7 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// Receive window of one connection, and so the maximum that a connection can make us buffer for requests that do not
 /// read yet.
 const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
-/// Stream window of a gateway's connection, which peer many clients and is read as data arrives.
+/// Stream window of a gateway's connection, which carries many clients and is read as data arrives.
 const GATEWAY_STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// Connection window of a gateway's connection.
 const GATEWAY_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;

@@ -63,7 +63,7 @@ pub(crate) trait RequestHandler: Send + Sync + 'static {
     fn handle(&self, session: &mut ServerSession) -> impl Future<Output = AfterResponse> + Send;
 }
 
-/// Fate of the connection after a response.
+/// Whether the connection is reused after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterResponse {
     /// The connection can carry the next request.
@@ -81,7 +81,7 @@ pub(crate) enum StopReason {
     HandedOver,
 }
 
-/// DrainStage of draining.
+/// Stage of draining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum DrainStage {
     Serving,
@@ -108,7 +108,7 @@ pub(crate) struct Listener {
 enum PeerKind {
     /// A client.
     Client,
-    /// A gateway, which peer the requests of many clients.
+    /// A gateway, which carries the requests of many clients.
     Gateway,
 }
 
@@ -288,14 +288,14 @@ async fn accept_until<D: RequestHandler, T>(
     }
 }
 
-/// AcceptedConnection and admitted connection.
+/// Accepted and admitted connection.
 struct AcceptedConnection {
     stream: pingora::protocols::l4::stream::Stream,
     admitted: AdmittedConnection,
     permit: OwnedSemaphorePermit,
 }
 
-/// AcceptedConnection connection that waits for a permit.
+/// Accepted connection that waits for a permit.
 struct PendingConnection {
     stream: pingora::protocols::l4::stream::Stream,
     admitted: AdmittedConnection,

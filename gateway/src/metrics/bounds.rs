@@ -153,7 +153,7 @@ labels! {
 }
 
 labels! {
-    /// OutcomeClass of a part of a split request.
+    /// Outcome of a part of a split request.
     PartOutcome {
         Succeeded = "succeeded",
         /// It was retried.

@@ -30,7 +30,7 @@ impl EndpointLabel {
     }
 }
 
-/// OutcomeClass of a request as its client sees it.
+/// Outcome of a request as its client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestOutcome {
     /// Complete response with this status; `code` is its error code, if it has one.
@@ -130,7 +130,7 @@ impl OutcomeClass {
     }
 }
 
-/// ClientProtocol of a request.
+/// Protocol of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientProtocol {
     Http1,
@@ -179,7 +179,7 @@ impl From<priority::Priority> for Priority {
     }
 }
 
-/// LatencyStage of a request, for its latency breakdown.
+/// Stage of a request, for its latency breakdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LatencyStage {
     /// This process, and failed attempts.

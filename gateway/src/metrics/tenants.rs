@@ -18,7 +18,7 @@ const FORMER: &str = "(former)";
 pub(crate) struct TenantMetrics(RwLock<TenantRows>);
 
 #[derive(Default)]
-/// TenantRows of the current tenants, and the row of the former ones.
+/// Rows of the current tenants, and the row of the former ones.
 struct TenantRows {
     now: BTreeMap<TenantId, ByTenant>,
     former: ByTenant,

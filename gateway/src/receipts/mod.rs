@@ -135,9 +135,9 @@ pub(crate) struct Received {
 
 /// Message to the writer.
 pub(crate) enum WriterMessage {
-    /// FinishedRequest request of a gateway.
+    /// Finished request of a gateway.
     Finished(Arc<FinishedRequest>),
-    /// FinishedRequest request of an ingress.
+    /// Finished request of an ingress.
     Received(Box<Received>),
     /// Entry that is made durable before a request is forwarded, and the channel that reports it.
     WriteAhead(Box<WriteAhead>, oneshot::Sender<bool>),
@@ -302,7 +302,7 @@ impl Recorder {
     ///
     /// Fails if the receipt is not known to be durable; the request must not be forwarded then.
     pub(crate) async fn commit(&self, entry: WriteAhead) -> Result<(), CommitFailed> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let (reply, durable) = oneshot::channel();
         if self.queue.try_send(WriterMessage::WriteAhead(Box::new(entry), reply)).is_err() {
             self.shared.reject();
@@ -310,7 +310,7 @@ impl Recorder {
         }
         self.writer.unpark();
         let durable = tokio::time::timeout(COMMIT_MAX, durable).await;
-        self.shared.commits.observe(begun.elapsed());
+        self.shared.commits.observe(started.elapsed());
         if matches!(durable, Ok(Ok(true))) {
             return Ok(());
         }

@@ -287,7 +287,7 @@ impl Writer {
             };
             batch.put(&Entry::Rejected { requests: rejected - self.rejected_written, since_ms, at_ms });
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         // Does not yield while a request waits for its receipt.
         let awaited = messages.iter().any(|message| matches!(message, WriterMessage::WriteAhead(..)));
         for chunk in messages.chunks(HANDFUL) {
@@ -304,7 +304,7 @@ impl Writer {
                     WriterMessage::Close => {}
                 }
             }
-            if !awaited && begun.elapsed() < GIVES_WAY {
+            if !awaited && started.elapsed() < GIVES_WAY {
                 std::thread::yield_now();
             }
         }

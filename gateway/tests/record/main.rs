@@ -1,4 +1,4 @@
-//! What is told of a request when it is over: its line in the log, its counts, and its receipts.
+//! Records of a finished request: its access line, its metrics, and its receipts.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
@@ -11,17 +11,17 @@ mod receipts;
 mod required;
 mod scene;
 
-use scene::{AMERICA, EUROPE, JAPAN, Scene, Scrape, Script, logged, told};
+use scene::{AMERICA, EUROPE, JAPAN, Scene, Scrape, Script, access_lines, logged};
 use serde_json::{Value, json};
 
-/// Stands in what clients send and must stand nowhere else.
-const SECRET: &str = "what-nobody-may-know";
+/// Text in client input that must not appear in any record.
+const SECRET: &str = "text-that-must-not-be-logged";
 
-/// The one line about this request.
+/// Returns the only access line of this request.
 async fn line(scene: &Scene, id: &str) -> Value {
-    scene.until("a request is told", async || !told(id).is_empty()).await;
-    let mut lines = told(id);
-    assert_eq!(lines.len(), 1, "{id} is told once: {lines:#?}");
+    scene.until("a request is logged", async || !access_lines(id).is_empty()).await;
+    let mut lines = access_lines(id);
+    assert_eq!(lines.len(), 1, "{id} is logged once: {lines:#?}");
     lines.remove(0)
 }
 
@@ -33,7 +33,7 @@ fn has(line: &Value, expected: Value) {
 }
 
 #[tokio::test]
-async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_of_it() {
+async fn every_request_is_logged_once_and_counted_once_with_any_outcome() {
     let scene = Scene::new().await;
     scene.ask("served", "anywhere", SECRET).await;
     scene.ask("no-model", SECRET, "x").await;
@@ -123,7 +123,7 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
 }
 
 #[tokio::test]
-async fn who_hangs_up_and_where_a_request_went_on_are_told_too() {
+async fn disconnects_and_retries_are_recorded() {
     let scene = Scene::new().await;
     scene.regions[AMERICA].script.send_replace(Script::SaysElsewhere);
     scene.ask("elsewhere", "anywhere", "x").await;
@@ -162,14 +162,14 @@ async fn who_hangs_up_and_where_a_request_went_on_are_told_too() {
 }
 
 #[tokio::test]
-async fn a_request_explains_itself_for_a_while_after_it_is_over() {
+async fn a_finished_request_can_be_explained() {
     let scene = Scene::new().await;
     let explain = async |id: &str| {
         let url = format!("{}/explain/{id}", scene.operations);
         let answer = scene.client.get(url).send().await.unwrap();
         (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
     };
-    let (status, unknown) = explain("nobody").await;
+    let (status, unknown) = explain("unknown").await;
     assert!(status == 404 && unknown["error"].as_str().unwrap().contains("4096"), "{unknown}");
 
     scene.ask("a/b?c", "locked", SECRET).await;

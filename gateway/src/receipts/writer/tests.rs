@@ -136,12 +136,12 @@ fn a_file_without_a_complete_line_is_created_again() {
     let scene = Scene::new(1 << 20);
     scene.open().close();
     let first = scene.files().pop().unwrap();
-    let begun = first.to_str().unwrap().replace("00000001.log", "00000002.log");
-    fs::write(&begun, "0123 {\"ki").unwrap();
+    let next = first.to_str().unwrap().replace("00000001.log", "00000002.log");
+    fs::write(&next, "0123 {\"ki").unwrap();
     let mut writer = scene.open();
     writer.write(&mut vec![scene.finished("a", 1, "eu")]);
     writer.close();
-    assert_eq!(scene.files(), [first, PathBuf::from(begun)]);
+    assert_eq!(scene.files(), [first, PathBuf::from(next)]);
     scene.check(1, &[]);
 }
 

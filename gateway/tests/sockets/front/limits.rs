@@ -1,4 +1,4 @@
-//! Limits that are reached are counted, each under its name (invariant 6, Bounded).
+//! Reached limits are counted by name (invariant 6, Bounded).
 
 use super::http2::Client;
 use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, post, rest};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use tokio::io::AsyncWriteExt;
 
-/// The counters of limits, by what stands before their value.
+/// Returns the counters of limits by series name.
 async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
     let text = edge.operate("/metrics").await.1;
     let of_limits = ["connections_closed_total", "floods_total", "bodies_rejected_total"];
@@ -20,7 +20,7 @@ async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
     text.lines().filter_map(line).collect()
 }
 
-/// Waits until clients have no connection any more.
+/// Waits until clients have no open connection.
 async fn until_no_connection(edge: &Edge) {
     let begun = Instant::now();
     while !edge.operate("/metrics").await.1.lines().any(|line| line == "meridian_gateway_connections 0") {
@@ -28,7 +28,7 @@ async fn until_no_connection(edge: &Edge) {
     }
 }
 
-/// Waits until `name` and nothing else was counted since `before`, once.
+/// Waits until only `name` was incremented since `before`, by one.
 async fn counts(edge: &Edge, before: BTreeMap<String, u64>, name: &str) {
     assert!(before.contains_key(name), "{name}: {before:#?}");
     let mut expected = before;
@@ -44,7 +44,7 @@ async fn counts(edge: &Edge, before: BTreeMap<String, u64>, name: &str) {
 }
 
 #[tokio::test]
-async fn what_is_refused_before_it_is_a_request_is_counted_by_why() {
+async fn rejections_before_a_complete_request_are_counted_by_reason() {
     let scene = Scene::new().await;
     let edge = scene.edge("[timeouts]\nhead = '300ms'\nbody = '300ms'\n").await;
     let chunked = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
@@ -74,7 +74,7 @@ async fn what_is_refused_before_it_is_a_request_is_counted_by_why() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
+async fn idle_and_evicted_connections_are_counted() {
     let scene = Scene::new().await;
     let edge = scene.edge("[timeouts]\nidle = '500ms'\n").await;
     for http2 in [false, true] {
@@ -90,7 +90,7 @@ async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
             assert_eq!(rest(&mut stream).await.status, 0);
         }
     }
-    // One is at work and one idle when a third comes.
+    // One is busy and one idle when a third connects.
     let edge = scene.edge("connections_max = 2\n").await;
     let mut idle = edge.connect().await;
     assert_eq!(ask(&mut idle).await.status, 200);
@@ -109,7 +109,7 @@ async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
 }
 
 #[tokio::test]
-async fn a_body_that_stops_and_a_place_that_is_needed_are_counted_so() {
+async fn stalled_bodies_and_evicted_half_open_connections_are_counted() {
     let scene = Scene::new().await;
     let edge = scene.edge("connections_max = 2\n[bodies]\nstall = '200ms'\n").await;
     let before = counted(&edge).await;
@@ -117,7 +117,7 @@ async fn a_body_that_stops_and_a_place_that_is_needed_are_counted_so() {
     stream.write_all(post("", BODY).split_at(110).0.as_bytes()).await.unwrap();
     counts(&edge, before, "bodies_rejected_total{reason=\"stalled\"}").await;
     assert_eq!(rest(&mut stream).await.status, 408);
-    // The gateway reads on for a while, and gives the place back when its client has closed as well.
+    // The gateway reads on for a moment, and releases the slot when its client has closed as well.
     drop(stream);
     until_no_connection(&edge).await;
     let before = counted(&edge).await;

@@ -145,7 +145,7 @@ fn recorder(scene: &Scene) -> (Recorder, super::super::super::WriterHandle) {
 async fn a_receipt_is_on_disk_before_its_request_is_forwarded_and_none_is_accepted_after_the_end() {
     let scene = Scene::new(1 << 20);
     let (recorder, writer) = recorder(&scene);
-    let begun = Instant::now();
+    let started = Instant::now();
     let rounds = 20;
     for round in 0..rounds {
         let WriterMessage::WriteAhead(entry, _) =
@@ -160,7 +160,7 @@ async fn a_receipt_is_on_disk_before_its_request_is_forwarded_and_none_is_accept
             "the receipt is in the file"
         );
     }
-    println!("{:?} for each of {rounds} receipts, one after the other", begun.elapsed() / rounds as u32);
+    println!("{:?} for each of {rounds} receipts, one after the other", started.elapsed() / rounds as u32);
     writer.finish(Duration::from_secs(30)).await;
     let WriterMessage::WriteAhead(entry, _) = scene.write_ahead("late", End::Abandoned).message else {
         panic!("it waits")
@@ -176,7 +176,7 @@ async fn concurrent_requests_share_fsyncs() {
     let scene = Arc::new(Scene::new(1 << 20));
     let (recorder, writer) = recorder(&scene);
     let (callers, rounds) = (64, 20);
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
     for caller in 0..callers {
         let (scene, recorder) = (scene.clone(), recorder.clone());
@@ -194,7 +194,7 @@ async fn concurrent_requests_share_fsyncs() {
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
-    let took = begun.elapsed();
+    let took = started.elapsed();
     let (commits, syncs) = (callers * rounds, recorder.shared.syncs.get());
     writer.finish(Duration::from_secs(30)).await;
     println!(
@@ -211,9 +211,9 @@ async fn a_chain_closes_when_its_owner_finishes_even_if_recorders_remain() {
     let (recorder, writer) = recorder(&scene);
     let another = recorder.clone();
     recorder.record(scene.finished("a", 1, "eu"), None);
-    let begun = Instant::now();
+    let started = Instant::now();
     writer.finish(Duration::from_secs(60)).await;
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     scene.check(1, &[]);
     assert!(scene.report().chains[0].closed, "the earlier receipts and the closing entry are written");
     another.record(scene.finished("b", 1, "eu"), None);
