@@ -14,7 +14,7 @@ const WITHIN: usize = 220;
 
 /// Where tasks are started otherwise, and why none of them ends silently.
 const JOINED: &[(&str, &str)] = &[
-    ("gateway/src/streams/mod.rs", "`Streams::spawn`, which contains what it is given"),
+    ("gateway/src/http2/mod.rs", "`Http2Client::spawn`, which contains its task"),
     ("replica/src/engine/cpu/mod.rs", "scoped threads, whose panic is that of the scope"),
     ("replica/src/server.rs", "the role waits for it and ends with an error"),
     (
