@@ -80,11 +80,11 @@ pub(super) fn text(operations: &Operations) -> String {
             bodies.per_connection as u64,
         ),
         (
-            "meridian_gateway_scattered_requests",
+            "meridian_gateway_split_requests",
             "Requests that are computed in pieces now.",
             scattering.requests() as u64,
         ),
-        ("meridian_gateway_scattered_requests_max", "How many may be.", AT_ONCE_MAX as u64),
+        ("meridian_gateway_split_requests_max", "How many may be.", AT_ONCE_MAX as u64),
         ("meridian_gateway_pieces_bytes", "Room that the bodies of pieces take.", scattering.bytes() as u64),
         (
             "meridian_gateway_pieces_bytes_max",
