@@ -42,7 +42,6 @@ pub use deployment::{
 };
 pub use document::Problem;
 pub use geography::GeoPoint;
-pub use health::Health;
 pub use id::{DeploymentName, RegionId, TenantId};
 pub use identity::{
     Agreement, ModelIdentity, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
@@ -52,6 +51,7 @@ pub use latency::LatencyModel;
 pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};
 pub use route::{Generation, RegionRoute, RouteTable, Tenants, Widening};
+pub use health::Health;
 pub use set::{RegionIndex, RegionSet};
 pub use suggest::did_you_mean;
 pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};

@@ -75,8 +75,8 @@ pub fn elsewhere<'a>(
 mod tests {
     use super::*;
     use crate::plan::{Budgets, Due, Load, RequestPlan, Sight, Step};
-    use crate::route::Score;
     use crate::some_instant;
+    use crate::route::Score;
     use regions::health::Health;
 
     /// A region of a scene: how healthy it is, in how many milliseconds it answers, and for how long it holds.

@@ -18,8 +18,8 @@
 //! Silence is counted only while this gateway was awake to hear. When all regions that were up fall silent in the same moment, the likelier cause is this gateway (stopped, starved,
 //! cut off), and silence proves nothing: the last state stands. A refusal in band still counts.
 
-use regions::health::Health;
 use regions::id::DeploymentName;
+use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

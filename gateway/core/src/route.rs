@@ -23,9 +23,9 @@ use crate::cold::{self, Outlook};
 use crate::priority::Priority;
 use crate::spill::{self, Departure, Spill};
 use crate::weights::{Weights, throw};
-use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::invariants;
+use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::{Share, draw};
 use std::cmp::Reverse;
@@ -398,8 +398,7 @@ fn departure(
     if request.is_calm_at(home) {
         return None;
     }
-    let usable =
-        |candidate: &&Candidate| candidate.score.health == Health::Healthy && !candidate.score.draining;
+    let usable = |candidate: &&Candidate| candidate.score.health == Health::Healthy && !candidate.score.draining;
     let mut others: Vec<_> = rest.iter().filter(usable).map(place).collect();
     others.sort_unstable_by_key(|other| (other.rtt, other.region));
     credits.decide(&request, home, &others, now)

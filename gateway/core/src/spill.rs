@@ -129,7 +129,13 @@ impl Spill {
 
     /// Decides whether a request leaves `home`, its primary region, and for which of `others`: healthy regions that may see it,
     /// nearest first. `None`: its primary is calm. Spends nothing; see [`Spill::commit`].
-    pub fn decide(&self, ask: &Ask<'_>, home: Place, others: &[Place], now: Instant) -> Option<Departure> {
+    pub fn decide(
+        &self,
+        ask: &Ask<'_>,
+        home: Place,
+        others: &[Place],
+        now: Instant,
+    ) -> Option<Departure> {
         let share = share(ask, home)?;
         let demand = u128::from(ask.tokens) * u128::from(share.get()) / 1000;
         let demand = u64::try_from(demand).expect("a part of a number of tokens");
@@ -254,13 +260,7 @@ mod tests {
     }
 
     impl Spill {
-        fn leaves(
-            &mut self,
-            ask: &Ask<'_>,
-            home: Place,
-            others: &[Place],
-            now: Instant,
-        ) -> Option<RegionIndex> {
+        fn leaves(&mut self, ask: &Ask<'_>, home: Place, others: &[Place], now: Instant) -> Option<RegionIndex> {
             let departure = self.decide(ask, home, others, now)?;
             self.commit(ask.deployment, departure, now);
             departure.to

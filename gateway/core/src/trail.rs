@@ -6,8 +6,8 @@
 
 use crate::outcome::Failure;
 use crate::residency::Residency;
-use crate::route::RouteDecision;
 use regions::route::Generation;
+use crate::route::RouteDecision;
 use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

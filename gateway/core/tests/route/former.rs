@@ -64,7 +64,8 @@ fn home(situation: &Situation) -> (Option<RegionIndex>, RegionIndex, Option<Regi
         if health != Health::Down {
             let away = situation.rtt(region);
             let draining = situation.draining.contains(region);
-            let there = (health, draining, away + situation.held_for(region).unwrap_or_default(), region);
+            let there =
+                (health, draining, away + situation.held_for(region).unwrap_or_default(), region);
             to = Some(to.map_or(there, |best| there.min(best)));
             from = Some(from.map_or((health, away, region), |best| (health, away, region).min(best)));
         }
@@ -82,12 +83,17 @@ fn home(situation: &Situation) -> (Option<RegionIndex>, RegionIndex, Option<Regi
             && situation.health(region) == best
             && (region == nearest || situation.held_for(region).is_none())
     };
-    let drawn = draw(shares, usable, throw(situation.priority, situation.interactive_share, situation.draw));
+    let drawn =
+        draw(shares, usable, throw(situation.priority, situation.interactive_share, situation.draw));
     (Some(drawn.unwrap_or(nearest)), origin, drawn)
 }
 
 fn past(situation: &Situation, home: RegionIndex, is_shed: bool) -> Option<Departure> {
-    let place = |region| Place { region, rtt: situation.rtt(region), wait: situation.queue_wait(region) };
+    let place = |region| Place {
+        region,
+        rtt: situation.rtt(region),
+        wait: situation.queue_wait(region),
+    };
     let request = Ask { turned_away: is_shed, ..situation.spilling() };
     if request.is_calm_at(place(home)) {
         return None;
@@ -137,8 +143,10 @@ fn choose(situation: &Situation, drawn: Option<RegionIndex>) -> Vec<Ranked> {
 }
 
 fn soonest_first(situation: &Situation, order: &mut [Ranked]) {
-    let mut placed: Vec<_> =
-        order.iter().map(|ranked| (*ranked, situation.outlook(ranked.region, ranked.rtt))).collect();
+    let mut placed: Vec<_> = order
+        .iter()
+        .map(|ranked| (*ranked, situation.outlook(ranked.region, ranked.rtt)))
+        .collect();
     let in_all = |look: &gateway_core::cold::Outlook| look.answers_in + look.held_for.unwrap_or_default();
     let mut soonest = (None, Duration::MAX);
     for (ranked, look) in placed.iter_mut().rev().filter(|(_, look)| look.held_for.is_none()) {

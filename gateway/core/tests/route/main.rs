@@ -201,11 +201,7 @@ fn the_decision_is_the_former_one_where_that_entered_the_pool_of_the_region_it_w
         spilled += u64::from(former.departure.is_some_and(|departure| departure.to.is_some()));
         assert_eq!(targets, former.order, "seed {seed}: {situation:?}");
         assert_eq!(decision.departure, former.departure, "seed {seed}: {situation:?}");
-        assert_eq!(
-            situation.route_rejected(&decision),
-            former.departure_if_shed,
-            "seed {seed}: {situation:?}"
-        );
+        assert_eq!(situation.route_rejected(&decision), former.departure_if_shed, "seed {seed}: {situation:?}");
         assert_eq!(decision.admission_pool(), decision.spillover.or(Some(home)), "seed {seed}");
         let drawn = decision.candidates.iter().find(|candidate| candidate.score.drawn == Reverse(true));
         assert_eq!(drawn.map(|candidate| candidate.region), former.drawn, "seed {seed}: {situation:?}");

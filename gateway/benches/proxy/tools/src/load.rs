@@ -266,7 +266,7 @@ enum End {
     Chunked,
 }
 
-/// How the last request of a caller ended before it stopped.
+/// End of the last request of a caller.
 enum Went {
     /// The response announced the close, or the connection was closed after a response.
     ToldToClose,
