@@ -195,7 +195,7 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         Some(weight) if weight.get() <= WEIGHT_MAX => weight,
         Some(_) | None => {
             problems.push(format!(
-                "weight = {}is out of range; use 1 to {WEIGHT_MAX}",
+                "weight = {} is out of range; use 1 to {WEIGHT_MAX}",
                 weight.unwrap_or_default()
             ));
             NonZeroU32::MIN
@@ -207,7 +207,7 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         let limit = u64::try_from(given).ok().and_then(NonZeroU64::new);
         if limit.is_none() {
             problems.push(format!(
-                "limits.{key} = {given}is out of range; use 1 or more, or remove it for no limit"
+                "limits.{key} = {given} is out of range; use 1 or more, or remove it for no limit"
             ));
         }
         limit
