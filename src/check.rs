@@ -69,7 +69,7 @@ fn check(
     let keys: toml::Table = text.parse().map_err(|error: toml::de::Error| vec![error.to_string()])?;
     let kind = ConfigKind::of(&keys).ok_or_else(|| {
         vec![
-            "unknown kind of configuration: a gateway has `place`, a hub `data` or [store], a spoke `advertise`, a replica \
+            "unknown kind of configuration: a gateway has `snapshot`, a hub `data` or [store], a spoke `advertise`, a replica \
              `model`, and the others [[deployment]], [[tenant]] or [regions.CLOUD] tables"
                 .to_owned(),
         ]
@@ -97,7 +97,7 @@ impl ConfigKind {
         let has_hashes = tenants.is_some_and(|all| all.iter().any(|one| one.get("key_sha256").is_some()));
         let markers = [
             (has("advertise"), ConfigKind::Spoke),
-            (has("place"), ConfigKind::Gateway),
+            (has("snapshot"), ConfigKind::Gateway),
             (has("data") || has("store"), ConfigKind::Hub),
             (has("model"), ConfigKind::Replica),
             (has("deployment"), ConfigKind::Deployments),

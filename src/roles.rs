@@ -8,7 +8,7 @@ use crate::log::{self, LogWriterThread};
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use gateway::config::EdgeConfig;
 use gateway::hop::Credentials;
-use gateway::ingress::{IngressConfig, Signals};
+use gateway::ingress::{IngressConfig, IngressSignals};
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
 use scheduler::config::{HubConfig, SpokeConfig, TlsFiles};
 use scheduler::heartbeat::{self, HeartbeatFile};
@@ -80,7 +80,7 @@ pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
 
 fn spoke_tls(config: &SpokeConfig) -> Result<Option<Arc<Credentials>>, Vec<String>> {
     let Some(TlsFiles { certificate, key, client_ca: ca }) = config.tls.clone() else { return Ok(None) };
-    let files = gateway::hop::Files { certificate, key, ca };
+    let files = gateway::hop::CredentialFiles { certificate, key, ca };
     Credentials::of_region(files, &config.region, &config.catalogue).map(|read| Some(Arc::new(read)))
 }
 
@@ -107,7 +107,7 @@ async fn spoke_parts(
         receipts,
         tls,
         operations: config.operations,
-        signals: Signals { wake: signals.wake.clone(), changed: signals.changed.clone() },
+        signals: IngressSignals { wake: signals.wake.clone(), changed: signals.changed.clone() },
     };
     let region = config.region.to_string();
     let agent = tokio::spawn(supervise_until_done("agent", {

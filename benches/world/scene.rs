@@ -127,7 +127,7 @@ impl World {
             let (listen, operated) = (free_address().await, free_address().await);
             let name = format!("gateway-{}", place.replace('/', "-"));
             let config = format!(
-                "listen = '{listen}'\noperations = '{operated}'\nplace = '{place}'\nhub = 'http://{table}'\n\
+                "listen = '{listen}'\noperations = '{operated}'\nregion = '{place}'\nhub = 'http://{table}'\n\
                  snapshot = '{name}-routes'\ntenants = 'tenants.toml'\n{}\n[timeouts]\nlame_duck = '0s'",
                 made.gateway
             );

@@ -1,14 +1,14 @@
-//! What a client waits when a region fails under its request, for each way to fail and either front.
+//! Time that a client waits when a region fails under its request, for each fault and either protocol.
 //!
 //! `cargo bench -p gateway --bench faults` prints one table; `-- 5` takes five requests of each kind instead of thirty,
-//! and a word takes only the faults that have it in their name, as in `-- 30 frozen`.
+//! and a word selects the faults whose name contains it, as in `-- 30 frozen`.
 //!
-//! The edge is the real one, and so are its sockets; the hub and the three regions behind it are scripted, as in the tests
-//! that hold what is printed here except the times (`tests/sockets/edge`). A region takes 20 ms where nothing is wrong; the next
-//! one is 30 ms further away, so an answer from there takes 50. What counts is the first request that meets the fault: from the
-//! second on an edge knows better, and would make the figures better than the fault is. So each request has an edge of its
-//! own, which has served enough before to know its regions and to have earned one hedge. A lookup may be hedged and bulk
-//! may not, so bulk shows what the deadlines do alone.
+//! The gateway and its sockets are real; the hub and the three regions behind it are scripted, as in the tests that
+//! verify everything printed here except the times (`tests/sockets/edge`). A healthy region takes 20 ms; the next one
+//! is 30 ms farther away, so a response from there takes 50. Only the first request that meets the fault counts: from
+//! the second on a gateway has adapted, and would make the figures better than the fault is. So each request has a
+//! gateway of its own, which has served enough before to know its regions and to have earned one hedge. An interactive
+//! request may be hedged and bulk may not, so bulk shows the effect of the deadlines alone.
 
 #![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
 
@@ -33,13 +33,14 @@ use scene::{AMERICA, AWAY};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a region takes where nothing is wrong.
+/// Response time of a healthy region.
 const WELL_TAKES: Duration = Duration::from_millis(20);
 /// Requests before the fault: one in fifty may be hedged, so one hedge is earned.
 const BEFORE: usize = 55;
 /// Requests of each kind, unless another number is given.
 const REQUESTS: usize = 30;
-/// Edges that are made ready at once: their three regions report five times a second each, and nobody should wait for that.
+/// Gateways that are started concurrently: their three regions report five times a second each, and the start should
+/// not be delayed by load.
 const READY_AT_ONCE: usize = 10;
 const PRIORITIES: [&str; 2] = ["interactive", "bulk"];
 
@@ -62,7 +63,7 @@ fn main() {
                 for hop in [Hop::Http1, Hop::Http2] {
                     for priority in PRIORITIES {
                         let seen = all(fault, front, hop, priority, requests).await;
-                        println!("| {fault:?} | {front:?} | {hop:?} | {priority} | {} |", told(seen));
+                        println!("| {fault:?} | {front:?} | {hop:?} | {priority} | {} |", summary(seen));
                     }
                 }
             }
@@ -70,7 +71,7 @@ fn main() {
     });
 }
 
-/// The edges are made ready together, and asked one after the other.
+/// Measures one kind of request: starts the gateways concurrently, and sends the requests one after another.
 async fn all(fault: Fault, front: Front, hop: Hop, priority: &str, requests: usize) -> Vec<Seen> {
     let mut seen = Vec::with_capacity(requests);
     while seen.len() < requests {
@@ -83,8 +84,8 @@ async fn all(fault: Fault, front: Front, hop: Hop, priority: &str, requests: usi
     seen
 }
 
-/// The median, the longest, and how many had which status and attempts.
-fn told(mut seen: Vec<Seen>) -> String {
+/// Formats the median, the maximum, and the number of requests by status and attempts.
+fn summary(mut seen: Vec<Seen>) -> String {
     seen.sort_by_key(|seen| seen.took);
     let ms = |seen: &Seen| seen.took.as_secs_f64() * 1e3;
     let (mut status, mut attempts) = (BTreeMap::new(), BTreeMap::new());

@@ -1,12 +1,12 @@
-//! HTTP/1.1 beside HTTP/2 on the hop from edge to region: what a request costs, how many connections carry it, and what happens
-//! when the link is cut without a word.
+//! HTTP/1.1 compared with HTTP/2 between gateway and region: cost of a request, number of connections, and behaviour
+//! when the link is cut silently.
 //!
-//! `cargo bench -p gateway --bench hop`; `-- 2` gives every row two rounds of a second each instead of three, after two seconds of
-//! the same load.
+//! `cargo bench -p gateway --bench hop`; `-- 2` gives every row two rounds of a second each instead of three, after two
+//! seconds of the same load.
 //!
-//! Edge, doors and replicas are in this process, over loopback and with TLS 1.3 at both ends of the hop, and so are those who
-//! ask; both versions do the same otherwise. So the processor time is that of all of them, and the difference between two rows
-//! is the hop's; rounds interleave. A replica answers 8 KB.
+//! Gateway, ingresses and replicas are in this process, over loopback and with mutual TLS 1.3, and so are the clients;
+//! everything else is the same for both versions. So the CPU time is that of all of them, and the difference between
+//! two rows is that of the protocol; rounds are interleaved. A replica responds with 8 KB.
 
 #![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
 
@@ -28,10 +28,10 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 const ROUND: Duration = Duration::from_secs(1);
-/// Before a round, so that all who ask are connected and the hop's connections are open; some handshakes at a time take long
-/// for a thousand callers.
+/// Time before a round in which all clients connect and the connections to regions open; limited concurrent handshakes
+/// take long for a thousand clients.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Callers, each with one request at a time, and how long a replica takes.
+/// Number of clients, each with one request at a time, and response time of a replica.
 const LOADS: [(usize, Duration); 4] =
     [(1, Duration::ZERO), (16, Duration::ZERO), (64, Duration::ZERO), (1000, Duration::from_millis(500))];
 const CUT_CALLERS: usize = 64;
@@ -83,11 +83,11 @@ struct Row {
     per_second: f64,
     cpu_us: f64,
     connections: u64,
-    /// Requests that were answered with an error.
+    /// Requests with an error response.
     refused: usize,
 }
 
-/// What one who asked got.
+/// Observations of one client.
 struct Seen {
     began: Instant,
     took: Duration,
@@ -132,7 +132,7 @@ async fn join(tasks: Vec<tokio::task::JoinHandle<Vec<Seen>>>) -> Vec<Seen> {
     all
 }
 
-/// Callers who ask again as soon as they are answered, until it is over.
+/// Runs clients that send the next request as soon as they have a response, until the round is over.
 fn call(
     scene: &Scene,
     callers: usize,
@@ -163,7 +163,7 @@ fn call(
     (0..callers).map(caller).collect()
 }
 
-/// Reads one answer to its end: its status, and the region that gave it.
+/// Reads one response to its end; returns its status and region.
 async fn answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, String) {
     buffer.clear();
     loop {
@@ -185,7 +185,7 @@ fn gauge(metrics: &str, name: &str) -> u64 {
     metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap()
 }
 
-/// Processor time of this process, as the kernel counts it in hundredths of a second.
+/// Returns the CPU time of this process, as the kernel counts it in hundredths of a second.
 fn cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();

@@ -1,13 +1,13 @@
-//! What it is worth to send one request with very many inputs over several regions, and what it costs when one of them is
-//! killed in the middle.
+//! Gain of sending one request with very many inputs to several regions, and the cost when one of them is killed in the
+//! middle.
 //!
-//! `cargo bench -p gateway --bench scatter`; `-- 1` takes one round instead of three.
+//! `cargo bench -p gateway --bench scatter`; `-- 1` runs one round instead of three.
 //!
-//! The edge is the real one, and so are its sockets; the hub and the three regions are scripted, as in the tests
-//! (`tests/sockets/scatter`). A region computes 5,000 inputs a second, one piece after the other, and waits for that and does
-//! not work for it: so the three are three machines here, which three real models on the cores of one would not be. Vectors
-//! have few numbers, so that it is not JSON which is measured; `cargo bench -p gateway-core --bench scatter` does that. Every
-//! answer is compared with that of one replica without limits.
+//! The gateway and its sockets are real; the hub and the three regions are scripted, as in the tests
+//! (`tests/sockets/scatter`). A region computes 5,000 inputs a second, one part after another, by waiting instead of
+//! computing: so the three act as three machines, which three real models on the cores of one would not. Vectors have
+//! few numbers, so that JSON is not what is measured; `cargo bench -p gateway-core --bench scatter` measures that.
+//! Every response is compared with that of one replica without limits.
 
 #![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
 
@@ -28,20 +28,20 @@ use std::time::{Duration, Instant};
 const INPUTS: usize = 20_000;
 const ROUNDS: usize = 3;
 const AN_INPUT_TAKES: Duration = Duration::from_micros(200);
-/// Requests of the victim before it dies: about half of what it would have had.
+/// Requests of the killed region before it dies: about half of its share.
 const OF_ITS_SHARE: u64 = 7;
 
-/// How the request goes.
+/// Setup of a measurement.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// In pieces, all of them to one region, because the residency policy permits no other.
+    /// Split, with all parts to one region, because the residency policy allows no other.
     OneRegion,
     ThreeRegions,
-    /// One of three dies in the middle of an answer, when it has computed half of its share.
+    /// One of three regions dies within a response, when it has computed half of its share.
     OneIsKilled,
 }
 
-/// What came of it.
+/// Result of a measurement.
 struct Came {
     took: Duration,
     attempts: u64,

@@ -1,26 +1,26 @@
-//! How a region stands with an edge, or a replica with its ingress, as operators read it.
+//! Circuit breaker state of a region (at a gateway) or of a replica (at its ingress), as operators read it.
 
 use gateway_core::circuit::Standing;
 use gateway_core::targets::CircuitState;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Every word for how somebody stands.
-pub(crate) const WORDS: [&str; 5] = ["closed", "ejected", "may_be_tried", "on_trial", "returning"];
+/// All names of circuit breaker states.
+pub(crate) const STATE_NAMES: [&str; 5] = ["closed", "ejected", "half_open", "probing", "recovering"];
 
-/// The word for how somebody stands.
-pub(crate) fn word(standing: Standing) -> &'static str {
+/// Returns the name of a circuit breaker state.
+pub(crate) fn state_name(standing: Standing) -> &'static str {
     match standing {
-        Standing::Closed => WORDS[0],
-        Standing::Ejected { .. } => WORDS[1],
-        Standing::MayBeTried => WORDS[2],
-        Standing::OnTrial => WORDS[3],
-        Standing::Returning { .. } => WORDS[4],
+        Standing::Closed => STATE_NAMES[0],
+        Standing::Ejected { .. } => STATE_NAMES[1],
+        Standing::MayBeTried => STATE_NAMES[2],
+        Standing::OnTrial => STATE_NAMES[3],
+        Standing::Returning { .. } => STATE_NAMES[4],
     }
 }
 
-/// A circuit's state, as JSON.
-pub(crate) fn shown<K>(state: &CircuitState<K>, now: Instant) -> Value {
+/// Returns the state of a circuit breaker as JSON.
+pub(crate) fn to_json<K>(state: &CircuitState<K>, now: Instant) -> Value {
     let CircuitState { target: _, standing, in_flight, in_flight_max, first_byte } = state;
     let (until, share) = match standing {
         Standing::Ejected { until } => (Some(until), None),
@@ -31,13 +31,13 @@ pub(crate) fn shown<K>(state: &CircuitState<K>, now: Instant) -> Value {
         .iter()
         .map(|(deployment, size, after)| {
             let after_ms = after.as_millis() as u64;
-            json!({"deployment": deployment.as_str(), "tokens_from": size.tokens(), "late_after_ms": after_ms})
+            json!({"deployment": deployment.as_str(), "tokens_from": size.tokens(), "timeout_ms": after_ms})
         })
         .collect();
     json!({
-        "state": word(*standing),
+        "state": state_name(*standing),
         "ejected_for_ms": until.map(|until| until.saturating_duration_since(now).as_millis() as u64),
-        "share_permille": share,
+        "traffic_share_permille": share,
         "in_flight": in_flight,
         "in_flight_max": in_flight_max,
         "first_byte": first_byte,

@@ -1,24 +1,23 @@
-//! gzip at the door: requests that come in it are unpacked before anybody reads them, answers are packed for those who
-//! take it.
+//! gzip at the listener: decompresses requests, and compresses responses for clients that accept it.
 //!
-//! Unpacking is bounded in size (that of a body, whatever it was packed into, and [`EXPANSION_MAX`] times what was sent), in
-//! memory (reserved as the bytes come out and not as the client declares them), and in time: what is more than a step is done
-//! on the threads for such work, one request of a tenant at a time ([`crate::cpu`]).
+//! Decompression is bounded in size (the limit of an uncompressed body, and [`EXPANSION_MAX`] times the compressed
+//! bytes), in memory (reserved as output is produced, not as the client declares it), and in time: anything larger than
+//! one step runs on the body threads, one request of a tenant at a time ([`crate::cpu`]).
 //!
-//! Packing is off unless the configuration asks for it, because it is seldom a gain. Vectors as text shrink to 41 %, at
-//! 64 to 138 MB/s: 35 us for one of 384 numbers (4.8 KB), 1.5 ms for twenty (95 KB), where all else that a gateway does
-//! for a request takes some 50 us. The twenty arrive sooner over lines of less than 300 Mbit/s, and the processor pays for
-//! it on any. Level 1 is twice as fast and leaves 62 to 68 %, level 6 takes twice as long as 3 and leaves 40 % (zlib-ng by
-//! flate2 1.1; 2 vCPU Xeon 2.5 GHz, 21 Nov 2026).
+//! Compression is off unless the configuration enables it, because it rarely pays. Vectors as text shrink to 41 %, at
+//! 64 to 138 MB/s: 35 us for one of 384 numbers (4.8 KB), 1.5 ms for twenty (95 KB), where everything else a gateway
+//! does for a request takes some 50 us. The twenty arrive sooner over links of less than 300 Mbit/s, and the CPU cost
+//! is paid on every link. Level 1 is twice as fast and leaves 62 to 68 %, level 6 takes twice as long as 3 and leaves
+//! 40 % (zlib-ng by flate2 1.1; 2 vCPU Xeon 2.5 GHz, 21 Nov 2026).
 //!
-//! Packing runs in steps, between which others have their turn: a response of megabytes must not hold a thread for the time
-//! that it takes.
+//! Compression yields to the reactor between steps: a response of megabytes must not occupy a thread for the whole
+//! time.
 
 use crate::cpu::CpuPool;
-use crate::intake::{BODY_BYTES_MAX, Body, NoBody, Reservation, capacity, too_large};
-use crate::metrics::NotTaken;
-use crate::respond::Refusal;
-use crate::upstream::{Answer, AnswerBody};
+use crate::metrics::BodyRejection;
+use crate::request_body::{BODY_BYTES_MAX, BodyError, BufferedBody, Reservation, capacity, too_large};
+use crate::respond::Rejection;
+use crate::upstream::{ResponseBody, UpstreamResponse};
 use bytes::buf::Reader;
 use bytes::{Buf, Bytes, BytesMut};
 use flate2::Compression;
@@ -30,69 +29,70 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::error::ErrorCode;
 use std::io::{Read, Write};
 
-/// Bytes that one step reads or writes: about 0.3 ms of unpacking, 0.5 to 1 ms of packing.
+/// Bytes that one step reads or writes: about 0.3 ms of decompression, 0.5 to 1 ms of compression.
 const STEP_BYTES: usize = 64 << 10;
-/// Bytes that are unpacked at once.
+/// Bytes that are decompressed at once.
 const CHUNK_BYTES: usize = 16 << 10;
-/// How much larger a body may be than what was sent, beyond the first [`EXPANSION_FREE_BYTES`]. Text packs to a third or a
-/// tenth; a bomb is the best that gzip can do, 1,030.
+/// Maximum ratio of decompressed to compressed bytes, beyond the first [`EXPANSION_FREE_BYTES`]. Text compresses to a
+/// third or a tenth; a gzip bomb reaches the maximum of the format, 1,030.
 pub(crate) const EXPANSION_MAX: usize = 200;
-/// So much may be unpacked from however little: a batch of the same short text again and again.
+/// Decompressed bytes to which the ratio does not apply: a batch of one short text repeated many times compresses well.
 const EXPANSION_FREE_BYTES: usize = 1 << 20;
-/// Parts that are packed each for itself and sent one behind the other (RFC 1952, 2.2), which hardly anybody does: an empty
-/// one costs us a thousand times what its twenty bytes cost a client.
+/// Maximum number of gzip members, which are compressed separately and concatenated (RFC 1952, 2.2). Hardly any client
+/// uses more than one, and an empty member costs us a thousand times what its twenty bytes cost a client.
 const MEMBERS_MAX: usize = 64;
 
-/// Of packing; see the head of this file.
+/// Compression level; see the module comment.
 const LEVEL: u32 = 3;
 
-/// The body that was packed into `packed`. Its memory is counted by `reservation`.
-pub(crate) async fn unpack(
+/// Decompresses `compressed`. `reservation` accounts for the memory of the result.
+pub(crate) async fn decompress(
     cpu: &CpuPool,
     tenant: Option<usize>,
-    packed: Body,
+    compressed: BufferedBody,
     reservation: Reservation,
-) -> Result<Body, NoBody> {
-    let mut unpacking = Unpacking {
-        decoder: GzDecoder::new(packed.bytes.clone().reader()),
+) -> Result<BufferedBody, BodyError> {
+    let mut decompression = Decompression {
+        decoder: GzDecoder::new(compressed.bytes.clone().reader()),
         declared: 0,
         body: BytesMut::new(),
         reservation,
         members: 1,
-        packed,
+        compressed,
     };
-    let processed = |unpacking: &Unpacking, none: NoBody| none.having_processed(unpacking.body.len());
-    match unpacking.step(STEP_BYTES) {
-        Ok(true) => Ok(unpacking.end()),
+    let processed =
+        |decompression: &Decompression, error: BodyError| error.with_processed(decompression.body.len());
+    match decompression.step(STEP_BYTES) {
+        Ok(true) => Ok(decompression.end()),
         Ok(false) => {
             // The start is valid gzip, so the last bytes are a trailer and not text.
-            unpacking.read_declared_length().map_err(|none| processed(&unpacking, none))?;
-            let rest = move || match unpacking.step(BODY_BYTES_MAX) {
-                Ok(_) => Ok(unpacking.end()),
-                Err(none) => Err(processed(&unpacking, none)),
+            decompression.read_declared_length().map_err(|error| processed(&decompression, error))?;
+            let rest = move || match decompression.step(BODY_BYTES_MAX) {
+                Ok(_) => Ok(decompression.end()),
+                Err(error) => Err(processed(&decompression, error)),
             };
             cpu.run(tenant, rest).await
         }
-        Err(none) => Err(processed(&unpacking, none)),
+        Err(error) => Err(processed(&decompression, error)),
     }
 }
 
-/// A body that is being unpacked.
-struct Unpacking {
+/// Decompression in progress.
+struct Decompression {
     decoder: GzDecoder<Reader<Bytes>>,
-    /// Length of the body by the trailer of its last member; 0 before the trailer was read.
+    /// Length of the body by the trailer of its last member; 0 before the trailer is read.
     declared: usize,
     body: BytesMut,
     reservation: Reservation,
-    /// Of which this is the last that was begun.
+    /// Members begun so far.
     members: usize,
-    /// The body as it was sent.
-    packed: Body,
+    /// Compressed body.
+    compressed: BufferedBody,
 }
 
-impl Unpacking {
-    /// Unpacks `bytes` more, and at most a chunk beyond them. Whether that was all.
-    fn step(&mut self, bytes: usize) -> Result<bool, NoBody> {
+impl Decompression {
+    /// Decompresses `bytes` more, and at most one chunk beyond. Returns whether the body is complete.
+    fn step(&mut self, bytes: usize) -> Result<bool, BodyError> {
         let until = self.body.len().saturating_add(bytes);
         let mut chunk = [0; CHUNK_BYTES];
         while self.body.len() <= until {
@@ -109,15 +109,16 @@ impl Unpacking {
         Ok(false)
     }
 
-    /// Reads the length of the body from its trailer (RFC 1952, 2.3.1: ISIZE), and refuses a body that is too large before it is
-    /// unpacked. A client can write any number there: bounds are checked again while unpacking.
-    fn read_declared_length(&mut self) -> Result<(), NoBody> {
-        let trailer = self.packed.bytes.last_chunk().copied();
+    /// Reads the length of the body from its trailer (RFC 1952, 2.3.1: ISIZE), and rejects a body that is too large
+    /// before it is decompressed. A client can write any number there, so the limits are checked again during
+    /// decompression.
+    fn read_declared_length(&mut self) -> Result<(), BodyError> {
+        let trailer = self.compressed.bytes.last_chunk().copied();
         self.declared = trailer.map_or(0, |trailer| u32::from_le_bytes(trailer) as usize);
-        check_length(self.declared, self.packed.bytes.len())
+        check_length(self.declared, self.compressed.bytes.len())
     }
 
-    fn next_member(&mut self) -> Result<(), NoBody> {
+    fn next_member(&mut self) -> Result<(), BodyError> {
         if self.members == MEMBERS_MAX {
             return Err(not_gzip());
         }
@@ -127,11 +128,11 @@ impl Unpacking {
         Ok(())
     }
 
-    fn take(&mut self, chunk: &[u8]) -> Result<(), NoBody> {
+    fn take(&mut self, chunk: &[u8]) -> Result<(), BodyError> {
         let length = self.body.len() + chunk.len();
-        check_length(length, self.packed.bytes.len())?;
+        check_length(length, self.compressed.bytes.len())?;
         if length > self.body.capacity() {
-            // What the trailer declares is taken at once: to double step by step would copy all of it once more.
+            // The declared length is reserved at once: doubling step by step would copy the whole body once more.
             let capacity = match length <= self.declared {
                 true => self.declared,
                 false => capacity(self.body.capacity(), length, None).min(BODY_BYTES_MAX),
@@ -143,73 +144,81 @@ impl Unpacking {
         Ok(())
     }
 
-    fn end(self) -> Body {
-        Body::new(self.body.freeze(), self.reservation)
+    fn end(self) -> BufferedBody {
+        BufferedBody::new(self.body.freeze(), self.reservation)
     }
 }
 
-/// Refuses a body that unpacks to `length` bytes from so many, if that is too much.
-fn check_length(length: usize, packed_bytes: usize) -> Result<(), NoBody> {
+/// Rejects a body that decompresses from `compressed_bytes` to `length` bytes if that exceeds a limit.
+fn check_length(length: usize, compressed_bytes: usize) -> Result<(), BodyError> {
     if length > BODY_BYTES_MAX {
-        return Err(too_large("unpacks to more"));
+        return Err(too_large("decompresses to more"));
     }
-    if length.saturating_sub(EXPANSION_FREE_BYTES) > packed_bytes.saturating_mul(EXPANSION_MAX) {
-        return Err(too_large(&format!("unpacks to more than {EXPANSION_MAX} times what was sent")));
+    if length.saturating_sub(EXPANSION_FREE_BYTES) > compressed_bytes.saturating_mul(EXPANSION_MAX) {
+        return Err(too_large(&format!(
+            "decompresses to more than {EXPANSION_MAX} times the bytes that were sent"
+        )));
     }
     Ok(())
 }
 
-fn not_gzip() -> NoBody {
+fn not_gzip() -> BodyError {
     let message = format!(
-        "The body is not gzip, as content-encoding says, is cut short, or has more than {MEMBERS_MAX} members."
+        "The body is not valid gzip although content-encoding is gzip: it is malformed, truncated, or has \
+         more than {MEMBERS_MAX} members."
     );
-    let refusal = Refusal::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
-    NoBody::Refused(NotTaken::Malformed, refusal)
+    let rejection = Rejection::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
+    BodyError::Rejected(BodyRejection::Malformed, rejection)
 }
 
-/// What cannot be unpacked at all.
-pub(crate) fn unknown() -> NoBody {
-    let message = "The content-encoding is not spoken here; send the body as 'gzip' or without.";
-    let refusal = Refusal::new(ErrorCode::UnsupportedEncoding, message).of(CONTENT_ENCODING_NAME);
-    NoBody::Refused(NotTaken::Malformed, refusal)
+/// Returns the error for an unsupported content-encoding.
+pub(crate) fn unsupported_encoding() -> BodyError {
+    let message =
+        "This content-encoding is not supported; send the body with content-encoding gzip or uncompressed.";
+    let rejection = Rejection::new(ErrorCode::UnsupportedEncoding, message).of(CONTENT_ENCODING_NAME);
+    BodyError::Rejected(BodyRejection::Malformed, rejection)
 }
 
 const CONTENT_ENCODING_NAME: &str = "content-encoding";
 
-/// Packs an answer of at least `from` bytes of JSON for a client that takes it. What is so large that it is passed on as
-/// it comes is passed on as it is.
-pub(crate) async fn pack(session: &ServerSession, mut answer: Answer, from: Option<usize>) -> Answer {
-    let (Some(from), AnswerBody::Whole(body)) = (from, &answer.body) else {
-        return answer;
+/// Compresses a JSON response of at least `from` bytes for a client that accepts gzip. Responses that are streamed are
+/// forwarded uncompressed.
+pub(crate) async fn compress_response(
+    session: &ServerSession,
+    mut response: UpstreamResponse,
+    from: Option<usize>,
+) -> UpstreamResponse {
+    let (Some(from), ResponseBody::Buffered(body)) = (from, &response.body) else {
+        return response;
     };
-    let json = answer
+    let json = response
         .head
         .headers
         .get(CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
-    if body.len() < from || !json || answer.head.headers.contains_key(CONTENT_ENCODING) {
-        return answer;
+    if body.len() < from || !json || response.head.headers.contains_key(CONTENT_ENCODING) {
+        return response;
     }
-    let insert = |answer: &mut Answer, name: http::HeaderName, value: &str| {
-        answer.head.headers.insert(name, value.parse().expect("our own headers are valid"));
+    let insert = |response: &mut UpstreamResponse, name: http::HeaderName, value: &str| {
+        response.head.headers.insert(name, value.parse().expect("our own headers are valid"));
     };
-    insert(&mut answer, VARY, ACCEPT_ENCODING.as_str());
+    insert(&mut response, VARY, ACCEPT_ENCODING.as_str());
     if encoding::takes_gzip(session.get_header(ACCEPT_ENCODING).map(http::HeaderValue::as_bytes))
-        && let AnswerBody::Whole(body) = &answer.body
+        && let ResponseBody::Buffered(body) = &response.body
     {
-        let packed = packed(body).await;
-        insert(&mut answer, CONTENT_ENCODING, "gzip");
-        insert(&mut answer, CONTENT_LENGTH, &packed.len().to_string());
-        answer.body = AnswerBody::Whole(packed);
+        let compressed = compress(body).await;
+        insert(&mut response, CONTENT_ENCODING, "gzip");
+        insert(&mut response, CONTENT_LENGTH, &compressed.len().to_string());
+        response.body = ResponseBody::Buffered(compressed);
     }
-    answer
+    response
 }
 
-async fn packed(body: &[u8]) -> Bytes {
+async fn compress(body: &[u8]) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 2), Compression::new(LEVEL));
     for step in body.chunks(STEP_BYTES) {
-        encoder.write_all(step).expect("a Vec takes every write");
+        encoder.write_all(step).expect("writing to a Vec does not fail");
         tokio::task::yield_now().await;
     }
-    encoder.finish().expect("a Vec takes every write").into()
+    encoder.finish().expect("writing to a Vec does not fail").into()
 }

@@ -1,8 +1,9 @@
-//! Threads for work on large bodies: unpacking, parsing, cutting.
+//! Thread pool for CPU work on large bodies: decompression, parsing, splitting.
 //!
-//! Work of milliseconds would delay every connection of the thread that does it. Here it is done on threads of its own, for one
-//! request of a tenant at a time: a tenant that sends nothing but such bodies waits for itself. There are threads for half of the
-//! cores, and they have a lower priority (`NICE`) than those that serve connections, which may share a core with them.
+//! Work of milliseconds would delay every connection of the reactor thread that does it, so it runs on separate
+//! threads, for one request of a tenant at a time: a tenant that sends only such bodies queues behind itself. There are
+//! threads for half of the cores, with a lower priority (`NICE`) than the threads that serve connections, which may
+//! share a core with them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,18 +13,18 @@ use std::thread::available_parallelism;
 use supervision::{Mutex, task};
 use tokio::sync::{Semaphore, oneshot};
 
-/// Tenants that are remembered though nothing of theirs is under way.
+/// Tenants whose semaphore is kept although they have no work in flight.
 const IDLE_TENANTS_MAX: usize = 1024;
 
-/// How much lower the priority of the threads is, as in `nice(1)`: with 19, the lowest, a thread that serves connections on the
-/// same core gets 98 % of it when both have work. With 10 it gets 90 %, and the 99th percentile of small requests beside large
-/// bodies was half as high again.
+/// Nice value of the threads, as in `nice(1)`. With 19, the lowest priority, a thread that serves connections on the
+/// same core gets 98 % of it when both have work. With 10 it gets 90 %, and the 99th percentile of small requests
+/// beside large bodies was 1.5 times as high.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 19;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads, and whose turn it is.
+/// Threads, and one semaphore per tenant that limits it to one job at a time.
 pub(crate) struct CpuPool {
     jobs: mpsc::Sender<Job>,
     free: Arc<Semaphore>,
@@ -31,7 +32,7 @@ pub(crate) struct CpuPool {
 }
 
 impl CpuPool {
-    /// Threads for half of the cores, and one at least.
+    /// Starts threads for half of the cores, at least one.
     pub(crate) fn new() -> io::Result<CpuPool> {
         CpuPool::with_threads(available_parallelism().map_or(1, usize::from).div_ceil(2))
     }
@@ -47,7 +48,7 @@ impl CpuPool {
                     let job = waiting.lock().recv();
                     match job {
                         Ok(job) => job(),
-                        // The pool is gone.
+                        // The pool was dropped.
                         Err(mpsc::RecvError) => return,
                     }
                 }
@@ -56,23 +57,25 @@ impl CpuPool {
         Ok(CpuPool { jobs, free: Arc::new(Semaphore::new(threads)), tenants: Mutex::default() })
     }
 
-    /// Does `work` for a tenant when it is its turn. Work that has begun is finished though nobody waits for it any longer. A
-    /// panic of `work` is one of the caller.
+    /// Runs `work` when its tenant has no other work running and a thread is free. Work that has started is completed
+    /// even if its caller stops waiting. A panic of `work` is resumed in the caller.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         tenant: Option<usize>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
-        let turn = match tenant {
-            Some(place) => Some(self.turns(place).acquire_owned().await.expect("it is never closed")),
+        let permit = match tenant {
+            Some(tenant) => Some(
+                self.tenant_semaphore(tenant).acquire_owned().await.expect("the semaphore is never closed"),
+            ),
             None => None,
         };
-        let thread = self.free.clone().acquire_owned().await.expect("it is never closed");
+        let thread = self.free.clone().acquire_owned().await.expect("the semaphore is never closed");
         let (done, outcome) = oneshot::channel();
         let job = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
-            drop((thread, turn));
-            // The client may have gone.
+            drop((thread, permit));
+            // The client may have disconnected.
             done.send(result).ok();
         });
         if self.jobs.send(job).is_ok()
@@ -80,20 +83,20 @@ impl CpuPool {
         {
             return result.unwrap_or_else(|panic| resume_unwind(panic));
         }
-        // Only a process that fails has no such threads any more, and its requests end with it.
+        // The threads end only when the process fails, and its requests end with it.
         std::future::pending().await
     }
 
-    fn turns(&self, tenant: usize) -> Arc<Semaphore> {
+    fn tenant_semaphore(&self, tenant: usize) -> Arc<Semaphore> {
         let mut tenants = self.tenants.lock();
         if tenants.len() > IDLE_TENANTS_MAX {
-            tenants.retain(|_, turns| Arc::strong_count(turns) > 1 || turns.available_permits() == 0);
+            tenants.retain(|_, slots| Arc::strong_count(slots) > 1 || slots.available_permits() == 0);
         }
         tenants.entry(tenant).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
     }
 }
 
-/// Lowers the priority of the calling thread. On Linux a thread has one of its own.
+/// Lowers the priority of the calling thread. On Linux the priority is per thread.
 fn lower_priority() {
     #[cfg(target_os = "linux")]
     {
@@ -101,7 +104,7 @@ fn lower_priority() {
         let thread = Some(rustix::thread::gettid());
         let lowered = getpriority_process(thread).and_then(|now| setpriority_process(thread, now.max(NICE)));
         if let Err(error) = lowered {
-            tracing::warn!(%error, "priority of a thread for large bodies could not be lowered");
+            tracing::warn!(%error, "lowering the priority of a body thread failed");
         }
     }
 }
@@ -113,12 +116,12 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// On two threads: a second request of the same tenant waits, one of another tenant does not.
+    /// With two threads: a second request of the same tenant waits, one of another tenant does not.
     #[tokio::test]
-    async fn a_tenant_has_one_request_at_a_time_and_leaves_the_others_their_threads() {
+    async fn a_tenant_runs_one_request_at_a_time_and_other_tenants_proceed() {
         let pool = CpuPool::with_threads(2).unwrap();
-        let (go_on, held) = mpsc::channel::<()>();
-        let first = pool.run(Some(0), move || held.recv_timeout(PATIENCE).is_ok());
+        let (release, blocked) = mpsc::channel::<()>();
+        let first = pool.run(Some(0), move || blocked.recv_timeout(PATIENCE).is_ok());
         let second = pool.run(Some(0), || true);
         tokio::pin!(first, second);
         let others = async {
@@ -128,16 +131,16 @@ mod tests {
         };
         tokio::select! {
             biased;
-            _ = &mut first => panic!("it was not told to go on"),
-            _ = &mut second => panic!("its turn is still taken"),
+            _ = &mut first => panic!("it was not released"),
+            _ = &mut second => panic!("the first request of its tenant still runs"),
             done = tokio::time::timeout(PATIENCE, others) => done.expect("other tenants have a thread"),
         }
-        go_on.send(()).unwrap();
+        release.send(()).unwrap();
         assert!(first.await && second.await);
     }
 
     #[tokio::test]
-    async fn a_panic_of_the_work_is_one_of_its_request_and_the_thread_goes_on() {
+    async fn a_panic_of_the_work_fails_its_request_and_the_thread_continues() {
         let pool = Arc::new(CpuPool::with_threads(1).unwrap());
         let panics = tokio::spawn({
             let pool = pool.clone();

@@ -1,21 +1,21 @@
-//! One process of a gateway gives its listening sockets to the next, so that an upgrade refuses nobody.
+//! Passes the listening sockets of a gateway to the next process, so that an upgrade refuses no connection.
 //!
 //! ```text
 //!   next                          running
-//!    │──────── connects ───────────▶│   over a socket in the file system, of one user
+//!    │──────── connects ───────────▶│   over a Unix socket, same user only
 //!    │◀─── the two sockets (SCM_RIGHTS)
 //!    │  starts: certificate, routes, health …
 //!    │──────── "ready" ────────────▶│
-//!    │  accepts                     │  accepts no more, finishes what it has, ends
+//!    │  accepts                     │  stops accepting, finishes its requests, exits
 //! ```
 //!
-//! It is the same socket with the same queue, so a connection that has come is taken by the one or the other. Two sockets
-//! on one port (`SO_REUSEPORT`) have two queues, and what waits in the queue of the one that closes is reset.
+//! Both processes share one socket with one accept queue, so either of them accepts a queued connection. Two sockets on
+//! one port (`SO_REUSEPORT`) have two queues, and the connections in the queue of the one that closes are reset.
 //!
-//! The next process asks only if it was started to take over. One that was started by mistake, or to try a file out, sees
-//! that another one runs and ends, and the running one goes on ([`running`]).
+//! The next process takes the sockets over only if it was started to do so. One that was started by mistake, or to test
+//! a configuration file, finds the running process ([`running`]) and exits; the running one continues.
 //!
-//! Until "ready" nothing has changed for the running process: a next one that cannot start has only been an attempt.
+//! Until "ready" the running process is unaffected: a next process that fails to start changes nothing.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -30,40 +30,41 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixListener;
 
-/// How long one side waits for the other's next word: a start reads a few files and waits for nobody.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// What the running process says beside its sockets: the version of this protocol.
+/// Timeout for each message of the other process. A start reads a few files and waits for no peer.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// First byte of the running process, sent with the sockets: the version of this protocol.
 const SOCKETS: u8 = 1;
-/// What the next process says when it can take over.
+/// Byte that the next process sends when it can take over.
 const READY: u8 = 2;
 
-/// The sockets of a gateway: of clients, and of operators.
+/// Listening sockets of a gateway: for clients and for operators.
 pub(crate) struct Sockets {
     pub(crate) clients: TcpListener,
     pub(crate) operators: TcpListener,
 }
 
 impl Sockets {
-    /// The same sockets once more.
-    pub(crate) fn again(&self) -> io::Result<Sockets> {
+    /// Duplicates both sockets.
+    pub(crate) fn try_clone(&self) -> io::Result<Sockets> {
         Ok(Sockets { clients: self.clients.try_clone()?, operators: self.operators.try_clone()? })
     }
 }
 
-/// The sockets of a running process, and the promise to tell it.
-pub(crate) struct Taken {
+/// Sockets received from a running process, which continues to accept until [`Takeover::ready`].
+pub(crate) struct Takeover {
     pub(crate) sockets: Sockets,
     running: UnixStream,
 }
 
-impl Taken {
-    /// Tells the running process to leave.
+impl Takeover {
+    /// Makes the running process drain and exit.
     pub(crate) fn ready(mut self) -> io::Result<()> {
         self.running.write_all(&[READY])
     }
 }
 
-/// The process that answers at `path`, if one does: its identifier, where the kernel tells it. Nothing is asked of it.
+/// Returns the process that accepts connections at `path`, if there is one: its identifier, where the kernel provides
+/// it. Requests nothing from it.
 pub(crate) fn running(path: &Path) -> io::Result<Option<Option<u32>>> {
     let Some(running) = connected(path)? else { return Ok(None) };
     let peer = rustix::net::sockopt::socket_peercred(&running).ok();
@@ -80,14 +81,14 @@ fn connected(path: &Path) -> io::Result<Option<UnixStream>> {
     }
 }
 
-/// Asks whoever answers at `path` for its sockets; `None` if nobody does.
-pub(crate) fn ask(path: &Path) -> io::Result<Option<Taken>> {
+/// Requests the sockets of the process that accepts connections at `path`; `None` if there is none.
+pub(crate) fn take_over(path: &Path) -> io::Result<Option<Takeover>> {
     let Some(running) = connected(path)? else { return Ok(None) };
-    running.set_read_timeout(Some(PATIENCE))?;
-    running.set_write_timeout(Some(PATIENCE))?;
+    running.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+    running.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     let (mut word, mut space) = ([0], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))]);
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let said = rustix::net::recvmsg(
+    let received = rustix::net::recvmsg(
         &running,
         &mut [IoSliceMut::new(&mut word)],
         &mut ancillary,
@@ -95,31 +96,33 @@ pub(crate) fn ask(path: &Path) -> io::Result<Option<Taken>> {
     )?;
     let mut sockets: Vec<OwnedFd> = Vec::new();
     for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(given) = message {
-            sockets.extend(given);
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            sockets.extend(descriptors);
         }
     }
-    match (said.bytes, word, <[OwnedFd; 2]>::try_from(sockets)) {
+    match (received.bytes, word, <[OwnedFd; 2]>::try_from(sockets)) {
         (1, [SOCKETS], Ok([clients, operators])) => {
             let sockets = Sockets { clients: clients.into(), operators: operators.into() };
-            Ok(Some(Taken { sockets, running }))
+            Ok(Some(Takeover { sockets, running }))
         }
-        _ => Err(io::Error::other("whoever answers there gives no sockets; is it another version?")),
+        _ => Err(io::Error::other(
+            "the process at the handover socket sent no sockets; it may be another version",
+        )),
     }
 }
 
-/// Where the next process asks.
-pub(crate) struct Giver {
+/// Handover socket: the next process connects here.
+pub(crate) struct HandoverListener {
     socket: UnixListener,
     sockets: Sockets,
-    /// Where it is bound, until it stands where it is looked for.
+    /// Temporary path, until [`HandoverListener::publish`].
     bound: PathBuf,
 }
 
-impl Giver {
-    /// Keeps `sockets` to be given at `path`, once it is told to [`Giver::stand_at`] it. Everything that can go wrong goes
-    /// wrong here, while the process that stands there is still the one that serves.
-    pub(crate) fn beside(path: &Path, sockets: Sockets) -> io::Result<Giver> {
+impl HandoverListener {
+    /// Binds a temporary path next to `path`; [`HandoverListener::publish`] moves it to `path`. All errors occur here,
+    /// while the previous process still accepts at `path`.
+    pub(crate) fn bind_next(path: &Path, sockets: Sockets) -> io::Result<HandoverListener> {
         let mut bound = path.as_os_str().to_owned();
         bound.push(".next");
         let bound = PathBuf::from(bound);
@@ -127,52 +130,52 @@ impl Giver {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        Ok(Giver { socket: UnixListener::bind(&bound)?, sockets, bound })
+        Ok(HandoverListener { socket: UnixListener::bind(&bound)?, sockets, bound })
     }
 
-    /// Stands at `path`, in place of whoever did before.
-    pub(crate) fn stand_at(&self, path: &Path) -> io::Result<()> {
+    /// Moves the socket to `path`, replacing that of the previous process.
+    pub(crate) fn publish(&self, path: &Path) -> io::Result<()> {
         std::fs::rename(&self.bound, path)
     }
 
-    /// Comes back when a next process is ready to take over.
-    pub(crate) async fn given(self) {
-        let Giver { socket, mut sockets, bound: _ } = self;
+    /// Completes when a next process is ready to take over.
+    pub(crate) async fn wait(self) {
+        let HandoverListener { socket, mut sockets, bound: _ } = self;
         loop {
             let next = match socket.accept().await {
                 Ok((next, _)) => next,
                 Err(error) => {
-                    tracing::warn!(%error, "the next process could not be heard");
+                    tracing::warn!(%error, "accepting a handover connection failed");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     continue;
                 }
             };
-            // Whoever has the sockets has the traffic: they are for ourselves alone.
+            // The holder of the sockets receives the traffic, so they are only for the same user.
             if next.peer_cred().map(|peer| peer.uid()).ok() != Some(rustix::process::geteuid().as_raw()) {
-                tracing::error!("another user asks for the sockets of this gateway, and is refused");
+                tracing::error!("handover request of another user rejected");
                 continue;
             }
-            let given = tokio::task::spawn_blocking(move || {
-                let outcome = give(next.into_std(), &sockets);
+            let sent = tokio::task::spawn_blocking(move || {
+                let outcome = send_sockets(next.into_std(), &sockets);
                 (sockets, outcome)
             });
             let outcome;
-            (sockets, outcome) = given.await.expect("giving sockets does not panic");
+            (sockets, outcome) = sent.await.expect("sending sockets does not panic");
             match outcome {
-                Ok(()) => return tracing::info!("the next process has taken over"),
+                Ok(()) => return tracing::info!("handover completed"),
                 Err(error) => {
-                    tracing::warn!(%error, "the next process did not become ready; this one goes on")
+                    tracing::warn!(%error, "next process did not become ready, this one continues")
                 }
             }
         }
     }
 }
 
-fn give(next: io::Result<UnixStream>, sockets: &Sockets) -> io::Result<()> {
+fn send_sockets(next: io::Result<UnixStream>, sockets: &Sockets) -> io::Result<()> {
     let mut next = next?;
     next.set_nonblocking(false)?;
-    next.set_read_timeout(Some(PATIENCE))?;
-    next.set_write_timeout(Some(PATIENCE))?;
+    next.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+    next.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     let both = [sockets.clients.as_fd(), sockets.operators.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -183,6 +186,6 @@ fn give(next: io::Result<UnixStream>, sockets: &Sockets) -> io::Result<()> {
     if word == [READY] {
         Ok(())
     } else {
-        Err(io::Error::other("it says something else than that it is ready"))
+        Err(io::Error::other("the next process sent an unknown byte instead of ready"))
     }
 }

@@ -1,15 +1,17 @@
-//! The gateway: the one place that speaks Pingora, in two roles over the same parts.
+//! Gateway library: the Pingora-based proxy in its two roles, which share most modules.
 //!
-//! * [`edge`] stands where clients are. It authenticates, finds the deployment, decides which regions may see the
-//!   request and which of them shall, and goes from one to the next until there is an answer.
-//! * [`ingress`] stands at the door of a region. It refuses what may not be seen here, chooses a replica, and reports
-//!   to the edges five times a second.
+//! * [`edge`] terminates client traffic. It authenticates the request, finds the deployment, determines the allowed
+//!   regions, ranks them, and tries one region after another until one responds.
+//! * [`ingress`] is the listener of a region. It rejects requests that violate residency, selects a replica, and
+//!   reports to the gateways five times a second.
 //!
-//! Both are thin: `gateway_core` decides a request's fate, `scheduler_core::spoke` a region's, and the code here does
-//! as it is told. In reading order: `listener` accepts, `intake` reads a body and `compress` unpacks it, large ones on the threads of `cpu`, `upstream` asks
-//! the next hop over `plain` HTTP/1.1 or in `streams` of HTTP/2, which [`hop`] puts into TLS on its way to a region, `relay`
-//! passes its answer on, `respond` refuses; `gathered` is how an answer leaves in one write. `events` tells what became of a request, to the log and to `metrics`, and [`receipts`] keeps the proof of
-//! it. `tls` and [`tokens`] are about who is who, and `handover` lets the next process go on where this one ends.
+//! Both are shells: `gateway_core` makes the decisions for a request, `scheduler_core::spoke` those for a region. In
+//! reading order: `listener` accepts connections, `request_body` reads a body and `compress` decompresses it (large
+//! ones on the threads of `cpu`). `upstream` sends the request to the next hop over HTTP/1.1 (`plain`) or HTTP/2
+//! (`streams`), which [`hop`] wraps in TLS on the way to a region. `relay` forwards the response, `respond` writes
+//! error responses, and `coalesce` combines small writes into one. `events` writes the log line and the `metrics` of
+//! each event, and [`receipts`] records the proof of each attempt. `tls` and [`tokens`] authenticate peers, and
+//! `handover` passes the listening sockets to the next process during an upgrade.
 
 pub mod config;
 pub mod edge;
@@ -17,22 +19,22 @@ pub mod hop;
 pub mod ingress;
 
 mod circuits;
+mod coalesce;
 mod compress;
 mod cpu;
 mod events;
-mod gathered;
 mod handover;
-mod intake;
+mod http1;
+mod http2;
 mod listener;
 mod metrics;
 mod names;
 pub mod openapi;
-mod plain;
 pub mod receipts;
 mod relay;
+mod request_body;
 mod respond;
 mod socket_owner;
-mod streams;
 pub mod tls;
 pub mod tokens;
 mod upstream;

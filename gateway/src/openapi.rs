@@ -1,8 +1,7 @@
-//! The description of the API: `GET /openapi.json` (OpenAPI 3.1) and `docs/api.md`.
+//! API description: `GET /openapi.json` (OpenAPI 3.1) and `docs/api.md`.
 //!
-//! Both are rendered from what the code itself uses: the paths of `gateway_core::endpoint`, and the fields, headers, errors
-//! and limits of `replica_core::wire`. Nothing is described that is not served, and nothing is served that is not described:
-//! tests hold the two together.
+//! Both are rendered from the definitions that the code uses: the paths of `gateway_core::endpoint`, and the fields,
+//! headers, errors and limits of `replica_core::wire`. Tests verify that the description and the served API agree.
 
 use gateway_core::ask::TIMEOUT_MAX;
 use gateway_core::endpoint::{Endpoint, ModelField};
@@ -15,10 +14,10 @@ use replica_core::wire::error::{Dialect, ErrorCode};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
-/// `GET /openapi.json`.
+/// Returns the body of `GET /openapi.json`.
 pub fn document() -> &'static [u8] {
     static DOCUMENT: LazyLock<Vec<u8>> =
-        LazyLock::new(|| serde_json::to_vec(&render()).expect("texts and numbers serialise"));
+        LazyLock::new(|| serde_json::to_vec(&render()).expect("strings and numbers serialize"));
     &DOCUMENT
 }
 
@@ -68,7 +67,7 @@ fn render() -> Value {
     })
 }
 
-/// What the edge answers by itself.
+/// Endpoints that the gateway serves itself.
 const AT_THE_EDGE: &[(&str, &str, &str)] = &[
     (
         "/v1/models",
@@ -152,7 +151,7 @@ fn error_responses() -> Map<String, Value> {
     let response = |dialect: Dialect| {
         let name = format!("{dialect:?}Error");
         let described = json!({
-            "description": "An error; its code stands in the header x-meridian-error.",
+            "description": "An error; the header x-meridian-error has its code.",
             "headers": response_headers(),
             "content": {"application/json": {"schema": {"$ref": format!("#/components/schemas/{name}")}}},
         });
@@ -163,7 +162,7 @@ fn error_responses() -> Map<String, Value> {
 
 const DIALECTS: [Dialect; 4] = [Dialect::OpenAi, Dialect::Tei, Dialect::Cohere, Dialect::Voyage];
 
-/// An example of each dialect's error body says what it is made of.
+/// Returns the schemas of the error bodies, derived from an example for each dialect.
 fn errors() -> Map<String, Value> {
     let codes: Vec<&str> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
     let schema = |dialect: Dialect| {
@@ -192,7 +191,7 @@ fn parameter((name, description): &Header) -> (String, Value) {
     ((*name).to_owned(), described)
 }
 
-/// The base URL by which a client names the deployment that its API has no field for.
+/// Returns the base URL that names the deployment, for APIs without a model field.
 fn deployment_server() -> Value {
     json!({
         "url": "/deployments/{name}",
@@ -280,7 +279,7 @@ fn field(kind: FieldKind) -> Value {
     }
 }
 
-/// Limits with their defaults, and the configuration key that moves each.
+/// Returns the limits with their defaults, and the configuration key of each.
 fn limits() -> Vec<(&'static str, u64, &'static str)> {
     vec![
         (
@@ -299,23 +298,23 @@ fn limits() -> Vec<(&'static str, u64, &'static str)> {
             "`limits.max_body_bytes`; the gateway's is the same",
         ),
         (
-            "milliseconds that a request may take",
+            "timeout of a request in milliseconds",
             TIMEOUT_MAX.as_millis() as u64,
             "of `x-meridian-timeout-ms`",
         ),
     ]
 }
 
-/// `docs/api.md`, rendered.
+/// Renders `docs/api.md`.
 pub fn markdown() -> String {
     let mut page = String::from(
         "# API\n\n\
-         This page is rendered from the code by `gateway/src/openapi.rs`; a test holds the two together. \
+         This page is rendered from the code by `gateway/src/openapi.rs`; a test verifies that both agree. \
          `GET /openapi.json` is the same as an OpenAPI 3.1 document. [clients.md](clients.md) shows each stock client, \
          [errors.md](errors.md) lists the error codes.\n\n\
          `model` names a deployment. Every path is served below `/deployments/{name}` as well, where the path names it. \
-         A key comes in `authorization: Bearer KEY`, `api-key` or `x-api-key`.\n\n\
-         ## What a request may leave open\n\n\
+         API keys are sent in `authorization: Bearer KEY`, `api-key` or `x-api-key`.\n\n\
+         ## Defaults\n\n\
          **Fields.** Unknown fields are ignored. A field that would change the result is read or rejected by name, never \
          ignored: the tables list both.\n\n\
          **Length of vectors.** Vectors are scaled to length one unless the request says otherwise, as OpenAI and \
@@ -340,8 +339,8 @@ pub fn markdown() -> String {
         row(&mut page, name, description);
     }
     page.push_str("\n## Limits\n\n| limit | default | where |\n|---|---|---|\n");
-    for (name, value, place) in limits() {
-        page.push_str(&format!("| {name} | {value} | {place} |\n"));
+    for (name, value, key) in limits() {
+        page.push_str(&format!("| {name} | {value} | {key} |\n"));
     }
     page.push_str("\n## Paths\n");
     for (path, summary, _) in AT_THE_EDGE {
@@ -380,7 +379,7 @@ pub fn markdown() -> String {
     page
 }
 
-/// The words that a field may have.
+/// Describes the allowed values of a field.
 fn values(kind: FieldKind) -> String {
     match kind {
         FieldKind::OneOf(words) | FieldKind::ListOf(words) => format!(" One of `{}`.", words.join("`, `")),

@@ -1,12 +1,11 @@
-//! Passes a request on and its answer back, with the headers that may cross.
+//! Forwarding of a request to the next hop and of its response to the client, with the headers that may be forwarded.
 //!
-//! What crosses is a list, in both directions: a header that nobody named (a key, a cookie, a hop's own) stays where it
-//! is.
+//! Both directions have an allowlist: other headers (an API key, a cookie, hop-by-hop headers) are not forwarded.
 
-use crate::listener::{self, AfterAnswer};
+use crate::listener::{self, AfterResponse};
 use crate::respond;
 use crate::upstream::{
-    AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, UpstreamMethod, can_stand_in_a_header,
+    AUTHORITY, RequestHead, ResponseBody, Upstream, UpstreamMethod, UpstreamResponse, is_valid_header_value,
 };
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
@@ -18,15 +17,15 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
 use std::time::Duration;
 
-/// Headers of a request that cross to the next hop.
-static INWARD: [HeaderName; 4] = [
+/// Headers of a request that are forwarded to the next hop.
+static REQUEST_HEADERS: [HeaderName; 4] = [
     CONTENT_TYPE,
     ACCEPT,
     HeaderName::from_static("traceparent"),
     HeaderName::from_static(headers::PRIORITY),
 ];
-/// Headers of an answer that cross back.
-static OUTWARD: [HeaderName; 11] = [
+/// Headers of a response that are forwarded to the client.
+static RESPONSE_HEADERS: [HeaderName; 11] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
@@ -40,32 +39,32 @@ static OUTWARD: [HeaderName; 11] = [
     HeaderName::from_static(headers::COLD_START_MS),
 ];
 
-/// What of a request's head crosses to the next hop.
+/// Headers of a request that are forwarded to the next hop.
 #[derive(Clone)]
-pub(crate) struct Crossing(RequestHead);
+pub(crate) struct ForwardedHeaders(RequestHead);
 
-impl Crossing {
-    /// Taken from the request at hand, which is then free to be watched for its client hanging up. What was `decided` of a
-    /// header crosses in the place of what came: of two the next hop would read the first.
-    pub(crate) fn of(session: &ServerSession, decided: &[(&'static str, &str)]) -> Crossing {
-        let came = session.req_header();
-        let mut head = RequestHead::new(UpstreamMethod::for_client(&came.method));
+impl ForwardedHeaders {
+    /// Copies the headers from the request, so that the session can be watched for a disconnect. A header in `decided`
+    /// replaces the client's: of two, the next hop would read the first.
+    pub(crate) fn of(session: &ServerSession, decided: &[(&'static str, &str)]) -> ForwardedHeaders {
+        let request = session.req_header();
+        let mut head = RequestHead::new(UpstreamMethod::for_client(&request.method));
         head.put(HOST.as_str(), AUTHORITY);
         for (name, value) in decided {
             head.put(name, value);
         }
-        for name in &INWARD {
+        for name in &REQUEST_HEADERS {
             if decided.iter().all(|(decided, _)| name != decided)
-                && let Some(value) = came.headers.get(name)
-                && can_stand_in_a_header(value.as_bytes())
+                && let Some(value) = request.headers.get(name)
+                && is_valid_header_value(value.as_bytes())
             {
                 head.put(name.as_str(), value);
             }
         }
-        Crossing(head)
+        ForwardedHeaders(head)
     }
 
-    /// The head for the next hop, which serves the request at `path`, with `extra` headers.
+    /// Builds the head for the next hop, for `path` and with `extra` headers.
     pub(crate) fn head(
         &self,
         path: &'static str,
@@ -81,15 +80,16 @@ impl Crossing {
     }
 }
 
-/// Comes back when the client has hung up, and with it the last reason to go on. A client that sends something where it
-/// should wait does not speak HTTP as we do, and is left as well.
+/// Completes when the client has disconnected. A client that sends bytes while it should wait violates the protocol and
+/// is treated the same.
 ///
-/// A client that has closed its side alone still reads the response, and on the wire it looks the same as one that is gone. An
-/// interim response tells them apart: it is nothing to a client that waits, and is answered with a reset where nobody does.
-pub(crate) async fn client_gone(session: &mut ServerSession) {
+/// A client that has closed only its write side still reads the response, and on the wire it looks like one that has
+/// disconnected. An interim response tells them apart: a waiting client ignores it, and a closed socket answers it with
+/// a reset.
+pub(crate) async fn client_disconnected(session: &mut ServerSession) {
     let error = loop {
         match session.read_body_or_idle(true).await {
-            // Only what was left of a body.
+            // The rest of the request body.
             Ok(None) => {}
             Ok(Some(_)) => return,
             Err(error) => break error,
@@ -101,7 +101,7 @@ pub(crate) async fn client_gone(session: &mut ServerSession) {
     if session.req_header().version == Version::HTTP_11 {
         for pause in HALF_CLOSED_PROBES {
             tokio::time::sleep(pause).await;
-            // Not `write_continue_response`, which writes the first alone.
+            // Not `write_continue_response`, which writes only the first one.
             let interim = ResponseHeader::build(100, Some(0)).expect("100 is a status");
             if session.write_response_header(Box::new(interim)).await.is_err() {
                 return;
@@ -111,55 +111,57 @@ pub(crate) async fn client_gone(session: &mut ServerSession) {
     std::future::pending().await
 }
 
-/// When a client that has closed its side is looked for. Most responses are there before the first time. The second finds what
-/// the first has met; each is one interim response, of which clients take five (Go's net/http).
+/// Pauses between probes of a client that has closed its write side. Most responses are ready before the first probe.
+/// The second detects the reset that the first one causes; each is one interim response, of which clients accept five
+/// (Go's net/http).
 const HALF_CLOSED_PROBES: [Duration; 4] =
     [Duration::from_millis(500), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(4)];
 
-/// Passes `answer` back to the client with `extra` headers, and its connection back to the pool.
-pub(crate) async fn outward(
+/// Forwards `response` to the client with `extra` headers, and returns its connection to the pool.
+pub(crate) async fn forward_response(
     session: &mut ServerSession,
-    answer: Answer,
+    response: UpstreamResponse,
     upstream: &Upstream,
     extra: &[(&'static str, &str)],
-) -> AfterAnswer {
-    let Answer { head: came, body } = answer;
-    let head = outward_head(&came, extra);
-    let mut coming = match body {
-        AnswerBody::Whole(body) => return respond::whole(session, head, body).await,
-        AnswerBody::Coming(coming) => coming,
+) -> AfterResponse {
+    let UpstreamResponse { head, body } = response;
+    let head = forwarded_head(&head, extra);
+    let mut body = match body {
+        ResponseBody::Buffered(body) => return respond::whole(session, head, body).await,
+        ResponseBody::Streamed(body) => body,
     };
-    listener::heed_notice(session);
+    listener::apply_drain_notice(session);
     if session.req_header().method == Method::HEAD {
-        // The body is not the client's to read; with its connection it ends here.
-        drop(coming);
+        // A HEAD request has no response body; dropping it closes its connection.
+        drop(body);
         return respond::head_alone(session, head).await;
     }
-    let passed = async {
+    let forward = async {
         respond::begin(session, head).await?;
-        while let Some(chunk) = coming.chunk().await.or_err(ErrorType::ReadError, "reading an answer")? {
+        while let Some(chunk) = body.chunk().await.or_err(ErrorType::ReadError, "reading a response")? {
             session.write_response_body(chunk, false).await?;
         }
         session.write_response_body(Bytes::new(), true).await
     };
-    match passed.await {
+    match forward.await {
         Ok(()) => {
-            coming.finish(upstream);
-            AfterAnswer::Reuse
+            body.finish(upstream);
+            AfterResponse::Reuse
         }
         Err(error) => {
-            // The client has part of an answer: closing is the only honest end that HTTP/1.1 has.
-            tracing::warn!(%error, "an answer broke off on its way to the client");
-            AfterAnswer::Close
+            // The client has a part of the response: closing the connection is the only way to signal truncation in
+            // HTTP/1.1.
+            tracing::warn!(%error, "forwarding a response failed, connection closed");
+            AfterResponse::Close
         }
     }
 }
 
-fn outward_head(came: &Head, extra: &[(&'static str, &str)]) -> Head {
-    let mut head = respond::head(came.status.as_u16(), &[]);
-    // An answer has fewer headers than may cross.
-    for name in came.headers.keys().filter(|name| OUTWARD.contains(name)) {
-        if let Some(value) = came.headers.get(name) {
+fn forwarded_head(received: &Head, extra: &[(&'static str, &str)]) -> Head {
+    let mut head = respond::head(received.status.as_u16(), &[]);
+    // Iterates over the received headers, which are fewer than the forwarded ones.
+    for name in received.headers.keys().filter(|name| RESPONSE_HEADERS.contains(name)) {
+        if let Some(value) = received.headers.get(name) {
             head.headers.insert(name.clone(), value.clone());
         }
     }

@@ -1,29 +1,29 @@
-//! Finds the process that listens on a port, for the message that the port is taken.
+//! Finds the process that listens on a port, for the error message that the port is in use.
 //!
-//! From `/proc` (proc_pid_net(5)): the table of TCP sockets names an inode, and the process that has it open is found among
-//! those that this user may look into. Where that is not enough, the message does without.
+//! Uses `/proc` (proc_pid_net(5)): the table of TCP sockets gives an inode, and the process that has this inode open is
+//! searched among those this user may inspect. If it is not found, the message omits it.
 
 use std::fs;
 use std::net::SocketAddr;
 
-/// The state of a listening socket in `/proc/net/tcp`.
+/// State of a listening socket in `/proc/net/tcp`.
 const LISTEN: &str = "0A";
 
-/// The identifier of the process that listens on the port of `address`, if it can be found.
+/// Returns the identifier of the process that listens on the port of `address`, if it can be found.
 pub(crate) fn listening_on(address: SocketAddr) -> Option<u32> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|file| fs::read_to_string(file).unwrap_or_default());
     let inode = tables.iter().find_map(|table| inode_of(table, address.port()))?;
-    let wanted = format!("socket:[{inode}]");
+    let link = format!("socket:[{inode}]");
     let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
     let mut ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     ids.find(|id| {
         let open = fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().filter_map(Result::ok);
-        open.filter_map(|file| fs::read_link(file.path()).ok()).any(|target| target.as_os_str() == &*wanted)
+        open.filter_map(|file| fs::read_link(file.path()).ok()).any(|target| target.as_os_str() == &*link)
     })
 }
 
-/// The inode of the socket that listens on `port`: of its row, the second word is the local address, the fourth the state,
-/// the tenth the inode.
+/// Returns the inode of the socket that listens on `port`. In a row of the table the second column is the local
+/// address, the fourth the state, the tenth the inode.
 fn inode_of(table: &str, port: u16) -> Option<u64> {
     let port = format!(":{port:04X}");
     table.lines().find_map(|line| {
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_this_process_leads_to_this_process() {
+    fn the_process_of_a_listening_socket_is_found() {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(listening_on(socket.local_addr().unwrap()), Some(std::process::id()));
     }

@@ -1,13 +1,13 @@
-//! What a process proves its name with: a certificate chain and its key, in two PEM files that may change at any time. To
-//! clients an edge shows one, and gateways and regions show each other another ([`crate::hop`]).
+//! TLS identity of a process: a certificate chain and its key, in two PEM files that are reloaded when they change. A
+//! gateway uses one for clients, and gateways and regions use another for each other ([`crate::hop`]).
 //!
-//! The files are read when the configuration is, so that what is wrong with them is told then; after that they are looked
-//! at once a second and taken when they have changed *and* belong together. Certificates are renewed by replacing two
-//! files one after the other, so a pair that does not fit is a moment and not a mistake: the old one is kept, and what
-//! was wrong is said once. Connections that are open keep what they have agreed on.
+//! The files are read with the configuration, so their problems are reported at start; then they are read once a second
+//! and used when they have changed *and* match. Certificates are renewed by replacing two files one after the other, so
+//! a mismatch is normal for a moment: the old pair stays in use, and the problem is logged once. Open connections keep
+//! their session.
 //!
-//! By their content and not by their time of change: a mounted secret is a symbolic link to a folder that is exchanged,
-//! and a copy can keep its time.
+//! Changes are detected by content, not by modification time: a mounted secret is a symlink to a directory that is
+//! replaced, and a copy can preserve the time.
 
 use pingora::listeners::tls::Acceptor;
 use rustls::crypto::ring;
@@ -20,46 +20,48 @@ use std::sync::Arc;
 use std::time::Duration;
 use supervision::RwLock;
 
-/// How often the files are looked at.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// What ALPN offers, best first.
+/// Reload interval of the files.
+const RELOAD_PERIOD: Duration = Duration::from_secs(1);
+/// ALPN protocols, in order of preference.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// A certificate chain with its key, as the files have it now.
+/// Certificate chain and key, as loaded from the files.
 #[derive(Debug)]
-pub struct Identity {
-    /// The table of the configuration that names the files.
+pub struct TlsIdentity {
+    /// Section of the configuration that names the files.
     table: &'static str,
     check: Check,
     certificate: PathBuf,
     key: PathBuf,
-    current: RwLock<Current>,
+    current: RwLock<LoadedIdentity>,
 }
 
+/// Loaded files, parsed.
 #[derive(Clone, Debug)]
-struct Current {
-    /// The two files as they were read.
-    files: Files,
+struct LoadedIdentity {
+    /// Content of both files.
+    files: IdentityFiles,
     key: Arc<CertifiedKey>,
 }
 
-/// The content of both files. It holds a secret and is never shown.
+/// Content of both files. It contains a secret and is never printed.
 #[derive(Clone, PartialEq, Eq)]
-struct Files {
+struct IdentityFiles {
     certificate: Vec<u8>,
     key: Vec<u8>,
 }
 
-impl std::fmt::Debug for Files {
+impl std::fmt::Debug for IdentityFiles {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Files")
+        formatter.write_str("IdentityFiles")
     }
 }
 
-/// What must hold of a certificate beside that its key fits, else what to say of it.
-type Holds = dyn Fn(&CertificateDer<'_>) -> Result<(), String> + Send + Sync;
+/// Additional check of a certificate; returns its problem.
+type CertificateCheck = dyn Fn(&CertificateDer<'_>) -> Result<(), String> + Send + Sync;
 
-struct Check(Box<Holds>);
+/// Check in a box, for `Debug`.
+struct Check(Box<CertificateCheck>);
 
 impl std::fmt::Debug for Check {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -67,92 +69,99 @@ impl std::fmt::Debug for Check {
     }
 }
 
-impl Identity {
-    /// Reads both files, of the table `tls`, of whose certificate nothing more must hold.
+impl TlsIdentity {
+    /// Loads both files of the section `tls`, without additional checks of the certificate.
     ///
     /// # Errors
     ///
-    /// What is wrong with each of them, or with the two together.
-    pub fn load(certificate: PathBuf, key: PathBuf) -> Result<Identity, Vec<String>> {
-        Identity::load_where("tls", certificate, key, |_| Ok(()))
+    /// Returns the problems of each file, or of their combination.
+    pub fn load(certificate: PathBuf, key: PathBuf) -> Result<TlsIdentity, Vec<String>> {
+        TlsIdentity::load_where("tls", certificate, key, |_| Ok(()))
     }
 
-    /// Reads both files, of this table, now and whenever they change; the certificate must pass `check`.
+    /// Loads both files of a section; the certificate must pass `check`, also after a reload.
     ///
     /// # Errors
     ///
-    /// What is wrong with each of them, or with the two together.
+    /// Returns the problems of each file, or of their combination.
     pub(crate) fn load_where(
         table: &'static str,
         certificate: PathBuf,
         key: PathBuf,
         check: impl Fn(&CertificateDer<'_>) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Result<Identity, Vec<String>> {
+    ) -> Result<TlsIdentity, Vec<String>> {
         let check = Check(Box::new(check));
         let files = read(table, &certificate, &key)?;
-        let current = Current { key: Arc::new(certified(table, &files, &certificate, &key, &check)?), files };
-        Ok(Identity { table, check, certificate, key, current: RwLock::independent(current) })
+        let current = LoadedIdentity {
+            key: Arc::new(parse_certified_key(table, &files, &certificate, &key, &check)?),
+            files,
+        };
+        Ok(TlsIdentity { table, check, certificate, key, current: RwLock::independent(current) })
     }
 
-    /// Both, as they are now.
-    pub(crate) fn shown(&self) -> Arc<CertifiedKey> {
+    /// Returns the current certificate chain with its key.
+    pub(crate) fn certified_key(&self) -> Arc<CertifiedKey> {
         self.current().key.clone()
     }
 
-    /// Follows the files for ever.
-    pub(crate) async fn follow(self: Arc<Identity>) {
-        let mut look = tokio::time::interval(LOOK_PERIOD);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut refused = None;
+    /// Reloads the files periodically; never returns.
+    pub(crate) async fn follow(self: Arc<TlsIdentity>) {
+        let mut interval = tokio::time::interval(RELOAD_PERIOD);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut last_problems = None;
         loop {
-            look.tick().await;
+            interval.tick().await;
             let identity = self.clone();
-            let looked = tokio::task::spawn_blocking(move || identity.look());
-            match looked.await.expect("looking at two files does not panic") {
-                Ok(Looked::Same) => refused = None,
-                Ok(Looked::Changed) => {
-                    refused = None;
-                    tracing::info!(certificate = %self.certificate.display(), "a new certificate is in use");
+            let reloaded = tokio::task::spawn_blocking(move || identity.reload());
+            match reloaded.await.expect("reloading two files does not panic") {
+                Ok(ReloadOutcome::Unchanged) => last_problems = None,
+                Ok(ReloadOutcome::Changed) => {
+                    last_problems = None;
+                    tracing::info!(certificate = %self.certificate.display(), "certificate reloaded");
                 }
-                Err(problems) if refused.as_ref() != Some(&problems) => {
-                    tracing::error!(?problems, "the new certificate is not taken; the old one stays in use");
-                    refused = Some(problems);
+                Err(problems) if last_problems.as_ref() != Some(&problems) => {
+                    tracing::error!(
+                        ?problems,
+                        "reloading the certificate failed, the previous one stays in use"
+                    );
+                    last_problems = Some(problems);
                 }
                 Err(_) => {}
             }
         }
     }
 
-    fn look(&self) -> Result<Looked, Vec<String>> {
+    fn reload(&self) -> Result<ReloadOutcome, Vec<String>> {
         let files = read(self.table, &self.certificate, &self.key)?;
         if self.current().files == files {
-            return Ok(Looked::Same);
+            return Ok(ReloadOutcome::Unchanged);
         }
-        let key = certified(self.table, &files, &self.certificate, &self.key, &self.check)?;
+        let key = parse_certified_key(self.table, &files, &self.certificate, &self.key, &self.check)?;
         let key = Arc::new(key);
-        *self.current.write() = Current { files, key };
-        Ok(Looked::Changed)
+        *self.current.write() = LoadedIdentity { files, key };
+        Ok(ReloadOutcome::Changed)
     }
 
-    fn current(&self) -> supervision::RwLockReadGuard<'_, Current> {
+    fn current(&self) -> supervision::RwLockReadGuard<'_, LoadedIdentity> {
         self.current.read()
     }
 }
 
-enum Looked {
-    Same,
+/// Result of a reload.
+enum ReloadOutcome {
+    Unchanged,
     Changed,
 }
 
-impl ResolvesServerCert for Identity {
+impl ResolvesServerCert for TlsIdentity {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.current().key.clone())
     }
 }
 
-/// Greets clients with `identity`: TLS 1.2 and 1.3, HTTP/2 or HTTP/1.1. Tickets, so that a client that comes again is
-/// greeted for a tenth of the work, by whichever of the connections it had before.
-pub(crate) fn acceptor(identity: Arc<Identity>) -> Result<Acceptor, rustls::Error> {
+/// Returns the acceptor for clients: TLS 1.2 and 1.3, HTTP/2 or HTTP/1.1. It issues tickets, since a resumed handshake
+/// costs a tenth of a full one.
+pub(crate) fn acceptor(identity: Arc<TlsIdentity>) -> Result<Acceptor, rustls::Error> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
@@ -162,18 +171,18 @@ pub(crate) fn acceptor(identity: Arc<Identity>) -> Result<Acceptor, rustls::Erro
     Ok(Acceptor::from_server_config(Arc::new(config)))
 }
 
-fn read(table: &str, certificate: &Path, key: &Path) -> Result<Files, Vec<String>> {
+fn read(table: &str, certificate: &Path, key: &Path) -> Result<IdentityFiles, Vec<String>> {
     let read = |name: &str, path: &Path| {
         std::fs::read(path)
             .map_err(|error| format!("{table}.{name} = \"{}\" cannot be read: {error}", path.display()))
     };
     match (read("certificate", certificate), read("key", key)) {
-        (Ok(certificate), Ok(key)) => Ok(Files { certificate, key }),
+        (Ok(certificate), Ok(key)) => Ok(IdentityFiles { certificate, key }),
         (certificate, key) => Err([certificate.err(), key.err()].into_iter().flatten().collect()),
     }
 }
 
-/// Every certificate in `text`, or what is wrong with it.
+/// Parses all certificates in `text`.
 pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match read {
@@ -183,9 +192,9 @@ pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-fn certified(
+fn parse_certified_key(
     table: &str,
-    files: &Files,
+    files: &IdentityFiles,
     certificate: &Path,
     key: &Path,
     Check(check): &Check,
@@ -200,7 +209,7 @@ fn certified(
             check(&chain[0]).map_err(|problem| vec![of_certificate(problem)])?;
             CertifiedKey::from_der(chain, private, &ring::default_provider()).map_err(|error| {
                 vec![format!(
-                    "{table}: the certificate of \"{}\" and the key of \"{}\" do not go together: {error}",
+                    "{table}: the certificate of \"{}\" and the key of \"{}\" do not match: {error}",
                     certificate.display(),
                     key.display()
                 )]

@@ -1,10 +1,11 @@
-//! Verifies the tokens that others have signed, with keys from files that may change.
+//! Verification of signed tokens (JWT), with keys from files that are reloaded.
 //!
-//! `gateway_core::jwt` takes tokens apart and judges what they say; here is the arithmetic, which is `ring`'s (that of TLS),
-//! and the reading of files. Each issuer's keys are in a local file: who fetches it (a sidecar, a cron job, a mounted
-//! secret) can be restarted, rotated and firewalled without the request path knowing. A file is read again every few
-//! seconds, as a whole: modification times lie (a mounted secret is a link that is swung, and two writes can share one
-//! tick), and a few KiB cost less than being wrong. A file that cannot be used is told of once and changes nothing.
+//! `gateway_core::jwt` parses tokens and validates their claims; this module verifies signatures with `ring` (which TLS
+//! uses as well) and reads files. Each issuer's keys are in a local file: the process that fetches it (a sidecar, a
+//! cron job, a mounted secret) can be restarted, rotated and firewalled independently of the request path. The complete
+//! file is read every few seconds: modification times are unreliable (a mounted secret is a symlink that is replaced,
+//! and two writes can share one timestamp), and reading a few KiB is cheap. An invalid file is logged once and changes
+//! nothing.
 
 use gateway_core::jwt::jwks::{self, NamedKey, PublicKey};
 use gateway_core::jwt::seen::Seen;
@@ -18,32 +19,32 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use supervision::{Mutex, RwLock};
 
-/// How often the files are read: a key that was taken back is believed no longer than this.
+/// Reload interval: a revoked key is accepted no longer than this.
 const RELOAD_PERIOD: Duration = Duration::from_secs(5);
-/// The least and the most bytes of a shared secret: the size of the hash (RFC 7518 §3.2), and a page.
+/// Allowed length of a shared secret in bytes: at least the size of the hash (RFC 7518 §3.2), at most a page.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 32..=4096;
 
-/// Where an issuer's keys are.
+/// Source of an issuer's keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A JSON Web Key Set of public keys.
+    /// JSON Web Key Set with public keys.
     Jwks(PathBuf),
-    /// A secret that is shared with the issuer, for HS256.
+    /// Secret shared with the issuer, for HS256.
     Secret(PathBuf),
 }
 
-/// An issuer, as configured, with the keys that its file had then.
+/// Configured issuer, with the keys of its file at that time.
 #[derive(Clone)]
 pub struct Issuer {
     pub(crate) rules: Rules,
     pub(crate) source: Source,
-    keys: Arc<Keys>,
-    /// What the file held, so that a change is seen.
+    keys: Arc<VerificationKeys>,
+    /// Digest of the file, to detect changes.
     digest: Digest,
 }
 
-/// What signatures of one issuer are verified with.
-enum Keys {
+/// Keys that verify the signatures of one issuer.
+enum VerificationKeys {
     Public(Vec<NamedKey>),
     Secret(hmac::Key),
 }
@@ -55,16 +56,16 @@ impl Source {
         }
     }
 
-    /// What the file holds, of which no more is read than may be used.
+    /// Reads the file, up to one byte more than the maximum size.
     fn read(&self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         std::fs::File::open(self.path())?.take(jwks::JWKS_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
-    fn keys(&self, bytes: &[u8]) -> Result<Keys, String> {
+    fn keys(&self, bytes: &[u8]) -> Result<VerificationKeys, String> {
         match self {
-            Source::Jwks(_) => jwks::read(bytes).map(Keys::Public),
+            Source::Jwks(_) => jwks::read(bytes).map(VerificationKeys::Public),
             Source::Secret(_) => {
                 let secret = bytes.trim_ascii();
                 if !SECRET_BYTES.contains(&secret.len()) {
@@ -74,43 +75,43 @@ impl Source {
                         SECRET_BYTES.end()
                     ));
                 }
-                Ok(Keys::Secret(hmac::Key::new(hmac::HMAC_SHA256, secret)))
+                Ok(VerificationKeys::Secret(hmac::Key::new(hmac::HMAC_SHA256, secret)))
             }
         }
     }
 }
 
 impl Issuer {
-    /// Reads an issuer's keys for the first time.
+    /// Creates an issuer and reads its keys for the first time.
     pub(crate) fn open(rules: Rules, source: Source) -> Result<Issuer, String> {
         let problem = |problem: &dyn std::fmt::Display| format!("\"{}\": {problem}", source.path().display());
-        let bytes = source.read().map_err(|error| problem(&format_args!("it cannot be read: {error}")))?;
+        let bytes = source.read().map_err(|error| problem(&format_args!("cannot be read: {error}")))?;
         let keys = source.keys(&bytes).map_err(|error| problem(&error))?;
         Ok(Issuer { rules, source, keys: Arc::new(keys), digest: Digest::of(&bytes) })
     }
 }
 
 impl Issuer {
-    /// Whether both are the same issuer with its keys in the same file. What the file holds is followed by itself.
-    pub(crate) fn is_as_before(&self, other: &Issuer) -> bool {
+    /// Returns whether both have the same rules and key file. Changes of the file's content are tracked separately.
+    pub(crate) fn has_same_configuration(&self, other: &Issuer) -> bool {
         self.rules == other.rules && self.source == other.source
     }
 }
 
-impl Keys {
-    /// Whether the signature is right. A key is used for its own algorithm only, whatever the token says.
+impl VerificationKeys {
+    /// Verifies a signature. A key is only used with its own algorithm, independent of the token.
     fn verify(&self, token: &ToVerify<'_>) -> Result<(), TokenProblem> {
         let ToVerify { algorithm, kid, signed, signature } = *token;
         match self {
-            Keys::Secret(key) if algorithm == Algorithm::Hs256 => {
+            VerificationKeys::Secret(key) if algorithm == Algorithm::Hs256 => {
                 hmac::verify(key, signed, signature).map_err(|_| TokenProblem::Signature)
             }
-            Keys::Secret(_) => Err(TokenProblem::Key),
-            Keys::Public(keys) => {
-                let mut fitting = keys.iter().filter(|named| {
+            VerificationKeys::Secret(_) => Err(TokenProblem::Key),
+            VerificationKeys::Public(keys) => {
+                let mut matching = keys.iter().filter(|named| {
                     named.key.algorithm() == algorithm && (kid.is_none() || named.kid.as_deref() == kid)
                 });
-                let (Some(only), None) = (fitting.next(), fitting.next()) else {
+                let (Some(only), None) = (matching.next(), matching.next()) else {
                     return Err(TokenProblem::Key);
                 };
                 verify_public(&only.key, signed, signature)
@@ -135,37 +136,38 @@ fn verify_public(key: &PublicKey, signed: &[u8], signature: &[u8]) -> Result<(),
     verified.map_err(|_| TokenProblem::Signature)
 }
 
-/// The issuers whose tokens are taken.
-pub(crate) struct Tokens {
+/// Verifier of the tokens of all issuers.
+pub(crate) struct TokenVerifier {
     issuers: Vec<(Rules, Source)>,
-    current: RwLock<Current>,
-    seen: Mutex<Seen>,
+    current: RwLock<CurrentKeys>,
+    verified: Mutex<Seen>,
 }
 
+/// Current keys of all issuers.
 #[derive(Clone)]
-struct Current {
-    /// Rises when any keys change.
+struct CurrentKeys {
+    /// Incremented when any keys change.
     generation: u64,
     /// In the order of the issuers.
-    keys: Vec<Arc<Keys>>,
+    keys: Vec<Arc<VerificationKeys>>,
 }
 
-impl Tokens {
-    pub(crate) fn new(issuers: &[Issuer]) -> Tokens {
+impl TokenVerifier {
+    pub(crate) fn new(issuers: &[Issuer]) -> TokenVerifier {
         let keys = issuers.iter().map(|issuer| issuer.keys.clone()).collect();
-        Tokens {
+        TokenVerifier {
             issuers: issuers.iter().map(|issuer| (issuer.rules.clone(), issuer.source.clone())).collect(),
-            current: RwLock::new(Current { generation: 1, keys }),
-            seen: Mutex::default(),
+            current: RwLock::new(CurrentKeys { generation: 1, keys }),
+            verified: Mutex::default(),
         }
     }
 
-    /// Whether any are taken.
-    pub(crate) fn none(&self) -> bool {
+    /// Returns whether there are no issuers.
+    pub(crate) fn is_empty(&self) -> bool {
         self.issuers.is_empty()
     }
 
-    /// The tenant that a token speaks for.
+    /// Returns the tenant of a token.
     pub(crate) fn tenant(
         &self,
         credential: &Credential<'_>,
@@ -174,84 +176,85 @@ impl Tokens {
     ) -> Result<Arc<Tenant>, TokenProblem> {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let generation = self.current.read().generation;
-        let seen = self.seen.lock();
-        if let Some(tenant) = seen.tenant(&credential.digest, generation, now) {
-            // Who it speaks for may have been changed or taken away since.
+        let verified = self.verified.lock();
+        if let Some(tenant) = verified.tenant(&credential.digest, generation, now) {
+            // The tenant may have been changed or removed since.
             return ring.again(tenant).cloned().ok_or(TokenProblem::Tenant);
         }
-        drop(seen);
+        drop(verified);
         let token = Token::parse(credential.secret)?;
-        let place = self.issuers.iter().position(|(rules, _)| token.issuer() == Some(&rules.issuer));
-        let place = place.ok_or(TokenProblem::Issuer)?;
-        let Current { generation, keys } = self.current.read().clone();
-        let rules = &self.issuers[place].0;
-        let bearer = token.verified(|to_verify| keys[place].verify(to_verify))?.check(rules, now)?;
+        let index = self.issuers.iter().position(|(rules, _)| token.issuer() == Some(&rules.issuer));
+        let index = index.ok_or(TokenProblem::Issuer)?;
+        let CurrentKeys { generation, keys } = self.current.read().clone();
+        let rules = &self.issuers[index].0;
+        let bearer = token.verified(|to_verify| keys[index].verify(to_verify))?.check(rules, now)?;
         let tenant = ring.tenant_of(&rules.issuer, &bearer.tenant).ok_or(TokenProblem::Tenant)?;
-        let mut seen = self.seen.lock();
-        seen.found(credential.digest, generation, &bearer, tenant, now);
+        let mut verified = self.verified.lock();
+        verified.found(credential.digest, generation, &bearer, tenant, now);
         Ok(tenant.clone())
     }
 
-    /// Reads the files again and again, for ever.
-    pub(crate) async fn follow(self: Arc<Tokens>, issuers: Vec<Issuer>) {
-        let mut held: Vec<Held> = issuers.iter().map(|issuer| Held::Used(issuer.digest)).collect();
-        let mut beat = tokio::time::interval(RELOAD_PERIOD);
-        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        while !self.none() {
-            beat.tick().await;
+    /// Reloads the files periodically; returns only if there are no issuers.
+    pub(crate) async fn follow(self: Arc<TokenVerifier>, issuers: Vec<Issuer>) {
+        let mut states: Vec<KeyFileState> =
+            issuers.iter().map(|issuer| KeyFileState::Used(issuer.digest)).collect();
+        let mut interval = tokio::time::interval(RELOAD_PERIOD);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        while !self.is_empty() {
+            interval.tick().await;
             let tokens = self.clone();
             let read = tokio::task::spawn_blocking(move || {
-                for (place, held) in held.iter_mut().enumerate() {
-                    tokens.reload(place, held);
+                for (index, state) in states.iter_mut().enumerate() {
+                    tokens.reload(index, state);
                 }
-                held
+                states
             });
-            held = read.await.expect("reading files does not panic");
+            states = read.await.expect("reading files does not panic");
         }
     }
 
-    fn reload(&self, place: usize, held: &mut Held) {
-        let (Rules { issuer, .. }, source) = &self.issuers[place];
+    fn reload(&self, index: usize, state: &mut KeyFileState) {
+        let (Rules { issuer, .. }, source) = &self.issuers[index];
         let path = source.path().display();
         let bytes = match source.read() {
             Ok(bytes) => bytes,
             Err(error) => {
-                if *held != Held::Unreadable {
-                    tracing::warn!(issuer, %path, %error, "the keys of an issuer cannot be read; the last stay");
-                    *held = Held::Unreadable;
+                if *state != KeyFileState::Unreadable {
+                    tracing::warn!(issuer, %path, %error, "reading issuer keys failed, the previous ones stay in use");
+                    *state = KeyFileState::Unreadable;
                 }
                 return;
             }
         };
         let digest = Digest::of(&bytes);
-        if *held == Held::Used(digest) || *held == Held::Refused(digest) {
+        if *state == KeyFileState::Used(digest) || *state == KeyFileState::Rejected(digest) {
             return;
         }
         match source.keys(&bytes) {
             Ok(keys) => {
                 let mut current = self.current.write();
                 current.generation += 1;
-                current.keys[place] = Arc::new(keys);
+                current.keys[index] = Arc::new(keys);
                 drop(current);
-                *held = Held::Used(digest);
-                tracing::info!(issuer, %path, "the keys of an issuer have changed");
+                *state = KeyFileState::Used(digest);
+                tracing::info!(issuer, %path, "issuer keys reloaded");
             }
             Err(problem) => {
-                *held = Held::Refused(digest);
-                tracing::warn!(issuer, %path, problem, "the keys of an issuer cannot be used; the last stay");
+                *state = KeyFileState::Rejected(digest);
+                tracing::warn!(issuer, %path, problem, "invalid issuer keys, the previous ones stay in use");
             }
         }
     }
 }
 
-/// What a file held when it was last read.
+/// State of a key file at the last reload.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
-    /// The keys that are in use.
+enum KeyFileState {
+    /// It contained the keys in use.
     Used(Digest),
-    /// Something that cannot be used.
-    Refused(Digest),
-    /// Nothing, or nothing for us.
+    /// Its content is invalid.
+    Rejected(Digest),
+    /// It could not be read.
     Unreadable,
 }
 
@@ -263,8 +266,8 @@ mod tests {
     use ring::rand::SystemRandom;
     use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair};
 
-    /// The modulus of a key whose other half nobody has kept (its exponent is 65537), and a token of it: `RS256`, `kid`
-    /// rsa, for the tenant `tokens`, until the year 2100.
+    /// Modulus of a key whose private half was discarded (its exponent is 65537), and a token signed with it: `RS256`,
+    /// `kid` rsa, for the tenant `tokens`, until the year 2100.
     const RSA_MODULUS: &str = "\
         u3dJVPT7sB0dSI4RfSr4stTSw2sygTQYVz4LL85Pvm8KNMA4NdrGB1TU4-vrMAvUZhf0C26bdNs8vKIB4ROKhD33GHC8LIU7\
         ej8eO40Tt2-Ugl2E5FlzTrVt_XYKEQ9Lt-YbuOui3pnhtGKAzEb3xZQtxhrzogiihNwDGl1xn3iTzS-8TPCnIp_stcRNdcFf\
@@ -283,21 +286,21 @@ mod tests {
     }
 
     #[test]
-    fn each_algorithm_is_verified_by_its_own_key_and_by_no_other() {
-        let chance = SystemRandom::new();
+    fn each_algorithm_is_verified_only_with_its_own_key() {
+        let random = SystemRandom::new();
         let message = b"header.claims";
-        let ec = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &chance).unwrap();
-        let ec = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, ec.as_ref(), &chance).unwrap();
-        let ed = Ed25519KeyPair::generate_pkcs8(&chance).unwrap();
+        let ec = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
+        let ec = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, ec.as_ref(), &random).unwrap();
+        let ed = Ed25519KeyPair::generate_pkcs8(&random).unwrap();
         let ed = Ed25519KeyPair::from_pkcs8(ed.as_ref()).unwrap();
         let point = ec.public_key().as_ref().to_vec();
-        let keys = Keys::Public(vec![
+        let keys = VerificationKeys::Public(vec![
             public("ec", PublicKey::P256(point.clone())),
             public("ed", PublicKey::Ed25519(ed.public_key().as_ref().to_vec())),
         ]);
-        let es256 = ec.sign(&chance, message).unwrap();
+        let es256 = ec.sign(&random, message).unwrap();
         let ed25519 = ed.sign(message);
-        let check = |keys: &Keys, algorithm, kid, signature: &[u8], expected| {
+        let check = |keys: &VerificationKeys, algorithm, kid, signature: &[u8], expected| {
             let token = ToVerify { algorithm, kid, signed: message, signature };
             assert_eq!(keys.verify(&token), expected, "{algorithm:?} {kid:?}");
         };
@@ -307,14 +310,14 @@ mod tests {
         check(&keys, Algorithm::Es256, Some("ed"), es256.as_ref(), Err(TokenProblem::Key));
         check(&keys, Algorithm::EdDsa, Some("ed"), es256.as_ref(), Err(TokenProblem::Signature));
         check(&keys, Algorithm::Rs256, None, es256.as_ref(), Err(TokenProblem::Key));
-        // The confusion: a public key is known to everybody, and would make a fine secret for who does not look.
+        // Algorithm confusion: a public key is known to attackers, and must not be accepted as an HMAC secret.
         let forged = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &point), message);
         check(&keys, Algorithm::Hs256, Some("ec"), forged.as_ref(), Err(TokenProblem::Key));
         check(&keys, Algorithm::Hs256, None, forged.as_ref(), Err(TokenProblem::Key));
 
         let secret = hmac::Key::new(hmac::HMAC_SHA256, b"a secret of thirty-two bytes, yes");
         let hs256 = hmac::sign(&secret, message);
-        let keys = Keys::Secret(secret);
+        let keys = VerificationKeys::Secret(secret);
         check(&keys, Algorithm::Hs256, None, hs256.as_ref(), Ok(()));
         check(&keys, Algorithm::Hs256, Some("any"), hs256.as_ref(), Ok(()));
         check(&keys, Algorithm::Hs256, None, forged.as_ref(), Err(TokenProblem::Signature));
@@ -322,22 +325,23 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_another_library_has_signed_is_verified() {
+    fn a_token_signed_by_another_library_is_verified() {
         let modulus = URL_SAFE_NO_PAD.decode(RSA_MODULUS).unwrap();
-        let keys = Keys::Public(vec![public("rsa", PublicKey::Rsa { n: modulus, e: vec![1, 0, 1] })]);
-        let asked = |text: &str| {
+        let keys =
+            VerificationKeys::Public(vec![public("rsa", PublicKey::Rsa { n: modulus, e: vec![1, 0, 1] })]);
+        let verify = |text: &str| {
             let token = Token::parse(text.as_bytes())?;
             token.verified(|to_verify| keys.verify(to_verify)).map(drop)
         };
-        assert_eq!(asked(RSA_TOKEN), Ok(()));
+        assert_eq!(verify(RSA_TOKEN), Ok(()));
         let (signed, signature) = RSA_TOKEN.rsplit_once('.').unwrap();
         let (header, _) = signed.split_once('.').unwrap();
-        assert_eq!(asked(&format!("{header}.e30.{signature}")), Err(TokenProblem::Signature));
+        assert_eq!(verify(&format!("{header}.e30.{signature}")), Err(TokenProblem::Signature));
     }
 
     #[test]
-    fn of_two_keys_that_would_fit_none_is_guessed() {
-        let keys = Keys::Public(vec![
+    fn a_token_that_matches_two_keys_is_rejected() {
+        let keys = VerificationKeys::Public(vec![
             public("1", PublicKey::Ed25519(vec![1; 32])),
             public("2", PublicKey::Ed25519(vec![2; 32])),
         ]);
@@ -347,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_file_is_taken_and_a_broken_one_changes_nothing() {
+    fn a_changed_file_is_reloaded_and_an_invalid_one_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         let secret = |letter: &str| letter.repeat(32);
@@ -363,10 +367,10 @@ mod tests {
         assert!(Issuer::open(rules.clone(), source.clone()).err().unwrap().contains("32 to 4096"));
         std::fs::write(&path, secret("a")).unwrap();
         let issuer = Issuer::open(rules, source).map_err(|_| "32 bytes").unwrap();
-        let tokens = Tokens::new(std::slice::from_ref(&issuer));
-        let mut held = Held::Used(issuer.digest);
+        let tokens = TokenVerifier::new(std::slice::from_ref(&issuer));
+        let mut state = KeyFileState::Used(issuer.digest);
         let mut check = |expected: &str, generation: u64| {
-            tokens.reload(0, &mut held);
+            tokens.reload(0, &mut state);
             let current = tokens.current.read();
             let signed = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret(expected).as_bytes()), b"x");
             let token =

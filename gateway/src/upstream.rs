@@ -1,18 +1,19 @@
-//! One attempt: a request to an address, and its answer.
+//! One attempt: a request to an address, and its response.
 //!
-//! Pingora's proxy replays a body of 64 KiB at most and gives an attempt one peer and no way out; an edge that moves a
-//! request of 32 MiB from a region that is being lost to another needs both. So the exchange is our own, in HTTP/1.1
-//! ([`crate::plain`]) or in HTTP/2 ([`crate::streams`]): the body is held whole and shared between attempts, and dropping the
-//! future of an attempt ends it.
+//! Pingora's proxy replays a body of 64 KiB at most, gives an attempt one peer and cannot cancel it; a gateway that
+//! moves a request of 32 MiB from a failing region to another needs both. So the exchange is our own, over HTTP/1.1
+//! ([`crate::http1`]) or HTTP/2 ([`crate::http2`]): the complete body is kept and shared between attempts, and dropping
+//! the future of an attempt cancels it.
 //!
-//! A small answer is read whole before the client sees any of it. Then a region that dies in the middle of it has given
-//! the client nothing yet, and another region can. Only a large answer is streamed, and is final once it has begun.
+//! A small response is buffered completely before the client receives any of it. If the region fails in the middle, the
+//! client has received nothing, and the request can be retried in another region. Only a large response is streamed; it
+//! cannot be retried once it has begun.
 
 use crate::events::HopFailures;
-use crate::hop::{Outward, Regions};
-use crate::metrics::{HopEvent, Tally};
-use crate::plain::{self, Plain, Way};
-use crate::streams::{self, Streams};
+use crate::hop::{Connector, RegionTransport};
+use crate::http1::{self, Http1Client, UpstreamKey};
+use crate::http2::{self, Http2Client};
+use crate::metrics::{HopEvent, LabelCounter};
 use bytes::Bytes;
 use gateway_core::outcome::Failure;
 use gateway_core::residency::{self, Conn, Peer};
@@ -20,48 +21,49 @@ use http::header::{CONTENT_LENGTH, HOST};
 use http::response::Parts as Head;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{HeaderName, HeaderValue, Method, Request};
+use regions::catalogue::Catalogue;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Answers up to this size are read whole before any of it is passed on: some 200 vectors of 384 numbers, as text.
-pub(crate) const WHOLE_ANSWER_MAX: usize = 1 << 20;
+/// Maximum size of a buffered response: some 200 vectors of 384 numbers, as text.
+pub(crate) const BUFFERED_RESPONSE_MAX: usize = 1 << 20;
 
-/// How long a connection may take to open over which a region is asked how it is. Nobody waits for that, and the time from
-/// question to answer counts from when it is open.
-const CONVERSE_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Connect timeout of status requests to a region. No client waits for them, and the round-trip time is measured from
+/// when the connection is open.
+const STATUS_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The way to the next hop.
+/// Client of the next hop.
 pub(crate) struct Upstream {
-    outward: Arc<Outward>,
-    plain: Arc<Plain>,
-    /// Where HTTP/2 is spoken.
-    streams: Option<Streams>,
+    connector: Arc<Connector>,
+    http1_client: Arc<Http1Client>,
+    /// Present if HTTP/2 is enabled.
+    http2_client: Option<Http2Client>,
 }
 
-/// A way to ask, on which nothing was asked yet.
-enum Opened<'a> {
-    Plain(plain::Opened<'a>),
-    Stream(streams::Stream),
+/// Connection that is ready for a request.
+enum UpstreamConnection<'a> {
+    Http1(http1::Http1Connection<'a>),
+    Http2(http2::Http2Stream),
 }
 
-/// A body that is still coming.
-enum Rest {
-    Plain(plain::Rest),
-    Stream(streams::Rest),
+/// Response body that is being received.
+enum UpstreamBody {
+    Http1(http1::Http1Body),
+    Http2(http2::Http2Body),
 }
 
-/// An answer that broke off.
+/// Error while receiving a response body.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub(crate) enum UpstreamError {
     #[error("{0}")]
-    Plain(#[from] plain::Broken),
+    Http1(#[from] http1::Http1Error),
     #[error("{0}")]
-    Stream(#[from] h2::Error),
+    Http2(#[from] h2::Error),
 }
 
-/// The method of a request to the next hop. HEAD is not among them: the length in its response is that of a body which does
-/// not follow, so whoever sends one has to remember it while reading. A client's HEAD is answered from the response to GET.
+/// Method of a request to the next hop. HEAD is excluded: the content-length of its response is that of an absent body,
+/// so the reader would have to know the method. A client's HEAD is answered with the head of a GET response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UpstreamMethod {
     Get,
@@ -69,7 +71,7 @@ pub(crate) enum UpstreamMethod {
 }
 
 impl UpstreamMethod {
-    /// The method by which a client's request is forwarded.
+    /// Returns the method with which a client's request is forwarded.
     pub(crate) fn for_client(method: &Method) -> UpstreamMethod {
         if matches!(*method, Method::GET | Method::HEAD) { UpstreamMethod::Get } else { UpstreamMethod::Post }
     }
@@ -82,18 +84,18 @@ impl UpstreamMethod {
     }
 }
 
-/// The head of a request to the next hop: put together once, as it stands on the wire.
+/// Head of a request to the next hop, in wire format.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestHead {
     method: UpstreamMethod,
     path: &'static str,
-    /// A line for each header.
+    /// One line per header.
     lines: Vec<u8>,
 }
 
-/// Whom every request to a next hop is for, whoever that is: a connection says where it leads.
+/// Host of every request to a next hop; the connection determines the actual peer.
 pub(crate) const AUTHORITY: &str = "region";
-/// Room for the headers of a usual request, so that they are allocated once.
+/// Initial capacity for the headers of a usual request, so that they are allocated once.
 const LINES_BYTES: usize = 512;
 
 impl RequestHead {
@@ -101,46 +103,46 @@ impl RequestHead {
         RequestHead { method, path: "/", lines: Vec::with_capacity(LINES_BYTES) }
     }
 
-    /// The same for another path.
+    /// Returns the same head for another path.
     pub(crate) fn for_path(&self, path: &'static str) -> RequestHead {
         let mut lines = Vec::with_capacity(LINES_BYTES);
         lines.extend_from_slice(&self.lines);
         RequestHead { method: self.method, path, lines }
     }
 
-    /// Adds a header of ours, or one whose value [can stand in a header](can_stand_in_a_header).
+    /// Adds a header of ours, or one with a [valid value](is_valid_header_value).
     pub(crate) fn put(&mut self, name: &str, value: impl AsRef<[u8]>) {
         let value = value.as_ref();
-        // A line break in a value would be a header, or a request, of whoever chose the value.
-        assert!(can_stand_in_a_header(value), "the value of {name} cannot stand in a header");
+        // A line break in a client's value would inject a header or a request.
+        assert!(is_valid_header_value(value), "the value of {name} is not a valid header value");
         for part in [name.as_bytes(), b": ", value, b"\r\n"] {
             self.lines.extend_from_slice(part);
         }
     }
 
-    /// As HTTP/1.1 has it.
-    pub(crate) fn in_the_clear(&self) -> Vec<u8> {
+    /// Serializes the head for HTTP/1.1.
+    pub(crate) fn to_http1(&self) -> Vec<u8> {
         let method = self.method.as_http();
         let parts =
             [method.as_str().as_bytes(), b" ", self.path.as_bytes(), b" HTTP/1.1\r\n", &self.lines, b"\r\n"];
         parts.concat()
     }
 
-    /// As HTTP/2 has it.
-    pub(crate) fn over_http2(&self) -> Request<()> {
+    /// Converts the head for HTTP/2.
+    pub(crate) fn to_http2(&self) -> Request<()> {
         let mut parts = http::uri::Parts::default();
         parts.scheme = Some(Scheme::HTTPS);
         parts.authority = Some(Authority::from_static(AUTHORITY));
         parts.path_and_query = Some(PathAndQuery::from_static(self.path));
         let mut request = Request::new(());
-        *request.uri_mut() = Uri::from_parts(parts).expect("all that a request to a server has");
+        *request.uri_mut() = Uri::from_parts(parts).expect("scheme, authority and path are set");
         *request.method_mut() = self.method.as_http();
         for line in self.lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let colon = line.iter().position(|byte| *byte == b':').expect("a line has a name");
+            let colon = line.iter().position(|byte| *byte == b':').expect("a line contains a colon");
             let (name, value) = (&line[..colon], &line[colon + 2..line.len() - 1]);
             if name != HOST.as_str().as_bytes() {
-                let name = HeaderName::from_bytes(name).expect("the name of a header of ours");
-                let value = HeaderValue::from_bytes(value).expect("looked at when it was put in");
+                let name = HeaderName::from_bytes(name).expect("our header names are valid");
+                let value = HeaderValue::from_bytes(value).expect("checked when it was added");
                 request.headers_mut().append(name, value);
             }
         }
@@ -148,185 +150,201 @@ impl RequestHead {
     }
 }
 
-/// Whether a value ends where its line ends (RFC 9110, 5.5).
-pub(crate) fn can_stand_in_a_header(value: &[u8]) -> bool {
+/// Returns whether a value cannot end its header line (RFC 9110, 5.5).
+pub(crate) fn is_valid_header_value(value: &[u8]) -> bool {
     value.iter().all(|byte| (*byte >= b' ' && *byte != 0x7f) || *byte == b'\t')
 }
 
-/// An answer whose head has come.
-pub(crate) struct Answer {
+/// Response head, and its body.
+pub(crate) struct UpstreamResponse {
     pub(crate) head: Head,
-    pub(crate) body: AnswerBody,
+    pub(crate) body: ResponseBody,
 }
 
-/// The body of an answer.
-pub(crate) enum AnswerBody {
-    /// All of it.
-    Whole(Bytes),
-    /// Still coming.
-    Coming(Box<Coming>),
+/// Body of a response.
+pub(crate) enum ResponseBody {
+    /// Buffered completely.
+    Buffered(Bytes),
+    /// Streamed.
+    Streamed(Box<StreamedBody>),
 }
 
-/// A body that is still coming.
-pub(crate) struct Coming(Rest);
+/// Response body that is being received.
+pub(crate) struct StreamedBody(UpstreamBody);
 
 impl Upstream {
-    /// From an edge to regions; in HTTP/2 where they speak it, if `http2`.
-    pub(crate) fn to_regions(regions: &Regions, http2: bool) -> Result<Upstream, rustls::Error> {
-        let outward = Arc::new(Outward::to_regions(regions, http2)?);
-        let streams = http2.then(|| Streams::over(outward.clone()));
-        Ok(Upstream { plain: Arc::new(Plain::over(outward.clone())), outward, streams })
+    /// Creates the client of a gateway for regions; uses HTTP/2 where they support it, if `http2`.
+    pub(crate) fn to_regions(
+        regions: &RegionTransport,
+        http2: bool,
+        catalogue: &Arc<Catalogue>,
+    ) -> Result<Upstream, rustls::Error> {
+        let connector = Arc::new(Connector::to_regions(regions, http2, catalogue)?);
+        let http2_client = http2.then(|| Http2Client::over(connector.clone()));
+        Ok(Upstream { http1_client: Arc::new(Http1Client::over(connector.clone())), connector, http2_client })
     }
 
-    /// From a region's door to its replicas: in the clear, as whatever is between those two has seen the request anyway.
+    /// Creates the client of an ingress for its replicas: plaintext, since the network between them already carries the
+    /// request unencrypted.
     pub(crate) fn within_the_region() -> Upstream {
-        let outward = Arc::new(Outward::within_the_region());
-        Upstream { plain: Arc::new(Plain::over(outward.clone())), outward, streams: None }
-    }
-
-    /// What went wrong before anything was sent.
-    pub(crate) fn hop_failures(&self) -> &HopFailures {
-        self.outward.failures()
-    }
-
-    /// What connections of HTTP/2 have met, how many are open, and how many requests are on them; where there are such.
-    pub(crate) fn connections(&self) -> Option<(&Tally<HopEvent>, (usize, usize))> {
-        self.streams.as_ref().map(|streams| (streams.counts(), streams.size()))
-    }
-
-    async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
-        let Some(streams) = &self.streams else {
-            return Ok(Opened::Plain(self.plain.open(way, connect_timeout).await?));
-        };
-        loop {
-            if let streams::Opened::Stream(stream) = streams.open(way, connect_timeout, &self.plain).await? {
-                return Ok(Opened::Stream(stream));
-            }
-            if let Some(opened) = self.plain.waiting(way) {
-                return Ok(Opened::Plain(opened));
-            }
-            let greeted = self.outward.connect(way, connect_timeout).await?;
-            if !greeted.http2 {
-                return Ok(Opened::Plain(self.plain.begin(way, greeted)));
-            }
-            // The region has learned HTTP/2 since.
-            streams.adopt(way, greeted).await?;
+        let connector = Arc::new(Connector::within_the_region());
+        Upstream {
+            http1_client: Arc::new(Http1Client::over(connector.clone())),
+            connector,
+            http2_client: None,
         }
     }
 
-    /// Says something to a region that is nobody's request, and waits for the whole answer, which may have so many bytes;
-    /// with the time from question to answer.
-    pub(crate) async fn converse(
+    /// Returns the counters of connections that failed before a request was sent.
+    pub(crate) fn hop_failures(&self) -> &HopFailures {
+        self.connector.failures()
+    }
+
+    /// Returns the HTTP/2 connection events, the number of open connections and of requests on them; `None` without
+    /// HTTP/2.
+    pub(crate) fn connections(&self) -> Option<(&LabelCounter<HopEvent>, (usize, usize))> {
+        self.http2_client.as_ref().map(|http2_client| (http2_client.counts(), http2_client.size()))
+    }
+
+    async fn open(
         &self,
-        way: Way,
+        key: UpstreamKey,
+        connect_timeout: Duration,
+    ) -> Result<UpstreamConnection<'_>, Failure> {
+        let Some(http2_client) = &self.http2_client else {
+            return Ok(UpstreamConnection::Http1(self.http1_client.open(key, connect_timeout).await?));
+        };
+        loop {
+            if let http2::Http2Slot::Stream(stream) =
+                http2_client.open(key, connect_timeout, &self.http1_client).await?
+            {
+                return Ok(UpstreamConnection::Http2(stream));
+            }
+            if let Some(opened) = self.http1_client.take_idle(key) {
+                return Ok(UpstreamConnection::Http1(opened));
+            }
+            let connected = self.connector.connect(key, connect_timeout).await?;
+            if !connected.http2 {
+                return Ok(UpstreamConnection::Http1(self.http1_client.ready(key, connected)));
+            }
+            // The region supports HTTP/2 by now.
+            http2_client.adopt(key, connected).await?;
+        }
+    }
+
+    /// Sends a request of the gateway itself to a region and buffers the response, of at most `whole_max` bytes; also
+    /// returns the time from request to response.
+    pub(crate) async fn send_own(
+        &self,
+        key: UpstreamKey,
         head: &RequestHead,
         body: &Bytes,
         whole_max: usize,
-    ) -> Result<(Answer, Duration), Failure> {
+    ) -> Result<(UpstreamResponse, Duration), Failure> {
         loop {
-            let opened = self.open(way, CONVERSE_CONNECT_TIMEOUT).await?;
-            let asked = Instant::now();
-            let answered = match opened.ask(head, body.clone()).await {
-                // Not one that waits is left, or a new one: that ends.
+            let opened = self.open(key, STATUS_CONNECT_TIMEOUT).await?;
+            let sent = Instant::now();
+            let response = match opened.send(head, body.clone()).await {
+                // Another idle connection or a new one: the number of idle ones is finite.
                 Err(Failure::StaleConnection) => continue,
-                answered => self.whole(answered?, whole_max, way.address).await?,
+                result => self.buffer(result?, whole_max, key.address).await?,
             };
-            return Ok((answered, asked.elapsed()));
+            return Ok((response, sent.elapsed()));
         }
     }
 
-    /// Sends `head` and `body` where the residency policy of the body permits and waits for an answer, which is read whole if it
-    /// declares no more than `whole_max` bytes; the caller bounds the time by dropping this.
-    pub(crate) async fn ask(
+    /// Sends `head` and `body` to a region that the residency policy of the body allows, and waits for the response,
+    /// which is buffered if it declares at most `whole_max` bytes; the caller bounds the time by dropping the future.
+    pub(crate) async fn send(
         &self,
         to: Conn<SocketAddr>,
         connect_timeout: Duration,
         head: RequestHead,
         body: residency::Body<Bytes>,
         whole_max: usize,
-    ) -> Result<Answer, Failure> {
-        let way = Way { region: to.region(), address: *to.address() };
-        let opened = self.open(way, connect_timeout).await?;
+    ) -> Result<UpstreamResponse, Failure> {
+        let key = UpstreamKey { region: to.region(), address: *to.address() };
+        let opened = self.open(key, connect_timeout).await?;
         let (body, address) = residency::send(body, to, opened.peer());
-        self.whole(opened.ask(&head, body).await?, whole_max, address).await
+        self.buffer(opened.send(&head, body).await?, whole_max, address).await
     }
 
-    /// The rest of the answer, if it declares no more than `whole_max` bytes.
-    async fn whole(
+    /// Buffers the body if it declares at most `whole_max` bytes.
+    async fn buffer(
         &self,
-        (head, mut rest): (Head, Rest),
+        (head, mut body): (Head, UpstreamBody),
         whole_max: usize,
         address: SocketAddr,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<UpstreamResponse, Failure> {
         let Some(length) = declared_length(&head).filter(|length| *length <= whole_max) else {
-            return Ok(Answer { head, body: AnswerBody::Coming(Box::new(Coming(rest))) });
+            return Ok(UpstreamResponse { head, body: ResponseBody::Streamed(Box::new(StreamedBody(body))) });
         };
-        let whole = rest.whole(length).await.map_err(|error| {
-            tracing::debug!(%address, %error, "an answer broke off");
+        let whole = body.whole(length).await.map_err(|error| {
+            tracing::debug!(%address, %error, "response truncated");
             Failure::Unreachable
         })?;
-        rest.finish(&self.plain);
-        Ok(Answer { head, body: AnswerBody::Whole(whole) })
+        body.finish(&self.http1_client);
+        Ok(UpstreamResponse { head, body: ResponseBody::Buffered(whole) })
     }
 }
 
-impl Opened<'_> {
-    /// Who is at the other end.
+impl UpstreamConnection<'_> {
+    /// Returns the identity of the peer.
     fn peer(&self) -> Peer {
         match self {
-            Opened::Plain(opened) => opened.peer(),
-            Opened::Stream(stream) => stream.peer(),
+            UpstreamConnection::Http1(opened) => opened.peer(),
+            UpstreamConnection::Http2(stream) => stream.peer(),
         }
     }
 
-    /// Sends a request and waits for the head of its answer.
-    async fn ask(self, head: &RequestHead, body: Bytes) -> Result<(Head, Rest), Failure> {
+    /// Sends a request and waits for the head of its response.
+    async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Head, UpstreamBody), Failure> {
         match self {
-            Opened::Plain(opened) => {
-                let plain::Begun { head, rest } = opened.ask(head, &body).await?;
-                Ok((head, Rest::Plain(rest)))
+            UpstreamConnection::Http1(opened) => {
+                let http1::Http1Response { head, body } = opened.send(head, &body).await?;
+                Ok((head, UpstreamBody::Http1(body)))
             }
-            Opened::Stream(stream) => {
-                let (head, rest) = stream.ask(head, body).await?;
-                Ok((head, Rest::Stream(rest)))
+            UpstreamConnection::Http2(stream) => {
+                let (head, body) = stream.send(head, body).await?;
+                Ok((head, UpstreamBody::Http2(body)))
             }
         }
     }
 }
 
-impl Rest {
-    async fn chunk(&mut self) -> Result<Option<Bytes>, Broken> {
+impl UpstreamBody {
+    async fn chunk(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         Ok(match self {
-            Rest::Plain(rest) => rest.chunk().await?,
-            Rest::Stream(rest) => rest.chunk().await?,
+            UpstreamBody::Http1(body) => body.chunk().await?,
+            UpstreamBody::Http2(body) => body.chunk().await?,
         })
     }
 
-    async fn whole(&mut self, length: usize) -> Result<Bytes, Broken> {
+    async fn whole(&mut self, length: usize) -> Result<Bytes, UpstreamError> {
         Ok(match self {
-            Rest::Plain(rest) => rest.whole(length).await?,
-            Rest::Stream(rest) => rest.whole(length).await?,
+            UpstreamBody::Http1(body) => body.whole(length).await?,
+            UpstreamBody::Http2(body) => body.whole(length).await?,
         })
     }
 
-    fn finish(self, plain: &Plain) {
+    fn finish(self, http1_client: &Http1Client) {
         match self {
-            Rest::Plain(rest) => rest.finish(plain),
-            // A stream that has ended leaves its connection by itself.
-            Rest::Stream(rest) => drop(rest),
+            UpstreamBody::Http1(body) => body.finish(http1_client),
+            // A stream that has ended releases its slot by itself.
+            UpstreamBody::Http2(body) => drop(body),
         }
     }
 }
 
-impl Coming {
-    /// The next piece of the body; `None` at its end.
-    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Broken> {
+impl StreamedBody {
+    /// Returns the next piece of the body; `None` at its end.
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         self.0.chunk().await
     }
 
-    /// Gives the connection back once the body has ended.
+    /// Returns the connection to the pool if the body has ended.
     pub(crate) fn finish(self, upstream: &Upstream) {
-        self.0.finish(&upstream.plain);
+        self.0.finish(&upstream.http1_client);
     }
 }
 
@@ -339,37 +357,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_stands_on_the_wire_as_it_was_put_together() {
+    fn a_head_is_serialized_for_both_protocols() {
         let mut head = RequestHead::new(UpstreamMethod::Post);
         head.put("host", "region");
         let mut other = head.for_path("/v1/embeddings");
         other.put("x-request-id", "a\tb c~é");
-        assert_eq!(head.in_the_clear(), b"POST / HTTP/1.1\r\nhost: region\r\n\r\n");
+        assert_eq!(head.to_http1(), b"POST / HTTP/1.1\r\nhost: region\r\n\r\n");
         let wire = "POST /v1/embeddings HTTP/1.1\r\nhost: region\r\nx-request-id: a\tb c~é\r\n\r\n";
-        assert_eq!(other.in_the_clear(), wire.as_bytes());
-        let request = other.over_http2();
+        assert_eq!(other.to_http1(), wire.as_bytes());
+        let request = other.to_http2();
         assert_eq!(
             (request.method(), request.uri().to_string()),
             (&Method::POST, "https://region/v1/embeddings".to_owned())
         );
         let headers: Vec<_> =
             request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
-        assert_eq!(headers, [("x-request-id", "a\tb c~é".as_bytes())], "of `host` there is the authority");
+        assert_eq!(headers, [("x-request-id", "a\tb c~é".as_bytes())], "host is replaced by the authority");
     }
 
     #[test]
     fn a_head_request_is_forwarded_as_get() {
         for (method, forwarded) in [(Method::HEAD, "GET "), (Method::GET, "GET "), (Method::POST, "POST ")] {
             let head = RequestHead::new(UpstreamMethod::for_client(&method));
-            assert!(head.in_the_clear().starts_with(forwarded.as_bytes()), "{method}");
-            assert_eq!(head.over_http2().method().as_str(), forwarded.trim(), "{method}");
+            assert!(head.to_http1().starts_with(forwarded.as_bytes()), "{method}");
+            assert_eq!(head.to_http2().method().as_str(), forwarded.trim(), "{method}");
         }
     }
 
     #[test]
-    fn no_value_ends_its_line_or_the_head() {
+    fn values_with_line_breaks_or_control_characters_are_invalid() {
         for value in ["a\r\nx: y", "a\nb", "a\rb", "a\0b", "a\x7fb"] {
-            assert!(!can_stand_in_a_header(value.as_bytes()), "{value:?}");
+            assert!(!is_valid_header_value(value.as_bytes()), "{value:?}");
         }
     }
 }

@@ -220,7 +220,7 @@ impl FleetFiles {
         let document = TomlDocument::new("Gateway of a local fleet.")
             .text("listen", listen)
             .text("operations", operations)
-            .text("place", region)
+            .text("region", region)
             .text("fleet_token_file", self.fleet_token()?.display())
             .line(&hub_line(hubs))
             .text("snapshot", self.dir.join("gateway-routes").display())

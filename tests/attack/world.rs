@@ -40,7 +40,7 @@ impl World {
         write(
             "gateway.toml",
             format!(
-                "listen = '{address}'\noperations = '{operations}'\nplace = 'aws/us-east-1'\nhub = 'http://{hub}'\n\
+                "listen = '{address}'\noperations = '{operations}'\nregion = 'aws/us-east-1'\nhub = 'http://{hub}'\n\
                  snapshot = 'routes'\ntenants = 'tenants.toml'\n\
                  [timeouts]\nidle = '30s'\nhead = '2s'\nbody = '3s'\nwrite = '3s'\n"
             ),

@@ -26,7 +26,7 @@ impl Gateway {
         let (listen, operations) = (port(), port());
         let tenants = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/tenants.toml");
         let text = format!(
-            "listen = \"{listen}\"\noperations = \"{operations}\"\nplace = \"aws/us-east-1\"\nhub = \"http://127.0.0.1:9\"\n\
+            "listen = \"{listen}\"\noperations = \"{operations}\"\nregion = \"aws/us-east-1\"\nhub = \"http://127.0.0.1:9\"\n\
              tenants = \"{}\"\nsnapshot = \"routes\"\n{cors}",
             tenants.display()
         );

@@ -97,7 +97,7 @@ impl Fleet {
             (
                 "gateway.toml",
                 format!(
-                    "listen = \"{gateway}\"\noperations = \"{}\"\nplace = \"aws/us-east-1\"\nhub = \"http://{hub}\"\n\
+                    "listen = \"{gateway}\"\noperations = \"{}\"\nregion = \"aws/us-east-1\"\nhub = \"http://{hub}\"\n\
                      fleet_token_file = \"fleet\"\ntenants = \"tenants.toml\"\nsnapshot = \"gateway-routes\"\n",
                     at(OPERATIONS)
                 ),

@@ -29,7 +29,7 @@ async fn a_region_scales_from_zero_and_back_while_processes_are_killed() {
     scene.start();
     scene
         .until("it scales by the table on its disk", async || {
-            scene.metric("meridian_scaling_replicas_wanted").await == Some(0)
+            scene.metric("meridian_scaling_replicas_desired").await == Some(0)
         })
         .await;
     let (status, body) = scene.ask().await;
@@ -52,7 +52,7 @@ async fn a_region_scales_from_zero_and_back_while_processes_are_killed() {
     scene.until_ready(2).await;
     scene
         .until("the death is counted", async || {
-            scene.metric("meridian_scaling_replicas_died_total").await == Some(1)
+            scene.metric("meridian_scaling_replicas_crashed_total").await == Some(1)
         })
         .await;
 
@@ -67,7 +67,7 @@ async fn a_region_scales_from_zero_and_back_while_processes_are_killed() {
     // While the hub is unreachable no replica is stopped, however low the load.
     scene
         .until("the hub's silence keeps them", async || {
-            scene.metric("meridian_scaling_decided_by{deployment=\"minilm\",why=\"hub_unreachable\"}").await
+            scene.metric("meridian_scaling_decided_by{deployment=\"minilm\",reason=\"hub_unreachable\"}").await
                 == Some(1)
         })
         .await;
@@ -93,7 +93,7 @@ async fn orphaned_replicas_exit_by_themselves() {
     scene.start();
     scene
         .until("it knows what should run here", async || {
-            scene.metric("meridian_scaling_replicas_wanted").await == Some(0)
+            scene.metric("meridian_scaling_replicas_desired").await == Some(0)
         })
         .await;
     assert_eq!(scene.ask().await.0, 200);

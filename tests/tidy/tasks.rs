@@ -14,7 +14,7 @@ const SEARCHED_CHARS: usize = 220;
 
 /// Exceptions, with the reason why the task does not end silently.
 const JOINED: &[(&str, &str)] = &[
-    ("gateway/src/streams/mod.rs", "`Streams::spawn`, which contains what it is given"),
+    ("gateway/src/http2/mod.rs", "`Http2Client::spawn`, which contains its task"),
     ("replica/src/engine/cpu/mod.rs", "scoped threads, whose panic is that of the scope"),
     ("replica/src/server.rs", "the role waits for it and ends with an error"),
     (

@@ -250,7 +250,7 @@ def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_
         os.remove(snapshot)
     config = place.write(
         f"{name}.toml",
-        f'listen = "{listen}"\noperations = "{operations}"\nplace = "{REGIONS[0]}"\nhub = "http://{hub}"\n'
+        f'listen = "{listen}"\noperations = "{operations}"\nregion = "{REGIONS[0]}"\nhub = "http://{hub}"\n'
         f'tenants = "{name}-tenants.toml"\nsnapshot = "{snapshot}"\n{more}'
         + (f'[receipts]\ndir = "{kept}"\nkey_file = "{pseudonyms}"\n' if receipts else ""),
     )

@@ -1,12 +1,12 @@
-//! `[bodies]` of `gateway.toml`: how much memory request bodies may take, and how slowly they may arrive.
+//! `[bodies]` section of `gateway.toml`: memory limits and minimum rate of request bodies.
 
 use super::timeouts::duration;
-use crate::intake::{BODY_BYTES_MAX, BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
+use crate::request_body::{BODY_BYTES_MAX, BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
 use gateway_core::{memory, progress};
 use serde::Deserialize;
 use std::time::Duration;
 
-/// As written: each absent key has its default.
+/// Raw section. An absent key has its default.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawBodies {
@@ -18,7 +18,7 @@ pub(super) struct RawBodies {
 }
 
 impl RawBodies {
-    /// Checks what was written, with all problems together. `total` is how long a body may take to arrive in all.
+    /// Validates the section, and reports all problems. `total` is the timeout for a complete body.
     pub(super) fn read(self, total: Duration, problems: &mut Vec<String>) -> BodyLimits {
         let RawBodies {
             bytes_max,
@@ -33,15 +33,15 @@ impl RawBodies {
                 Some(number) => number,
                 None => {
                     problems.push(format!(
-                        "bodies.{key} = {number} is less than one body may have, {BODY_BYTES_MAX}; give so many bytes or \
-                         more, or leave it out for {absent}"
+                        "bodies.{key} = {number} is less than the maximum size of one body, {BODY_BYTES_MAX}; \
+                         raise it to at least that, or remove it for the default {absent}"
                     ));
                     absent
                 }
             }
         };
         let of_all = bytes("bytes_max", bytes_max, MEMORY_DEFAULT.total);
-        // A part of what there is, where only that was written.
+        // Defaults are a share of `bytes_max` where only that is set.
         let per_tenant = (of_all / 4).max(BODY_BYTES_MAX);
         let per_connection = MEMORY_DEFAULT.per_connection.min(of_all);
         let memory = memory::Limits {
@@ -54,7 +54,7 @@ impl RawBodies {
         {
             if part > of_all {
                 problems.push(format!(
-                    "bodies.{key} = {part} is more than bodies.bytes_max, {of_all}; lower it or raise that"
+                    "bodies.{key} = {part} exceeds bodies.bytes_max ({of_all}); lower it or raise bytes_max"
                 ));
             }
         }
@@ -64,8 +64,8 @@ impl RawBodies {
             Some(_) => {
                 let default = PROGRESS_DEFAULT.bytes_per_second;
                 problems.push(format!(
-                    "bodies.bytes_per_second_min is less than 1; write the slowest rate in bytes a second, or leave it out \
-                     for {default}"
+                    "bodies.bytes_per_second_min is less than 1; set the minimum rate in bytes a second, or remove it \
+                     for the default {default}"
                 ));
                 default
             }
@@ -76,7 +76,7 @@ impl RawBodies {
                 Some(stall) => stall,
                 None => {
                     problems.push(format!(
-                        "bodies.stall = \"{text}\" is no time; write one as \"500ms\", \"10s\" or \"2m\""
+                        "bodies.stall = \"{text}\" is not a positive duration; write it as \"500ms\", \"10s\" or \"2m\""
                     ));
                     PROGRESS_DEFAULT.stall
                 }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_has_its_default() {
+    fn absent_keys_have_their_defaults() {
         let (memory, progress) = (MEMORY_DEFAULT, PROGRESS_DEFAULT);
         assert_eq!(read(""), Ok(BodyLimits { memory, progress, senders_are_gateways: false }));
         let less = read("bytes_max = 67108864").unwrap().memory;
@@ -110,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_taken_at_its_bounds_and_refused_past_them() {
-        let refused = |text: &str, word: &str| {
+    fn a_limit_is_accepted_at_its_bounds_and_rejected_past_them() {
+        let rejected = |text: &str, word: &str| {
             let problems = read(text).expect_err(text);
             assert!(problems.len() == 1 && problems[0].contains(word), "{text}: {problems:?}");
         };
@@ -123,11 +123,11 @@ mod tests {
         let limits = limits.unwrap();
         assert_eq!(limits.memory, memory::Limits { total: body, per_tenant: body, per_connection: body });
         assert_eq!((limits.progress.stall, limits.progress.bytes_per_second), (Duration::from_millis(1), 1));
-        refused(&format!("bytes_per_tenant_max = {}", body - 1), "bodies.bytes_per_tenant_max");
-        refused("bytes_per_connection_max = -1", "bodies.bytes_per_connection_max");
-        refused("bytes_per_tenant_max = 536870913", "bodies.bytes_max");
-        refused("bytes_per_second_min = 0", "bodies.bytes_per_second_min");
-        refused("stall = '0s'", "bodies.stall");
-        refused("stall = 'soon'", "bodies.stall");
+        rejected(&format!("bytes_per_tenant_max = {}", body - 1), "bodies.bytes_per_tenant_max");
+        rejected("bytes_per_connection_max = -1", "bodies.bytes_per_connection_max");
+        rejected("bytes_per_tenant_max = 536870913", "bodies.bytes_max");
+        rejected("bytes_per_second_min = 0", "bodies.bytes_per_second_min");
+        rejected("stall = '0s'", "bodies.stall");
+        rejected("stall = 'soon'", "bodies.stall");
     }
 }

@@ -1,9 +1,9 @@
-//! `[cors]` of `gateway.toml`: the web pages whose scripts may call the gateway.
+//! `[cors]` section of `gateway.toml`: origins whose scripts may call the gateway.
 
 use gateway_core::cors::Cors;
 use serde::Deserialize;
 
-/// As written.
+/// Raw section.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawCors {
@@ -12,7 +12,7 @@ pub(super) struct RawCors {
 }
 
 impl RawCors {
-    /// Checks what was written, with all problems together.
+    /// Validates the section; returns all problems.
     pub(super) fn read(self) -> Result<Cors, Vec<String>> {
         let RawCors { origins, max_age_s } = self;
         Cors::read(origins, max_age_s)

@@ -1,33 +1,34 @@
-//! What the gateway shows to its hubs, so that a residency that becomes wider waits for it.
+//! Fleet token of the gateway: it authenticates the gateway to its hubs, which wait for it when a residency policy is
+//! widened.
 
 use scheduler_core::token::Token;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The token in this file or in this variable; without either, the gateway shows none.
+/// Reads the token from this file or this environment variable; without either, the gateway has none.
 pub(super) fn read(
     file: Option<PathBuf>,
     variable: Option<String>,
     base: &Path,
     environment: &BTreeMap<String, String>,
 ) -> Result<Option<Token>, String> {
-    let (what, text) = match (file, variable) {
+    let (key, text) = match (file, variable) {
         (None, None) => return Ok(None),
         (Some(_), Some(_)) => {
-            return Err("fleet_token_file and fleet_token_env are both there; write one of them".to_owned());
+            return Err("fleet_token_file and fleet_token_env are both set; remove one".to_owned());
         }
         (Some(path), None) => {
-            let what = format!("fleet_token_file = \"{}\"", path.display());
+            let key = format!("fleet_token_file = \"{}\"", path.display());
             let text = std::fs::read_to_string(base.join(path));
-            (what.clone(), text.map_err(|error| format!("{what} cannot be read: {error}"))?)
+            (key.clone(), text.map_err(|error| format!("{key} cannot be read: {error}"))?)
         }
         (None, Some(variable)) => {
-            let what = format!("fleet_token_env = \"{variable}\"");
+            let key = format!("fleet_token_env = \"{variable}\"");
             let text = environment.get(&variable);
-            (what.clone(), text.cloned().ok_or_else(|| format!("{what} is not set in the environment"))?)
+            (key.clone(), text.cloned().ok_or_else(|| format!("{key} is not set in the environment"))?)
         }
     };
-    Token::read(&text).map(Some).map_err(|problem| format!("{what} {problem}"))
+    Token::read(&text).map(Some).map_err(|problem| format!("{key} {problem}"))
 }
 
 #[cfg(test)]
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_token_comes_from_one_place_and_cannot_be_guessed() {
+    fn the_token_has_one_source_and_a_minimum_length() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
         let environment = [("TOKEN", "fedcba9876543210"), ("SHORT", "secret")];
@@ -48,7 +49,7 @@ mod tests {
         assert_eq!(read(Some("token"), None).map(shown), Ok(Some("0123456789abcdef".to_owned())));
         assert_eq!(read(None, Some("TOKEN")).map(shown), Ok(Some("fedcba9876543210".to_owned())));
         for (file, variable, part) in [
-            (Some("token"), Some("TOKEN"), "both there"),
+            (Some("token"), Some("TOKEN"), "both set"),
             (Some("gone"), None, "cannot be read"),
             (None, Some("GONE"), "not set"),
             (None, Some("SHORT"), "has 6 bytes"),

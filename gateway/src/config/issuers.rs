@@ -1,4 +1,4 @@
-//! `[[issuer]]` in `tenants.toml`: whose tokens are taken, and by which rules.
+//! `[[issuer]]` sections of `tenants.toml`: issuers of accepted tokens, and the rules for them.
 
 use crate::tokens::{Issuer, Source};
 use gateway_core::jwt::{LEEWAY_DEFAULT, LEEWAY_MAX, Rules, TENANT_CLAIM_DEFAULT};
@@ -18,22 +18,23 @@ pub(super) struct RawIssuer {
     leeway_seconds: Option<u64>,
 }
 
-/// What was read.
+/// Validated issuers.
 pub(super) struct Issuers {
-    /// All that are there, also those with problems: so that nobody is told of a problem twice.
+    /// Names of all issuers, including invalid ones, so that a tenant that refers to an invalid issuer is not a second
+    /// problem.
     pub(super) names: BTreeSet<String>,
-    /// Those that can be used.
+    /// Valid issuers.
     pub(super) open: Vec<Issuer>,
 }
 
-/// Reads the issuers and their keys. Relative paths are taken from `base`.
+/// Validates the issuers and reads their keys. Relative paths are relative to `base`.
 pub(super) fn read(raw: Vec<RawIssuer>, base: &Path, problems: &mut Vec<String>) -> Issuers {
     let mut issuers = Issuers { names: BTreeSet::new(), open: Vec::new() };
     for raw in raw {
         let name = raw.name.clone();
         let mut found = Vec::new();
         if !issuers.names.insert(name.clone()) {
-            found.push("it is there twice; keep one entry".to_owned());
+            found.push("is defined twice; keep one entry".to_owned());
         }
         issuers.open.extend(read_issuer(raw, base, &mut found));
         problems.extend(found.into_iter().map(|problem| format!("issuer \"{name}\": {problem}")));
@@ -46,19 +47,19 @@ fn read_issuer(raw: RawIssuer, base: &Path, problems: &mut Vec<String>) -> Optio
     let tenant_claim = tenant_claim.unwrap_or_else(|| TENANT_CLAIM_DEFAULT.to_owned());
     for (key, value) in [("name", &name), ("audience", &audience), ("tenant_claim", &tenant_claim)] {
         if value.is_empty() {
-            problems.push(format!("{key} = \"\" would fit nothing; write what the token has"));
+            problems.push(format!("{key} = \"\" matches no token; write the value in the token"));
         }
     }
     let leeway = leeway_seconds.map_or(LEEWAY_DEFAULT, Duration::from_secs);
     if leeway > LEEWAY_MAX {
-        let most = LEEWAY_MAX.as_secs();
-        problems.push(format!("leeway_seconds = {}; give {most} or less", leeway.as_secs()));
+        let max = LEEWAY_MAX.as_secs();
+        problems.push(format!("leeway_seconds = {}; the maximum is {max}", leeway.as_secs()));
     }
     let source = match (keys_file, secret_file) {
         (Some(path), None) => Some(Source::Jwks(base.join(path))),
         (None, Some(path)) => Some(Source::Secret(base.join(path))),
         (None, None) | (Some(_), Some(_)) => {
-            problems.push("it needs one of keys_file and secret_file".to_owned());
+            problems.push("needs one of keys_file and secret_file".to_owned());
             None
         }
     };
@@ -77,14 +78,14 @@ mod tests {
         }
         let file: File = toml::from_str(text).expect("TOML");
         let mut problems = Vec::new();
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("secret"), "a".repeat(32)).expect("a file");
         read(file.issuer, dir.path(), &mut problems);
         problems
     }
 
     #[test]
-    fn all_problems_are_told_at_once_with_the_issuer_that_they_are_about() {
+    fn all_problems_are_reported_at_once_with_their_issuer() {
         let good =
             "[[issuer]]\nname = \"good\"\naudience = \"m\"\nsecret_file = \"secret\"\nleeway_seconds = 300\n";
         assert_eq!(problems(good), [""; 0]);
@@ -98,7 +99,7 @@ mod tests {
         let expected = [
             ("good", "twice"),
             ("bare", "audience"),
-            ("bare", "leeway_seconds = 301; give 300"),
+            ("bare", "leeway_seconds = 301; the maximum is 300"),
             ("bare", "keys_file and secret_file"),
             ("both", "keys_file and secret_file"),
             ("gone", "cannot be read"),
@@ -106,9 +107,9 @@ mod tests {
             ("keys", "no JSON"),
         ];
         for (issuer, word) in expected {
-            let about = format!("issuer \"{issuer}\": ");
-            let told = found.iter().any(|problem| problem.starts_with(&about) && problem.contains(word));
-            assert!(told, "{word} of {issuer} in {found:#?}");
+            let prefix = format!("issuer \"{issuer}\": ");
+            let reported = found.iter().any(|problem| problem.starts_with(&prefix) && problem.contains(word));
+            assert!(reported, "{word} of {issuer} in {found:#?}");
         }
         assert_eq!(found.len(), expected.len(), "{found:#?}");
     }

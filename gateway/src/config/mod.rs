@@ -1,5 +1,5 @@
-//! `gateway.toml`, read once: what a person writes becomes what the edge can rely on, or a list of everything wrong.
-//! Who may come in stands in a file of its own, which changes more often: `tenants`.
+//! Configuration of a gateway: `gateway.toml`, validated once into [`EdgeConfig`] or a list of all problems. Tenants
+//! have a file of their own, `tenants`, which changes more often.
 
 mod bodies;
 mod cors;
@@ -8,16 +8,16 @@ mod issuers;
 mod tenants;
 mod timeouts;
 
-pub use crate::intake::BodyLimits;
+pub use crate::request_body::BodyLimits;
 pub(crate) use tenants::TenantsRead;
 pub use tenants::{TenantsFile, check_tenants};
 pub use timeouts::Timeouts;
 
-use crate::hop::{RawRegionTls, Regions};
+use crate::hop::{RawRegionTls, RegionTransport};
 pub use crate::listener::AddressLimits;
 use crate::listener::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use crate::receipts::{RawReceipts, ReceiptsConfig};
-use crate::tls::Identity;
+use crate::tls::TlsIdentity;
 use crate::tokens::Issuer;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
@@ -34,13 +34,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The file, as written.
+/// Raw file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawConfig {
     listen: String,
     operations: String,
-    place: String,
+    region: String,
     hub: RawHubs,
     fleet_token_file: Option<PathBuf>,
     fleet_token_env: Option<String>,
@@ -55,7 +55,7 @@ struct RawConfig {
     region_tls: Option<RawRegionTls>,
     region_http: Option<i64>,
     handover: Option<PathBuf>,
-    gzip_answers_from: Option<i64>,
+    gzip_min_bytes: Option<i64>,
     connections_max: Option<i64>,
     connections_per_address_max: Option<i64>,
     half_open_per_address_max: Option<i64>,
@@ -81,75 +81,74 @@ fn yes() -> bool {
     true
 }
 
-/// Below this an answer fits into one packet anyway.
-const GZIP_ANSWERS_FROM_MIN: usize = 1024;
+/// Minimum of `gzip_min_bytes`: a smaller response fits into one packet uncompressed.
+const GZIP_MIN_BYTES_MIN: usize = 1024;
 
-/// What an edge gateway needs to know.
+/// Configuration of a gateway.
 #[derive(Clone)]
 pub struct EdgeConfig {
-    /// Where clients connect.
+    /// Address for clients.
     pub listen: SocketAddr,
-    /// Where operators connect.
+    /// Address for operators.
     pub operations: SocketAddr,
-    /// The region beside which this gateway stands; its name in reports.
-    pub place: RegionId,
-    /// Where that is on the globe.
+    /// Region of this gateway; its name in reports.
+    pub region: RegionId,
+    /// Coordinates of that region.
     pub point: GeoPoint,
-    /// The hubs that may be asked.
+    /// Hubs.
     pub hub: Hubs,
-    /// What it shows them.
+    /// Token that authenticates the gateway to the hubs.
     pub fleet: Option<Token>,
-    /// Where the last good route table is kept.
+    /// Path of the last valid route table.
     pub snapshot: PathBuf,
-    /// Requests of locked deployments are rejected when no hub has confirmed that table for longer.
+    /// Requests of locked deployments are rejected when the last confirmation of the route table by a hub is older.
     pub policy_max_age: Duration,
-    /// Who is believed about a client's place.
+    /// Peers whose x-meridian-client-geo header is trusted.
     pub trusted_peers: Vec<IpAddr>,
-    /// What the edge proves its name with; without it, clients come over plain HTTP.
-    pub tls: Option<Arc<Identity>>,
-    /// What it shows to regions and whom it believes.
-    pub regions: Regions,
-    /// Whether it speaks HTTP/2 to those that do.
+    /// Certificate for clients; without it, clients connect over plaintext HTTP.
+    pub tls: Option<Arc<TlsIdentity>>,
+    /// TLS to regions.
+    pub regions: RegionTransport,
+    /// Whether HTTP/2 is used to regions that support it.
     pub region_http2: bool,
-    /// Where the next process of this gateway asks for its sockets.
+    /// Socket through which the next process takes over the listening sockets.
     pub handover: Option<PathBuf>,
-    /// Whether this process asks there for the sockets of the one that runs. Not in the file: it is said for each start.
+    /// Whether this process takes the sockets of the running one over. Set by the command line, not by the file.
     pub take_over: bool,
-    /// Answers of at least so many bytes of JSON are packed for clients that take it; without it, none.
-    pub gzip_answers_from: Option<usize>,
-    /// Connections that clients may have open at once.
+    /// Minimum size of JSON responses that are compressed for clients that accept it; without it, none is.
+    pub gzip_min_bytes: Option<usize>,
+    /// Maximum number of open client connections.
     pub connections_max: usize,
-    /// Limits for each client address.
+    /// Limits per client address.
     pub addresses: AddressLimits,
-    /// Which web pages may read responses; without it, none of another origin.
+    /// Origins whose pages may read responses; without it, none.
     pub cors: Option<Cors>,
-    /// Whether a lookup that takes longer than nearly all is asked for in another region as well.
+    /// Whether interactive requests that are slower than almost all others are hedged in another region.
     pub hedge: bool,
-    /// Whether what is too much for the nearest region goes to another that has offered room.
+    /// Whether overflow of the nearest region is sent to another region that has offered credit.
     pub spill: bool,
-    /// How long things may take.
+    /// Timeouts of client connections.
     pub timeouts: Timeouts,
     /// Memory limits and timeouts of request bodies.
     pub bodies: BodyLimits,
-    /// Where the tenants of its own file are read from again.
+    /// Tenants file, for reloads.
     pub tenants: Option<TenantsFile>,
-    /// Who may come in.
+    /// Keys of the tenants.
     pub keys: KeyRing,
-    /// Whose tokens are taken.
+    /// Issuers of accepted tokens.
     pub issuers: Vec<Issuer>,
-    /// Clouds and regions.
+    /// Catalogue of clouds and regions.
     pub catalogue: Arc<Catalogue>,
-    /// How receipts are kept, if they are.
+    /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
 }
 
 impl EdgeConfig {
-    /// Reads the configuration `text`; `environment` are the variables that secrets may come from, and relative paths
-    /// are taken from `base`.
+    /// Validates the configuration `text`. Secrets may come from `environment`; relative paths are relative to `base`.
     ///
     /// # Errors
     ///
-    /// Every problem at once, each naming the key, the value and what to write instead.
+    /// Returns all problems, each with the key, the value and the fix.
     pub fn parse(
         text: &str,
         base: &Path,
@@ -159,7 +158,7 @@ impl EdgeConfig {
         let RawConfig {
             listen,
             operations,
-            place,
+            region,
             hub,
             fleet_token_file,
             fleet_token_env,
@@ -173,7 +172,7 @@ impl EdgeConfig {
             region_tls,
             region_http,
             handover,
-            gzip_answers_from,
+            gzip_min_bytes,
             connections_max,
             connections_per_address_max,
             half_open_per_address_max,
@@ -187,13 +186,13 @@ impl EdgeConfig {
         let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems).map(Arc::new);
         let listen = address("listen", &listen, &mut problems);
         let operations = address("operations", &operations, &mut problems);
-        let place = find_place(&place, catalogue.as_deref(), &mut problems);
+        let region = find_region(&region, catalogue.as_deref(), &mut problems);
         let hub = Hubs::read(hub).map_err(|found| problems.extend(found)).ok();
         let fleet = fleet::read(fleet_token_file, fleet_token_env, base, environment);
         let fleet = fleet.map_err(|problem| problems.push(problem)).ok().flatten();
         let trusted_peers: Vec<_> =
             trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
-        // Without a file they are those that an operator applies.
+        // Without a tenants file the tenants are those that an operator applies.
         let tenants = tenants.map(|path| base.join(path)).zip(catalogue.as_ref());
         let tenants = tenants.map(|(path, catalogue)| TenantsFile::new(path, environment, catalogue));
         let (keys, issuers) =
@@ -203,34 +202,34 @@ impl EdgeConfig {
             read.map_err(|found| problems.extend(found)).ok()
         });
         let tls = tls.and_then(|RawTls { certificate, key }| {
-            let loaded = Identity::load(base.join(certificate), base.join(key));
+            let loaded = TlsIdentity::load(base.join(certificate), base.join(key));
             loaded.map_err(|found| problems.extend(found)).ok().map(Arc::new)
         });
-        let regions = place.as_ref().zip(catalogue.as_ref()).and_then(|((place, _), catalogue)| {
-            let read = Regions::read(region_tls, base, place, catalogue);
+        let regions = region.as_ref().zip(catalogue.as_ref()).and_then(|((region, _), catalogue)| {
+            let read = RegionTransport::read(region_tls, base, region, catalogue);
             read.map_err(|found| problems.extend(found)).ok()
         });
         let region_http2 = http_version(region_http, &mut problems);
-        let gzip_answers_from = at_least(
-            "gzip_answers_from",
-            GZIP_ANSWERS_FROM_MIN,
-            "leave it out to pack nothing",
-            gzip_answers_from,
+        let gzip_min_bytes = at_least(
+            "gzip_min_bytes",
+            GZIP_MIN_BYTES_MIN,
+            "remove it to disable compression",
+            gzip_min_bytes,
             &mut problems,
         );
         let connections_max =
-            at_least("connections_max", 1, "leave it out for 10000", connections_max, &mut problems);
+            at_least("connections_max", 1, "remove it for the default 10000", connections_max, &mut problems);
         let connections_per_address_max = at_least(
             "connections_per_address_max",
             1,
-            "leave it out for 5000",
+            "remove it for the default 5000",
             connections_per_address_max,
             &mut problems,
         );
         let half_open_per_address_max = at_least(
             "half_open_per_address_max",
             1,
-            "leave it out for 1000",
+            "remove it for the default 1000",
             half_open_per_address_max,
             &mut problems,
         );
@@ -242,11 +241,11 @@ impl EdgeConfig {
             problems.push(problem);
             policy_age::POLICY_MAX_AGE
         });
-        match (listen, operations, place, hub, catalogue, regions) {
+        match (listen, operations, region, hub, catalogue, regions) {
             (
                 Some(listen),
                 Some(operations),
-                Some((place, point)),
+                Some((region, point)),
                 Some(hub),
                 Some(catalogue),
                 Some(regions),
@@ -256,7 +255,7 @@ impl EdgeConfig {
                 Ok(EdgeConfig {
                     listen,
                     operations,
-                    place,
+                    region,
                     point,
                     hub,
                     fleet,
@@ -268,7 +267,7 @@ impl EdgeConfig {
                     region_http2,
                     handover,
                     take_over: false,
-                    gzip_answers_from,
+                    gzip_min_bytes,
                     connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
                     addresses: AddressLimits {
                         connections: connections_per_address_max.unwrap_or(CONNECTIONS_PER_ADDRESS_MAX),
@@ -306,30 +305,29 @@ fn read_catalogue(path: Option<PathBuf>, problems: &mut Vec<String>) -> Option<C
         .ok()
 }
 
-/// A number that may be absent, and is not below `least`.
+/// Validates an optional number with a minimum.
 fn at_least(
     key: &str,
-    least: usize,
-    otherwise: &str,
+    min: usize,
+    alternative: &str,
     given: Option<i64>,
     problems: &mut Vec<String>,
 ) -> Option<usize> {
     let given = given?;
-    let checked = usize::try_from(given).ok().filter(|given| *given >= least);
+    let checked = usize::try_from(given).ok().filter(|given| *given >= min);
     if checked.is_none() {
-        problems.push(format!("{key} = {given} is less than {least}; give so many or more, or {otherwise}"));
+        problems.push(format!("{key} = {given} is less than {min}; raise it, or {alternative}"));
     }
     checked
 }
 
-/// Whether the version is the second.
+/// Returns whether HTTP/2 is configured.
 fn http_version(given: Option<i64>, problems: &mut Vec<String>) -> bool {
     match given {
         None | Some(1) => false,
         Some(2) => true,
         Some(other) => {
-            problems
-                .push(format!("region_http = {other} is no version that is spoken to regions; write 1 or 2"));
+            problems.push(format!("region_http = {other} is not supported; use 1 or 2"));
             false
         }
     }
@@ -339,17 +337,21 @@ fn address(key: &str, value: &str, problems: &mut Vec<String>) -> Option<SocketA
     value
         .parse()
         .map_err(|_| {
-            problems
-                .push(format!("{key} = \"{value}\" is no address; write \"IP:PORT\", as \"127.0.0.1:8080\""))
+            problems.push(format!(
+                "{key} = \"{value}\" is not an address; write IP:PORT, such as \"127.0.0.1:8080\""
+            ))
         })
         .ok()
 }
 
 fn ip(key: &str, value: &str, problems: &mut Vec<String>) -> Option<IpAddr> {
-    value.parse().map_err(|_| problems.push(format!("{key} has \"{value}\", which is no IP address"))).ok()
+    value
+        .parse()
+        .map_err(|_| problems.push(format!("{key} contains \"{value}\", which is not an IP address")))
+        .ok()
 }
 
-fn find_place(
+fn find_region(
     value: &str,
     catalogue: Option<&Catalogue>,
     problems: &mut Vec<String>,
@@ -359,7 +361,7 @@ fn find_place(
         value.parse::<RegionId>().ok().and_then(|id| catalogue.get(&id).map(|region| (id, region.point)));
     if known.is_none() {
         problems.push(format!(
-            "place = \"{value}\" is no region of the catalogue; write one as \"aws/us-east-1\""
+            "region = \"{value}\" is not in the catalogue; write one such as \"aws/us-east-1\""
         ));
     }
     known
@@ -387,34 +389,34 @@ mod tests {
     }
 
     #[test]
-    fn the_example_that_people_edit_is_a_valid_configuration() {
+    fn the_example_configuration_is_valid() {
         let config = parse(include_str!("../../../configs/gateway.toml"));
         let config = config.map_err(|problems| problems.join("\n"));
-        assert_eq!(config.map(|config| config.place.to_string()), Ok("aws/us-east-1".to_owned()));
+        assert_eq!(config.map(|config| config.region.to_string()), Ok("aws/us-east-1".to_owned()));
     }
 
     #[test]
-    fn a_key_that_nobody_knows_is_refused_by_name() {
+    fn an_unknown_key_is_rejected_by_name() {
         let text = include_str!("../../../configs/gateway.toml").replace("snapshot =", "snapshott =");
         let problems = parse(&text).err().expect("a wrong key").join("\n");
         assert!(problems.contains("snapshott"), "{problems}");
     }
 
     #[test]
-    fn answers_are_packed_from_a_size_at_which_it_can_help() {
+    fn compression_has_a_minimum_size() {
         let with = |line: &str| {
             let text = include_str!("../../../configs/gateway.toml");
-            parse(&text.replace("# gzip_answers_from = 65536", line)).map(|config| config.gzip_answers_from)
+            parse(&text.replace("# gzip_min_bytes = 65536", line)).map(|config| config.gzip_min_bytes)
         };
         assert_eq!(with(""), Ok(None));
-        assert_eq!(with("gzip_answers_from = 1024"), Ok(Some(1024)));
-        for wrong in ["gzip_answers_from = 1023", "gzip_answers_from = -1"] {
+        assert_eq!(with("gzip_min_bytes = 1024"), Ok(Some(1024)));
+        for wrong in ["gzip_min_bytes = 1023", "gzip_min_bytes = -1"] {
             assert!(with(wrong).is_err_and(|problems| problems[0].contains("1024")), "{wrong}");
         }
     }
 
     #[test]
-    fn an_address_has_a_part_of_the_connections_unless_it_is_trusted() {
+    fn an_address_is_limited_to_a_share_of_the_connections_unless_it_is_trusted() {
         let with = |key: &str, value: &str| {
             let text = include_str!("../../../configs/gateway.toml");
             let default = if key == "half_open_per_address_max" { 1000 } else { 5000 };
@@ -433,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_want_to_hedge_or_to_spill_says_so() {
+    fn hedging_and_spillover_can_be_disabled() {
         let example = include_str!("../../../configs/gateway.toml");
         for key in ["hedge", "spill"] {
             let on = format!("{key} = true");
@@ -451,24 +453,24 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_the_example_as_a_comment_is_a_key_that_is_known() {
+    fn commented_keys_of_the_example_are_known() {
         let text = include_str!("../../../configs/gateway.toml").replace("# handover", "handover");
         let text = ["[tls]", "[region_tls]", "certificate =", "key =", "region_ca ="]
             .into_iter()
             .fold(text, |text, key| text.replace(&format!("# {key}"), key));
-        let problems = parse(&text).err().expect("the files are not there");
+        let problems = parse(&text).err().expect("the files are missing");
         assert!(problems.iter().all(|problem| problem.contains("cannot be read")), "{problems:#?}");
         assert_eq!(problems.len(), 5, "{problems:#?}");
     }
 
     #[test]
-    fn a_gateway_has_all_that_it_needs_for_regions_or_says_that_it_wants_none() {
+    fn region_tls_needs_all_files_or_insecure() {
         let with = |table: &str| {
             let text = include_str!("../../../configs/gateway.toml");
             parse(&text.replace("[timeouts]", &format!("{table}\n[timeouts]"))).map(|config| config.regions)
         };
-        assert!(matches!(with(""), Ok(Regions::OnThisMachine)));
-        assert!(matches!(with("[region_tls]\ninsecure = true"), Ok(Regions::InTheClear)));
+        assert!(matches!(with(""), Ok(RegionTransport::Loopback)));
+        assert!(matches!(with("[region_tls]\ninsecure = true"), Ok(RegionTransport::Plaintext)));
         let files = "[region_tls]\ncertificate = \"no.crt\"\nkey = \"no.key\"\nregion_ca = \"no.ca\"\n";
         let both = format!("{files}insecure = true");
         for half in ["[region_tls]", "[region_tls]\nkey = \"no.key\"", &both] {
@@ -476,13 +478,13 @@ mod tests {
             assert!(problems.len() == 1 && problems[0].contains("[region_tls] needs"), "{problems:#?}");
         }
         let problems = with(files).expect_err("no files");
-        let wanted = ["region_tls.certificate", "region_tls.key", "region_tls.region_ca"];
-        assert!(problems.iter().zip(wanted).all(|(problem, key)| problem.contains(key)), "{problems:#?}");
-        assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
+        let keys = ["region_tls.certificate", "region_tls.key", "region_tls.region_ca"];
+        assert!(problems.iter().zip(keys).all(|(problem, key)| problem.contains(key)), "{problems:#?}");
+        assert_eq!(problems.len(), keys.len(), "{problems:#?}");
     }
 
     #[test]
-    fn regions_are_spoken_to_in_a_version_that_there_is() {
+    fn region_http_is_1_or_2() {
         let with = |line: &str| {
             let text = include_str!("../../../configs/gateway.toml");
             parse(&text.replace("# region_http = 2", line)).map(|config| config.region_http2)
@@ -495,16 +497,16 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once() {
+    fn all_problems_are_reported_at_once() {
         let problems = parse(
             r#"
             listen = "8080"
             operations = "localhost"
-            place = "aws/atlantis-1"
+            region = "aws/atlantis-1"
             hub = "hub.internal"
             snapshot = "routes"
-            trusted_peers = ["nobody"]
-            tenants = "nobody.toml"
+            trusted_peers = ["localhost"]
+            tenants = "missing.toml"
             receipts = { dir = "receipts" }
             tls = { certificate = "no.crt", key = "no.key" }
             timeouts = { idle = "soon" }
@@ -514,29 +516,29 @@ mod tests {
         )
         .err()
         .expect("many problems");
-        for wanted in [
+        for key in [
             "listen",
             "operations",
-            "place",
+            "region",
             "hub",
             "trusted_peers",
-            "nobody.toml",
+            "missing.toml",
             "no.crt",
             "no.key",
             "timeouts.idle",
             "receipts",
             "policy_max_age",
         ] {
-            assert!(problems.iter().any(|problem| problem.contains(wanted)), "{wanted} in {problems:#?}");
+            assert!(problems.iter().any(|problem| problem.contains(key)), "{key} in {problems:#?}");
         }
         assert_eq!(problems.len(), 12, "{problems:#?}");
     }
 
     #[test]
-    fn the_key_of_receipts_is_there_once_and_cannot_be_guessed() {
+    fn the_key_of_receipts_has_one_source_and_a_minimum_length() {
         let example = include_str!("../../../configs/gateway.toml");
         let config = parse(example).map_err(|problems| problems.join("\n")).unwrap();
-        let receipts = config.receipts.expect("the example keeps receipts");
+        let receipts = config.receipts.expect("the example has receipts");
         assert!(!receipts.required && receipts.dir.ends_with("receipts"), "{:?}", receipts.dir);
         let check = |from: &str, to: &str, word: &str| {
             assert!(example.contains(from), "{from}");

@@ -1,5 +1,5 @@
-//! `tenants.toml`: who may come in, what they may use, and how much. It and the key files that it names are read again while
-//! a gateway runs ([`TenantsFile`]).
+//! Tenants file, `tenants.toml`: keys, permissions and limits of tenants. The file and the key files that it names are
+//! reloaded while a gateway runs ([`TenantsFile`]).
 
 use super::issuers::{self, RawIssuer};
 use crate::tokens::Issuer;
@@ -54,16 +54,16 @@ struct RawLimits {
     tokens_per_minute: Option<i64>,
 }
 
-/// Where the tenants of a gateway's own file are read from, as often as is wanted.
+/// Source of a gateway's own tenants, which can be read repeatedly.
 #[derive(Clone)]
 pub struct TenantsFile {
     path: PathBuf,
-    /// Where secrets come from that are in no file; as it was when the process began.
+    /// Environment variables with secrets, as of the start of the process.
     environment: Arc<BTreeMap<String, String>>,
     catalogue: Arc<Catalogue>,
 }
 
-/// What a gateway's own file says, and a digest of all that it was read from: its text and its keys.
+/// Content of a gateway's tenants file, and a digest of all its inputs: the text and the keys.
 pub(crate) struct TenantsRead {
     pub(crate) keys: KeyRing,
     pub(crate) issuers: Vec<Issuer>,
@@ -79,12 +79,12 @@ impl TenantsFile {
         TenantsFile { path, environment: Arc::new(environment.clone()), catalogue: catalogue.clone() }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the file and the key files that it names, or says everything that is wrong with them.
+    /// Reads the file and the key files that it names; returns all problems.
     pub(crate) fn read(&self) -> Result<TenantsRead, Vec<String>> {
         let text =
             std::fs::read_to_string(&self.path).map_err(|error| vec![format!("cannot be read: {error}")])?;
@@ -94,17 +94,17 @@ impl TenantsFile {
         if !problems.is_empty() {
             return Err(problems);
         }
-        // The digests of keys stand in order, so a file of keys that was only put in another order changes nothing.
+        // The key digests are sorted, so reordering a key file does not change the digest.
         let digest = Digest::of(&[text.as_bytes(), &keys.fingerprint()].concat());
         Ok(TenantsRead { keys, issuers, digest })
     }
 }
 
-/// What is wrong with a gateway's own file of tenants, if anything. Relative paths are taken from `base`.
+/// Validates a gateway's tenants file. Relative paths are relative to `base`.
 ///
 /// # Errors
 ///
-/// Every problem at once, each with the tenant or issuer that it is about.
+/// Returns all problems, each with its tenant or issuer.
 pub fn check_tenants(
     text: &str,
     base: &Path,
@@ -116,7 +116,7 @@ pub fn check_tenants(
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// Reads the tenants of `text`. Relative paths are taken from `base`.
+/// Reads the tenants of `text`. Relative paths are relative to `base`.
 pub(super) fn read(
     text: &str,
     base: &Path,
@@ -146,17 +146,17 @@ pub(super) fn read(
         if let Some(tenant) = read_tenant(raw, catalogue, &mut found) {
             let id = tenant.id.clone();
             if !ring.add(tenant) {
-                found.push("it is there twice; keep one entry".to_owned());
+                found.push("is defined twice; keep one entry".to_owned());
             }
             if !keys.iter().all(|key| ring.add_key(key, &id)) {
-                found.push("it has the key of another tenant; give each its own".to_owned());
+                found.push("has the key of another tenant; use a separate key for each".to_owned());
             }
         }
         problems.extend(found.into_iter().map(|problem| format!("tenant \"{name}\": {problem}")));
     }
     if ring.is_empty() && issuers.open.is_empty() && problems.len() == before {
         problems.push(
-            "no [[tenant]] has a key: nobody could use this gateway; add one, or leave the file out"
+            "no [[tenant]] has a key, so every request would be rejected; add one, or remove the file"
                 .to_owned(),
         );
     }
@@ -176,12 +176,12 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         limits,
     } = raw;
     let id = name.parse::<TenantId>().map_err(|_| {
-        problems.push("a name may have letters, digits, '.', '_' and '-' only".to_owned());
+        problems.push("a name may contain only letters, digits, '.', '_' and '-'".to_owned());
     });
     let deployments = deployments.map(|names| {
         let parse = |name: &String| {
             name.parse::<DeploymentName>()
-                .map_err(|error| problems.push(format!("deployments has \"{name}\": {error}")))
+                .map_err(|error| problems.push(format!("deployments contains \"{name}\": {error}")))
                 .ok()
         };
         names.iter().filter_map(parse).collect()
@@ -194,7 +194,10 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
     let weight = match weight.map_or(Some(1), |weight| u32::try_from(weight).ok()).and_then(NonZeroU32::new) {
         Some(weight) if weight.get() <= WEIGHT_MAX => weight,
         Some(_) | None => {
-            problems.push(format!("weight = {}; give 1 to {WEIGHT_MAX}", weight.unwrap_or_default()));
+            problems.push(format!(
+                "weight = {} is out of range; use 1 to {WEIGHT_MAX}",
+                weight.unwrap_or_default()
+            ));
             NonZeroU32::MIN
         }
     };
@@ -203,7 +206,9 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         let given = given?;
         let limit = u64::try_from(given).ok().and_then(NonZeroU64::new);
         if limit.is_none() {
-            problems.push(format!("limits.{key} = {given}; give 1 or more, or leave it out for no limit"));
+            problems.push(format!(
+                "limits.{key} = {given} is out of range; use 1 or more, or remove it for no limit"
+            ));
         }
         limit
     };
@@ -215,7 +220,8 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
     Some(Tenant { id: id.ok()?, place: 0, issuer, deployments, residency, priorities, weight, limits })
 }
 
-/// The residency of a tenant. An area in which no region lies permits nothing: that is a slip, and not what was meant.
+/// Reads the residency policy of a tenant. An area without regions is a problem: it allows none, which is a typing
+/// error.
 fn read_residency(
     allow: &[String],
     catalogue: Option<&Catalogue>,
@@ -231,11 +237,12 @@ fn read_residency(
     let length = policy.to_string().len();
     if length > MAX_RESIDENCY_LEN {
         problems.push(format!(
-            "residency.allow has {length} bytes and {MAX_RESIDENCY_LEN} fit; name jurisdictions instead of regions"
+            "residency.allow has {length} bytes, the maximum is {MAX_RESIDENCY_LEN}; name jurisdictions instead of \
+             regions"
         ));
         return ResidencyPolicy::Anywhere;
     }
-    // A catalogue that cannot be read is a problem of its own.
+    // An unreadable catalogue is reported separately.
     let found = catalogue.map(|catalogue| policy.check(catalogue)).unwrap_or_default();
     problems.extend(found.into_iter().map(|problem| format!("residency.allow = {allow:?}: {problem}")));
     policy
@@ -247,9 +254,7 @@ fn read_priorities(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Pr
     for name in &names {
         match Priority::parse(name.as_bytes()) {
             Some(priority) => drop(priorities.insert(priority)),
-            None => {
-                problems.push(format!("priorities has \"{name}\"; there are \"interactive\" and \"bulk\""))
-            }
+            None => problems.push(format!("priorities contains \"{name}\"; use \"interactive\" or \"bulk\"")),
         }
     }
     match (priorities.pop_first(), priorities.pop_first()) {
@@ -257,15 +262,15 @@ fn read_priorities(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Pr
         (Some(only), None) => Priorities::Only(only),
         (None, _) => {
             if names.is_empty() {
-                problems
-                    .push("priorities = [] leaves it none; name one, or leave it out for both".to_owned());
+                problems.push("priorities = [] allows none; name one, or remove it for both".to_owned());
             }
             Priorities::default()
         }
     }
 }
 
-/// Secrets come from a file, one a line, or from the environment, never from the TOML. Who has an issuer needs none.
+/// Reads the API keys of a tenant: from a file, one a line, or from the environment, never from the TOML. A tenant with
+/// an issuer needs none.
 fn read_keys(
     raw: &RawTenant,
     base: &Path,
@@ -280,7 +285,7 @@ fn read_keys(
             .cloned()
             .ok_or_else(|| format!("key_env = \"{variable}\" is not set in the environment"))?,
         (None, None) | (Some(_), Some(_)) => {
-            return Err("it needs one of key_file and key_env, or an issuer".to_owned());
+            return Err("needs one of key_file and key_env, or an issuer".to_owned());
         }
     };
     let keys: Vec<String> =
@@ -303,9 +308,9 @@ mod tests {
     }
 
     #[test]
-    fn the_example_that_people_edit_is_valid_with_and_without_what_it_shows() {
+    fn the_example_is_valid_with_and_without_its_commented_keys() {
         let text = include_str!("../../../configs/tenants.toml").replace("MERIDIAN_KEY", "DOCS_KEY");
-        let plain = parse(&text).expect("as it stands");
+        let plain = parse(&text).expect("as written");
         assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [Limits::default()]);
         let shown = text.replace("# deployments", "deployments").replace("# residency", "residency");
         let shown = parse(
@@ -314,7 +319,7 @@ mod tests {
                 .replace("# priorities", "priorities")
                 .replace("# weight", "weight"),
         )
-        .expect("with everything that it shows");
+        .expect("with all commented keys");
         let tenant = shown.tenants().next().expect("one");
         assert_eq!(tenant.residency.to_string(), "eu");
         assert_eq!((tenant.priorities, tenant.weight.get()), (Priorities::Only(Priority::Bulk), 2));
@@ -332,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_residency_in_which_no_region_lies_is_refused_with_what_may_have_been_meant() {
+    fn a_residency_without_regions_is_rejected_with_a_suggestion() {
         let with = |allow: &str| {
             let text = format!(
                 "[[tenant]]\nname = \"docs\"\nkey_env = \"DOCS_KEY\"\nresidency = {{ allow = [{allow}] }}"
@@ -351,10 +356,10 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once_with_the_tenant_that_they_are_about() {
+    fn all_problems_are_reported_at_once_with_their_tenant() {
         let problems = parse(
             "[[tenant]]\nname = \"docs team\"\nkey_env = \"DOCS_KEY\"\n\
-             [[tenant]]\nname = \"docs\"\nissuer = \"nobody\"\nkey_env = \"NOT_SET\"\nresidency = { allow = [] }\n\
+             [[tenant]]\nname = \"docs\"\nissuer = \"absent\"\nkey_env = \"NOT_SET\"\nresidency = { allow = [] }\n\
              [[tenant]]\nname = \"bare\"\ndeployments = [\"a b\"]\npriorities = [\"bulk\", \"fast\"]\nlimits = { inputs_per_second = 0 }\n\
              [[tenant]]\nname = \"bare\"\npriorities = []\nweight = 1001\nkey_env = \"EMPTY\"\n\
              [[tenant]]\nname = \"one\"\nweight = 0\nkey_env = \"DOCS_KEY\"\n[[tenant]]\nname = \"two\"\nkey_env = \"DOCS_KEY\"",
@@ -369,20 +374,20 @@ mod tests {
             ("bare", "a b"),
             ("bare", "fast"),
             ("bare", "priorities = []"),
-            ("bare", "weight = 1001; give 1 to 1000"),
+            ("bare", "weight = 1001 is out of range; use 1 to 1000"),
             ("one", "weight = 0"),
             ("bare", "inputs_per_second = 0"),
             ("bare", "empty"),
             ("bare", "twice"),
             ("two", "another tenant"),
         ] {
-            let about = format!("tenant \"{tenant}\": ");
+            let prefix = format!("tenant \"{tenant}\": ");
             assert!(
-                problems.iter().any(|problem| problem.starts_with(&about) && problem.contains(word)),
+                problems.iter().any(|problem| problem.starts_with(&prefix) && problem.contains(word)),
                 "{word} of {tenant} in {problems:#?}"
             );
         }
         assert_eq!(problems.len(), 14, "{problems:#?}");
-        assert_eq!(parse("").err().expect("nobody").len(), 1);
+        assert_eq!(parse("").err().expect("no tenant").len(), 1);
     }
 }

@@ -1,9 +1,9 @@
-//! `[timeouts]` of `gateway.toml`: how long a client may take over each part of what it does, and how long leaving takes.
+//! `[timeouts]` section of `gateway.toml`: timeouts of client connections and of graceful shutdown.
 
 use serde::Deserialize;
 use std::time::Duration;
 
-/// As written: each absent key has its default.
+/// Raw section. An absent key has its default.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawTimeouts {
@@ -15,27 +15,28 @@ pub(super) struct RawTimeouts {
     drain: Option<String>,
 }
 
-/// How long things may take at a listener.
+/// Timeouts of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// A connection may be without a request.
+    /// Idle time of a connection between requests.
     pub idle: Duration,
-    /// The head of a request may take to arrive, from its first byte; and a handshake.
+    /// Time for a complete request head, from its first byte; also for a handshake.
     pub head: Duration,
-    /// The body of a request may take to arrive.
+    /// Time for a complete request body.
     pub body: Duration,
-    /// One write may wait for a client that does not read: a piece of a large answer, or a small one whole.
+    /// Time that a write may be blocked by a client that does not read: one chunk of a large response, or a small
+    /// response as a whole.
     pub write: Duration,
-    /// A gateway that is told to stop goes on accepting, while it says that it is going.
+    /// Time after the stop signal during which a gateway still accepts requests while it announces the shutdown.
     pub lame_duck: Duration,
-    /// Requests in flight may go on after that.
+    /// Time after that for requests in flight.
     pub drain: Duration,
 }
 
 impl Default for Timeouts {
-    /// `idle` is longer than the 30 s for which most pools keep a connection, so that it is the client who closes it and
-    /// no request meets a closing connection. `lame_duck` is two or three looks of a load balancer. `drain` is as long
-    /// as a request may take that does not say.
+    /// `idle` is longer than the 30 s for which most pools keep a connection, so the client closes it and no request
+    /// meets a closing connection. `lame_duck` spans two or three health checks of a load balancer. `drain` equals the
+    /// default request timeout.
     fn default() -> Timeouts {
         Timeouts {
             idle: Duration::from_secs(75),
@@ -48,24 +49,24 @@ impl Default for Timeouts {
     }
 }
 
-/// The longest that any of them may be: an hour of anything is a mistake in the unit.
+/// Maximum of every timeout: an hour or more is a mistake in the unit.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
 impl RawTimeouts {
-    /// Checks what was written, with all problems together.
+    /// Validates the section; reports all problems.
     pub(super) fn read(self, problems: &mut Vec<String>) -> Timeouts {
         let RawTimeouts { idle, head, body, write, lame_duck, drain } = self;
         let default = Timeouts::default();
-        let mut read = |key: &str, written: Option<String>, least: Duration, absent: Duration| {
+        let mut read = |key: &str, written: Option<String>, min: Duration, absent: Duration| {
             let Some(text) = written else {
                 return absent;
             };
-            match duration(&text).filter(|time| (least..=TIMEOUT_MAX).contains(time)) {
+            match duration(&text).filter(|time| (min..=TIMEOUT_MAX).contains(time)) {
                 Some(time) => time,
                 None => {
                     problems.push(format!(
-                        "timeouts.{key} = \"{text}\" is no time from {least:?} to 1h; write one as \"500ms\", \"10s\" or \
-                         \"2m\""
+                        "timeouts.{key} = \"{text}\" is not a duration from {min:?} to 1h; write it as \"500ms\", \
+                         \"10s\" or \"2m\""
                     ));
                     absent
                 }
@@ -83,7 +84,7 @@ impl RawTimeouts {
     }
 }
 
-/// A whole number of `ms`, `s`, `m` or `h`.
+/// Parses a whole number of `ms`, `s`, `m` or `h`.
 pub(super) fn duration(text: &str) -> Option<Duration> {
     let unit_at = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit_at);
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_taken_at_its_limits_and_refused_past_them() {
+    fn a_timeout_is_accepted_at_its_bounds_and_rejected_past_them() {
         let check = |key: &str, text: &str, expected: Option<u64>| {
             let read =
                 read(key, text).ok().map(|read| if key == "head" { read.head } else { read.lame_duck });
@@ -131,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_has_its_default() {
+    fn absent_keys_have_their_defaults() {
         assert_eq!(
             toml::from_str::<RawTimeouts>("").expect("empty").read(&mut Vec::new()),
             Timeouts::default()
         );
-        assert!(toml::from_str::<RawTimeouts>("heads = \"1s\"").is_err(), "an unknown key is refused");
+        assert!(toml::from_str::<RawTimeouts>("heads = \"1s\"").is_err(), "an unknown key is rejected");
     }
 }

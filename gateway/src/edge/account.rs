@@ -7,9 +7,9 @@ use super::explain::Explanations;
 use super::request::Request;
 use super::request_head::request_id;
 use crate::config::EdgeConfig;
-use crate::events::{Finished, RequestEnded, Times, Understood, began_ms};
-use crate::metrics::{Asked, EdgeMetrics, Ending, Priority, Protocol};
-use crate::receipts::{Promise, Recorder, Told, now_ms};
+use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
+use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, Priority, RequestOutcome};
+use crate::receipts::{QueueSlot, Recorder, Told, now_ms};
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::{Attempted, PolicyVersion, Trail};
@@ -36,23 +36,23 @@ pub(super) struct Account<'a> {
     /// The same moment, in milliseconds since 1970.
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
-    protocol: Protocol,
+    protocol: ClientProtocol,
     priority: Priority,
-    pub(super) asked: Asked,
+    pub(super) endpoint: EndpointLabel,
     pub(super) tenant: Option<Arc<Tenant>>,
-    /// What it is for, once that is understood.
-    understood: Option<Understood>,
+    /// What it is for, once that is resolved.
+    resolved: Option<ResolvedRequest>,
     /// The receipt that its client was told of, and of which attempt it is.
     told: Option<(u64, ReceiptId)>,
     /// A place for its receipts, if it needs one.
-    pub(super) promise: Option<Promise>,
+    pub(super) promise: Option<QueueSlot>,
     pub(super) trail: Trail,
     /// Whose answer is given, where its time went, and the tokens that it counted.
-    pub(super) answered: Option<(RegionIndex, Times)>,
+    pub(super) answered: Option<(RegionIndex, RequestTimes)>,
     pub(super) tokens: Option<u64>,
     bytes_in: u64,
     bytes_out: u64,
-    pub(super) ending: Ending,
+    pub(super) outcome: RequestOutcome,
 }
 
 /// What the identifiers of a request's receipts are made of.
@@ -79,7 +79,7 @@ impl Receipts<'_> {
 impl<'a> Account<'a> {
     pub(super) fn open(accounting: &'a Accounting, session: &ServerSession, arrived: Instant) -> Account<'a> {
         accounting.metrics.in_flight.add(1);
-        let protocol = if session.is_http2() { Protocol::Http2 } else { Protocol::Http1 };
+        let protocol = if session.is_http2() { ClientProtocol::Http2 } else { ClientProtocol::Http1 };
         let digest = session.digest();
         Account {
             accounting,
@@ -89,9 +89,9 @@ impl<'a> Account<'a> {
             tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
             protocol,
             priority: Priority::default(),
-            asked: Asked::OTHER,
+            endpoint: EndpointLabel::OTHER,
             tenant: None,
-            understood: None,
+            resolved: None,
             told: None,
             promise: None,
             trail: Trail::default(),
@@ -99,7 +99,7 @@ impl<'a> Account<'a> {
             tokens: None,
             bytes_in: 0,
             bytes_out: 0,
-            ending: Ending::CutOff,
+            outcome: RequestOutcome::Shutdown,
         }
     }
 
@@ -108,7 +108,7 @@ impl<'a> Account<'a> {
         let Request { deployment, cost, policy, priority, .. } = request;
         self.priority = Priority::from(*priority);
         let (deployment, policy) = (deployment.clone(), policy.clone());
-        self.understood = Some(Understood { deployment, cost: *cost, policy });
+        self.resolved = Some(ResolvedRequest { deployment, cost: *cost, policy });
     }
 
     /// The identifier of the receipt that the client of a locked deployment is given: that of the attempt whose answer it
@@ -129,7 +129,7 @@ impl<'a> Account<'a> {
     pub(super) fn receipts(&self) -> Option<Receipts<'a>> {
         let accounting = self.accounting;
         let recorder = accounting.recorder.as_ref()?;
-        let Understood { policy, .. } = self.understood.as_ref()?;
+        let ResolvedRequest { policy, .. } = self.resolved.as_ref()?;
         policy.residency.is_locked().then(|| Receipts {
             recorder,
             catalogue: &accounting.config.catalogue,
@@ -147,20 +147,20 @@ impl<'a> Account<'a> {
     }
 
     /// All of it, for whoever asks later.
-    fn finished(&mut self, total: Duration) -> Finished {
-        Finished {
+    fn finished(&mut self, total: Duration) -> FinishedRequest {
+        FinishedRequest {
             id: std::mem::take(&mut self.id),
             arrived: self.arrived,
             at_ms: self.at_ms,
             tls_ended_here: self.tls_ended_here,
-            asked: self.asked,
-            ending: self.ending,
+            endpoint: self.endpoint,
+            outcome: self.outcome,
             tenant: self.tenant.as_ref().map(|tenant| tenant.id.clone()),
             trail: std::mem::take(&mut self.trail),
-            answered: self.answered,
+            served_by: self.answered,
             tokens: self.tokens,
             total,
-            understood: self.understood.take(),
+            resolved: self.resolved.take(),
             receipt: self.told,
         }
     }
@@ -170,21 +170,21 @@ impl Drop for Account<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         self.trail.close(now);
-        self.accounting.metrics.in_flight.less();
+        self.accounting.metrics.in_flight.decrement();
         let total = now.saturating_duration_since(self.arrived);
-        let understood = self.understood.as_ref();
+        let resolved = self.resolved.as_ref();
         let ended = RequestEnded {
             id: &self.id,
-            asked: self.asked,
+            endpoint: self.endpoint,
             protocol: self.protocol,
             priority: self.priority,
-            ending: self.ending,
+            outcome: self.outcome,
             tenant: self.tenant.as_ref().map(|tenant| &tenant.id),
-            deployment: understood.map(|understood| &understood.deployment),
+            deployment: resolved.map(|resolved| &resolved.deployment),
             region: self.answered.map(|(region, _)| region),
             trail: &self.trail,
             catalogue: &self.accounting.config.catalogue,
-            cost: understood.map(|understood| understood.cost),
+            cost: resolved.map(|resolved| resolved.cost),
             tokens: self.tokens,
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
@@ -194,7 +194,7 @@ impl Drop for Account<'_> {
         ended.record(&self.accounting.metrics);
         let finished = Arc::new(self.finished(total));
         if let Some(recorder) = &self.accounting.recorder {
-            recorder.record(Told::Sent(finished.clone()), self.promise.take());
+            recorder.record(WriterMessage::Finished(finished.clone()), self.promise.take());
         }
         self.accounting.explanations.put(finished);
     }

@@ -12,7 +12,7 @@ use super::view::{RoutedDeployment, View};
 use super::watch::{Watch, chances};
 use crate::config::EdgeConfig;
 use crate::metrics::EdgeMetrics;
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use gateway_core::ask::Ask;
 use gateway_core::endpoint::Target;
 use gateway_core::pace::Size;
@@ -85,7 +85,7 @@ impl AdmissionControl {
         ask: &Ask,
         body_bytes: u64,
         arrived: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         if self.pools.are_calm() {
             return Ok(());
         }
@@ -135,7 +135,7 @@ impl AdmissionControl {
         demand: &RequestDemand<'_>,
         tenant: &Tenant,
         route: &mut Route,
-    ) -> Result<Option<AdmissionPermit>, Refusal> {
+    ) -> Result<Option<AdmissionPermit>, Rejection> {
         let Some(primary) = route.primary() else { return Ok(None) };
         let About { deployment, priority, .. } = request.about;
         let asked = pool_request(tenant, priority, demand.tokens, demand.left);

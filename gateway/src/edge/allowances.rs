@@ -6,7 +6,7 @@
 
 use super::duration::openai_duration;
 use super::refusals::beyond_limits;
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use gateway_core::decimal;
 use gateway_core::keys::KeyRing;
 use gateway_core::tenant::{Allowance, Cost, Left, Limits, Tenant};
@@ -37,7 +37,7 @@ pub(super) struct Entered {
 pub(super) struct Taken {
     allowance: Arc<Mutex<Allowance>>,
     estimate: u64,
-    /// Tokens that are not given back.
+    /// TokenVerifier that are not given back.
     used: u64,
 }
 
@@ -61,7 +61,7 @@ impl Allowances {
 
     /// Lets in a request of `tenant` of which only the head was read, or says why not. `body_bytes` is the length that it
     /// declares.
-    pub(super) fn enter(&self, tenant: &Tenant, body_bytes: u64) -> Result<Entered, Refusal> {
+    pub(super) fn enter(&self, tenant: &Tenant, body_bytes: u64) -> Result<Entered, Rejection> {
         let (allowance, now) = (self.of(tenant), Instant::now());
         let mut left = allowance.lock();
         if let Err(exceeded) = left.enter(Cost::at_least(body_bytes), now) {
@@ -95,7 +95,7 @@ impl Entered {
     ///
     /// One that `is_packed` has cost us more than it declared before that could be known, and does not get back what it has
     /// paid for being a request.
-    pub(super) fn charge(self, tenant: &Tenant, cost: Cost, is_packed: bool) -> Result<Taken, Refusal> {
+    pub(super) fn charge(self, tenant: &Tenant, cost: Cost, is_packed: bool) -> Result<Taken, Rejection> {
         let Entered { allowance } = self;
         let now = Instant::now();
         let mut left = allowance.lock();
@@ -110,7 +110,7 @@ impl Entered {
     }
 
     /// The request is refused, and pays for what of its body was processed before that.
-    pub(super) fn processed(self, refusal: &Refusal) {
+    pub(super) fn processed(self, refusal: &Rejection) {
         if refusal.processed_bytes > 0 {
             let Cost { inputs: _, tokens } = Cost::at_least(refusal.processed_bytes);
             self.allowance.lock().pay(0, tokens, Instant::now());

@@ -2,8 +2,8 @@
 
 use super::refusals::{bad_token, not_let_in};
 use super::request_head::single;
-use crate::respond::Refusal;
-use crate::tokens::Tokens;
+use crate::respond::Rejection;
+use crate::tokens::TokenVerifier;
 use gateway_core::jwt;
 use gateway_core::keys::{Credential, Digest, KeyRing};
 use gateway_core::tenant::Tenant;
@@ -15,7 +15,7 @@ use std::time::SystemTime;
 
 /// Authenticator of client requests.
 pub(super) struct Authenticator {
-    pub(super) tokens: Arc<Tokens>,
+    pub(super) tokens: Arc<TokenVerifier>,
 }
 
 /// Authenticated tenant, and its key unless it was authenticated by a token.
@@ -26,13 +26,13 @@ pub(super) struct Authenticated {
 
 impl Authenticator {
     /// Authenticates the request: the tenant, and its key unless it was a token.
-    pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Authenticated, Refusal> {
+    pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Authenticated, Rejection> {
         let authorization = session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes);
         let keys = [single(session, headers::API_KEY)?, single(session, headers::X_API_KEY)?];
         let credential = Credential::of_request(authorization, keys).map_err(not_let_in)?;
         match ring.tenant(&credential) {
             Ok(tenant) => Ok(Authenticated { tenant: tenant.clone(), key: Some(credential.digest) }),
-            Err(_) if !self.tokens.none() && jwt::looks_like_one(credential.secret) => {
+            Err(_) if !self.tokens.is_empty() && jwt::looks_like_one(credential.secret) => {
                 let tenant = self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)?;
                 Ok(Authenticated { tenant, key: None })
             }

@@ -3,8 +3,8 @@
 //! What is known of a request when it is over is kept for a while in a ring: whoever asks about a request asks soon, or
 //! looks into the log. It is put together when somebody asks, not when the request ends.
 
-use crate::events::{Finished, Times};
-use crate::metrics::Ending;
+use crate::events::{FinishedRequest, RequestTimes};
+use crate::metrics::RequestOutcome;
 use gateway_core::trail::{Attempted, End, Trail};
 use gateway_core::words::Ended;
 use regions::catalogue::Catalogue;
@@ -23,7 +23,7 @@ pub(super) const KEPT_MAX: usize = 4096;
 /// The last requests.
 pub(super) struct Explanations {
     /// Each with a lock of its own, which two threads want at once only when the ring has gone round in between.
-    ring: Box<[Mutex<Option<Arc<Finished>>>]>,
+    ring: Box<[Mutex<Option<Arc<FinishedRequest>>>]>,
     /// How many were ever put in.
     put: AtomicUsize,
 }
@@ -37,14 +37,14 @@ impl Explanations {
     }
 
     /// Keeps `request`, in the place of the oldest.
-    pub(super) fn put(&self, request: Arc<Finished>) {
+    pub(super) fn put(&self, request: Arc<FinishedRequest>) {
         let place = self.put.fetch_add(1, Ordering::Relaxed) % self.ring.len();
         // What was there is let go of after the lock.
         drop(self.ring[place].lock().replace(request));
     }
 
     /// The newest request of this identifier.
-    pub(super) fn find(&self, id: &str) -> Option<Arc<Finished>> {
+    pub(super) fn find(&self, id: &str) -> Option<Arc<FinishedRequest>> {
         let put = self.put.load(Ordering::Relaxed);
         let places = (1..=self.ring.len()).map(|back| put.wrapping_sub(back) % self.ring.len());
         let at = |place: usize| self.ring[place].lock().clone();
@@ -53,27 +53,27 @@ impl Explanations {
 }
 
 /// A request, explained to people and machines.
-pub(super) fn in_json(request: &Finished, catalogue: &Catalogue) -> Value {
-    let Finished { id, at_ms, arrived, asked, ending, tenant, trail, .. } = request;
-    let Finished { answered, tokens, total, understood, .. } = request;
+pub(super) fn in_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value {
+    let FinishedRequest { id, at_ms, arrived, endpoint, outcome, tenant, trail, .. } = request;
+    let FinishedRequest { served_by, tokens, total, resolved, .. } = request;
     let named = |region: RegionIndex| catalogue.region(region).id.as_str();
-    let understood = understood.as_ref();
+    let resolved = resolved.as_ref();
     json!({
         "id": id,
         "at_ms": at_ms,
-        "endpoint": asked.as_str(),
-        "outcome": Ending::name(ending.at()),
-        "status": ending.status(),
+        "endpoint": endpoint.as_str(),
+        "outcome": RequestOutcome::name(outcome.index()),
+        "status": outcome.status(),
         "tenant": tenant.as_ref().map(TenantId::as_str),
-        "deployment": understood.map(|understood| understood.deployment.as_str()),
-        "residency": understood.map(|understood| understood.policy.residency.as_str()),
-        "generation": understood.map(|understood| understood.policy.generation.to_string()),
-        "inputs": understood.map(|understood| understood.cost.inputs),
-        "tokens_estimated": understood.map(|understood| understood.cost.tokens),
+        "deployment": resolved.map(|resolved| resolved.deployment.as_str()),
+        "residency": resolved.map(|resolved| resolved.policy.residency.as_str()),
+        "generation": resolved.map(|resolved| resolved.policy.generation.to_string()),
+        "inputs": resolved.map(|resolved| resolved.cost.inputs),
+        "tokens_estimated": resolved.map(|resolved| resolved.cost.tokens),
         "tokens": tokens,
-        "region": answered.map(|(region, _)| named(region)),
+        "region": served_by.map(|(region, _)| named(region)),
         "total_ms": millis(*total),
-        "times": answered.map(|(_, times)| told_times(&times)),
+        "times": served_by.map(|(_, times)| told_times(&times)),
         "regions": considered(trail, catalogue),
         "attempts": trail.attempts().map(|attempt| told_attempt(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
     })
@@ -122,8 +122,8 @@ fn told_attempt(attempt: &Attempted, arrived: Instant, catalogue: &Catalogue) ->
     })
 }
 
-fn told_times(times: &Times) -> Value {
-    let Times { to_head, waited, region } = times;
+fn told_times(times: &RequestTimes) -> Value {
+    let RequestTimes { to_head, waited, region } = times;
     json!({
         "gateway_ms": millis(to_head.saturating_sub(*waited)),
         "network_ms": region.region.map(|region| millis(waited.saturating_sub(region))),
@@ -149,22 +149,22 @@ fn millis(duration: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Asked;
+    use crate::metrics::EndpointLabel;
 
-    fn finished(id: &str, at_ms: u64) -> Arc<Finished> {
-        Arc::new(Finished {
+    fn finished(id: &str, at_ms: u64) -> Arc<FinishedRequest> {
+        Arc::new(FinishedRequest {
             id: id.to_owned(),
             arrived: Instant::now(),
             at_ms,
             tls_ended_here: false,
-            asked: Asked::OTHER,
-            ending: Ending::ClientGone,
+            endpoint: EndpointLabel::OTHER,
+            outcome: RequestOutcome::ClientDisconnected,
             tenant: None,
             trail: Trail::default(),
-            answered: None,
+            served_by: None,
             tokens: None,
             total: Duration::ZERO,
-            understood: None,
+            resolved: None,
             receipt: None,
         })
     }

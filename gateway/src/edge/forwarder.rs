@@ -9,9 +9,9 @@ use super::watch::{InFlight, Next, Watch};
 use crate::config::EdgeConfig;
 use crate::events::at;
 use crate::names;
-use crate::receipts::{Before, NoReceipt, Recorder, Sending};
-use crate::respond::Refusal;
-use crate::upstream::{Answer, Upstream, WHOLE_ANSWER_MAX};
+use crate::receipts::{CommitFailed, Recorder, Sending, WriteAhead};
+use crate::respond::Rejection;
+use crate::upstream::{UpstreamResponse, Upstream, BUFFERED_RESPONSE_MAX};
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::priority::Priority;
@@ -112,7 +112,7 @@ impl Forwarder {
                     return Err(self.nobody_reachable(request, &permit).into());
                 }
                 Step::Full(region) => return Err(self.full(region).into()),
-                Step::NoReceipt => return Err(no_receipt().into()),
+                Step::CommitFailed => return Err(no_receipt().into()),
                 Step::DeadlinePassed => {
                     race.leave_all(End::Failed(Failure::DeadlinePassed));
                     return Err(deadline_passed(request.timeout).into());
@@ -194,8 +194,8 @@ impl Forwarder {
                 at_ms: at(began, request.arrived, request.at_ms),
                 cause,
             };
-            let durable = recorder.commit(Before::Sending(sending)).await;
-            durable.map_err(|NoReceipt| Failure::ReceiptUnavailable)?;
+            let durable = recorder.commit(WriteAhead::Sending(sending)).await;
+            durable.map_err(|CommitFailed| Failure::ReceiptUnavailable)?;
         }
         let begun = Instant::now();
         let left = left.saturating_sub(begun.saturating_duration_since(began));
@@ -229,22 +229,22 @@ impl Forwarder {
         let connect = connect.clamp(CONNECT_MIN, CONNECT_MAX);
         let elsewhere_ms = elsewhere.map(|there| there.as_millis().to_string());
         extra.extend(elsewhere_ms.as_deref().map(|there| (headers::ALTERNATIVE_MS, there)));
-        let head = request.crossing.head(request.path, &request.body.bytes, &extra);
+        let head = request.headers.head(request.path, &request.body.bytes, &extra);
         let body = allowed.seal(request.body.bytes.clone());
-        let answer = self.upstream.ask(to, connect, head, body, WHOLE_ANSWER_MAX).await?;
+        let answer = self.upstream.send(to, connect, head, body, BUFFERED_RESPONSE_MAX).await?;
         Ok(Answered { answer, region, waited: begun.elapsed() })
     }
 
-    fn full(&self, region: RegionIndex) -> Refusal {
+    fn full(&self, region: RegionIndex) -> Rejection {
         let region = &self.config.catalogue.region(region).id;
         let message = format!(
             "{REGION_IN_FLIGHT_MAX} requests of this gateway wait for {region} already, as many as may; try again \
              shortly, or send fewer at once. They are not sent to a region further away, which has not offered room."
         );
-        Refusal::new(ErrorCode::Overloaded, message).after(FULL_RETRY_AFTER)
+        Rejection::new(ErrorCode::Overloaded, message).after(FULL_RETRY_AFTER)
     }
 
-    fn nobody_reachable(&self, request: &Request, permit: &Permit) -> Refusal {
+    fn nobody_reachable(&self, request: &Request, permit: &Permit) -> Rejection {
         let Permit { view, allowed: permitted, policy } = permit;
         let catalogue = &self.config.catalogue;
         let route = &request.route;
@@ -257,7 +257,7 @@ impl Forwarder {
             }
         }
         let places = if allowed.is_empty() { "none has registered".to_owned() } else { allowed.join(", ") };
-        Refusal::new(
+        Rejection::new(
             ErrorCode::NoCapacityInAllowedRegions,
             format!(
                 "No region that may serve '{}' under the residency '{}' can be reached: {places}. Try again shortly; \
@@ -270,14 +270,14 @@ impl Forwarder {
 }
 
 /// For how long the region held the request because no replica was ready: that says nothing of how long it takes.
-fn held(answer: &Answer) -> Duration {
+fn held(answer: &UpstreamResponse) -> Duration {
     let held = answer.head.headers.get(names::name(headers::HELD_MS));
     let held = held.and_then(|value| value.to_str().ok()?.parse().ok());
     held.map(Duration::from_millis).unwrap_or_default()
 }
 
 /// The region's own word that another region could do what it cannot.
-fn says_elsewhere(answer: &Answer) -> bool {
+fn says_elsewhere(answer: &UpstreamResponse) -> bool {
     let said = || answer.head.headers.get(names::name(headers::ERROR))?.to_str().ok();
     let code = || said().and_then(ErrorCode::parse);
     answer.head.status.is_server_error() && code().is_some_and(|code| code.remedy() == Remedy::Elsewhere)

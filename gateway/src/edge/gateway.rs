@@ -20,12 +20,12 @@ use super::weights::{self, Demands, PlanCounts, Planned};
 use super::{EdgeError, reload, reports};
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
-use crate::hop::Regions;
-use crate::intake::Intake;
+use crate::hop::RegionTransport;
+use crate::request_body::BodyReader;
 use crate::listener::Listener;
 use crate::metrics::EdgeMetrics;
-use crate::receipts::{ReceiptsError, Recorder, Writing};
-use crate::tokens::Tokens;
+use crate::receipts::{ReceiptsError, Recorder, WriterHandle};
+use crate::tokens::TokenVerifier;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
 use scheduler_core::rollout::Reader;
@@ -43,7 +43,7 @@ pub(super) struct Gateway {
     pub(super) table_reader: Reader,
     metrics: Arc<EdgeMetrics>,
     tenants: Arc<Tenants>,
-    tokens: Arc<Tokens>,
+    tokens: Arc<TokenVerifier>,
     views: channel::Sender<Current>,
     planned: channel::Sender<Planned>,
     plan_counts: Arc<PlanCounts>,
@@ -52,7 +52,7 @@ pub(super) struct Gateway {
     pools: Arc<AdmissionPools>,
     policy_clock: Arc<PolicyClock>,
     upstream: Arc<Upstream>,
-    intake: Arc<Intake>,
+    body_reader: Arc<BodyReader>,
     scattering: Arc<Room>,
     explanations: Arc<Explanations>,
     router: Arc<Router>,
@@ -68,7 +68,7 @@ impl Gateway {
         let planned = channel::Sender::new(weights::restore(&config, &plan_counts));
         let demands: Arc<Demands> = Arc::default();
         let watch = Arc::new(Watch::new(config.point, &config.catalogue));
-        let gateway = config.catalogue.index_of(&config.place);
+        let gateway = config.catalogue.index_of(&config.region);
         let router = Router {
             gateway: gateway.expect("a place that is configured is in the catalogue"),
             is_spillover_enabled: config.spill,
@@ -80,11 +80,11 @@ impl Gateway {
             client: reqwest::Client::builder().no_proxy().build()?,
             table_reader: table::reader(&config),
             views: channel::Sender::new(table::restore(&config, &tenants, &metrics)),
-            tokens: Arc::new(Tokens::new(&config.issuers)),
+            tokens: Arc::new(TokenVerifier::new(&config.issuers)),
             pools: Arc::default(),
             policy_clock: Arc::new(PolicyClock::of(&config.snapshot, config.policy_max_age)),
-            upstream: Arc::new(Upstream::to_regions(&config.regions, config.region_http2)?),
-            intake: Arc::new(Intake::new(config.bodies).map_err(EdgeError::Threads)?),
+            upstream: Arc::new(Upstream::to_regions(&config.regions, config.region_http2, &config.catalogue)?),
+            body_reader: Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?),
             scattering: Arc::new(Room::new()),
             explanations: Arc::new(Explanations::new()),
             router: Arc::new(router),
@@ -143,14 +143,14 @@ impl Gateway {
             tasks.spawn(supervise("certificate", move || identity.clone().follow()));
         }
         match &self.config.regions {
-            Regions::Tls(credentials) => {
+            RegionTransport::Tls(credentials) => {
                 let credentials = credentials.clone();
                 tasks.spawn(supervise("region credentials", move || credentials.clone().follow()));
             }
-            Regions::InTheClear => {
+            RegionTransport::Plaintext => {
                 tracing::warn!("requests go to regions in the clear, as [region_tls] says")
             }
-            Regions::OnThisMachine => {}
+            RegionTransport::Loopback => {}
         }
         if let Some(file) = self.config.tenants.clone() {
             let (issuers, tenants) = (self.config.issuers.clone(), self.tenants.clone());
@@ -159,14 +159,14 @@ impl Gateway {
                 reload::follow(file.clone(), issuers.clone(), tenants.clone(), views.clone(), metrics.clone())
             }));
         }
-        if !self.tokens.none() {
+        if !self.tokens.is_empty() {
             let (tokens, issuers) = (self.tokens.clone(), self.config.issuers.clone());
             tasks.spawn(supervise("token issuers", move || tokens.clone().follow(issuers.clone())));
         }
     }
 
     /// Starts the writer of receipts, if they are configured.
-    pub(super) fn start_receipts(&self) -> Result<(Option<Arc<Recorder>>, Option<Writing>), ReceiptsError> {
+    pub(super) fn start_receipts(&self) -> Result<(Option<Arc<Recorder>>, Option<WriterHandle>), ReceiptsError> {
         let Some(receipts) = &self.config.receipts else {
             tracing::warn!(
                 "no receipts are kept, because there is no [receipts]: where requests went cannot be proven"
@@ -174,7 +174,7 @@ impl Gateway {
             return Ok((None, None));
         };
         let regions = self.config.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
-        let (recorder, writing) = Recorder::start(receipts, Role::Edge, &self.config.place, regions)?;
+        let (recorder, writing) = Recorder::start(receipts, Role::Edge, &self.config.region, regions)?;
         Ok((Some(Arc::new(recorder)), Some(writing)))
     }
 
@@ -206,14 +206,14 @@ impl Gateway {
             authenticator: Authenticator { tokens: self.tokens.clone() },
             reader: RequestReader {
                 config: self.config.clone(),
-                intake: self.intake.clone(),
+                body_reader: self.body_reader.clone(),
                 router: self.router.clone(),
                 admission,
             },
             splitter: Splitter {
                 config: self.config.clone(),
                 scattering: self.scattering.clone(),
-                intake: self.intake.clone(),
+                body_reader: self.body_reader.clone(),
                 router: self.router.clone(),
                 policy,
                 forwarder: forwarder.clone(),
@@ -253,16 +253,16 @@ impl Gateway {
             pools: self.pools.clone(),
             watch: self.watch.clone(),
             metrics: self.metrics.clone(),
-            intake: self.intake.clone(),
+            body_reader: self.body_reader.clone(),
             upstream: self.upstream.clone(),
             refused,
-            connections: listener.room(),
+            connections: listener.permits(),
             connections_max: self.config.connections_max,
-            listener: listener.counts(),
+            listener: listener.metrics(),
             scattering: self.scattering.clone(),
             explanations: self.explanations.clone(),
             leaving,
-            receipts: recorder.map(Recorder::gauge),
+            receipts: recorder.map(Recorder::metrics),
         }
     }
 }

@@ -52,8 +52,8 @@ mod watch;
 mod weights;
 
 use crate::config::EdgeConfig;
-use crate::handover::{self, Giver, Sockets, Taken};
-use crate::listener::{Leave, Listener};
+use crate::handover::{self, HandoverListener, Sockets, Takeover};
+use crate::listener::{StopReason, Listener};
 use crate::receipts::ReceiptsError;
 use crate::socket_owner;
 use crate::tls;
@@ -148,9 +148,9 @@ pub async fn run(
     let giver = config.handover.as_deref().map(|path| giver_beside(path, &sockets)).transpose()?;
     let (clients, operators) = (listening(sockets.clients)?, listening(sockets.operators)?);
     let refused = Arc::default();
-    let listener = Listener::on(clients).map_err(EdgeError::Socket)?.over_tls(acceptor);
-    let listener = listener.holding(config.connections_max).refusing(Arc::clone(&refused));
-    let listener = listener.limited_by(config.addresses.clone());
+    let listener = Listener::on(clients).map_err(EdgeError::Socket)?.with_tls(acceptor);
+    let listener = listener.with_connections_max(config.connections_max).with_failure_counters(Arc::clone(&refused));
+    let listener = listener.with_address_limits(config.addresses.clone());
     let gateway = Gateway::new(config)?;
     let (recorder, writing) = gateway.start_receipts()?;
     let leaving = channel::Sender::new(false);
@@ -163,7 +163,7 @@ pub async fn run(
         essential("operations port", operations::serve(operators, state)).await;
     });
     if let (Some(giver), Some(path)) = (&giver, &gateway.config.handover) {
-        giver.stand_at(path).map_err(|source| EdgeError::Handover { path: path.clone(), source })?;
+        giver.publish(path).map_err(|source| EdgeError::Handover { path: path.clone(), source })?;
     }
     if let Some(taken) = taken {
         taken.ready().map_err(EdgeError::Socket)?;
@@ -171,11 +171,11 @@ pub async fn run(
     ready(listener.address());
     let leave = async {
         let leave = tokio::select! {
-            () = shutdown => Leave::Stopping,
-            () = given(giver) => Leave::HandedOver,
+            () = shutdown => StopReason::Shutdown,
+            () = given(giver) => StopReason::HandedOver,
         };
         leaving.send_replace(true);
-        if leave == Leave::HandedOver {
+        if leave == StopReason::HandedOver {
             // The next process serves operators now.
             operations.abort();
         }
@@ -191,7 +191,7 @@ pub async fn run(
 }
 
 /// The sockets: those of the process that runs already, where this one is to take over from it.
-async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Taken>), EdgeError> {
+async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Takeover>), EdgeError> {
     match (&config.handover, config.take_over) {
         (None, true) => return Err(EdgeError::NoHandover),
         (None, false) => {}
@@ -204,11 +204,11 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Taken>), EdgeEr
         }
         (Some(path), true) => {
             let asked = path.clone();
-            let taken = tokio::task::spawn_blocking(move || handover::ask(&asked)).await;
+            let taken = tokio::task::spawn_blocking(move || handover::take_over(&asked)).await;
             let taken = taken.expect("asking for sockets does not panic");
             if let Some(taken) = taken.map_err(|source| EdgeError::Handover { path: path.clone(), source })? {
                 tracing::info!("taking over from a running process");
-                return Ok((taken.sockets.again().map_err(EdgeError::Socket)?, Some(taken)));
+                return Ok((taken.sockets.try_clone().map_err(EdgeError::Socket)?, Some(taken)));
             }
             tracing::info!(path = %path.display(), "no process to take over from; listening anew");
         }
@@ -222,8 +222,8 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Taken>), EdgeEr
     Ok((Sockets { clients: bind(config.listen)?, operators: bind(config.operations)? }, None))
 }
 
-fn giver_beside(path: &Path, sockets: &Sockets) -> Result<Giver, EdgeError> {
-    let giver = sockets.again().and_then(|sockets| Giver::beside(path, sockets));
+fn giver_beside(path: &Path, sockets: &Sockets) -> Result<HandoverListener, EdgeError> {
+    let giver = sockets.try_clone().and_then(|sockets| HandoverListener::bind_next(path, sockets));
     giver.map_err(|source| EdgeError::Handover { path: path.to_owned(), source })
 }
 
@@ -233,9 +233,9 @@ fn listening(socket: std::net::TcpListener) -> Result<TcpListener, EdgeError> {
 }
 
 /// Comes back when the next process has taken over; never, where none can.
-async fn given(giver: Option<Giver>) {
+async fn given(giver: Option<HandoverListener>) {
     match giver {
-        Some(giver) => giver.given().await,
+        Some(giver) => giver.wait().await,
         None => std::future::pending().await,
     }
 }

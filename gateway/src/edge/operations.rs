@@ -91,7 +91,7 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
                 "rtt_ms": known.latency.estimate(region, now).as_secs_f64() * 1e3,
                 "ready": known.fleet.ready(region),
                 "held_for_ms": known.holds(region),
-                "circuit": circuit(region).map(|state| circuits::shown(state, now)),
+                "circuit": circuit(region).map(|state| circuits::to_json(state, now)),
             })
         })
         .collect();

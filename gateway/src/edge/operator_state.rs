@@ -11,9 +11,9 @@ use super::watch::Watch;
 use super::weights::PlanCounts;
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
-use crate::intake::Intake;
+use crate::request_body::BodyReader;
 use crate::metrics::{EdgeMetrics, ListenerMetrics};
-use crate::receipts::Gauge;
+use crate::receipts::ReceiptMetrics;
 use crate::upstream::Upstream;
 use std::sync::Arc;
 use supervision::health::HealthCheck;
@@ -33,7 +33,7 @@ pub(super) struct Operations {
     pub(super) pools: Arc<AdmissionPools>,
     pub(super) watch: Arc<Watch>,
     pub(super) metrics: Arc<EdgeMetrics>,
-    pub(super) intake: Arc<Intake>,
+    pub(super) body_reader: Arc<BodyReader>,
     /// A permit for each connection that could be opened.
     pub(super) connections: Arc<Semaphore>,
     /// How many may be open at once.
@@ -49,5 +49,5 @@ pub(super) struct Operations {
     /// Whether the edge is on its way out.
     pub(super) leaving: watch::Receiver<bool>,
     /// How receipts are getting on, if they are kept.
-    pub(super) receipts: Option<Gauge>,
+    pub(super) receipts: Option<ReceiptMetrics>,
 }

@@ -19,12 +19,12 @@ use super::scatter::Splitter;
 use super::table::Current;
 use super::tenants::Tenants;
 use super::view::View;
-use crate::listener::{AfterAnswer, Door};
-use crate::metrics::{Asked, Ending};
+use crate::listener::{AfterResponse, RequestHandler};
+use crate::metrics::{Asked, RequestOutcome};
 use crate::openapi;
-use crate::receipts::{Promise, Recorder};
+use crate::receipts::{QueueSlot, Recorder};
 use crate::relay;
-use crate::respond::{self, Refusal};
+use crate::respond::{self, Rejection};
 use gateway_core::endpoint::{Endpoint, Target};
 use http::header::CONTENT_ENCODING;
 use pingora::protocols::http::ServerSession;
@@ -48,16 +48,16 @@ pub(super) struct Pipeline {
     pub(super) recorder: Option<Arc<Recorder>>,
 }
 
-impl Door for Pipeline {
-    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+impl RequestHandler for Pipeline {
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let arrived = Instant::now();
         let mut account = Account::open(&self.accounting, session, arrived);
         let after = match contain(self.serve(session, &mut account)).await {
             Err(Panicked(reason)) => self.panicked(session, &mut account, &reason).await,
             Ok(Ok(after)) => after,
             Ok(Err(NotForwarded::ClientGone)) => {
-                account.ending = Ending::ClientGone;
-                AfterAnswer::Close
+                account.outcome = RequestOutcome::ClientDisconnected;
+                AfterResponse::Close
             }
             Ok(Err(NotForwarded::Refused(refusal))) => {
                 self.responder.refuse(session, &refusal, &mut account).await
@@ -73,16 +73,16 @@ impl Pipeline {
         &self,
         session: &mut ServerSession,
         account: &mut Account<'_>,
-    ) -> Result<AfterAnswer, NotForwarded> {
+    ) -> Result<AfterResponse, NotForwarded> {
         let path = session.req_header().uri.path().to_owned();
         if let Some(preflight) = self.responder.preflight(session, &path) {
             let after = preflight_response(session, &preflight, &account.id).await;
-            account.ending = Ending::as_told(session);
+            account.outcome = RequestOutcome::of_session(session);
             return Ok(after);
         }
         let head = session.req_header();
         let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
-        account.asked = Asked::of(&endpoint);
+        account.endpoint = EndpointLabel::of(&endpoint);
         none_repeated(session)?;
         if endpoint == Endpoint::OpenApi {
             // The description of the API has no tenant's data and needs no key.
@@ -117,7 +117,7 @@ impl Pipeline {
         view: &Arc<View>,
         authenticated: Authenticated,
         account: &mut Account<'_>,
-    ) -> Result<AfterAnswer, NotForwarded> {
+    ) -> Result<AfterResponse, NotForwarded> {
         // A tenant over its limits is rejected before the body is read.
         let entered = self.tenants.allowances.enter(&authenticated.tenant, declared_length(session))?;
         let read = self.reader.read(session, target, view, authenticated, account).await;
@@ -144,7 +144,7 @@ impl Pipeline {
         let answered = tokio::select! {
             biased;
             answered = self.forwarder.forward(&request, permit, &mut account.trail) => answered?,
-            () = relay::client_gone(session) => return Err(NotForwarded::ClientGone),
+            () = relay::client_disconnected(session) => return Err(NotForwarded::ClientGone),
         };
         Ok(self.responder.relay(session, &request, &mut taken, answered, account).await)
     }
@@ -155,9 +155,9 @@ impl Pipeline {
         session: &mut ServerSession,
         body: Vec<u8>,
         account: &mut Account<'_>,
-    ) -> AfterAnswer {
+    ) -> AfterResponse {
         let after = self.responder.local(session, body, &account.id).await;
-        account.ending = Ending::as_told(session);
+        account.outcome = RequestOutcome::of_session(session);
         after
     }
 
@@ -166,20 +166,20 @@ impl Pipeline {
         session: &mut ServerSession,
         account: &mut Account<'_>,
         reason: &str,
-    ) -> AfterAnswer {
+    ) -> AfterResponse {
         tracing::error!(request = account.id, reason, "request panicked");
         let begun = session.response_written().is_some();
         let after = respond::panicked(session, &[(headers::REQUEST_ID, account.id.as_str())]).await;
-        let ending = Ending::as_told(session);
-        account.ending = if begun { ending.broken_off() } else { ending };
+        let outcome = RequestOutcome::of_session(session);
+        account.outcome = if begun { outcome.truncated() } else { outcome };
         after
     }
 
     /// Reserves memory for the receipts of a request that must not be sent without them.
-    fn promise(&self, request: &Request) -> Result<Option<Promise>, Refusal> {
+    fn promise(&self, request: &Request) -> Result<Option<QueueSlot>, Rejection> {
         let locked = request.residency.is_locked();
         match self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
-            Some(recorder) => recorder.promise().map(Some).ok_or_else(no_receipt),
+            Some(recorder) => recorder.reserve().map(Some).ok_or_else(no_receipt),
             None => Ok(None),
         }
     }

@@ -16,7 +16,7 @@ use super::request::Request;
 use super::table::Current;
 use super::view::{Terms, View};
 use crate::config::EdgeConfig;
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::trail::PolicyVersion;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl PolicyGuard {
     /// # Errors
     ///
     /// When nothing of the request may be sent any more; why.
-    pub(super) fn renew(&self, request: &Request, permit: &mut Permit) -> Result<(), Refusal> {
+    pub(super) fn renew(&self, request: &Request, permit: &mut Permit) -> Result<(), Rejection> {
         self.policy_clock.check(&permit.policy.residency).map_err(policy_too_old)?;
         let view = match &*self.views.borrow() {
             Some(view) if !Arc::ptr_eq(view, &permit.view) => view.clone(),

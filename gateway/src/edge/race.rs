@@ -5,7 +5,7 @@
 //! whoever is given its end has judged it.
 
 use super::watch::InFlight;
-use crate::upstream::Answer;
+use crate::upstream::UpstreamResponse;
 use gateway_core::outcome::Failure;
 use gateway_core::trail::{AttemptId, Cause, End, PolicyVersion, Trail};
 use regions::set::RegionIndex;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// How an attempt's answer came about.
 pub(super) struct Answered {
-    pub(super) answer: Answer,
+    pub(super) answer: UpstreamResponse,
     pub(super) region: RegionIndex,
     pub(super) waited: Duration,
 }

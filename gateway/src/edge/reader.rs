@@ -14,9 +14,9 @@ use super::router::{RequestDemand, Routable, Router};
 use super::view::{RoutedDeployment, Terms, View};
 use super::watch::chances;
 use crate::config::EdgeConfig;
-use crate::intake::{Body, Intake, NoBody};
-use crate::relay::Crossing;
-use crate::respond::Refusal;
+use crate::request_body::{Body, BodyReader, BodyError};
+use crate::relay::ForwardedHeaders;
+use crate::respond::Rejection;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
 use gateway_core::endpoint::{self, ModelField, Target};
@@ -36,7 +36,7 @@ const FREE_BODY_BYTES: usize = 4 << 10;
 /// Reader of client requests: from head and body to an admitted [`Request`].
 pub(super) struct RequestReader {
     pub(super) config: Arc<EdgeConfig>,
-    pub(super) intake: Arc<Intake>,
+    pub(super) body_reader: Arc<BodyReader>,
     pub(super) router: Arc<Router>,
     pub(super) admission: Arc<AdmissionControl>,
 }
@@ -56,12 +56,12 @@ impl RequestReader {
         let ask = self.ask(session)?;
         self.admission.check_head(target, view, &tenant, &ask, declared_length(session), arrived)?;
         let body =
-            self.intake.body(session, self.owner(session, &tenant)).await.map_err(|none| match none {
-                NoBody::Refused(_, refusal) => NotForwarded::Refused(refusal),
-                NoBody::ClientGone => NotForwarded::ClientGone,
+            self.body_reader.body(session, self.owner(session, &tenant)).await.map_err(|none| match none {
+                BodyError::Rejected(_, refusal) => NotForwarded::Refused(refusal),
+                BodyError::ClientDisconnected => NotForwarded::ClientGone,
             })?;
         let reading = self.body_of(target, &body, &tenant).await;
-        let reading = reading.map_err(|refusal| refusal.having_processed(body.bytes.len()))?;
+        let reading = reading.map_err(|refusal| refusal.with_processed(body.bytes.len()))?;
         let cost = Cost { inputs: reading.inputs, tokens: reading.tokens.max(least_tokens(&body)) };
         let priority =
             tenant.priorities.priority(ask.priority, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
@@ -113,7 +113,7 @@ impl RequestReader {
             required: None,
             may_sleep: deployment.scaling.min == 0,
             path: target.path,
-            crossing: Crossing::of(session, &[(headers::PRIORITY, priority.as_str())]),
+            headers: ForwardedHeaders::of(session, &[(headers::PRIORITY, priority.as_str())]),
             body,
             chance,
             route,
@@ -128,7 +128,7 @@ impl RequestReader {
     }
 
     /// Reads model and cost from the body; the default for a request without one.
-    async fn body_of(&self, target: Target<'_>, body: &Body, tenant: &Tenant) -> Result<Reading, Refusal> {
+    async fn body_of(&self, target: Target<'_>, body: &Body, tenant: &Tenant) -> Result<Reading, Rejection> {
         if target.model == ModelField::Bodiless {
             return Ok(Reading::default());
         }
@@ -136,12 +136,12 @@ impl RequestReader {
             body::read(&body.bytes)
         } else {
             let bytes = body.bytes.clone();
-            self.intake.cpu.run(Some(tenant.place), move || body::read(&bytes)).await
+            self.body_reader.cpu.run(Some(tenant.place), move || body::read(&bytes)).await
         };
         reading.map_err(unreadable_body)
     }
 
-    fn ask(&self, session: &ServerSession) -> Result<Ask, Refusal> {
+    fn ask(&self, session: &ServerSession) -> Result<Ask, Rejection> {
         let trusted = peer(session).is_some_and(|peer| self.config.trusted_peers.contains(&peer.ip()));
         let asked = Headers {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,
@@ -165,7 +165,7 @@ fn asked_for<'a>(
     in_body: Option<String>,
     view: &'a View,
     tenant: &Tenant,
-) -> Result<&'a RoutedDeployment, Refusal> {
+) -> Result<&'a RoutedDeployment, Rejection> {
     let named = target.deployment.map(str::to_owned).or(in_body);
     match (named, target.model) {
         (Some(name), _) => view.deployment(&name, tenant).ok_or_else(|| unknown_model(&name, view, tenant)),

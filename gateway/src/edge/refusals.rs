@@ -3,7 +3,7 @@
 use super::duration::openai_duration;
 use super::policy_clock::TooOld;
 use super::view::View;
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
 use gateway_core::body::{self, BodyProblem};
 use gateway_core::bucket::Short;
@@ -25,22 +25,22 @@ use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use std::time::Duration;
 
-pub(super) fn not_served(problem: NotServed) -> Refusal {
+pub(super) fn not_served(problem: NotServed) -> Rejection {
     match problem {
         NotServed::Path => {
             let served: Vec<_> = Endpoint::served().collect();
-            Refusal::new(ErrorCode::NotFound, format!("No such path; there are {}.", served.join(", ")))
+            Rejection::new(ErrorCode::NotFound, format!("No such path; there are {}.", served.join(", ")))
         }
         NotServed::Method(wanted) => {
             let message = format!("This path is served with {wanted} only.");
             // RFC 9110, 15.5.6 and 9.3.2.
             let allowed = if wanted == "GET" { "GET, HEAD" } else { wanted };
-            Refusal::new(ErrorCode::MethodNotAllowed, message).with(vec![("allow", allowed.to_owned())])
+            Rejection::new(ErrorCode::MethodNotAllowed, message).with(vec![("allow", allowed.to_owned())])
         }
     }
 }
 
-pub(super) fn not_let_in(problem: KeyProblem) -> Refusal {
+pub(super) fn not_let_in(problem: KeyProblem) -> Rejection {
     let message = match problem {
         KeyProblem::Missing => {
             "There is no API key; send the header 'authorization: Bearer KEY', 'api-key: KEY' or 'x-api-key: KEY'."
@@ -54,11 +54,11 @@ pub(super) fn not_let_in(problem: KeyProblem) -> Refusal {
         }
     };
     let challenge = vec![("www-authenticate", "Bearer".to_owned())];
-    Refusal::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
+    Rejection::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
 }
 
 /// What is wrong with a token, without a word of it.
-pub(super) fn bad_token(problem: TokenProblem) -> Refusal {
+pub(super) fn bad_token(problem: TokenProblem) -> Rejection {
     let message = match problem {
         TokenProblem::TooLong => {
             return invalid_token(format!(
@@ -76,7 +76,7 @@ pub(super) fn bad_token(problem: TokenProblem) -> Refusal {
         }
         TokenProblem::Signature => "The token's signature is not that of its issuer.",
         TokenProblem::Audience => "The token is for somebody else: 'aud' does not name this gateway.",
-        TokenProblem::Times => {
+        TokenProblem::RequestTimes => {
             "The token needs 'exp', and 'exp', 'nbf' and 'iat' must be numbers of seconds."
         }
         TokenProblem::Expired => "The token has expired ('exp'); get a new one.",
@@ -90,27 +90,27 @@ pub(super) fn bad_token(problem: TokenProblem) -> Refusal {
     invalid_token(message)
 }
 
-fn invalid_token(message: impl Into<String>) -> Refusal {
+fn invalid_token(message: impl Into<String>) -> Rejection {
     let challenge = vec![("www-authenticate", "Bearer error=\"invalid_token\"".to_owned())];
-    Refusal::new(ErrorCode::InvalidToken, message).of("authorization").with(challenge)
+    Rejection::new(ErrorCode::InvalidToken, message).of("authorization").with(challenge)
 }
 
-pub(super) fn no_table_yet() -> Refusal {
-    Refusal::new(
+pub(super) fn no_table_yet() -> Rejection {
+    Rejection::new(
         ErrorCode::NoCapacityInAllowedRegions,
         "This gateway has no route table yet: it has just started and no hub has answered. Try again shortly.",
     )
 }
 
 /// A request that is under way may not go on, because of a newer route table.
-pub(super) fn no_longer_known() -> Refusal {
+pub(super) fn no_longer_known() -> Rejection {
     let message = "The API key or tenant of this request was removed while it was under way; ask the operator of this gateway \
                    for another key.";
     let challenge = vec![("www-authenticate", "Bearer".to_owned())];
-    Refusal::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
+    Rejection::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
 }
 
-pub(super) fn no_region(deployment: &DeploymentName, residency: &Residency, tenant: &Tenant) -> Refusal {
+pub(super) fn no_region(deployment: &DeploymentName, residency: &Residency, tenant: &Tenant) -> Rejection {
     let message = format!(
         "No region may serve '{deployment}' under the residency '{}', which is that of the deployment, of the tenant '{}' \
          and of {} together; widen the last or leave it out.",
@@ -118,31 +118,31 @@ pub(super) fn no_region(deployment: &DeploymentName, residency: &Residency, tena
         tenant.id,
         headers::RESIDENCY
     );
-    Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY)
+    Rejection::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY)
 }
 
 /// When to come back to a gateway that is cut off from every hub.
 const CUT_OFF_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-pub(super) fn policy_too_old(TooOld { age, max }: TooOld) -> Refusal {
+pub(super) fn policy_too_old(TooOld { age, max }: TooOld) -> Rejection {
     let message = format!(
         "This deployment is locked to regions, and no hub has confirmed its residency policy to this gateway for {} minutes, \
          longer than policy_max_age ({} minutes). Restore the connection between this gateway and a hub, or use another gateway.",
         age.as_secs() / 60,
         max.as_secs() / 60
     );
-    Refusal::new(ErrorCode::PolicyTooOld, message).after(CUT_OFF_RETRY_AFTER)
+    Rejection::new(ErrorCode::PolicyTooOld, message).after(CUT_OFF_RETRY_AFTER)
 }
 
-pub(super) fn no_receipt() -> Refusal {
-    Refusal::new(
+pub(super) fn no_receipt() -> Rejection {
+    Rejection::new(
         ErrorCode::ReceiptUnavailable,
         "This deployment is locked, and every request to it must leave a receipt, which this gateway cannot write at the \
          moment. Try again shortly.",
     )
 }
 
-pub(super) fn unreadable_ask(problem: AskProblem) -> Refusal {
+pub(super) fn unreadable_ask(problem: AskProblem) -> Rejection {
     let (param, message) = match problem {
         AskProblem::Timeout => (
             headers::TIMEOUT_MS,
@@ -162,7 +162,7 @@ pub(super) fn unreadable_ask(problem: AskProblem) -> Refusal {
             (headers::CLIENT_GEO, format!("{} cannot be read: {why}.", headers::CLIENT_GEO))
         }
     };
-    Refusal::new(ErrorCode::InvalidHeader, message).of(param)
+    Rejection::new(ErrorCode::InvalidHeader, message).of(param)
 }
 
 /// The policies of deployment, tenant and header fit each by itself and not together.
@@ -170,22 +170,22 @@ pub(super) fn residency_too_long(
     deployment: &DeploymentName,
     tenant: &Tenant,
     error: &PolicyError,
-) -> Refusal {
+) -> Rejection {
     let message = format!(
         "{}, the residency of the deployment '{deployment}' and that of the tenant '{}' are one policy together: {error}.",
         headers::RESIDENCY,
         tenant.id
     );
-    Refusal::new(ErrorCode::InvalidHeader, message).of(headers::RESIDENCY)
+    Rejection::new(ErrorCode::InvalidHeader, message).of(headers::RESIDENCY)
 }
 
-pub(super) fn no_bulk(tenant: &Tenant) -> Refusal {
+pub(super) fn no_bulk(tenant: &Tenant) -> Rejection {
     let message = format!(
         "The tenant '{}' has no bulk priority; leave out {}, or ask whoever runs this gateway for one.",
         tenant.id,
         headers::PRIORITY
     );
-    Refusal::new(ErrorCode::PriorityNotPermitted, message).of(headers::PRIORITY)
+    Rejection::new(ErrorCode::PriorityNotPermitted, message).of(headers::PRIORITY)
 }
 
 /// No region is permitted to this request. Of the policies that meet in it, the message names those that together leave
@@ -196,7 +196,7 @@ pub(super) fn no_region_permitted(
     of_deployment: RegionSet,
     asked: &ResidencyPolicy,
     catalogue: &Catalogue,
-) -> Refusal {
+) -> Rejection {
     let Deployment { name, residency, .. } = deployment;
     let (of_tenant, id) = (&tenant.residency, &tenant.id);
     let message = if of_deployment.is_empty() {
@@ -215,26 +215,26 @@ pub(super) fn no_region_permitted(
              '{of_tenant}'; name an area within both, or leave the header out.",
             headers::RESIDENCY
         );
-        return Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY);
+        return Rejection::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY);
     };
-    Refusal::new(ErrorCode::RegionNotPermitted, message)
+    Rejection::new(ErrorCode::RegionNotPermitted, message)
 }
 
-pub(super) fn unreadable_body(problem: BodyProblem) -> Refusal {
+pub(super) fn unreadable_body(problem: BodyProblem) -> Rejection {
     match problem {
-        BodyProblem::NotJson { at, expected } => Refusal::new(
+        BodyProblem::NotJson { at, expected } => Rejection::new(
             ErrorCode::InvalidJson,
             format!("The body is not a JSON object: at byte {at} there should be {expected}."),
         ),
-        BodyProblem::TooDeep => Refusal::new(
+        BodyProblem::TooDeep => Rejection::new(
             ErrorCode::InvalidJson,
             format!("The body nests deeper than {} levels.", body::NESTING_MAX),
         ),
         BodyProblem::ModelNotText => {
-            Refusal::new(ErrorCode::InvalidValue, "The field 'model' is not a string.").of("model")
+            Rejection::new(ErrorCode::InvalidValue, "The field 'model' is not a string.").of("model")
         }
         BodyProblem::ModelTwice => {
-            Refusal::new(ErrorCode::InvalidValue, "The field 'model' is there more than once.").of("model")
+            Rejection::new(ErrorCode::InvalidValue, "The field 'model' is there more than once.").of("model")
         }
     }
 }
@@ -242,26 +242,26 @@ pub(super) fn unreadable_body(problem: BodyProblem) -> Refusal {
 /// How many names an unknown one is answered with.
 const NAMES_LISTED_MAX: usize = 20;
 
-pub(super) fn unknown_model(model: &str, view: &View, tenant: &Tenant) -> Refusal {
+pub(super) fn unknown_model(model: &str, view: &View, tenant: &Tenant) -> Rejection {
     let model: String = model.chars().take(100).collect();
     let message = format!("The model '{model}' does not exist; there are: {}.", known_models(view, tenant));
-    Refusal::new(ErrorCode::ModelNotFound, message).of("model")
+    Rejection::new(ErrorCode::ModelNotFound, message).of("model")
 }
 
-pub(super) fn no_model_field() -> Refusal {
-    Refusal::new(
+pub(super) fn no_model_field() -> Rejection {
+    Rejection::new(
         ErrorCode::MissingField,
         "The field 'model' is missing; name one of those that GET /v1/models lists.",
     )
     .of("model")
 }
 
-pub(super) fn no_model_named(path: &str, view: &View, tenant: &Tenant) -> Refusal {
+pub(super) fn no_model_named(path: &str, view: &View, tenant: &Tenant) -> Rejection {
     let message = format!(
         "The request does not say which model; ask at /deployments/NAME{path} or add the field 'model'. There are: {}.",
         known_models(view, tenant)
     );
-    Refusal::new(ErrorCode::MissingField, message).of("model")
+    Rejection::new(ErrorCode::MissingField, message).of("model")
 }
 
 fn known_models(view: &View, tenant: &Tenant) -> String {
@@ -276,22 +276,22 @@ fn known_models(view: &View, tenant: &Tenant) -> String {
     known.join(", ")
 }
 
-pub(super) fn too_many_inputs(problem: TooManyInputs) -> Refusal {
+pub(super) fn too_many_inputs(problem: TooManyInputs) -> Rejection {
     let TooManyInputs { field, given } = problem;
     let message = format!(
         "The field '{field}' has {given} elements and one request may have {INPUTS_MAX}; split it into {} requests.",
         given.div_ceil(INPUTS_MAX)
     );
-    Refusal::new(ErrorCode::TooManyInputs, message).of(field)
+    Rejection::new(ErrorCode::TooManyInputs, message).of(field)
 }
 
 /// A tenant cannot pay for a request: not now, or never.
-pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Refusal {
+pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Rejection {
     let Exceeded { limited, limit, short } = exceeded;
     let (what, unit, never) = match limited {
         Limited::Requests => ("requests a second", "requests", ErrorCode::RateLimited),
         Limited::Inputs => ("inputs a second", "inputs", ErrorCode::TooManyInputs),
-        Limited::Tokens => ("tokens a minute", "tokens", ErrorCode::TooManyTokens),
+        Limited::TokenVerifier => ("tokens a minute", "tokens", ErrorCode::TooManyTokens),
     };
     let (id, key) = (&tenant.id, limited.as_str());
     match short {
@@ -300,20 +300,20 @@ pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Refusal {
                 "The tenant '{id}' may use {limit} {what} ({key}) and has used them up; try again in {}.",
                 openai_duration(wait)
             );
-            Refusal::new(ErrorCode::RateLimited, message).after(wait)
+            Rejection::new(ErrorCode::RateLimited, message).after(wait)
         }
         Short::Never => {
             let message = format!(
                 "The tenant '{id}' may use {limit} {what} ({key}) and this request alone has more, so waiting does \
                  not help; send no more than {limit} {unit} in one request."
             );
-            Refusal::new(never, message)
+            Rejection::new(never, message)
         }
     }
 }
 
 /// There is too much for all.
-pub(super) fn shed(tenant: &Tenant, why: Shed) -> Refusal {
+pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
     let Shed { reason, wait, retry_after } = why;
     let (wait, soon) = (openai_duration(wait), openai_duration(retry_after));
     let (code, message) = match reason {
@@ -343,17 +343,17 @@ pub(super) fn shed(tenant: &Tenant, why: Shed) -> Refusal {
             ),
         ),
     };
-    Refusal::new(code, message).after(retry_after)
+    Rejection::new(code, message).after(retry_after)
 }
 
-pub(super) fn deadline_passed(timeout: Duration) -> Refusal {
+pub(super) fn deadline_passed(timeout: Duration) -> Rejection {
     let message = format!(
         "There was no answer within {} ms; give the request more time with {} (up to {}) or send fewer inputs.",
         timeout.as_millis(),
         headers::TIMEOUT_MS,
         TIMEOUT_MAX.as_millis()
     );
-    Refusal::new(ErrorCode::DeadlineExceeded, message)
+    Rejection::new(ErrorCode::DeadlineExceeded, message)
 }
 
 /// Why a region could not take a request.

@@ -84,5 +84,6 @@ pub(super) async fn follow(
 }
 
 fn same(now: &[Issuer], before: &[Issuer]) -> bool {
-    now.len() == before.len() && now.iter().zip(before).all(|(now, before)| now.is_as_before(before))
+    now.len() == before.len()
+        && now.iter().zip(before).all(|(now, before)| now.has_same_configuration(before))
 }

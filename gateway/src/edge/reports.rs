@@ -10,8 +10,8 @@ use super::admission::AdmissionPools;
 use super::table::Current;
 use super::watch::Watch;
 use crate::config::EdgeConfig;
-use crate::plain::Way;
-use crate::upstream::{AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, UpstreamMethod};
+use crate::http1::UpstreamKey;
+use crate::upstream::{AUTHORITY, RequestHead, ResponseBody, Upstream, UpstreamMethod, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::health::{Heard, REPORT_PERIOD};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
@@ -44,7 +44,7 @@ pub(crate) async fn listen(
 ) {
     let mut heard: BTreeMap<(RegionIndex, SocketAddr), tokio::task::AbortHandle> = BTreeMap::new();
     let mut tasks = JoinSet::new();
-    let gateway = Gateway { location: config.place.to_string(), boot_id: rand::random() };
+    let gateway = Gateway { location: config.region.to_string(), boot_id: rand::random() };
     loop {
         let wanted: Vec<_> = views.borrow_and_update().iter().flat_map(|view| view.regions()).collect();
         watch.watch(wanted.iter().map(|(region, _)| *region));
@@ -106,8 +106,8 @@ impl ReportReceiver {
         let question = ExchangeRequest { gateway: self.gateway.clone(), sequence, requested: wanted };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.ask(&ExchangeRequestV1::from(question))).await {
             Ok(Ok((report, round_trip))) => self.take(report, round_trip, asked),
-            Ok(Err(error)) => tracing::debug!(address = %self.way.address, error, "no report"),
-            Err(late) => tracing::debug!(address = %self.way.address, %late, "no report"),
+            Ok(Err(error)) => tracing::debug!(address = %self.key.address, error, "no report"),
+            Err(late) => tracing::debug!(address = %self.key.address, %late, "no report"),
         }
     }
 
@@ -118,15 +118,16 @@ impl ReportReceiver {
         head.put(HOST.as_str(), AUTHORITY);
         head.put(CONTENT_TYPE.as_str(), "application/json");
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
-        let asked = self.upstream.converse(self.way, &head, &body, REPORT_BYTES_MAX).await;
-        let (Answer { head, body }, round_trip) = asked.map_err(|failure| format!("{failure:?}"))?;
+        let asked = self.upstream.send_own(self.key, &head, &body, REPORT_BYTES_MAX).await;
+        let (UpstreamResponse { head, body }, round_trip) =
+            asked.map_err(|failure| format!("{failure:?}"))?;
         match body {
-            AnswerBody::Whole(body) if head.status.is_success() => {
+            ResponseBody::Buffered(body) if head.status.is_success() => {
                 let report = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
                 Ok((report, round_trip))
             }
-            AnswerBody::Whole(_) => Err(format!("the region says {}", head.status)),
-            AnswerBody::Coming(_) => Err(format!("the region says more than {REPORT_BYTES_MAX} bytes")),
+            ResponseBody::Buffered(_) => Err(format!("the region says {}", head.status)),
+            ResponseBody::Streamed(_) => Err(format!("the region says more than {REPORT_BYTES_MAX} bytes")),
         }
     }
 
@@ -134,14 +135,14 @@ impl ReportReceiver {
         let report = match scheduler_core::spoke::Report::try_from(report) {
             Ok(report) => report,
             Err(error) => {
-                let address = self.way.address;
+                let address = self.key.address;
                 return tracing::warn!(%address, %error, "a report that cannot be read is refused");
             }
         };
         if self.newest.fetch_max(report.sequence, Ordering::Relaxed) >= report.sequence {
             return;
         }
-        let region = self.way.region;
+        let region = self.key.region;
         self.watch.loaded(region, &report, asked);
         self.pools.reported(region, &report);
         // What it would hold until a replica is ready is served as well.

@@ -3,9 +3,9 @@
 use super::admission::AdmissionPermit;
 use super::known::About;
 use super::router::Route;
-use crate::intake::Body;
-use crate::relay::Crossing;
-use crate::respond::Refusal;
+use crate::request_body::Body;
+use crate::relay::ForwardedHeaders;
+use crate::respond::Rejection;
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
 use gateway_core::keys::Digest;
@@ -22,7 +22,7 @@ use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A request that is let in, understood, and routed somewhere.
+/// A request that is let in, resolved, and routed somewhere.
 pub(super) struct Request {
     pub(super) id: String,
     pub(super) arrived: Instant,
@@ -58,7 +58,7 @@ pub(super) struct Request {
     pub(super) may_sleep: bool,
     /// As a replica serves it.
     pub(super) path: &'static str,
-    pub(super) crossing: Crossing,
+    pub(super) headers: ForwardedHeaders,
     pub(super) body: Body,
     /// Draw of the request, made once, so that decisions about it agree.
     pub(super) chance: Permille,
@@ -93,7 +93,7 @@ impl Request {
             residency: self.residency.clone(),
             allowed: self.allowed,
             policy: self.policy.clone(),
-            asked: self.asked.clone(),
+            endpoint: self.endpoint.clone(),
             key: self.key,
             at_ms: self.at_ms,
             tls_ended_here: self.tls_ended_here,
@@ -102,7 +102,7 @@ impl Request {
             required,
             may_sleep: self.may_sleep,
             path: self.path,
-            crossing: self.crossing.clone(),
+            headers: self.headers.clone(),
             body,
             chance,
             route,
@@ -135,12 +135,12 @@ impl Request {
 
 /// Reason for which a request was not forwarded.
 pub(super) enum NotForwarded {
-    Refused(Refusal),
+    Refused(Rejection),
     ClientGone,
 }
 
-impl From<Refusal> for NotForwarded {
-    fn from(refusal: Refusal) -> NotForwarded {
+impl From<Rejection> for NotForwarded {
+    fn from(refusal: Rejection) -> NotForwarded {
         NotForwarded::Refused(refusal)
     }
 }

@@ -1,7 +1,7 @@
 //! Headers of a request: its identifier, its declared length, and headers that may be sent once.
 
 use crate::names;
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use http::header::CONTENT_LENGTH;
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
@@ -42,7 +42,7 @@ const ONCE: [&str; 6] =
     ["authorization", "api-key", "x-api-key", "content-type", "expect", "idempotency-key"];
 
 /// Rejects a request that has one of them more than once.
-pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Refusal> {
+pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Rejection> {
     let headers = &session.req_header().headers;
     match ONCE.iter().find(|name| headers.get_all(**name).iter().nth(1).is_some()) {
         Some(name) => Err(repeated(name)),
@@ -50,16 +50,16 @@ pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Refusal> {
     }
 }
 
-fn repeated(name: &'static str) -> Refusal {
+fn repeated(name: &'static str) -> Rejection {
     let message = format!("The header '{name}' is there more than once; send it once.");
-    Refusal::new(ErrorCode::InvalidHeader, message).of(name)
+    Rejection::new(ErrorCode::InvalidHeader, message).of(name)
 }
 
 /// Returns a header that may be sent once. Of two, either could be meant, and of two residencies the narrower would be lost.
 pub(super) fn single<'a>(
     session: &'a ServerSession,
     name: &'static str,
-) -> Result<Option<&'a [u8]>, Refusal> {
+) -> Result<Option<&'a [u8]>, Rejection> {
     let given = header(session, name);
     if given.is_some() && session.req_header().headers.get_all(name).iter().count() > 1 {
         return Err(repeated(name));

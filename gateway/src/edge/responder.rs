@@ -7,13 +7,13 @@ use super::request::Request;
 use super::scatter::JoinedHead;
 use crate::compress;
 use crate::config::EdgeConfig;
-use crate::events::Times;
-use crate::listener::{self, AfterAnswer};
-use crate::metrics::Ending;
+use crate::events::RequestTimes;
+use crate::listener::{self, AfterResponse};
+use crate::metrics::RequestOutcome;
 use crate::names;
 use crate::relay;
-use crate::respond::{self, Refusal};
-use crate::upstream::{Answer, Upstream};
+use crate::respond::{self, Rejection};
+use crate::upstream::{UpstreamResponse, Upstream};
 use bytes::Bytes;
 use gateway_core::cors::ResponseHeaders;
 use gateway_core::decimal;
@@ -55,7 +55,7 @@ impl Responder {
     }
 
     /// Responds with a body that the gateway makes itself.
-    pub(super) async fn local(&self, session: &mut ServerSession, body: Vec<u8>, id: &str) -> AfterAnswer {
+    pub(super) async fn local(&self, session: &mut ServerSession, body: Vec<u8>, id: &str) -> AfterResponse {
         let cors = self.cors(session);
         let mut extra = vec![(headers::REQUEST_ID, id)];
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
@@ -66,9 +66,9 @@ impl Responder {
     pub(super) async fn refuse(
         &self,
         session: &mut ServerSession,
-        refusal: &Refusal,
+        refusal: &Rejection,
         account: &mut Account<'_>,
-    ) -> AfterAnswer {
+    ) -> AfterResponse {
         let attempts = account.trail.count().to_string();
         let parts = Some(account.trail.parts()).filter(|parts| *parts > 1).map(|n| n.to_string());
         let receipt = account.receipt().map(|id| id.text());
@@ -77,8 +77,8 @@ impl Responder {
         extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
         let cors = self.cors(session);
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
-        let after = respond::refuse(session, refusal, &extra).await;
-        account.ending = Ending::as_told(session);
+        let after = respond::reject(session, refusal, &extra).await;
+        account.outcome = RequestOutcome::of_session(session);
         after
     }
 
@@ -90,10 +90,10 @@ impl Responder {
         taken: &mut Taken,
         answered: Answered,
         account: &mut Account<'_>,
-    ) -> AfterAnswer {
+    ) -> AfterResponse {
         let Answered { answer, region, waited } = answered;
         let timing = RegionTiming::parse(text(&answer, headers::SERVER_TIMING).unwrap_or_default());
-        let times = Times { to_head: request.arrived.elapsed(), waited, region: timing };
+        let times = RequestTimes { to_head: request.arrived.elapsed(), waited, region: timing };
         account.answered = Some((region, times));
         if answer.head.status.is_success() {
             account.tokens = text(&answer, headers::TOKENS).and_then(|tokens| tokens.parse().ok());
@@ -117,11 +117,11 @@ impl Responder {
         let cors = self.cors(session);
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
         extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
-        let answer = compress::pack(session, answer, self.config.gzip_answers_from).await;
-        let after = relay::outward(session, answer, &self.upstream, &extra).await;
-        account.ending = match after {
-            AfterAnswer::Reuse => Ending::as_told(session),
-            AfterAnswer::Close => Ending::as_told(session).broken_off(),
+        let answer = compress::compress_response(session, answer, self.config.gzip_min_bytes).await;
+        let after = relay::forward_response(session, answer, &self.upstream, &extra).await;
+        account.outcome = match after {
+            AfterResponse::Reuse => RequestOutcome::of_session(session),
+            AfterResponse::Close => RequestOutcome::of_session(session).truncated(),
         };
         after
     }
@@ -191,7 +191,7 @@ pub(super) async fn preflight_response(
     session: &mut ServerSession,
     preflight: &ResponseHeaders,
     id: &str,
-) -> AfterAnswer {
+) -> AfterResponse {
     let mut extra = vec![(headers::REQUEST_ID, id)];
     extra.extend(preflight.iter().map(|(name, value)| (*name, value.as_str())));
     let head = respond::head(204, &extra);
@@ -199,6 +199,6 @@ pub(super) async fn preflight_response(
 }
 
 /// A header of a region's answer.
-fn text<'a>(answer: &'a Answer, name: &'static str) -> Option<&'a str> {
+fn text<'a>(answer: &'a UpstreamResponse, name: &'static str) -> Option<&'a str> {
     answer.head.headers.get(names::name(name))?.to_str().ok()
 }

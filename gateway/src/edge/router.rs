@@ -231,7 +231,7 @@ impl Observations for Observed<'_> {
     }
 }
 
-/// Times that a request would wait behind the reported load, by priority.
+/// RequestTimes that a request would wait behind the reported load, by priority.
 pub(super) fn waits(load: &DeploymentLoad) -> Waits {
     Waits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second)
 }

@@ -54,7 +54,7 @@ pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants, metrics: &EdgeMetr
 
 /// How this process calls itself before the hub.
 pub(crate) fn reader(config: &EdgeConfig) -> Reader {
-    Reader { role: Role::Gateway, region: config.place.clone(), boot_id: rand::rng().random() }
+    Reader { role: Role::Gateway, region: config.region.clone(), boot_id: rand::rng().random() }
 }
 
 /// Takes leave of the hub: this process reads no table any longer.

@@ -130,7 +130,7 @@ fn tenant(rules: &TenantRules, place: usize) -> Tenant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{Ending, Text};
+    use crate::metrics::{MetricsText, RequestOutcome};
     use gateway_core::keys::Credential;
     use gateway_core::tenant::Cost;
     use regions::catalogue::Catalogue;
@@ -192,7 +192,7 @@ mod tests {
         let ring = tenants.under(&table(&one("a", limited)));
         let a = ring.tenants().next().expect("a").clone();
         let under_way = tenants.allowances.enter(&a, 0);
-        metrics.tenants.ended(&a.id, Ending::ClientGone, 3, 0);
+        metrics.tenants.ended(&a.id, RequestOutcome::ClientDisconnected, 3, 0);
         for number in 0..100 {
             tenants.under(&table(&one(&format!("t{number}"), "")));
         }
@@ -202,8 +202,8 @@ mod tests {
             "it goes on"
         );
         assert!(tenants.allowances.enter(&a, 0).is_ok(), "as does who came under the table before");
-        metrics.tenants.ended(&a.id, Ending::ClientGone, 4, 0);
-        let mut text = Text::default();
+        metrics.tenants.ended(&a.id, RequestOutcome::ClientDisconnected, 4, 0);
+        let mut text = MetricsText::default();
         metrics.render(&mut text, &Catalogue::builtin());
         let text = text.finish();
         let inputs = text.lines().filter(|line| line.starts_with("meridian_gateway_tenant_inputs_total"));

@@ -9,7 +9,7 @@
 use super::snapshot::{self, Since, beside, since_1970};
 use super::watch::Watch;
 use crate::config::EdgeConfig;
-use crate::metrics::Count;
+use crate::metrics::RelaxedCounter;
 use gateway_core::circuit::Permille;
 use gateway_core::demand::{self, Asked, Demand};
 use gateway_core::priority::Priority;
@@ -51,7 +51,7 @@ pub(crate) struct Demands(Mutex<Demand>);
 #[derive(Default)]
 pub(crate) struct PlanCounts {
     /// Plans that could not be read or were not newer.
-    pub(crate) refused: Count,
+    pub(crate) refused: RelaxedCounter,
 }
 
 impl Demands {
@@ -95,7 +95,7 @@ fn file(config: &EdgeConfig) -> std::path::PathBuf {
 /// The rows on disk, if there are good ones of this place.
 pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> Planned {
     match snapshot::load::<WeightsV1>(&file(config)) {
-        Ok(weights) if weights.gateway == config.place => {
+        Ok(weights) if weights.gateway == config.region => {
             tracing::info!(generation = %weights.generation, rows = weights.rows.len(), "a plan is on disk");
             Some(Arc::new(meaning(&weights, &config.catalogue)))
         }
@@ -180,7 +180,7 @@ fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>, heard: Vec<Regi
         let sum: &mut u64 = classes.entry((TrafficClass { deployment, residency }, origin)).or_default();
         *sum = sum.saturating_add(tokens_per_second);
     }
-    let gateway = GatewayBoot { region: config.place.clone(), boot_id };
+    let gateway = GatewayBoot { region: config.region.clone(), boot_id };
     let heard: BTreeSet<_> =
         heard.into_iter().map(|region| config.catalogue.region(region).id.clone()).collect();
     // Who hears nobody may be cut off, and has nothing to say of others.
@@ -226,8 +226,8 @@ async fn ask(
     let wire: WeightsV1 = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
     let weights = wire::GatewayWeights::try_from(wire.clone()).map_err(|error| refused(error.to_string()))?;
     let (generation, place) = (weights.generation, &weights.gateway);
-    if *place != config.place {
-        return Err(refused(format!("it is of a gateway at {place}, and this one is at {}", config.place)));
+    if *place != config.region {
+        return Err(refused(format!("it is of a gateway at {place}, and this one is at {}", config.region)));
     }
     bound::accept(generation, since.held(after), since_1970()).map_err(|error| refused(error.to_string()))?;
     let path = file(config);

@@ -1,11 +1,11 @@
-//! All that is known of a request at the edge that is over.
+//! Record of a finished request at a gateway.
 //!
-//! It is put together once and shared by those who keep it, the ring that `GET /explain` looks into and the writer of
-//! receipts, each of whom takes from it what it needs when it needs it. The ring keeps it for longer than the writer needs
-//! it, so that its memory is given back on the thread that took it.
+//! It is built once and shared by its consumers, the ring buffer behind `GET /explain` and the writer of receipts; each
+//! reads the fields it needs when it needs them. The ring keeps it longer than the writer does, so its memory is freed
+//! on the thread that allocated it.
 
-use super::Times;
-use crate::metrics::{Asked, Ending};
+use super::RequestTimes;
+use crate::metrics::{EndpointLabel, RequestOutcome};
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Cost;
 use gateway_core::trail::{Attempted, PolicyVersion, Trail};
@@ -14,41 +14,42 @@ use regions::set::RegionIndex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A request that is over.
-pub(crate) struct Finished {
+/// Record of a finished request.
+pub(crate) struct FinishedRequest {
     pub(crate) id: String,
     pub(crate) arrived: Instant,
-    /// The same moment, in milliseconds since 1970.
+    /// Arrival in milliseconds since 1970.
     pub(crate) at_ms: u64,
     pub(crate) tls_ended_here: bool,
-    pub(crate) asked: Asked,
-    pub(crate) ending: Ending,
+    pub(crate) endpoint: EndpointLabel,
+    pub(crate) outcome: RequestOutcome,
     pub(crate) tenant: Option<TenantId>,
     pub(crate) trail: Trail,
-    /// Whose answer was given, and where its time went.
-    pub(crate) answered: Option<(RegionIndex, Times)>,
+    /// Region whose response was forwarded, and the times of its stages.
+    pub(crate) served_by: Option<(RegionIndex, RequestTimes)>,
     pub(crate) tokens: Option<u64>,
     pub(crate) total: Duration,
-    /// What it was for, if that was understood.
-    pub(crate) understood: Option<Understood>,
-    /// The receipt that its client was told of, and the key of the attempt that it is of.
+    /// Deployment, cost and policy; absent if the request was not parsed.
+    pub(crate) resolved: Option<ResolvedRequest>,
+    /// Receipt reported to the client, and the key of its attempt.
     pub(crate) receipt: Option<(u64, ReceiptId)>,
 }
 
-/// What a request was for, and the residency policy that it travelled under.
-pub(crate) struct Understood {
+/// Deployment and cost of a parsed request, and its residency policy.
+pub(crate) struct ResolvedRequest {
     pub(crate) deployment: DeploymentName,
     pub(crate) cost: Cost,
-    /// The policy by which it was admitted.
+    /// Policy by which it was admitted.
     pub(crate) policy: Arc<PolicyVersion>,
 }
 
-/// When an attempt at a request began that had `arrived` at `at_ms`, in milliseconds since 1970.
+/// Returns the start of an attempt in milliseconds since 1970, for a request that arrived at `arrived`, which is
+/// `at_ms`.
 pub(crate) fn began_ms(attempt: &Attempted, arrived: Instant, at_ms: u64) -> u64 {
     at(attempt.began, arrived, at_ms)
 }
 
-/// A time after `arrived`, which was at `at_ms`, in milliseconds since 1970.
+/// Converts a time after `arrived`, which is `at_ms`, to milliseconds since 1970.
 pub(crate) fn at(time: Instant, arrived: Instant, at_ms: u64) -> u64 {
     at_ms + time.saturating_duration_since(arrived).as_millis() as u64
 }

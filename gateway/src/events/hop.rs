@@ -1,79 +1,78 @@
-//! What goes wrong between edge and region before a request is sent: at the edge, where one region is meant, and at a
-//! region's door, where anybody can knock.
+//! Failures between gateway and region before a request is sent: at the gateway when connecting to a region, and at the
+//! ingress when accepting a connection of any peer.
 
-use crate::hop::Cause;
-use crate::metrics::{Count, Kind, Text};
-use regions::set::RegionIndex;
+use crate::hop::HopFailureCause;
+use crate::metrics::{Kind, MetricsText, RelaxedCounter};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-/// How often strangers at a door are told of, for each cause.
-const TOLD_PERIOD: Duration = Duration::from_secs(1);
+/// Minimum interval between log lines of rejected connections, for each cause.
+const LOG_PERIOD: Duration = Duration::from_secs(1);
 
-/// How often what went wrong.
+/// Counters of connection failures by cause.
 #[derive(Debug, Default)]
 pub(crate) struct HopFailures {
-    counts: [Count; Cause::ALL.len()],
-    /// When it was last told, and how many since.
-    told: [Mutex<Option<(Instant, u64)>>; Cause::ALL.len()],
+    counts: [RelaxedCounter; HopFailureCause::ALL.len()],
+    /// Time of the last log line, and failures since then that were not logged.
+    last_logged: [Mutex<Option<(Instant, u64)>>; HopFailureCause::ALL.len()],
 }
 
 impl HopFailures {
-    /// As one family of counters.
-    pub(crate) fn render(&self, text: &mut Text, name: &str, help: &str) {
+    /// Writes the counters as one metric family.
+    pub(crate) fn render(&self, text: &mut MetricsText, name: &str, help: &str) {
         text.head(name, Kind::Counter, help);
-        for cause in Cause::ALL {
+        for cause in HopFailureCause::ALL {
             text.sample(name, &[("cause", cause.as_str())], self.counts[cause as usize].get());
         }
     }
 
-    /// Counts, and says whether it is time to tell: of how many that were not told.
-    fn count(&self, cause: Cause, now: Instant) -> Option<u64> {
+    /// Counts a failure. If it is time to log, returns the number of failures since the last log line.
+    fn count(&self, cause: HopFailureCause, now: Instant) -> Option<u64> {
         self.counts[cause as usize].add(1);
-        let mut told = self.told[cause as usize].lock();
-        match &mut *told {
-            Some((at, silent)) if now.saturating_duration_since(*at) < TOLD_PERIOD => {
-                *silent += 1;
+        let mut last_logged = self.last_logged[cause as usize].lock();
+        match &mut *last_logged {
+            Some((at, suppressed)) if now.saturating_duration_since(*at) < LOG_PERIOD => {
+                *suppressed += 1;
                 None
             }
-            told => told.replace((now, 0)).map_or(Some(0), |(_, silent)| Some(silent)),
+            entry => entry.replace((now, 0)).map_or(Some(0), |(_, suppressed)| Some(suppressed)),
         }
     }
 }
 
-/// A region could not be talked to.
+/// Connecting to a region failed.
 pub(crate) struct HopFailed<'a> {
-    pub(crate) region: RegionIndex,
+    pub(crate) region: Option<&'a str>,
     pub(crate) address: SocketAddr,
-    pub(crate) cause: Cause,
-    pub(crate) why: &'a dyn std::fmt::Display,
-    /// It was not the same the last time.
-    pub(crate) news: bool,
+    pub(crate) cause: HopFailureCause,
+    pub(crate) error: &'a dyn std::fmt::Display,
+    /// Whether the cause differs from that of the previous failure.
+    pub(crate) is_new: bool,
 }
 
 impl HopFailed<'_> {
     pub(crate) fn record(self, failures: &HopFailures) {
-        let HopFailed { region, address, cause, why, news } = self;
+        let HopFailed { region, address, cause, error, is_new } = self;
         failures.counts[cause as usize].add(1);
-        if news {
-            let (region, cause) = (region.as_usize(), cause.as_str());
-            tracing::error!(region, %address, cause, %why, "edge and region do not come together");
+        if is_new {
+            let cause = cause.as_str();
+            tracing::error!(region, %address, cause, %error, "connecting to a region failed");
         }
     }
 }
 
-/// Somebody was not let in.
+/// A connection was rejected.
 pub(crate) struct HopRefused<'a> {
-    pub(crate) cause: Cause,
-    pub(crate) why: &'a str,
+    pub(crate) cause: HopFailureCause,
+    pub(crate) reason: &'a str,
 }
 
 impl HopRefused<'_> {
     pub(crate) fn record(self, failures: &HopFailures) {
-        let HopRefused { cause, why } = self;
-        if let Some(untold) = failures.count(cause, Instant::now()) {
-            tracing::warn!(cause = cause.as_str(), why, untold, "a connection is not taken");
+        let HopRefused { cause, reason } = self;
+        if let Some(suppressed) = failures.count(cause, Instant::now()) {
+            tracing::warn!(cause = cause.as_str(), reason, suppressed, "connection rejected");
         }
     }
 }
@@ -83,20 +82,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_are_counted_every_time_and_told_once_a_second_for_each_cause() {
+    fn every_rejection_is_counted_and_one_a_second_is_logged_for_each_cause() {
         let (failures, begin) = (HopFailures::default(), Instant::now());
-        let told = |cause, millis| failures.count(cause, begin + Duration::from_millis(millis));
-        assert_eq!(told(Cause::NotTls, 0), Some(0));
-        assert_eq!(told(Cause::NotTls, 999), None);
-        assert_eq!(told(Cause::Untrusted, 999), Some(0));
-        assert_eq!(told(Cause::NotTls, 1000), Some(1));
-        assert_eq!(failures.counts[Cause::NotTls as usize].get(), 3);
+        let count = |cause, millis| failures.count(cause, begin + Duration::from_millis(millis));
+        assert_eq!(count(HopFailureCause::NotTls, 0), Some(0));
+        assert_eq!(count(HopFailureCause::NotTls, 999), None);
+        assert_eq!(count(HopFailureCause::Untrusted, 999), Some(0));
+        assert_eq!(count(HopFailureCause::NotTls, 1000), Some(1));
+        assert_eq!(failures.counts[HopFailureCause::NotTls as usize].get(), 3);
     }
 
     #[test]
-    fn the_order_of_the_list_is_that_of_the_enum() {
-        for (place, cause) in Cause::ALL.into_iter().enumerate() {
-            assert_eq!(cause as usize, place);
+    fn the_list_has_the_order_of_the_enum() {
+        for (index, cause) in HopFailureCause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, index);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Replicas that do not run what their deployment is served with.
+//! Events of replicas whose model differs from the one their deployment specifies.
 
 use regions::{ModelRevision, RegionId};
 use scheduler_core::spoke::RevisionMismatch;
 use std::net::SocketAddr;
 
-/// A replica reports another model than its deployment is served with. It is counted in the spoke.
+/// A replica reports a model other than that of its deployment. The spoke counts it.
 pub(crate) struct ReplicaMismatch<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) mismatch: RevisionMismatch,
@@ -28,7 +28,7 @@ impl ReplicaMismatch<'_> {
     }
 }
 
-/// A replica has responded with another model than it reported when it was chosen.
+/// A replica responded with a model other than the one it reported when it was selected.
 pub(crate) struct RevisionChanged<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) replica: SocketAddr,

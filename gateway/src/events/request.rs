@@ -1,7 +1,7 @@
-//! A request at the edge is over, however it ended.
+//! Event of a finished request at a gateway.
 
 use super::{ACCESS, millis};
-use crate::metrics::{Asked, EdgeMetrics, Ending, Priority, Protocol, Stage};
+use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, LatencyStage, Priority, RequestOutcome};
 use gateway_core::decimal;
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
@@ -12,39 +12,39 @@ use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use std::time::Duration;
 
-/// A request is over.
+/// A request has ended.
 pub(crate) struct RequestEnded<'a> {
     pub(crate) id: &'a str,
-    pub(crate) asked: Asked,
-    pub(crate) protocol: Protocol,
+    pub(crate) endpoint: EndpointLabel,
+    pub(crate) protocol: ClientProtocol,
     pub(crate) priority: Priority,
-    pub(crate) ending: Ending,
-    /// Absent when nobody could be recognised.
+    pub(crate) outcome: RequestOutcome,
+    /// Absent if the request was not authenticated.
     pub(crate) tenant: Option<&'a TenantId>,
     pub(crate) deployment: Option<&'a DeploymentName>,
-    /// Whose answer was given.
+    /// Region whose response was forwarded.
     pub(crate) region: Option<RegionIndex>,
     pub(crate) trail: &'a Trail,
     pub(crate) catalogue: &'a Catalogue,
-    /// By estimate; absent when the body was not read.
+    /// Estimated cost; absent if the body was not read.
     pub(crate) cost: Option<Cost>,
-    /// As the region counted.
+    /// Tokens as counted by the region.
     pub(crate) tokens: Option<u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
-    /// Absent when no region answered.
-    pub(crate) times: Option<Times>,
+    /// Absent if no region responded.
+    pub(crate) times: Option<RequestTimes>,
 }
 
-/// Where the time of an answered request went.
+/// Times of the stages of a request with a response.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
-    /// From the request's head to the answer's.
+pub(crate) struct RequestTimes {
+    /// From the head of the request to the head of the response.
     pub(crate) to_head: Duration,
-    /// Of that, for the attempt that was answered.
+    /// Part of `to_head` spent waiting for the successful attempt.
     pub(crate) waited: Duration,
-    /// What the region said of itself.
+    /// Times that the region reported.
     pub(crate) region: RegionTiming,
 }
 
@@ -57,17 +57,17 @@ impl RequestEnded<'_> {
     }
 
     fn count(&self, metrics: &EdgeMetrics) {
-        metrics.ended(self.asked, self.protocol, self.ending);
+        metrics.ended(self.endpoint, self.protocol, self.outcome);
         if let Some(tenant) = self.tenant {
             let inputs = self.tokens.and(self.cost).map_or(0, |cost| cost.inputs);
-            metrics.tenants.ended(tenant, self.ending, inputs, self.tokens.unwrap_or(0));
+            metrics.tenants.ended(tenant, self.outcome, inputs, self.tokens.unwrap_or(0));
         }
         if let Some(region) = self.region {
-            metrics.answered_by(region, self.ending);
+            metrics.responded(region, self.outcome);
         }
         self.trail.attempts().for_each(|attempt| metrics.attempted(attempt));
         metrics.took(self.priority, self.total);
-        for stage in Stage::ALL {
+        for stage in LatencyStage::ALL {
             if let Some(took) = self.stage(stage) {
                 metrics.stage(stage, took);
             }
@@ -76,53 +76,54 @@ impl RequestEnded<'_> {
         metrics.bytes_out.add(self.bytes_out);
     }
 
-    fn stage(&self, stage: Stage) -> Option<Duration> {
-        let Times { to_head, waited, region } = self.times?;
+    fn stage(&self, stage: LatencyStage) -> Option<Duration> {
+        let RequestTimes { to_head, waited, region } = self.times?;
         match stage {
-            Stage::Gateway => Some(to_head.saturating_sub(waited)),
-            Stage::Network => region.region.map(|region| waited.saturating_sub(region)),
-            Stage::Queue => region.queue,
-            Stage::Tokenize => region.tokenize,
-            Stage::Engine => region.engine,
-            Stage::Sending => Some(self.total.saturating_sub(to_head)),
+            LatencyStage::Gateway => Some(to_head.saturating_sub(waited)),
+            LatencyStage::Network => region.region.map(|region| waited.saturating_sub(region)),
+            LatencyStage::Queue => region.queue,
+            LatencyStage::Tokenize => region.tokenize,
+            LatencyStage::Engine => region.engine,
+            LatencyStage::Sending => Some(self.total.saturating_sub(to_head)),
         }
     }
 
     fn log(&self) {
-        let RequestEnded { id, asked, protocol, priority, ending, tenant, deployment, region, .. } = *self;
+        let RequestEnded { id, endpoint, protocol, priority, outcome, tenant, deployment, region, .. } =
+            *self;
         let RequestEnded { trail, catalogue, cost, tokens, bytes_in, bytes_out, total, .. } = *self;
         let stage_ms = |stage| self.stage(stage).map(millis);
         tracing::info!(
             target: ACCESS,
             id,
             protocol = protocol.as_str(),
-            endpoint = asked.as_str(),
+            endpoint = endpoint.as_str(),
             tenant = tenant.map(TenantId::as_str),
             deployment = deployment.map(DeploymentName::as_str),
             priority = priority.as_str(),
-            outcome = Ending::name(ending.at()),
-            status = ending.status(),
+            outcome = RequestOutcome::name(outcome.index()),
+            status = outcome.status(),
             region = region.map(|region| catalogue.region(region).id.as_str()),
             attempts = trail.count(),
-            trail = told(trail, catalogue),
+            trail = format_trail(trail, catalogue),
             inputs = cost.map(|cost| cost.inputs),
             tokens_estimated = cost.map(|cost| cost.tokens),
             tokens,
             bytes_in,
             bytes_out,
             total_ms = millis(total),
-            gateway_ms = stage_ms(Stage::Gateway),
-            network_ms = stage_ms(Stage::Network),
-            queue_ms = stage_ms(Stage::Queue),
-            tokenize_ms = stage_ms(Stage::Tokenize),
-            engine_ms = stage_ms(Stage::Engine),
-            sending_ms = stage_ms(Stage::Sending),
+            gateway_ms = stage_ms(LatencyStage::Gateway),
+            network_ms = stage_ms(LatencyStage::Network),
+            queue_ms = stage_ms(LatencyStage::Queue),
+            tokenize_ms = stage_ms(LatencyStage::Tokenize),
+            engine_ms = stage_ms(LatencyStage::Engine),
+            sending_ms = stage_ms(LatencyStage::Sending),
         );
     }
 }
 
-/// The attempts, as `aws/us-east-1:first:unreachable:1.250 gcp/europe-west4:retry:ok:93.100`.
-fn told(trail: &Trail, catalogue: &Catalogue) -> String {
+/// Formats the attempts, such as `aws/us-east-1:first:unreachable:1.250 gcp/europe-west4:retry:ok:93.100`.
+fn format_trail(trail: &Trail, catalogue: &Catalogue) -> String {
     let mut text = String::with_capacity(64 * trail.count());
     for attempt in trail.attempts() {
         let region = catalogue.region(attempt.region).id.as_str();

@@ -1,7 +1,8 @@
-//! The authorities that may name the other end: certificates in one PEM file that may change at any time.
+//! Trusted certificate authorities of one end: certificates in a PEM file that is reloaded when it changes.
 //!
-//! To exchange an authority without a gap, the file holds the old one and the new one for as long as certificates of both
-//! are in use. Connections that are open stay; those that are opened, also with a ticket, are asked of the new list.
+//! To replace an authority without downtime, the file contains both the old and the new one as long as certificates of
+//! both are in use. Open connections stay open; new ones, including resumed sessions, are verified against the new
+//! list.
 
 use crate::tls::certificates;
 use rustls::RootCertStore;
@@ -13,38 +14,40 @@ use std::sync::Arc;
 use std::time::Duration;
 use supervision::RwLock;
 
-/// How often the file is looked at.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+/// Reload interval of the file.
+const RELOAD_PERIOD: Duration = Duration::from_secs(1);
 
+/// Trust anchors from a PEM file.
 #[derive(Debug)]
-pub(super) struct Anchors {
-    /// How the configuration calls the file.
+pub(super) struct TrustAnchors {
+    /// Key of the file in the configuration.
     name: String,
     file: PathBuf,
     provider: Arc<CryptoProvider>,
-    current: RwLock<Current>,
+    current: RwLock<TrustedRoots>,
 }
 
+/// Parsed content of the file.
 #[derive(Clone, Debug)]
-pub(super) struct Current {
+pub(super) struct TrustedRoots {
     text: Arc<[u8]>,
     pub(super) roots: Arc<RootCertStore>,
-    /// The same, for whoever is a client.
-    pub(super) of_clients: Arc<dyn ClientCertVerifier>,
+    /// Verifier of client certificates against the same roots.
+    pub(super) client_verifier: Arc<dyn ClientCertVerifier>,
 }
 
-impl Anchors {
-    /// Reads the file, which `table.key` names.
-    pub(super) fn load(table: &str, key: &str, file: PathBuf) -> Result<Anchors, String> {
+impl TrustAnchors {
+    /// Loads the file that `table.key` names.
+    pub(super) fn load(table: &str, key: &str, file: PathBuf) -> Result<TrustAnchors, String> {
         let (name, provider) = (format!("{table}.{key}"), Arc::new(ring::default_provider()));
         let text = std::fs::read(&file)
             .map_err(|error| format!("{name} = \"{}\" cannot be read: {error}", file.display()))?;
-        let current = believed(text, &provider)
+        let current = parse_roots(text, &provider)
             .map_err(|problem| format!("{name} = \"{}\" {problem}", file.display()))?;
-        Ok(Anchors { name, file, provider, current: RwLock::independent(current) })
+        Ok(TrustAnchors { name, file, provider, current: RwLock::independent(current) })
     }
 
-    pub(super) fn current(&self) -> Current {
+    pub(super) fn current(&self) -> TrustedRoots {
         self.current.read().clone()
     }
 
@@ -52,50 +55,56 @@ impl Anchors {
         &self.provider
     }
 
-    /// Follows the file for ever.
-    pub(super) async fn follow(self: Arc<Anchors>) {
-        let mut look = tokio::time::interval(LOOK_PERIOD);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut refused = None;
+    /// Reloads the file periodically; never returns.
+    pub(super) async fn follow(self: Arc<TrustAnchors>) {
+        let mut interval = tokio::time::interval(RELOAD_PERIOD);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut last_problem = None;
         loop {
-            look.tick().await;
+            interval.tick().await;
             let anchors = self.clone();
-            let looked = tokio::task::spawn_blocking(move || anchors.look()).await;
-            match looked.expect("looking at a file does not panic") {
+            let reloaded = tokio::task::spawn_blocking(move || anchors.reload()).await;
+            match reloaded.expect("reloading a file does not panic") {
                 Ok(changed) => {
-                    refused = None;
+                    last_problem = None;
                     if changed {
-                        tracing::info!(key = self.name, "new authorities are believed");
+                        tracing::info!(key = self.name, "certificate authorities reloaded");
                     }
                 }
-                Err(problem) if refused.as_ref() != Some(&problem) => {
-                    tracing::error!(key = self.name, problem, "the old authorities stay in use");
-                    refused = Some(problem);
+                Err(problem) if last_problem.as_ref() != Some(&problem) => {
+                    tracing::error!(
+                        key = self.name,
+                        problem,
+                        "reloading certificate authorities failed, the previous ones stay in use"
+                    );
+                    last_problem = Some(problem);
                 }
                 Err(_) => {}
             }
         }
     }
 
-    fn look(&self) -> Result<bool, String> {
+    fn reload(&self) -> Result<bool, String> {
         let text = std::fs::read(&self.file).map_err(|error| format!("cannot be read: {error}"))?;
         if *self.current().text == *text {
             return Ok(false);
         }
-        let current = believed(text, &self.provider)?;
+        let current = parse_roots(text, &self.provider)?;
         *self.current.write() = current;
         Ok(true)
     }
 }
 
-fn believed(text: Vec<u8>, provider: &Arc<CryptoProvider>) -> Result<Current, String> {
+fn parse_roots(text: Vec<u8>, provider: &Arc<CryptoProvider>) -> Result<TrustedRoots, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(&text)? {
-        roots.add(certificate).map_err(|error| format!("has a certificate that is no authority: {error}"))?;
+        roots
+            .add(certificate)
+            .map_err(|error| format!("contains a certificate that is not an authority: {error}"))?;
     }
     let roots = Arc::new(roots);
-    let of_clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+    let client_verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
         .build()
-        .map_err(|error| format!("cannot be believed: {error}"))?;
-    Ok(Current { text: text.into(), roots, of_clients })
+        .map_err(|error| format!("cannot be used: {error}"))?;
+    Ok(TrustedRoots { text: text.into(), roots, client_verifier })
 }

@@ -1,90 +1,90 @@
-//! Why two ends did not come together, in a closed set of words for logs and metrics.
+//! Causes of failed connections between gateway and region: a closed set of labels for logs and metrics.
 
 use gateway_core::spiffe::WrongPeer;
 use rustls::{AlertDescription, CertificateError, Error, OtherError};
 use std::io;
 
-/// What was the matter.
+/// Cause of a failed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// A certificate of ours, and of somebody else than was meant.
+pub(crate) enum HopFailureCause {
+    /// The certificate is from a trusted authority but names another peer.
     WrongPeer,
-    /// A certificate that no authority in the file has signed, or that is not for this use.
+    /// The certificate is not signed by a trusted authority, or not valid for this use.
     Untrusted,
-    /// One that has expired, or is not valid yet.
-    NotValidNow,
-    /// What came is no TLS.
+    /// The certificate has expired, or is not valid yet.
+    OutsideValidity,
+    /// The peer does not send TLS.
     NotTls,
-    /// What came is TLS, where the port is in the clear.
+    /// The peer sends TLS on a plaintext port.
     UnexpectedTls,
-    /// It would have to be in the clear and leave this machine, which nobody has allowed.
-    InTheClear,
-    /// The other end does not take us.
-    Refused,
-    /// Not in time.
+    /// The connection would leave this machine in plaintext, which the configuration does not allow.
+    PlaintextForbidden,
+    /// The peer rejected our certificate or handshake.
+    RejectedByPeer,
+    /// The handshake timed out.
     TimedOut,
-    /// Anything else, as no certificate at all or no version that both speak; the log has the library's words.
+    /// Any other cause, such as a missing certificate or no common TLS version; the log contains the library's message.
     Other,
 }
 
-impl Cause {
+impl HopFailureCause {
     /// Every cause.
-    pub(crate) const ALL: [Cause; 9] = [
-        Cause::WrongPeer,
-        Cause::Untrusted,
-        Cause::NotValidNow,
-        Cause::NotTls,
-        Cause::UnexpectedTls,
-        Cause::InTheClear,
-        Cause::Refused,
-        Cause::TimedOut,
-        Cause::Other,
+    pub(crate) const ALL: [HopFailureCause; 9] = [
+        HopFailureCause::WrongPeer,
+        HopFailureCause::Untrusted,
+        HopFailureCause::OutsideValidity,
+        HopFailureCause::NotTls,
+        HopFailureCause::UnexpectedTls,
+        HopFailureCause::PlaintextForbidden,
+        HopFailureCause::RejectedByPeer,
+        HopFailureCause::TimedOut,
+        HopFailureCause::Other,
     ];
 
-    /// The word for it.
+    /// Returns the label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Cause::WrongPeer => "wrong_peer",
-            Cause::Untrusted => "untrusted",
-            Cause::NotValidNow => "not_valid_now",
-            Cause::NotTls => "not_tls",
-            Cause::UnexpectedTls => "unexpected_tls",
-            Cause::InTheClear => "in_the_clear",
-            Cause::Refused => "refused",
-            Cause::TimedOut => "timed_out",
-            Cause::Other => "other",
+            HopFailureCause::WrongPeer => "wrong_peer",
+            HopFailureCause::Untrusted => "untrusted",
+            HopFailureCause::OutsideValidity => "outside_validity",
+            HopFailureCause::NotTls => "not_tls",
+            HopFailureCause::UnexpectedTls => "unexpected_tls",
+            HopFailureCause::PlaintextForbidden => "plaintext_forbidden",
+            HopFailureCause::RejectedByPeer => "rejected_by_peer",
+            HopFailureCause::TimedOut => "timed_out",
+            HopFailureCause::Other => "other",
         }
     }
 
-    pub(super) fn of(error: &Error) -> Cause {
+    pub(super) fn of(error: &Error) -> HopFailureCause {
         match error {
             Error::InvalidCertificate(CertificateError::Other(OtherError(why))) if why.is::<WrongPeer>() => {
-                Cause::WrongPeer
+                HopFailureCause::WrongPeer
             }
             Error::InvalidCertificate(
                 CertificateError::Expired
                 | CertificateError::ExpiredContext { .. }
                 | CertificateError::NotValidYet
                 | CertificateError::NotValidYetContext { .. },
-            ) => Cause::NotValidNow,
-            Error::InvalidCertificate(_) => Cause::Untrusted,
-            Error::InvalidMessage(_) => Cause::NotTls,
-            // Of a server these say that it speaks TLS and has nothing against us.
+            ) => HopFailureCause::OutsideValidity,
+            Error::InvalidCertificate(_) => HopFailureCause::Untrusted,
+            Error::InvalidMessage(_) => HopFailureCause::NotTls,
+            // Alerts of a TLS server that do not reject this client.
             Error::AlertReceived(AlertDescription::CloseNotify | AlertDescription::InternalError) => {
-                Cause::Other
+                HopFailureCause::Other
             }
-            Error::AlertReceived(_) => Cause::Refused,
-            _ => Cause::Other,
+            Error::AlertReceived(_) => HopFailureCause::RejectedByPeer,
+            _ => HopFailureCause::Other,
         }
     }
 
-    /// That of an error of a stream, if TLS is behind it.
-    pub(crate) fn of_io(error: &io::Error) -> Option<Cause> {
-        error.get_ref()?.downcast_ref::<Error>().map(Cause::of)
+    /// Returns the cause of an I/O error, if TLS is the reason.
+    pub(crate) fn of_io(error: &io::Error) -> Option<HopFailureCause> {
+        error.get_ref()?.downcast_ref::<Error>().map(HopFailureCause::of)
     }
 }
 
-/// As rustls takes it from who verifies certificates.
+/// Wraps a name mismatch in the error type of rustls verifiers.
 pub(super) fn wrong_peer(wrong: WrongPeer) -> Error {
     Error::InvalidCertificate(CertificateError::Other(OtherError(std::sync::Arc::new(wrong))))
 }

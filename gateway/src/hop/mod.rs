@@ -1,41 +1,41 @@
-//! The hop between edge and region: TLS 1.3, with a certificate at either end.
+//! Connections between gateway and region ("hop"): mutual TLS 1.3.
 //!
-//! Between an edge and a region lies whatever network there is, between clouds and over oceans, and a request on it is a
-//! tenant's text. So both prove who they are before a byte of one is written: the region that it is the region which the
-//! request was allowed to go to, in the jurisdiction that the catalogue has it in, and the edge that it is a gateway. A
-//! name is a SPIFFE ID ([`gateway_core::spiffe`]); who may give names is an authority in a file ([`anchors`]). The address at
-//! which a region is found comes from the hub, which nothing here has to trust: who answers there and is somebody else is
-//! turned away.
+//! Any network may lie between a gateway and a region, between clouds and across oceans, and a request contains a
+//! tenant's text. So both ends authenticate before a byte of it is written: the region proves that it is the region the
+//! request may be sent to, in the jurisdiction of the catalogue, and the gateway proves that it is a gateway.
+//! Identities are SPIFFE IDs ([`gateway_core::spiffe`]), issued by the authorities in a file ([`anchors`]). The address
+//! of a region comes from the hub, which need not be trusted: a peer at that address with another identity is rejected.
 //!
 //! ```text
-//!  edge                                          region's door
-//!  Outward  ── TCP ── TLS 1.3 handshake ──────▶  Doorkeeper
-//!     region_ca: is it a region of ours?            client_ca: is it a gateway of ours?
-//!     the one that was meant? under which residency policy?
-//!  residency::send  ── request ──────────────────▶  Ingress
+//!  gateway                                       ingress of a region
+//!  Connector ── TCP ── TLS 1.3 handshake ──────▶  GatewayAcceptor
+//!     region_ca: a trusted region?                  client_ca: a trusted gateway?
+//!     the intended one? in which jurisdiction?
+//!  residency::send  ── request ─────────────────▶  Ingress
 //! ```
 //!
-//! TLS is done by rustls and below the exchange ([`crate::plain`]), which does not know of it. Connections are kept, and
-//! sessions are resumed: a connection that is opened anew costs a round trip more than in the clear, and no signature.
-//! A resumed session is looked at like a new one, chain, times and name, because tickets outlive certificates.
+//! rustls implements TLS, below the HTTP clients ([`crate::http1`], [`crate::http2`]), which are unaware of it.
+//! Connections are pooled and sessions resumed: a new connection costs one more round trip than plaintext, and no
+//! signature. A resumed session is verified like a new one, chain, validity and name, because tickets outlive
+//! certificates.
 //!
-//! Certificates, keys and authorities are followed as those for clients are ([`crate::tls`]): what is renewed is taken
-//! without a restart, what is wrong is told and left.
+//! Certificates, keys and authorities are reloaded like those for clients ([`crate::tls`]): renewed files are used
+//! without a restart, invalid ones are reported and ignored.
 //!
-//! Behind the door the request goes on in the clear, to replicas of the same region.
+//! Beyond the ingress, requests are forwarded in plaintext to replicas of the same region.
 
 mod anchors;
 mod cause;
-mod doorkeeper;
-mod outward;
+mod connector;
+mod gateway_acceptor;
 mod verify;
 
-pub(crate) use cause::Cause;
-pub(crate) use doorkeeper::{Doorkeeper, HANDSHAKE_RECORD};
-pub(crate) use outward::{Greeted, Outward};
+pub(crate) use cause::HopFailureCause;
+pub(crate) use connector::{Connector, PeerConnection};
+pub(crate) use gateway_acceptor::{GatewayAcceptor, HANDSHAKE_RECORD};
 
-use crate::tls::Identity;
-use anchors::Anchors;
+use crate::tls::TlsIdentity;
+use anchors::TrustAnchors;
 use gateway_core::spiffe::{Role, SpiffeId};
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
@@ -45,22 +45,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use verify::name_in;
 
-/// What is spoken inside: many requests at once on each connection, or one after the other.
+/// ALPN protocols of the connection: HTTP/2 or HTTP/1.1.
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 
-/// How an edge speaks to regions.
+/// Transport security of a gateway's connections to regions.
 #[derive(Clone, Debug)]
-pub enum Regions {
-    /// In the clear, and only to regions on this machine: nobody has said anything else.
-    OnThisMachine,
-    /// In the clear, because the configuration says so.
-    InTheClear,
-    /// Over TLS, with these.
+pub enum RegionTransport {
+    /// Plaintext, only to regions on this machine: the default without `[region_tls]`.
+    Loopback,
+    /// Plaintext, as configured.
+    Plaintext,
+    /// Mutual TLS with these credentials.
     Tls(Arc<Credentials>),
 }
 
-/// `[region_tls]`, as written.
+/// Raw `[region_tls]` section.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawRegionTls {
@@ -71,72 +71,75 @@ pub(crate) struct RawRegionTls {
     insecure: bool,
 }
 
-impl Regions {
-    /// Reads the table and the files that it names, for a gateway beside `place`.
+impl RegionTransport {
+    /// Validates the section and loads its files, for a gateway in `region`.
     pub(crate) fn read(
         raw: Option<RawRegionTls>,
         base: &Path,
-        place: &RegionId,
+        region: &RegionId,
         catalogue: &Arc<Catalogue>,
-    ) -> Result<Regions, Vec<String>> {
+    ) -> Result<RegionTransport, Vec<String>> {
         let Some(RawRegionTls { certificate, key, region_ca, insecure }) = raw else {
-            return Ok(Regions::OnThisMachine);
+            return Ok(RegionTransport::Loopback);
         };
         match (certificate, key, region_ca, insecure) {
-            (None, None, None, true) => Ok(Regions::InTheClear),
+            (None, None, None, true) => Ok(RegionTransport::Plaintext),
             (Some(certificate), Some(key), Some(ca), false) => {
-                let files =
-                    Files { certificate: base.join(certificate), key: base.join(key), ca: base.join(ca) };
-                Credentials::of_gateway(files, place, catalogue).map(|read| Regions::Tls(Arc::new(read)))
+                let files = CredentialFiles {
+                    certificate: base.join(certificate),
+                    key: base.join(key),
+                    ca: base.join(ca),
+                };
+                Credentials::of_gateway(files, region, catalogue)
+                    .map(|read| RegionTransport::Tls(Arc::new(read)))
             }
             _ => Err(vec![
-                "[region_tls] needs certificate, key and region_ca, or insecure = true and none of them"
-                    .to_owned(),
+                "[region_tls] needs certificate, key and region_ca, or only insecure = true".to_owned(),
             ]),
         }
     }
 }
 
-/// The files of one end.
-pub struct Files {
-    /// Its own certificate, with what leads from there to its authority.
+/// Files of the credentials of one end.
+pub struct CredentialFiles {
+    /// Own certificate chain.
     pub certificate: PathBuf,
-    /// The key of that.
+    /// Private key of that certificate.
     pub key: PathBuf,
-    /// The authorities that may name those at the other end.
+    /// Certificate authorities of the peers.
     pub ca: PathBuf,
 }
 
-/// What one end shows, and whom it believes.
+/// Own certificate and trusted authorities of one end.
 #[derive(Debug)]
 pub struct Credentials {
-    identity: Arc<Identity>,
-    anchors: Arc<Anchors>,
+    identity: Arc<TlsIdentity>,
+    anchors: Arc<TrustAnchors>,
     own: SpiffeId,
     catalogue: Arc<Catalogue>,
 }
 
 impl Credentials {
-    /// Of a gateway that stands beside `place`.
+    /// Loads the credentials of a gateway in `region`.
     ///
     /// # Errors
     ///
-    /// What is wrong with each of the files.
+    /// Returns the problems of all files.
     pub fn of_gateway(
-        files: Files,
-        place: &RegionId,
+        files: CredentialFiles,
+        region: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Credentials, Vec<String>> {
-        Credentials::load(Role::Gateway, ("region_tls", "region_ca"), files, place, catalogue)
+        Credentials::load(Role::Gateway, ("region_tls", "region_ca"), files, region, catalogue)
     }
 
-    /// Of the door of `region`.
+    /// Loads the credentials of the ingress of `region`.
     ///
     /// # Errors
     ///
-    /// What is wrong with each of the files.
+    /// Returns the problems of all files.
     pub fn of_region(
-        files: Files,
+        files: CredentialFiles,
         region: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Credentials, Vec<String>> {
@@ -146,20 +149,21 @@ impl Credentials {
     fn load(
         role: Role,
         (table, ca_key): (&'static str, &'static str),
-        files: Files,
+        files: CredentialFiles,
         region: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Credentials, Vec<String>> {
-        let Files { certificate, key, ca } = files;
-        let (meant, known) = (region.clone(), catalogue.clone());
-        let own =
-            move |certificate: &CertificateDer<'_>| own_name(certificate, role, &meant, &known).map(|_| ());
-        let identity = Identity::load_where(table, certificate, key, own);
-        let anchors = Anchors::load(table, ca_key, ca);
+        let CredentialFiles { certificate, key, ca } = files;
+        let (expected, known) = (region.clone(), catalogue.clone());
+        let own = move |certificate: &CertificateDer<'_>| {
+            own_name(certificate, role, &expected, &known).map(|_| ())
+        };
+        let identity = TlsIdentity::load_where(table, certificate, key, own);
+        let anchors = TrustAnchors::load(table, ca_key, ca);
         match (identity, anchors) {
             (Ok(identity), Ok(anchors)) => Ok(Credentials {
-                own: own_name(&identity.shown().cert[0], role, region, catalogue)
-                    .expect("a certificate is taken if this holds of it"),
+                own: own_name(&identity.certified_key().cert[0], role, region, catalogue)
+                    .expect("a certificate is loaded only if its name is valid"),
                 identity: Arc::new(identity),
                 anchors: Arc::new(anchors),
                 catalogue: catalogue.clone(),
@@ -172,27 +176,29 @@ impl Credentials {
         }
     }
 
-    /// Follows the files for ever.
+    /// Reloads the files periodically; never returns.
     pub(crate) async fn follow(self: Arc<Credentials>) {
         tokio::join!(self.identity.clone().follow(), self.anchors.clone().follow());
     }
 }
 
-/// The name in one's own certificate, which others will want to read.
+/// Returns the SPIFFE ID in our own certificate, or why peers would reject it.
 fn own_name(
     certificate: &CertificateDer<'_>,
     role: Role,
     region: &RegionId,
     catalogue: &Catalogue,
 ) -> Result<SpiffeId, String> {
-    let wanted = || {
+    let expected = || {
         let within = catalogue.get(region).map_or("…", |region| region.narrowest().as_str());
         format!("spiffe://TRUST-DOMAIN/{}/{region}/in/{within}", role.as_str())
     };
-    let meant =
-        catalogue.index_of(region).ok_or_else(|| format!("is of {region}, which is in no catalogue"))?;
-    name_in(certificate).and_then(|own| own.is_at(meant, role, &own, catalogue).map(|()| own)).map_err(
-        |wrong| format!("is not that of this {}: {wrong}; its one URI has to be {}", role.as_str(), wanted()),
+    let index =
+        catalogue.index_of(region).ok_or_else(|| format!("is of {region}, which is not in the catalogue"))?;
+    name_in(certificate).and_then(|own| own.is_at(index, role, &own, catalogue).map(|()| own)).map_err(
+        |wrong| {
+            format!("is not that of this {}: {wrong}; its only URI must be {}", role.as_str(), expected())
+        },
     )
 }
 

@@ -1,12 +1,12 @@
-//! One end meets the other, over loopback, with certificates that are right or wrong in every way that matters.
+//! Both ends over loopback, with valid and invalid certificates.
 
 #[path = "../../tests/sockets/hop/authority.rs"]
 mod authority;
 
 use super::*;
 use crate::events::HopFailures;
-use crate::metrics::Text;
-use crate::plain::{Plain, Stream, Way};
+use crate::http1::{Http1Client, TransportStream, UpstreamKey};
+use crate::metrics::MetricsText;
 use crate::upstream::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
 use gateway_core::outcome::Failure;
@@ -20,17 +20,17 @@ use tokio::net::{TcpListener, TcpStream};
 
 const FRANKFURT: &str = "spiffe://m/region/aws/eu-central-1/in/de";
 const GATEWAY: &str = "spiffe://m/gateway/aws/us-east-1/in/us-va";
-/// Longer than anything takes that is meant to happen.
+/// Longer than any expected step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Files of one end, which may be exchanged while it runs.
+/// Files of one end, which may be replaced while it runs.
 struct End {
     dir: tempfile::TempDir,
     own: &'static str,
 }
 
 impl End {
-    fn door() -> End {
+    fn ingress() -> End {
         End { dir: tempfile::tempdir().unwrap(), own: FRANKFURT }
     }
 
@@ -38,39 +38,39 @@ impl End {
         End { dir: tempfile::tempdir().unwrap(), own: GATEWAY }
     }
 
-    /// Shows what `shows` signed and believes `believes`.
-    fn with(&self, shows: &Authority, subject: &Subject<'_>, believes: &Authority) -> Arc<Credentials> {
-        let [certificate, key, ca] = shows.write(self.dir.path(), "own", subject);
-        std::fs::write(&ca, &believes.pem).unwrap();
-        // What it shows may be anything; only here it is loaded without a look at the name.
+    /// Uses a certificate that `signer` signed, and trusts `trusts`.
+    fn with(&self, signer: &Authority, subject: &Subject<'_>, trusts: &Authority) -> Arc<Credentials> {
+        let [certificate, key, ca] = signer.write(self.dir.path(), "own", subject);
+        std::fs::write(&ca, &trusts.pem).unwrap();
+        // Loaded here without the name check, so that tests may use any certificate.
         Arc::new(Credentials {
-            identity: Arc::new(Identity::load(certificate, key).unwrap()),
-            anchors: Arc::new(Anchors::load("tls", "ca", ca).unwrap()),
+            identity: Arc::new(TlsIdentity::load(certificate, key).unwrap()),
+            anchors: Arc::new(TrustAnchors::load("tls", "ca", ca).unwrap()),
             own: self.own.parse().unwrap(),
             catalogue: Arc::new(Catalogue::builtin()),
         })
     }
 }
 
-/// A region's door that answers every request with nothing, and how many bytes of requests it has read.
+/// TLS server of a region that responds 204 to every request, with the number of request bytes that it has read.
 struct Served {
     address: SocketAddr,
     failures: Arc<HopFailures>,
     bytes: Arc<AtomicU64>,
 }
 
-async fn door(credentials: Arc<Credentials>) -> Served {
+async fn serve(credentials: Arc<Credentials>) -> Served {
     let failures: Arc<HopFailures> = Arc::default();
-    let doorkeeper = Arc::new(Doorkeeper::with(credentials, failures.clone()).unwrap());
+    let acceptor = Arc::new(GatewayAcceptor::new(credentials, failures.clone()).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let bytes: Arc<AtomicU64> = Arc::default();
     let served = Served { address, failures, bytes: bytes.clone() };
     tokio::spawn(async move {
         while let Ok((tcp, _)) = listener.accept().await {
-            let (doorkeeper, bytes) = (doorkeeper.clone(), bytes.clone());
+            let (acceptor, bytes) = (acceptor.clone(), bytes.clone());
             tokio::spawn(async move {
-                let mut stream = doorkeeper.greet(tcp.into(), PATIENCE).await?;
+                let mut stream = acceptor.accept(tcp.into(), PATIENCE).await?;
                 let mut read = Vec::new();
                 while stream.read_buf(&mut read).await.ok()? > 0 {
                     bytes.fetch_add(read.len() as u64, Ordering::SeqCst);
@@ -87,27 +87,30 @@ async fn door(credentials: Arc<Credentials>) -> Served {
     served
 }
 
-fn edge(credentials: Arc<Credentials>) -> Plain {
-    Plain::over(Arc::new(Outward::to_regions(&Regions::Tls(credentials), false).unwrap()))
+fn client(credentials: Arc<Credentials>) -> Http1Client {
+    Http1Client::over(Arc::new(
+        Connector::to_regions(&RegionTransport::Tls(credentials), false, &Arc::new(Catalogue::builtin()))
+            .unwrap(),
+    ))
 }
 
-fn way(address: SocketAddr) -> Way {
+fn key(address: SocketAddr) -> UpstreamKey {
     let region = Catalogue::builtin().index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
-    Way { region, address }
+    UpstreamKey { region, address }
 }
 
-/// The status that a request is answered with.
-async fn ask(edge: &Plain, address: SocketAddr) -> Result<u16, Failure> {
-    let opened = edge.open(way(address), PATIENCE).await?;
-    let begun = opened.ask(&RequestHead::new(UpstreamMethod::Get), b"").await?;
-    let status = begun.head.status.as_u16();
-    begun.rest.finish(edge);
+/// Sends a request and returns the status of its response.
+async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, Failure> {
+    let opened = client.open(key(address), PATIENCE).await?;
+    let response = opened.send(&RequestHead::new(UpstreamMethod::Get), b"").await?;
+    let status = response.head.status.as_u16();
+    response.body.finish(client);
     Ok(status)
 }
 
-/// What was counted, by cause.
+/// Returns the counted failures by cause.
 fn causes(failures: &HopFailures) -> Vec<String> {
-    let mut text = Text::default();
+    let mut text = MetricsText::default();
     failures.render(&mut text, "n", "help");
     let text = text.finish();
     let counted = text.lines().filter_map(|line| line.strip_prefix("n{cause=\"")?.split_once("\"} "));
@@ -120,35 +123,35 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waited).await.unwrap_or_else(|_| panic!("{what} does not come true"));
+    tokio::time::timeout(PATIENCE, waited).await.unwrap_or_else(|_| panic!("{what} does not become true"));
 }
 
 #[tokio::test]
-async fn two_that_are_who_they_are_meet_and_keep_their_connection() {
+async fn peers_with_valid_certificates_connect_and_reuse_the_connection() {
     let authority = Authority::new();
-    let served = door(End::door().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
-    let edge = edge(End::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
-    let first = edge.open(way(served.address), PATIENCE).await.unwrap();
+    let served = serve(End::ingress().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
+    let client = client(End::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
+    let first = client.open(key(served.address), PATIENCE).await.unwrap();
     assert_ne!(first.peer(), gateway_core::residency::Peer::UNPROVEN);
     drop(first);
     for _ in 0..3 {
-        assert_eq!(ask(&edge, served.address).await, Ok(204));
+        assert_eq!(get(&client, served.address).await, Ok(204));
     }
     assert_eq!(causes(&served.failures), [""; 0]);
-    assert_eq!(causes(edge.outward().failures()), [""; 0]);
+    assert_eq!(causes(client.connector().failures()), [""; 0]);
 }
 
 #[tokio::test]
-async fn whoever_is_not_the_region_that_was_meant_gets_not_a_byte() {
+async fn a_peer_other_than_the_intended_region_gets_no_byte() {
     let (ours, other) = (Authority::new(), Authority::new());
-    let edge_end = End::gateway().with(&ours, &Subject::named(GATEWAY), &ours);
+    let gateway_end = End::gateway().with(&ours, &Subject::named(GATEWAY), &ours);
     let check = async |authority: &Authority, subject: Subject<'_>, failure: Failure, cause: &str| {
-        let served = door(End::door().with(authority, &subject, &ours)).await;
-        let edge = edge(edge_end.clone());
+        let served = serve(End::ingress().with(authority, &subject, &ours)).await;
+        let client = client(gateway_end.clone());
         for _ in 0..2 {
-            assert_eq!(ask(&edge, served.address).await, Err(failure), "{:?}", subject.uris);
+            assert_eq!(get(&client, served.address).await, Err(failure), "{:?}", subject.uris);
         }
-        assert_eq!(causes(edge.outward().failures()), [cause, cause], "{:?}", subject.uris);
+        assert_eq!(causes(client.connector().failures()), [cause, cause], "{:?}", subject.uris);
         assert_eq!(served.bytes.load(Ordering::SeqCst), 0, "{:?}", subject.uris);
     };
     for wrong in [
@@ -164,21 +167,21 @@ async fn whoever_is_not_the_region_that_was_meant_gets_not_a_byte() {
     check(&ours, two, Failure::WrongPeer, "wrong_peer").await;
     check(&other, Subject::named(FRANKFURT), Failure::Unreachable, "untrusted").await;
     let expired = Subject { expired: true, ..Subject::named(FRANKFURT) };
-    check(&ours, expired, Failure::Unreachable, "not_valid_now").await;
+    check(&ours, expired, Failure::Unreachable, "outside_validity").await;
     let client = Subject { uses: vec![ClientAuth], ..Subject::named(FRANKFURT) };
     check(&ours, client, Failure::Unreachable, "untrusted").await;
 }
 
 #[tokio::test]
-async fn only_gateways_are_let_in() {
+async fn only_gateways_are_accepted() {
     let (ours, other) = (Authority::new(), Authority::new());
-    let door_end = End::door().with(&ours, &Subject::named(FRANKFURT), &ours);
+    let ingress_end = End::ingress().with(&ours, &Subject::named(FRANKFURT), &ours);
     let check = async |authority: &Authority, subject: Subject<'_>, cause: &str| {
-        let served = door(door_end.clone()).await;
-        let edge = edge(End::gateway().with(authority, &subject, &ours));
-        assert_eq!(ask(&edge, served.address).await, Err(Failure::Unreachable), "{:?}", subject.uris);
+        let served = serve(ingress_end.clone()).await;
+        let client = client(End::gateway().with(authority, &subject, &ours));
+        assert_eq!(get(&client, served.address).await, Err(Failure::Unreachable), "{:?}", subject.uris);
         assert_eq!(causes(&served.failures), [cause], "{:?}", subject.uris);
-        assert_eq!(causes(edge.outward().failures()), ["refused"], "{:?}", subject.uris);
+        assert_eq!(causes(client.connector().failures()), ["rejected_by_peer"], "{:?}", subject.uris);
         assert_eq!(served.bytes.load(Ordering::SeqCst), 0, "{:?}", subject.uris);
     };
     for wrong in [
@@ -190,41 +193,41 @@ async fn only_gateways_are_let_in() {
         check(&ours, Subject::named(wrong), "wrong_peer").await;
     }
     check(&other, Subject::named(GATEWAY), "untrusted").await;
-    check(&ours, Subject { expired: true, ..Subject::named(GATEWAY) }, "not_valid_now").await;
+    check(&ours, Subject { expired: true, ..Subject::named(GATEWAY) }, "outside_validity").await;
     check(&ours, Subject { uses: vec![ServerAuth], ..Subject::named(GATEWAY) }, "untrusted").await;
 }
 
 #[tokio::test]
-async fn whoever_shows_nothing_or_speaks_in_the_clear_is_not_let_in() {
+async fn a_peer_without_certificate_or_in_plaintext_is_rejected() {
     let ours = Authority::new();
-    let served = door(End::door().with(&ours, &Subject::named(FRANKFURT), &ours)).await;
+    let served = serve(End::ingress().with(&ours, &Subject::named(FRANKFURT), &ours)).await;
     let mut clear = TcpStream::connect(served.address).await.unwrap();
     clear.write_all(b"POST /v1/embeddings HTTP/1.1\r\n\r\n").await.unwrap();
-    let mut said = Vec::new();
-    // A reset or an end: nothing is said to it either way.
-    clear.read_to_end(&mut said).await.ok();
-    assert_eq!((said.len(), causes(&served.failures)), (0, vec!["not_tls".to_owned()]));
+    let mut response = Vec::new();
+    // A reset or an end of stream: no byte is sent to it either way.
+    clear.read_to_end(&mut response).await.ok();
+    assert_eq!((response.len(), causes(&served.failures)), (0, vec!["not_tls".to_owned()]));
 
-    let believed = End::gateway().with(&ours, &Subject::named(GATEWAY), &ours);
+    let credentials = End::gateway().with(&ours, &Subject::named(GATEWAY), &ours);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verify::Verifier(believed)))
+        .with_custom_certificate_verifier(Arc::new(verify::Verifier(credentials)))
         .with_no_client_auth();
     let tcp = TcpStream::connect(served.address).await.unwrap();
-    let name = verify::server_name(way(served.address).region);
-    let mut nameless = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
-    assert!(nameless.read_u8().await.is_err());
+    let name = verify::server_name(key(served.address).region);
+    let mut anonymous = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+    assert!(anonymous.read_u8().await.is_err());
     assert_eq!(causes(&served.failures), ["not_tls", "other"]);
     assert_eq!(served.bytes.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
-async fn a_region_that_speaks_no_tls_or_says_nothing_is_told_apart() {
+async fn a_region_without_tls_and_an_unresponsive_region_are_distinguished() {
     let ours = Authority::new();
-    let edge = edge(End::gateway().with(&ours, &Subject::named(GATEWAY), &ours));
+    let client = client(End::gateway().with(&ours, &Subject::named(GATEWAY), &ours));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let clear = async {
@@ -233,46 +236,48 @@ async fn a_region_that_speaks_no_tls_or_says_nothing_is_told_apart() {
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).await.ok();
     };
-    let (asked, ()) = tokio::join!(ask(&edge, address), clear);
+    let (status, ()) = tokio::join!(get(&client, address), clear);
     assert_eq!(
-        (asked, causes(edge.outward().failures())),
+        (status, causes(client.connector().failures())),
         (Err(Failure::Unreachable), vec!["not_tls".into()])
     );
 
-    // The kernel connects, and nobody is there.
-    let opened = edge.open(way(address), Duration::from_millis(1)).await;
+    // The kernel accepts the connection, but no process does.
+    let opened = client.open(key(address), Duration::from_millis(1)).await;
     assert_eq!(opened.err(), Some(Failure::Unreachable));
-    assert_eq!(causes(edge.outward().failures()), ["not_tls", "timed_out"]);
+    assert_eq!(causes(client.connector().failures()), ["not_tls", "timed_out"]);
 }
 
 #[tokio::test]
-async fn nothing_leaves_this_machine_in_the_clear_unless_somebody_wrote_so() {
-    let check = async |regions: Regions, address: &str, cause: &[&str]| {
-        let edge = Plain::over(Arc::new(Outward::to_regions(&regions, false).unwrap()));
-        let opened = edge.open(way(address.parse().unwrap()), Duration::from_millis(1)).await;
-        assert!(opened.is_err(), "nobody listens there");
-        assert_eq!(causes(edge.outward().failures()), cause, "{regions:?} {address}");
+async fn plaintext_leaves_this_machine_only_if_configured() {
+    let check = async |regions: RegionTransport, address: &str, cause: &[&str]| {
+        let client = Http1Client::over(Arc::new(
+            Connector::to_regions(&regions, false, &Arc::new(Catalogue::builtin())).unwrap(),
+        ));
+        let opened = client.open(key(address.parse().unwrap()), Duration::from_millis(1)).await;
+        assert!(opened.is_err(), "the port is closed");
+        assert_eq!(causes(client.connector().failures()), cause, "{regions:?} {address}");
     };
-    check(Regions::OnThisMachine, "127.0.0.1:1", &[]).await;
-    check(Regions::OnThisMachine, "192.0.2.1:7100", &["in_the_clear"]).await;
-    check(Regions::InTheClear, "192.0.2.1:7100", &[]).await;
+    check(RegionTransport::Loopback, "127.0.0.1:1", &[]).await;
+    check(RegionTransport::Loopback, "192.0.2.1:7100", &["plaintext_forbidden"]).await;
+    check(RegionTransport::Plaintext, "192.0.2.1:7100", &[]).await;
 }
 
-fn is_resumed(stream: &Stream) -> bool {
-    let Stream::Tls(stream) = stream else { panic!("in the clear") };
+fn is_resumed(stream: &TransportStream) -> bool {
+    let TransportStream::Tls(stream) = stream else { panic!("plaintext") };
     stream.get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed)
 }
 
-/// Opens a connection and waits for an answer on it, and so for whether the door takes it.
-async fn connects(edge: &Plain, address: SocketAddr) -> Result<Stream, Failure> {
-    let Greeted { mut stream, .. } = edge.outward().connect(way(address), PATIENCE).await?;
+/// Opens a connection and waits for a response, and so for the verdict of the acceptor.
+async fn connects(client: &Http1Client, address: SocketAddr) -> Result<TransportStream, Failure> {
+    let PeerConnection { mut stream, .. } = client.connector().connect(key(address), PATIENCE).await?;
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| Failure::Unreachable)?;
     stream.flush().await.map_err(|_| Failure::Unreachable)?;
     stream.read_u8().await.map_err(|_| Failure::Unreachable)?;
     Ok(stream)
 }
 
-/// A ticket is good for hours; the certificate with which it was got may be not.
+/// A ticket is valid for hours; the certificate of its session may expire earlier.
 #[tokio::test]
 async fn a_session_is_resumed_for_as_long_as_the_certificates_hold() {
     let ours = Authority::new();
@@ -280,63 +285,63 @@ async fn a_session_is_resumed_for_as_long_as_the_certificates_hold() {
         let holds = |role| Duration::from_secs(if role == short { 5 } else { 3600 });
         let region = Subject { holds: holds(Role::Region), ..Subject::named(FRANKFURT) };
         let gateway = Subject { holds: holds(Role::Gateway), ..Subject::named(GATEWAY) };
-        let served = door(End::door().with(&ours, &region, &ours)).await;
-        let edge = edge(End::gateway().with(&ours, &gateway, &ours));
-        assert!(!is_resumed(&connects(&edge, served.address).await.unwrap()));
-        assert!(is_resumed(&connects(&edge, served.address).await.unwrap()));
-        until("a certificate expires", async || connects(&edge, served.address).await.is_err()).await;
-        let told = if short == Role::Region { edge.outward().failures() } else { &*served.failures };
-        assert_eq!(causes(told)[0], "not_valid_now", "{short:?}");
+        let served = serve(End::ingress().with(&ours, &region, &ours)).await;
+        let client = client(End::gateway().with(&ours, &gateway, &ours));
+        assert!(!is_resumed(&connects(&client, served.address).await.unwrap()));
+        assert!(is_resumed(&connects(&client, served.address).await.unwrap()));
+        until("a certificate expires", async || connects(&client, served.address).await.is_err()).await;
+        let failures = if short == Role::Region { client.connector().failures() } else { &*served.failures };
+        assert_eq!(causes(failures)[0], "outside_validity", "{short:?}");
     }
 }
 
-/// The session was begun with a certificate that has expired since, and the region has had a new one for long.
+/// The certificate of the session has expired, and the region has a new one.
 #[tokio::test]
-async fn a_session_of_an_old_certificate_does_not_keep_anybody_from_the_new_one() {
+async fn a_session_of_an_expired_certificate_does_not_prevent_new_connections() {
     let ours = Authority::new();
-    let (files, short) = (End::door(), Duration::from_secs(5));
+    let (files, short) = (End::ingress(), Duration::from_secs(5));
     let credentials = files.with(&ours, &Subject { holds: short, ..Subject::named(FRANKFURT) }, &ours);
     tokio::spawn(credentials.clone().follow());
-    let served = door(credentials).await;
-    let edge = edge(End::gateway().with(&ours, &Subject::named(GATEWAY), &ours));
-    connects(&edge, served.address).await.unwrap();
+    let served = serve(credentials).await;
+    let client = client(End::gateway().with(&ours, &Subject::named(GATEWAY), &ours));
+    connects(&client, served.address).await.unwrap();
     files.with(&ours, &Subject::named(FRANKFURT), &ours);
-    until("the old certificate is not taken any more", async || {
-        !is_resumed(&connects(&edge, served.address).await.unwrap())
+    until("the old certificate is rejected", async || {
+        !is_resumed(&connects(&client, served.address).await.unwrap())
     })
     .await;
-    assert_eq!(causes(edge.outward().failures()), [""; 0], "and nobody noticed");
+    assert_eq!(causes(client.connector().failures()), [""; 0], "without a failure");
 }
 
 #[tokio::test]
-async fn a_new_authority_and_new_certificates_are_taken_while_both_ends_run() {
+async fn authorities_and_certificates_are_replaced_while_both_ends_run() {
     let (old, new) = (Authority::new(), Authority::new());
-    let (door_files, edge_files) = (End::door(), End::gateway());
-    let door_end = door_files.with(&old, &Subject::named(FRANKFURT), &old);
-    let edge_end = edge_files.with(&old, &Subject::named(GATEWAY), &old);
-    tokio::spawn(door_end.clone().follow());
-    tokio::spawn(edge_end.clone().follow());
-    let (served, edge) = (door(door_end).await, edge(edge_end));
-    let works = async || connects(&edge, served.address).await.is_ok();
+    let (ingress_files, gateway_files) = (End::ingress(), End::gateway());
+    let ingress_end = ingress_files.with(&old, &Subject::named(FRANKFURT), &old);
+    let gateway_end = gateway_files.with(&old, &Subject::named(GATEWAY), &old);
+    tokio::spawn(ingress_end.clone().follow());
+    tokio::spawn(gateway_end.clone().follow());
+    let (served, client) = (serve(ingress_end).await, client(gateway_end));
+    let works = async || connects(&client, served.address).await.is_ok();
     assert!(works().await);
-    edge_files.with(&old, &Subject::named(GATEWAY), &new);
-    until("the edge believes the new authority alone", async || !works().await).await;
-    door_files.with(&new, &Subject::named(FRANKFURT), &old);
-    until("the door shows its new certificate", works).await;
-    door_files.with(&new, &Subject::named(FRANKFURT), &new);
-    until("the door believes the new authority alone", async || !works().await).await;
-    edge_files.with(&new, &Subject::named(GATEWAY), &new);
-    until("the edge shows its new certificate", works).await;
+    gateway_files.with(&old, &Subject::named(GATEWAY), &new);
+    until("the gateway trusts only the new authority", async || !works().await).await;
+    ingress_files.with(&new, &Subject::named(FRANKFURT), &old);
+    until("the ingress uses its new certificate", works).await;
+    ingress_files.with(&new, &Subject::named(FRANKFURT), &new);
+    until("the ingress trusts only the new authority", async || !works().await).await;
+    gateway_files.with(&new, &Subject::named(GATEWAY), &new);
+    until("the gateway uses its new certificate", works).await;
 }
 
 #[test]
-fn files_that_are_wrong_are_told_by_name_and_all_at_once() {
+fn invalid_files_are_reported_by_name_and_all_at_once() {
     let (dir, ours) = (tempfile::tempdir().unwrap(), Authority::new());
     let catalogue = Arc::new(Catalogue::builtin());
     let check = |files: [PathBuf; 3], words: &[&str]| {
         let [certificate, key, ca] = files;
         let region = "aws/eu-central-1".parse().unwrap();
-        let read = Credentials::of_region(Files { certificate, key, ca }, &region, &catalogue);
+        let read = Credentials::of_region(CredentialFiles { certificate, key, ca }, &region, &catalogue);
         let problems = read.err().unwrap_or_default();
         assert_eq!(problems.len(), words.len(), "{problems:#?}");
         for (problem, word) in problems.iter().zip(words) {
@@ -352,7 +357,7 @@ fn files_that_are_wrong_are_told_by_name_and_all_at_once() {
     for wrong in
         [GATEWAY, "spiffe://m/region/aws/us-east-1/in/us-va", "spiffe://m/region/aws/eu-central-1/in/us"]
     {
-        let wanted = "its one URI has to be spiffe://TRUST-DOMAIN/region/aws/eu-central-1/in/de";
-        check(ours.write(dir.path(), "wrong", &Subject::named(wrong)), &[wanted]);
+        let expected = "its only URI must be spiffe://TRUST-DOMAIN/region/aws/eu-central-1/in/de";
+        check(ours.write(dir.path(), "wrong", &Subject::named(wrong)), &[expected]);
     }
 }

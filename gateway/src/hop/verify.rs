@@ -1,4 +1,4 @@
-//! Whom one end believes: the chain by rustls, the name by the core.
+//! Certificate verification of one end: the chain by rustls, the name by the core.
 
 use super::Credentials;
 use super::cause::wrong_peer;
@@ -14,37 +14,38 @@ use rustls::server::danger::ClientCertVerified;
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 use std::sync::Arc;
 
-/// The one name in a certificate.
+/// Returns the only SPIFFE ID in a certificate.
 pub(super) fn name_in(certificate: &CertificateDer<'_>) -> Result<SpiffeId, WrongPeer> {
     let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| WrongPeer::Nameless)?;
     SpiffeId::of(parsed.valid_uri_names())
 }
 
-/// How rustls is told which region is meant: it keeps sessions by it. It is not sent (`enable_sni`), and nobody resolves it
-/// (RFC 6761, 6.4).
+/// Returns the server name that represents a region in rustls, which caches sessions by it. It is not sent
+/// (`enable_sni`) and never resolved (RFC 6761, 6.4).
 pub(super) fn server_name(region: RegionIndex) -> ServerName<'static> {
     let name = format!("{PREFIX}{}{SUFFIX}", region.as_usize());
-    ServerName::try_from(name).expect("letters, digits and a hyphen are a host's name")
+    ServerName::try_from(name).expect("letters, digits and a hyphen form a host name")
 }
 
 const PREFIX: &str = "region-";
 const SUFFIX: &str = ".invalid";
 
-fn meant(name: &ServerName<'_>) -> Option<RegionIndex> {
+fn region_of(name: &ServerName<'_>) -> Option<RegionIndex> {
     let ServerName::DnsName(name) = name else { return None };
     RegionIndex::new(name.as_ref().strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()?)
 }
 
+/// Verifier with the credentials of one end.
 #[derive(Clone, Debug)]
 pub(super) struct Verifier(pub(super) Arc<Credentials>);
 
 impl Verifier {
-    /// The chain leads to an authority of ours and the certificate is that of the region that is `meant`.
+    /// Verifies that the chain ends at a trusted authority and that the certificate is that of region `meant`.
     pub(super) fn region(
         &self,
         certificate: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
-        meant: RegionIndex,
+        region: RegionIndex,
         now: UnixTime,
     ) -> Result<Peer, Error> {
         let anchors = &self.0.anchors;
@@ -52,18 +53,18 @@ impl Verifier {
         let algorithms = anchors.provider().signature_verification_algorithms.all;
         let roots = anchors.current().roots;
         verify_server_cert_signed_by_trust_anchor(&parsed, &roots, others, now, algorithms)?;
-        self.named(certificate, meant)
+        self.named(certificate, region)
     }
 
-    /// Of a certificate whose chain was verified: it is that of the region that is `meant`.
-    pub(super) fn named(&self, certificate: &CertificateDer<'_>, meant: RegionIndex) -> Result<Peer, Error> {
+    /// Verifies that a certificate with a verified chain is that of region `meant`.
+    pub(super) fn named(&self, certificate: &CertificateDer<'_>, region: RegionIndex) -> Result<Peer, Error> {
         let Credentials { own, catalogue, .. } = &*self.0;
         let name = name_in(certificate).map_err(wrong_peer)?;
-        name.is_at(meant, Role::Region, own, catalogue).map_err(wrong_peer)?;
+        name.is_at(region, Role::Region, own, catalogue).map_err(wrong_peer)?;
         Peer::proven(&name, own, catalogue).map_err(wrong_peer)
     }
 
-    /// The chain leads to an authority of ours and the certificate is that of a gateway.
+    /// Verifies that the chain ends at a trusted authority and that the certificate is that of a gateway.
     pub(super) fn gateway(
         &self,
         certificate: &CertificateDer<'_>,
@@ -71,7 +72,7 @@ impl Verifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let Credentials { anchors, own, catalogue, .. } = &*self.0;
-        let verified = anchors.current().of_clients.verify_client_cert(certificate, others, now)?;
+        let verified = anchors.current().client_verifier.verify_client_cert(certificate, others, now)?;
         let name = name_in(certificate).map_err(wrong_peer)?;
         name.stands(Role::Gateway, own, catalogue).map_err(wrong_peer)?;
         Ok(verified)
@@ -111,8 +112,8 @@ impl ServerCertVerifier for Verifier {
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let meant = meant(name).ok_or(Error::InvalidCertificate(CertificateError::NotValidForName))?;
-        self.region(certificate, others, meant, now).map(|_| ServerCertVerified::assertion())
+        let region = region_of(name).ok_or(Error::InvalidCertificate(CertificateError::NotValidForName))?;
+        self.region(certificate, others, region, now).map(|_| ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

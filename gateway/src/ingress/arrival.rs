@@ -1,42 +1,42 @@
-//! What is known of one request that an edge sent here, told when it is over, however it ends.
+//! Context of a request at the ingress: its log record and receipt, which are written when it ends.
 
 use super::Ingress;
 use crate::events::ArrivalEnded;
-use crate::metrics::{Asked, Ending};
-use crate::receipts::{Before, NoReceipt, Promise, Received, Receiving, Told, now_ms};
+use crate::metrics::{EndpointLabel, RequestOutcome};
+use crate::receipts::{CommitFailed, QueueSlot, Received, Receiving, WriteAhead, WriterMessage, now_ms};
 use gateway_core::receipt::AttemptKey;
 use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
 use replica_core::wire::headers;
 use std::time::Instant;
 
-/// One request's account at its region; the edge's is `edge::account`.
+/// Context of a request at its region; the gateway's counterpart is `edge::account`.
 pub(super) struct Arrival<'a> {
     ingress: &'a Ingress,
     arrived: Instant,
-    asked: Asked,
-    /// The same moment as `arrived`, in milliseconds since 1970.
+    endpoint: EndpointLabel,
+    /// `arrived` in milliseconds since 1970.
     at_ms: u64,
     id: String,
-    /// 0 when the edge does not say.
+    /// 0 if the gateway does not send it.
     attempt: u32,
     tenant: Option<String>,
     deployment: Option<DeploymentName>,
-    /// As it came.
+    /// Residency header as received.
     residency: Option<String>,
-    /// The key of the attempt, if its gateway gave one.
+    /// Key of the attempt, if its gateway sent one.
     key: Option<AttemptKey>,
-    /// A place for its receipt, if it needs one.
-    promise: Option<Promise>,
-    /// The number of the receipt that was written before it was forwarded.
+    /// Reserved queue slot for its receipt, if it needs one.
+    receipt_slot: Option<QueueSlot>,
+    /// Number of its write-ahead receipt.
     number: Option<u64>,
     bytes_in: u64,
     bytes_out: u64,
-    ending: Ending,
+    outcome: RequestOutcome,
 }
 
 impl<'a> Arrival<'a> {
-    /// Opens the account of a request for what a replica serves at `path`.
+    /// Creates the context of a request for the replica endpoint `path`.
     pub(super) fn open(
         ingress: &'a Ingress,
         session: &ServerSession,
@@ -48,7 +48,7 @@ impl<'a> Arrival<'a> {
         Arrival {
             ingress,
             arrived,
-            asked: Asked::at(path),
+            endpoint: EndpointLabel::at(path),
             at_ms: now_ms(),
             id: text(headers::REQUEST_ID).unwrap_or_default().to_owned(),
             attempt: text(headers::ATTEMPT).and_then(|attempt| attempt.parse().ok()).unwrap_or(0),
@@ -56,34 +56,34 @@ impl<'a> Arrival<'a> {
             deployment: text(headers::DEPLOYMENT).and_then(|name| name.parse().ok()),
             residency: text(headers::RESIDENCY).map(str::to_owned),
             key: text(headers::ATTEMPT_KEY).and_then(|key| key.parse().ok()),
-            promise: None,
+            receipt_slot: None,
             number: None,
             bytes_in: 0,
             bytes_out: 0,
-            ending: Ending::CutOff,
+            outcome: RequestOutcome::Shutdown,
         }
     }
 
-    /// Takes a place for the receipt of a request that must not go without; false if there is none.
-    pub(super) fn promised(&mut self) -> bool {
+    /// Reserves a queue slot for the receipt of a request that requires one; returns false if there is none.
+    pub(super) fn reserve_receipt(&mut self) -> bool {
         let locked = self.is_locked();
         match self.ingress.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
             Some(recorder) => {
-                self.promise = recorder.promise();
-                self.promise.is_some()
+                self.receipt_slot = recorder.reserve();
+                self.receipt_slot.is_some()
             }
             None => true,
         }
     }
 
-    /// Whether it may only be forwarded to where its policy permits.
+    /// Returns whether the request has a residency policy.
     pub(super) fn is_locked(&self) -> bool {
         self.residency.is_some()
     }
 
-    /// Makes the receipt of a request durable that must not go without, before it is forwarded.
-    pub(super) async fn commit(&mut self) -> Result<(), NoReceipt> {
-        let Some(recorder) = self.ingress.recorder.as_ref().filter(|_| self.promise.is_some()) else {
+    /// Makes the write-ahead receipt durable if the request requires one.
+    pub(super) async fn commit(&mut self) -> Result<(), CommitFailed> {
+        let Some(recorder) = self.ingress.recorder.as_ref().filter(|_| self.receipt_slot.is_some()) else {
             return Ok(());
         };
         let number = recorder.number();
@@ -98,27 +98,27 @@ impl<'a> Arrival<'a> {
             at_ms: self.at_ms,
             key: self.key,
         };
-        recorder.commit(Before::Receiving(receiving)).await
+        recorder.commit(WriteAhead::Receiving(receiving)).await
     }
 
-    /// The request is over.
-    pub(super) fn ended(&mut self, session: &ServerSession, ending: Ending) {
+    /// Records the outcome of the request.
+    pub(super) fn ended(&mut self, session: &ServerSession, outcome: RequestOutcome) {
         self.bytes_in = session.body_bytes_read() as u64;
         self.bytes_out = session.body_bytes_sent() as u64;
-        self.ending = ending;
+        self.outcome = outcome;
     }
 }
 
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
-        self.ingress.metrics.in_flight.less();
+        self.ingress.metrics.in_flight.decrement();
         let ended = ArrivalEnded {
             id: &self.id,
             attempt: self.attempt,
             region: &self.ingress.region,
-            asked: self.asked,
+            endpoint: self.endpoint,
             deployment: self.deployment.as_ref(),
-            ending: self.ending,
+            outcome: self.outcome,
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             total: self.arrived.elapsed(),
@@ -133,11 +133,11 @@ impl Drop for Arrival<'_> {
                 residency: self.residency.take(),
                 at_ms: self.at_ms,
                 took: self.arrived.elapsed(),
-                outcome: Ending::name(self.ending.at()),
+                outcome: RequestOutcome::name(self.outcome.index()),
                 key: self.key,
                 number: self.number,
             };
-            recorder.record(Told::Received(Box::new(received)), self.promise.take());
+            recorder.record(WriterMessage::Received(Box::new(received)), self.receipt_slot.take());
         }
     }
 }

@@ -1,18 +1,19 @@
-//! One request to one replica, and to another when the first is gone or late.
+//! Forwarding of a request to a replica, and retry on another replica after a failure or timeout.
 //!
-//! A replica that is frozen refuses nothing and answers nothing, so each attempt has a time for its first byte, measured
-//! against the best of the replicas. Past it the request goes to another, once, if there is one and the budget pays;
-//! otherwise it waits on, because a late answer is better than none.
+//! A hung replica neither refuses nor responds, so each attempt has a first-byte timeout, measured against the best
+//! replica. When it expires, the request is sent to another replica, once, if there is one and the retry budget allows
+//! it; otherwise the ingress continues to wait, because a late response is better than none.
 //!
-//! Where none is ready and one is on its way, it waits for that ([`super::hold`]); then everything begins anew.
+//! If no replica is ready and one is provisioning, the request is held ([`super::hold`]) and the selection starts
+//! again.
 
 use super::Ingress;
-use super::hold::{Place, Waited};
-use super::replicas::{Sent, replica_is_late};
+use super::hold::{HoldGuard, HoldOutcome};
+use super::replicas::{ReplicaAttempt, first_byte_timeout};
 use crate::events::RevisionChanged;
-use crate::relay::Crossing;
-use crate::respond::Refusal;
-use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
+use crate::relay::ForwardedHeaders;
+use crate::respond::Rejection;
+use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::circuit::Permille;
 use gateway_core::outcome::Failure;
@@ -27,200 +28,204 @@ use scheduler_core::spoke::{self, RequestedRevision};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Replicas stand beside the ingress: one that does not take a connection in this time takes none.
+/// Connect timeout. Replicas are in the same region; one that does not accept a connection in this time does not accept
+/// any.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A request on its way to a replica.
-pub(super) struct Passing {
+/// Request to be forwarded to a replica.
+pub(super) struct ForwardedRequest {
     pub(super) id: String,
     pub(super) tenant: Option<String>,
-    pub(super) crossing: Crossing,
-    /// As a replica serves it.
+    pub(super) headers: ForwardedHeaders,
+    /// Path at the replica.
     pub(super) path: &'static str,
     pub(super) deployment: DeploymentName,
     pub(super) policy: AllowedRegions,
     pub(super) body: Bytes,
-    /// What its gateway says of the model revision of its answer.
+    /// Requirements of the gateway for the model revision of the response.
     pub(super) revision: RequestedRevision,
-    /// By estimate.
+    /// Estimated tokens.
     pub(super) tokens: u64,
     pub(super) deadline: Instant,
-    /// The request's own, drawn once.
-    pub(super) chance: Permille,
+    /// Random draw of the request for circuit breakers.
+    pub(super) draw: Permille,
     pub(super) band: HoldPriority,
-    /// In what time a region that has a replica ready would answer it, if its edge knows one.
+    /// Estimated response time in another region that has a ready replica, if the gateway knows one.
     pub(super) elsewhere: Option<Duration>,
 }
 
-/// How a request was held, if it was.
+/// Times for which a request was held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct WasHeld {
+pub(super) struct HoldTimes {
     pub(super) lasted: Option<Duration>,
     pub(super) cold_start: Option<Duration>,
 }
 
-impl WasHeld {
-    /// As its client is told.
+impl HoldTimes {
+    /// Returns the response headers.
     pub(super) fn headers(&self) -> Vec<(&'static str, String)> {
-        let told = [(headers::HELD_MS, self.lasted), (headers::COLD_START_MS, self.cold_start)];
-        let told = told.into_iter().filter_map(|(name, lasted)| Some((name, lasted?)));
-        told.map(|(name, lasted)| (name, lasted.as_millis().to_string())).collect()
+        let times = [(headers::HELD_MS, self.lasted), (headers::COLD_START_MS, self.cold_start)];
+        let times = times.into_iter().filter_map(|(name, lasted)| Some((name, lasted?)));
+        times.map(|(name, lasted)| (name, lasted.as_millis().to_string())).collect()
     }
 }
 
-impl Passing {
+impl ForwardedRequest {
     pub(super) fn size(&self) -> Size {
         Size::of(self.tokens)
     }
 }
 
 impl Ingress {
-    /// Offers a request to one replica, to another if the first is gone, and to another if the first is late.
-    pub(super) async fn go(&self, request: &Passing) -> Result<(Answer, Sent<'_>, WasHeld), Refusal> {
-        let (mut tried, mut held) = (Vec::new(), WasHeld::default());
-        let (mut retried, mut left_late) = (false, false);
-        let mut sent = self.choose(request, &mut tried, &mut held).await?;
+    /// Sends a request to a replica, to another after a failure, and to another after a first-byte timeout.
+    pub(super) async fn send_to_replica(
+        &self,
+        request: &ForwardedRequest,
+    ) -> Result<(UpstreamResponse, ReplicaAttempt<'_>, HoldTimes), Rejection> {
+        let (mut tried, mut held) = (Vec::new(), HoldTimes::default());
+        let (mut retried, mut timed_out) = (false, false);
+        let mut attempt = self.select_replica(request, &mut tried, &mut held).await?;
         loop {
-            tried.push(sent.index());
-            let asked = self.ask(request, sent.endpoint(), sent.revision());
-            tokio::pin!(asked);
-            let ended = tokio::select! {
+            tried.push(attempt.index());
+            let response = self.send(request, attempt.endpoint(), attempt.revision());
+            tokio::pin!(response);
+            let result = tokio::select! {
                 biased;
-                ended = &mut asked => ended,
-                () = replica_is_late(self.replicas.first_byte(&sent, request)) => {
-                    self.replicas.missed(&mut sent);
-                    let other = if left_late { None } else { self.replicas.instead_of(&sent, request, &tried) };
+                result = &mut response => result,
+                () = first_byte_timeout(self.replicas.first_byte(&attempt, request)) => {
+                    self.replicas.timed_out(&mut attempt);
+                    let other = if timed_out { None } else { self.replicas.select_alternative(&attempt, request, &tried) };
                     if let Some(other) = other {
-                        tracing::debug!(replica = %sent.endpoint(), "a replica is late, another is asked");
-                        left_late = true;
-                        sent.left(request);
-                        sent = other;
+                        tracing::debug!(replica = %attempt.endpoint(), "replica timed out, request sent to another");
+                        timed_out = true;
+                        attempt.abandon(request);
+                        attempt = other;
                         continue;
                     }
-                    asked.await
+                    response.await
                 }
             };
-            match ended {
-                Ok(answer) if self.is_of_another_model(&answer, &sent) => {
-                    sent.changed();
-                    drop(sent);
-                    sent = self.choose(request, &mut tried, &mut held).await?;
+            match result {
+                Ok(response) if self.has_other_revision(&response, &attempt) => {
+                    attempt.model_changed();
+                    drop(attempt);
+                    attempt = self.select_replica(request, &mut tried, &mut held).await?;
                 }
-                Ok(answer) => {
-                    sent.took(request, answer.head.status.as_u16());
-                    return Ok((answer, sent, held));
+                Ok(response) => {
+                    attempt.responded(request, response.head.status.as_u16());
+                    return Ok((response, attempt, held));
                 }
-                Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed)),
+                Err(Failure::DeadlinePassed) => return Err(no_response(Failure::DeadlinePassed)),
                 Err(failure) => {
-                    tracing::debug!(replica = %sent.endpoint(), ?failure, "a replica did not answer");
-                    sent.failed(failure);
+                    tracing::debug!(replica = %attempt.endpoint(), ?failure, "replica did not respond");
+                    attempt.failed(failure);
                     if std::mem::replace(&mut retried, true) {
-                        return Err(not_answered(failure));
+                        return Err(no_response(failure));
                     }
-                    drop(sent);
-                    sent = self.choose(request, &mut tried, &mut held).await?;
+                    drop(attempt);
+                    attempt = self.select_replica(request, &mut tried, &mut held).await?;
                 }
             }
         }
     }
 
-    /// Whether a replica has shown that it does not run the model for which it was chosen: it was started anew since it last
-    /// reported one. Its response is not passed on.
-    fn is_of_another_model(&self, answer: &Answer, sent: &Sent<'_>) -> bool {
-        let Some(expected) = sent.revision() else { return false };
-        let text = |name: &str| answer.head.headers.get(name).and_then(|value| value.to_str().ok());
+    /// Returns whether a replica runs a model other than the one for which it was selected: it restarted since its last
+    /// report. Its response is discarded.
+    fn has_other_revision(&self, response: &UpstreamResponse, attempt: &ReplicaAttempt<'_>) -> bool {
+        let Some(expected) = attempt.revision() else { return false };
+        let text = |name: &str| response.head.headers.get(name).and_then(|value| value.to_str().ok());
         let found = text(headers::MODEL_REVISION);
         let differs = found.and_then(|text| text.parse().ok()) != Some(expected);
         let refused = text(headers::ERROR) == Some(ErrorCode::ModelRevisionUnavailable.as_str());
-        let changed = refused || differs && answer.head.status.is_success();
+        let changed = refused || differs && response.head.status.is_success();
         if changed {
-            let (region, replica) = (&self.region, sent.endpoint());
+            let (region, replica) = (&self.region, attempt.endpoint());
             RevisionChanged { region, replica, expected, found: found.unwrap_or("none") }.record();
         }
         changed
     }
 
-    /// The replica that takes a request, of those that were not `tried`: as soon as there is one.
-    async fn choose(
+    /// Selects a replica that is not in `tried`; if none is ready, holds the request until one is.
+    async fn select_replica(
         &self,
-        request: &Passing,
+        request: &ForwardedRequest,
         tried: &mut Vec<usize>,
-        held: &mut WasHeld,
-    ) -> Result<Sent<'_>, Refusal> {
-        let mut place: Option<Place<'_>> = None;
+        held: &mut HoldTimes,
+    ) -> Result<ReplicaAttempt<'_>, Rejection> {
+        let mut guard: Option<HoldGuard<'_>> = None;
         loop {
-            // Whoever was at a replica, or was called to one, has waited.
-            let waited = place.is_some() || !tried.is_empty();
+            // A request that was sent to a replica, or released to one, has waited.
+            let waited = guard.is_some() || !tried.is_empty();
             let refusal = match self.replicas.choose(request, tried, waited) {
-                Ok(sent) => return Ok(sent),
+                Ok(attempt) => return Ok(attempt),
                 Err(refusal @ (spoke::NoReplica::Full { .. } | spoke::NoReplica::RevisionNotServed)) => {
-                    return Err(self.none(request, refusal));
+                    return Err(self.no_replica(request, refusal));
                 }
                 Err(refusal) => refusal,
             };
-            drop(place.take());
-            let mut waits = match self.hold.comes(request) {
-                // Somebody became ready at this moment; if it is not those who were tried, it takes this one.
+            drop(guard.take());
+            let mut hold = match self.hold.enter(request) {
+                // A replica became ready at this moment; if no replica was tried, the request uses it.
                 Ok(None) if tried.is_empty() => continue,
-                Ok(None) | Err(HoldRejection::NotProvisioned) => return Err(self.none(request, refusal)),
-                Ok(Some(waits)) => waits,
+                Ok(None) | Err(HoldRejection::NotProvisioned) => return Err(self.no_replica(request, refusal)),
+                Ok(Some(hold)) => hold,
                 Err(why) => return Err(self.not_held(request, why)),
             };
-            let ended = waits.wait(request.deadline).await;
-            held.lasted = Some(held.lasted.unwrap_or_default() + waits.held_for());
-            // What was narrowed while it waited holds for it as well (invariant 1, Residency).
-            self.permitted(&request.deployment)?;
-            match ended {
-                Waited::Called { cold_start } => held.cold_start = cold_start,
-                Waited::Nothing => return Err(self.none(request, refusal).with(held.headers())),
-                Waited::TooLong => return Err(held_too_long(request).with(held.headers())),
+            let outcome = hold.wait(request.deadline).await;
+            held.lasted = Some(held.lasted.unwrap_or_default() + hold.held_for());
+            // A policy that was narrowed during the hold applies to this request as well (invariant 1, Residency).
+            self.check_deployment_policy(&request.deployment)?;
+            match outcome {
+                HoldOutcome::Released { cold_start } => held.cold_start = cold_start,
+                HoldOutcome::NoReplica => return Err(self.no_replica(request, refusal).with(held.headers())),
+                HoldOutcome::DeadlineExceeded => return Err(held_too_long(request).with(held.headers())),
             }
-            // Those who are there now are others, or have recovered.
+            // The replicas that are ready now are different ones, or have recovered.
             tried.clear();
-            place = Some(waits);
+            guard = Some(hold);
         }
     }
 
-    /// Why nobody takes a request that was not held.
-    fn none(&self, request: &Passing, refusal: spoke::NoReplica) -> Refusal {
+    /// Returns the error of a request that no replica takes and that was not held.
+    fn no_replica(&self, request: &ForwardedRequest, refusal: spoke::NoReplica) -> Rejection {
         let (deployment, region) = (&request.deployment, &self.region);
         match refusal {
             spoke::NoReplica::UnknownDeployment => {
                 let message = format!("Region {region} has no replica for '{deployment}'.");
-                Refusal::new(ErrorCode::NotReady, message)
+                Rejection::new(ErrorCode::NotReady, message)
             }
             spoke::NoReplica::NoneReady { .. } | spoke::NoReplica::QueueNotEmpty => {
                 let message = format!("No replica for '{deployment}' is ready in region {region}.");
-                Refusal::new(ErrorCode::NotReady, message)
+                Rejection::new(ErrorCode::NotReady, message)
             }
             spoke::NoReplica::RevisionNotServed => {
                 let message = format!(
                     "No replica for '{deployment}' in region {region} has the model revision that this request must be \
                      computed with."
                 );
-                Refusal::new(ErrorCode::ModelRevisionUnavailable, message)
+                Rejection::new(ErrorCode::ModelRevisionUnavailable, message)
             }
             spoke::NoReplica::Full { retry_after } => {
                 let message = format!(
-                    "As many requests as may, {}, wait for each replica of '{deployment}' in region {region}; try again \
+                    "Each replica of '{deployment}' in region {region} has {} requests in flight, the limit; try again \
                      shortly, or send fewer at once.",
                     super::replicas::REPLICA_IN_FLIGHT_MAX
                 );
-                Refusal::new(ErrorCode::Overloaded, message).after(retry_after)
+                Rejection::new(ErrorCode::Overloaded, message).after(retry_after)
             }
         }
     }
 
-    /// Why a request that found no replica does not wait for one here.
-    fn not_held(&self, request: &Passing, why: HoldRejection) -> Refusal {
+    /// Returns the error of a request that is not held for a replica.
+    fn not_held(&self, request: &ForwardedRequest, why: HoldRejection) -> Rejection {
         let (deployment, region) = (&request.deployment, &self.region);
         let (ready_in, code, message) = match why {
-            HoldRejection::NotProvisioned => return self.none(request, spoke::NoReplica::UnknownDeployment),
+            HoldRejection::NotProvisioned => return self.no_replica(request, spoke::NoReplica::UnknownDeployment),
             HoldRejection::OtherRegion { ready_in } => (
                 ready_in,
                 ErrorCode::NotReady,
                 format!(
-                    "A replica for '{deployment}' takes {} ms to be ready in region {region}; another region answers \
+                    "A replica for '{deployment}' needs {} ms to be ready in region {region}; another region responds \
                      sooner.",
                     ready_in.as_millis()
                 ),
@@ -229,8 +234,8 @@ impl Ingress {
                 ready_in,
                 ErrorCode::ColdStart,
                 format!(
-                    "A replica for '{deployment}' takes {} ms to be ready in region {region}, longer than this request \
-                     has; come back then, or give it more time with {}.",
+                    "A replica for '{deployment}' needs {} ms to be ready in region {region}, longer than \
+                     the deadline of this request; retry then, or set a longer timeout with {}.",
                     ready_in.as_millis(),
                     headers::TIMEOUT_MS
                 ),
@@ -239,8 +244,8 @@ impl Ingress {
                 ready_in,
                 ErrorCode::Overloaded,
                 format!(
-                    "As much of this tenant waits for a replica of '{deployment}' in region {region} as may, {} requests or \
-                     {} bytes; one is ready in {} ms.",
+                    "The requests of this tenant that wait for a replica of '{deployment}' in region {region} \
+                     have reached the limit, {} requests or {} bytes; one is ready in {} ms.",
                     HoldLimits::DEFAULT.tenant_requests,
                     HoldLimits::DEFAULT.tenant_bytes,
                     ready_in.as_millis()
@@ -250,42 +255,43 @@ impl Ingress {
                 ready_in,
                 ErrorCode::Saturated,
                 format!(
-                    "As much waits for replicas in region {region} as may, {} requests or {} bytes; one for \
-                     '{deployment}' is ready in {} ms.",
+                    "The requests that wait for replicas in region {region} have reached the limit, {} requests or {} \
+                     bytes; one for '{deployment}' is ready in {} ms.",
                     HoldLimits::DEFAULT.requests,
                     HoldLimits::DEFAULT.bytes,
                     ready_in.as_millis()
                 ),
             ),
         };
-        Refusal::new(code, message).after(ready_in)
+        Rejection::new(code, message).after(ready_in)
     }
 
-    async fn ask(
+    async fn send(
         &self,
-        request: &Passing,
+        request: &ForwardedRequest,
         replica: SocketAddr,
         revision: Option<ModelRevision>,
-    ) -> Result<Answer, Failure> {
-        let Passing { id, tenant, crossing, path, policy, body, deadline, .. } = request;
+    ) -> Result<UpstreamResponse, Failure> {
+        let ForwardedRequest { id, tenant, headers, path, policy, body, deadline, .. } = request;
         let to = policy
             .open(self.here, replica)
-            .expect("the residency policy was asked at the door (invariant 1, Residency)");
+            .expect("the residency policy was checked on arrival (invariant 1, Residency)");
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = left.as_millis().max(1).to_string();
         let mut extra = vec![(headers::REQUEST_ID, id.as_str()), (headers::TIMEOUT_MS, &left_ms)];
         extra.extend(tenant.as_deref().map(|tenant| (headers::TENANT, tenant)));
         let revision = revision.map(|revision| revision.to_string());
         extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
-        let head = crossing.head(path, body, &extra);
-        // A pooled connection that the replica has closed has not brought it the request: once more, on another.
+        let head = headers.head(path, body, &extra);
+        // The replica had closed a pooled connection, so it did not receive the request: retry once, on another
+        // connection.
         for _ in 0..2 {
             let left = deadline.saturating_duration_since(Instant::now());
             let body = policy.seal(body.clone());
-            let asked = self.upstream.ask(to, CONNECT_TIMEOUT, head.clone(), body, WHOLE_ANSWER_MAX);
-            match tokio::time::timeout(left, asked).await {
+            let response = self.upstream.send(to, CONNECT_TIMEOUT, head.clone(), body, BUFFERED_RESPONSE_MAX);
+            match tokio::time::timeout(left, response).await {
                 Ok(Err(Failure::StaleConnection)) => {}
-                Ok(asked) => return asked,
+                Ok(response) => return response,
                 Err(_) => return Err(Failure::DeadlinePassed),
             }
         }
@@ -293,17 +299,17 @@ impl Ingress {
     }
 }
 
-fn held_too_long(request: &Passing) -> Refusal {
+fn held_too_long(request: &ForwardedRequest) -> Rejection {
     let message =
         format!("No replica for '{}' became ready before the request's deadline.", request.deployment);
-    Refusal::new(ErrorCode::DeadlineExceeded, message)
+    Rejection::new(ErrorCode::DeadlineExceeded, message)
 }
 
-fn not_answered(failure: Failure) -> Refusal {
+fn no_response(failure: Failure) -> Rejection {
     match failure {
-        Failure::DeadlinePassed => Refusal::new(
+        Failure::DeadlinePassed => Rejection::new(
             ErrorCode::DeadlineExceeded,
-            "The replica did not answer before the request's deadline.",
+            "The replica did not respond before the request's deadline.",
         ),
         Failure::StaleConnection
         | Failure::Unreachable
@@ -311,9 +317,9 @@ fn not_answered(failure: Failure) -> Refusal {
         | Failure::Elsewhere
         | Failure::Late
         | Failure::Lost
-        | Failure::ReceiptUnavailable => Refusal::new(
+        | Failure::ReceiptUnavailable => Rejection::new(
             ErrorCode::ReplicaUnreachable,
-            "The replica could not be reached or broke off before it answered.",
+            "The replica could not be reached or closed the connection before it responded.",
         ),
     }
 }

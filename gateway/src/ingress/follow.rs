@@ -1,8 +1,7 @@
-//! Keeps an eye on exactly those replicas that there are.
+//! Probing of the replicas in the spoke's list.
 //!
-//! The list is the spoke's: the file of a region names some for ever, and whoever starts replicas adds and takes away others
-//! at any time. Each has a task that asks it how it is; a replica that has come is asked at once, because somebody may be
-//! waiting for it.
+//! The region file lists static replicas, and the scaler adds and removes others at any time. Each replica has a task
+//! that polls its status; a new replica is polled at once, because requests may be waiting for it.
 
 use super::{Ingress, probe};
 use std::collections::BTreeMap;
@@ -11,34 +10,34 @@ use supervision::task::supervise;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Follows the list for ever; `changed` tells when it is another.
-pub(super) async fn replicas(door: Arc<Ingress>, client: reqwest::Client, changed: Arc<Notify>) {
-    let mut asking = JoinSet::new();
+/// Follows the list; `changed` signals a new one.
+pub(super) async fn replicas(ingress: Arc<Ingress>, client: reqwest::Client, changed: Arc<Notify>) {
+    let mut probes = JoinSet::new();
     let mut by_number: BTreeMap<usize, AbortHandle> = BTreeMap::new();
     loop {
-        let there = door.replicas.refresh();
-        by_number.retain(|number, asking| {
-            let stays = there.contains_key(number);
+        let replicas = ingress.replicas.refresh();
+        by_number.retain(|number, probe| {
+            let stays = replicas.contains_key(number);
             if !stays {
-                asking.abort();
+                probe.abort();
             }
             stays
         });
-        for (number, address) in there {
+        for (number, address) in replicas {
             by_number.entry(number).or_insert_with(|| {
-                let (client, spoke) = (client.clone(), door.spoke.clone());
-                let hold = door.hold.clone();
-                asking.spawn(supervise("replica status", move || {
+                let (client, spoke) = (client.clone(), ingress.spoke.clone());
+                let hold = ingress.hold.clone();
+                probes.spawn(supervise("replica status", move || {
                     probe::watch(number, address, client.clone(), spoke.clone(), hold.clone())
                 }))
             });
         }
-        // What is known of those who are on their way may be different as well.
-        door.hold.call();
+        // The estimates for provisioning replicas may have changed as well.
+        ingress.hold.call();
         tokio::select! {
             () = changed.notified() => {}
-            // Only those end that were told to.
-            Some(_) = asking.join_next() => {}
+            // Only aborted probes end.
+            Some(_) = probes.join_next() => {}
         }
     }
 }

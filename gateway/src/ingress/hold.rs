@@ -1,14 +1,15 @@
-//! Where requests wait for a replica that is not ready yet.
+//! Held requests: they wait for a replica that is not ready yet.
 //!
-//! `scheduler_core::spoke::hold` decides who waits and who is called; here is how somebody waits without asking again and
-//! again: each has a place ([`Place`]), and whoever learns that something may have changed (a replica's probe, an answer that
-//! made room, somebody who left, whoever starts replicas) has the line called at once ([`Hold::call`]). A place is given
-//! back when it is dropped: also when its client has hung up.
+//! `scheduler_core::spoke::hold` decides which requests are held and released; this module makes a request wait without
+//! polling: each held request has a [`HoldGuard`], and every event that may release requests (a replica's probe, a
+//! response that frees capacity, a request that leaves, the scaler) calls [`Hold::call`] at once. The hold ends when
+//! the guard is dropped, also when the client disconnects.
 //!
-//! Who waits is locked before the spoke, so that nobody is called between getting a ticket and listening for its number.
+//! The lock of the waiters is taken before that of the spoke, so that no ticket is released between its issue and the
+//! registration of its waiter.
 
-use super::attempts::Passing;
-use crate::metrics::{HoldMetrics, NotHeldBy};
+use super::attempts::ForwardedRequest;
+use crate::metrics::{HoldMetrics, NotHeldReason};
 use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::{
     HoldDecision, HoldLimit, HoldPriority, HoldRejection, HoldRequest, HoldTicket, Release, ReleaseReason,
@@ -19,32 +20,32 @@ use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 
-/// Everybody who waits.
+/// Held requests of a region.
 pub(super) struct Hold {
     spoke: Arc<Mutex<Spoke>>,
     waiting: Mutex<BTreeMap<u64, oneshot::Sender<ReleaseReason>>>,
-    /// Rung when the first request finds no replica.
+    /// Signal to the scaler: a first request found no replica.
     wake: Arc<Notify>,
     pub(super) metrics: HoldMetrics,
 }
 
-/// Somebody's place.
-pub(super) struct Place<'a> {
+/// Held request, until this is dropped.
+pub(super) struct HoldGuard<'a> {
     hold: &'a Hold,
-    /// There until it is given back.
+    /// `Some` until it is returned.
     ticket: Option<HoldTicket>,
-    called: oneshot::Receiver<ReleaseReason>,
+    released: oneshot::Receiver<ReleaseReason>,
     since: Instant,
 }
 
-/// How waiting ended.
-pub(super) enum Waited {
-    /// A replica has room.
-    Called { cold_start: Option<Duration> },
-    /// There is nothing to wait for any more.
-    Nothing,
-    /// It took too long.
-    TooLong,
+/// Result of waiting for a replica.
+pub(super) enum HoldOutcome {
+    /// A replica has capacity.
+    Released { cold_start: Option<Duration> },
+    /// No replica will become ready.
+    NoReplica,
+    /// The deadline of the request has passed.
+    DeadlineExceeded,
 }
 
 impl Hold {
@@ -52,8 +53,8 @@ impl Hold {
         Hold { spoke, waiting: Mutex::default(), wake, metrics: HoldMetrics::default() }
     }
 
-    /// A place for a request, or none where it need not wait.
-    pub(super) fn comes(&self, request: &Passing) -> Result<Option<Place<'_>>, HoldRejection> {
+    /// Holds a request; `None` if it need not wait.
+    pub(super) fn enter(&self, request: &ForwardedRequest) -> Result<Option<HoldGuard<'_>>, HoldRejection> {
         let now = Instant::now();
         let hold_request = HoldRequest {
             deployment: &request.deployment,
@@ -74,36 +75,36 @@ impl Hold {
                 return Err(why);
             }
         };
-        let (call, called) = oneshot::channel();
-        waiting.insert(ticket.number(), call);
+        let (release, released) = oneshot::channel();
+        waiting.insert(ticket.number(), release);
         drop(waiting);
         if wakes {
             self.metrics.wakes.add(1);
             self.wake.notify_one();
         }
-        Ok(Some(Place { hold: self, ticket: Some(ticket), called, since: now }))
+        Ok(Some(HoldGuard { hold: self, ticket: Some(ticket), released, since: now }))
     }
 
     fn count(&self, why: HoldRejection) {
         let by = match why {
-            HoldRejection::NotProvisioned => NotHeldBy::NobodyStarts,
-            HoldRejection::OtherRegion { .. } => NotHeldBy::Elsewhere,
-            HoldRejection::PastDeadline { .. } => NotHeldBy::TooLate,
-            HoldRejection::Full { limit: HoldLimit::TenantRequests, .. } => NotHeldBy::TenantRequests,
-            HoldRejection::Full { limit: HoldLimit::TenantBytes, .. } => NotHeldBy::TenantBytes,
-            HoldRejection::Full { limit: HoldLimit::Requests, .. } => NotHeldBy::Requests,
-            HoldRejection::Full { limit: HoldLimit::Bytes, .. } => NotHeldBy::Bytes,
+            HoldRejection::NotProvisioned => NotHeldReason::NoScaler,
+            HoldRejection::OtherRegion { .. } => NotHeldReason::OtherRegion,
+            HoldRejection::PastDeadline { .. } => NotHeldReason::Deadline,
+            HoldRejection::Full { limit: HoldLimit::TenantRequests, .. } => NotHeldReason::TenantRequests,
+            HoldRejection::Full { limit: HoldLimit::TenantBytes, .. } => NotHeldReason::TenantBytes,
+            HoldRejection::Full { limit: HoldLimit::Requests, .. } => NotHeldReason::Requests,
+            HoldRejection::Full { limit: HoldLimit::Bytes, .. } => NotHeldReason::Bytes,
         };
         self.metrics.not_held.count(by);
     }
 
-    /// Something may have changed: whoever has no reason to wait any longer is called.
+    /// Releases the requests that need not wait any longer. Called when something may have changed.
     pub(super) fn call(&self) {
         let mut waiting = self.waiting();
-        for Release { number, reason } in self.spoke.lock().release(Instant::now()) {
-            // Whoever has a ticket listens until it is given back; one that is being dropped at this moment gives it back.
-            if let Some(listens) = waiting.remove(&number) {
-                listens.send(reason).ok();
+        for Call { number, to } in self.spoke.lock().release(Instant::now()) {
+            // A ticket has a waiter until it is returned; one that is being dropped at this moment returns it.
+            if let Some(waiter) = waiting.remove(&number) {
+                waiter.send(to).ok();
             }
         }
     }
@@ -113,24 +114,24 @@ impl Hold {
     }
 }
 
-impl Place<'_> {
-    /// Waits until it is called, or until `deadline`.
-    pub(super) async fn wait(&mut self, deadline: Instant) -> Waited {
-        match tokio::time::timeout_at(deadline.into(), &mut self.called).await {
-            Ok(Ok(ReleaseReason::ReplicaReady { cold_start })) => Waited::Called { cold_start },
-            // The other end is dropped only with the ingress.
-            Ok(Ok(ReleaseReason::Unservable) | Err(_)) => Waited::Nothing,
-            Err(_) => Waited::TooLong,
+impl HoldGuard<'_> {
+    /// Waits until the request is released, or until `deadline`.
+    pub(super) async fn wait(&mut self, deadline: Instant) -> HoldOutcome {
+        match tokio::time::timeout_at(deadline.into(), &mut self.released).await {
+            Ok(Ok(ReleaseReason::ReplicaReady { cold_start })) => HoldOutcome::Released { cold_start },
+            // The sender is dropped only with the ingress.
+            Ok(Ok(ReleaseReason::Unservable) | Err(_)) => HoldOutcome::NoReplica,
+            Err(_) => HoldOutcome::DeadlineExceeded,
         }
     }
 
-    /// For how long it has been held.
+    /// Returns the time for which it has been held.
     pub(super) fn held_for(&self) -> Duration {
         self.since.elapsed()
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for HoldGuard<'_> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket.take() else { return };
         {
@@ -139,12 +140,12 @@ impl Drop for Place<'_> {
             self.hold.spoke.lock().return_ticket(ticket);
         }
         self.hold.metrics.seconds.observe(self.since.elapsed());
-        // What it held back may go now.
+        // Requests queued behind it may be released now.
         self.hold.call();
     }
 }
 
-/// How urgent a request is, as its edge has decided.
+/// Returns the priority band that the gateway decided.
 pub(super) fn band(priority: Option<&str>) -> HoldPriority {
     if priority == Some("bulk") { HoldPriority::Bulk } else { HoldPriority::Interactive }
 }

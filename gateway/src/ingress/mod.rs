@@ -1,10 +1,11 @@
-//! The regional ingress: the door of a region, and the only way to its replicas.
+//! Regional ingress: the listener of a region for gateways, and the only path to its replicas.
 //!
-//! It holds the residency policy a second time: a request carries the residency under which it travels, and a region that is not part
-//! of it refuses before it has read the body. It asks [`Spoke`] which replica, passes the request on ([`attempts`]), and
-//! answers each edge's question for a report. `Spoke` is shared with the agent that speaks to the hub; neither waits for
-//! the other. What the ingress's own requests have seen of each replica it keeps beside it ([`replicas`]), and shows at
-//! `/status`. Requests that find no replica ready wait here for the one that is started for them ([`hold`]).
+//! It enforces the residency policy a second time: a request carries its residency policy, and a region that is not
+//! part of it rejects the request before reading the body. It asks [`Spoke`] for a replica, forwards the request
+//! ([`attempts`]), and responds to the report requests of gateways. `Spoke` is shared with the agent that talks to the
+//! hub; neither waits for the other. The ingress keeps its own observations of each replica separately ([`replicas`]),
+//! and shows them at `/status`. Requests that find no ready replica are held for the one that is started for them
+//! ([`hold`]).
 
 mod arrival;
 mod attempts;
@@ -16,23 +17,23 @@ mod replicas;
 mod scrape;
 
 use crate::config::Timeouts;
-use crate::hop::{Credentials, Doorkeeper};
-use crate::intake::{BodyLimits, Intake, NoBody};
-use crate::listener::{AfterAnswer, Door, Leave, Listener};
-use crate::metrics::{Ending, IngressMetrics, ListenerMetrics};
-use crate::receipts::{NoReceipt, ReceiptsConfig, ReceiptsError, Recorder};
-use crate::relay::{self, Crossing};
-use crate::respond::{self, Refusal};
+use crate::hop::{Credentials, GatewayAcceptor};
+use crate::listener::{AfterResponse, Listener, RequestHandler, StopReason};
+use crate::metrics::{IngressMetrics, ListenerMetrics, RequestOutcome};
+use crate::receipts::{CommitFailed, ReceiptsConfig, ReceiptsError, Recorder};
+use crate::relay::{self, ForwardedHeaders};
+use crate::request_body::{BodyError, BodyLimits, BodyReader};
+use crate::respond::{self, Rejection};
 use crate::upstream::Upstream;
 use arrival::Arrival;
-use attempts::Passing;
+use attempts::ForwardedRequest;
 use gateway_core::endpoint;
 use gateway_core::memory::Owner;
 use gateway_core::receipt::entry::Role;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::timing;
 use hold::Hold;
-use operations::Operators;
+use operations::OperationsHandler;
 use pingora::protocols::http::ServerSession;
 use regions::ModelRevision;
 use regions::catalogue::Catalogue;
@@ -41,7 +42,7 @@ use regions::residency::ResidencyPolicy;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
-use replicas::{Replicas, chance};
+use replicas::{Replicas, random_draw};
 use scheduler_core::spoke::hold::HELD_MAX;
 use scheduler_core::spoke::{ExchangeRequest, GATEWAYS_MAX, RequestedRevision, Spoke, TrafficOrigin};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
@@ -56,81 +57,84 @@ use supervision::task::supervise;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
-/// How long a request may take when whoever sends it does not say.
+/// Default request timeout.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-/// How long an ingress that is told to stop still takes requests, while its reports say that it is draining: three
-/// reports, so that every edge has heard it.
+/// Time for which a stopping ingress still accepts requests while its reports say that it is draining: three report
+/// periods, so every gateway has received one.
 const LAME_DUCK: Duration = Duration::from_millis(700);
-/// How long the last receipts may take to reach the disk after that.
+/// Timeout for the last receipts to reach the disk after that.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
-/// Connections of edges that are open at once: as many as there may be requests that are held, each of which has one; a report
-/// from each gateway that there may be, so that full lines crowd out nobody's word; and as many requests under way as a door
-/// without any lines had. At about 20 KiB each that is 320 MiB.
+/// Maximum number of open gateway connections: one for each held request; one report connection for each gateway, so
+/// that held requests cannot block reports; and as many requests in flight as an ingress without held requests had. At
+/// about 20 KiB each that is 320 MiB.
 const CONNECTIONS_MAX: usize = 16_384;
-const _: () = assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have room beside all who are held");
-/// Bytes of JSON text a token, roughly; a first estimate of what a request costs, before anybody has tokenized it.
+const _: () =
+    assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have connections beside all held requests");
+/// Bytes of JSON text a token, roughly; first estimate of the cost of a request, before it is tokenized.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// What an ingress needs to know.
+/// Configuration of an ingress.
 pub struct IngressConfig {
-    /// Where edges connect.
+    /// Address for gateways.
     pub listen: SocketAddr,
-    /// The region whose door this is.
+    /// Region of the ingress.
     pub region: RegionId,
-    /// Clouds and regions.
+    /// Catalogue of clouds and regions.
     pub catalogue: Arc<Catalogue>,
-    /// How receipts are kept, if they are.
+    /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
-    /// What the door shows to edges and whom it believes; without it, it is open and in the clear.
+    /// Credentials for gateways and the authorities it trusts; without it, the listener is unauthenticated plaintext.
     pub tls: Option<Arc<Credentials>>,
-    /// Where operators connect, in the clear; without it, where edges do.
+    /// Plaintext address for operators; without it, operators use the address for gateways.
     pub operations: Option<SocketAddr>,
-    /// Between this door and whoever starts replicas.
-    pub signals: Signals,
+    /// Signals between the ingress and the scaler.
+    pub signals: IngressSignals,
 }
 
-/// How the door of a region and whoever starts replicas for it wake each other; neither asks whether there is news.
+/// Signals between the ingress of a region and its scaler, in place of polling.
 #[derive(Clone, Debug, Default)]
-pub struct Signals {
-    /// Rung by the door: a request waits for a deployment that has no replica.
+pub struct IngressSignals {
+    /// Signal to the scaler: a request waits for a deployment that has no replica.
     pub wake: Arc<Notify>,
-    /// Rung by whoever starts them: replicas have come or gone, or what `Spoke` knows of those that are ordered is different.
+    /// Signal to the ingress: replicas were added or removed, or `Spoke` has new estimates for provisioning ones.
     pub changed: Arc<Notify>,
 }
 
-/// Why an ingress cannot run.
+/// Error that prevents an ingress from running.
 #[derive(Debug, thiserror::Error)]
 pub enum IngressError {
-    /// The region is in no catalogue.
-    #[error("region \"{0}\" is not in the catalogue, so nothing is known of its policy")]
+    /// The region is not in the catalogue.
+    #[error(
+        "region \"{0}\" is not in the catalogue, so its jurisdictions are unknown; use a region of the catalogue"
+    )]
     UnknownRegion(RegionId),
-    /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}; choose another port or stop whoever has it")]
+    /// The address cannot be bound.
+    #[error("cannot listen on {address}: {source}; choose another port, or stop the process that uses it")]
     Bind {
-        /// Which.
+        /// Address.
         address: SocketAddr,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Receipts cannot be kept.
+    /// Receipts cannot be written.
     #[error("{0}")]
     Receipts(#[from] ReceiptsError),
     /// TLS cannot be set up.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
-    /// The threads for large bodies cannot be started.
+    /// The body threads cannot be started.
     #[error("the threads for large bodies cannot be started: {0}")]
     Threads(#[source] io::Error),
-    /// The client that asks replicas for their status cannot be made.
-    #[error("the HTTP client for replicas cannot be made: {0}")]
+    /// The HTTP client for the status of replicas cannot be created.
+    #[error("the HTTP client for replicas cannot be created: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// Runs an ingress until `shutdown`, then drains. Calls `ready` once, when edges can connect.
+/// Runs an ingress until `shutdown`, then drains. Calls `ready` once, when gateways can connect.
 ///
 /// # Errors
 ///
-/// When the region is unknown or the address cannot be bound. Nothing that happens later ends it.
+/// Fails if the region is unknown or the address cannot be bound. Later failures do not end it.
 pub async fn run(
     config: IngressConfig,
     spoke: Arc<Mutex<Spoke>>,
@@ -143,34 +147,37 @@ pub async fn run(
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
     };
     let metrics = IngressMetrics::new();
-    let doorkeeper = tls.clone().map(|shown| Doorkeeper::with(shown, metrics.refused.clone())).transpose()?;
-    let listener = bind(listen).await?.kept_by(doorkeeper).refusing(metrics.refused.clone());
-    let listener = listener.holding(CONNECTIONS_MAX);
+    let acceptor = tls
+        .clone()
+        .map(|credentials| GatewayAcceptor::new(credentials, metrics.refused.clone()))
+        .transpose()?;
+    let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(metrics.refused.clone());
+    let listener = listener.with_connections_max(CONNECTIONS_MAX);
     let operations = match operations {
         Some(address) => Some(bind(address).await?),
         None => None,
     };
-    let (recorder, writing) = match &receipts {
+    let (recorder, writer) = match &receipts {
         Some(receipts) => {
-            let (recorder, writing) = Recorder::start(receipts, Role::Spoke, &region, Vec::new())?;
-            (Some(recorder), Some(writing))
+            let (recorder, writer) = Recorder::start(receipts, Role::Spoke, &region, Vec::new())?;
+            (Some(recorder), Some(writer))
         }
         None => (None, None),
     };
     let client = reqwest::Client::builder().no_proxy().build()?;
-    let Signals { wake, changed } = signals;
+    let IngressSignals { wake, changed } = signals;
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
     if tls.is_none() && !listen.ip().is_loopback() {
-        tracing::warn!(%listen, "requests come in the clear, as [tls] says");
+        tracing::warn!(%listen, "ingress accepts plaintext connections, as [tls] allows");
     }
     if let Some(credentials) = tls {
         tasks.spawn(supervise("credentials", move || credentials.clone().follow()));
     }
     ready(listener.address());
-    // Edges know from the reports that it is leaving.
+    // Gateways know from the reports that the ingress is draining.
     let timeouts = Timeouts { lame_duck: Duration::ZERO, ..Timeouts::default() };
-    let door = Ingress {
+    let ingress = Ingress {
         region,
         here,
         catalogue,
@@ -179,43 +186,44 @@ pub async fn run(
         hold,
         health: HealthCheck::default(),
         upstream: Upstream::within_the_region(),
-        intake: Intake::new(BodyLimits::from_gateways(timeouts.body)).map_err(IngressError::Threads)?,
+        body_reader: BodyReader::new(BodyLimits::from_gateways(timeouts.body))
+            .map_err(IngressError::Threads)?,
         metrics,
-        listener: listener.counts(),
-        connections: listener.room(),
+        listener: listener.metrics(),
+        connections: listener.permits(),
         recorder,
     };
-    let leave = async {
+    let stop = async {
         shutdown.await;
         spoke.lock().set_draining();
         tokio::time::sleep(LAME_DUCK).await;
-        Leave::Stopping
+        StopReason::Shutdown
     };
-    let door = Arc::new(door);
+    let ingress = Arc::new(ingress);
     tasks.spawn({
-        let door = door.clone();
-        supervise("replicas", move || follow::replicas(door.clone(), client.clone(), changed.clone()))
+        let ingress = ingress.clone();
+        supervise("replicas", move || follow::replicas(ingress.clone(), client.clone(), changed.clone()))
     });
-    let left = tokio::sync::watch::Sender::new(false);
+    let drained = tokio::sync::watch::Sender::new(false);
     let operators = async {
         if let Some(operations) = operations {
-            let mut left = left.subscribe();
-            let leave = async {
-                // The sender outlives this.
-                left.wait_for(|left| *left).await.ok();
-                Leave::Stopping
+            let mut drained = drained.subscribe();
+            let stop = async {
+                // The sender outlives this task.
+                drained.wait_for(|drained| *drained).await.ok();
+                StopReason::Shutdown
             };
-            operations.serve(Arc::new(Operators(door.clone())), leave, timeouts).await;
+            operations.serve(Arc::new(OperationsHandler(ingress.clone())), stop, timeouts).await;
         }
     };
-    let edges = async {
-        listener.serve(door.clone(), leave, timeouts).await;
-        left.send_replace(true);
+    let gateways = async {
+        listener.serve(ingress.clone(), stop, timeouts).await;
+        drained.send_replace(true);
     };
-    tokio::join!(edges, operators);
+    tokio::join!(gateways, operators);
     tasks.shutdown().await;
-    if let Some(writing) = writing {
-        writing.finish(LAST_RECEIPTS).await;
+    if let Some(writer) = writer {
+        writer.finish(LAST_RECEIPTS).await;
     }
     Ok(())
 }
@@ -229,16 +237,16 @@ struct Ingress {
     hold: Arc<Hold>,
     health: HealthCheck,
     upstream: Upstream,
-    intake: Intake,
+    body_reader: BodyReader,
     metrics: IngressMetrics,
-    /// What its listener has ended, and a permit for each connection that could be opened.
+    /// Metrics of its listener, and the semaphore with a permit for each connection that can still be opened.
     listener: Arc<ListenerMetrics>,
     connections: Arc<Semaphore>,
     recorder: Option<Recorder>,
 }
 
-impl Door for Ingress {
-    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+impl RequestHandler for Ingress {
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let arrived = Instant::now();
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
@@ -253,56 +261,61 @@ impl Door for Ingress {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
                     self.forward(session, path, arrived, arrival).await
                 }
-                None => {
-                    Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "An ingress has no such path.")))
-                }
+                None => Err(RequestError::Rejected(Rejection::new(
+                    ErrorCode::NotFound,
+                    "The ingress has no such path.",
+                ))),
             },
         };
-        let (after, ending) = match served {
-            Ok(AfterAnswer::Reuse) => (AfterAnswer::Reuse, Ending::as_told(session)),
-            Ok(AfterAnswer::Close) => (AfterAnswer::Close, Ending::as_told(session).broken_off()),
-            Err(Ended::ClientGone) => (AfterAnswer::Close, Ending::ClientGone),
-            Err(Ended::Refused(refusal)) => {
+        let (after, outcome) = match served {
+            Ok(AfterResponse::Reuse) => (AfterResponse::Reuse, RequestOutcome::of_session(session)),
+            Ok(AfterResponse::Close) => {
+                (AfterResponse::Close, RequestOutcome::of_session(session).truncated())
+            }
+            Err(RequestError::ClientDisconnected) => {
+                (AfterResponse::Close, RequestOutcome::ClientDisconnected)
+            }
+            Err(RequestError::Rejected(rejection)) => {
                 let region = [(headers::REGION, self.region.as_str())];
-                (respond::refuse(session, &refusal, &region).await, Ending::as_told(session))
+                (respond::reject(session, &rejection, &region).await, RequestOutcome::of_session(session))
             }
         };
         if let Some(mut arrival) = arrival {
-            arrival.ended(session, ending);
+            arrival.ended(session, outcome);
         }
         after
     }
 }
 
-/// Why a request has no answer from a replica.
-enum Ended {
-    Refused(Refusal),
-    ClientGone,
+/// Reason why a request has no response of a replica.
+enum RequestError {
+    Rejected(Rejection),
+    ClientDisconnected,
 }
 
-impl From<Refusal> for Ended {
-    fn from(refusal: Refusal) -> Ended {
-        Ended::Refused(refusal)
+impl From<Rejection> for RequestError {
+    fn from(rejection: Rejection) -> RequestError {
+        RequestError::Rejected(rejection)
     }
 }
 
-impl From<NoBody> for Ended {
-    fn from(none: NoBody) -> Ended {
-        match none {
-            NoBody::Refused(_, refusal) => Ended::Refused(refusal),
-            NoBody::ClientGone => Ended::ClientGone,
+impl From<BodyError> for RequestError {
+    fn from(error: BodyError) -> RequestError {
+        match error {
+            BodyError::Rejected(_, rejection) => RequestError::Rejected(rejection),
+            BodyError::ClientDisconnected => RequestError::ClientDisconnected,
         }
     }
 }
 
 impl Ingress {
-    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
-        let body = self.intake.body(session, Owner::default()).await?;
+    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterResponse, RequestError> {
+        let body = self.body_reader.body(session, Owner::default()).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
-            Refusal::new(ErrorCode::InvalidJson, format!("No exchange request: {error}."))
+            Rejection::new(ErrorCode::InvalidJson, format!("Invalid exchange request: {error}."))
         })?;
         let question = ExchangeRequest::try_from(question).map_err(|error| {
-            Refusal::new(ErrorCode::InvalidValue, format!("No exchange request: {error}."))
+            Rejection::new(ErrorCode::InvalidValue, format!("Invalid exchange request: {error}."))
         })?;
         self.metrics.exchanges.add(1);
         let report = self.spoke.lock().exchange(&question, Instant::now());
@@ -316,27 +329,24 @@ impl Ingress {
         path: &'static str,
         arrived: Instant,
         arrival: &mut Arrival<'_>,
-    ) -> Result<AfterAnswer, Ended> {
+    ) -> Result<AfterResponse, RequestError> {
         let policy = self.allowed_here(session)?;
         let deployment = deployment(session)?;
-        self.permitted(&deployment)?;
+        self.check_deployment_policy(&deployment)?;
         if arrival.is_locked() {
-            self.policy_is_fresh()?;
+            self.check_policy_age()?;
         }
-        if !arrival.promised() {
+        if !arrival.reserve_receipt() {
             return Err(self.no_receipt().into());
         }
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
-        let whose = if session.get_header(headers::SPILLOVER).is_some() {
-            TrafficOrigin::Spillover
-        } else {
-            TrafficOrigin::Local
-        };
-        let body = self.intake.body(session, Owner::default()).await?;
-        let request = Passing {
+        let origin =
+            if session.get_header(headers::SPILLOVER).is_some() { TrafficOrigin::Spillover } else { TrafficOrigin::Local };
+        let body = self.body_reader.body(session, Owner::default()).await?;
+        let request = ForwardedRequest {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
-            crossing: Crossing::of(session, &[]),
+            headers: ForwardedHeaders::of(session, &[]),
             path,
             deployment,
             body: body.bytes.clone(),
@@ -347,30 +357,32 @@ impl Ingress {
             },
             tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             deadline,
-            chance: chance(),
+            draw: random_draw(),
             band: hold::band(text(session, headers::PRIORITY)?),
             elsewhere: milliseconds(session, headers::ALTERNATIVE_MS)?,
         };
-        arrival.commit().await.map_err(|NoReceipt| self.no_receipt())?;
-        self.spoke.lock().arrived(&request.deployment, request.tokens, whose, Instant::now());
-        let (answer, sent, held) = tokio::select! {
+        arrival.commit().await.map_err(|CommitFailed| self.no_receipt())?;
+        self.spoke.lock().arrived(&request.deployment, request.tokens, origin, Instant::now());
+        let (response, attempt, held) = tokio::select! {
             biased;
-            answered = self.go(&request) => answered?,
-            () = relay::client_gone(session) => return Err(Ended::ClientGone),
+            result = self.send_to_replica(&request) => result?,
+            () = relay::client_disconnected(session) => return Err(RequestError::ClientDisconnected),
         };
-        let told = answer.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
-        let timing = timing::at_the_region(told, arrived.elapsed());
+        let reported =
+            response.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
+        let timing = timing::at_the_region(reported, arrived.elapsed());
         let held = held.headers();
         let mut extra =
             vec![(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];
         extra.extend(held.iter().map(|(name, value)| (*name, value.as_str())));
-        let after = relay::outward(session, answer, &self.upstream, &extra).await;
-        sent.answered();
+        let after = relay::forward_response(session, response, &self.upstream, &extra).await;
+        attempt.finish();
         Ok(after)
     }
 
-    /// Invariant 1 (Residency), at the receiving end: what must not be seen here is refused before its body is read.
-    fn allowed_here(&self, session: &ServerSession) -> Result<AllowedRegions, Refusal> {
+    /// Invariant 1 (Residency), at the receiving end: a request whose policy excludes this region is rejected before
+    /// its body is read.
+    fn allowed_here(&self, session: &ServerSession) -> Result<AllowedRegions, Rejection> {
         let policy = match text(session, headers::RESIDENCY)? {
             Some(policy) => policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?,
             None => ResidencyPolicy::Anywhere,
@@ -379,26 +391,26 @@ impl Ingress {
         if allowed.contains(self.here) {
             return Ok(allowed);
         }
-        tracing::error!(region = %self.region, %policy, "a request came here that must not be seen here");
+        tracing::error!(region = %self.region, %policy, "residency violation: request rejected");
         let message =
-            format!("Region {} is not part of the residency '{policy}'; nothing was read.", self.region);
-        Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
+            format!("Region {} is not part of the residency '{policy}'; the body was not read.", self.region);
+        Err(Rejection::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
     }
 
-    /// The same against whoever sent it by a table that is older than the one in hand here: what has been narrowed since is
-    /// narrower at once.
-    fn permitted(&self, deployment: &DeploymentName) -> Result<(), Refusal> {
+    /// Checks the same against a gateway with an older route table: a policy that was narrowed since applies at once.
+    fn check_deployment_policy(&self, deployment: &DeploymentName) -> Result<(), Rejection> {
         if !self.spoke.lock().forbids(deployment) {
             return Ok(());
         }
         let region = &self.region;
-        tracing::warn!(%region, %deployment, "a request came here that the newest route table does not permit here");
+        tracing::warn!(%region, %deployment, "residency violation of the newest route table: request rejected");
         let message = format!("Region {region} is no longer part of the residency of '{deployment}'.");
-        Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
+        Err(Rejection::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
     }
 
-    /// What has been narrowed since a hub last answered is not known here.
-    fn policy_is_fresh(&self) -> Result<(), Refusal> {
+    /// Rejects the request if the policy is too old: a policy that was narrowed since the last contact with a hub is
+    /// unknown here.
+    fn check_policy_age(&self) -> Result<(), Rejection> {
         let age = self.spoke.lock().policy_age(Instant::now());
         let Some((age, max)) = age.filter(|(age, max)| age > max) else { return Ok(()) };
         let message = format!(
@@ -408,45 +420,45 @@ impl Ingress {
             age.as_secs() / 60,
             max.as_secs() / 60
         );
-        Err(Refusal::new(ErrorCode::PolicyTooOld, message))
+        Err(Rejection::new(ErrorCode::PolicyTooOld, message))
     }
 
-    /// Another region that the residency policy permits may be able to write one.
-    fn no_receipt(&self) -> Refusal {
+    /// Returns the error of a request without a durable receipt. Another allowed region may be able to write one.
+    fn no_receipt(&self) -> Rejection {
         let message = format!(
-            "Every request of a locked deployment must leave a receipt, which region {} cannot write at the moment.",
+            "Every request of a locked deployment requires a receipt, which region {} cannot write at the moment.",
             self.region
         );
-        Refusal::new(ErrorCode::NotReady, message)
+        Rejection::new(ErrorCode::NotReady, message)
     }
 }
 
-fn deployment(session: &ServerSession) -> Result<DeploymentName, Refusal> {
+fn deployment(session: &ServerSession) -> Result<DeploymentName, Rejection> {
     let name = text(session, headers::DEPLOYMENT)?.ok_or_else(|| {
         let message = format!("An ingress is reached through a gateway, which sets {}.", headers::DEPLOYMENT);
-        Refusal::new(ErrorCode::InvalidHeader, message).of(headers::DEPLOYMENT)
+        Rejection::new(ErrorCode::InvalidHeader, message).of(headers::DEPLOYMENT)
     })?;
     name.parse().map_err(|error| unreadable(headers::DEPLOYMENT, &error))
 }
 
-fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Refusal> {
+fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Rejection> {
     let value = text(session, name)?.map(str::parse::<u64>).transpose();
     value.map(|value| value.map(Duration::from_millis)).map_err(|error| unreadable(name, &error))
 }
 
-fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelRevision>, Refusal> {
+fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelRevision>, Rejection> {
     let value = text(session, name)?.map(str::parse).transpose();
     value.map_err(|error| unreadable(name, &error))
 }
 
-fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Refusal> {
+fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Rejection> {
     if session.req_header().headers.get_all(name).iter().count() > 1 {
-        return Err(unreadable(name, &"it is there more than once"));
+        return Err(unreadable(name, &"it is repeated"));
     }
     let value = session.get_header(name);
     value.map(|value| value.to_str().map_err(|error| unreadable(name, &error))).transpose()
 }
 
-fn unreadable(header: &'static str, error: &dyn std::fmt::Display) -> Refusal {
-    Refusal::new(ErrorCode::InvalidHeader, format!("{header} cannot be read: {error}.")).of(header)
+fn unreadable(header: &'static str, error: &dyn std::fmt::Display) -> Rejection {
+    Rejection::new(ErrorCode::InvalidHeader, format!("{header} cannot be read: {error}.")).of(header)
 }

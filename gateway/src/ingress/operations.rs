@@ -1,11 +1,11 @@
-//! What operators ask of a region's door: whether it lives, whether it is ready, how its replicas are, what it has counted.
+//! Operator endpoints of an ingress: liveness, readiness, status of replicas, metrics.
 //!
-//! Where edges come over TLS only gateways are let in, and whoever looks after a region is none; so operators have a port of
-//! their own, on which no request passes. Without one they ask where edges do.
+//! With mutual TLS only gateways can connect to the ingress port, and operators have no gateway certificate; so
+//! operators have a separate port that forwards no requests. Without one they use the ingress port.
 
 use super::Ingress;
-use crate::listener::{AfterAnswer, Door};
-use crate::respond::{self, Refusal};
+use crate::listener::{AfterResponse, RequestHandler};
+use crate::respond::{self, Rejection};
 use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
 use replica_core::wire::error::ErrorCode;
@@ -16,39 +16,41 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The door that operators come to.
-pub(super) struct Operators(pub(super) Arc<Ingress>);
+/// Handler of the operations port.
+pub(super) struct OperationsHandler(pub(super) Arc<Ingress>);
 
-impl Door for Operators {
-    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+impl RequestHandler for OperationsHandler {
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
         match self.0.operators(session, method.as_str(), &path).await {
             Some(after) => after,
             None => {
-                let none =
-                    Refusal::new(ErrorCode::NotFound, "The operations port of an ingress has no such path.");
-                respond::refuse(session, &none, &[]).await
+                let none = Rejection::new(
+                    ErrorCode::NotFound,
+                    "The operations port of the ingress has no such path.",
+                );
+                respond::reject(session, &none, &[]).await
             }
         }
     }
 }
 
 impl Ingress {
-    /// Answers what operators ask; `None` for everything else.
+    /// Responds to an operator request; `None` for all other paths.
     pub(super) async fn operators(
         &self,
         session: &mut ServerSession,
         method: &str,
         path: &str,
-    ) -> Option<AfterAnswer> {
-        let said = match (method, path) {
+    ) -> Option<AfterResponse> {
+        let body = match (method, path) {
             ("GET", "/livez" | "/readyz") => {
                 let ready = path == "/readyz";
                 if let Err(problem) = self.check(ready).await {
-                    let none = Refusal::new(ErrorCode::NotReady, problem);
+                    let none = Rejection::new(ErrorCode::NotReady, problem);
                     let region = [(headers::REGION, self.region.as_str())];
-                    return Some(respond::refuse(session, &none, &region).await);
+                    return Some(respond::reject(session, &none, &region).await);
                 }
                 let status = if ready { "ready" } else { "alive" };
                 json!({"status": status}).to_string().into_bytes()
@@ -63,24 +65,24 @@ impl Ingress {
             ("GET", "/metrics") => return Some(self.scrape(session).await),
             _ => return None,
         };
-        Some(respond::ok(session, said, &[]).await)
+        Some(respond::ok(session, body, &[]).await)
     }
 
-    /// Takes what requests take, on a thread of its own and within a time; and finds whether a request would find a replica,
-    /// if it is asked whether the region is `ready`.
+    /// Takes the locks that requests take, on a separate thread and with a timeout; with `ready`, also checks that a
+    /// request would find a replica.
     async fn check(&self, ready: bool) -> Result<(), String> {
         let (spoke, replicas, hold) = (self.spoke.clone(), self.replicas.clone(), self.hold.clone());
         let check = move || {
             replicas.limits();
             drop(hold.waiting());
-            // One that would be started is as good: requests for it are held.
+            // A deployment whose replica would be started counts as well: its requests are held.
             let serves = !spoke.lock().deployments_servable(Instant::now()).is_empty();
             if ready && !serves { Err("No replica of this region is ready yet.".to_owned()) } else { Ok(()) }
         };
         self.health.probe(check).await
     }
 
-    /// How each deployment stands here, and who waits for it.
+    /// Returns the state and the held requests of each deployment.
     fn deployments(&self) -> Vec<Value> {
         let spoke = self.spoke.lock();
         let shown = |(name, load): (&DeploymentName, &DeploymentLoad)| {
@@ -93,7 +95,7 @@ impl Ingress {
                 "held_tokens": tokens,
             })
         };
-        // Sequence 0: a report that no edge asked for.
+        // Sequence 0: this report is not a response to a gateway.
         spoke.report(0, Instant::now()).deployments.iter().map(shown).collect()
     }
 }

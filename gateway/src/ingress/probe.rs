@@ -1,4 +1,4 @@
-//! Keeps an eye on one replica. Whoever waits for one hears at once what was seen.
+//! Probe of one replica. Each result may release held requests at once.
 
 use super::hold::Hold;
 use crate::events::ReplicaMismatch;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-/// How often a replica is asked for its status: as often as the region reports.
+/// Interval of the status requests: the report period of the region.
 const PERIOD: Duration = Duration::from_millis(200);
-/// How long it may take to say. A replica that computes on every core answers late, not never.
+/// Timeout of a status request. A replica that computes on all cores responds late, but it responds.
 const TIMEOUT: Duration = Duration::from_millis(900);
 
-/// Asks the replica at `address` for its status, for ever.
+/// Polls the status of the replica at `address`.
 pub(super) async fn watch(
     number: usize,
     address: SocketAddr,
@@ -24,11 +24,11 @@ pub(super) async fn watch(
 ) {
     let url = format!("http://{address}/status");
     let region = spoke.lock().region().clone();
-    let mut beat = tokio::time::interval(PERIOD);
-    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut interval = tokio::time::interval(PERIOD);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        beat.tick().await;
-        match ask(&client, &url).await {
+        interval.tick().await;
+        match probe(&client, &url).await {
             Ok(observed) => {
                 let mismatches = spoke.lock().observe_replica(number, observed, Instant::now());
                 mismatches
@@ -36,11 +36,11 @@ pub(super) async fn watch(
                     .for_each(|mismatch| ReplicaMismatch { region: &region, mismatch }.record());
             }
             Err(ProbeError::Http(error)) if error.is_timeout() => {
-                tracing::debug!(url, "a replica is slow to say how it is");
+                tracing::debug!(url, "replica status request timed out");
                 spoke.lock().replica_late(number, Instant::now());
             }
             Err(error) => {
-                tracing::debug!(url, %error, "a replica does not say how it is");
+                tracing::debug!(url, %error, "replica status request failed");
                 spoke.lock().replica_failed(number, Instant::now());
             }
         }
@@ -54,16 +54,16 @@ pub(super) async fn watch(
 enum ProbeError {
     #[error("{0}")]
     Http(#[from] reqwest::Error),
-    #[error("its status cannot be read: {0}")]
+    #[error("invalid status: {0}")]
     Status(String),
 }
 
-async fn ask(client: &reqwest::Client, url: &str) -> Result<ReplicaStatus, ProbeError> {
-    let answer = client.get(url).timeout(TIMEOUT).send().await?.error_for_status()?;
-    observed(answer.json().await?).map_err(ProbeError::Status)
+async fn probe(client: &reqwest::Client, url: &str) -> Result<ReplicaStatus, ProbeError> {
+    let response = client.get(url).timeout(TIMEOUT).send().await?.error_for_status()?;
+    observed(response.json().await?).map_err(ProbeError::Status)
 }
 
-/// What the region makes of a replica's own words.
+/// Converts a replica's status to the region's observation.
 fn observed(status: StatusV1) -> Result<ReplicaStatus, String> {
     let StatusV1 {
         version,
@@ -73,12 +73,12 @@ fn observed(status: StatusV1) -> Result<ReplicaStatus, String> {
         state,
         pending_tokens,
         interactive_tokens,
-        pending_inputs: _, // tokens say more
-        requests_total: _, // for people
+        pending_inputs: _, // tokens are more precise
+        requests_total: _, // for operators
         tokens_per_second,
     } = status;
     if version != 1 {
-        return Err(format!("version {version} is not spoken here, only 1"));
+        return Err(format!("status version {version} is not supported; the supported version is 1"));
     }
     let names = names.iter().map(|name| name.parse()).collect::<Result<_, _>>();
     let model = identity.map(|identity| identity.reported(&source)).transpose()?;

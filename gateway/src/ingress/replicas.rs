@@ -1,10 +1,10 @@
-//! What this ingress's own requests have seen of each replica, beside what the replicas say of themselves.
+//! Observations of each replica by this ingress's own requests, in addition to the replicas' reports.
 //!
-//! [`Spoke`] chooses by the replicas' word and asks here what speaks against one: `gateway_core::targets` decides, with the
-//! replicas measured against the best of them. The lock is held for one decision, and taken before the spoke's where both
-//! are needed.
+//! [`Spoke`] selects by the replicas' reports and consults these observations: `gateway_core::targets` decides,
+//! measuring the replicas against the best of them. The lock is held for one decision, and taken before the spoke's
+//! where both are needed.
 
-use super::attempts::Passing;
+use super::attempts::ForwardedRequest;
 use super::hold::Hold;
 use crate::circuits;
 use gateway_core::budget::{EvacuationBudget, RetryBudget};
@@ -24,33 +24,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 
-/// Requests that may wait for one replica: more than its own queue is good for, and few enough that one that does not
-/// answer cannot take an ingress's memory.
+/// Maximum requests in flight per replica: more than a replica's own queue can use, and few enough that a replica that
+/// does not respond cannot exhaust the memory of an ingress.
 pub(super) const REPLICA_IN_FLIGHT_MAX: u32 = 1024;
 
-/// The replicas of a region, as seen by its ingress.
+/// Replicas of a region, as observed by its ingress.
 pub(super) struct Replicas {
     spoke: Arc<Mutex<Spoke>>,
     hold: Arc<Hold>,
-    known: Mutex<Known>,
+    observations: Mutex<ReplicaObservations>,
 }
 
-struct Known {
-    /// Where each is reached, by its number.
+/// Observations of the replicas.
+struct ReplicaObservations {
+    /// Addresses by replica number.
     addresses: BTreeMap<usize, SocketAddr>,
     targets: Targets<usize>,
     retry: RetryBudget,
-    /// Pays for leaving a replica that was ejected lately.
+    /// Budgets for retries away from recently ejected replicas.
     evacuation: BTreeMap<usize, EvacuationBudget>,
 }
 
-/// A throw of the dice.
-pub(super) fn chance() -> Permille {
+/// Returns a random draw for circuit breakers.
+pub(super) fn random_draw() -> Permille {
     Permille::new(rand::rng().random_range(0..1000))
 }
 
-/// Comes back after so long; never where it is not known when a replica is late.
-pub(super) async fn replica_is_late(after: Option<Duration>) {
+/// Completes after the first-byte timeout; never if there is none.
+pub(super) async fn first_byte_timeout(after: Option<Duration>) {
     match after {
         Some(after) => tokio::time::sleep(after).await,
         None => std::future::pending().await,
@@ -58,118 +59,132 @@ pub(super) async fn replica_is_late(after: Option<Duration>) {
 }
 
 impl Replicas {
-    /// Those that the spoke knows now.
+    /// Creates the state of the replicas in the spoke's list.
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
         let targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
         let (retry, addresses) = (RetryBudget::new(Instant::now()), BTreeMap::new());
-        let known = Mutex::new(Known { addresses, targets, retry, evacuation: BTreeMap::new() });
-        let replicas = Replicas { spoke, hold, known };
+        let observations =
+            Mutex::new(ReplicaObservations { addresses, targets, retry, evacuation: BTreeMap::new() });
+        let replicas = Replicas { spoke, hold, observations };
         replicas.refresh();
         replicas
     }
 
-    /// Keeps exactly those that the spoke knows now, and what was seen of those who stay.
+    /// Replaces the set of replicas by those in the spoke's list, and keeps the observations of those that remain.
     pub(super) fn refresh(&self) -> BTreeMap<usize, SocketAddr> {
-        let mut known = self.known();
+        let mut observations = self.observations();
         let addresses = self.spoke.lock().endpoints();
-        known.targets.watch(addresses.keys().copied().collect::<Vec<_>>());
-        known.evacuation.retain(|number, _| addresses.contains_key(number));
-        known.addresses.clone_from(&addresses);
+        observations.targets.watch(addresses.keys().copied().collect::<Vec<_>>());
+        observations.evacuation.retain(|number, _| addresses.contains_key(number));
+        observations.addresses.clone_from(&addresses);
         addresses
     }
 
-    /// The replica that takes a request, of those that were not tried for it; nobody, while others wait for one who came
-    /// before, unless it has `waited` itself.
+    /// Selects a replica that is not in `tried`. Returns an error while earlier requests are held, unless this request
+    /// has `waited` itself.
     pub(super) fn choose(
         &self,
-        request: &Passing,
+        request: &ForwardedRequest,
         tried: &[usize],
         waited: bool,
-    ) -> Result<Sent<'_>, spoke::NoReplica> {
+    ) -> Result<ReplicaAttempt<'_>, spoke::NoReplica> {
         let now = Instant::now();
-        let known = &mut *self.known();
+        let observations = &mut *self.observations();
         let choice = {
             let mut spoke = self.spoke.lock();
             if !waited && spoke.has_held_requests(&request.deployment) {
                 return Err(spoke::NoReplica::QueueNotEmpty);
             }
-            known.choose(&mut spoke, request, tried, now)?
+            observations.choose(&mut spoke, request, tried, now)?
         };
-        Ok(self.sent(known, choice, now))
+        Ok(self.attempt(observations, choice, now))
     }
 
-    /// After how long the first byte from the replica that was chosen is late.
-    pub(super) fn first_byte(&self, sent: &Sent<'_>, request: &Passing) -> Option<Duration> {
-        self.known().targets.first_byte(sent.index(), &request.deployment, request.size())
+    /// Returns the first-byte timeout of an attempt.
+    pub(super) fn first_byte(
+        &self,
+        attempt: &ReplicaAttempt<'_>,
+        request: &ForwardedRequest,
+    ) -> Option<Duration> {
+        self.observations().targets.first_byte(attempt.index(), &request.deployment, request.size())
     }
 
-    /// The first byte was late.
-    pub(super) fn missed(&self, sent: &mut Sent<'_>) {
-        sent.in_time = false;
-        self.known().saw(sent.index(), Failure::Late.evidence(None), Instant::now());
+    /// Records a first-byte timeout.
+    pub(super) fn timed_out(&self, attempt: &mut ReplicaAttempt<'_>) {
+        attempt.is_in_time = false;
+        self.observations().observe(attempt.index(), Failure::Late.evidence(None), Instant::now());
     }
 
-    /// Somebody who takes over a request from a replica that is late: not one that is left alone itself, and only if the
-    /// budget pays.
-    pub(super) fn instead_of(&self, sent: &Sent<'_>, request: &Passing, tried: &[usize]) -> Option<Sent<'_>> {
+    /// Selects a replica for a retry after a first-byte timeout: not an ejected one, and only if the budget allows it.
+    pub(super) fn select_alternative(
+        &self,
+        attempt: &ReplicaAttempt<'_>,
+        request: &ForwardedRequest,
+        tried: &[usize],
+    ) -> Option<ReplicaAttempt<'_>> {
         let now = Instant::now();
-        let known = &mut *self.known();
+        let observations = &mut *self.observations();
         let choice = {
             let mut spoke = self.spoke.lock();
-            let choice = known.choose(&mut spoke, request, tried, now).ok()?;
-            let open = known.targets.standing(choice.index, now).takes(request.chance);
-            if !open || !known.pays(sent.index(), now) {
+            let choice = observations.choose(&mut spoke, request, tried, now).ok()?;
+            let open = observations.targets.standing(choice.index, now).takes(request.draw);
+            if !open || !observations.withdraw(attempt.index(), now) {
                 spoke.finished(&choice, ReplicaOutcome::Canceled, now);
                 return None;
             }
             choice
         };
-        Some(self.sent(known, choice, now))
+        Some(self.attempt(observations, choice, now))
     }
 
-    /// How each replica stands, for operators.
+    /// Returns the state of each replica, for operators.
     pub(super) fn status(&self) -> Vec<Value> {
         let now = Instant::now();
         let (states, addresses) = {
-            let known = self.known();
-            (known.targets.states(now), known.addresses.clone())
+            let observations = self.observations();
+            (observations.targets.states(now), observations.addresses.clone())
         };
         let shown = |state: &CircuitState<usize>| {
             let endpoint = addresses[&state.target].to_string();
-            json!({"endpoint": endpoint, "circuit": circuits::shown(state, now)})
+            json!({"endpoint": endpoint, "circuit": circuits::to_json(state, now)})
         };
         states.iter().map(shown).collect()
     }
 
-    /// Retries that could be paid for now, and what waits for each replica.
+    /// Returns the available retries, and the state of each replica.
     pub(super) fn limits(&self) -> (u32, Vec<CircuitState<usize>>) {
         let now = Instant::now();
-        let known = self.known();
-        (known.retry.left(now), known.targets.states(now))
+        let observations = self.observations();
+        (observations.retry.left(now), observations.targets.states(now))
     }
 
-    fn sent(&self, known: &mut Known, choice: SelectedReplica, now: Instant) -> Sent<'_> {
-        let under_way = known.targets.began(choice.index, now);
-        Sent {
+    fn attempt(
+        &self,
+        observations: &mut ReplicaObservations,
+        choice: SelectedReplica,
+        now: Instant,
+    ) -> ReplicaAttempt<'_> {
+        let under_way = observations.targets.began(choice.index, now);
+        ReplicaAttempt {
             replicas: self,
             choice,
             under_way,
-            begun: now,
-            in_time: true,
+            started: now,
+            is_in_time: true,
             outcome: ReplicaOutcome::Canceled,
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock()
+    fn observations(&self) -> MutexGuard<'_, ReplicaObservations> {
+        self.observations.lock()
     }
 }
 
-impl Known {
+impl ReplicaObservations {
     fn choose(
         &self,
         spoke: &mut Spoke,
-        request: &Passing,
+        request: &ForwardedRequest,
         tried: &[usize],
         now: Instant,
     ) -> Result<SelectedReplica, spoke::NoReplica> {
@@ -178,7 +193,7 @@ impl Known {
                 Eligibility::AlreadyTried
             } else if self.targets.is_full(index) {
                 Eligibility::Full
-            } else if self.targets.standing(index, now).takes(request.chance) {
+            } else if self.targets.standing(index, now).takes(request.draw) {
                 Eligibility::Normal
             } else {
                 Eligibility::LastResort
@@ -196,32 +211,33 @@ impl Known {
         spoke.select_replica_for(&request.deployment, request.revision, request.tokens, seen, now)
     }
 
-    fn saw(&mut self, index: usize, evidence: Option<Evidence>, now: Instant) {
+    fn observe(&mut self, index: usize, evidence: Option<Evidence>, now: Instant) {
         let Some(evidence) = evidence else { return };
-        if self.targets.saw(index, evidence, chance(), now) {
-            tracing::warn!(replica = index, ?evidence, "replica ejected");
+        if self.targets.saw(index, evidence, random_draw(), now) {
+            let replica = self.addresses.get(&index).map(tracing::field::display);
+            tracing::warn!(replica, ?evidence, "replica ejected");
             let in_flight = self.targets.in_flight(index);
             self.evacuation.insert(index, EvacuationBudget::opened(in_flight, now));
         }
     }
 
-    fn pays(&mut self, index: usize, now: Instant) -> bool {
+    fn withdraw(&mut self, index: usize, now: Instant) -> bool {
         let evacuation = self.evacuation.get_mut(&index);
         evacuation.is_some_and(|budget| budget.withdraw(now)) || self.retry.withdraw(now)
     }
 }
 
-/// A request that waits for a replica, until this is dropped: also when whoever waited hung up.
-pub(super) struct Sent<'a> {
+/// Attempt at a replica, until this is dropped, also when the client disconnects.
+pub(super) struct ReplicaAttempt<'a> {
     replicas: &'a Replicas,
     choice: SelectedReplica,
     under_way: UnderWay<usize>,
-    begun: Instant,
-    in_time: bool,
+    started: Instant,
+    is_in_time: bool,
     outcome: ReplicaOutcome,
 }
 
-impl Sent<'_> {
+impl ReplicaAttempt<'_> {
     pub(super) fn index(&self) -> usize {
         self.choice.index
     }
@@ -230,71 +246,71 @@ impl Sent<'_> {
         self.choice.endpoint
     }
 
-    /// The model revision that its answer must be of, if it reports one.
+    /// Returns the model revision that the response must have, if the replica reports one.
     pub(super) fn revision(&self) -> Option<ModelRevision> {
         self.choice.revision
     }
 
-    /// Its answer begins, with `status`.
-    pub(super) fn took(&mut self, request: &Passing, status: u16) {
+    /// Records the head of a response.
+    pub(super) fn responded(&mut self, request: &ForwardedRequest, status: u16) {
         let now = Instant::now();
-        let known = &mut *self.replicas.known();
-        known.retry.succeeded();
+        let observations = &mut *self.replicas.observations();
+        observations.retry.succeeded();
         let mut action = UpstreamAction::Responded { status };
-        // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
+        // Error responses are fast and say nothing about the time of the computation.
         if (200..300).contains(&status) && endpoint::uses_engine(request.path) {
-            let took = now.saturating_duration_since(self.begun);
+            let took = now.saturating_duration_since(self.started);
             let (index, deployment, size) = (self.choice.index, &request.deployment, request.size());
-            if known.targets.too_slow_for_a_trial(index, deployment, size, took, now) {
+            if observations.targets.too_slow_for_a_trial(index, deployment, size, took, now) {
                 action = UpstreamAction::RespondedSlowlyOnTrial;
             }
-            known.targets.took(index, deployment, size, took, now);
+            observations.targets.took(index, deployment, size, took, now);
         }
-        if self.in_time {
-            known.saw(self.choice.index, evidence(DeadlineSetBy::Measurement, action), now);
+        if self.is_in_time {
+            observations.observe(self.choice.index, evidence(DeadlineSetBy::Measurement, action), now);
         }
     }
 
-    /// Its answer was passed on.
-    pub(super) fn answered(mut self) {
+    /// Records that the response was forwarded.
+    pub(super) fn finish(mut self) {
         self.outcome = ReplicaOutcome::Responded;
     }
 
-    /// The attempt failed; it speaks against the replica only where that is the replica's doing.
+    /// Records a failed attempt; it counts against the replica only if the replica caused it.
     pub(super) fn failed(&mut self, failure: Failure) {
         let evidence = failure.evidence(None);
         if evidence.is_some_and(Evidence::is_failure) {
             self.outcome = ReplicaOutcome::Failed;
         }
-        self.replicas.known().saw(self.choice.index, evidence, Instant::now());
+        self.replicas.observations().observe(self.choice.index, evidence, Instant::now());
     }
 
-    /// The replica runs another model than it has reported: it gets nothing until it is observed again. That is no failure
-    /// of the replica.
-    pub(super) fn changed(&mut self) {
+    /// Records that the replica runs another model than it reported: it gets no requests until it is observed again.
+    /// This is not a failure of the replica.
+    pub(super) fn model_changed(&mut self) {
         self.outcome = ReplicaOutcome::Failed;
     }
 
-    /// The replica was late, and another has taken over.
-    pub(super) fn left(&mut self, request: &Passing) {
+    /// Records that another replica took over after a first-byte timeout.
+    pub(super) fn abandon(&mut self, request: &ForwardedRequest) {
         self.outcome = ReplicaOutcome::TimedOut;
         let now = Instant::now();
-        let waited = now.saturating_duration_since(self.begun);
-        let targets = &mut self.replicas.known().targets;
+        let waited = now.saturating_duration_since(self.started);
+        let targets = &mut self.replicas.observations().targets;
         targets.gave_up(self.choice.index, &request.deployment, request.size(), waited, now);
     }
 }
 
-impl Drop for Sent<'_> {
+impl Drop for ReplicaAttempt<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
-        let somebody_waits = {
+        let has_held = {
             let mut spoke = self.replicas.spoke.lock();
             spoke.finished(&self.choice, self.outcome, now);
             spoke.any_request_held()
         };
-        self.replicas.known().targets.ended(&self.under_way, now);
-        if somebody_waits {
+        self.replicas.observations().targets.ended(&self.under_way, now);
+        if has_held {
             self.replicas.hold.call();
         }
     }

@@ -1,10 +1,10 @@
-//! `/metrics` of an ingress: on its operations port, or else on the one that edges come to.
+//! Metrics endpoint of an ingress: on its operations port, or else on the port for gateways.
 
 use super::CONNECTIONS_MAX;
 use super::Ingress;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
-use crate::listener::AfterAnswer;
-use crate::metrics::{CONTENT_TYPE, Kind, Names, Text, render_panics};
+use crate::listener::AfterResponse;
+use crate::metrics::{CONTENT_TYPE, Kind, ListenerMetricNames, MetricsText, render_panics};
 use crate::respond;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
@@ -13,14 +13,14 @@ use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
 use scheduler_core::spoke::{DeploymentLoad, ScalingStatus};
 use std::time::Instant;
 
-/// One of the numbers of a deployment's load.
+/// Accessor of a number of a deployment's load.
 type Part = fn(&DeploymentLoad) -> f64;
 
-/// A metric of what was decided: its name, kind, what it says, and its value.
-type Scaled = (&'static str, Kind, &'static str, fn(&ScalingStatus) -> u64);
+/// Metric of the scaler's decision: name, kind, help, value.
+type ScalingMetric = (&'static str, Kind, &'static str, fn(&ScalingStatus) -> u64);
 
 impl Ingress {
-    pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterAnswer {
+    pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterResponse {
         let body = Bytes::from(self.text());
         let mut head = respond::head(200, &[(TYPE.as_str(), CONTENT_TYPE)]);
         respond::put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
@@ -28,10 +28,10 @@ impl Ingress {
     }
 
     fn text(&self) -> String {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         self.metrics.render(&mut text);
         render_panics(&mut text, "meridian_ingress");
-        // Sequence 0: a report that no edge asked for.
+        // Sequence 0: this report is not a response to a gateway.
         let (report, granted, held) = {
             let spoke = self.spoke.lock();
             let report = spoke.report(0, Instant::now());
@@ -40,13 +40,13 @@ impl Ingress {
             (report, granted, spoke.held_totals())
         };
         let parts: [(&str, &str, Part); 3] = [
-            ("meridian_ingress_replicas_ready", "Replicas that take work for a deployment.", |load| {
+            ("meridian_ingress_replicas_ready", "Ready replicas of a deployment.", |load| {
                 f64::from(load.ready)
             }),
-            ("meridian_ingress_pending_tokens", "Tokens that wait or are being computed.", |load| {
+            ("meridian_ingress_pending_tokens", "Tokens queued or being computed.", |load| {
                 load.pending_tokens as f64
             }),
-            ("meridian_ingress_tokens_per_second", "What its replicas compute, as measured.", |load| {
+            ("meridian_ingress_tokens_per_second", "Measured throughput of its replicas.", |load| {
                 load.tokens_per_second
             }),
         ];
@@ -57,7 +57,11 @@ impl Ingress {
             }
         }
         let name = "meridian_ingress_granted_tokens";
-        text.head(name, Kind::Gauge, "Tokens of others' overflow that edges may still send.");
+        text.head(
+            name,
+            Kind::Gauge,
+            "Granted tokens of other regions' overflow that gateways may still send.",
+        );
         for (deployment, tokens) in granted {
             text.sample(name, &[("deployment", deployment.as_str())], tokens);
         }
@@ -68,106 +72,92 @@ impl Ingress {
         for (name, help, value) in [
             (
                 "meridian_ingress_held_requests",
-                "Requests that wait for a replica to be ready.",
+                "Requests held for a replica to become ready.",
                 requests as u64,
             ),
-            ("meridian_ingress_held_requests_max", "How many may.", HELD_MAX as u64),
-            ("meridian_ingress_held_bytes", "Bytes of their bodies.", bytes),
-            ("meridian_ingress_held_bytes_max", "How many may be.", HELD_BYTES_MAX),
+            ("meridian_ingress_held_requests_max", "Limit of held requests.", HELD_MAX as u64),
+            ("meridian_ingress_held_bytes", "Bytes of the bodies of held requests.", bytes),
+            ("meridian_ingress_held_bytes_max", "Limit of these bytes.", HELD_BYTES_MAX),
         ] {
             text.single(name, Kind::Gauge, help, value);
         }
         let name = "meridian_ingress_tables_refused_total";
-        let help = "Route tables of a hub that were not taken: they could not be read, or were no newer.";
+        let help = "Route tables of a hub that were rejected: unreadable, or not newer.";
         text.single(name, Kind::Counter, help, self.spoke.lock().tables_rejected());
         if let Some((age, max)) = self.spoke.lock().policy_age(Instant::now()) {
             let name = "meridian_ingress_policy_age_seconds";
-            let help = "Time since a hub last confirmed the route table in hand, or since the start.";
+            let help = "Time since a hub last confirmed the current route table, or since the start.";
             text.single(name, Kind::Gauge, help, age.as_secs_f64());
             let name = "meridian_ingress_policy_max_age_seconds";
             let help = "The age past which requests of locked deployments are rejected.";
             text.single(name, Kind::Gauge, help, max.as_secs());
         }
         let open = CONNECTIONS_MAX - self.connections.available_permits();
-        let (taken, _, bodies) = self.intake.used();
+        let (taken, _, bodies) = self.body_reader.used();
         for (name, help, value) in [
-            ("meridian_ingress_connections", "Connections of edges that are open.", open),
-            ("meridian_ingress_connections_max", "How many may be.", CONNECTIONS_MAX),
-            ("meridian_ingress_bodies_bytes", "Memory that the request bodies under way have taken.", taken),
-            ("meridian_ingress_bodies_bytes_max", "How much they may take.", bodies.total),
+            ("meridian_ingress_connections", "Open connections of gateways.", open),
+            ("meridian_ingress_connections_max", "Limit of open connections.", CONNECTIONS_MAX),
+            ("meridian_ingress_bodies_bytes", "Memory reserved for request bodies.", taken),
+            ("meridian_ingress_bodies_bytes_max", "Limit of this memory.", bodies.total),
         ] {
             text.single(name, Kind::Gauge, help, value);
         }
-        Names::INGRESS.render(&mut text, &self.listener, &self.intake.not_taken);
+        ListenerMetricNames::INGRESS.render(&mut text, &self.listener, &self.body_reader.rejections);
         let (retries_left, states) = self.replicas.limits();
         let name = "meridian_ingress_retry_budget";
-        text.single(
-            name,
-            Kind::Gauge,
-            "Retries at another replica that could be paid for now.",
-            retries_left,
-        );
+        text.single(name, Kind::Gauge, "Retries that the budget allows now.", retries_left);
         let name = "meridian_ingress_replica_in_flight";
-        text.head(name, Kind::Gauge, "Requests that wait for a replica, by its number in the configuration.");
+        text.head(name, Kind::Gauge, "Requests in flight at a replica, by its number.");
         for state in &states {
             text.sample(name, &[("replica", &state.target.to_string())], state.in_flight);
         }
         let name = "meridian_ingress_replica_in_flight_max";
-        text.single(name, Kind::Gauge, "How many may for each.", REPLICA_IN_FLIGHT_MAX);
+        text.single(name, Kind::Gauge, "Limit of requests in flight at a replica.", REPLICA_IN_FLIGHT_MAX);
         let draining = u8::from(report.draining);
-        text.single("meridian_ingress_draining", Kind::Gauge, "1 once it was told to stop.", draining);
+        text.single("meridian_ingress_draining", Kind::Gauge, "1 while the ingress drains.", draining);
         if let Some(recorder) = &self.recorder {
-            recorder.gauge().render(&mut text);
+            recorder.metrics().render(&mut text);
         }
         text.finish()
     }
 
-    /// Replicas that do not run what their deployment is served with.
-    fn mismatches(&self, text: &mut Text) {
+    /// Writes the metrics of replicas whose model differs from that of their deployment.
+    fn mismatches(&self, text: &mut MetricsText) {
         let mismatches = self.spoke.lock().mismatches();
         let name = "meridian_ingress_replicas_mismatched";
-        text.head(
-            name,
-            Kind::Gauge,
-            "Replicas whose model is not the one that the deployment is served with.",
-        );
+        text.head(name, Kind::Gauge, "Replicas whose model differs from that of their deployment.");
         for (deployment, (now, _)) in &mismatches {
             text.sample(name, &[("deployment", deployment.as_str())], now);
         }
         let name = "meridian_ingress_replica_mismatches_total";
-        text.head(name, Kind::Counter, "Times that a replica began to report such a model.");
-        for (deployment, (_, seen)) in &mismatches {
-            text.sample(name, &[("deployment", deployment.as_str())], seen);
+        text.head(name, Kind::Counter, "Replicas that began to report such a model.");
+        for (deployment, (_, total)) in &mismatches {
+            text.sample(name, &[("deployment", deployment.as_str())], total);
         }
     }
 
-    /// What the region's scaler has decided, where there is one.
-    fn scaling(&self, text: &mut Text) {
+    /// Writes the decision of the region's scaler, if there is one.
+    fn scaling(&self, text: &mut MetricsText) {
         let decided = self.spoke.lock().scaling_status().clone();
         if decided.is_empty() {
             return;
         }
-        let parts: [Scaled; 5] = [
-            (
-                "wanted",
-                Kind::Gauge,
-                "Replicas that a deployment should have, ready and ordered together.",
-                |it| u64::from(it.decision.replicas),
-            ),
-            ("ordered", Kind::Gauge, "Replicas that are on their way.", |it| u64::from(it.provisioning)),
-            ("leaving", Kind::Gauge, "Replicas that finish what they have and go.", |it| {
-                u64::from(it.draining)
+        let parts: [ScalingMetric; 5] = [
+            ("desired", Kind::Gauge, "Desired replicas of a deployment, ready and provisioning.", |it| {
+                u64::from(it.decision.replicas)
             }),
+            ("provisioning", Kind::Gauge, "Replicas that are being started.", |it| u64::from(it.provisioning)),
+            ("draining", Kind::Gauge, "Replicas that are draining.", |it| u64::from(it.draining)),
             (
-                "died_total",
+                "crashed_total",
                 Kind::Counter,
-                "Replicas that ended without being told to, since the spoke started.",
+                "Replicas that exited without being stopped, since the spoke started.",
                 |it| it.crashes,
             ),
             (
                 "start_ms",
                 Kind::Gauge,
-                "What nine of ten starts of a replica take at most, in milliseconds.",
+                "90th percentile of the start time of a replica, in milliseconds.",
                 |it| it.start_ms,
             ),
         ];
@@ -179,9 +169,9 @@ impl Ingress {
             }
         }
         let name = "meridian_scaling_decided_by";
-        text.head(name, Kind::Gauge, "1 for what decided how many are wanted.");
+        text.head(name, Kind::Gauge, "1 for the rule that decided the desired number of replicas.");
         for (deployment, decided) in &decided {
-            let labels = [("deployment", deployment.as_str()), ("why", decided.decision.reason.name())];
+            let labels = [("deployment", deployment.as_str()), ("reason", decided.decision.reason.name())];
             text.sample(name, &labels, 1);
         }
     }

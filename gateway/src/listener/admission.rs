@@ -1,6 +1,7 @@
-//! Admission of connections: limits for each client address, and which connection is closed when there is no place left.
+//! Admission of connections: limits per client address, and selection of the connection that is closed when the limit
+//! of all connections is reached.
 //!
-//! [`gateway_core::connections`] decides; here are its lock, and the signal to the connection that is to close.
+//! [`gateway_core::connections`] decides; this module adds the lock and the signal to the connection that must close.
 
 use crate::metrics::ListenerMetrics;
 use gateway_core::connections::{Admission, ConnectionId, Connections, Limits, Source};
@@ -10,30 +11,30 @@ use std::sync::Arc;
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-/// Limits of connections for each client address, and the addresses without a limit.
+/// Limits of connections per client address, and the addresses without a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
-    /// Open at once.
+    /// Maximum number of open connections.
     pub connections: usize,
-    /// Of those, the ones that have not sent the whole head of a request yet.
+    /// Maximum number of those that have not sent the complete head of a request yet.
     pub half_open: usize,
-    /// Proxies, which many clients stand behind.
+    /// Addresses without limits, such as proxies with many clients behind them.
     pub exempt: Vec<IpAddr>,
 }
 
-/// Half of all of them.
+/// Default: half of all connections.
 pub(crate) const CONNECTIONS_PER_ADDRESS_MAX: usize = super::CONNECTIONS_MAX / 2;
-/// More handshakes than a company behind one address has at once, and a tenth of all connections.
+/// Default: more handshakes than a company behind one address has at once, and a tenth of all connections.
 pub(crate) const HALF_OPEN_PER_ADDRESS_MAX: usize = super::CONNECTIONS_MAX / 10;
 
 impl AddressLimits {
-    /// For listeners that only gateways connect to.
+    /// No limits, for listeners that only gateways connect to.
     pub(super) const NONE: AddressLimits =
         AddressLimits { connections: usize::MAX, half_open: usize::MAX, exempt: Vec::new() };
 }
 
-/// The connections of a listener.
-pub(super) struct Open {
+/// Open connections of a listener.
+pub(super) struct OpenConnections {
     exempt: Vec<IpAddr>,
     state: Mutex<State>,
     counts: Arc<ListenerMetrics>,
@@ -45,25 +46,25 @@ struct State {
     evicted: BTreeMap<ConnectionId, Arc<Notify>>,
 }
 
-/// A connection that was let in, until this is dropped.
-pub(super) struct Admitted {
-    open: Arc<Open>,
+/// Admission of a connection; ends on drop.
+pub(super) struct AdmittedConnection {
+    open: Arc<OpenConnections>,
     source: Source,
     id: ConnectionId,
     evicted: Arc<Notify>,
     is_half_open: bool,
 }
 
-impl Open {
-    pub(super) fn new(limits: AddressLimits, counts: Arc<ListenerMetrics>) -> Open {
+impl OpenConnections {
+    pub(super) fn new(limits: AddressLimits, counts: Arc<ListenerMetrics>) -> OpenConnections {
         let AddressLimits { connections, half_open, exempt } = limits;
         let limits = Limits { per_source: connections, half_open_per_source: half_open };
         let state = State { connections: Connections::new(limits), evicted: BTreeMap::new() };
-        Open { exempt, state: Mutex::new(state), counts }
+        OpenConnections { exempt, state: Mutex::new(state), counts }
     }
 
-    /// Lets a connection in, unless its address has as many as it may.
-    pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Admitted> {
+    /// Admits a connection unless its address has reached its limit.
+    pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Option<AdmittedConnection> {
         let (source, exempt) = (Source::of(address), self.exempt.contains(&address.to_canonical()));
         let state = &mut *self.state();
         let Admission::Admitted { id, evicts } = state.connections.open(source, exempt) else { return None };
@@ -71,11 +72,11 @@ impl Open {
         let evicted = Arc::new(Notify::new());
         state.evicted.insert(id, evicted.clone());
         self.counts.half_open.set(state.connections.half_open());
-        Some(Admitted { open: self.clone(), source, id, evicted, is_half_open: true })
+        Some(AdmittedConnection { open: self.clone(), source, id, evicted, is_half_open: true })
     }
 
-    /// Closes a half-open connection for one that was admitted, if there is another.
-    pub(super) fn evict_half_open(&self, newest: &Admitted) -> bool {
+    /// Closes a half-open connection in favour of `newest`; returns whether there was one.
+    pub(super) fn evict_half_open(&self, newest: &AdmittedConnection) -> bool {
         let state = &mut *self.state();
         let evicts = state.connections.evict_half_open(newest.id);
         state.evict(evicts);
@@ -95,13 +96,13 @@ impl State {
     }
 }
 
-impl Admitted {
-    /// Comes back when it is to close.
+impl AdmittedConnection {
+    /// Completes when the connection must close.
     pub(super) async fn evicted(&self) {
         self.evicted.notified().await;
     }
 
-    /// A request's head is whole, or has begun and is not.
+    /// Sets whether the connection waits for the rest of a request head.
     pub(super) fn mark(&mut self, is_half_open: bool) {
         if self.is_half_open != is_half_open {
             self.is_half_open = is_half_open;
@@ -112,7 +113,7 @@ impl Admitted {
     }
 }
 
-impl Drop for Admitted {
+impl Drop for AdmittedConnection {
     fn drop(&mut self) {
         let state = &mut *self.open.state();
         state.connections.close(self.source, self.id);

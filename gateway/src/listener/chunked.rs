@@ -1,4 +1,5 @@
-//! Shows [`gateway_core::chunks::Scan`] the bytes of a chunked body as they are read, and ends the reading where it objects.
+//! Stream wrapper that passes the bytes of a chunked body to [`gateway_core::chunks::Scan`] as they are read, and fails
+//! the read when the chunks are invalid.
 
 use async_trait::async_trait;
 use gateway_core::chunks::{ChunkProblem, Scan};
@@ -15,40 +16,40 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A connection while the body of one request is read from it.
+/// Connection while the body of one request is read from it.
 #[derive(Debug)]
 pub(super) struct Chunked {
     inner: Stream,
     scan: Scan,
-    /// Nothing more is read.
+    /// Error of the body; all further reads fail.
     problem: Option<ChunkProblem>,
 }
 
-/// Why the body ended, as an error of reading.
+/// Read error of a body with invalid chunks.
 #[derive(Debug, thiserror::Error)]
-#[error("the chunks of the body cannot be read: {0}")]
-pub(crate) struct ChunksRefused(&'static str);
+#[error("the chunked body is malformed: {0}")]
+pub(crate) struct InvalidChunks(&'static str);
 
 impl Chunked {
-    /// Of which `scan` has seen what stands behind the head already, with a problem if it found one there.
+    /// Wraps `inner`. `scan` has consumed the bytes after the head already, and `problem` is the error it found there.
     pub(super) fn new(inner: Stream, scan: Scan, problem: Option<ChunkProblem>) -> Chunked {
         Chunked { inner, scan, problem }
     }
 
-    /// The connection itself, when the request is over.
+    /// Returns the underlying connection when the request has ended.
     pub(super) fn unwrap(stream: Stream) -> Stream {
         if (*stream).as_any().is::<Chunked>() {
             let chunked = stream.into_any().downcast::<Chunked>();
-            return chunked.expect("it was asked what it is").inner;
+            return chunked.expect("the type was checked").inner;
         }
         stream
     }
 }
 
-/// Why the body of a request broke off, if it was for its chunks.
-pub(crate) fn refused(error: &pingora::Error) -> Option<&'static str> {
+/// Returns the reason why the chunks of a body are invalid, if that is why reading it failed.
+pub(crate) fn chunk_error(error: &pingora::Error) -> Option<&'static str> {
     let error = error.root_cause().downcast_ref::<io::Error>()?;
-    error.get_ref()?.downcast_ref::<ChunksRefused>().map(|ChunksRefused(why)| *why)
+    error.get_ref()?.downcast_ref::<InvalidChunks>().map(|InvalidChunks(why)| *why)
 }
 
 impl AsyncRead for Chunked {
@@ -64,7 +65,7 @@ impl AsyncRead for Chunked {
         }
         Poll::Ready(match self.problem {
             None => Ok(()),
-            Some(ChunkProblem(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, ChunksRefused(why))),
+            Some(ChunkProblem(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, InvalidChunks(why))),
         })
     }
 }

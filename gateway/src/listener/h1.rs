@@ -1,15 +1,15 @@
-//! HTTP/1 connections: one request after the other.
+//! HTTP/1 connections: one request after another.
 //!
-//! The head is read here and not by Pingora, which would take a megabyte of it, a byte a minute: within one time and one
-//! size, and checked by [`gateway_core::head`] while it comes. What is whole and in order is handed to Pingora, which reads
-//! it from memory. What is not is answered from here and the connection closed, because nobody can know where the next
-//! request would begin.
+//! The head is read here and not by Pingora, which would accept a megabyte of it at a byte a minute: here it is limited
+//! in time and size, and [`gateway_core::head`] checks it while it arrives. A complete and valid head is passed to
+//! Pingora, which parses it from memory. An invalid one gets an error response and the connection is closed, because
+//! the start of the next request is unknown.
 
-use super::admission::Admitted;
+use super::admission::AdmittedConnection;
 use super::chunked::Chunked;
-use super::{AfterAnswer, Door, Greeting, Shared, h2};
+use super::{AfterResponse, RequestHandler, Shared, TransportSecurity, h2};
 use crate::hop::HANDSHAKE_RECORD;
-use crate::metrics::Closed;
+use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::BytesMut;
 use gateway_core::chunks;
@@ -21,70 +21,76 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Room for a head at first: most fit, and an idle connection holds no more.
+/// Initial buffer of a head: most fit, and an idle connection holds no more.
 const HEAD_BUFFER_BYTES: usize = 2 << 10;
-/// RFC 9113, 3.4.
+/// HTTP/2 connection preface (RFC 9113, 3.4).
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How much of what a refused client still sends is read before the connection is closed: a close with bytes unread is
-/// a reset, which can overtake the answer.
+/// Maximum number of bytes read from a rejected client before the connection is closed: closing with unread bytes sends
+/// a reset, which can overtake the response.
 const LINGER_BYTES_MAX: usize = 1 << 20;
-/// How long that may take.
+/// Timeout for that.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What came where a request could.
-enum Came {
-    /// A head, all of it, in order.
+/// Result of waiting for a request head.
+enum HeadRead {
+    /// Complete and valid head.
     Head(Head),
-    /// The preface of HTTP/2.
-    Preface,
-    /// Nothing more: the client has gone, or was idle for too long, or its place was needed, or we are leaving.
-    Nothing,
-    /// Something that is no head.
-    Nonsense(HeadProblem),
-    /// Only a part of a head, in all the time that there was.
-    TooSlow,
+    /// HTTP/2 connection preface.
+    Http2Preface,
+    /// No request: the client disconnected, the idle timeout expired, the connection was evicted, or the listener is
+    /// draining.
+    Ended,
+    /// Invalid head.
+    Invalid(HeadProblem),
+    /// The head was incomplete at its deadline.
+    TimedOut,
 }
 
-pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream, admitted: &mut Admitted) {
+pub(super) async fn serve<D: RequestHandler>(
+    shared: &Arc<Shared<D>>,
+    mut stream: Stream,
+    admitted: &mut AdmittedConnection,
+) {
     let mut buffer = BytesMut::new();
-    // Over TLS it is ALPN that says so.
-    let mut may_be_h2 = matches!(*shared.greeting, Greeting::Clear);
+    // Over TLS, ALPN decides the protocol.
+    let mut may_be_h2 = matches!(*shared.security, TransportSecurity::Plaintext);
     loop {
-        let came = next(shared, &mut stream, &mut buffer, may_be_h2, admitted).await;
-        match came {
-            Came::Head(head) => stream = as_request(stream, &mut buffer, head),
-            Came::Preface => return h2::serve(shared, stream, buffer.freeze(), admitted).await,
-            Came::Nothing => return,
-            Came::TooSlow => {
-                shared.counts.closed.count(Closed::HeadSlow);
-                return refuse(stream, &respond::slow_head(shared.timeouts.head)).await;
+        let read = next(shared, &mut stream, &mut buffer, may_be_h2, admitted).await;
+        match read {
+            HeadRead::Head(head) => stream = prepare(stream, &mut buffer, head),
+            HeadRead::Http2Preface => return h2::serve(shared, stream, buffer.freeze(), admitted).await,
+            HeadRead::Ended => return,
+            HeadRead::TimedOut => {
+                shared.counts.closed.count(CloseReason::HeadTimeout);
+                return write_last(stream, &respond::head_timeout(shared.timeouts.head)).await;
             }
-            Came::Nonsense(problem) => {
-                tracing::debug!(?problem, "a head is refused");
+            HeadRead::Invalid(problem) => {
+                tracing::debug!(?problem, "request head rejected");
                 shared.counts.closed.count(match problem {
                     HeadProblem::TooLong | HeadProblem::TargetTooLong | HeadProblem::TooManyFields => {
-                        Closed::HeadTooLarge
+                        CloseReason::HeadTooLarge
                     }
-                    HeadProblem::UnknownCoding | HeadProblem::Malformed(_) => Closed::HeadMalformed,
+                    HeadProblem::UnknownCoding | HeadProblem::Malformed(_) => CloseReason::HeadMalformed,
                 });
-                return refuse(stream, &respond::unreadable_head(problem)).await;
+                return write_last(stream, &respond::malformed_head(problem)).await;
             }
         }
         may_be_h2 = false;
-        match one(shared, stream, std::mem::take(&mut buffer)).await {
-            Some((kept, over)) => (stream, buffer) = (kept, over),
+        match handle_one(shared, stream, std::mem::take(&mut buffer)).await {
+            Some((reusable, unread)) => (stream, buffer) = (reusable, unread),
             None => return,
         }
     }
 }
 
-/// Makes what came ready for the parser: its target in origin form, and its chunks looked at while they are read.
-fn as_request(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
+/// Prepares a request for the parser: rewrites its target to origin form, and wraps the stream so that chunks are
+/// checked while they are read.
+fn prepare(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
     let chunked = head.is_chunked.then(|| {
         let mut chunks = chunks::Scan::default();
         let problem = chunks.go_on(&buffer[head.length..]).err();
         if problem.is_some() {
-            // The parser is given none of it: who reads the body meets the problem.
+            // The parser gets no byte of the body: the reader of the body gets the error.
             buffer.truncate(head.length);
         }
         (chunks, problem)
@@ -99,55 +105,55 @@ fn as_request(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
     }
 }
 
-/// Waits for a request and reads its head into `buffer`, which may hold the beginning of it.
-async fn next<D: Door>(
+/// Waits for a request and reads its head into `buffer`, which may contain the start of it.
+async fn next<D: RequestHandler>(
     shared: &Shared<D>,
     stream: &mut Stream,
     buffer: &mut BytesMut,
     may_be_h2: bool,
-    admitted: &mut Admitted,
-) -> Came {
+    admitted: &mut AdmittedConnection,
+) -> HeadRead {
     if buffer.is_empty() {
         buffer.reserve(HEAD_BUFFER_BYTES);
-        let came = tokio::select! {
+        let read = tokio::select! {
             biased;
-            came = timeout(shared.timeouts.idle, stream.read_buf(buffer)) => came,
-            () = shared.closing() => return Came::Nothing,
+            read = timeout(shared.timeouts.idle, stream.read_buf(buffer)) => read,
+            () = shared.closing() => return HeadRead::Ended,
             () = admitted.evicted() => {
-                shared.counts.closed.count(Closed::HalfOpen);
-                return Came::Nothing;
+                shared.counts.closed.count(CloseReason::HalfOpen);
+                return HeadRead::Ended;
             }
-            () = shared.crowded.notified() => {
-                shared.counts.closed.count(Closed::Crowded);
-                return Came::Nothing;
+            () = shared.evict_idle.notified() => {
+                shared.counts.closed.count(CloseReason::ConnectionLimit);
+                return HeadRead::Ended;
             }
         };
-        if came.is_err() {
-            shared.counts.closed.count(Closed::Idle);
+        if read.is_err() {
+            shared.counts.closed.count(CloseReason::Idle);
         }
-        if !matches!(came, Ok(Ok(1..))) {
-            return Came::Nothing;
+        if !matches!(read, Ok(Ok(1..))) {
+            return HeadRead::Ended;
         }
     }
     if may_be_h2 && buffer.first() == Some(&HANDSHAKE_RECORD) {
-        shared.met_tls();
-        return Came::Nonsense(HeadProblem::Malformed("it is TLS, which is not spoken on this port"));
+        shared.reject_tls();
+        return HeadRead::Invalid(HeadProblem::Malformed("it is TLS, and this port expects plaintext"));
     }
     let mut scan = Scan::default();
     let deadline = Instant::now() + shared.timeouts.head;
     loop {
         if may_be_h2 && H2_PREFACE.starts_with(&buffer[..buffer.len().min(H2_PREFACE.len())]) {
             if buffer.len() >= H2_PREFACE.len() {
-                return Came::Preface;
+                return HeadRead::Http2Preface;
             }
         } else {
             match scan.go_on(buffer) {
                 Ok(Some(head)) => {
                     admitted.mark(false);
-                    return Came::Head(head);
+                    return HeadRead::Head(head);
                 }
                 Ok(None) => {}
-                Err(problem) => return Came::Nonsense(problem),
+                Err(problem) => return HeadRead::Invalid(problem),
             }
         }
         admitted.mark(true);
@@ -155,36 +161,40 @@ async fn next<D: Door>(
             biased;
             read = timeout_at(deadline, stream.read_buf(buffer)) => match read {
                 Ok(Ok(1..)) => {}
-                Ok(Ok(0) | Err(_)) => return Came::Nothing,
-                Err(_) => return Came::TooSlow,
+                Ok(Ok(0) | Err(_)) => return HeadRead::Ended,
+                Err(_) => return HeadRead::TimedOut,
             },
             () = admitted.evicted() => {
-                shared.counts.closed.count(Closed::HalfOpen);
-                return Came::Nothing;
+                shared.counts.closed.count(CloseReason::HalfOpen);
+                return HeadRead::Ended;
             }
         }
     }
 }
 
-/// Answers the request whose head is in `buffer`; gives the connection back if it can carry another, with what was read
-/// of that.
-async fn one<D: Door>(shared: &Shared<D>, stream: Stream, buffer: BytesMut) -> Option<(Stream, BytesMut)> {
+/// Handles the request whose head is in `buffer`; returns the connection if it can carry another request, with the
+/// bytes of that already read.
+async fn handle_one<D: RequestHandler>(
+    shared: &Shared<D>,
+    stream: Stream,
+    buffer: BytesMut,
+) -> Option<(Stream, BytesMut)> {
     let mut session = ServerSession::new_http1(stream);
     session.set_pipelined_prefix(buffer);
     session.set_pipelining_enabled(true);
-    // The intake has a time for the whole of a body; one for each read would be a timer a piece.
+    // The body reader has a timeout for the whole body; one for each read would be a timer per chunk.
     session.set_read_timeout(None);
     match session.read_request().await {
         Ok(true) => {}
         Ok(false) => return None,
         Err(error) => {
-            tracing::debug!(%error, "a request head that cannot be read");
-            respond::unreadable(&mut session).await;
+            tracing::debug!(%error, "reading a request head failed");
+            respond::malformed_request(&mut session).await;
             linger(session).await;
             return None;
         }
     }
-    let closes = shared.answer(&mut session).await == AfterAnswer::Close;
+    let closes = shared.handle(&mut session).await == AfterResponse::Close;
     if closes || session.get_keepalive().is_none() && !session.is_body_done() {
         linger(session).await;
         return None;
@@ -193,22 +203,22 @@ async fn one<D: Door>(shared: &Shared<D>, stream: Stream, buffer: BytesMut) -> O
     Some((Chunked::unwrap(stream), over.unwrap_or_default()))
 }
 
-/// Ends a connection whose response was the last, and lets a client read it that is still sending.
+/// Closes a connection after its last response, and lets a client that is still sending read that response.
 async fn linger(session: ServerSession) {
     if let ServerSession::H1(session) = session {
-        refuse(Chunked::unwrap(session.into_inner()), &[]).await;
+        write_last(Chunked::unwrap(session.into_inner()), &[]).await;
     }
 }
 
-/// Writes an answer, says that it was the last, and lets the client read it.
-async fn refuse(mut stream: Stream, answer: &[u8]) {
-    let said = async {
-        stream.write_all(answer).await?;
+/// Writes a response, closes the write side, and lets the client read the response.
+async fn write_last(mut stream: Stream, response: &[u8]) {
+    let write = async {
+        stream.write_all(response).await?;
         stream.flush().await?;
         AsyncWriteExt::shutdown(&mut stream).await?;
         let mut rest = stream.take(LINGER_BYTES_MAX as u64);
         tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
     };
-    // Whether it was read or not, the connection ends here.
-    timeout(LINGER_TIMEOUT, said).await.ok();
+    // The connection ends here whether the response was read or not.
+    timeout(LINGER_TIMEOUT, write).await.ok();
 }

@@ -1,8 +1,8 @@
-//! Shows [`gateway_core::flood::Meter`] and [`gateway_core::trailers::Guard`] the bytes of an HTTP/2 connection as they are
-//! read.
+//! Stream wrapper that passes the bytes of an HTTP/2 connection to [`gateway_core::flood::Meter`] and
+//! [`gateway_core::trailers::Guard`] as they are read.
 //!
-//! The protocol library does not tell how many frames it was sent; so this stands between it and the connection. Once
-//! there were too many it reads nothing more and rings: whoever owns the connection ends it.
+//! The `h2` crate does not report how many frames it received; so this wrapper sits between it and the connection.
+//! After too many frames it stops reading and signals the owner of the connection, which closes it.
 
 use async_trait::async_trait;
 use bytes::{Buf, Bytes, BytesMut};
@@ -21,42 +21,43 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 
+/// Metered HTTP/2 connection.
 #[derive(Debug)]
 pub(super) struct Metered {
     inner: Stream,
-    /// What was read before it was known that this is HTTP/2.
+    /// Bytes that were read before the protocol was known to be HTTP/2.
     read_before: Bytes,
     meter: Meter,
     guard: Guard,
-    /// The beginning of a header block, which waits for its end.
-    held: BytesMut,
-    /// What was held and may be read.
+    /// Start of a header block, buffered until its end arrives.
+    pending: BytesMut,
+    /// Bytes of complete header blocks, ready to be read.
     released: BytesMut,
     flooded: Option<oneshot::Sender<Flood>>,
 }
 
 impl Metered {
-    /// Of which `read_before` was read already; with the bell that rings when the client floods.
+    /// Wraps `inner`, of which `read_before` was read already. The receiver gets a message when the client floods.
     pub(super) fn new(inner: Stream, read_before: Bytes) -> (Metered, oneshot::Receiver<Flood>) {
-        let (flooded, bell) = oneshot::channel();
+        let (flooded, on_flood) = oneshot::channel();
         let meter = Meter::new(Instant::now());
-        let (guard, held, released) = (Guard::default(), BytesMut::new(), BytesMut::new());
-        (Metered { inner, read_before, meter, guard, held, released, flooded: Some(flooded) }, bell)
+        let (guard, pending, released) = (Guard::default(), BytesMut::new(), BytesMut::new());
+        (Metered { inner, read_before, meter, guard, pending, released, flooded: Some(flooded) }, on_flood)
     }
 }
 
 impl Metered {
-    /// Takes out of `buffer` what has to wait for the end of its header block, from what was read behind `before`.
-    fn hold_back(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
-        if self.held.is_empty() {
+    /// Moves the bytes of an incomplete header block out of `buffer`; the bytes after `before` are new.
+    fn hold_incomplete(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+        if self.pending.is_empty() {
             let released = self.guard.scan(&mut buffer.filled_mut()[before..]);
-            self.held.extend_from_slice(&buffer.filled()[before + released..]);
+            self.pending.extend_from_slice(&buffer.filled()[before + released..]);
             buffer.set_filled(before + released);
         } else {
-            self.held.extend_from_slice(&buffer.filled()[before..]);
+            self.pending.extend_from_slice(&buffer.filled()[before..]);
             buffer.set_filled(before);
-            let released = self.guard.scan(&mut self.held);
-            self.released = self.held.split_to(released);
+            let released = self.guard.scan(&mut self.pending);
+            self.released = self.pending.split_to(released);
         }
     }
 }
@@ -88,12 +89,12 @@ impl AsyncRead for Metered {
                 return Poll::Ready(Ok(()));
             }
             if let Err(flood) = self.meter.read(&buffer.filled()[before..], Instant::now())
-                && let Some(bell) = self.flooded.take()
+                && let Some(flooded) = self.flooded.take()
             {
-                // Whoever does not listen any longer is ending the connection already.
-                bell.send(flood).ok();
+                // If the receiver is dropped, the connection is being closed already.
+                flooded.send(flood).ok();
             }
-            self.hold_back(buffer, before);
+            self.hold_incomplete(buffer, before);
             if buffer.filled().len() > before {
                 return Poll::Ready(Ok(()));
             }

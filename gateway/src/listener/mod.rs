@@ -1,15 +1,15 @@
-//! Accepts connections, and lets go of them in order.
+//! Listener: accepts connections, serves them, and drains them.
 //!
-//! Pingora's `Server` owns the process: its own runtimes, its own signal handling, a fixed wait before it exits. Ours is
-//! one role among others in a process that the front door owns, so the accept loop is here (bound before it is
-//! announced, joined before it returns) and Pingora begins where a request does: parsing, bodies, framing.
+//! Pingora's `Server` owns the process: its own runtimes, its own signal handling, a fixed wait before it exits. Ours
+//! is one role among others in a process that the CLI owns, so the accept loop is here (bound before the port is
+//! announced, joined before it returns) and Pingora is used from the request on: parsing, bodies, framing.
 //!
-//! A connection is one of three kinds, and which one is found out by itself: TLS, where there is a certificate, and in it
-//! what ALPN agreed on; else HTTP/2, if the first bytes are its preface; else HTTP/1. [`h1`] and [`h2`] go on from there.
+//! The protocol of a connection is detected: TLS where a certificate is configured, and in it the protocol that ALPN
+//! selected; else HTTP/2 if the first bytes are its preface; else HTTP/1. [`h1`] and [`h2`] serve it from there.
 //!
-//! How it ends is the same for all. A listener that is told to leave first only says so: answers carry `connection:
-//! close`, HTTP/2 gets GOAWAY, and whoever asks is still served, so that a load balancer has time to look elsewhere. Then
-//! it accepts nobody, closes what is idle, and waits for what is in flight, within a bound.
+//! Draining is the same for all. A listener that is stopped first only announces it: responses carry `connection:
+//! close`, HTTP/2 sends GOAWAY, and new requests are still served, so that a load balancer has time to react (lame
+//! duck). Then it stops accepting, closes idle connections, and waits for the requests in flight, within a bound.
 
 mod admission;
 mod chunked;
@@ -19,23 +19,23 @@ mod h1;
 mod h2;
 mod meter;
 
+use crate::coalesce::CoalescingStream;
 use crate::config::Timeouts;
 use crate::events::{HopFailures, HopRefused};
-use crate::gathered::Gathered;
-use crate::hop::{Cause, Doorkeeper};
-use crate::metrics::{Closed, ListenerMetrics};
+use crate::hop::{GatewayAcceptor, HopFailureCause};
+use crate::metrics::{CloseReason, ListenerMetrics};
 use crate::respond;
 pub use admission::AddressLimits;
 pub(crate) use admission::{CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use bytes::Bytes;
-pub(crate) use chunked::refused as chunks_refused;
+pub(crate) use chunked::chunk_error;
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::listener::Listener as Socket;
 use pingora::protocols::{GetSocketDigest, Stream};
 use replica_core::wire::headers;
 
-use admission::{Admitted, Open};
+use admission::{AdmittedConnection, OpenConnections};
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -47,202 +47,202 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Connections open at once, unless the configuration says otherwise. At about 20 KiB each that is 200 MiB; the next one
-/// waits in the kernel's queue, and the one that was idle for longest is closed for it.
+/// Default maximum of open connections. At about 20 KiB each that is 200 MiB; the next one waits in the kernel's queue,
+/// and the connection that has been idle for longest is closed for it.
 pub(crate) const CONNECTIONS_MAX: usize = 10_000;
-/// Connections that the kernel keeps until they are accepted; it limits this further by `net.core.somaxconn`. A SYN beyond it
-/// is dropped, and its client tries again a second later: with the 128 of `std`, a burst of 10,000 connections stopped all
-/// new ones for a second 28 times.
+/// Connections that the kernel queues until they are accepted; the kernel limits this further by `net.core.somaxconn`.
+/// A SYN beyond it is dropped, and the client retries a second later: with the 128 of `std`, a burst of 10,000
+/// connections blocked all new ones for a second 28 times.
 const ACCEPT_QUEUE_MAX: i32 = 4096;
-/// How long accepting pauses when the machine has no file descriptor left.
+/// Pause of the accept loop when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What stands behind a listener: it answers one request after another.
-pub(crate) trait Door: Send + Sync + 'static {
-    /// Answers the request whose head `session` has read.
-    fn answer(&self, session: &mut ServerSession) -> impl Future<Output = AfterAnswer> + Send;
+/// Handler of the requests of a listener.
+pub(crate) trait RequestHandler: Send + Sync + 'static {
+    /// Handles the request whose head `session` has read.
+    fn handle(&self, session: &mut ServerSession) -> impl Future<Output = AfterResponse> + Send;
 }
 
-/// What becomes of the connection.
+/// Whether the connection is reused after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AfterAnswer {
-    /// It can carry the next request.
+pub(crate) enum AfterResponse {
+    /// The connection can carry the next request.
     Reuse,
-    /// The answer broke off, or the client is gone.
+    /// The response was truncated, or the client disconnected.
     Close,
 }
 
-/// Why a listener leaves.
+/// Reason why a listener stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leave {
-    /// The process ends: whoever still comes for a while is served.
-    Stopping,
+pub(crate) enum StopReason {
+    /// The process shuts down: new requests are served during the lame duck period.
+    Shutdown,
     /// Another process accepts from the same socket now.
     HandedOver,
 }
 
-/// How far it has got with leaving.
+/// Stage of draining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum DrainStage {
     Serving,
-    /// Answers say that this connection should not be used again.
+    /// Responses announce that the connection should not be reused.
     LameDuck,
-    /// Whatever is idle is closed.
+    /// Idle connections are closed.
     Closing,
 }
 
-/// A bound socket that is not served yet.
+/// Bound socket that is not served yet.
 pub(crate) struct Listener {
     socket: Socket,
     address: SocketAddr,
-    greeting: Arc<Greeting>,
-    room: Arc<Semaphore>,
+    security: Arc<TransportSecurity>,
+    permits: Arc<Semaphore>,
     counts: Arc<ListenerMetrics>,
     refused: Arc<HopFailures>,
-    carries: Carries,
+    peer: PeerKind,
     limits: AddressLimits,
 }
 
-/// Whose requests a connection carries.
+/// Kind of peer that a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Carries {
-    /// One client's.
-    OneClients,
-    /// Those of a gateway, and so of many clients.
-    AGateways,
+enum PeerKind {
+    /// A client.
+    Client,
+    /// A gateway, which carries the requests of many clients.
+    Gateway,
 }
 
-/// How a connection begins.
-enum Greeting {
-    /// With a request.
-    Clear,
-    /// With TLS, for anybody.
+/// Transport security of a listener.
+enum TransportSecurity {
+    /// None.
+    Plaintext,
+    /// TLS without client certificates.
     Clients(Acceptor),
-    /// With TLS, for gateways.
-    Gateways(Doorkeeper),
+    /// Mutual TLS with gateways.
+    Gateways(GatewayAcceptor),
 }
 
-/// What every connection of a listener shares.
+/// State shared by the connections of a listener.
 struct Shared<D> {
-    door: Arc<D>,
+    handler: Arc<D>,
     timeouts: Timeouts,
-    greeting: Arc<Greeting>,
+    security: Arc<TransportSecurity>,
     refused: Arc<HopFailures>,
-    carries: Carries,
-    stage: watch::Receiver<Stage>,
-    /// Wakes the connection that is idle for longest.
-    crowded: Notify,
-    open: Arc<Open>,
+    peer: PeerKind,
+    stage: watch::Receiver<DrainStage>,
+    /// Wakes the connection that has been idle for longest, to be closed.
+    evict_idle: Notify,
+    open: Arc<OpenConnections>,
     counts: Arc<ListenerMetrics>,
 }
 
 impl Listener {
-    /// Binds `address`; port 0 takes any that is free.
+    /// Binds `address`; port 0 selects a free port.
     pub(crate) async fn bind(address: SocketAddr) -> io::Result<Listener> {
         Listener::on(TcpListener::bind(address).await?)
     }
 
-    /// On a socket that somebody else has bound.
+    /// Creates a listener on a socket that is bound already.
     pub(crate) fn on(socket: TcpListener) -> io::Result<Listener> {
         let address = socket.local_addr()?;
-        // Of a socket that listens already this changes the queue only.
+        // For a socket that listens already this changes only the queue length.
         rustix::net::listen(&socket, ACCEPT_QUEUE_MAX)?;
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let (counts, refused) = (Arc::default(), Arc::default());
         Ok(Listener {
             socket: socket.into(),
             address,
-            greeting: Arc::new(Greeting::Clear),
-            room,
+            security: Arc::new(TransportSecurity::Plaintext),
+            permits,
             counts,
             refused,
-            carries: Carries::OneClients,
+            peer: PeerKind::Client,
             limits: AddressLimits::NONE,
         })
     }
 
-    /// Speaks TLS, and nothing else.
-    pub(crate) fn over_tls(self, acceptor: Option<Acceptor>) -> Listener {
-        let greeting = acceptor.map_or(Greeting::Clear, Greeting::Clients);
-        Listener { greeting: Arc::new(greeting), ..self }
+    /// Accepts only TLS, if there is an acceptor.
+    pub(crate) fn with_tls(self, acceptor: Option<Acceptor>) -> Listener {
+        let security = acceptor.map_or(TransportSecurity::Plaintext, TransportSecurity::Clients);
+        Listener { security: Arc::new(security), ..self }
     }
 
-    /// For gateways; lets in nobody else where there is a doorkeeper.
-    pub(crate) fn kept_by(self, doorkeeper: Option<Doorkeeper>) -> Listener {
-        let greeting = doorkeeper.map_or(Greeting::Clear, Greeting::Gateways);
-        Listener { greeting: Arc::new(greeting), carries: Carries::AGateways, ..self }
+    /// Accepts connections of gateways; only of those with a valid certificate if there is an acceptor.
+    pub(crate) fn for_gateways(self, acceptor: Option<GatewayAcceptor>) -> Listener {
+        let security = acceptor.map_or(TransportSecurity::Plaintext, TransportSecurity::Gateways);
+        Listener { security: Arc::new(security), peer: PeerKind::Gateway, ..self }
     }
 
-    /// Who did not find the greeting that he came with, counted there.
-    pub(crate) fn refusing(self, refused: Arc<HopFailures>) -> Listener {
+    /// Sets the counters of rejected connections.
+    pub(crate) fn with_failure_counters(self, refused: Arc<HopFailures>) -> Listener {
         Listener { refused, ..self }
     }
 
-    /// Holds so many connections at once.
-    pub(crate) fn holding(self, connections_max: usize) -> Listener {
-        Listener { room: Arc::new(Semaphore::new(connections_max)), ..self }
+    /// Sets the maximum number of open connections.
+    pub(crate) fn with_connections_max(self, connections_max: usize) -> Listener {
+        Listener { permits: Arc::new(Semaphore::new(connections_max)), ..self }
     }
 
-    /// Lets in so many connections of each address.
-    pub(crate) fn limited_by(self, limits: AddressLimits) -> Listener {
+    /// Sets the limits per client address.
+    pub(crate) fn with_address_limits(self, limits: AddressLimits) -> Listener {
         Listener { limits, ..self }
     }
 
-    /// A permit for each connection that could be opened now.
-    pub(crate) fn room(&self) -> Arc<Semaphore> {
-        self.room.clone()
+    /// Returns the semaphore that has one permit for each connection that can still be opened.
+    pub(crate) fn permits(&self) -> Arc<Semaphore> {
+        self.permits.clone()
     }
 
-    /// What it has ended.
-    pub(crate) fn counts(&self) -> Arc<ListenerMetrics> {
+    /// Returns the metrics.
+    pub(crate) fn metrics(&self) -> Arc<ListenerMetrics> {
         self.counts.clone()
     }
 
-    /// Where it is bound.
+    /// Returns the bound address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until it is to `leave`; then as the head of this file has it.
-    pub(crate) async fn serve<D: Door>(
+    /// Serves until `stop` completes, then drains as the module comment describes.
+    pub(crate) async fn serve<D: RequestHandler>(
         self,
-        door: Arc<D>,
-        leave: impl Future<Output = Leave>,
+        handler: Arc<D>,
+        stop: impl Future<Output = StopReason>,
         timeouts: Timeouts,
     ) {
-        let (stage, seen) = watch::channel(Stage::Serving);
-        let Listener { socket, address: _, greeting, room, counts, refused, carries, limits } = self;
-        let open = Arc::new(Open::new(limits, counts.clone()));
-        let crowded = Notify::new();
+        let (stage, stage_receiver) = watch::channel(DrainStage::Serving);
+        let Listener { socket, address: _, security, permits, counts, refused, peer, limits } = self;
+        let open = Arc::new(OpenConnections::new(limits, counts.clone()));
+        let evict_idle = Notify::new();
         let shared = Arc::new(Shared {
-            door,
+            handler,
             timeouts,
-            greeting,
+            security,
             counts,
             refused,
-            carries,
-            stage: seen,
-            crowded,
+            peer,
+            stage: stage_receiver,
+            evict_idle,
             open,
         });
         let mut connections = JoinSet::new();
-        let left = accept_until(&socket, &shared, &room, &mut connections, leave).await;
-        stage.send_replace(Stage::LameDuck);
-        match left {
-            Leave::Stopping => {
+        let reason = accept_until(&socket, &shared, &permits, &mut connections, stop).await;
+        stage.send_replace(DrainStage::LameDuck);
+        match reason {
+            StopReason::Shutdown => {
                 let time = tokio::time::sleep(timeouts.lame_duck);
-                accept_until(&socket, &shared, &room, &mut connections, time).await;
+                accept_until(&socket, &shared, &permits, &mut connections, time).await;
                 drop(socket);
             }
-            Leave::HandedOver => {
+            StopReason::HandedOver => {
                 drop(socket);
                 timeout(timeouts.lame_duck, all(&mut connections)).await.ok();
             }
         }
-        stage.send_replace(Stage::Closing);
+        stage.send_replace(DrainStage::Closing);
         if timeout(timeouts.drain, all(&mut connections)).await.is_err() {
-            (0..connections.len()).for_each(|_| shared.counts.closed.count(Closed::CutOff));
-            tracing::warn!(drain = ?timeouts.drain, "requests still in flight after the drain are cut off");
+            (0..connections.len()).for_each(|_| shared.counts.closed.count(CloseReason::DrainTimeout));
+            tracing::warn!(drain = ?timeouts.drain, "drain timeout expired, requests in flight aborted");
             connections.shutdown().await;
         }
     }
@@ -252,143 +252,147 @@ async fn all(connections: &mut JoinSet<()>) {
     while connections.join_next().await.is_some() {}
 }
 
-/// Takes connections, each in a task of its own, until `until`.
-async fn accept_until<D: Door, T>(
+/// Accepts connections, each in its own task, until `until` completes.
+async fn accept_until<D: RequestHandler, T>(
     socket: &Socket,
     shared: &Arc<Shared<D>>,
-    room: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
     connections: &mut JoinSet<()>,
     until: impl Future<Output = T>,
 ) -> T {
     tokio::pin!(until);
-    let mut at_the_door = None;
+    let mut pending = None;
     loop {
         let accepted = tokio::select! {
             biased;
             done = &mut until => return done,
             Some(_) = connections.join_next() => continue,
-            accepted = accept(socket, &mut at_the_door, room, shared) => accepted,
+            accepted = accept(socket, &mut pending, permits, shared) => accepted,
         };
         match accepted {
-            Ok(Accepted { stream, admitted, place }) => {
+            Ok(AcceptedConnection { stream, admitted, permit }) => {
                 let shared = shared.clone();
                 connections.spawn(async move {
-                    // Requests are contained one by one; this is for what a connection does between them.
+                    // Requests are contained one by one; this contains panics of the connection between them.
                     if let Err(Panicked(reason)) = contain(shared.serve(stream, admitted)).await {
-                        tracing::error!(reason, "connection panicked, it is closed");
+                        tracing::error!(reason, "connection panicked and was closed");
                     }
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "accepting a connection failed");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// A connection that was accepted and let in.
-struct Accepted {
+/// Accepted and admitted connection.
+struct AcceptedConnection {
     stream: pingora::protocols::l4::stream::Stream,
-    admitted: Admitted,
-    place: OwnedSemaphorePermit,
+    admitted: AdmittedConnection,
+    permit: OwnedSemaphorePermit,
 }
 
-/// A connection that waits for a place.
-struct Waiting {
+/// Accepted connection that waits for a permit.
+struct PendingConnection {
     stream: pingora::protocols::l4::stream::Stream,
-    admitted: Admitted,
-    /// Another connection was asked to close for this one; one is enough, however often the wait is begun anew.
-    has_made_room: bool,
+    admitted: AdmittedConnection,
+    /// Whether another connection was closed for this one; one is enough, however often the wait restarts.
+    has_evicted: bool,
 }
 
-/// Pingora's own accept, because it notes who the peer is: nobody else tells a session. A place is looked for when somebody
-/// is there who needs it: whoever is half-open, or else idle, makes room for that one, and not for nobody. Who waits for a
-/// place stays `at_the_door` when this is given up.
-async fn accept<D: Door>(
+/// Accepts a connection with Pingora's accept, which records the peer address for the session. A connection is evicted
+/// only when another one waits for its permit: a half-open one, or else the one that has been idle for longest. The
+/// waiting connection stays in `pending` if this future is dropped.
+async fn accept<D: RequestHandler>(
     socket: &Socket,
-    at_the_door: &mut Option<Waiting>,
-    room: &Arc<Semaphore>,
+    pending: &mut Option<PendingConnection>,
+    permits: &Arc<Semaphore>,
     shared: &Shared<D>,
-) -> io::Result<Accepted> {
-    while at_the_door.is_none() {
+) -> io::Result<AcceptedConnection> {
+    while pending.is_none() {
         let stream = socket.accept().await?;
         match shared.open.admit(address(&stream)) {
-            Some(admitted) => *at_the_door = Some(Waiting { stream, admitted, has_made_room: false }),
-            None => shared.counts.closed.count(Closed::AddressFull),
+            Some(admitted) => *pending = Some(PendingConnection { stream, admitted, has_evicted: false }),
+            None => shared.counts.closed.count(CloseReason::AddressLimit),
         }
     }
-    let place = match room.clone().try_acquire_owned() {
-        Ok(place) => place,
+    let permit = match permits.clone().try_acquire_owned() {
+        Ok(permit) => permit,
         Err(_) => {
-            if let Some(waiting) = at_the_door.as_mut().filter(|waiting| !waiting.has_made_room) {
-                waiting.has_made_room = true;
+            if let Some(waiting) = pending.as_mut().filter(|waiting| !waiting.has_evicted) {
+                waiting.has_evicted = true;
                 if !shared.open.evict_half_open(&waiting.admitted) {
-                    shared.crowded.notify_one();
+                    shared.evict_idle.notify_one();
                 }
             }
-            room.clone().acquire_owned().await.expect("the semaphore is never closed")
+            permits.clone().acquire_owned().await.expect("the semaphore is never closed")
         }
     };
-    let Waiting { mut stream, admitted, .. } = at_the_door.take().expect("somebody came");
+    let PendingConnection { mut stream, admitted, .. } = pending.take().expect("a connection is pending");
     stream.set_nodelay().map_err(io::Error::other)?;
-    Ok(Accepted { stream, admitted, place })
+    Ok(AcceptedConnection { stream, admitted, permit })
 }
 
-/// Where a connection comes from; one of unknown origin shares the limits of all such.
+/// Returns the peer address; connections of unknown origin share one set of limits.
 fn address(stream: &pingora::protocols::l4::stream::Stream) -> IpAddr {
     let digest = stream.get_socket_digest();
     let peer = digest.as_ref().and_then(|digest| digest.peer_addr()?.as_inet().map(SocketAddr::ip));
     peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
 }
 
-impl<D: Door> Shared<D> {
-    /// One connection, from its first byte to its last.
-    async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream, mut admitted: Admitted) {
-        let stream = match &*self.greeting {
-            Greeting::Clear => {
-                return h1::serve(self, Box::new(self.gathered(stream)), &mut admitted).await;
+impl<D: RequestHandler> Shared<D> {
+    /// Serves one connection from its first byte to its last.
+    async fn serve(
+        self: &Arc<Self>,
+        stream: pingora::protocols::l4::stream::Stream,
+        mut admitted: AdmittedConnection,
+    ) {
+        let stream = match &*self.security {
+            TransportSecurity::Plaintext => {
+                return h1::serve(self, Box::new(self.coalescing(stream)), &mut admitted).await;
             }
-            Greeting::Gateways(doorkeeper) => doorkeeper.greet(stream, self.timeouts.head).await,
-            Greeting::Clients(tls) => tokio::select! {
+            TransportSecurity::Gateways(acceptor) => acceptor.accept(stream, self.timeouts.head).await,
+            TransportSecurity::Clients(tls) => tokio::select! {
                 handshake = timeout(self.timeouts.head, tls.tls_handshake(stream)) => match handshake {
                     Ok(Ok(stream)) => Some(stream),
                     Ok(Err(error)) => {
-                        self.counts.closed.count(Closed::Handshake);
+                        self.counts.closed.count(CloseReason::HandshakeFailed);
                         tracing::debug!(%error, "a TLS handshake failed");
                         None
                     }
                     Err(_) => {
-                        self.counts.closed.count(Closed::HandshakeSlow);
+                        self.counts.closed.count(CloseReason::HandshakeTimeout);
                         tracing::debug!("a TLS handshake took too long");
                         None
                     }
                 },
                 () = admitted.evicted() => {
-                    self.counts.closed.count(Closed::HalfOpen);
+                    self.counts.closed.count(CloseReason::HalfOpen);
                     None
                 }
             },
         };
         let Some(stream) = stream else { return };
-        let stream: Stream = Box::new(self.gathered(stream));
+        let stream: Stream = Box::new(self.coalescing(stream));
         match stream.selected_alpn_proto() {
             Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new(), &mut admitted).await,
             _ => h1::serve(self, stream, &mut admitted).await,
         }
     }
 
-    fn gathered<S>(&self, stream: S) -> Gathered<S> {
-        Gathered::new(stream, self.timeouts.write, self.counts.clone())
+    fn coalescing<S>(&self, stream: S) -> CoalescingStream<S> {
+        CoalescingStream::new(stream, self.timeouts.write, self.counts.clone())
     }
 
-    /// Answers one request; says whether its connection may go on.
-    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+    /// Handles one request; returns whether its connection can be reused.
+    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         session.set_write_timeout(Some(self.timeouts.write));
-        let notice = Notice { stage: self.stage.clone(), carries: self.carries };
+        let notice = ConnectionNotice { stage: self.stage.clone(), peer: self.peer };
         session.req_header_mut().extensions_mut().insert(notice);
-        match contain(self.door.answer(session)).await {
+        match contain(self.handler.handle(session)).await {
             Ok(after) => after,
             Err(Panicked(reason)) => {
                 let id = session.get_header(headers::REQUEST_ID).and_then(|id| id.to_str().ok());
@@ -399,42 +403,43 @@ impl<D: Door> Shared<D> {
         }
     }
 
-    /// Somebody speaks TLS on a port that is in the clear.
-    fn met_tls(&self) {
-        let why = "it speaks TLS, and this port is in the clear";
-        HopRefused { cause: Cause::UnexpectedTls, why }.record(&self.refused);
+    /// Counts a TLS handshake on a plaintext port.
+    fn reject_tls(&self) {
+        let reason = "the peer sends TLS, and this port expects plaintext";
+        HopRefused { cause: HopFailureCause::UnexpectedTls, reason }.record(&self.refused);
     }
 
-    /// Comes back when idle connections are to be closed.
+    /// Completes when idle connections must be closed.
     async fn closing(&self) {
         // The sender outlives every connection.
-        self.stage.clone().wait_for(|stage| *stage == Stage::Closing).await.ok();
+        self.stage.clone().wait_for(|stage| *stage == DrainStage::Closing).await.ok();
     }
 }
 
-/// Travels with a request, so that its answer can say whether the connection may be used again: what is known of that
-/// when the answer is written, not when the request came.
+/// Request extension that tells whether the connection may be reused, evaluated when the response is written, not when
+/// the request arrives.
 #[derive(Clone)]
-struct Notice {
-    stage: watch::Receiver<Stage>,
-    carries: Carries,
+struct ConnectionNotice {
+    stage: watch::Receiver<DrainStage>,
+    peer: PeerKind,
 }
 
-/// Whether a client that has closed its side of the connection may still wait for the response (RFC 9112, 9.6). A gateway
-/// never does: its requests end with their connection.
+/// Returns whether a client that has closed its side of the connection may still wait for the response (RFC 9112, 9.6).
+/// A gateway never does: its requests end with their connection.
 pub(crate) fn may_half_close(session: &ServerSession) -> bool {
-    let carries = session.req_header().extensions.get::<Notice>().map(|notice| notice.carries);
-    !session.is_http2() && carries == Some(Carries::OneClients)
+    let peer = session.req_header().extensions.get::<ConnectionNotice>().map(|notice| notice.peer);
+    !session.is_http2() && peer == Some(PeerKind::Client)
 }
 
-/// To be called before the head of an answer is written: HTTP/1 says in it that the connection ends.
-pub(crate) fn heed_notice(session: &mut ServerSession) {
-    let leaving = session
+/// Disables keep-alive during draining. Must be called before the head of a response is written, because HTTP/1
+/// announces it there.
+pub(crate) fn apply_drain_notice(session: &mut ServerSession) {
+    let draining = session
         .req_header()
         .extensions
-        .get::<Notice>()
-        .is_some_and(|notice| *notice.stage.borrow() != Stage::Serving);
-    if leaving {
+        .get::<ConnectionNotice>()
+        .is_some_and(|notice| *notice.stage.borrow() != DrainStage::Serving);
+    if draining {
         session.set_keepalive(None);
     }
 }

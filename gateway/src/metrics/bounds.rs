@@ -1,49 +1,52 @@
-//! Limits that were reached: what was ended, refused or put off because of one (invariant 6, Bounded).
+//! Counters of reached limits: what was closed, rejected or deferred because of one (invariant 6, Bounded).
 //!
-//! Each set of reasons is closed and counted in one [`Tally`]. What a limit leaves of itself in the answer of a request (an
-//! error code, an outcome) is counted with the requests; here is what no request tells, because there was none, or because
-//! one code stands for several limits.
+//! Each set of reasons is closed and counted in one [`LabelCounter`]. If a limit is visible in the response of a
+//! request (an error code, an outcome), the request metrics count it; here are the cases without a request, and those
+//! where one code stands for several limits.
 
-use super::{Count, Kind, Priority, Text};
+use super::{Kind, MetricsText, Priority, RelaxedCounter};
 use gateway_core::flood::Idle;
 use gateway_core::shed::Reason;
 
-/// A closed set of labels.
-pub(crate) trait Label: Copy + 'static {
+/// CloseReason set of label values.
+pub(crate) trait LabelSet: Copy + 'static {
     const ALL: &'static [Self];
 
-    fn word(self) -> &'static str;
+    fn as_str(self) -> &'static str;
 
-    /// Its place in [`Label::ALL`].
-    fn at(self) -> usize;
+    /// Returns its position in [`LabelSet::ALL`].
+    fn index(self) -> usize;
 }
 
-/// How often each of a closed set was.
+/// Counters of a closed set of label values.
 #[derive(Debug)]
-pub(crate) struct Tally<L> {
-    counts: Box<[Count]>,
+pub(crate) struct LabelCounter<L> {
+    counts: Box<[RelaxedCounter]>,
     of: std::marker::PhantomData<L>,
 }
 
-impl<L: Label> Default for Tally<L> {
-    fn default() -> Tally<L> {
-        Tally { counts: L::ALL.iter().map(|_| Count::default()).collect(), of: std::marker::PhantomData }
+impl<L: LabelSet> Default for LabelCounter<L> {
+    fn default() -> LabelCounter<L> {
+        LabelCounter {
+            counts: L::ALL.iter().map(|_| RelaxedCounter::default()).collect(),
+            of: std::marker::PhantomData,
+        }
     }
 }
 
-impl<L: Label> Tally<L> {
+impl<L: LabelSet> LabelCounter<L> {
     pub(crate) fn count(&self, label: L) {
-        self.counts[label.at()].add(1);
+        self.counts[label.index()].add(1);
     }
 
     fn get(&self, label: L) -> u64 {
-        self.counts[label.at()].get()
+        self.counts[label.index()].get()
     }
 
-    pub(crate) fn render(&self, text: &mut Text, name: &str, help: &str, label: &str) {
+    pub(crate) fn render(&self, text: &mut MetricsText, name: &str, help: &str, label: &str) {
         text.head(name, Kind::Counter, help);
         for each in L::ALL {
-            text.sample(name, &[(label, each.word())], self.get(*each));
+            text.sample(name, &[(label, each.as_str())], self.get(*each));
         }
     }
 }
@@ -54,14 +57,14 @@ macro_rules! labels {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum $name { $($(#[$of_variant])* $variant,)+ }
 
-        impl Label for $name {
+        impl LabelSet for $name {
             const ALL: &'static [$name] = &[$($name::$variant,)+];
 
-            fn word(self) -> &'static str {
+            fn as_str(self) -> &'static str {
                 match self { $($name::$variant => $word,)+ }
             }
 
-            fn at(self) -> usize {
+            fn index(self) -> usize {
                 self as usize
             }
         }
@@ -69,188 +72,189 @@ macro_rules! labels {
 }
 
 labels! {
-    /// Why a connection was ended from this side.
-    Closed {
-        /// It had no request for too long.
+    /// Reason why this side closed a connection.
+    CloseReason {
+        /// It was idle for too long.
         Idle = "idle",
-        /// It was the longest without one when there was no place for another.
-        Crowded = "crowded",
-        /// It had not sent the whole head of a request when its place was needed, or when its address had too many such.
+        /// It was idle for longest when the limit of all connections was reached.
+        ConnectionLimit = "connection_limit",
+        /// It had not sent the complete head of a request when a permit was needed, or when its address had too many
+        /// such connections.
         HalfOpen = "half_open",
-        /// Its address had as many as it may.
-        AddressFull = "address_full",
+        /// Its address had reached its limit.
+        AddressLimit = "address_limit",
         /// Its TLS handshake failed.
-        Handshake = "handshake",
-        /// Its TLS handshake, or its first words of HTTP/2, took too long.
-        HandshakeSlow = "handshake_slow",
-        /// A head that could be read in two ways, or in none.
+        HandshakeFailed = "handshake_failed",
+        /// Its TLS handshake, or its HTTP/2 handshake, took too long.
+        HandshakeTimeout = "handshake_timeout",
+        /// Its request head was ambiguous or malformed.
         HeadMalformed = "head_malformed",
-        /// A head with too many bytes or fields.
+        /// Its request head had too many bytes or fields.
         HeadTooLarge = "head_too_large",
-        /// A head that did not come to its end.
-        HeadSlow = "head_slow",
-        /// Its client did not read what it was told.
-        DoesNotRead = "does_not_read",
-        /// Too many requests over HTTP/2 that make no sense.
-        Malformed = "malformed_requests",
-        /// It was still busy when there was no time left to leave.
-        CutOff = "cut_off",
+        /// Its request head was incomplete at the timeout.
+        HeadTimeout = "head_timeout",
+        /// Its client did not read a response.
+        WriteTimeout = "write_timeout",
+        /// It sent too many malformed requests over HTTP/2.
+        MalformedRequests = "malformed_requests",
+        /// It still had requests in flight at the end of the drain timeout.
+        DrainTimeout = "drain_timeout",
     }
 }
 
 labels! {
-    /// What an edge's HTTP/2 connections to regions have met.
+    /// Events of a gateway's HTTP/2 connections to regions.
     HopEvent {
-        /// One was opened.
+        /// A connection was opened.
         Opened = "opened",
-        /// The region chose HTTP/1.1.
-        Plain = "http1",
-        /// One takes nothing new, because the region is leaving it or because it is old.
-        Left = "left",
-        /// Nothing was heard for so long that it was given nothing more.
-        Silent = "silent",
-        /// Nothing was heard for so long that it was given up.
-        Dead = "dead",
-        /// A request found no place on any.
+        /// The region selected HTTP/1.1.
+        Http1 = "http1",
+        /// A connection takes no new requests, because the region drains it or because it is old.
+        Retired = "retired",
+        /// A connection received no byte for so long that it gets no new requests.
+        Unresponsive = "unresponsive",
+        /// A connection received no byte for so long that it was closed.
+        TimedOut = "timed_out",
+        /// All connections were full when a request needed one.
         Full = "full",
     }
 }
 
 labels! {
-    /// Why a body was not taken.
-    NotTaken {
-        /// All bodies together have all the room.
-        NoRoom = "no_room",
-        /// More bytes than one may have.
+    /// Reason why a request body was rejected.
+    BodyRejection {
+        /// The memory limit of all bodies was reached.
+        MemoryFull = "memory_full",
+        /// The body is larger than the limit.
         TooLarge = "too_large",
-        /// It did not come in its time, or too slowly.
+        /// The body exceeded its total time, or its rate was below the minimum.
         TooSlow = "too_slow",
-        /// No byte of it came for too long.
+        /// No byte of the body arrived for too long.
         Stalled = "stalled",
-        /// The bodies of its tenant have all the memory that one tenant may have.
+        /// The memory limit of the tenant was reached.
         TenantFull = "tenant_full",
-        /// The bodies of its connection have all the memory that one connection may have.
+        /// The memory limit of the connection was reached.
         ConnectionFull = "connection_full",
-        /// Not what its framing or its coding promises.
+        /// The framing or the encoding of the body is invalid.
         Malformed = "malformed",
     }
 }
 
 labels! {
-    /// How a request was given its turn to be computed in pieces.
-    Turn {
-        /// At once.
-        AtOnce = "at_once",
-        /// When another was over, since no replica takes it whole.
-        Waited = "waited",
-        /// Not at all: it went whole.
-        Whole = "whole",
+    /// Admission of a request to split execution.
+    SplitAdmission {
+        /// Immediately.
+        Immediate = "immediate",
+        /// After another request finished, because no replica can compute it unsplit.
+        Queued = "queued",
+        /// Not admitted: it was sent unsplit.
+        Unsplit = "unsplit",
     }
 }
 
 labels! {
-    /// What became of a piece that was sent.
-    Piece {
-        Answered = "answered",
-        /// It was sent again.
-        TurnedAway = "turned_away",
-        /// And with it the whole.
+    /// Outcome of a part of a split request.
+    PartOutcome {
+        Succeeded = "succeeded",
+        /// It was retried.
+        Rejected = "rejected",
+        /// It failed, and with it the request.
         Failed = "failed",
     }
 }
 
 labels! {
-    /// Why a request that found no replica was not held.
-    NotHeldBy {
-        /// Nobody starts one.
-        NobodyStarts = "nobody_starts",
-        /// A region that has one ready answers sooner, or is the only one that can.
-        Elsewhere = "elsewhere",
-        /// Its caller would be gone.
-        TooLate = "too_late",
-        /// As many of its tenant's requests are held as may be.
+    /// Reason why a request without a ready replica was not held.
+    NotHeldReason {
+        /// No scaler starts replicas.
+        NoScaler = "no_scaler",
+        /// Another region has a ready replica and responds sooner, or is the only one that can respond.
+        OtherRegion = "other_region",
+        /// The deadline of the request would pass.
+        Deadline = "deadline",
+        /// The limit of held requests of its tenant.
         TenantRequests = "tenant_requests",
-        /// As many bytes of its tenant.
+        /// The limit of held bytes of its tenant.
         TenantBytes = "tenant_bytes",
-        /// As many requests of all.
+        /// The limit of held requests.
         Requests = "requests",
-        /// As many bytes of all.
+        /// The limit of held bytes.
         Bytes = "bytes",
     }
 }
 
-impl Label for Idle {
+impl LabelSet for Idle {
     const ALL: &'static [Idle] = &Idle::ALL;
 
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         self.as_str()
     }
 
-    fn at(self) -> usize {
+    fn index(self) -> usize {
         self as usize
     }
 }
 
-/// What a listener has ended.
+/// Metrics of a listener.
 #[derive(Debug, Default)]
 pub(crate) struct ListenerMetrics {
-    pub(crate) closed: Tally<Closed>,
-    /// By the kind of the frame that was one too many.
-    pub(crate) floods: Tally<Idle>,
-    /// Connections that have not sent the whole head of a request.
-    pub(crate) half_open: Count,
+    pub(crate) closed: LabelCounter<CloseReason>,
+    /// Connections closed for flooding, by the kind of the last frame.
+    pub(crate) floods: LabelCounter<Idle>,
+    /// Connections that have not sent the complete head of a request.
+    pub(crate) half_open: RelaxedCounter,
 }
 
-/// What requests have met on their way in, at either role.
-pub(crate) struct Names {
+/// Metric names of a listener, for either role.
+pub(crate) struct ListenerMetricNames {
     pub(crate) closed: &'static str,
     pub(crate) floods: &'static str,
     pub(crate) half_open: &'static str,
     pub(crate) bodies: &'static str,
 }
 
-impl Names {
-    pub(crate) const EDGE: Names = Names {
+impl ListenerMetricNames {
+    pub(crate) const EDGE: ListenerMetricNames = ListenerMetricNames {
         closed: "meridian_gateway_connections_closed_total",
         floods: "meridian_gateway_floods_total",
         half_open: "meridian_gateway_connections_half_open",
-        bodies: "meridian_gateway_bodies_not_taken_total",
+        bodies: "meridian_gateway_bodies_rejected_total",
     };
-    pub(crate) const INGRESS: Names = Names {
+    pub(crate) const INGRESS: ListenerMetricNames = ListenerMetricNames {
         closed: "meridian_ingress_connections_closed_total",
         floods: "meridian_ingress_floods_total",
         half_open: "meridian_ingress_connections_half_open",
-        bodies: "meridian_ingress_bodies_not_taken_total",
+        bodies: "meridian_ingress_bodies_rejected_total",
     };
 
-    pub(crate) fn render(&self, text: &mut Text, listener: &ListenerMetrics, bodies: &Tally<NotTaken>) {
-        let Names { closed, floods, half_open, bodies: not_taken } = self;
-        listener.closed.render(text, closed, "Connections that were ended from this side, by why.", "why");
-        let help = "Connections that have not sent the whole head of a request yet.";
+    pub(crate) fn render(
+        &self,
+        text: &mut MetricsText,
+        listener: &ListenerMetrics,
+        bodies: &LabelCounter<BodyRejection>,
+    ) {
+        let ListenerMetricNames { closed, floods, half_open, bodies: rejections } = self;
+        listener.closed.render(text, closed, "Connections that this side closed, by reason.", "reason");
+        let help = "Connections that have not sent the complete head of a request yet.";
         text.single(half_open, Kind::Gauge, help, listener.half_open.get());
-        let help =
-            "HTTP/2 connections that were ended for frames which bring nothing, by the last one's kind.";
+        let help = "HTTP/2 connections that were closed for flooding, by the kind of the last frame.";
         listener.floods.render(text, floods, help, "frame");
-        bodies.render(text, not_taken, "Bodies of requests that were not taken, by why.", "why");
+        bodies.render(text, rejections, "Request bodies that were rejected, by reason.", "reason");
     }
 }
 
-/// Requests that were turned away because there was too much for all, by priority and by why.
+/// Requests that load shedding rejected, by priority and reason.
 #[derive(Debug, Default)]
-pub(crate) struct ShedMetrics([[Count; Reason::ALL.len()]; 2]);
+pub(crate) struct ShedMetrics([[RelaxedCounter; Reason::ALL.len()]; 2]);
 
 impl ShedMetrics {
     pub(crate) fn count(&self, priority: gateway_core::priority::Priority, reason: Reason) {
         self.0[priority as usize][reason as usize].add(1);
     }
 
-    pub(crate) fn render(&self, text: &mut Text) {
+    pub(crate) fn render(&self, text: &mut MetricsText) {
         let name = "meridian_gateway_shed_total";
-        text.head(
-            name,
-            Kind::Counter,
-            "Requests that were turned away for want of room, by priority and by why.",
-        );
+        text.head(name, Kind::Counter, "Requests that load shedding rejected, by priority and reason.");
         for priority in
             [gateway_core::priority::Priority::Interactive, gateway_core::priority::Priority::Bulk]
         {
@@ -270,26 +274,26 @@ impl ShedMetrics {
 mod tests {
     use super::*;
 
-    fn check<L: Label + std::fmt::Debug>() {
+    fn check<L: LabelSet + std::fmt::Debug>() {
         for (at, label) in L::ALL.iter().enumerate() {
-            assert_eq!(label.at(), at, "{label:?}");
+            assert_eq!(label.index(), at, "{label:?}");
         }
-        let tally = Tally::<L>::default();
+        let tally = LabelCounter::<L>::default();
         L::ALL.iter().enumerate().for_each(|(at, label)| (0..at).for_each(|_| tally.count(*label)));
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         tally.render(&mut text, "n", "h", "l");
         let expected =
-            L::ALL.iter().enumerate().map(|(at, label)| format!("n{{l=\"{}\"}} {at}\n", label.word()));
+            L::ALL.iter().enumerate().map(|(at, label)| format!("n{{l=\"{}\"}} {at}\n", label.as_str()));
         assert_eq!(text.finish(), format!("# HELP n h\n# TYPE n counter\n{}", expected.collect::<String>()));
     }
 
     #[test]
     fn every_label_is_counted_by_itself() {
-        check::<Closed>();
-        check::<NotTaken>();
-        check::<Turn>();
-        check::<Piece>();
-        check::<NotHeldBy>();
+        check::<CloseReason>();
+        check::<BodyRejection>();
+        check::<SplitAdmission>();
+        check::<PartOutcome>();
+        check::<NotHeldReason>();
         check::<Idle>();
     }
 }

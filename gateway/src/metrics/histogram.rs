@@ -1,25 +1,25 @@
-//! A distribution that many threads add to without waiting for each other, in fixed buckets.
+//! Lock-free histogram of durations with fixed buckets.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper ends in microseconds, rising, from a tenth of a millisecond (a gateway's own share) to a minute (a backfill's
-/// large request) by factors of about 2.
+/// Upper bounds of the buckets in microseconds, from a tenth of a millisecond (a gateway's own share) to a minute (a
+/// large request of a backfill) by factors of about 2.
 const ENDS_US: [u64; 18] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     2_000_000, 5_000_000, 10_000_000, 20_000_000, 60_000_000,
 ];
 
-/// How often a duration was in which bucket, and the sum of all.
+/// Number of durations by bucket, and their sum.
 #[derive(Debug, Default)]
-pub(crate) struct Histogram {
-    /// One more than there are ends, for what is above the last. A value is in the first bucket whose end it does not
-    /// exceed.
+pub(crate) struct LatencyHistogram {
+    /// One more bucket than there are bounds, for durations above the last. A duration is in the first bucket whose
+    /// bound it does not exceed.
     counts: [AtomicU64; ENDS_US.len() + 1],
     sum_us: AtomicU64,
 }
 
-impl Histogram {
+impl LatencyHistogram {
     pub(crate) fn observe(&self, took: Duration) {
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let bucket = ENDS_US.partition_point(|end| *end < us);
@@ -27,7 +27,7 @@ impl Histogram {
         self.sum_us.fetch_add(us, Ordering::Relaxed);
     }
 
-    /// Each bucket's upper end in seconds with the number of values up to it; the last end is infinite.
+    /// Returns each bucket's upper bound in seconds with the number of durations up to it; the last bound is infinite.
     pub(super) fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
         let ends = ENDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
         let mut below = 0;
@@ -48,14 +48,14 @@ mod tests {
 
     #[test]
     fn a_duration_is_in_the_first_bucket_that_holds_it() {
-        let histogram = Histogram::default();
+        let histogram = LatencyHistogram::default();
         for us in [0, 100, 101, 60_000_000, 60_000_001] {
             histogram.observe(Duration::from_micros(us));
         }
-        let seen: Vec<_> = histogram.cumulative().collect();
-        assert_eq!((seen[0], seen[1]), ((0.000_1, 2), (0.000_2, 3)));
-        assert_eq!(seen[ENDS_US.len() - 1], (60.0, 4));
-        assert_eq!(seen[ENDS_US.len()], (f64::INFINITY, 5));
+        let buckets: Vec<_> = histogram.cumulative().collect();
+        assert_eq!((buckets[0], buckets[1]), ((0.000_1, 2), (0.000_2, 3)));
+        assert_eq!(buckets[ENDS_US.len() - 1], (60.0, 4));
+        assert_eq!(buckets[ENDS_US.len()], (f64::INFINITY, 5));
         assert!((histogram.sum_seconds() - 120.000_202).abs() < 1e-9, "{}", histogram.sum_seconds());
     }
 }

@@ -1,4 +1,4 @@
-//! The labels, each a closed set with a number for each member and its name.
+//! Metric labels: closed sets with a number and a name for each value.
 
 use crate::names;
 use gateway_core::endpoint::Endpoint;
@@ -7,21 +7,22 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 
-/// What a request asked for: a path that is served, the list of models, or something else.
+/// Endpoint of a request: a served path, the list of models, or other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked(&'static str);
+pub(crate) struct EndpointLabel(&'static str);
 
-impl Asked {
-    /// A path that nobody serves. What it was is a stranger's text, and is kept nowhere.
-    pub(crate) const OTHER: Asked = Asked("other");
+impl EndpointLabel {
+    /// Path that is not served. The path itself is client text and is not recorded.
+    pub(crate) const OTHER: EndpointLabel = EndpointLabel("other");
 
-    pub(crate) fn of(endpoint: &Endpoint<'_>) -> Asked {
-        Asked(endpoint.path())
+    /// Returns the label of an endpoint.
+    pub(crate) fn of(endpoint: &Endpoint<'_>) -> EndpointLabel {
+        EndpointLabel(endpoint.path())
     }
 
-    /// What a replica serves at this path.
-    pub(crate) fn at(path: &'static str) -> Asked {
-        Asked(path)
+    /// Returns the label of a replica's endpoint.
+    pub(crate) fn at(path: &'static str) -> EndpointLabel {
+        EndpointLabel(path)
     }
 
     pub(crate) fn as_str(self) -> &'static str {
@@ -29,125 +30,130 @@ impl Asked {
     }
 }
 
-/// How a request ended, as the one who sent it saw it.
+/// Outcome of a request as its client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// With an answer of this status; `code` is the error that it told, if it told one.
-    Answered { status: u16, code: Option<ErrorCode> },
-    /// The answer of this status broke off on its way.
-    BrokeOff { status: u16 },
-    /// Whoever asked hung up before there was an answer.
-    ClientGone,
-    /// This process stopped before there was an answer.
-    CutOff,
+pub(crate) enum RequestOutcome {
+    /// Complete response with this status; `code` is its error code, if it has one.
+    Complete { status: u16, code: Option<ErrorCode> },
+    /// Response with this status, truncated.
+    Truncated { status: u16 },
+    /// The client disconnected before a response was sent.
+    ClientDisconnected,
+    /// This process stopped before a response was sent.
+    Shutdown,
 }
 
-/// Endings that are no error code: ok, another status, broke off, client gone, cut off.
-const BESIDE_CODES: usize = 5;
+/// Outcomes without an error code: ok, other status, truncated, client disconnected, shutdown.
+const OUTCOMES_WITHOUT_CODE: usize = 5;
 
-impl Ending {
-    pub(crate) const LEN: usize = ErrorCode::ALL.len() + BESIDE_CODES;
+impl RequestOutcome {
+    pub(crate) const LEN: usize = ErrorCode::ALL.len() + OUTCOMES_WITHOUT_CODE;
 
-    /// The end of a request that was given the answer whose head `session` has written; without one, whoever asked had
-    /// left.
-    pub(crate) fn as_told(session: &ServerSession) -> Ending {
-        let Some(head) = session.response_written() else { return Ending::ClientGone };
+    /// Returns the outcome of a request by the response head that `session` has written; without one, the client
+    /// disconnected.
+    pub(crate) fn of_session(session: &ServerSession) -> RequestOutcome {
+        let Some(head) = session.response_written() else { return RequestOutcome::ClientDisconnected };
         let code = head
             .headers
             .get(names::name(headers::ERROR))
             .and_then(|value| ErrorCode::parse(value.to_str().ok()?));
-        Ending::Answered { status: head.status.as_u16(), code }
+        RequestOutcome::Complete { status: head.status.as_u16(), code }
     }
 
-    pub(crate) fn at(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         match self {
-            Ending::Answered { code: Some(code), .. } => code as usize + BESIDE_CODES,
-            Ending::Answered { status: 200..300, code: None } => 0,
-            Ending::Answered { code: None, .. } => 1,
-            Ending::BrokeOff { .. } => 2,
-            Ending::ClientGone => 3,
-            Ending::CutOff => 4,
+            RequestOutcome::Complete { code: Some(code), .. } => code as usize + OUTCOMES_WITHOUT_CODE,
+            RequestOutcome::Complete { status: 200..300, code: None } => 0,
+            RequestOutcome::Complete { code: None, .. } => 1,
+            RequestOutcome::Truncated { .. } => 2,
+            RequestOutcome::ClientDisconnected => 3,
+            RequestOutcome::Shutdown => 4,
         }
     }
 
     pub(crate) fn name(at: usize) -> &'static str {
-        const BESIDE: [&str; BESIDE_CODES] = ["ok", "other_status", "broke_off", "client_gone", "cut_off"];
-        BESIDE.get(at).copied().unwrap_or_else(|| ErrorCode::ALL[at - BESIDE_CODES].as_str())
+        const NAMES: [&str; OUTCOMES_WITHOUT_CODE] =
+            ["ok", "other_status", "truncated", "client_disconnected", "shutdown"];
+        NAMES.get(at).copied().unwrap_or_else(|| ErrorCode::ALL[at - OUTCOMES_WITHOUT_CODE].as_str())
     }
 
-    /// The same answer, of which only a part arrived.
-    pub(crate) fn broken_off(self) -> Ending {
+    /// Returns the same response as truncated.
+    pub(crate) fn truncated(self) -> RequestOutcome {
         match self {
-            Ending::Answered { status, .. } => Ending::BrokeOff { status },
-            Ending::BrokeOff { .. } | Ending::ClientGone | Ending::CutOff => self,
+            RequestOutcome::Complete { status, .. } => RequestOutcome::Truncated { status },
+            RequestOutcome::Truncated { .. }
+            | RequestOutcome::ClientDisconnected
+            | RequestOutcome::Shutdown => self,
         }
     }
 
     pub(crate) fn status(self) -> Option<u16> {
         match self {
-            Ending::Answered { status, .. } | Ending::BrokeOff { status } => Some(status),
-            Ending::ClientGone | Ending::CutOff => None,
+            RequestOutcome::Complete { status, .. } | RequestOutcome::Truncated { status } => Some(status),
+            RequestOutcome::ClientDisconnected | RequestOutcome::Shutdown => None,
         }
     }
 }
 
-/// Endings, coarsely: who would have to do something.
+/// Class of outcomes by the party at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum OutcomeClass {
     Ok,
     ClientError,
     ServerError,
-    /// Nobody got a whole answer.
+    /// No complete response was sent.
     Unfinished,
 }
 
-impl Outcome {
-    pub(crate) const ALL: [Outcome; 4] =
-        [Outcome::Ok, Outcome::ClientError, Outcome::ServerError, Outcome::Unfinished];
+impl OutcomeClass {
+    pub(crate) const ALL: [OutcomeClass; 4] =
+        [OutcomeClass::Ok, OutcomeClass::ClientError, OutcomeClass::ServerError, OutcomeClass::Unfinished];
 
-    pub(crate) fn of(ending: Ending) -> Outcome {
-        match ending {
-            Ending::Answered { status: 500.., .. } => Outcome::ServerError,
-            Ending::Answered { status: 400..500, .. } => Outcome::ClientError,
-            Ending::Answered { .. } => Outcome::Ok,
-            Ending::BrokeOff { .. } | Ending::ClientGone | Ending::CutOff => Outcome::Unfinished,
+    pub(crate) fn of(outcome: RequestOutcome) -> OutcomeClass {
+        match outcome {
+            RequestOutcome::Complete { status: 500.., .. } => OutcomeClass::ServerError,
+            RequestOutcome::Complete { status: 400..500, .. } => OutcomeClass::ClientError,
+            RequestOutcome::Complete { .. } => OutcomeClass::Ok,
+            RequestOutcome::Truncated { .. }
+            | RequestOutcome::ClientDisconnected
+            | RequestOutcome::Shutdown => OutcomeClass::Unfinished,
         }
     }
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Outcome::Ok => "ok",
-            Outcome::ClientError => "client_error",
-            Outcome::ServerError => "server_error",
-            Outcome::Unfinished => "unfinished",
+            OutcomeClass::Ok => "ok",
+            OutcomeClass::ClientError => "client_error",
+            OutcomeClass::ServerError => "server_error",
+            OutcomeClass::Unfinished => "unfinished",
         }
     }
 }
 
-/// Over what a request came.
+/// Protocol of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Protocol {
+pub(crate) enum ClientProtocol {
     Http1,
     Http2,
 }
 
-impl Protocol {
-    pub(crate) const ALL: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
+impl ClientProtocol {
+    pub(crate) const ALL: [ClientProtocol; 2] = [ClientProtocol::Http1, ClientProtocol::Http2];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Protocol::Http1 => "http/1.1",
-            Protocol::Http2 => "h2",
+            ClientProtocol::Http1 => "http/1.1",
+            ClientProtocol::Http2 => "h2",
         }
     }
 }
 
-/// The priority in which a request travels.
+/// Priority of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Priority {
     Interactive,
     Bulk,
-    /// It was answered or refused before that was known.
+    /// The request was answered or rejected before its priority was known.
     #[default]
     Unknown,
 }
@@ -173,31 +179,37 @@ impl From<priority::Priority> for Priority {
     }
 }
 
-/// Where a request spends its time.
+/// Stage of a request, for its latency breakdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// This process, and attempts that came to nothing.
+pub(crate) enum LatencyStage {
+    /// This process, and failed attempts.
     Gateway,
     Network,
     Queue,
     Tokenize,
     Engine,
-    /// From the head of the answer to its last byte.
+    /// From the head of the response to its last byte.
     Sending,
 }
 
-impl Stage {
-    pub(crate) const ALL: [Stage; 6] =
-        [Stage::Gateway, Stage::Network, Stage::Queue, Stage::Tokenize, Stage::Engine, Stage::Sending];
+impl LatencyStage {
+    pub(crate) const ALL: [LatencyStage; 6] = [
+        LatencyStage::Gateway,
+        LatencyStage::Network,
+        LatencyStage::Queue,
+        LatencyStage::Tokenize,
+        LatencyStage::Engine,
+        LatencyStage::Sending,
+    ];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Stage::Gateway => "gateway",
-            Stage::Network => "network",
-            Stage::Queue => "queue",
-            Stage::Tokenize => "tokenize",
-            Stage::Engine => "engine",
-            Stage::Sending => "sending",
+            LatencyStage::Gateway => "gateway",
+            LatencyStage::Network => "network",
+            LatencyStage::Queue => "queue",
+            LatencyStage::Tokenize => "tokenize",
+            LatencyStage::Engine => "engine",
+            LatencyStage::Sending => "sending",
         }
     }
 }

@@ -1,16 +1,12 @@
-//! Panics and restarts of this process, which [`supervision`] counts.
+//! Metrics of contained panics and task restarts of this process, which [`supervision`] counts.
 
-use super::text::{Kind, Text};
+use super::text::{Kind, MetricsText};
 use supervision::panics::{self, Scope};
 
-/// As two families of counters, with this before their names.
-pub(crate) fn render(text: &mut Text, prefix: &str) {
+/// Writes two counter families; `prefix` precedes their names.
+pub(crate) fn render(text: &mut MetricsText, prefix: &str) {
     let name = format!("{prefix}_panics_total");
-    text.head(
-        &name,
-        Kind::Counter,
-        "Panics that were contained, by where: each is a defect, and its line is in the log.",
-    );
+    text.head(&name, Kind::Counter, "Contained panics, by scope. Each is a defect and is logged.");
     for scope in Scope::ALL {
         text.sample(&name, &[("scope", scope.as_str())], panics::contained(scope));
     }

@@ -1,61 +1,62 @@
-//! What is counted of each tenant.
+//! Metrics by tenant.
 //!
-//! There are as many rows as the newest table has tenants, and one more: whoever is in it no longer is forgotten, and what
-//! was counted of him is added to what was counted of all such, so that no sum over tenants ever falls. What of his is
-//! still under way is counted there as well.
+//! There is a row for each tenant of the newest table, and one for all former tenants: when a tenant is removed, its
+//! row is deleted and its counts are added to the former row, so sums over tenants never decrease. Requests in flight
+//! of a removed tenant are counted there as well.
 
-use super::label::Outcome;
-use super::{Count, Ending, Kind, Text};
+use super::label::OutcomeClass;
+use super::{Kind, MetricsText, RelaxedCounter, RequestOutcome};
 use gateway_core::keys::KeyRing;
 use regions::id::TenantId;
 use std::collections::BTreeMap;
 use supervision::RwLock;
 
-/// The row of all who are tenants no longer. No tenant can have this name.
+/// Row of all former tenants. No tenant can have this name.
 const FORMER: &str = "(former)";
 
 /// Requests, inputs and tokens by tenant.
-pub(crate) struct TenantMetrics(RwLock<Rows>);
+pub(crate) struct TenantMetrics(RwLock<TenantRows>);
 
 #[derive(Default)]
-struct Rows {
+/// Rows of the current tenants, and the row of the former ones.
+struct TenantRows {
     now: BTreeMap<TenantId, ByTenant>,
     former: ByTenant,
 }
 
 #[derive(Default)]
 struct ByTenant {
-    outcomes: [Count; Outcome::ALL.len()],
-    inputs: Count,
-    tokens: Count,
+    outcomes: [RelaxedCounter; OutcomeClass::ALL.len()],
+    inputs: RelaxedCounter,
+    tokens: RelaxedCounter,
 }
 
-/// One of a tenant's totals.
-type Total = fn(&ByTenant) -> &Count;
+/// Accessor of one of a tenant's counters.
+type Total = fn(&ByTenant) -> &RelaxedCounter;
 
 impl ByTenant {
-    fn counts(&self) -> impl Iterator<Item = &Count> {
+    fn counts(&self) -> impl Iterator<Item = &RelaxedCounter> {
         self.outcomes.iter().chain([&self.inputs, &self.tokens])
     }
 }
 
-impl Rows {
+impl TenantRows {
     fn named(&self) -> impl Iterator<Item = (&str, &ByTenant)> {
-        // A row that nobody has ever been moved to says nothing.
+        // The former row is shown only if it has counts.
         let former = self.former.counts().any(|count| count.get() > 0).then_some((FORMER, &self.former));
         self.now.iter().map(|(tenant, by)| (tenant.as_str(), by)).chain(former)
     }
 }
 
 impl TenantMetrics {
-    /// Nothing yet, of these tenants.
+    /// Creates empty metrics for these tenants.
     pub(super) fn of(keys: &KeyRing) -> TenantMetrics {
         let metrics = TenantMetrics(RwLock::default());
         metrics.adopt(keys);
         metrics
     }
 
-    /// These are the tenants from now on. What was counted of whoever is one still stays his.
+    /// Replaces the set of tenants; those that remain keep their counts.
     pub(crate) fn adopt(&self, keys: &KeyRing) {
         let rows = &mut *self.0.write();
         let mut before = std::mem::take(&mut rows.now);
@@ -67,32 +68,30 @@ impl TenantMetrics {
         }
     }
 
-    /// A request of this tenant ended so.
-    pub(crate) fn ended(&self, tenant: &TenantId, ending: Ending, inputs: u64, tokens: u64) {
+    /// Counts a finished request of a tenant.
+    pub(crate) fn ended(&self, tenant: &TenantId, outcome: RequestOutcome, inputs: u64, tokens: u64) {
         let rows = &*self.0.read();
         let by = rows.now.get(tenant).unwrap_or(&rows.former);
-        by.outcomes[Outcome::of(ending) as usize].add(1);
+        by.outcomes[OutcomeClass::of(outcome) as usize].add(1);
         by.inputs.add(inputs);
         by.tokens.add(tokens);
     }
 
-    pub(super) fn render(&self, text: &mut Text) {
+    pub(super) fn render(&self, text: &mut MetricsText) {
         let rows = &*self.0.read();
         let name = "meridian_gateway_tenant_requests_total";
         text.head(name, Kind::Counter, "Requests of each tenant, by outcome.");
         for (tenant, by) in rows.named() {
-            for outcome in Outcome::ALL {
+            for outcome in OutcomeClass::ALL {
                 let labels = [("tenant", tenant), ("outcome", outcome.as_str())];
                 text.sample(name, &labels, by.outcomes[outcome as usize].get());
             }
         }
         let totals: [(&str, &str, Total); 2] = [
-            ("meridian_gateway_tenant_inputs_total", "Inputs of answered requests.", |by| &by.inputs),
-            (
-                "meridian_gateway_tenant_tokens_total",
-                "Tokens that were computed, as regions counted them.",
-                |by| &by.tokens,
-            ),
+            ("meridian_gateway_tenant_inputs_total", "Inputs of requests with a response.", |by| &by.inputs),
+            ("meridian_gateway_tenant_tokens_total", "Computed tokens, as counted by regions.", |by| {
+                &by.tokens
+            }),
         ];
         for (name, help, total) in totals {
             text.head(name, Kind::Counter, help);

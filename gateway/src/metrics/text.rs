@@ -1,16 +1,16 @@
-//! Prometheus' text format, version 0.0.4
+//! Writer of the Prometheus text format, version 0.0.4
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>).
 //!
-//! Written here and not by a library: what we need of the format is these lines, and the libraries bring a registry of
+//! Hand-written instead of a library: we need only these lines of the format, and the libraries bring a registry of
 //! their own with a lock around each family, where ours are arrays of atomics whose labels are closed sets.
 
-use super::histogram::Histogram;
+use super::histogram::LatencyHistogram;
 use std::fmt::{Display, Write};
 
-/// The content type of what [`Text`] writes.
+/// Content type of the output of [`MetricsText`].
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a metric is.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Counter,
@@ -18,14 +18,14 @@ pub(crate) enum Kind {
     Histogram,
 }
 
-/// Metrics, being written.
+/// Metrics text being written.
 #[derive(Default)]
-pub(crate) struct Text(String);
+pub(crate) struct MetricsText(String);
 
 /// Names and values of labels.
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-impl Text {
+impl MetricsText {
     pub(crate) fn head(&mut self, name: &str, kind: Kind, help: &str) {
         let kind = match kind {
             Kind::Counter => "counter",
@@ -40,13 +40,13 @@ impl Text {
         self.line(format_args!("{name}{labels} {value}"));
     }
 
-    /// A metric of one sample.
+    /// Writes a metric with one sample.
     pub(crate) fn single(&mut self, name: &str, kind: Kind, help: &str, value: impl Display) {
         self.head(name, kind, help);
         self.sample(name, &[], value);
     }
 
-    pub(crate) fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &Histogram) {
+    pub(crate) fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &LatencyHistogram) {
         let mut count = 0;
         for (end, below) in histogram.cumulative() {
             let end = if end.is_finite() { end.to_string() } else { "+Inf".to_owned() };
@@ -64,12 +64,12 @@ impl Text {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        writeln!(self.0, "{line}").expect("a String takes every write");
+        writeln!(self.0, "{line}").expect("writing to a String does not fail");
     }
 }
 
-/// The labels in their braces. Values are names from closed sets or from configuration, where a name has letters, digits,
-/// '.', '_', '-' and '/' only; so nothing in them has to be escaped.
+/// Formats labels in braces. Values are names from closed sets or from configuration, where a name has only letters,
+/// digits, '.', '_', '-' and '/'; so escaping is not needed.
 fn braces(labels: Labels<'_>, end: Option<&str>) -> String {
     let all = labels.iter().copied().chain(end.map(|end| ("le", end)));
     let inside = all.map(|(name, value)| format!("{name}=\"{value}\"")).collect::<Vec<_>>().join(",");
@@ -82,12 +82,12 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_written_is_the_format_that_prometheus_reads() {
-        let mut text = Text::default();
+    fn the_output_is_the_prometheus_text_format() {
+        let mut text = MetricsText::default();
         text.head("a_total", Kind::Counter, "What.");
         text.sample("a_total", &[("priority", "bulk"), ("code", "ok")], 3);
         text.single("b", Kind::Gauge, "Else.", 0.5);
-        let histogram = Histogram::default();
+        let histogram = LatencyHistogram::default();
         [150, 250_000].iter().for_each(|us| histogram.observe(Duration::from_micros(*us)));
         text.histogram("c_seconds", &[("x", "y")], &histogram);
         let text = text.finish();

@@ -1,4 +1,4 @@
-//! The audit's hands: finds the files of receipts and reads them in order.
+//! File access of the receipts audit: finds the files of receipts and reads them in order.
 
 use super::file::{Name, list};
 use gateway_core::receipt::audit::{Audit, Demands, Report};
@@ -7,11 +7,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The files of receipts in these folders, in order of chain and number.
+/// Returns the files of receipts in these directories, in order of chain and number.
 ///
 /// # Errors
 ///
-/// When a folder cannot be read; which.
+/// Returns the directory that cannot be read, and why.
 pub fn files_in(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
     let mut found: Vec<(Name, &Path)> = Vec::new();
     for dir in dirs {
@@ -22,11 +22,11 @@ pub fn files_in(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> 
     Ok(found.into_iter().map(|(name, dir)| name.in_dir(dir)).collect())
 }
 
-/// Audits these files, one in memory at a time; `read` is called after each.
+/// Audits these files, one in memory at a time; calls `read` after each.
 ///
 /// # Errors
 ///
-/// When a file cannot be read; which.
+/// Returns the file that cannot be read, and why.
 pub fn audit(
     files: &[PathBuf],
     catalogue: &Catalogue,

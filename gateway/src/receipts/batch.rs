@@ -1,4 +1,4 @@
-//! Receipts on their way into a file: entries made of what was told, and the lines that go out in one write.
+//! Receipts to be written: the conversion of messages to entries, and the lines of one write.
 
 use super::{Received, Receiving};
 use gateway_core::receipt::PseudonymKey;
@@ -8,18 +8,18 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Pseudonyms that are remembered: a hash of four blocks each, and two hundred bytes. A spoke is told names by whoever
-/// sends to it; beyond this they are forgotten and made again.
+/// Maximum number of cached pseudonyms: each takes a hash of four blocks and two hundred bytes. The tenant names at a
+/// spoke come from its peers; beyond this number the cache is cleared and pseudonyms are computed again.
 const PSEUDONYMS_MAX: usize = 4096;
 
-/// Lines that are not in a file yet, and where the chain stands behind them.
+/// Lines that are not in a file yet, and the head of the chain after them.
 pub(super) struct Batch {
     pub(super) lines: Vec<u8>,
     pub(super) head: Head,
 }
 
 impl Batch {
-    /// Nothing yet, to follow `head`.
+    /// Creates an empty batch that follows `head`.
     pub(super) fn after(head: Head) -> Batch {
         Batch { lines: Vec::new(), head }
     }
@@ -29,7 +29,7 @@ impl Batch {
     }
 }
 
-/// Makes pseudonyms, and remembers them.
+/// Computes and caches pseudonyms.
 pub(super) struct Pseudonyms {
     key: PseudonymKey,
     known: BTreeMap<String, String>,
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pseudonyms_are_the_same_whether_they_are_remembered_or_not() {
+    fn pseudonyms_are_the_same_whether_cached_or_not() {
         let key = PseudonymKey::new(b"0123456789abcdef").unwrap();
         let mut pseudonyms = Pseudonyms::new(key.clone());
         for number in 0..PSEUDONYMS_MAX {

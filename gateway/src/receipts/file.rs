@@ -1,7 +1,8 @@
-//! The files of a chain, and what is found in them when a process starts.
+//! Files of a chain, and recovery of its position when a process starts.
 //!
-//! `receipts-CHAIN-NUMBER.log`, beside a lock that says that a living process writes the chain. A process goes on with the
-//! newest chain of its folder that nobody holds; while one hands over to another, each has its own.
+//! A file is named `receipts-CHAIN-NUMBER.log`; a lock file beside it is held by the process that writes the chain. A
+//! process continues the newest chain of its directory that no other process holds; during a handover each process has
+//! its own.
 
 use gateway_core::receipt::chain::{Head, entry_of};
 use gateway_core::receipt::entry::{Entry, Role};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "receipts-";
 const SUFFIX: &str = ".log";
 
-/// A file of receipts by its name.
+/// Name of a file of receipts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
     pub(super) chain: String,
@@ -30,7 +31,7 @@ impl Name {
     }
 }
 
-/// The files of a folder, in order of chain and number.
+/// Returns the receipts files of a directory, in order of chain and number.
 pub(super) fn list(dir: &Path) -> io::Result<Vec<Name>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -40,7 +41,7 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<Name>> {
     Ok(names)
 }
 
-/// Takes a chain for this process, until what is returned is dropped; `None` if another process has it.
+/// Locks a chain for this process until the returned file is dropped; `None` if another process holds it.
 pub(super) fn lock(dir: &Path, chain: &str) -> io::Result<Option<File>> {
     let path = dir.join(format!("{PREFIX}{chain}.lock"));
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
@@ -51,43 +52,48 @@ pub(super) fn lock(dir: &Path, chain: &str) -> io::Result<Option<File>> {
     }
 }
 
-/// Where a chain stands.
+/// End of a chain, where it is continued.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    /// Of its last file.
+pub(super) struct ChainPosition {
+    /// Number of its last file.
     pub(super) number: u32,
     pub(super) head: Head,
-    /// Bytes of that file that are good.
+    /// Valid bytes of that file.
     pub(super) len: u64,
-    /// Bytes after them.
+    /// Bytes after the valid ones.
     pub(super) torn_bytes: u64,
-    /// Whether its last entry says that it was closed.
+    /// Whether its last entry is the entry that closes the chain.
     pub(super) clean: bool,
-    /// Who wrote it and where; absent while nothing of it is readable.
+    /// Role and region of the process that wrote it; absent while no line is readable.
     pub(super) writer: Option<(Role, String)>,
 }
 
-impl Standing {
-    /// Where a chain stands that has not begun.
-    pub(super) fn nowhere() -> Standing {
-        Standing { number: 0, head: Head::default(), len: 0, torn_bytes: 0, clean: true, writer: None }
+impl ChainPosition {
+    /// Returns the position of a chain that has not begun.
+    pub(super) fn start() -> ChainPosition {
+        ChainPosition { number: 0, head: Head::default(), len: 0, torn_bytes: 0, clean: true, writer: None }
     }
 }
 
-/// Reads where a chain stands from its last file; `None` if that cannot be continued, because something in the middle of
-/// it is wrong.
-pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing>> {
+/// Reads the position of a chain from its last file; `None` if the chain cannot be continued because a line before the
+/// end is invalid.
+pub(super) fn position(dir: &Path, files: &[Name]) -> io::Result<Option<ChainPosition>> {
     let Some((last, before)) = files.split_last() else { return Ok(None) };
     let content = fs::read(last.in_dir(dir))?;
     let whole = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     let torn_bytes = (content.len() - whole) as u64;
     if whole == 0 {
-        // It was being begun: the chain stands where the file before it ended, and this one is begun again.
+        // The file was just being created: the position is that of the file before it, and this one is created again.
         let before = match before {
-            [] => Some(Standing::nowhere()),
-            before => standing(dir, before)?,
+            [] => Some(ChainPosition::start()),
+            before => position(dir, before)?,
         };
-        return Ok(before.map(|standing| Standing { number: last.number, len: 0, torn_bytes, ..standing }));
+        return Ok(before.map(|position| ChainPosition {
+            number: last.number,
+            len: 0,
+            torn_bytes,
+            ..position
+        }));
     }
     let mut lines = content[..whole].split_inclusive(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
     let first = lines.next().unwrap_or_default();
@@ -102,7 +108,7 @@ pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing
         }
         clean = matches!(entry, Some(Entry::Closed { .. }));
     }
-    Ok(Some(Standing { number: last.number, head, len: whole as u64, torn_bytes, clean, writer }))
+    Ok(Some(ChainPosition { number: last.number, head, len: whole as u64, torn_bytes, clean, writer }))
 }
 
 #[cfg(test)]
@@ -110,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_leads_back_to_its_chain_and_number() {
+    fn a_file_name_parses_to_its_chain_and_number() {
         let name = Name { chain: "0192ab".to_owned(), number: 12 };
         let path = name.in_dir(Path::new("/d"));
         assert_eq!(path, Path::new("/d/receipts-0192ab-00000012.log"));

@@ -1,27 +1,27 @@
-//! Receipts on disk: one chain for each process, written off the request path by one thread.
+//! Receipts on disk: one chain per process, written by one thread off the request path.
 //!
-//! A request hands over what there is to say of it when it is over ([`Recorder::record`]): one move into a bounded queue,
-//! which never waits. A [`writer`] thread turns it into entries, appends them to the current file and makes them durable
-//! at least once a second. What cannot be written is counted, and written as a gap as soon as something can be: nothing is
+//! A finished request hands its record over ([`Recorder::record`]): one move into a bounded queue, which never waits. A
+//! [`writer`] thread converts it into entries, appends them to the current file and makes them durable at least once a
+//! second. Receipts that cannot be written are counted, and recorded as a gap as soon as a write succeeds: none is
 //! dropped silently, and no request waits for a disk.
 //!
-//! With `required = true` a request of a locked deployment is admitted only with a [`Promise`] of a place in the queue, and
-//! forwarded only when the receipt of that is durable ([`Recorder::commit`]): the writer makes one fsync for all requests
-//! that wait for one (group commit). Without it nothing is forwarded, and the request is rejected.
+//! With `required = true` a request of a locked deployment is admitted only with a [`QueueSlot`], and forwarded only
+//! when its write-ahead receipt is durable ([`Recorder::commit`]): the writer makes one fsync for all requests that
+//! wait for one (group commit). If that fails, the request is rejected and not forwarded.
 //!
-//! The process that owns the chain ends it ([`Writing::finish`]); it does not depend on who else still has a [`Recorder`].
+//! The process that owns the chain closes it ([`WriterHandle::finish`]), even while others still hold a [`Recorder`].
 
 mod audit;
 mod batch;
-mod before;
 mod file;
+mod write_ahead;
 mod writer;
 
 pub use audit::{audit, files_in};
-pub(crate) use before::{Before, Receiving, Sending};
+pub(crate) use write_ahead::{Receiving, Sending, WriteAhead};
 
-use crate::events::Finished;
-use crate::metrics::{Count, Histogram, Kind, Text};
+use crate::events::FinishedRequest;
+use crate::metrics::{Kind, LatencyHistogram, MetricsText, RelaxedCounter};
 use gateway_core::receipt::entry::{Role, Why};
 use gateway_core::receipt::{AttemptKey, Essence, PseudonymKey, ReceiptId};
 use gateway_core::words::Ended;
@@ -37,35 +37,34 @@ use std::thread::Thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot};
 
-/// Requests whose receipts wait to be written: a second of a busy edge, at about 300 bytes each.
+/// Maximum number of queued messages: a second of a busy gateway, at about 300 bytes each.
 pub const QUEUE_MAX: usize = 16_384;
-/// A file that has grown to this is followed by another: ten minutes of 250 requests/s, and read by an audit at once.
+/// File size at which the next file is begun: ten minutes of 250 requests/s. An audit reads one file at a time.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Timeout for a receipt to become durable. A disk that takes longer for one fsync does not respond.
+/// Timeout for a receipt to become durable. A disk that takes longer for one fsync is considered failed.
 const COMMIT_MAX: Duration = Duration::from_secs(5);
 
-/// How receipts are kept.
+/// Configuration of receipts.
 #[derive(Clone)]
 pub struct ReceiptsConfig {
-    /// The folder of their files.
+    /// Directory of the files.
     pub dir: PathBuf,
-    /// What makes a tenant's pseudonym.
+    /// Key of the tenants' pseudonyms.
     pub key: PseudonymKey,
-    /// Whether requests of locked deployments are refused when their receipts cannot be kept.
+    /// Whether requests of locked deployments are rejected when their receipts cannot be written.
     pub required: bool,
-    /// [`QUEUE_MAX`], and in tests less.
+    /// Queue capacity: [`QUEUE_MAX`], and less in tests.
     pub queue: usize,
-    /// [`FILE_BYTES_MAX`], and in tests less.
+    /// File size limit: [`FILE_BYTES_MAX`], and less in tests.
     pub file_bytes: u64,
 }
 
 impl ReceiptsConfig {
-    /// Receipts in `dir` under the key that stands in a file or in the environment, which are what a person wrote under
-    /// `[receipts]`.
+    /// Validates the `[receipts]` section, and reads the key from its file or environment variable.
     ///
     /// # Errors
     ///
-    /// Every problem, each naming the key, the value and what to write instead.
+    /// Returns every problem, each with the key, the value and the fix.
     pub fn read(
         raw: RawReceipts,
         base: &Path,
@@ -102,88 +101,88 @@ impl ReceiptsConfig {
     }
 }
 
-/// `[receipts]`, as a person writes it.
+/// Raw `[receipts]` section.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawReceipts {
-    /// The folder of their files.
+    /// Directory of the files.
     pub dir: PathBuf,
-    /// The file with the key of tenants' pseudonyms,
+    /// File with the key of the tenants' pseudonyms.
     pub key_file: Option<PathBuf>,
-    /// or the variable that holds it.
+    /// Environment variable with that key.
     pub key_env: Option<String>,
     /// [`ReceiptsConfig::required`].
     #[serde(default)]
     pub required: bool,
 }
 
-/// What a region's door says of a request, once it is over.
+/// Record of a finished request at the ingress.
 pub(crate) struct Received {
     pub(crate) request: String,
     pub(crate) attempt: u32,
     pub(crate) tenant: Option<String>,
     pub(crate) deployment: Option<DeploymentName>,
-    /// As it was written; absent where there is no condition.
+    /// Residency header as received; absent where there is none.
     pub(crate) residency: Option<String>,
     pub(crate) at_ms: u64,
     pub(crate) took: Duration,
     pub(crate) outcome: &'static str,
-    /// The key of the attempt, if its gateway gave one.
+    /// Key of the attempt, if its gateway sent one.
     pub(crate) key: Option<AttemptKey>,
-    /// The number of its [`Receiving`], if there is one.
+    /// Number of its [`Receiving`] entry, if there is one.
     pub(crate) number: Option<u64>,
 }
 
-/// Something to be written.
-pub(crate) enum Told {
-    /// What an edge knows of a request that is over.
-    Sent(Arc<Finished>),
-    /// What a region's door says of one.
+/// Message to the writer.
+pub(crate) enum WriterMessage {
+    /// Finished request of a gateway.
+    Finished(Arc<FinishedRequest>),
+    /// Finished request of an ingress.
     Received(Box<Received>),
     /// Entry that is made durable before a request is forwarded, and the channel that reports it.
-    Before(Box<Before>, oneshot::Sender<bool>),
-    /// Nothing comes after this.
+    WriteAhead(Box<WriteAhead>, oneshot::Sender<bool>),
+    /// End of the chain. No message follows.
     Close,
 }
 
-impl Told {
-    /// How many receipts it is. A request that waits to be forwarded has none yet: if this cannot be written it is not
-    /// forwarded, and nothing is missing.
+impl WriterMessage {
+    /// Returns the number of receipts in the message. A write-ahead entry counts as none: if it cannot be written, the
+    /// request is not forwarded, so no receipt is missing.
     fn receipts(&self) -> u64 {
         match self {
-            // Nothing was sent before it was understood, and by whom it was asked.
-            Told::Sent(request) => {
+            // A request is sent only after it was parsed and authenticated.
+            WriterMessage::Finished(request) => {
                 let sent = |end| Ended::from(end) != Ended::ReceiptUnavailable;
                 request.trail.attempts().filter(|attempt| sent(attempt.end)).count() as u64
             }
-            Told::Received(_) => 1,
-            Told::Before(..) | Told::Close => 0,
+            WriterMessage::Received(_) => 1,
+            WriterMessage::WriteAhead(..) | WriterMessage::Close => 0,
         }
     }
 }
 
-/// What the writer and those who tell it share.
+/// State shared by the writer and its recorders.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// Receipts that found the queue full and are in no gap yet, and since when.
+    /// Receipts that did not fit into the queue and are not in a gap yet, and since when.
     overflowed: AtomicU64,
     overflowed_since_ms: AtomicU64,
-    /// The disk does not take what it is given.
+    /// Whether the last write failed.
     failing: AtomicBool,
-    written: Count,
-    bytes: Count,
-    syncs: Count,
-    /// Receipts that were lost, by why; they are in a gap, or will be.
-    lost: [Count; 3],
-    /// Requests that were rejected for want of a receipt, and since when some of them were not written yet.
-    rejected: Count,
+    written: RelaxedCounter,
+    bytes: RelaxedCounter,
+    syncs: RelaxedCounter,
+    /// Lost receipts by reason; each is or will be part of a gap.
+    lost: [RelaxedCounter; 3],
+    /// Requests rejected for lack of a receipt, and the time of the first that is not recorded yet.
+    rejected: RelaxedCounter,
     rejected_since_ms: AtomicU64,
     /// Histogram of the time until a receipt is durable.
-    commits: Histogram,
+    commits: LatencyHistogram,
 }
 
 impl Shared {
-    fn lost(&self, why: Why) -> &Count {
+    fn lost(&self, why: Why) -> &RelaxedCounter {
         &self.lost[why as usize]
     }
 
@@ -191,30 +190,32 @@ impl Shared {
         self.failing.load(Ordering::Relaxed)
     }
 
-    /// A request was rejected, or an attempt not made, for want of a receipt.
+    /// Counts a request that was rejected, or an attempt that was not made, for lack of a receipt.
     fn reject(&self) {
         let _ = self.rejected_since_ms.compare_exchange(0, now_ms(), Ordering::Relaxed, Ordering::Relaxed);
         self.rejected.add(1);
     }
 }
 
-/// Why there can be no receipts.
+/// Error that prevents receipts.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiptsError {
-    /// The folder or a file in it cannot be used.
-    #[error("receipts cannot be kept in {dir}: {source}; make the folder writable, or give another")]
+    /// The directory or a file in it cannot be used.
+    #[error(
+        "receipts cannot be written in {dir}: {source}; make the directory writable, or set receipts.dir to another"
+    )]
     Dir {
-        /// Which.
+        /// Directory.
         dir: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// Where receipts are handed in.
+/// Handle by which requests submit receipts.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    queue: mpsc::Sender<Told>,
+    queue: mpsc::Sender<WriterMessage>,
     shared: Arc<Shared>,
     chain: Arc<str>,
     required: bool,
@@ -224,111 +225,113 @@ pub(crate) struct Recorder {
     writer: Thread,
 }
 
-/// The end of the chain, which its owner makes.
-pub(crate) struct Writing {
-    queue: mpsc::Sender<Told>,
+/// Handle of the writer, with which the owner closes the chain.
+pub(crate) struct WriterHandle {
+    queue: mpsc::Sender<WriterMessage>,
     done: oneshot::Receiver<()>,
 }
 
-/// A place in the queue.
-pub(crate) struct Promise(mpsc::OwnedPermit<Told>);
+/// Reserved slot of the queue.
+pub(crate) struct QueueSlot(mpsc::OwnedPermit<WriterMessage>);
 
-/// A receipt could not be made durable.
+/// Error: a receipt could not be made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NoReceipt;
+pub(crate) struct CommitFailed;
 
 impl Recorder {
-    /// Opens the chain of this process, or goes on with one that another has left, and starts its writer.
+    /// Opens a chain for this process, or continues one that another process left, and starts its writer.
     ///
     /// # Errors
     ///
-    /// When the folder cannot be used.
+    /// Fails if the directory cannot be used.
     pub(crate) fn start(
         config: &ReceiptsConfig,
         role: Role,
-        place: &RegionId,
+        location: &RegionId,
         regions: Vec<RegionId>,
-    ) -> Result<(Recorder, Writing), ReceiptsError> {
-        let (queue, told) = mpsc::channel(config.queue);
+    ) -> Result<(Recorder, WriterHandle), ReceiptsError> {
+        let (queue, messages) = mpsc::channel(config.queue);
         let shared = Arc::new(Shared::default());
         let process = rand::rng().random();
         let dir_problem = |source| ReceiptsError::Dir { dir: config.dir.display().to_string(), source };
-        let writer = writer::Writer::open(config, role, place, regions, process, shared.clone())
+        let writer = writer::Writer::open(config, role, location, regions, process, shared.clone())
             .map_err(dir_problem)?;
         let chain: Arc<str> = writer.chain().into();
         let (ended, done) = oneshot::channel();
         let run = move || {
-            writer.run(told);
-            // Whoever waits may have given up.
+            writer.run(messages);
+            // The owner may have stopped waiting.
             ended.send(()).ok();
         };
         let thread = supervision::task::thread("receipts", run).map_err(dir_problem)?;
-        let writing = Writing { queue: queue.clone(), done };
+        let writing = WriterHandle { queue: queue.clone(), done };
         let (required, writer) = (config.required, thread.thread().clone());
         let numbers = Arc::new(AtomicU64::new(1));
         Ok((Recorder { queue, shared, chain, required, process, numbers, writer }, writing))
     }
 
-    /// Whether a request of a locked deployment needs a [`Promise`], and a receipt before it is forwarded.
+    /// Returns whether a request of a locked deployment needs a [`QueueSlot`], and a durable receipt before it is
+    /// forwarded.
     pub(crate) fn required(&self) -> bool {
         self.required
     }
 
-    /// The next number of an attempt or arrival of this process.
+    /// Returns the next number of an attempt or arrival of this process.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The key of the attempt with this number.
+    /// Returns the key of the attempt with this number.
     pub(crate) fn key(&self, number: u64) -> AttemptKey {
         AttemptKey { gateway: self.process, number }
     }
 
-    /// A place for one request's receipts, if there is one and the disk takes what it is given.
-    pub(crate) fn promise(&self) -> Option<Promise> {
+    /// Reserves a slot for one request's receipts; `None` if the queue is full or the last write failed.
+    pub(crate) fn reserve(&self) -> Option<QueueSlot> {
         let failing = self.shared.failing();
-        let place = (!failing).then(|| self.queue.clone().try_reserve_owned().ok()).flatten();
-        if place.is_none() {
+        let slot = (!failing).then(|| self.queue.clone().try_reserve_owned().ok()).flatten();
+        if slot.is_none() {
             self.shared.reject();
         }
-        place.map(Promise)
+        slot.map(QueueSlot)
     }
 
-    /// Makes the receipt of a request durable that is about to be forwarded.
+    /// Makes the receipt of a request durable before the request is forwarded.
     ///
     /// # Errors
     ///
-    /// When it is not known to be durable; then nothing of the request may be forwarded.
-    pub(crate) async fn commit(&self, before: Before) -> Result<(), NoReceipt> {
-        let begun = Instant::now();
-        let (answer, answered) = oneshot::channel();
-        if self.queue.try_send(Told::Before(Box::new(before), answer)).is_err() {
+    /// Fails if the receipt is not known to be durable; the request must not be forwarded then.
+    pub(crate) async fn commit(&self, entry: WriteAhead) -> Result<(), CommitFailed> {
+        let started = Instant::now();
+        let (reply, durable) = oneshot::channel();
+        if self.queue.try_send(WriterMessage::WriteAhead(Box::new(entry), reply)).is_err() {
             self.shared.reject();
-            return Err(NoReceipt);
+            return Err(CommitFailed);
         }
         self.writer.unpark();
-        let durable = tokio::time::timeout(COMMIT_MAX, answered).await;
-        self.shared.commits.observe(begun.elapsed());
+        let durable = tokio::time::timeout(COMMIT_MAX, durable).await;
+        self.shared.commits.observe(started.elapsed());
         if matches!(durable, Ok(Ok(true))) {
             return Ok(());
         }
         self.shared.reject();
-        Err(NoReceipt)
+        Err(CommitFailed)
     }
 
-    /// Hands over what there is to say of a request. Never waits: without a place it is counted, and becomes part of a gap.
-    pub(crate) fn record(&self, told: Told, promise: Option<Promise>) {
-        if let Some(Promise(place)) = promise {
-            drop(place.send(told));
+    /// Submits a message. Never waits: if the queue is full and no slot was reserved, its receipts are counted and
+    /// become part of a gap.
+    pub(crate) fn record(&self, message: WriterMessage, slot: Option<QueueSlot>) {
+        if let Some(QueueSlot(slot)) = slot {
+            drop(slot.send(message));
             return;
         }
-        if told.receipts() == 0 {
+        if message.receipts() == 0 {
             return;
         }
-        if let Err(mpsc::error::TrySendError::Full(told) | mpsc::error::TrySendError::Closed(told)) =
-            self.queue.try_send(told)
+        if let Err(mpsc::error::TrySendError::Full(message) | mpsc::error::TrySendError::Closed(message)) =
+            self.queue.try_send(message)
         {
-            let receipts = told.receipts();
+            let receipts = message.receipts();
             let _ = self.shared.overflowed_since_ms.compare_exchange(
                 0,
                 now_ms(),
@@ -340,7 +343,7 @@ impl Recorder {
         }
     }
 
-    /// The identifier that the receipt of an attempt has or will have.
+    /// Returns the identifier that the receipt of an attempt has or will have.
     pub(crate) fn id(
         &self,
         request: &str,
@@ -354,26 +357,26 @@ impl Recorder {
         Essence { chain: &self.chain, request, attempt, region, residency, at_ms, key }.id()
     }
 
-    /// For whoever shows how it is. It does not keep the writer from ending.
-    pub(crate) fn gauge(&self) -> Gauge {
-        Gauge { queue: self.queue.downgrade(), shared: self.shared.clone() }
+    /// Returns the metrics. They do not keep the writer from ending.
+    pub(crate) fn metrics(&self) -> ReceiptMetrics {
+        ReceiptMetrics { queue: self.queue.downgrade(), shared: self.shared.clone() }
     }
 }
 
-/// What can be seen of a [`Recorder`].
+/// Metrics of a [`Recorder`].
 #[derive(Clone)]
-pub(crate) struct Gauge {
-    queue: mpsc::WeakSender<Told>,
+pub(crate) struct ReceiptMetrics {
+    queue: mpsc::WeakSender<WriterMessage>,
     shared: Arc<Shared>,
 }
 
-impl Gauge {
-    pub(crate) fn render(&self, text: &mut Text) {
+impl ReceiptMetrics {
+    pub(crate) fn render(&self, text: &mut MetricsText) {
         let Shared { written, bytes, syncs, rejected, .. } = &*self.shared;
         for (name, help, count) in [
             ("meridian_receipts_written_total", "Receipts that were written.", written),
-            ("meridian_receipts_bytes_total", "Bytes of receipts files.", bytes),
-            ("meridian_receipts_syncs_total", "Times that they were made durable.", syncs),
+            ("meridian_receipts_bytes_total", "Bytes written to receipts files.", bytes),
+            ("meridian_receipts_syncs_total", "Fsyncs of receipts files.", syncs),
             (
                 "meridian_receipts_rejected_total",
                 "Requests that were rejected because their receipt could not be made durable.",
@@ -383,37 +386,46 @@ impl Gauge {
             text.single(name, Kind::Counter, help, count.get());
         }
         let name = "meridian_receipts_missing_total";
-        text.head(name, Kind::Counter, "Receipts that could not be written and are part of a gap, by why.");
+        text.head(
+            name,
+            Kind::Counter,
+            "Receipts that could not be written and are part of a gap, by reason.",
+        );
         let whys = [(Why::QueueFull, "queue_full"), (Why::Disk, "disk"), (Why::Unsynced, "unsynced")];
         for (why, word) in whys {
-            text.sample(name, &[("why", word)], self.shared.lost(why).get());
+            text.sample(name, &[("reason", word)], self.shared.lost(why).get());
         }
         let name = "meridian_receipts_commit_seconds";
         text.head(name, Kind::Histogram, "Time that requests waited for their receipts to be durable.");
         text.histogram(name, &[], &self.shared.commits);
         let failing = u8::from(self.shared.failing());
         let name = "meridian_receipts_failing";
-        text.single(name, Kind::Gauge, "1 while the disk does not take receipts.", failing);
+        text.single(name, Kind::Gauge, "1 while receipts cannot be written to disk.", failing);
         if let Some(queue) = self.queue.upgrade() {
             let (max, waiting) = (queue.max_capacity(), queue.max_capacity() - queue.capacity());
             let name = "meridian_receipts_waiting";
             text.single(name, Kind::Gauge, "Requests whose receipts wait to be written.", waiting);
-            text.single("meridian_receipts_waiting_max", Kind::Gauge, "How many may.", max);
+            text.single(
+                "meridian_receipts_waiting_max",
+                Kind::Gauge,
+                "Capacity of the queue of receipts.",
+                max,
+            );
         }
     }
 }
 
-impl Writing {
-    /// Ends the chain when everything is written that was handed in before, and waits for that, for so long at most.
+impl WriterHandle {
+    /// Closes the chain after all messages submitted before are written; waits for that at most `within`.
     pub(crate) async fn finish(self, within: Duration) {
-        let Writing { queue, done } = self;
+        let WriterHandle { queue, done } = self;
         let written = async {
-            if queue.send(Told::Close).await.is_ok() {
+            if queue.send(WriterMessage::Close).await.is_ok() {
                 done.await.ok();
             }
         };
         if tokio::time::timeout(within, written).await.is_err() {
-            tracing::error!(?within, "the last receipts were not written in time");
+            tracing::error!(?within, "writing the last receipts timed out");
         }
     }
 }

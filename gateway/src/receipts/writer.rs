@@ -1,22 +1,23 @@
-//! Writes a chain: one thread, one file at a time.
+//! Writer of a chain: one thread, one file at a time.
 //!
-//! A batch is appended whole or not at all: what a failed write has left is cut off before the next, and the chain stands
-//! where it stood. What could not be written is a gap, which goes first as soon as something can be written again.
+//! A batch is appended as a whole or not at all: the partial lines of a failed write are truncated before the next
+//! write, and the position of the chain is unchanged. Receipts that could not be written become a gap entry, which
+//! precedes everything else in the next successful write.
 //!
-//! A batch in which somebody waits for a receipt is made durable before anybody is answered; those who come meanwhile wait for
-//! the next one. So one fsync serves all that have come in the time of the one before.
+//! A batch that contains write-ahead entries is made durable before any of their requests is notified; requests that
+//! arrive meanwhile wait for the next batch. So one fsync serves all requests that arrived during the previous one.
 //!
-//! The thread looks for work fifty times a second instead of being woken by each request: waking a thread costs more than
-//! everything else that a request does here. Having slept, it would then be let run to the end by the kernel, a third of a
-//! millisecond at 12,000 requests a second, while whoever answers requests waits for the core; so it gives way after each
-//! handful, for as long as that costs it little. Only a request that waits for its receipt wakes it.
+//! The thread polls fifty times a second instead of being woken by each request: waking a thread costs more than
+//! everything else a request does here. After a sleep the kernel would let it run to the end, a third of a millisecond
+//! at 12,000 requests a second, while reactor threads wait for the core; so it yields after every few entries, as long
+//! as that is cheap. Only a request that waits for its receipt wakes the thread.
 
 mod entries;
 
 use super::batch::{Batch, Pseudonyms, received};
-use super::before::Before;
-use super::file::{Name, Standing, list, lock, standing};
-use super::{ReceiptsConfig, Shared, Told, now_ms};
+use super::file::{ChainPosition, Name, list, lock, position};
+use super::write_ahead::WriteAhead;
+use super::{ReceiptsConfig, Shared, WriterMessage, now_ms};
 use gateway_core::receipt::chain::Head;
 use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
 use gateway_core::residency::Residency;
@@ -33,82 +34,82 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Requests that are written at once: a few hundred KiB.
+/// Messages written at once: a few hundred KiB.
 const BATCH_MAX: usize = 1024;
-/// Requests between two offers of the core to others: some ten microseconds of hashing.
+/// Entries between two yields: some ten microseconds of hashing.
 const HANDFUL: usize = 8;
-/// For how long of a batch. On a core that others never leave idle each offer costs some milliseconds, in which as many
-/// requests come as a batch holds; a writer that stayed so polite would lose receipts.
+/// Time within a batch after which it stops yielding. On a core that is never idle each yield costs some milliseconds,
+/// in which as many requests arrive as a batch holds; a writer that kept yielding would lose receipts.
 const GIVES_WAY: Duration = Duration::from_millis(5);
-/// Between two looks for work.
+/// Poll interval.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Between two tries at a disk that does not take what it is given.
+/// Retry interval while writes fail.
 const RETRY: Duration = Duration::from_millis(250);
-/// How long a receipt may be in the machine's memory only.
+/// Maximum time until a written receipt is synced to disk.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
 
-/// The writer of a chain.
+/// Writer of a chain.
 pub(super) struct Writer {
     dir: PathBuf,
     role: Role,
-    place: RegionId,
+    location: RegionId,
     /// Prefix of the keys of this process's attempts.
     process: u64,
-    /// By their index.
+    /// Region names by index.
     regions: Vec<RegionId>,
     shared: Arc<Shared>,
     file_bytes: u64,
     chain: String,
     /// Held while this process writes the chain.
     _lock: File,
-    /// The current file; none before the first, and after one that could not be made durable.
+    /// Current file; `None` before the first, and after a failed sync.
     file: Option<File>,
     number: u32,
     head: Head,
-    /// Bytes of the current file that are good.
+    /// Valid bytes of the current file.
     len: u64,
-    /// There may be more than that.
+    /// Whether the file may be longer than `len`.
     dirty: bool,
     /// Policies of the current file with their numbers.
     policies: HashMap<RegionSet, Vec<(Residency, u32)>>,
     pseudonyms: Pseudonyms,
     policies_known: usize,
     next_policy: u32,
-    /// Receipts that are missing and since when.
+    /// Missing receipts by reason, and since when.
     gaps: BTreeMap<Why, (u64, u64)>,
-    /// Receipts that are written and may not be durable, and since when.
+    /// Receipts that are written but not synced, and since when.
     unsynced: u64,
     unsynced_since: Option<Instant>,
-    /// Numbers of receipts that are durable and whose outcome was not written.
+    /// Numbers of durable write-ahead receipts whose outcome is not written yet.
     open: HashSet<u64>,
-    /// Of the requests that were rejected, how many the chain tells of.
+    /// Rejected requests that the chain already records.
     rejected_written: u64,
 }
 
 impl Writer {
-    /// Goes on with the newest chain of the folder that nobody holds, or begins one.
+    /// Continues the newest chain of the directory that no other process holds, or begins one.
     pub(super) fn open(
         config: &ReceiptsConfig,
         role: Role,
-        place: &RegionId,
+        location: &RegionId,
         regions: Vec<RegionId>,
         process: u64,
         shared: Arc<Shared>,
     ) -> io::Result<Writer> {
         let ReceiptsConfig { dir, key, required: _, queue: _, file_bytes } = config;
         fs::create_dir_all(dir)?;
-        let left = take_over(dir, role, place)?;
-        let resumed = left.is_some();
-        let (chain, held, stands) = match left {
-            Some(left) => left,
+        let existing = take_over(dir, role, location)?;
+        let resumed = existing.is_some();
+        let (chain, lock_file, position) = match existing {
+            Some(existing) => existing,
             None => {
-                // Begins with the time, so that the newest is the last by name.
+                // The name begins with the time, so the newest chain sorts last.
                 let chain = format!("{:012x}{:08x}", now_ms(), rand::rng().random::<u32>());
-                let held = lock(dir, &chain)?.ok_or(io::ErrorKind::AlreadyExists)?;
-                (chain, held, Standing::nowhere())
+                let lock_file = lock(dir, &chain)?.ok_or(io::ErrorKind::AlreadyExists)?;
+                (chain, lock_file, ChainPosition::start())
             }
         };
-        let Standing { number, head, len, torn_bytes, clean, writer: _ } = stands;
+        let ChainPosition { number, head, len, torn_bytes, clean, writer: _ } = position;
         if torn_bytes > 0 {
             let torn = Name { chain: chain.clone(), number }.in_dir(dir);
             OpenOptions::new().write(true).open(torn)?.set_len(len)?;
@@ -116,15 +117,15 @@ impl Writer {
         let mut writer = Writer {
             dir: dir.clone(),
             role,
-            place: place.clone(),
+            location: location.clone(),
             process,
             regions,
             shared,
             file_bytes: *file_bytes,
             chain,
-            _lock: held,
+            _lock: lock_file,
             file: None,
-            // A file in which nothing is good is begun again.
+            // A file without valid bytes is created again.
             number: if len == 0 { number.saturating_sub(1) } else { number },
             head,
             len: 0,
@@ -144,7 +145,7 @@ impl Writer {
             let mut batch = Batch::after(writer.head);
             batch.put(&Entry::Resumed { at_ms: now_ms(), clean, torn_bytes });
             writer.append(batch)?;
-            tracing::info!(chain = writer.chain, clean, torn_bytes, "receipts go on");
+            tracing::info!(chain = writer.chain, clean, torn_bytes, "receipt chain resumed");
         }
         writer.sync();
         Ok(writer)
@@ -154,16 +155,16 @@ impl Writer {
         &self.chain
     }
 
-    /// Writes what it is told until it is told to close, or nobody can tell it anything any more.
-    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Told>) {
-        let mut told = Vec::with_capacity(BATCH_MAX);
-        while self.next(&mut queue, &mut told) {
-            if told.iter().any(|told| matches!(told, Told::Close)) {
+    /// Writes messages until `Close` or until all recorders are dropped.
+    pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterMessage>) {
+        let mut messages = Vec::with_capacity(BATCH_MAX);
+        while self.next(&mut queue, &mut messages) {
+            if messages.iter().any(|message| matches!(message, WriterMessage::Close)) {
                 queue.close();
                 break;
             }
-            let full = told.len() == BATCH_MAX;
-            self.write(&mut told);
+            let full = messages.len() == BATCH_MAX;
+            self.write(&mut messages);
             if self.unsynced_since.is_some_and(|since| since.elapsed() >= SYNC_PERIOD) {
                 self.sync();
             }
@@ -173,51 +174,51 @@ impl Writer {
                 std::thread::park_timeout(PAUSE);
             }
         }
-        // What was handed in until now.
-        while let Ok(one) = queue.try_recv() {
-            told.push(one);
+        // Messages submitted before the queue was closed.
+        while let Ok(message) = queue.try_recv() {
+            messages.push(message);
         }
-        self.write(&mut told);
+        self.write(&mut messages);
         self.close();
     }
 
-    /// Takes what there is, and waits only if there is nothing else to do; false once nobody is left to tell anything.
-    fn next(&self, queue: &mut mpsc::Receiver<Told>, told: &mut Vec<Told>) -> bool {
-        if !self.has_something_to_tell() && self.unsynced_since.is_none() && !self.shared.failing() {
-            return queue.blocking_recv_many(told, BATCH_MAX) > 0;
+    /// Takes the queued messages, and blocks only if there is no other work; returns false once all recorders are
+    /// dropped.
+    fn next(&self, queue: &mut mpsc::Receiver<WriterMessage>, messages: &mut Vec<WriterMessage>) -> bool {
+        if !self.has_unrecorded() && self.unsynced_since.is_none() && !self.shared.failing() {
+            return queue.blocking_recv_many(messages, BATCH_MAX) > 0;
         }
-        while told.len() < BATCH_MAX {
+        while messages.len() < BATCH_MAX {
             match queue.try_recv() {
-                Ok(one) => told.push(one),
+                Ok(message) => messages.push(message),
                 Err(mpsc::error::TryRecvError::Empty) => break,
-                Err(mpsc::error::TryRecvError::Disconnected) => return !told.is_empty(),
+                Err(mpsc::error::TryRecvError::Disconnected) => return !messages.is_empty(),
             }
         }
         true
     }
 
-    /// Something is missing, or was rejected, of which the chain does not tell yet.
-    fn has_something_to_tell(&self) -> bool {
+    /// Returns whether receipts are missing, or requests were rejected, that the chain does not record yet.
+    fn has_unrecorded(&self) -> bool {
         !self.gaps.is_empty() || self.shared.rejected.get() > self.rejected_written
     }
 
-    /// Writes what it was told, and before it what is missing. Requests that wait for a receipt are answered when all of it is
-    /// durable.
-    pub(super) fn write(&mut self, told: &mut Vec<Told>) {
+    /// Writes the gaps and then the messages. Requests that wait for a receipt are notified when all of it is durable.
+    pub(super) fn write(&mut self, messages: &mut Vec<WriterMessage>) {
         let overflowed = self.shared.overflowed.swap(0, Ordering::Acquire);
         if overflowed > 0 {
             let since = self.shared.overflowed_since_ms.swap(0, Ordering::Relaxed);
             self.miss(Why::QueueFull, overflowed, since);
         }
-        if told.is_empty() && !self.has_something_to_tell() {
+        if messages.is_empty() && !self.has_unrecorded() {
             return;
         }
-        let receipts = told.iter().map(Told::receipts).sum();
-        let written = self.try_write(told);
+        let receipts = messages.iter().map(WriterMessage::receipts).sum();
+        let written = self.try_write(messages);
         let mut waiting = Vec::new();
-        for told in told.drain(..) {
-            if let Told::Before(before, answer) = told {
-                waiting.push((before.number(), answer));
+        for message in messages.drain(..) {
+            if let WriterMessage::WriteAhead(entry, reply) = message {
+                waiting.push((entry.number(), reply));
             }
         }
         let was_failing = self.shared.failing();
@@ -231,29 +232,29 @@ impl Writer {
                     self.shared.failing.store(false, Ordering::Relaxed);
                     tracing::info!(
                         chain = self.chain,
-                        "receipts are written again; a gap says what is missing"
+                        "receipts are written again; a gap records the missing ones"
                     );
                 }
-                for (number, answer) in waiting {
+                for (number, reply) in waiting {
                     if durable {
                         self.open.insert(number);
                     }
-                    // It may have been given up meanwhile.
-                    answer.send(durable).ok();
+                    // The request may have stopped waiting.
+                    reply.send(durable).ok();
                 }
             }
             Err(error) => {
                 self.shared.failing.store(true, Ordering::Relaxed);
-                for (_, answer) in waiting {
-                    // It may have been given up meanwhile.
-                    answer.send(false).ok();
+                for (_, reply) in waiting {
+                    // The request may have stopped waiting.
+                    reply.send(false).ok();
                 }
                 self.shared.lost(Why::Disk).add(receipts);
                 self.miss(Why::Disk, receipts, now_ms());
-                // They may stand in what is cut off.
+                // The policies may be in the part that is truncated.
                 self.forget_policies();
                 if !was_failing {
-                    tracing::error!(chain = self.chain, %error, "receipts cannot be written; they are counted as missing");
+                    tracing::error!(chain = self.chain, %error, "writing receipts failed, they are counted as missing");
                 }
             }
         }
@@ -269,7 +270,7 @@ impl Writer {
         *since = (*since).min(since_ms);
     }
 
-    fn try_write(&mut self, told: &[Told]) -> io::Result<()> {
+    fn try_write(&mut self, messages: &[WriterMessage]) -> io::Result<()> {
         if self.file.is_none() || self.len >= self.file_bytes {
             self.begin_file()?;
         }
@@ -286,22 +287,24 @@ impl Writer {
             };
             batch.put(&Entry::Rejected { requests: rejected - self.rejected_written, since_ms, at_ms });
         }
-        let begun = Instant::now();
-        // Nobody is given way to while somebody waits.
-        let awaited = told.iter().any(|told| matches!(told, Told::Before(..)));
-        for handful in told.chunks(HANDFUL) {
-            for told in handful {
-                match told {
-                    Told::Sent(sent) => self.put_finished(sent, &mut batch),
-                    Told::Received(over) => self.put_received(over, &mut batch),
-                    Told::Before(before, _) => match &**before {
-                        Before::Sending(sending) => self.put_sending(sending, &mut batch),
-                        Before::Receiving(receiving) => batch.put(&received(&mut self.pseudonyms, receiving)),
+        let started = Instant::now();
+        // Does not yield while a request waits for its receipt.
+        let awaited = messages.iter().any(|message| matches!(message, WriterMessage::WriteAhead(..)));
+        for chunk in messages.chunks(HANDFUL) {
+            for message in chunk {
+                match message {
+                    WriterMessage::Finished(request) => self.put_finished(request, &mut batch),
+                    WriterMessage::Received(request) => self.put_received(request, &mut batch),
+                    WriterMessage::WriteAhead(entry, _) => match &**entry {
+                        WriteAhead::Sending(sending) => self.put_sending(sending, &mut batch),
+                        WriteAhead::Receiving(receiving) => {
+                            batch.put(&received(&mut self.pseudonyms, receiving))
+                        }
                     },
-                    Told::Close => {}
+                    WriterMessage::Close => {}
                 }
             }
-            if !awaited && begun.elapsed() < GIVES_WAY {
+            if !awaited && started.elapsed() < GIVES_WAY {
                 std::thread::yield_now();
             }
         }
@@ -311,16 +314,16 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends entries, all or none.
+    /// Appends all entries of a batch, or none.
     fn append(&mut self, batch: Batch) -> io::Result<()> {
         let Batch { lines, head } = batch;
-        let file = self.file.as_mut().expect("a file is begun before anything is appended");
+        let file = self.file.as_mut().expect("a file is created before entries are appended");
         if self.dirty {
             file.set_len(self.len)?;
         }
         self.dirty = true;
         if let Err(error) = file.write_all(&lines) {
-            // Cut off at once where that is possible, so that nobody reads lines that will not stay.
+            // Truncated at once where possible, so that no reader sees lines that will not stay.
             self.dirty = file.set_len(self.len).is_err();
             return Err(error);
         }
@@ -330,7 +333,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins the next file. The one before it is made durable first.
+    /// Creates the next file. The previous one is synced first.
     fn begin_file(&mut self) -> io::Result<()> {
         if self.file.is_some() {
             self.sync();
@@ -338,14 +341,14 @@ impl Writer {
         let number = self.number + 1;
         let path = Name { chain: self.chain.clone(), number }.in_dir(&self.dir);
         let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-        // It is there already if its first line could not be written the last time.
+        // The file exists already if writing its first line failed the last time.
         file.set_len(0)?;
         let mut batch = Batch::after(self.head);
         let begins = Entry::File {
             version: VERSION,
             chain: Cow::Borrowed(&self.chain),
             role: self.role,
-            place: Cow::Borrowed(self.place.as_str()),
+            place: Cow::Borrowed(self.location.as_str()),
             number,
             before: self.head.to_string().into(),
             at_ms: now_ms(),
@@ -367,8 +370,8 @@ impl Writer {
         self.policies_known = 0;
     }
 
-    /// Makes what was written durable. After a failure nobody knows what of it is: the file is left, and they count as
-    /// missing although they may be there. Whether everything is durable.
+    /// Syncs the current file. After a failure it is unknown which lines are durable: the file is abandoned, and its
+    /// unsynced receipts count as missing although they may exist. Returns whether everything is durable.
     fn sync(&mut self) -> bool {
         self.unsynced_since = None;
         let unsynced = std::mem::take(&mut self.unsynced);
@@ -376,7 +379,7 @@ impl Writer {
         self.shared.syncs.add(1);
         let synced = file.sync_data();
         if let Err(error) = &synced {
-            tracing::error!(chain = self.chain, %error, unsynced, "receipts may not have reached the disk");
+            tracing::error!(chain = self.chain, %error, unsynced, "syncing receipts failed");
             self.file = None;
             self.shared.lost(Why::Unsynced).add(unsynced);
             self.shared.failing.store(true, Ordering::Relaxed);
@@ -385,7 +388,7 @@ impl Writer {
         synced.is_ok()
     }
 
-    /// The end, if the disk lets it be told.
+    /// Closes the chain, if the disk accepts the entry.
     pub(super) fn close(mut self) {
         self.write(&mut Vec::new());
         let mut batch = Batch::after(self.head);
@@ -396,28 +399,26 @@ impl Writer {
     }
 }
 
-/// The newest chain of the folder that was written by such a process and that nobody holds, and where it stands.
+/// Returns the newest chain of the directory that a process of this role and region wrote and no other process holds,
+/// with its position.
 fn take_over(
     dir: &std::path::Path,
     role: Role,
-    place: &RegionId,
-) -> io::Result<Option<(String, File, Standing)>> {
+    location: &RegionId,
+) -> io::Result<Option<(String, File, ChainPosition)>> {
     let names = list(dir)?;
     let mut chains: Vec<_> = names.iter().map(|name| &name.chain).collect();
     chains.dedup();
     for chain in chains.into_iter().rev() {
-        let Some(held) = lock(dir, chain)? else { continue };
+        let Some(lock_file) = lock(dir, chain)? else { continue };
         let files: Vec<_> = names.iter().filter(|name| name.chain == *chain).cloned().collect();
-        let Some(stands) = standing(dir, &files)? else {
-            tracing::error!(
-                chain,
-                "a chain of receipts is broken and is left as it is; another one is begun"
-            );
+        let Some(position) = position(dir, &files)? else {
+            tracing::error!(chain, "receipt chain is corrupt and left unchanged, a new one is begun");
             continue;
         };
-        match &stands.writer {
-            Some((theirs, there)) if *theirs == role && there == place.as_str() => {
-                return Ok(Some((chain.clone(), held, stands)));
+        match &position.writer {
+            Some((its_role, its_location)) if *its_role == role && its_location == location.as_str() => {
+                return Ok(Some((chain.clone(), lock_file, position)));
             }
             Some(_) | None => {}
         }

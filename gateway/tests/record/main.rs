@@ -1,4 +1,4 @@
-//! What is told of a request when it is over: its line in the log, its counts, and its receipts.
+//! Records of a finished request: its access line, its metrics, and its receipts.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
@@ -11,17 +11,17 @@ mod receipts;
 mod required;
 mod scene;
 
-use scene::{AMERICA, EUROPE, JAPAN, Scene, Scrape, Script, logged, told};
+use scene::{AMERICA, EUROPE, JAPAN, Scene, Scrape, Script, access_lines, logged};
 use serde_json::{Value, json};
 
-/// Stands in what clients send and must stand nowhere else.
-const SECRET: &str = "what-nobody-may-know";
+/// Text in client input that must not appear in any record.
+const SECRET: &str = "text-that-must-not-be-logged";
 
-/// The one line about this request.
+/// Returns the only access line of this request.
 async fn line(scene: &Scene, id: &str) -> Value {
-    scene.until("a request is told", async || !told(id).is_empty()).await;
-    let mut lines = told(id);
-    assert_eq!(lines.len(), 1, "{id} is told once: {lines:#?}");
+    scene.until("a request is logged", async || !access_lines(id).is_empty()).await;
+    let mut lines = access_lines(id);
+    assert_eq!(lines.len(), 1, "{id} is logged once: {lines:#?}");
     lines.remove(0)
 }
 
@@ -33,7 +33,7 @@ fn has(line: &Value, expected: Value) {
 }
 
 #[tokio::test]
-async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_of_it() {
+async fn every_request_is_logged_once_and_counted_once_with_any_outcome() {
     let scene = Scene::new().await;
     scene.ask("served", "anywhere", SECRET).await;
     scene.ask("no-model", SECRET, "x").await;
@@ -95,7 +95,8 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
     check("meridian_gateway_tenant_tokens_total{tenant=\"test\"}", 7.0);
     check("meridian_gateway_tenant_inputs_total{tenant=\"test\"}", 1.0);
     check(&format!("meridian_gateway_region_requests_total{{region=\"{AMERICA}\",outcome=\"ok\"}}"), 1.0);
-    let first = format!("meridian_gateway_attempts_total{{region=\"{AMERICA}\",cause=\"first\",end=\"ok\"}}");
+    let first =
+        format!("meridian_gateway_attempts_total{{region=\"{AMERICA}\",cause=\"first\",outcome=\"ok\"}}");
     check(&first, 1.0);
     check("meridian_gateway_requests_in_flight", 0.0);
     check("meridian_gateway_route_epoch", 3.0);
@@ -122,7 +123,7 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
 }
 
 #[tokio::test]
-async fn who_hangs_up_and_where_a_request_went_on_are_told_too() {
+async fn disconnects_and_retries_are_recorded() {
     let scene = Scene::new().await;
     scene.regions[AMERICA].script.send_replace(Script::SaysElsewhere);
     scene.ask("elsewhere", "anywhere", "x").await;
@@ -138,32 +139,37 @@ async fn who_hangs_up_and_where_a_request_went_on_are_told_too() {
     scene.until("it is under way", async || scene.scrape().await.get(in_flight) == 1.0).await;
     waiting.abort();
     let hung_up = line(&scene, "hung-up").await;
-    has(&hung_up, json!({"outcome": "client_gone", "status": null, "attempts": 1, "region": null}));
+    has(&hung_up, json!({"outcome": "client_disconnected", "status": null, "attempts": 1, "region": null}));
     assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:abandoned:"), "{hung_up}");
 
     let scrape = scene.scrape().await;
     assert_eq!(scrape.get(in_flight), 0.0);
     assert_eq!(scrape.sum("meridian_gateway_attempts_total", "cause=\"retry\""), 1.0, "{}", scrape.text);
-    assert_eq!(scrape.sum("meridian_gateway_attempts_total", "end=\"abandoned\""), 1.0, "{}", scrape.text);
-    assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_gone"), 1.0, "{}", scrape.text);
+    assert_eq!(
+        scrape.sum("meridian_gateway_attempts_total", "outcome=\"abandoned\""),
+        1.0,
+        "{}",
+        scrape.text
+    );
+    assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_disconnected"), 1.0, "{}", scrape.text);
     let europe = format!("http://{}", scene.regions[EUROPE].address);
     scene
         .until("the region has noticed", async || {
             let scrape = Scrape::of(&scene.client, &europe).await;
-            scrape.sum("meridian_ingress_requests_total", "client_gone") == 1.0
+            scrape.sum("meridian_ingress_requests_total", "client_disconnected") == 1.0
         })
         .await;
 }
 
 #[tokio::test]
-async fn a_request_explains_itself_for_a_while_after_it_is_over() {
+async fn a_finished_request_can_be_explained() {
     let scene = Scene::new().await;
     let explain = async |id: &str| {
         let url = format!("{}/explain/{id}", scene.operations);
         let answer = scene.client.get(url).send().await.unwrap();
         (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
     };
-    let (status, unknown) = explain("nobody").await;
+    let (status, unknown) = explain("unknown").await;
     assert!(status == 404 && unknown["error"].as_str().unwrap().contains("4096"), "{unknown}");
 
     scene.ask("a/b?c", "locked", SECRET).await;

@@ -1,4 +1,4 @@
-//! Policies that change while a request is under way, and a gateway that is cut off from its hub.
+//! Policies that change while a request is in flight, and a gateway that loses its hub.
 
 use super::scene::{EUROPE, Scene, Scrape, Script};
 use crate::hub::{deployment, serve};
@@ -11,14 +11,14 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// In the EU, and farther from the edge than the other.
+/// Region in the EU, farther from the gateway than the other.
 const FRANKFURT: &str = "aws/eu-central-1";
 
-/// The SHA-256 of `k` and of `other`.
+/// SHA-256 of `k` and of `other`.
 const KEY: &str = "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a";
 const OTHER: &str = "d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2fcffa";
 
-/// A hub that gives out what the test writes; nothing: it is not reachable.
+/// Starts a hub that publishes the table of the test; `None`: it is unreachable.
 async fn hub(table: watch::Receiver<Option<Value>>) -> SocketAddr {
     let routes = move |RawQuery(query): RawQuery| {
         let mut table = table.clone();
@@ -53,7 +53,7 @@ struct Changing {
     rows: Vec<Value>,
 }
 
-/// Two regions of the EU and a hub whose table the test changes.
+/// Starts two regions of the EU and a hub whose table the test changes.
 async fn changing(change: impl FnOnce(&mut EdgeConfig)) -> Changing {
     let (table_to, table_now) = watch::channel(None);
     let mut rows_now = Vec::new();
@@ -67,7 +67,7 @@ async fn changing(change: impl FnOnce(&mut EdgeConfig)) -> Changing {
 }
 
 impl Changing {
-    /// Publishes a table and waits until the edge has it.
+    /// Publishes a table and waits until the gateway has it.
     async fn publish(&self, number: u64, residency: &str, key: Option<&str>) {
         self.table.send_replace(Some(table(number, &self.rows, residency, key)));
         let generation = "meridian_gateway_route_generation";
@@ -78,7 +78,7 @@ impl Changing {
             .await;
     }
 
-    /// Which of the two regions has a request in flight.
+    /// Returns which of the two regions has a request in flight.
     async fn asked(&self) -> &'static str {
         let begun = Instant::now();
         loop {
@@ -94,15 +94,15 @@ impl Changing {
         }
     }
 
-    /// How many requests a region has answered or refused.
+    /// Returns the number of requests that a region has answered or rejected.
     async fn served(&self, id: &str) -> f64 {
         let region = format!("http://{}", self.scene.regions[id].address);
         Scrape::of(&self.scene.client, &region).await.sum("meridian_ingress_requests_total", "/v1/embeddings")
     }
 }
 
-/// A request waits in its first region; the hub publishes another table; the region says that another could do it. Returns
-/// the status and code of the answer, and how many requests the other region has seen.
+/// Publishes another table while a request waits in its first region, which then reports that another region could
+/// serve it. Returns the status and code of the response, and the number of requests that the other region received.
 async fn under_way(residency: &dyn Fn(&str) -> String, key: Option<&str>) -> (u16, String, f64) {
     let world = changing(|config| config.hedge = false).await;
     for id in [EUROPE, FRANKFURT] {
@@ -120,22 +120,22 @@ async fn under_way(residency: &dyn Fn(&str) -> String, key: Option<&str>) -> (u1
 }
 
 #[tokio::test]
-async fn a_retry_goes_on_under_a_newer_table_that_still_permits_it() {
+async fn a_retry_continues_under_a_newer_table_that_allows_it() {
     let found = under_way(&|_| "eu".to_owned(), Some(KEY)).await;
     assert_eq!(found, (200, String::new(), 1.0));
 }
 
 #[tokio::test]
-async fn a_residency_that_was_narrowed_stops_later_attempts() {
+async fn a_narrowed_residency_stops_later_attempts() {
     let (status, code, others) = under_way(&|first: &str| first.to_owned(), Some(KEY)).await;
     assert_eq!((status, others), (503, 0.0), "{code}: the other region is no longer permitted");
-    // Nowhere at all any more.
+    // No region is allowed any more.
     let (status, code, others) = under_way(&|_| "us".to_owned(), Some(KEY)).await;
     assert_eq!((status, code.as_str(), others), (403, "region_not_permitted", 0.0));
 }
 
 #[tokio::test]
-async fn a_key_that_was_revoked_or_a_tenant_that_was_removed_stops_later_attempts() {
+async fn a_revoked_key_or_removed_tenant_stops_later_attempts() {
     for key in [Some(OTHER), None] {
         let (status, code, others) = under_way(&|_| "eu".to_owned(), key).await;
         assert_eq!((status, code.as_str(), others), (401, "invalid_api_key", 0.0), "{key:?}");
@@ -143,7 +143,7 @@ async fn a_key_that_was_revoked_or_a_tenant_that_was_removed_stops_later_attempt
 }
 
 #[tokio::test]
-async fn a_gateway_that_no_hub_answers_rejects_locked_deployments_past_the_maximum_age_and_serves_others() {
+async fn a_gateway_without_a_hub_rejects_only_locked_deployments_past_policy_max_age() {
     let max = Duration::from_secs(5);
     let mut world = changing(|config| config.policy_max_age = max).await;
     assert_eq!(world.scene.ask("fresh", "locked", "x").await.status(), 200);
@@ -157,7 +157,7 @@ async fn a_gateway_that_no_hub_answers_rejects_locked_deployments_past_the_maxim
     assert!(rejected.text().await.unwrap().contains("policy_max_age"));
     assert_eq!(world.scene.ask("anywhere", "anywhere", "x").await.status(), 200, "others continue");
 
-    // The age is on disk: a restart makes nothing younger.
+    // The age is on disk: a restart does not reset it.
     world.scene.restart_edge_with(|config| config.policy_max_age = max).await;
     assert!(world.scene.scrape().await.get(age) > 5.0);
     assert_eq!(world.scene.ask("old-still", "locked", "x").await.status(), 503);

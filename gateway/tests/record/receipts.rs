@@ -1,4 +1,4 @@
-//! Receipts of both ends, read by the audit after everybody has stopped.
+//! Receipts of both ends, audited after all processes have stopped.
 
 use super::scene::{AMERICA, EUROPE, Scene, Scrape, Script};
 use super::{SECRET, line};
@@ -17,7 +17,7 @@ fn receipt(answer: &reqwest::Response) -> Option<String> {
 }
 
 #[tokio::test]
-async fn every_attempt_has_a_receipt_at_both_ends_whatever_became_of_it() {
+async fn every_attempt_has_a_receipt_at_both_ends_with_any_outcome() {
     let mut scene = Scene::new().await;
     let anywhere = scene.ask("anywhere", "anywhere", SECRET).await;
     assert_eq!(receipt(&anywhere), None, "nothing is promised about where it goes");
@@ -26,15 +26,15 @@ async fn every_attempt_has_a_receipt_at_both_ends_whatever_became_of_it() {
     demands.receipts.insert(receipt(&locked).expect("an answer of a locked deployment names its receipt"));
     scene.ask("no-model", SECRET, "x").await;
 
-    // Refused by the only region that may, so that the answer is a refusal.
+    // Rejected by the only allowed region, so the response is an error.
     scene.regions[EUROPE].script.send_replace(Script::SaysElsewhere);
     let refused = scene.ask("refused", "locked", "x").await;
     assert_eq!(refused.status(), 503);
     demands.receipts.insert(receipt(&refused).expect("a refusal by a region names its receipt"));
-    // Sent on.
+    // Retried in another region.
     scene.regions[AMERICA].script.send_replace(Script::SaysElsewhere);
     scene.ask("sent-on", "anywhere", "x").await;
-    // Given up by its client.
+    // Cancelled by its client.
     scene.regions[EUROPE].script.send_replace(Script::Waits);
     let waiting = tokio::spawn(scene.asking("given-up", "locked", "x").send());
     let in_flight = "meridian_ingress_requests_in_flight";
@@ -44,9 +44,9 @@ async fn every_attempt_has_a_receipt_at_both_ends_whatever_became_of_it() {
         .await;
     waiting.abort();
     line(&scene, "given-up").await;
-    // The edge goes and another goes on with its chain.
+    // The gateway stops and another process continues its chain.
     scene.restart_edge().await;
-    // A region that is not there any more; the edge may or may not know yet.
+    // A region that is gone; the gateway may or may not know yet.
     let america = scene.regions.get_mut(AMERICA).unwrap().running.take().unwrap();
     america.stop().await;
     scene.regions[EUROPE].script.send_replace(Script::Answers);
@@ -55,7 +55,7 @@ async fn every_attempt_has_a_receipt_at_both_ends_whatever_became_of_it() {
 
     let found = report(&scene, demands);
     assert!(found.holds && found.both_ends, "{found:#?}");
-    // anywhere, locked, refused, sent-on twice (of which Europe refused one as well) or thrice, given-up, after.
+    // anywhere, locked, refused, sent-on twice (of which Europe rejected one as well) or thrice, given-up, after.
     assert_eq!(found.confirmed + found.never_arrived, found.attempts, "{found:#?}");
     assert_eq!((found.confirmed, found.missing), (found.arrivals, 0), "{found:#?}");
     assert!((7..=9).contains(&found.attempts), "{found:#?}");
@@ -65,7 +65,7 @@ async fn every_attempt_has_a_receipt_at_both_ends_whatever_became_of_it() {
         let text = fs::read_to_string(&file).unwrap();
         assert!(!text.contains(SECRET) && !text.contains("\"test\""), "{}: {text}", file.display());
     }
-    // One line less at either end is found.
+    // A missing line at either end is found.
     for dir in [0, 1, 2] {
         let files = files_in(&scene.receipts()[dir..=dir]).unwrap();
         let with_receipts = |file: &&std::path::PathBuf| {
@@ -88,11 +88,11 @@ async fn every_attempt_has_a_receipt_at_both_ends_whatever_became_of_it() {
 }
 
 #[tokio::test]
-async fn a_locked_request_waits_for_the_disk_where_receipts_are_required_and_others_leave_a_gap() {
+async fn with_required_receipts_locked_requests_are_rejected_and_others_leave_a_gap() {
     let mut scene = Scene::with(|config| {
         let receipts = config.receipts.as_mut().unwrap();
         receipts.required = true;
-        // Each batch begins a file, which a folder that is gone does not take.
+        // Each batch creates a file, which fails in a missing directory.
         receipts.file_bytes = 1;
     })
     .await;

@@ -1,4 +1,4 @@
-//! Receipts that are required: durable before a request is forwarded, at both ends, or the request is rejected.
+//! Required receipts: durable before a request is forwarded, at both ends, or the request is rejected.
 
 use super::scene::{EUROPE, Scene, Scrape};
 use crate::hub::{deployment, hub};
@@ -9,13 +9,13 @@ use serde_json::json;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// A scene of one region, where receipts are required at both ends.
+/// Starts a scene of one region with required receipts at both ends.
 async fn scene() -> Scene {
     let deployments = [deployment("locked", json!("eu")), deployment("anywhere", json!(null))];
     let change = |config: &mut gateway::config::EdgeConfig| {
         let receipts = config.receipts.as_mut().unwrap();
         receipts.required = true;
-        // Each batch begins a file, which a folder that is gone does not take.
+        // Each batch creates a file, which fails in a missing directory.
         receipts.file_bytes = 1;
     };
     Scene::of(&[EUROPE], true, change, async |rows| hub(3, 14, &rows, &deployments).await).await
@@ -26,14 +26,14 @@ fn report(scene: &Scene) -> Report {
     audit(&files, &Catalogue::builtin(), Demands::default(), || {}).unwrap()
 }
 
-/// Requests that the region has received, whatever became of them.
+/// Returns the number of requests that the region received, with any outcome.
 async fn arrived(scene: &Scene) -> f64 {
     let europe = format!("http://{}", scene.regions[EUROPE].address);
     Scrape::of(&scene.client, &europe).await.sum("meridian_ingress_requests_total", "/v1/embeddings")
 }
 
 #[tokio::test]
-async fn a_locked_request_is_rejected_before_a_byte_leaves_if_its_receipt_is_not_durable() {
+async fn a_locked_request_is_rejected_before_a_byte_is_sent_if_its_receipt_is_not_durable() {
     let mut scene = scene().await;
     assert_eq!(scene.ask("before", "locked", "x").await.status(), 200);
     let (dir, away) = (scene.dir.path().join("receipts"), scene.dir.path().join("away"));
@@ -44,7 +44,7 @@ async fn a_locked_request_is_rejected_before_a_byte_leaves_if_its_receipt_is_not
         .await;
     assert_eq!(scene.scrape().await.get("meridian_receipts_commit_seconds_count"), 1.0);
     fs::rename(&dir, &away).unwrap();
-    // Nobody has noticed yet that the disk takes nothing: this request is the first that needs it.
+    // The disk failure is not detected yet: this request is the first that needs the disk.
     assert_eq!(scene.scrape().await.get("meridian_receipts_failing"), 0.0);
     let rejected = scene.ask("rejected", "locked", "x").await;
     assert_eq!(rejected.status(), 503);
@@ -67,7 +67,7 @@ async fn a_locked_request_is_rejected_before_a_byte_leaves_if_its_receipt_is_not
 }
 
 #[tokio::test]
-async fn requests_with_one_identifier_under_different_policies_hold() {
+async fn requests_with_one_id_under_different_policies_pass_the_audit() {
     let mut scene = scene().await;
     for policy in ["eu", "nl", "eu,us", "nl"] {
         let narrowed = scene.asking("same", "locked", "x").header("x-meridian-residency", policy);
@@ -95,7 +95,7 @@ async fn a_region_with_receipts_stops_as_fast_as_one_without_and_logs_no_error()
     let begun = Instant::now();
     europe.stop().await;
     let took = begun.elapsed();
-    // 0.7 s of it is the time in which gateways hear that it drains; before, it was 5 s more.
+    // 0.7 s of it is the time in which gateways receive that it drains; before the fix, it was 5 s more.
     assert!(took < Duration::from_secs(4), "{took:?}");
     let log = super::scene::logged();
     assert!(!log.contains("last receipts"), "no disk was slow");

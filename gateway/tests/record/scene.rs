@@ -1,9 +1,9 @@
-//! A real edge and real ingresses, between a scripted hub and scripted replicas.
+//! A real gateway and real ingresses, between a scripted hub and scripted replicas.
 
 use crate::address::free_address;
 use crate::hub::{deployment, hub, serve};
 use gateway::config::EdgeConfig;
-use gateway::ingress::{IngressConfig, Signals};
+use gateway::ingress::{IngressConfig, IngressSignals};
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
@@ -21,29 +21,29 @@ pub(crate) const AMERICA: &str = "aws/us-east-1";
 pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
 
-/// Longer than anything here takes, also on a machine that has much else to do.
+/// Longer than any step takes, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
 
-/// What the replicas of a region do with a request.
+/// Behaviour of the replicas of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
     Answers,
-    /// Waits until it is told something else.
+    /// Waits until the script changes.
     Waits,
-    /// Says that it cannot, and that another could.
+    /// Responds that it cannot, and that another region could.
     SaysElsewhere,
 }
 
-/// Something that runs until it is told to stop.
+/// Task that runs until it is stopped.
 pub(crate) struct Running {
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
 
 impl Running {
-    /// Tells it to stop and waits until it has.
+    /// Stops it and waits for its end.
     pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
         self.task.await.unwrap();
@@ -71,7 +71,7 @@ impl Scene {
         Scene::with(|_| {}).await
     }
 
-    /// A scene whose edge is configured in another way.
+    /// Starts a scene with a changed gateway configuration.
     pub(crate) async fn with(change: impl FnOnce(&mut EdgeConfig)) -> Scene {
         let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
         Scene::of(&[AMERICA, EUROPE, JAPAN], false, change, async |rows| {
@@ -80,8 +80,8 @@ impl Scene {
         .await
     }
 
-    /// A scene of these regions, whose hub is started when it is known where they are; `required` says whether the regions
-    /// require receipts.
+    /// Starts a scene of these regions, whose hub is started when their addresses are known; `required` says whether
+    /// the regions require receipts.
     pub(crate) async fn of(
         places: &[&'static str],
         required: bool,
@@ -108,12 +108,12 @@ impl Scene {
         scene
     }
 
-    /// Stops the edge, and starts another in its place.
+    /// Replaces the gateway by a new process.
     pub(crate) async fn restart_edge(&mut self) {
         self.restart_edge_with(|_| {}).await;
     }
 
-    /// The same, with another configuration.
+    /// Does the same with another configuration.
     pub(crate) async fn restart_edge_with(&mut self, change: impl FnOnce(&mut EdgeConfig)) {
         self.edge.take().expect("it runs").stop().await;
         let (url, operations, edge) = start_edge(self.hub, self.dir.path(), change).await;
@@ -121,7 +121,7 @@ impl Scene {
         self.until_all_healthy().await;
     }
 
-    /// Stops everybody; all receipts are on disk then.
+    /// Stops all processes; all receipts are on disk then.
     pub(crate) async fn stop(&mut self) {
         self.edge.take().expect("it runs").stop().await;
         for region in self.regions.values_mut() {
@@ -131,7 +131,7 @@ impl Scene {
         }
     }
 
-    /// The folder of the edge's receipts, and those of the regions.
+    /// Returns the directories of the receipts of the gateway and of the regions.
     pub(crate) fn receipts(&self) -> Vec<PathBuf> {
         let regions = self.regions.keys().map(|id| self.dir.path().join(folder(id)));
         std::iter::once(self.dir.path().join("receipts")).chain(regions).collect()
@@ -161,7 +161,7 @@ impl Scene {
         }
     }
 
-    /// The answer to `input` of `model`, under this identifier.
+    /// Sends `input` to `model` with this request id.
     pub(crate) async fn ask(&self, id: &str, model: &str, input: &str) -> reqwest::Response {
         self.asking(id, model, input).send().await.unwrap()
     }
@@ -172,13 +172,13 @@ impl Scene {
         self.client.post(url).bearer_auth("k").header("x-request-id", id).body(body)
     }
 
-    /// `/metrics` of the edge.
+    /// Scrapes `/metrics` of the gateway.
     pub(crate) async fn scrape(&self) -> Scrape {
         Scrape::of(&self.client, &self.operations).await
     }
 }
 
-/// One scrape, held to the rules of the format.
+/// One scrape, checked against the rules of the format.
 pub(crate) struct Scrape {
     pub(crate) text: String,
     samples: BTreeMap<String, f64>,
@@ -230,12 +230,12 @@ impl Scrape {
         Scrape { text, samples }
     }
 
-    /// The value of a series; a counter that has not been counted may be absent, and is 0.
+    /// Returns the value of a series; a counter that was never incremented may be absent, and is 0.
     pub(crate) fn get(&self, series: &str) -> f64 {
         self.samples.get(series).copied().unwrap_or(0.0)
     }
 
-    /// The sum of all series of `name` whose labels hold `label`.
+    /// Returns the sum of all series of `name` whose labels contain `label`.
     pub(crate) fn sum(&self, name: &str, label: &str) -> f64 {
         let of_name = |series: &str| series.split('{').next() == Some(name) && series.contains(label);
         self.samples.iter().filter(|(series, _)| of_name(series)).map(|(_, value)| value).sum()
@@ -249,7 +249,7 @@ async fn start_edge(
 ) -> (String, String, Running) {
     let operations = free_address();
     let text = format!(
-        "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+        "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{AMERICA}'\nhub = 'http://{hub}'\n\
          snapshot = 'routes'\ntenants = 'tenants.toml'\n\
          [receipts]\ndir = 'receipts'\nkey_file = 'receipts-key'"
     );
@@ -259,13 +259,13 @@ async fn start_edge(
     let (stop, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
     let shutdown = async { drop(stopped.await) };
-    let run = gateway::edge::run(config, shutdown, |address| ready.send(address).expect("somebody waits"));
+    let run = gateway::edge::run(config, shutdown, |address| ready.send(address).expect("the test waits"));
     let task = tokio::spawn(async move { run.await.unwrap() });
     let url = format!("http://{}", address.await.unwrap());
     (url, format!("http://{operations}"), Running { stop: Some(stop), task })
 }
 
-/// Where a region keeps its receipts.
+/// Returns the receipts directory of a region.
 fn folder(region: &str) -> PathBuf {
     PathBuf::from(format!("receipts-{}", region.replace('/', "-")))
 }
@@ -279,7 +279,7 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region,
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: Some(ReceiptsConfig::read(raw, dir, &BTreeMap::new()).unwrap()),
         tls: None,
@@ -290,13 +290,13 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
     let (ready, address) = oneshot::channel();
     let shutdown = async { drop(stopped.await) };
     let run = gateway::ingress::run(config, spoke, shutdown, |address| {
-        ready.send(address).expect("somebody waits")
+        ready.send(address).expect("the test waits")
     });
     let task = tokio::spawn(async move { run.await.unwrap() });
     Region { script, address: address.await.unwrap(), running: Some(Running { stop: Some(stop), task }) }
 }
 
-/// A replica that says it is ready, and does with requests what `script` says.
+/// Starts a replica that reports ready, and follows `script`.
 async fn replica(script: watch::Sender<Script>) -> SocketAddr {
     let status = json!({"version": 1, "names": ["anywhere", "locked"], "model": "m", "state": "ready",
                         "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0});
@@ -321,7 +321,7 @@ async fn replica(script: watch::Sender<Script>) -> SocketAddr {
     serve(router).await
 }
 
-/// Everything that anybody logs in this process, at every level, as JSON lines.
+/// Everything logged in this process, at every level, as JSON lines.
 static LOG: LazyLock<Mutex<Vec<u8>>> = LazyLock::new(Mutex::default);
 
 struct ToLog;
@@ -346,13 +346,13 @@ fn log() {
     });
 }
 
-/// The whole log so far.
+/// Returns the whole log so far.
 pub(crate) fn logged() -> String {
     String::from_utf8(LOG.lock().clone()).unwrap()
 }
 
-/// The access lines of the edge about this request.
-pub(crate) fn told(id: &str) -> Vec<Value> {
+/// Returns the access lines of the gateway for this request.
+pub(crate) fn access_lines(id: &str) -> Vec<Value> {
     let log = logged();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect("each line is JSON"));
     let about =

@@ -1,17 +1,17 @@
-//! Addresses for those who have to be told where to listen.
+//! Free addresses for processes that must be configured with a port.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Below those that a kernel gives whoever asks for any (Linux: from 32768 on). Of these one that is free now can be the near
-/// end of somebody's connection in a moment, and with all scenes in one process sometimes is.
+/// First port, below the ephemeral range of the kernel (Linux: from 32768 on). A free port in that range can become the
+/// local end of a connection at any moment, and with all scenes in one process sometimes does.
 const FIRST: u16 = 20_000;
 const PORTS: u16 = 12_000;
 
-/// An address on loopback that nobody has and nobody else is told.
+/// Returns a loopback address that is free and returned to no other caller.
 pub(crate) fn free_address() -> SocketAddr {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
-    // Another process that does the same begins elsewhere.
+    // Another process that does the same starts at another port.
     let begin = (std::process::id() % u32::from(PORTS)) as u16;
     loop {
         let port = FIRST + (begin + GIVEN.fetch_add(1, Ordering::Relaxed) % PORTS) % PORTS;

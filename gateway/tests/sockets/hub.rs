@@ -1,16 +1,16 @@
-//! A hub with one route table: it gives it to whoever has none, and holds every later question.
+//! A hub with one route table: it returns it to clients that have none, and holds every later poll.
 
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use tokio::net::TcpListener;
 
-/// A deployment as a hub tells of it, which may be seen under this residency; `null` is anywhere.
+/// Returns a deployment as in the route table, with this residency; `null` allows all regions.
 pub(crate) fn deployment(name: &str, residency: Value) -> Value {
     json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
            "residency": residency, "regions": []})
 }
 
-/// Where it is.
+/// Starts it and returns its address.
 pub(crate) async fn hub(epoch: u64, generation: u64, regions: &[Value], deployments: &[Value]) -> SocketAddr {
     let table = json!({
         "version": 1, "epoch": epoch, "generation": generation, "regions": regions, "deployments": deployments,

@@ -1,11 +1,11 @@
-//! A region's door between callers and two scripted replicas: one is killed, freezes, or is slow.
+//! Ingress between callers and two scripted replicas: one is killed, freezes, or is slow.
 //!
-//! The callers ask again as soon as they are answered, as the peers were measured in 3b and 3c of the field's table. The
-//! bounds here are those that a starved machine keeps as well; the figures are printed, for a quiet one.
+//! The callers send the next request as soon as they have a response, like the peers in 3b and 3c of the comparison.
+//! The bounds here hold on a slow machine as well; the figures are printed, for a quiet one.
 
 mod locks;
 
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -23,14 +23,14 @@ const REGION: &str = "aws/us-east-1";
 const CALLERS: usize = 16;
 const USUAL: Duration = Duration::from_millis(20);
 
-/// What a replica does.
+/// Behaviour of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Script {
-    /// It answers after so long.
+    /// It responds after this time.
     Takes(Duration),
-    /// It takes connections and requests, and says nothing: what SIGSTOP does.
+    /// It accepts connections and requests, and never responds: the effect of SIGSTOP.
     Frozen,
-    /// Its connections are cut and new ones refused: what SIGKILL does.
+    /// Its connections are reset and new ones refused: the effect of SIGKILL.
     Killed,
 }
 
@@ -103,7 +103,7 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<String> {
     Some(path)
 }
 
-/// An ingress with two replicas behind it.
+/// Ingress with two replicas.
 struct Scene {
     url: String,
     replicas: [Arc<Replica>; 2],
@@ -111,7 +111,7 @@ struct Scene {
     _stop: tokio::sync::oneshot::Sender<()>,
 }
 
-/// What callers saw.
+/// Observations of the callers.
 #[derive(Debug, Default)]
 struct Seen {
     took: Vec<Duration>,
@@ -133,7 +133,7 @@ impl Scene {
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             region: REGION.parse().unwrap(),
-            signals: Signals::default(),
+            signals: IngressSignals::default(),
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
             tls: None,
@@ -142,7 +142,7 @@ impl Scene {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, address) = tokio::sync::oneshot::channel();
         tokio::spawn(ingress::run(config, spoke, async { drop(stopped.await) }, |address| {
-            ready.send(address).expect("somebody waits")
+            ready.send(address).expect("the test waits for the address")
         }));
         let url = format!("http://{}", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
@@ -154,7 +154,7 @@ impl Scene {
         scene
     }
 
-    /// Replicas that the region says are ready.
+    /// Returns the number of replicas that the region reports as ready.
     async fn ready(&self) -> u64 {
         let question = json!({"version": 1, "gateway": "test", "sequence": 1});
         let asked = self.client.post(format!("{}/spoke/v1/exchange", self.url)).json(&question);
@@ -168,7 +168,7 @@ impl Scene {
         asked.body(r#"{"model":"m","input":"a"}"#).send().await
     }
 
-    /// Sixteen callers who ask again as soon as they are answered, for so long; `meanwhile` is done after a third of it.
+    /// Runs sixteen callers in a closed loop for this time; `meanwhile` runs after a third of it.
     async fn load(self: &Arc<Scene>, lasts: Duration, meanwhile: impl FnOnce(&Scene)) -> Seen {
         let until = Instant::now() + lasts;
         let mut callers = JoinSet::new();
@@ -217,14 +217,14 @@ impl Scene {
     }
 }
 
-/// How long callers ask: nine seconds where figures are wanted, as those of the peers were measured.
+/// Returns the duration of the load: nine seconds if figures are requested, as for the peers.
 fn lasts() -> Duration {
     let seconds = std::env::var("MERIDIAN_SCENE_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(3))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_is_killed_costs_nobody_an_answer() {
+async fn a_killed_replica_fails_no_request() {
     let scene = Arc::new(Scene::with([Takes(USUAL), Takes(USUAL)]).await);
     let seen = scene.load(lasts(), |scene| scene.first_is(Killed)).await;
     assert_eq!(seen.failed, 0);
@@ -232,23 +232,23 @@ async fn a_replica_that_is_killed_costs_nobody_an_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_freezes_costs_those_who_waited_for_it_a_moment_and_nobody_an_answer() {
+async fn a_frozen_replica_delays_its_requests_and_fails_none() {
     let scene = Arc::new(Scene::with([Takes(USUAL), Takes(USUAL)]).await);
     let seen = scene.load(lasts(), |scene| scene.first_is(Frozen)).await;
     assert_eq!(seen.failed, 0);
-    // What the field's defaults lose: 99 of 100.
+    // The defaults of other proxies lose 99 of 100.
     assert!(seen.took.len() as u128 * 2 > CALLERS as u128 * lasts().as_millis() / 20, "{}", seen.took.len());
     assert!(seen.at(99) < Duration::from_millis(200), "{:?}", seen.at(99));
     assert!(seen.at(100) < Duration::from_secs(1), "{:?}", seen.at(100));
     let status = scene.status().await;
     assert_ne!(status["replicas"][0]["circuit"]["state"], "closed", "{status}");
     assert_eq!(status["replicas"][1]["circuit"]["state"], "closed", "{status}");
-    let late_after = status["replicas"][1]["circuit"]["first_byte"][0]["late_after_ms"].as_u64().unwrap();
+    let late_after = status["replicas"][1]["circuit"]["first_byte"][0]["timeout_ms"].as_u64().unwrap();
     assert!((50..2_000).contains(&late_after), "{status}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_is_slow_is_asked_by_hardly_anybody() {
+async fn a_slow_replica_gets_few_requests() {
     let scene = Arc::new(Scene::with([Takes(20 * USUAL), Takes(USUAL)]).await);
     let seen = scene.load(lasts(), |_| {}).await;
     assert_eq!(seen.failed, 0);
@@ -257,9 +257,9 @@ async fn a_replica_that_is_slow_is_asked_by_hardly_anybody() {
     assert!(seen.at(95) < Duration::from_millis(200), "{:?}", seen.at(95));
 }
 
-/// A frozen replica that is the only one is waited for: a late answer is better than none.
+/// A frozen replica that is the only one: the ingress waits, because a late response is better than none.
 #[tokio::test]
-async fn whoever_has_nowhere_else_to_go_waits() {
+async fn a_request_without_an_alternative_waits() {
     let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;
     scene.replicas[1].script.send_replace(Killed);
     for _ in 0..40 {
@@ -272,7 +272,7 @@ async fn whoever_has_nowhere_else_to_go_waits() {
 
 /// Invariant 1 (Residency), at the receiving end.
 #[tokio::test]
-async fn what_must_not_be_seen_here_is_refused_at_the_door() {
+async fn a_request_whose_policy_excludes_the_region_is_rejected() {
     let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;
     let ask = async |residency: &str| {
         let asked = scene.client.post(format!("{}/v1/embeddings", scene.url));

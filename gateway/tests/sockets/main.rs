@@ -1,11 +1,12 @@
-//! Real edges and real doors over real sockets, between scripted hubs, regions and replicas: one story to a module.
+//! Real gateways and real ingresses over real sockets, between scripted hubs, regions and replicas; one topic per
+//! module.
 //!
-//! They are one binary because each that links the gateway with all that it stands on takes longer to link than its tests
-//! take to run. Nothing here touches what a process has only one of; what does (the log) is tested in `../record`, and what
-//! opens no socket in `../surge`.
+//! They are one binary because linking the gateway takes longer than running its tests. Nothing here uses
+//! process-global state; the tests of the log, which does, are in `../record`, and those without sockets in `../surge`.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
+mod access;
 mod address;
 mod cold;
 mod edge;
@@ -17,4 +18,3 @@ mod overflow;
 mod policies;
 mod scatter;
 mod weights;
-mod who;

@@ -1,11 +1,12 @@
-//! What a surge does to a world: six regions, twelve gateways, the real decisions on both sides, and no clock.
+//! Simulation of a surge: six regions, twelve gateways, the real decisions on both sides, and no clock.
 //!
-//! `gateway_core::spill` decides at each gateway and `scheduler_core::spoke` at each region; between them are the distances
-//! of the catalogue and reports that are as old as those make them. Each region computes so many tokens a second, first come
-//! first served. At six tenths of what all can compute, one region's gateways see three times their usual traffic.
+//! `gateway_core::spill` decides at each gateway and `scheduler_core::spoke` at each region; between them are the
+//! distances of the catalogue and reports delayed by those. Each region computes a fixed number of tokens a second,
+//! first come first served. At six tenths of the total capacity, one region's gateways receive three times their usual
+//! traffic.
 //!
-//! Three policies over the same arrivals: *nearest* never leaves home; *greedy* goes wherever distance and reported queue
-//! add up to least, which is what anybody would write first; *credits* is what is built. `--nocapture` prints the table.
+//! Three policies over the same arrivals: *nearest* never spills over; *greedy* sends to the minimum of distance plus
+//! reported queue, the obvious approach; *credits* is the implementation. `--nocapture` prints the table.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
@@ -17,7 +18,7 @@ use world::{Outcome, Policy, World};
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// What became of those who asked while the surge lasted.
+/// Results of the requests during the surge.
 struct Row {
     policy: Policy,
     asked: usize,
@@ -26,7 +27,7 @@ struct Row {
     p99: Duration,
     /// At the other regions, in thousandths of all.
     remote_permille: usize,
-    /// The most that one of the other regions had waiting, in milliseconds of work.
+    /// Maximum queue of one of the other regions, in milliseconds of work.
     worst_neighbour: Duration,
 }
 
@@ -74,11 +75,14 @@ impl fmt::Display for Row {
 }
 
 #[test]
-fn a_surge_three_times_the_usual_fails_nobody_where_overflow_is_rationed() {
+fn a_surge_of_three_times_the_usual_traffic_fails_no_request_with_credits() {
     let [nearest, greedy, credits] = [Policy::Nearest, Policy::Greedy, Policy::Credits].map(Row::of);
     println!("{nearest}\n{greedy}\n{credits}");
     assert_eq!(credits.failed, 0);
     assert!(nearest.failed * 10 > nearest.asked / 10, "the surge is one that one region cannot take");
     assert!(credits.p99 * 2 <= nearest.p99, "half of what it takes without");
-    assert!(credits.worst_neighbour < Duration::from_millis(500), "whoever helps is not buried");
+    assert!(
+        credits.worst_neighbour < Duration::from_millis(500),
+        "regions that take overflow are not overloaded"
+    );
 }

@@ -1,4 +1,4 @@
-//! The world that a surge comes to: events in the order of their time, and nothing that is not drawn from the seed.
+//! Simulated world of a surge: events in order of time, with all randomness drawn from the seed.
 
 use gateway_core::circuit::Permille;
 use gateway_core::priority::Priority;
@@ -26,22 +26,22 @@ const REGIONS: [&str; 6] = [
     "aws/ap-northeast-1",
     "aws/ap-southeast-2",
 ];
-/// Where the surge is, and what it is.
+/// Region and factor of the surge.
 const SURGING: usize = 2;
 const SURGE: f64 = 3.0;
 const GATEWAYS_EACH: usize = 2;
-/// What one region computes, in tokens per second, and what a request has on average.
+/// Speed of one region in tokens per second, and mean tokens of a request.
 const SPEED: f64 = 64_000.0;
 const TOKENS_MEAN: f64 = 64.0;
-/// What is asked of all regions, of what they can compute.
+/// Usual load of all regions, as a share of their capacity.
 const USUAL_LOAD: f64 = 0.6;
-/// What a request takes besides its turn.
+/// Time of a request besides its queue.
 const SERVICE: Duration = Duration::from_millis(20);
 const BEGINS: Duration = Duration::from_secs(5);
 const ENDS: Duration = Duration::from_secs(25);
 const OVER: Duration = Duration::from_secs(30);
 
-/// Who decides where a request goes.
+/// Routing policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
     Nearest,
@@ -49,35 +49,35 @@ pub(crate) enum Policy {
     Credits,
 }
 
-/// One request that came while the surge lasted.
+/// Outcome of a request that arrived during the surge.
 pub(crate) struct Outcome {
-    /// None where its deadline passed.
+    /// `None` if its deadline passed.
     pub(crate) took: Option<Duration>,
     pub(crate) remote: bool,
 }
 
-/// What came of it all.
+/// Results of the simulation.
 pub(crate) struct World {
     pub(crate) in_the_surge: Vec<Outcome>,
     pub(crate) worst_neighbour: Duration,
 }
 
 enum Event {
-    /// A client of this gateway asks.
+    /// A client of this gateway sends a request.
     Asks {
         gateway: usize,
     },
-    /// A request comes to a region.
+    /// A request arrives at a region.
     Comes {
         region: usize,
         request: Request,
     },
-    /// A region is done with it.
+    /// A region completes it.
     Done {
         region: usize,
         choice: SelectedReplica,
     },
-    /// A gateway asks a region how it is, and the answers to that.
+    /// A gateway polls the reports of a region.
     Questions {
         gateway: usize,
         region: usize,
@@ -94,7 +94,7 @@ enum Event {
         report: Report,
         asked: Instant,
     },
-    /// A replica says how it is.
+    /// A replica reports its status.
     Says {
         region: usize,
     },
@@ -118,7 +118,7 @@ struct Edge {
 struct Region {
     index: RegionIndex,
     spoke: Spoke,
-    /// When it will be done with all that it has.
+    /// Time at which it has completed all accepted requests.
     free: Instant,
 }
 
@@ -204,7 +204,7 @@ impl Running {
         (BEGINS..ENDS).contains(&(self.now - self.start))
     }
 
-    /// Exponential, of this mean.
+    /// Draws from an exponential distribution with this mean.
     fn drawn(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.chance.random::<f64>()).ln()
     }

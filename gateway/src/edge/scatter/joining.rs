@@ -3,7 +3,7 @@
 //! It holds what is there before its turn, has `gateway_core::scatter` join what is next, and says when the client can be
 //! told: of an answer that is held whole when all of it is there, of a larger one when the room is full. No IO here.
 
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use gateway_core::receipt::ReceiptId;
 use gateway_core::scatter::Shape;
 use gateway_core::scatter::cut::Cutting;
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// under way will bring is counted as far as is known, so that none is begun for whose answer there will be no room.
 ///
 /// Beyond it are only the answer whose turn it is, of at most [`PIECE_ANSWER_MAX`], and those of the pieces under way that
-/// are small enough to be read whole at once (`WHOLE_ANSWER_MAX`, for `UNDER_WAY_MAX` of them 32 MiB). While it is read an
+/// are small enough to be read whole at once (`BUFFERED_RESPONSE_MAX`, for `UNDER_WAY_MAX` of them 32 MiB). While it is read an
 /// answer is there twice.
 pub(super) const HELD_MAX: usize = 64 << 20;
 /// Bytes of one piece's answer: 512 vectors of 4,096 numbers as text are 27 MB.
@@ -75,12 +75,12 @@ pub(in crate::edge) struct JoinedHead {
     pub(in crate::edge) slowest: (Duration, RegionTiming),
 }
 
-pub(super) fn too_much() -> Refusal {
+pub(super) fn too_much() -> Rejection {
     let message = format!(
         "The answer is larger than can be held until it is whole, {HELD_MAX} bytes; ask for fewer inputs, or for less of \
          each."
     );
-    Refusal::new(ErrorCode::BodyTooLarge, message)
+    Rejection::new(ErrorCode::BodyTooLarge, message)
 }
 
 /// The parts of an answer on their way into it.
@@ -142,7 +142,7 @@ impl Joining {
 
     /// Whether an answer of so many bytes may be read now, which then counts as held; if not, it can wait. One that can
     /// never be is too much.
-    pub(super) fn lets_in(&mut self, number: usize, bytes: usize) -> Result<bool, Refusal> {
+    pub(super) fn lets_in(&mut self, number: usize, bytes: usize) -> Result<bool, Rejection> {
         let fits = self.held + self.being_read() + bytes <= HELD_MAX;
         let its_turn = number == self.next;
         // What is ranked is held to the end, so room will never come.
@@ -177,7 +177,7 @@ impl Joining {
         self.head.revision == revision
     }
 
-    pub(super) fn arrived(&mut self, number: usize, arrived: Arrived) -> Result<(), Refusal> {
+    pub(super) fn arrived(&mut self, number: usize, arrived: Arrived) -> Result<(), Rejection> {
         let bytes = arrived.part.bytes();
         self.reading.remove(&number);
         self.held += bytes;
@@ -215,7 +215,7 @@ impl Joining {
     }
 
     /// There is no room for another piece: what is there has to be told before all is. What cannot be is too much.
-    pub(super) fn make_room(&mut self, under_way: usize) -> Result<(), Refusal> {
+    pub(super) fn make_room(&mut self, under_way: usize) -> Result<(), Rejection> {
         if self.goes_out_in_order() {
             self.begun |= !self.untold.is_empty();
         } else if under_way == 0 {

@@ -33,8 +33,8 @@ use super::account::Account;
 use super::allowances::Taken;
 use super::request::{NotForwarded, Request};
 use super::view::View;
-use crate::listener::AfterAnswer;
-use crate::respond::Refusal;
+use crate::listener::AfterResponse;
+use crate::respond::Rejection;
 use gateway_core::trail::Trail;
 pub(super) use joining::JoinedHead;
 use piece::Failed;
@@ -71,17 +71,17 @@ impl Splitter {
         cut: Cut<'_>,
         taken: &mut Taken,
         account: &mut Account<'_>,
-    ) -> Result<AfterAnswer, NotForwarded> {
+    ) -> Result<AfterResponse, NotForwarded> {
         let count = cut.pieces.len();
         let receipts = account.receipts();
         let failed = {
-            let Account { trail, answered, tokens, ending, .. } = account;
+            let Account { trail, answered, tokens, outcome, .. } = account;
             let mut trails = Trails { of_pieces: vec![Trail::default(); count], whole: trail };
             let (tell, told) = mpsc::channel(1);
             let mut producer =
                 Box::pin(self.produce(request, view, cut, receipts.as_ref(), &mut trails.of_pieces, tell));
             let mut teller =
-                Box::pin(self.tell(session, request, told, taken, Telling { answered, tokens, ending }));
+                Box::pin(self.tell(session, request, told, taken, Telling { answered, tokens, outcome }));
             tokio::select! {
                 biased;
                 produced = &mut producer => match produced {
@@ -89,7 +89,7 @@ impl Splitter {
                     Err((failed, false)) => failed,
                     Err((_, true)) => {
                         tracing::warn!(id = request.id, "an answer broke off: one of its later pieces failed");
-                        return Ok(AfterAnswer::Close);
+                        return Ok(AfterResponse::Close);
                     }
                 },
                 told = &mut teller => return told,
@@ -104,11 +104,11 @@ impl Splitter {
         }
     }
 
-    fn broke_off(&self, region: RegionIndex) -> Refusal {
+    fn broke_off(&self, region: RegionIndex) -> Rejection {
         let message = format!(
             "The answer of region {} broke off, and nobody else has computed that part in time; try again.",
             self.config.catalogue.region(region).id
         );
-        Refusal::new(ErrorCode::RegionUnreachable, message)
+        Rejection::new(ErrorCode::RegionUnreachable, message)
     }
 }

@@ -10,9 +10,9 @@ use super::super::view::View;
 use super::super::watch::chance;
 use super::joining::{Arrived, PIECE_ANSWER_MAX, Source, too_much};
 use super::split::Splitter;
-use crate::intake::Body;
-use crate::respond::{self, Refusal};
-use crate::upstream::{Answer, AnswerBody, Coming};
+use crate::request_body::Body;
+use crate::respond::{self, Rejection};
+use crate::upstream::{UpstreamResponse, ResponseBody, Coming};
 use bytes::{Bytes, BytesMut};
 use gateway_core::scatter::cut::{self, Cutting, Piece};
 use gateway_core::scatter::join::{NotJoinable, Part};
@@ -73,7 +73,7 @@ pub(super) enum Outcome {
 /// An answer of which only the head was read.
 pub(super) struct Begun {
     source: Source,
-    coming: Box<Coming>,
+    coming: Box<StreamedBody>,
     /// That it will have.
     pub(super) bytes: usize,
 }
@@ -93,8 +93,8 @@ impl From<NotForwarded> for Failed {
     }
 }
 
-impl From<Refusal> for Failed {
-    fn from(refusal: Refusal) -> Failed {
+impl From<Rejection> for Failed {
+    fn from(refusal: Rejection) -> Failed {
         Failed::Not(refusal.into())
     }
 }
@@ -115,12 +115,12 @@ impl Splitter {
             Some(place) => place,
             None => self.scattering.body(cutting.body_bytes(request.body.bytes.len(), piece)).await,
         };
-        let body = Body::piece(cutting.body(&request.body.bytes, piece).into(), place);
+        let body = BufferedBody::piece(cutting.body(&request.body.bytes, piece).into(), place);
         let cost = Cost { inputs: piece.inputs.len() as u64, tokens: piece.tokens };
         let outcome =
             match self.forward_part(request, view, (body, cost), region, required, waiting.trail).await {
                 Ok(answered) if answered.answer.head.status.is_success() => {
-                    let Answered { answer: Answer { head, body }, region, waited } = answered;
+                    let Answered { answer: UpstreamResponse { head, body }, region, waited } = answered;
                     let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
                     let attempt = waiting.trail.attempts().last();
                     let source = Source {
@@ -134,8 +134,8 @@ impl Splitter {
                         receipt: receipts.zip(attempt).map(|(receipts, attempt)| receipts.of(attempt)),
                     };
                     match body {
-                        AnswerBody::Whole(body) => self.part(cutting, &waiting.piece, source, body).await,
-                        AnswerBody::Coming(coming) => {
+                        ResponseBody::Buffered(body) => self.part(cutting, &waiting.piece, source, body).await,
+                        ResponseBody::Streamed(coming) => {
                             let declared =
                                 text(CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
                             let bytes = declared.unwrap_or(PIECE_ANSWER_MAX);
@@ -208,7 +208,7 @@ impl Splitter {
         }
     }
 
-    fn not_joinable(&self, piece: &Piece, region: RegionIndex, why: NotJoinable) -> Refusal {
+    fn not_joinable(&self, piece: &Piece, region: RegionIndex, why: NotJoinable) -> Rejection {
         let region = self.config.catalogue.region(region).id.as_str();
         tracing::error!(region, inputs = ?piece.inputs, why = why.why, "an answer to a piece is none");
         let message = format!(
@@ -217,16 +217,16 @@ impl Splitter {
             piece.inputs.end - 1,
             why.why
         );
-        Refusal::new(ErrorCode::Internal, message)
+        Rejection::new(ErrorCode::Internal, message)
     }
 }
 
 /// A region's refusal of a piece, as of the whole.
 fn refused(mut answered: Answered, field: &str, first: usize) -> Failed {
-    if let AnswerBody::Whole(body) = &answered.answer.body {
+    if let ResponseBody::Buffered(body) = &answered.answer.body {
         let body = cut::as_of_the_whole(body, field, first);
         respond::put(&mut answered.answer.head, CONTENT_LENGTH.as_str(), &body.len().to_string());
-        answered.answer.body = AnswerBody::Whole(body.into());
+        answered.answer.body = ResponseBody::Buffered(body.into());
     }
     Failed::Refused(Box::new(answered))
 }

@@ -6,7 +6,7 @@
 //! meanwhile. Each further try is paid from the retry budget like any retry, and waits if that is empty. When its tries
 //! or its time would not last, the client is given the refusal that the piece was given.
 //!
-//! **How much is held.** An answer of more than `WHOLE_ANSWER_MAX` is not read before [`Joining`] has room for it: it
+//! **How much is held.** An answer of more than `BUFFERED_RESPONSE_MAX` is not read before [`Joining`] has room for it: it
 //! waits in the region and the network. The piece whose turn it is in the answer is always let in, or nothing would move.
 
 use super::super::account::Receipts;
@@ -19,7 +19,7 @@ use super::piece::{Begun, Failed, Landed, Outcome, Waiting, Whole};
 use super::split::Cut;
 use super::split::Splitter;
 use crate::metrics::Piece;
-use crate::respond::{RETRY_AFTER_MS, Refusal};
+use crate::respond::{RETRY_AFTER_MS, Rejection};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use gateway_core::scatter::cut;
 use gateway_core::scatter::spread::Spread;
@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
 use tokio::sync::mpsc::Sender;
 
-/// Times that a piece may be turned away; more is no passing fullness.
+/// RequestTimes that a piece may be turned away; more is no passing fullness.
 const TURNED_AWAY_MAX: u32 = 8;
 /// How long a piece waits that nobody has told how long to wait, and how long for the retry budget, which earns ten a
 /// second.
@@ -136,7 +136,7 @@ impl Splitter {
                     match outcome {
                         Outcome::Begun(answer) => drop(begun.insert(number, (landed, region, answer))),
                         Outcome::Arrived(arrived) if joining.is_of_one_model(arrived.source.revision) => {
-                            self.metrics.pieces.count(Piece::Answered);
+                            self.metrics.parts.count(PartOutcome::Succeeded);
                             spread.ended(region, tokens);
                             joining.arrived(number, arrived).map_err(|refusal| (refusal.into(), joining.begun))?;
                         }
@@ -152,16 +152,16 @@ impl Splitter {
                                 Some(Again { wait, by: Some(by) }) => spread.close(by, now + wait.max(CLOSED_MIN)),
                                 Some(Again { wait, by: None }) => landed.not_before = now + wait,
                                 None => {
-                                    self.metrics.pieces.count(Piece::Failed);
+                                    self.metrics.parts.count(PartOutcome::Failed);
                                     return Err((failed, joining.begun));
                                 }
                             }
                             let in_time = landed.not_before < deadline && self.someone_opens(request, &spread, deadline);
                             if landed.turned_away == TURNED_AWAY_MAX || !in_time {
-                                self.metrics.pieces.count(Piece::Failed);
+                                self.metrics.parts.count(PartOutcome::Failed);
                                 return Err((of_the_whole(failed, request), joining.begun));
                             }
-                            self.metrics.pieces.count(Piece::TurnedAway);
+                            self.metrics.parts.count(PartOutcome::Rejected);
                             landed.turned_away += 1;
                             landed.why = Some(failed);
                             waiting.insert(number, landed);
@@ -185,7 +185,7 @@ impl Splitter {
     }
 
     /// Waits for the request's turn, as long as it has time.
-    async fn turn(&self, request: &Request) -> Result<SemaphorePermit<'_>, Refusal> {
+    async fn turn(&self, request: &Request) -> Result<SemaphorePermit<'_>, Rejection> {
         let left = (request.arrived + request.timeout).saturating_duration_since(Instant::now());
         let turn = tokio::time::timeout(left, self.scattering.turn()).await;
         turn.map_err(|_| deadline_passed(request.timeout))
@@ -240,12 +240,12 @@ fn again(failed: &Failed) -> Option<Again> {
 }
 
 /// A piece was computed by another model than those before it: it is computed again, by theirs.
-fn model_changed(request: &Request) -> Refusal {
+fn model_changed(request: &Request) -> Rejection {
     let message = format!(
         "The model of '{}' changed while the parts of this request were computed; send the request again.",
         request.deployment
     );
-    Refusal::new(ErrorCode::ModelChanged, message).after(AGAIN_AFTER)
+    Rejection::new(ErrorCode::ModelChanged, message).after(AGAIN_AFTER)
 }
 
 /// What a piece failed of, as its client is told: nobody has the model any longer that the other pieces were computed by.

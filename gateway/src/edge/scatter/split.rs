@@ -9,9 +9,9 @@ use super::super::router::Router;
 use super::super::watch::Watch;
 use super::room::Room;
 use crate::config::EdgeConfig;
-use crate::intake::Intake;
+use crate::request_body::BodyReader;
 use crate::metrics::{EdgeMetrics, Turn};
-use crate::respond::Refusal;
+use crate::respond::Rejection;
 use crate::upstream::Upstream;
 use gateway_core::scatter::cut::{Cutting, Piece, TOKENS_AROUND};
 use gateway_core::scatter::spread::{self, CUT_INPUTS_MIN, CUT_TOKENS_MIN, Place, Scale};
@@ -25,7 +25,7 @@ use tokio::sync::SemaphorePermit;
 pub(in crate::edge) struct Splitter {
     pub(in crate::edge) config: Arc<EdgeConfig>,
     pub(in crate::edge) scattering: Arc<Room>,
-    pub(in crate::edge) intake: Arc<Intake>,
+    pub(in crate::edge) body_reader: Arc<BodyReader>,
     pub(in crate::edge) router: Arc<Router>,
     pub(in crate::edge) policy: Arc<PolicyGuard>,
     pub(in crate::edge) forwarder: Arc<Forwarder>,
@@ -46,7 +46,7 @@ pub(in crate::edge) struct Cut<'a> {
 
 impl Splitter {
     /// How the request is cut, if it is worth it. A small one is not even looked at.
-    pub(in crate::edge) async fn cut(&self, request: &Request) -> Result<Option<Cut<'_>>, Refusal> {
+    pub(in crate::edge) async fn cut(&self, request: &Request) -> Result<Option<Cut<'_>>, Rejection> {
         let Cost { inputs, tokens } = request.cost;
         if inputs < CUT_INPUTS_MIN && tokens < CUT_TOKENS_MIN {
             return Ok(None);
@@ -62,7 +62,7 @@ impl Splitter {
         }
         let (path, body) = (request.path, request.body.bytes.clone());
         let cutting =
-            self.intake.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
+            self.body_reader.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
         let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
         let pieces = cutting.pieces(piece_tokens);
         let worth_it = pieces.len() > 1;

@@ -5,9 +5,9 @@ use super::super::request::NotForwarded;
 use super::super::request::Request;
 use super::joining::Told;
 use super::split::Splitter;
-use crate::events::Times;
-use crate::listener::AfterAnswer;
-use crate::metrics::Ending;
+use crate::events::RequestTimes;
+use crate::listener::AfterResponse;
+use crate::metrics::RequestOutcome;
 use crate::relay;
 use bytes::Bytes;
 use pingora::protocols::http::ServerSession;
@@ -17,9 +17,9 @@ use tokio::sync::mpsc::Receiver;
 /// What is noted in a request's account while its answer is told.
 pub(super) struct Telling<'a> {
     /// The region of the first piece, and where the time went of the slowest.
-    pub(super) answered: &'a mut Option<(RegionIndex, Times)>,
+    pub(super) answered: &'a mut Option<(RegionIndex, RequestTimes)>,
     pub(super) tokens: &'a mut Option<u64>,
-    pub(super) ending: &'a mut Ending,
+    pub(super) outcome: &'a mut RequestOutcome,
 }
 
 impl Splitter {
@@ -31,30 +31,30 @@ impl Splitter {
         mut told: Receiver<Told>,
         taken: &mut Taken,
         telling: Telling<'_>,
-    ) -> Result<AfterAnswer, NotForwarded> {
+    ) -> Result<AfterResponse, NotForwarded> {
         loop {
             let next = tokio::select! {
                 biased;
                 next = told.recv() => next,
-                () = relay::client_gone(session) => return Err(NotForwarded::ClientGone),
+                () = relay::client_disconnected(session) => return Err(NotForwarded::ClientGone),
             };
             let written = match next {
                 Some(Told::Head(head)) => {
                     taken.used(head.tokens);
                     let (waited, region) = head.slowest;
-                    let times = Times { to_head: request.arrived.elapsed(), waited, region };
+                    let times = RequestTimes { to_head: request.arrived.elapsed(), waited, region };
                     *telling.answered = head.regions.first().map(|(region, _)| (*region, times));
                     *telling.tokens = head.tokens;
-                    *telling.ending = Ending::BrokeOff { status: 200 };
+                    *telling.outcome = RequestOutcome::Truncated { status: 200 };
                     self.responder.begin_joined(session, request, taken, head).await
                 }
                 Some(Told::Chunk(chunk)) => session.write_response_body(chunk.into(), false).await,
                 Some(Told::End(tokens)) => {
                     taken.used(tokens);
                     *telling.tokens = tokens;
-                    *telling.ending = Ending::as_told(session);
+                    *telling.outcome = RequestOutcome::of_session(session);
                     match session.write_response_body(Bytes::new(), true).await {
-                        Ok(()) => return Ok(AfterAnswer::Reuse),
+                        Ok(()) => return Ok(AfterResponse::Reuse),
                         Err(error) => Err(error),
                     }
                 }
@@ -63,7 +63,7 @@ impl Splitter {
             };
             if let Err(error) = written {
                 tracing::debug!(%error, "the client left before all of its answer");
-                return Ok(AfterAnswer::Close);
+                return Ok(AfterResponse::Close);
             }
         }
     }

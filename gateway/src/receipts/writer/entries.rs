@@ -1,10 +1,10 @@
-//! The entries of a request: before it is forwarded, and when it is over.
+//! Entries of a request: before it is forwarded, and when it has ended.
 
 use super::Writer;
-use crate::events::{Finished, Understood, began_ms};
+use crate::events::{FinishedRequest, ResolvedRequest, began_ms};
 use crate::receipts::Received;
 use crate::receipts::batch::{Batch, arrival, micros};
-use crate::receipts::before::Sending;
+use crate::receipts::write_ahead::Sending;
 use gateway_core::receipt::entry::Entry;
 use gateway_core::receipt::{AttemptKey, Essence};
 use gateway_core::residency::Residency;
@@ -12,20 +12,21 @@ use gateway_core::trail::{Attempted, PolicyVersion};
 use gateway_core::words::Ended;
 use regions::set::RegionSet;
 
-/// Policies that a file remembers having written. A client may narrow its policy in many ways; beyond this they are forgotten
-/// and written again.
+/// Maximum number of policies that a file remembers. A client may narrow its policy in many ways; beyond this number
+/// they are cleared and written again.
 pub(super) const POLICIES_MAX: usize = 1024;
 
 impl Writer {
-    /// A request of a gateway is over.
-    pub(super) fn put_finished(&mut self, request: &Finished, batch: &mut Batch) {
-        let Finished { id, arrived, at_ms, tls_ended_here, tenant, trail, understood, receipt, .. } = request;
+    /// Adds the entries of a finished request of a gateway.
+    pub(super) fn put_finished(&mut self, request: &FinishedRequest, batch: &mut Batch) {
+        let FinishedRequest { id, arrived, at_ms, tls_ended_here, tenant, trail, resolved, receipt, .. } =
+            request;
         if trail.count() == 0 {
             return;
         }
-        let tenant = tenant.as_ref().expect("nothing is sent of a request of nobody");
-        let Understood { deployment, cost: _, policy: admitted } =
-            understood.as_ref().expect("nothing is sent before it is understood");
+        let tenant = tenant.as_ref().expect("only an authenticated request is sent");
+        let ResolvedRequest { deployment, cost: _, policy: admitted } =
+            resolved.as_ref().expect("only a parsed request is sent");
         for attempt in trail.attempts() {
             let Attempted { number, region, cause, began: _, took, end, key, policy } = attempt;
             let end = Ended::from(*end);
@@ -34,14 +35,14 @@ impl Writer {
                 continue;
             }
             if end == Ended::ReceiptUnavailable {
-                // Nothing was sent.
+                // The attempt was not made.
                 continue;
             }
             let PolicyVersion { generation, residency, allowed } = policy.as_deref().unwrap_or(admitted);
             let policy = self.policy(residency, allowed, batch);
             let tenant = self.pseudonyms.of(tenant.as_str());
             let at_ms = began_ms(attempt, *arrived, *at_ms);
-            let told = receipt.filter(|(told, _)| told == key).map(|(_, id)| id);
+            let reported = receipt.filter(|(reported, _)| reported == key).map(|(_, id)| id);
             let region = self.regions[region.as_usize()].as_str();
             let key = AttemptKey { gateway: self.process, number: *key };
             let essence = Essence {
@@ -54,14 +55,14 @@ impl Writer {
                 key: Some(key),
             };
             batch.put(&Entry::Attempt {
-                id: told.unwrap_or_else(|| essence.id()).text().into(),
+                id: reported.unwrap_or_else(|| essence.id()).text().into(),
                 request: id.into(),
                 attempt: *number,
                 tenant: tenant.into(),
                 deployment: deployment.as_str().into(),
                 generation: generation.to_string().into(),
                 policy,
-                tls: tls_ended_here.then(|| self.place.as_str().into()),
+                tls: tls_ended_here.then(|| self.location.as_str().into()),
                 region: region.into(),
                 at_ms,
                 took_us: micros(*took),
@@ -72,7 +73,7 @@ impl Writer {
         }
     }
 
-    /// A gateway is about to send a request.
+    /// Adds the write-ahead receipt of an attempt of a gateway.
     pub(super) fn put_sending(&mut self, sending: &Sending, batch: &mut Batch) {
         let Sending { number, request, attempt, tenant, deployment, policy, .. } = sending;
         let Sending { tls_ended_here, region, at_ms, cause, .. } = sending;
@@ -99,7 +100,7 @@ impl Writer {
             deployment: deployment.as_str().into(),
             generation: generation.to_string().into(),
             policy,
-            tls: tls_ended_here.then(|| self.place.as_str().into()),
+            tls: tls_ended_here.then(|| self.location.as_str().into()),
             region: region.into(),
             at_ms: *at_ms,
             cause: cause.as_str().into(),
@@ -107,17 +108,19 @@ impl Writer {
         });
     }
 
-    /// A request of a region is over.
-    pub(super) fn put_received(&mut self, over: &Received, batch: &mut Batch) {
-        match over.number.filter(|number| self.open.remove(number)) {
-            Some(number) => {
-                batch.put(&Entry::Outcome { number, took_us: micros(over.took), end: over.outcome.into() })
-            }
-            None => batch.put(&arrival(&mut self.pseudonyms, over)),
+    /// Adds the entry of a finished request of an ingress.
+    pub(super) fn put_received(&mut self, request: &Received, batch: &mut Batch) {
+        match request.number.filter(|number| self.open.remove(number)) {
+            Some(number) => batch.put(&Entry::Outcome {
+                number,
+                took_us: micros(request.took),
+                end: request.outcome.into(),
+            }),
+            None => batch.put(&arrival(&mut self.pseudonyms, request)),
         }
     }
 
-    /// The number of a policy in the current file, in which it is written out when it is new there.
+    /// Returns the number of a policy in the current file, and adds its entry if it is new there.
     fn policy(&mut self, residency: &Residency, allowed: &RegionSet, batch: &mut Batch) -> u32 {
         let same = |policies: &Vec<(Residency, u32)>| {
             policies.iter().find(|(known, _)| known == residency).map(|(_, number)| *number)

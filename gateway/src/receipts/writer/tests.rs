@@ -1,11 +1,11 @@
-//! Chains that rotate, end, are torn, and meet a disk that does not take them; each read by the audit afterwards.
+//! Chains that rotate, close, are torn, and encounter a failing disk; the audit reads each afterwards.
 
 mod commits;
 
 use super::entries::POLICIES_MAX;
 use super::*;
-use crate::events::{Finished, Understood};
-use crate::metrics::{Asked, Ending};
+use crate::events::{FinishedRequest, ResolvedRequest};
+use crate::metrics::{EndpointLabel, RequestOutcome};
 use crate::receipts::{audit, files_in};
 use gateway_core::receipt::PseudonymKey;
 use gateway_core::receipt::audit::{Demands, Kind, Report};
@@ -16,7 +16,7 @@ use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use std::sync::atomic::AtomicU64;
 
-/// The number of the next attempt.
+/// Number of the next attempt.
 static KEYS: AtomicU64 = AtomicU64::new(1);
 
 struct Scene {
@@ -35,13 +35,13 @@ impl Scene {
     }
 
     fn open(&self) -> Writer {
-        let place = "aws/us-east-1".parse().unwrap();
+        let location = "aws/us-east-1".parse().unwrap();
         let regions = self.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
-        Writer::open(&self.config, Role::Edge, &place, regions, 7, self.shared.clone()).unwrap()
+        Writer::open(&self.config, Role::Edge, &location, regions, 7, self.shared.clone()).unwrap()
     }
 
-    /// A request of so many attempts under this policy.
-    fn told(&self, request: &str, attempts: u32, residency: &str) -> Told {
+    /// Returns a request of `attempts` attempts under this policy.
+    fn finished(&self, request: &str, attempts: u32, residency: &str) -> WriterMessage {
         let residency: ResidencyPolicy = residency.parse().unwrap();
         let allowed = residency.permitted(&self.catalogue);
         let region = allowed.iter().next().unwrap();
@@ -51,19 +51,19 @@ impl Scene {
             let attempt = trail.began(region, Cause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
             trail.ended(attempt, End::Answered { status: 200 }, arrived + Duration::from_millis(1));
         }
-        Told::Sent(Arc::new(Finished {
+        WriterMessage::Finished(Arc::new(FinishedRequest {
             id: request.to_owned(),
             arrived,
             at_ms: 5,
             tls_ended_here: true,
-            asked: Asked::OTHER,
-            ending: Ending::CutOff,
+            endpoint: EndpointLabel::OTHER,
+            outcome: RequestOutcome::Shutdown,
             tenant: Some("docs".parse().unwrap()),
             trail,
-            answered: None,
+            served_by: None,
             tokens: None,
             total: Duration::from_millis(1),
-            understood: Some(Understood {
+            resolved: Some(ResolvedRequest {
                 deployment: "minilm".parse().unwrap(),
                 cost: Cost { inputs: 1, tokens: 1 },
                 policy: Arc::new(PolicyVersion {
@@ -93,13 +93,13 @@ impl Scene {
 }
 
 #[test]
-fn a_chain_goes_on_over_files_and_restarts_and_holds() {
+fn a_chain_continues_over_files_and_restarts_and_passes_the_audit() {
     let scene = Scene::new(4_000);
     for _ in 0..3 {
         let mut writer = scene.open();
         for number in 0..20 {
             let policy = ["eu", "de & eu"][number % 2];
-            writer.write(&mut vec![scene.told(&format!("r{number}"), 2, policy)]);
+            writer.write(&mut vec![scene.finished(&format!("r{number}"), 2, policy)]);
         }
         writer.close();
     }
@@ -114,42 +114,42 @@ fn a_chain_goes_on_over_files_and_restarts_and_holds() {
 }
 
 #[test]
-fn a_torn_last_line_is_cut_off_and_told() {
+fn a_torn_last_line_is_truncated_and_reported() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
-    writer.write(&mut vec![scene.told("a", 1, "eu")]);
+    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
     drop(writer);
     let file = scene.files().pop().unwrap();
     let whole = fs::read(&file).unwrap();
-    // However much of the last line has reached the disk.
+    // Any part of the last line may have reached the disk.
     let last_line = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
     fs::write(&file, &whole[..last_line + 70]).unwrap();
     scene.open().close();
     assert_eq!(fs::read(&file).unwrap(), &whole[..last_line]);
     scene.check(0, &[(Kind::UncleanEnd, 1)]);
-    let told = &scene.report().findings[0].message;
-    assert!(told.contains("70 bytes of a torn line"), "{told}");
+    let message = &scene.report().findings[0].message;
+    assert!(message.contains("70 bytes of a torn line"), "{message}");
 }
 
 #[test]
-fn a_file_that_was_only_begun_is_begun_again() {
+fn a_file_without_a_complete_line_is_created_again() {
     let scene = Scene::new(1 << 20);
     scene.open().close();
     let first = scene.files().pop().unwrap();
-    let begun = first.to_str().unwrap().replace("00000001.log", "00000002.log");
-    fs::write(&begun, "0123 {\"ki").unwrap();
+    let next = first.to_str().unwrap().replace("00000001.log", "00000002.log");
+    fs::write(&next, "0123 {\"ki").unwrap();
     let mut writer = scene.open();
-    writer.write(&mut vec![scene.told("a", 1, "eu")]);
+    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
     writer.close();
-    assert_eq!(scene.files(), [first, PathBuf::from(begun)]);
+    assert_eq!(scene.files(), [first, PathBuf::from(next)]);
     scene.check(1, &[]);
 }
 
 #[test]
-fn a_chain_that_was_tampered_with_is_left_as_it_is() {
+fn a_chain_that_was_tampered_with_is_left_unchanged() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
-    writer.write(&mut vec![scene.told("a", 1, "eu")]);
+    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
     writer.close();
     let file = scene.files().pop().unwrap();
     let tampered = fs::read_to_string(&file).unwrap().replace("\"took_us\":1000", "\"took_us\":1001");
@@ -166,76 +166,76 @@ fn two_processes_in_one_folder_have_a_chain_each() {
     let scene = Scene::new(1 << 20);
     let (mut old, mut new) = (scene.open(), scene.open());
     assert_ne!(old.chain(), new.chain());
-    new.write(&mut vec![scene.told("new", 1, "eu")]);
-    old.write(&mut vec![scene.told("old", 1, "eu")]);
+    new.write(&mut vec![scene.finished("new", 1, "eu")]);
+    old.write(&mut vec![scene.finished("old", 1, "eu")]);
     let last = old.chain().to_owned();
     old.close();
-    // Of two that began in one millisecond chance decides which is the last by name.
+    // If both began in the same millisecond, their random suffixes decide which sorts last.
     let newest = new.chain().max(&last).to_owned();
     new.close();
     scene.check(2, &[]);
-    assert_eq!(scene.open().chain(), newest, "the newest goes on");
+    assert_eq!(scene.open().chain(), newest, "the newest is continued");
 }
 
 #[test]
-fn what_a_disk_does_not_take_is_a_gap_as_soon_as_it_takes_something() {
+fn failed_writes_become_a_gap_at_the_next_successful_write() {
     let scene = Scene::new(1);
     let mut writer = scene.open();
-    writer.write(&mut vec![scene.told("a", 1, "eu")]);
-    // No file can be begun in a folder that is gone.
+    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
+    // No file can be created in a missing directory.
     let away = scene.dir.path().join("away");
     fs::rename(&scene.config.dir, &away).unwrap();
     for request in ["b", "c"] {
-        writer.write(&mut vec![scene.told(request, 3, "eu")]);
+        writer.write(&mut vec![scene.finished(request, 3, "eu")]);
         assert!(scene.shared.failing());
     }
     assert_eq!((scene.shared.written.get(), scene.shared.lost(Why::Disk).get()), (1, 6));
     fs::rename(&away, &scene.config.dir).unwrap();
-    writer.write(&mut vec![scene.told("d", 1, "eu")]);
+    writer.write(&mut vec![scene.finished("d", 1, "eu")]);
     assert!(!scene.shared.failing());
     writer.close();
     scene.check(2, &[(Kind::Gap, 1)]);
-    assert_eq!(scene.report().missing, 6, "written and missing are all that there were");
+    assert_eq!(scene.report().missing, 6, "written and missing receipts add up");
 }
 
 #[test]
-fn a_write_that_fails_in_the_middle_leaves_nothing_behind() {
+fn a_partial_write_is_truncated() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
-    writer.write(&mut vec![scene.told("a", 1, "eu")]);
-    // As a full disk does: half a line is there, and the write says no. /dev/full says no to everything.
+    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
+    // Like a full disk: half a line is written, and the write fails. /dev/full fails every write.
     let file = writer.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
-    writer.write(&mut vec![scene.told("b", 1, "eu"), scene.told("c", 1, "de")]);
+    writer.write(&mut vec![scene.finished("b", 1, "eu"), scene.finished("c", 1, "de")]);
     assert!(scene.shared.failing() && writer.dirty);
     writer.file = file;
     writer.file.as_mut().unwrap().write_all(b"half a li").unwrap();
-    writer.write(&mut vec![scene.told("d", 1, "de")]);
+    writer.write(&mut vec![scene.finished("d", 1, "de")]);
     writer.close();
     scene.check(2, &[(Kind::Gap, 1)]);
     assert_eq!(scene.report().missing, 2);
 }
 
 #[test]
-fn what_may_not_have_reached_the_disk_is_a_gap_and_another_file_is_begun() {
+fn receipts_that_failed_to_sync_become_a_gap_and_a_new_file_is_created() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
-    writer.write(&mut vec![scene.told("a", 2, "eu")]);
-    // A pipe cannot be made durable.
+    writer.write(&mut vec![scene.finished("a", 2, "eu")]);
+    // A pipe cannot be synced.
     let (_reader, pipe) = io::pipe().unwrap();
     writer.file = Some(File::from(std::os::fd::OwnedFd::from(pipe)));
     writer.sync();
     assert!(scene.shared.failing());
-    writer.write(&mut vec![scene.told("b", 1, "eu")]);
+    writer.write(&mut vec![scene.finished("b", 1, "eu")]);
     writer.close();
     scene.check(3, &[(Kind::Gap, 1)]);
     assert_eq!((scene.report().missing, scene.files().len()), (2, 2));
 }
 
 #[tokio::test]
-async fn a_queue_that_is_full_costs_receipts_and_not_time_and_says_so() {
+async fn a_full_queue_never_blocks_and_its_lost_receipts_become_a_gap() {
     let scene = Scene::new(1 << 20);
     let shared = scene.shared.clone();
-    let (queue, mut told) = mpsc::channel(scene.config.queue);
+    let (queue, mut messages) = mpsc::channel(scene.config.queue);
     let recorder = super::super::Recorder {
         queue,
         shared: shared.clone(),
@@ -245,18 +245,18 @@ async fn a_queue_that_is_full_costs_receipts_and_not_time_and_says_so() {
         numbers: Arc::default(),
         writer: std::thread::current(),
     };
-    let promise = recorder.promise();
-    assert!(promise.is_some());
+    let slot = recorder.reserve();
+    assert!(slot.is_some());
     for number in 0..5 {
-        recorder.record(scene.told(&number.to_string(), 2, "eu"), None);
+        recorder.record(scene.finished(&number.to_string(), 2, "eu"), None);
     }
-    assert!(recorder.promise().is_none(), "all places are taken");
+    assert!(recorder.reserve().is_none(), "all slots are taken");
     assert_eq!((recorder.queue.capacity(), shared.lost(Why::QueueFull).get()), (0, 4));
-    recorder.record(scene.told("promised", 1, "eu"), promise);
+    recorder.record(scene.finished("reserved", 1, "eu"), slot);
     drop(recorder);
     let mut writer = scene.open();
     let mut batch = Vec::new();
-    told.recv_many(&mut batch, 100).await;
+    messages.recv_many(&mut batch, 100).await;
     writer.write(&mut batch);
     writer.close();
     scene.check(7, &[(Kind::Gap, 1)]);
@@ -264,11 +264,11 @@ async fn a_queue_that_is_full_costs_receipts_and_not_time_and_says_so() {
 }
 
 #[test]
-fn a_policy_is_written_once_in_a_file_and_again_when_too_many_were_forgotten() {
+fn a_policy_is_written_once_per_file_and_again_after_the_cache_was_cleared() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
     for _ in 0..3 {
-        writer.write(&mut vec![scene.told("a", 1, "eu"), scene.told("b", 1, "anywhere")]);
+        writer.write(&mut vec![scene.finished("a", 1, "eu"), scene.finished("b", 1, "anywhere")]);
     }
     let policies = |scene: &Scene| {
         let text = fs::read_to_string(scene.files().pop().unwrap()).unwrap();
@@ -276,8 +276,12 @@ fn a_policy_is_written_once_in_a_file_and_again_when_too_many_were_forgotten() {
     };
     assert_eq!(policies(&scene), 2);
     writer.policies_known = POLICIES_MAX;
-    writer.write(&mut vec![scene.told("c", 1, "eu"), scene.told("d", 1, "de"), scene.told("e", 1, "eu")]);
-    assert_eq!(policies(&scene), 4, "the first was remembered until the second was new");
+    writer.write(&mut vec![
+        scene.finished("c", 1, "eu"),
+        scene.finished("d", 1, "de"),
+        scene.finished("e", 1, "eu"),
+    ]);
+    assert_eq!(policies(&scene), 4, "the cache was cleared at the second policy");
     writer.close();
     scene.check(9, &[]);
 }

@@ -1,4 +1,4 @@
-//! Through an edge, between a region that is asleep and one that is not.
+//! Cold starts through a gateway, between a region without replicas and one with them.
 
 use super::scene::{Edge, FAR, NEAR, Region, name, until};
 use serde_json::json;
@@ -9,11 +9,11 @@ use tokio::task::JoinSet;
 
 const S: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
-/// Narrows a request to the near region.
+/// Restricts a request to the near region.
 const NEAR_ONLY: [(&str, &str); 1] = [("x-meridian-residency", NEAR)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_warm_region_that_answers_sooner_is_asked_and_nobody_is_woken() {
+async fn a_faster_warm_region_is_used_and_no_replica_is_started() {
     let (near, far) = (Region::cold(NEAR, 10 * S).await, Region::warm(FAR).await);
     let edge = Edge::before(&[(NEAR, &near), (FAR, &far)]).await;
     assert_eq!(edge.route(NEAR).await["held_for_ms"], json!({"m": 10_000}));
@@ -26,10 +26,10 @@ async fn a_warm_region_that_answers_sooner_is_asked_and_nobody_is_woken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_region_that_starts_sooner_than_the_warm_one_answers_is_waited_for() {
+async fn a_cold_region_that_is_ready_sooner_than_the_warm_one_responds_is_used() {
     let (near, far) = (Arc::new(Region::cold(NEAR, 10 * S).await), Region::warm(FAR).await);
     let edge = Edge::before(&[(NEAR, &near), (FAR, &far)]).await;
-    // How long the far one takes is known by its first answer.
+    // The first response shows how long the far one takes.
     far.replica.takes.store(800, Ordering::SeqCst);
     assert_eq!(edge.ask(&[]).await.header("x-meridian-region"), Some(FAR));
     near.would_start_in(Some(50 * MS));
@@ -47,10 +47,10 @@ async fn a_region_that_starts_sooner_than_the_warm_one_answers_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_that_takes_longer_than_was_said_is_waited_for_and_held_against_nobody() {
+async fn a_cold_start_longer_than_estimated_causes_no_retry_and_no_ejection() {
     let (near, far) = (Arc::new(Region::warm(NEAR).await), Region::warm(FAR).await);
     let edge = Arc::new(Edge::before(&[(NEAR, &near), (FAR, &far)]).await);
-    // After so many answers the edge knows when one from there is late: after a tenth of a second.
+    // After these responses the gateway has a first-byte timeout for the region: a tenth of a second.
     for _ in 0..32 {
         assert_eq!(edge.ask(&NEAR_ONLY).await.status, 200);
     }
@@ -63,28 +63,28 @@ async fn a_start_that_takes_longer_than_was_said_is_waited_for_and_held_against_
         asking.spawn(async move { edge.ask(&NEAR_ONLY).await });
     }
     near.until_held(30).await;
-    // Longer than was said, what is given beyond that, and what a first byte may take, together.
+    // Longer than the estimate, its tolerance and a first-byte timeout together.
     let held = Instant::now();
     until("they have waited", async || held.elapsed() > 1500 * MS).await;
     near.is_seen_ready();
     for answer in asking.join_all().await {
         assert_eq!((answer.status, answer.header("x-meridian-region")), (200, Some(NEAR)), "{answer:?}");
-        assert_eq!(answer.number("x-meridian-attempts"), 1, "nobody else was asked");
+        assert_eq!(answer.number("x-meridian-attempts"), 1, "no other region was used");
         assert!(answer.number("x-meridian-held-ms") >= 1500, "{answer:?}");
     }
     assert_eq!(edge.route(NEAR).await["circuit"]["state"], "closed", "{}", edge.route(NEAR).await);
-    let late_after = edge.route(NEAR).await["circuit"]["first_byte"][0]["late_after_ms"].as_u64().unwrap();
+    let late_after = edge.route(NEAR).await["circuit"]["first_byte"][0]["timeout_ms"].as_u64().unwrap();
     assert!(late_after < 1000, "what it was held is not what it takes: {late_after} ms");
     assert_eq!(far.replica.ids().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_all_sleep_longer_than_a_client_waits_it_is_told_when_to_come_back() {
+async fn a_request_gets_retry_after_if_every_cold_start_exceeds_its_deadline() {
     let (near, far) = (Region::cold(NEAR, 20 * S).await, Region::cold(FAR, 9 * S).await);
     let edge = Edge::before(&[(NEAR, &near), (FAR, &far)]).await;
     let answer = edge.ask(&[("x-meridian-timeout-ms", "3000")]).await;
     assert_eq!((answer.status, answer.header("x-meridian-error")), (503, Some("cold_start")), "{answer:?}");
     assert_eq!(answer.number("retry-after"), 9, "the sooner of the two");
-    assert_eq!(near.scraped("meridian_ingress_not_held_total{why=\"too_late\"}").await, "0");
+    assert_eq!(near.scraped("meridian_ingress_not_held_total{reason=\"deadline\"}").await, "0");
     assert_eq!(near.spoke().held(&name()).requests, 0);
 }

@@ -1,6 +1,6 @@
-//! What becomes of requests that find no replica ready: at the door of a region, and through an edge before two of them.
-//! The replicas are scripted and become ready when the test says so; everything else is real.
+//! Requests that find no ready replica: at an ingress, and through a gateway before two regions. The replicas are
+//! scripted and become ready on command; everything else is real.
 
-mod door;
 mod edge;
+mod ingress;
 mod scene;

@@ -1,4 +1,4 @@
-//! Regions whose replicas become ready when a test says so, their doors, and an edge before them.
+//! Regions whose replicas become ready on command, their ingresses, and a gateway before them.
 
 use crate::address::free_address;
 use crate::hub;
@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use gateway::config::EdgeConfig;
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
@@ -23,20 +23,20 @@ use tokio::sync::oneshot;
 
 pub(crate) const NEAR: &str = "aws/us-east-1";
 pub(crate) const FAR: &str = "aws/eu-central-1";
-/// Longer than anything here takes, also on a machine that has much else to do.
+/// Longer than any step takes, also on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A replica that is ready when it is told to be.
+/// Replica that becomes ready on command.
 #[derive(Default)]
 pub(crate) struct Replica {
     pub(crate) ready: AtomicBool,
-    /// Answers nobody and says that it starts again, once.
+    /// Closes the connection without a response and reports starting again, once.
     pub(crate) breaks: AtomicBool,
-    /// Milliseconds that an answer takes.
+    /// Response time in milliseconds.
     pub(crate) takes: AtomicU64,
-    /// Tokens a second that it says it does.
+    /// Reported tokens a second.
     pub(crate) speed: AtomicU64,
-    /// The identifiers of the requests that came, and when.
+    /// Ids of the received requests, and their arrival times.
     pub(crate) came: Mutex<Vec<(String, Instant)>>,
 }
 
@@ -62,8 +62,8 @@ impl Replica {
         self.came.lock().push((id, Instant::now()));
         if self.breaks.swap(false, Ordering::SeqCst) {
             self.ready.store(false, Ordering::SeqCst);
-            // To unwind ends the connection without an answer.
-            panic!("this replica breaks off, as it was told to");
+            // Unwinding ends the connection without a response.
+            panic!("this replica fails on command");
         }
         tokio::time::sleep(Duration::from_millis(self.takes.load(Ordering::SeqCst))).await;
         (StatusCode::OK, "{}").into_response()
@@ -74,11 +74,11 @@ impl Replica {
     }
 }
 
-/// A region's door before one replica.
+/// Ingress of a region with one replica.
 pub(crate) struct Region {
     pub(crate) replica: Arc<Replica>,
     pub(crate) door: SocketAddr,
-    pub(crate) signals: Signals,
+    pub(crate) signals: IngressSignals,
     spoke: Arc<Mutex<Spoke>>,
     client: reqwest::Client,
     _stop: oneshot::Sender<()>,
@@ -89,7 +89,7 @@ pub(crate) fn name() -> DeploymentName {
 }
 
 impl Region {
-    /// One whose replica is not ready, and would take so long to be once somebody asks.
+    /// Starts a region whose replica is not ready, with an estimated start time of `takes`.
     pub(crate) async fn cold(id: &str, takes: Duration) -> Region {
         let region = Region::start(id, false).await;
         region.would_start_in(Some(takes));
@@ -105,7 +105,7 @@ impl Region {
     async fn start(id: &str, ready: bool) -> Region {
         let (replica, at) = Replica::start(ready).await;
         let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![at])));
-        let signals = Signals::default();
+        let signals = IngressSignals::default();
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             region: id.parse().unwrap(),
@@ -135,7 +135,7 @@ impl Region {
         self.signals.changed.notify_one();
     }
 
-    /// Whoever starts replicas has seen that it is ready: nobody had to ask it.
+    /// Marks the replica as ready, as the scaler would, without a probe.
     pub(crate) fn is_seen_ready(&self) {
         self.replica.ready.store(true, Ordering::SeqCst);
         let observed = ReplicaStatus {
@@ -156,7 +156,7 @@ impl Region {
         self.client.get(url).send().await.unwrap().json().await.unwrap()
     }
 
-    /// Waits until so many are held.
+    /// Waits until `count` requests are held.
     pub(crate) async fn until_held(&self, count: usize) {
         let held = || self.spoke().held(&name()).requests;
         let begun = Instant::now();
@@ -180,7 +180,7 @@ impl Region {
     }
 }
 
-/// Waits for something, a few times a millisecond.
+/// Polls a condition a few times a millisecond.
 pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !holds().await {
@@ -189,7 +189,7 @@ pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     }
 }
 
-/// What a client is told.
+/// Response to a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -207,7 +207,7 @@ impl Answer {
     }
 }
 
-/// Asks over a connection of its own, by a client that does next to nothing: a thousand of them are nothing to speak of.
+/// Sends a request on its own connection, with a minimal client: a thousand of them are cheap.
 pub(crate) async fn ask(door: SocketAddr, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(door).await.unwrap();
     let mut head = format!(
@@ -225,7 +225,7 @@ pub(crate) async fn ask(door: SocketAddr, headers: &[(&str, &str)], body: &[u8])
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
-/// An edge that stands at the near region, before these.
+/// Gateway in the near region, before these regions.
 pub(crate) struct Edge {
     pub(crate) door: SocketAddr,
     pub(crate) operations: SocketAddr,
@@ -243,7 +243,7 @@ impl Edge {
         std::fs::write(dir.path().join("tenants.toml"), "[[tenant]]\nname = 't'\nkey_env = 'KEY'\n").unwrap();
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{NEAR}'\nhub = 'http://{hub}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{NEAR}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'"
         );
         let environment = BTreeMap::from([("KEY".to_owned(), "KEY".to_owned())]);
@@ -262,12 +262,12 @@ impl Edge {
         edge
     }
 
-    /// Waits until the edge says this of a region.
+    /// Waits for a state of a region at the gateway.
     pub(crate) async fn until(&self, id: &str, holds: impl Fn(&Value) -> bool) {
         until(id, async || holds(&self.route(id).await)).await;
     }
 
-    /// What the edge says of a region.
+    /// Returns the state of a region at the gateway.
     pub(crate) async fn route(&self, id: &str) -> Value {
         let url = format!("http://{}/routes", self.operations);
         let Ok(answer) = self.client.get(url).send().await else { return Value::Null };

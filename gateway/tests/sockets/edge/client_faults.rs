@@ -7,14 +7,14 @@ use reqwest::Method;
 use serde_json::Value;
 use std::time::Duration;
 
-/// As many as kept a healthy region ejected, when a HEAD was forwarded as such.
+/// Number of HEAD requests that kept a healthy region ejected when HEAD was forwarded.
 const MANY: usize = 45;
 
 async fn scene(hop: Hop) -> Scene {
     Scene::start(hop.config(), [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await
 }
 
-/// The state of each region's circuit breaker.
+/// Returns the circuit breaker state of each region.
 async fn circuits(scene: &Scene) -> Vec<String> {
     let routes = scene.client.get(format!("{}/routes", scene.operations)).send().await.unwrap();
     let routes: Value = routes.json().await.unwrap();
@@ -56,7 +56,7 @@ async fn a_head_request_has_the_response_of_get_without_its_body_and_ejects_no_r
 }
 
 #[tokio::test]
-async fn a_method_that_a_path_has_not_is_refused_with_those_that_it_has() {
+async fn an_unsupported_method_is_rejected_with_the_allowed_ones() {
     let scene = scene(Hop::Http1).await;
     let allowed = async |method: Method, path: &str| {
         let url = scene.url.replace("/v1/embeddings", path);
@@ -71,10 +71,10 @@ async fn a_method_that_a_path_has_not_is_refused_with_those_that_it_has() {
 }
 
 #[tokio::test]
-async fn timeouts_that_clients_chose_and_clients_that_disconnect_eject_no_region() {
+async fn timeouts_chosen_by_clients_and_disconnects_eject_no_region() {
     let scene = scene(Hop::Http1).await;
     let america = &scene.regions[AMERICA];
-    // From here on the edge knows how long a request takes there.
+    // From here on the gateway knows the response time of the region.
     for _ in 0..20 {
         assert_eq!(scene.ask("anywhere", &[]).await.unwrap().status(), 200);
     }
@@ -84,7 +84,7 @@ async fn timeouts_that_clients_chose_and_clients_that_disconnect_eject_no_region
         let answer = scene.ask("anywhere", &[("x-meridian-timeout-ms", "5")]).await.unwrap();
         assert_eq!(answer.status(), 504);
     }
-    // A region that takes longer than usual is hedged, so it is quick again before it is asked.
+    // A slower region would be hedged, so it is fast again before the next request.
     america.script.send_replace(Answers);
     nobody_is_ejected(&scene, "short timeouts").await;
     america.script.send_replace(slow);
@@ -96,9 +96,9 @@ async fn timeouts_that_clients_chose_and_clients_that_disconnect_eject_no_region
     nobody_is_ejected(&scene, "disconnects").await;
 }
 
-/// Both of no tokens to speak of, and so of one size.
+/// Both have almost no tokens, and so the same size class.
 #[tokio::test]
-async fn requests_without_computing_do_not_make_those_with_it_late() {
+async fn requests_without_computation_do_not_shorten_the_timeout_of_others() {
     let scene = scene(Hop::Http1).await;
     for _ in 0..MANY {
         assert_eq!(scene.any("GET", "/deployments/anywhere/info", "").await.0, 200);

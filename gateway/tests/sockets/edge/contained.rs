@@ -1,4 +1,4 @@
-//! A request that costs no tokens, and takes longer than its tenant counts as active: it costs nobody else anything.
+//! A request without tokens that takes longer than its tenant counts as active affects no other request.
 
 use super::region::Script::Takes;
 use super::scene::{AMERICA, EUROPE, JAPAN, Scene};
@@ -7,8 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 #[tokio::test]
-async fn a_slow_request_without_tokens_costs_nobody_else_anything() {
-    // Longer than the second after which an idle tenant is forgotten, and the five reports that it takes.
+async fn a_slow_request_without_tokens_affects_no_other_request() {
+    // Longer than the second after which an idle tenant is forgotten, and five report periods.
     let slow = Takes(Duration::from_millis(1_800));
     let scene = Scene::with([(AMERICA, slow), (EUROPE, slow), (JAPAN, slow)]).await;
     for method in ["GET", "HEAD"] {
@@ -21,7 +21,7 @@ async fn a_slow_request_without_tokens_costs_nobody_else_anything() {
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.unwrap();
         assert!(answer.starts_with(b"HTTP/1.1 "), "{method}: {}", String::from_utf8_lossy(&answer));
-        // And one whose client leaves while it is under way.
+        // And one whose client disconnects while it is in flight.
         let mut leaves = TcpStream::connect(scene.door).await.unwrap();
         leaves.write_all(head.as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(1_500)).await;

@@ -1,5 +1,4 @@
-//! What can become of a region, each as one fault that befalls the nearest of three: so that a test can say what a client
-//! gets, and a bench how long it waits for it.
+//! Faults of the nearest of three regions: tests check the response of a client, and a bench measures its time.
 
 use super::front::{Client, Front, Hop, Seen};
 use super::region::{BACKLOG, Door, Script, Script::*};
@@ -8,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-/// What befalls the nearest region.
+/// Fault of the nearest region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     RefusesConnections,
@@ -17,17 +16,17 @@ pub(crate) enum Fault {
     ResetsInTheBody,
     SaysElsewhere,
     IsSlow,
-    /// With the request under way.
+    /// With the request in flight.
     IsKilled,
-    /// Its sockets stay open and take bytes.
+    /// Its sockets stay open and accept bytes.
     IsFrozen,
 }
 
-/// How long a slow region takes, which took [`Scripts::well`] before.
+/// Response time of a slow region, which was that of [`Scripts::well`] before.
 const SLOW: Duration = Duration::from_millis(400);
-/// Nothing that is waited for takes so long.
+/// Longer than any expected step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A SYN that is answered at all is answered by now.
+/// Time by which a SYN is answered if it is answered at all.
 const SYN_ANSWERED: Duration = Duration::from_millis(300);
 
 impl Fault {
@@ -43,11 +42,11 @@ impl Fault {
     ];
 }
 
-/// A scene that has served so many requests, and its client. Behind it nothing is wrong yet: each region takes `takes`.
+/// Scene that has served a number of requests, and its client. No fault yet: each region takes `takes`.
 pub(crate) struct Served {
     pub(crate) scene: Scene,
     client: Client,
-    /// What keeps a queue full.
+    /// Connections that keep the accept queue full.
     queue: Vec<TcpStream>,
 }
 
@@ -73,7 +72,7 @@ impl Served {
         Served { scene, client, queue: Vec::new() }
     }
 
-    /// The first request that meets the fault of `region`.
+    /// Sends the first request that meets the fault of `region`.
     pub(crate) async fn meets(
         &mut self,
         fault: Fault,
@@ -99,7 +98,7 @@ impl Served {
             Fault::IsKilled => does(Waits),
             Fault::IsFrozen => does(FallsSilent),
         }
-        // Whatever has been closed is known to the edge by now: it answers from the same loop.
+        // The gateway has noticed all closed connections by now: the response comes from the same event loop.
         self.scene.client.get(format!("{}/livez", self.scene.operations)).send().await.unwrap();
         let answered = async {
             let under_way = region.requests() + 1;
@@ -117,7 +116,7 @@ impl Served {
     }
 }
 
-/// Connections that nobody takes, until there is no room for another.
+/// Fills the accept queue of a listener that does not accept.
 async fn filled(address: SocketAddr) -> Vec<TcpStream> {
     let mut queue = Vec::new();
     while let Ok(connected) = tokio::time::timeout(SYN_ANSWERED, TcpStream::connect(address)).await {

@@ -1,5 +1,4 @@
-//! The two ways in which clients come: HTTP/1.1 in the clear, and HTTP/2 over TLS. What comes back is the same, and so is
-//! how it is told.
+//! The two client protocols: plaintext HTTP/1.1, and HTTP/2 over TLS. Responses and records are the same.
 
 use super::scene::Scene;
 use bytes::Bytes;
@@ -13,14 +12,14 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// How clients come.
+/// Protocol of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Front {
     Http1,
     Http2OverTls,
 }
 
-/// How the edge asks regions.
+/// Protocol to regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hop {
     Http1,
@@ -28,7 +27,7 @@ pub(crate) enum Hop {
 }
 
 impl Hop {
-    /// The lines of a configuration by which it does.
+    /// Returns the configuration lines for this protocol.
     pub(crate) fn config(self) -> &'static str {
         match self {
             Hop::Http1 => "",
@@ -37,26 +36,26 @@ impl Hop {
     }
 }
 
-/// A client with one connection, which it keeps.
+/// Client with one persistent connection.
 pub(crate) enum Client {
     Http1(reqwest::Client, String),
     Http2(SendRequest<Bytes>),
 }
 
-/// What a client gets.
+/// Response as a client sees it.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) status: u16,
     pub(crate) region: String,
     pub(crate) attempts: String,
-    /// Nothing if it broke off.
+    /// `None` if it was truncated.
     pub(crate) body: Option<Bytes>,
-    /// Up to its last byte, or to where it broke off.
+    /// Time to its last byte, or to the truncation.
     pub(crate) took: Duration,
 }
 
 impl Client {
-    /// The scene speaks TLS where the front does.
+    /// Connects a client; the scene uses TLS if the protocol does.
     pub(crate) async fn of(scene: &Scene, front: Front) -> Client {
         match front {
             Front::Http1 => Client::Http1(scene.client.clone(), scene.url.clone()),
@@ -81,7 +80,7 @@ impl Client {
         }
     }
 
-    /// Asks for an embedding by `model`.
+    /// Requests an embedding of `model`.
     pub(crate) async fn ask(&self, model: &str, headers: &[(&str, &str)]) -> Seen {
         let body = Bytes::from(json!({"model": model, "input": "x"}).to_string());
         let begun = Instant::now();

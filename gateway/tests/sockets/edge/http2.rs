@@ -1,5 +1,5 @@
-//! A scripted region over HTTP/2: each stream is given to the script as a connection of its own, and what the script does to
-//! that befalls the stream. What befalls a process (it freezes, it is killed, it closes what it had kept) befalls the connection.
+//! Scripted region over HTTP/2: each stream is passed to the script as a connection of its own, and faults of the
+//! script affect the stream. Faults of a process (frozen, killed, closing idle connections) affect the connection.
 
 use super::region::{Door, Region};
 use bytes::Bytes;
@@ -11,9 +11,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// What a client of HTTP/2 says first.
+/// First bytes of an HTTP/2 client.
 pub(crate) const PREFACE: &[u8] = b"PRI";
-/// What a script may have written that nobody has read.
+/// Maximum unread bytes written by a script.
 const PIPE_BYTES: usize = 64 << 10;
 
 /// Serves a connection until its end.
@@ -25,7 +25,8 @@ pub(crate) async fn serve(region: &Arc<Region>, stream: BufReader<TcpStream>) ->
             accepted = connection.accept() => {
                 let (request, respond) = accepted?.ok()?;
                 if request.uri().path() != "/spoke/v1/exchange" {
-                    // The report's connection is one of those that were closed, as soon as anything else comes on it.
+                    // The connection of the reports is one of those that were closed, as soon as another request
+                    // arrives on it.
                     if region.door() != Door::Open {
                         return None;
                     }
@@ -49,7 +50,8 @@ async fn one(region: Arc<Region>, request: Request<RecvStream>, mut respond: Sen
     }
 }
 
-/// Gives a request to the script and its answer to the edge; nothing if the script breaks off or the edge gives up.
+/// Passes a request to the script and its response to the gateway; no response if the script aborts or the gateway
+/// cancels.
 async fn carry(
     request: Request<RecvStream>,
     respond: &mut SendResponse<Bytes>,

@@ -1,4 +1,4 @@
-//! Makes the holder of each lock panic that an edge takes while it serves.
+//! Panics under each lock that a gateway takes while serving.
 
 use super::region::Script::Answers;
 use super::scene::{AMERICA, EUROPE, JAPAN, Scene};
@@ -20,7 +20,7 @@ fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
 
 impl Subject for Scene {
     const PROBES: &'static [&'static str] = &["/livez", "/readyz"];
-    /// The one that panics, and another that shares an exchange with it.
+    /// The request that panics, and another that shares a batch with it.
     const FAILED_MAX: usize = 2;
 
     async fn drive(&self) -> usize {
@@ -31,7 +31,7 @@ impl Subject for Scene {
             ("POST", "/v1/embeddings", "n", body("locked"), 404),
             ("GET", "/v1/models", "k", String::new(), 200),
             ("GET", "/deployments/anywhere/info", "k", String::new(), 200),
-            ("POST", "/v1/embeddings", "nobody", body("anywhere"), 401),
+            ("POST", "/v1/embeddings", "unknown", body("anywhere"), 401),
         ];
         let mut failed = 0;
         for (method, path, key, body, expected) in cases {
@@ -40,10 +40,10 @@ impl Subject for Scene {
             let status = request.send().await.map(|response| response.status().as_u16());
             failed += usize::from(status.ok() != Some(expected));
         }
-        for path in ["/metrics", "/routes", "/explain/nobody"] {
+        for path in ["/metrics", "/routes", "/explain/unknown"] {
             self.probe(path).await;
         }
-        // Beside requests there are reports, five times a second, and looks for silence.
+        // Besides requests there are reports, five times a second, and health checks.
         tokio::time::sleep(Duration::from_millis(300)).await;
         failed
     }

@@ -1,4 +1,4 @@
-//! An edge between a scripted hub and scripted regions: what a client gets, from whom, after how many attempts.
+//! A gateway between a scripted hub and scripted regions: the client's response, its region, and its attempts.
 
 mod client_faults;
 mod contained;
@@ -17,7 +17,8 @@ use scene::{AMERICA, EUROPE, JAPAN, Scene, TLS};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// What America, the nearest, does; what the client gets of `model`; and how often each region was asked.
+/// Checks the response for `model`, with America, the nearest, following a script, and the number of requests of each
+/// region.
 async fn check(america: Script, model: &str, status: u16, region: &str, attempts: u32, requests: [u64; 3]) {
     for hop in [Hop::Http1, Hop::Http2] {
         check_over(hop, america, model, status, region, attempts, requests).await;
@@ -44,17 +45,17 @@ async fn check_over(
     assert_eq!(scene.requests(), [first + replayed, second, third], "{hop:?}, {america:?}, {model}");
 }
 
-/// How often a region was asked once more, of a request that took at least so many attempts and was told to have taken
-/// `told`: once at most, and only where a connection `ends` without a byte. One that was kept may have been kept too long;
-/// whether there is one hangs on whether a report has just left it.
-fn replayed(ends: bool, at_least: u32, told: &str) -> u64 {
-    let more = told.parse::<u32>().unwrap().checked_sub(at_least).unwrap();
-    assert!(more <= u32::from(ends), "{told} attempts instead of {at_least}");
+/// Returns the number of replays of a request that took at least `at_least` attempts and reported `reported`: at most one,
+/// and only if a connection `ends` without a byte. A pooled connection may have been idle for too long; whether there
+/// is one depends on whether a report has just used it.
+fn replayed(ends: bool, at_least: u32, reported: &str) -> u64 {
+    let more = reported.parse::<u32>().unwrap().checked_sub(at_least).unwrap();
+    assert!(more <= u32::from(ends), "{reported} attempts instead of {at_least}");
     more.into()
 }
 
 #[tokio::test]
-async fn a_tenant_sees_its_deployments_its_regions_and_its_limits_and_no_others() {
+async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
     let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
     let ask = async |model: &str, input: &str, headers: &[(&str, &str)]| {
         let body = json!({"model": model, "input": input}).to_string();
@@ -87,18 +88,18 @@ async fn a_tenant_sees_its_deployments_its_regions_and_its_limits_and_no_others(
     assert_eq!(refused.status(), 429);
     assert_eq!(header(&refused, "x-meridian-error"), "rate_limit_exceeded");
     let wait_ms: u64 = header(&refused, "retry-after-ms").parse().unwrap();
-    // It was charged 500 and had 100, as the region said; a tenth of a minute earns them.
+    // It was charged 500 and used 100, as the region reported; a tenth of a minute refills them.
     assert!((1..=6_000).contains(&wait_ms), "{wait_ms}");
     let refused: Value = refused.json().await.unwrap();
     assert!(refused["error"]["message"].as_str().unwrap().contains("1000 tokens a minute"), "{refused}");
     assert_eq!(scene.requests(), [0, 1, 0]);
-    // Whoever has no limits is not told of any.
+    // A tenant without limits gets no rate limit headers.
     let free = scene.ask("anywhere", &[]).await.unwrap();
     assert_eq!(header(&free, "x-ratelimit-limit-tokens"), "");
 }
 
 #[tokio::test]
-async fn nobody_computes_for_a_client_who_has_hung_up() {
+async fn a_request_is_cancelled_when_its_client_disconnects() {
     for hop in [Hop::Http1, Hop::Http2] {
         check_given_up(hop).await;
     }
@@ -114,14 +115,14 @@ async fn check_given_up(hop: Hop) {
             let waited = tokio::time::timeout(Duration::from_millis(10), &mut asked).await;
             assert!(waited.is_err(), "the region does not answer");
         }
-        assert!(!*region.given_up.borrow(), "somebody still waits");
+        assert!(!*region.given_up.borrow(), "the request was cancelled");
     }
     region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
-    assert_eq!(scene.requests(), [1, 0, 0], "and nobody else is asked instead");
+    assert_eq!(scene.requests(), [1, 0, 0], "no other region was used");
 }
 
 #[tokio::test]
-async fn every_path_of_a_replica_is_reached_by_the_name_of_a_deployment_in_the_body_or_in_the_path() {
+async fn every_replica_path_accepts_the_deployment_in_the_body_or_in_the_path() {
     let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
     let check = async |method: &str, path: &str, body: &str, expected: Result<&str, (u16, &str)>| {
         let (status, answer) = scene.any(method, path, body).await;
@@ -143,20 +144,20 @@ async fn every_path_of_a_replica_is_reached_by_the_name_of_a_deployment_in_the_b
     check("POST", "/deployments/anywhere", nameless, Ok("/")).await;
     check("GET", "/deployments/anywhere/info", "", Ok("/info")).await;
     check("POST", "/deployments/nowhere/embed", nameless, Err((404, "nowhere"))).await;
-    // In the words of the path's ecosystem: TEI says 422 to what it cannot read.
+    // In the error format of the path: TEI uses 422 for unreadable input.
     check("POST", "/embed", nameless, Err((422, "\"error_type\":\"Tokenizer\""))).await;
     check("POST", "/embed", nameless, Err((422, "/deployments/NAME/embed"))).await;
     check("GET", "/info", "", Err((400, "anywhere, locked"))).await;
     check("POST", "/v1/embeddings", nameless, Err((400, "'model' is missing"))).await;
     check("POST", "/", nameless, Err((404, "POST /v1/rerank"))).await;
     assert_eq!(scene.requests(), [5, 0, 0]);
-    // The residency policy is that of the deployment in the path.
+    // The residency policy of the deployment in the path applies.
     check("POST", "/deployments/locked/embed", named, Ok("/embed")).await;
     assert_eq!(scene.requests(), [5, 1, 0]);
 }
 
 #[tokio::test]
-async fn each_way_to_fail_leads_to_the_next_region_or_to_the_client() {
+async fn each_failure_is_retried_in_the_next_region_or_returned() {
     check(Answers, "anywhere", 200, AMERICA, 1, [1, 0, 0]).await;
     check(AnswersLarge, "anywhere", 200, AMERICA, 1, [1, 0, 0]).await;
     check(SaysElsewhere, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
@@ -168,7 +169,7 @@ async fn each_way_to_fail_leads_to_the_next_region_or_to_the_client() {
     check(ResetsInASmallBody, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
 }
 
-/// What a client of a scene gets: its status, from whom, after how many attempts.
+/// Returns the status, region and attempts of a response.
 async fn answered(scene: &Scene, headers: &[(&str, &str)]) -> (u16, String, String) {
     let answer = scene.ask("anywhere", headers).await.unwrap();
     let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
@@ -179,7 +180,7 @@ fn from(region: &str, attempts: u32) -> (u16, String, String) {
     (200, region.to_owned(), attempts.to_string())
 }
 
-/// Every bound holds on a machine that is starved as well; what a quiet one takes is a hundredth of it.
+/// Does the same within a bound. Every bound holds on a slow machine as well; a quiet one takes a hundredth of it.
 async fn answered_within(scene: &Scene, bound: Duration) -> (u16, String, String) {
     let begun = Instant::now();
     let answered = answered(scene, &[]).await;
@@ -190,23 +191,24 @@ async fn answered_within(scene: &Scene, bound: Duration) -> (u16, String, String
 
 const WELL: [(&str, Script); 3] = [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)];
 
-/// What regions take where nothing is wrong, and so many requests that this means something; too few to have earned a hedge.
+/// Response time of healthy regions, after enough requests to be significant and too few to earn a hedge.
 const WELL_TAKES: Duration = Duration::from_millis(2);
 
-/// Whether a connection ends without a byte: of a process that is killed, and one that a report has left when the door shuts.
+/// Returns whether a connection ends without a byte: that of a killed process, and one that a report used last when the
+/// ingress closed.
 fn ends(fault: Fault) -> bool {
     matches!(fault, Fault::IsKilled | Fault::RefusesConnections | Fault::DropsEverySyn)
 }
 
-/// The first request that meets a fault: what a client gets does not depend on how it came.
+/// Checks the first request that meets a fault: the response does not depend on the protocol.
 async fn check_fault(front: Front, hop: Hop, fault: Fault) {
     let mut served = Served::well(front, hop, "anywhere", WELL_TAKES, ENOUGH).await;
     let seen = served.meets(fault, AMERICA, "anywhere", &[]).await;
-    let (told, body) = ((seen.status, seen.region.clone()), seen.body.clone());
+    let (source, body) = ((seen.status, seen.region.clone()), seen.body.clone());
     let of = || format!("{front:?}, {hop:?}, {fault:?}: {seen:?}");
-    assert_eq!(told, (200, EUROPE.to_owned()), "{}", of());
+    assert_eq!(source, (200, EUROPE.to_owned()), "{}", of());
     let never_came = matches!(fault, Fault::RefusesConnections | Fault::DropsEverySyn);
-    // Over HTTP/2 the reports' connection is the requests', and that it closes may have been heard before.
+    // Over HTTP/2 the reports use the requests' connection, so its end may have been noticed before.
     let heard_before = never_came && hop == Hop::Http2 && seen.attempts == "1";
     if !heard_before {
         replayed(ends(fault), 2, &seen.attempts);
@@ -218,7 +220,7 @@ async fn check_fault(front: Front, hop: Hop, fault: Fault) {
 }
 
 #[tokio::test]
-async fn no_fault_of_one_region_is_seen_by_a_client() {
+async fn no_fault_of_one_region_is_visible_to_a_client() {
     for hop in [Hop::Http1, Hop::Http2] {
         let checks = Fault::ALL.map(|fault| check_fault(Front::Http1, hop, fault));
         futures_util::future::join_all(checks).await;
@@ -226,7 +228,7 @@ async fn no_fault_of_one_region_is_seen_by_a_client() {
 }
 
 #[tokio::test]
-async fn no_fault_of_one_region_is_seen_by_a_client_over_tls_and_http_2() {
+async fn no_fault_of_one_region_is_visible_to_a_client_over_tls_and_http_2() {
     for hop in [Hop::Http1, Hop::Http2] {
         let checks = Fault::ALL.map(|fault| check_fault(Front::Http2OverTls, hop, fault));
         futures_util::future::join_all(checks).await;
@@ -237,10 +239,10 @@ async fn no_fault_of_one_region_is_seen_by_a_client_over_tls_and_http_2() {
 async fn check_locked(front: Front, hop: Hop, fault: Fault) {
     let mut served = Served::well(front, hop, "locked", WELL_TAKES, ENOUGH).await;
     let seen = served.meets(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
-    // Late is no failure where nobody else may answer.
+    // Exceeding the first-byte timeout is no failure if no other region is allowed.
     let status = if fault == Fault::IsSlow { 200 } else { 503 };
     assert_eq!(seen.status, status, "{front:?}, {hop:?}, {fault:?}: {seen:?}");
-    // Over HTTP/2 it may be known before that nobody is there: then nobody is asked.
+    // Over HTTP/2 the failure may be known before: then no attempt is made.
     if !(hop == Hop::Http2 && seen.attempts == "0") {
         replayed(ends(fault), 1, &seen.attempts);
     }
@@ -249,7 +251,7 @@ async fn check_locked(front: Front, hop: Hop, fault: Fault) {
 }
 
 #[tokio::test]
-async fn no_fault_widens_where_a_locked_request_may_go() {
+async fn no_fault_sends_a_locked_request_to_another_region() {
     for (front, hop) in [
         (Front::Http1, Hop::Http1),
         (Front::Http1, Hop::Http2),
@@ -261,34 +263,34 @@ async fn no_fault_widens_where_a_locked_request_may_go() {
 }
 
 #[tokio::test]
-async fn over_http_2_too_an_answer_that_has_begun_is_never_begun_again_and_looks_cut() {
+async fn over_http_2_a_begun_response_is_never_retried_and_ends_in_a_reset() {
     let scripts = [(AMERICA, BreaksOffInALargeBody), (EUROPE, Answers), (JAPAN, Answers)];
     let scene = Scene::start(TLS, scripts).await;
     let client = Client::of(&scene, Front::Http2OverTls).await;
     let seen = client.ask("anywhere", &[]).await;
     assert_eq!((seen.status, seen.body), (200, None), "a cut answer looks cut");
     assert_eq!(scene.requests(), [1, 0, 0]);
-    // And the others on its connection go on.
+    // The other streams of its connection continue.
     scene.regions[AMERICA].script.send_replace(AnswersLarge);
     let seen = client.ask("anywhere", &[]).await;
     assert_eq!((seen.status, seen.body.map(|body| body.len())), (200, Some(LARGE)));
 }
 
 #[tokio::test]
-async fn a_connection_that_was_kept_too_long_costs_a_request_nothing() {
+async fn a_stale_connection_causes_no_failure() {
     let scene = Scene::with([(AMERICA, HangsUpOnTheSecond), (EUROPE, Answers), (JAPAN, Answers)]).await;
     assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
     assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(AMERICA, 2));
-    assert_eq!(scene.requests(), [3, 0, 0], "nobody else is asked for it");
+    assert_eq!(scene.requests(), [3, 0, 0], "no other region was used");
 }
 
-/// So many answers that the times of a region mean something, and too few to have earned a hedge.
+/// Enough responses for latency estimates of a region, and too few to earn a hedge.
 const ENOUGH: usize = 24;
-/// Enough to have earned one.
+/// Enough to earn a hedge.
 const ENOUGH_TO_HEDGE: usize = 60;
 
 #[tokio::test]
-async fn a_region_that_reports_and_does_not_answer_is_left_after_the_time_in_which_it_answers() {
+async fn a_region_that_reports_but_does_not_respond_is_ejected_after_its_usual_response_time() {
     let scene = Scene::with(WELL).await;
     for _ in 0..ENOUGH {
         assert_eq!(answered(&scene, &[]).await.0, 200);
@@ -297,14 +299,14 @@ async fn a_region_that_reports_and_does_not_answer_is_left_after_the_time_in_whi
     region.script.send_replace(Waits);
     assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 2));
     region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
-    // The second miss in a row takes it out of the way, and nobody meets it any longer.
+    // The second consecutive timeout ejects it, and no further request meets it.
     assert_eq!(answered(&scene, &[]).await, from(EUROPE, 2));
     assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 1));
     assert_ne!(circuit(&scene, AMERICA).await, "closed");
     assert_eq!(circuit(&scene, EUROPE).await, "closed");
 }
 
-/// How a region stands with the edge, in the words of its operations port.
+/// Returns the circuit breaker state of a region, as its operations port shows it.
 async fn circuit(scene: &Scene, region: &str) -> String {
     let routes = scene.client.get(format!("{}/routes", scene.operations)).send().await.unwrap();
     let routes: Value = routes.json().await.unwrap();
@@ -312,10 +314,10 @@ async fn circuit(scene: &Scene, region: &str) -> String {
     found["circuit"]["state"].as_str().unwrap().to_owned()
 }
 
-/// A trial counted as over before its answer was judged, so that whoever had been left alone was tried again and again,
-/// one request at a time, and never given its share back.
+/// Regression: a probe counted as finished before its response was evaluated, so an ejected region was probed again and
+/// again, one request at a time, and never recovered.
 #[tokio::test]
-async fn a_region_that_answers_on_trial_is_given_its_share_again() {
+async fn a_region_that_responds_to_a_probe_recovers() {
     let scene = Scene::with(WELL).await;
     for _ in 0..ENOUGH {
         assert_eq!(answered(&scene, &[]).await.0, 200);
@@ -327,7 +329,7 @@ async fn a_region_that_answers_on_trial_is_given_its_share_again() {
     }
     region.script.send_replace(Answers);
     let returns = async {
-        while circuit(&scene, AMERICA).await != "returning" {
+        while circuit(&scene, AMERICA).await != "recovering" {
             assert_eq!(answered(&scene, &[]).await.0, 200);
         }
     };
@@ -335,7 +337,7 @@ async fn a_region_that_answers_on_trial_is_given_its_share_again() {
 }
 
 #[tokio::test]
-async fn a_region_is_waited_for_as_long_as_its_queue_takes_and_no_longer() {
+async fn the_first_byte_timeout_includes_the_queue_of_a_region() {
     let scene = Scene::with(WELL).await;
     for _ in 0..ENOUGH {
         assert_eq!(answered(&scene, &[]).await.0, 200);
@@ -352,7 +354,7 @@ async fn a_region_is_waited_for_as_long_as_its_queue_takes_and_no_longer() {
 }
 
 #[tokio::test]
-async fn a_region_that_was_never_quicker_is_not_late() {
+async fn a_region_that_was_always_slow_does_not_time_out() {
     let scene =
         Scene::with([(AMERICA, Takes(Duration::from_millis(400))), (EUROPE, Answers), (JAPAN, Answers)]);
     let scene = scene.await;
@@ -362,9 +364,9 @@ async fn a_region_that_was_never_quicker_is_not_late() {
     assert_eq!(scene.requests(), [3, 0, 0]);
 }
 
-/// Invariant 1, Residency: neither lateness nor a race sends a byte of a locked request to another region.
+/// Invariant 1, Residency: neither a timeout nor a hedge sends a byte of a locked request to another region.
 #[tokio::test]
-async fn a_locked_request_waits_for_its_only_region_however_late_it_is() {
+async fn a_locked_request_waits_for_its_only_region_without_a_retry() {
     let scene = Scene::with(WELL).await;
     for _ in 0..ENOUGH_TO_HEDGE {
         assert_eq!(scene.ask("locked", &[]).await.unwrap().status(), 200);
@@ -379,12 +381,12 @@ async fn a_locked_request_waits_for_its_only_region_however_late_it_is() {
 }
 
 #[tokio::test]
-async fn somebody_who_waits_is_raced_and_a_backfill_is_not() {
+async fn interactive_requests_are_hedged_and_bulk_is_not() {
     let scene = Scene::with(WELL).await;
     for _ in 0..ENOUGH_TO_HEDGE {
         assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
     }
-    // Slower than nearly all, and not late.
+    // Slower than almost all responses, and within the first-byte timeout.
     let region = &scene.regions[AMERICA];
     region.script.send_replace(Takes(Duration::from_millis(60)));
     assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
@@ -395,7 +397,7 @@ async fn somebody_who_waits_is_raced_and_a_backfill_is_not() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_want_to_hedge_does_not() {
+async fn hedging_can_be_disabled() {
     let scene = Scene::start("hedge = false", WELL).await;
     for _ in 0..ENOUGH_TO_HEDGE {
         assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
@@ -406,14 +408,14 @@ async fn whoever_does_not_want_to_hedge_does_not() {
 }
 
 #[tokio::test]
-async fn a_region_that_falls_silent_is_left_by_whoever_waits_for_it() {
+async fn waiting_requests_leave_a_region_that_becomes_unresponsive() {
     let begun = Instant::now();
     check(FallsSilent, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
     assert!(begun.elapsed() < Duration::from_secs(10));
 }
 
 #[tokio::test]
-async fn an_answer_that_has_begun_is_never_begun_again() {
+async fn a_begun_response_is_never_retried() {
     for hop in [Hop::Http1, Hop::Http2] {
         let scripts = [(AMERICA, BreaksOffInALargeBody), (EUROPE, Answers), (JAPAN, Answers)];
         let scene = Scene::start(hop.config(), scripts).await;
@@ -426,7 +428,7 @@ async fn an_answer_that_has_begun_is_never_begun_again() {
 
 /// Invariant 1, Residency: no failure of the only allowed region sends a byte to another.
 #[tokio::test]
-async fn no_answer_that_breaks_off_widens_where_a_locked_request_may_go() {
+async fn no_truncated_response_sends_a_locked_request_to_another_region() {
     for europe in [HangsUp, BreaksOffInTheHead, BreaksOffInASmallBody] {
         let scene = Scene::with([(AMERICA, Answers), (EUROPE, europe), (JAPAN, Answers)]).await;
         let answer = scene.ask("locked", &[("x-meridian-timeout-ms", "4000")]).await.unwrap();
@@ -438,7 +440,7 @@ async fn no_answer_that_breaks_off_widens_where_a_locked_request_may_go() {
 }
 
 #[tokio::test]
-async fn a_header_narrows_and_two_of_them_are_refused() {
+async fn a_residency_header_narrows_and_a_repeated_one_is_rejected() {
     let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
     let narrowed = scene.ask("anywhere", &[("x-meridian-residency", "jp")]).await.unwrap();
     assert_eq!(narrowed.headers()["x-meridian-region"], JAPAN);
@@ -451,7 +453,7 @@ async fn a_header_narrows_and_two_of_them_are_refused() {
 }
 
 #[tokio::test]
-async fn a_clients_place_is_believed_from_a_trusted_peer_alone() {
+async fn the_client_location_is_accepted_from_trusted_peers_only() {
     for (trusted, region) in [("127.0.0.1", JAPAN), ("192.0.2.1", AMERICA)] {
         let scene = Scene::trusting(trusted, [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
         let answer = scene.ask("anywhere", &[("x-meridian-client-geo", "34.69,135.50")]).await.unwrap();
@@ -460,7 +462,7 @@ async fn a_clients_place_is_believed_from_a_trusted_peer_alone() {
 }
 
 #[tokio::test]
-async fn a_deadline_is_an_answer_too() {
+async fn a_deadline_returns_an_error() {
     let scene = Scene::with([(AMERICA, FallsSilent), (EUROPE, Answers), (JAPAN, Answers)]).await;
     let begun = Instant::now();
     let answer = scene.ask("anywhere", &[("x-meridian-timeout-ms", "200")]).await.unwrap();
@@ -468,9 +470,9 @@ async fn a_deadline_is_an_answer_too() {
     assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
 }
 
-/// The scripted hub's policy is the one that the tests speak of.
+/// The policy of the scripted hub is the one that the tests assume.
 #[test]
-fn the_lock_of_the_scene_permits_europe_alone() {
+fn the_policy_of_the_scene_allows_only_europe() {
     let catalogue = regions::catalogue::Catalogue::builtin();
     let permitted = "eu".parse::<ResidencyPolicy>().unwrap().permitted(&catalogue);
     let allowed = |id: &str| permitted.contains(catalogue.index_of(&id.parse().unwrap()).unwrap());

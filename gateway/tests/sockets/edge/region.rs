@@ -1,5 +1,4 @@
-//! A region that does with a request what it is told to. It speaks raw HTTP, so that it can break off wherever a case
-//! wants it to.
+//! Scripted region. It speaks raw HTTP, so that it can abort at any point.
 
 use super::http2;
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
@@ -15,7 +14,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What a region does with a request.
+/// Behaviour of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
     Answers,
@@ -26,56 +25,56 @@ pub(crate) enum Script {
     BreaksOffInTheHead,
     BreaksOffInASmallBody,
     BreaksOffInALargeBody,
-    /// As the two above, with a reset instead of an end.
+    /// Like the two above, with a reset instead of an end of stream.
     ResetsInTheHead,
     ResetsInASmallBody,
-    /// Answers the first request on a connection, and hangs up on the second: a connection that was kept too long.
+    /// Responds to the first request on a connection, and closes on the second: a stale connection.
     HangsUpOnTheSecond,
-    /// Answers after so long.
+    /// Responds after this time.
     Takes(Duration),
-    /// Waits for whatever else comes on the connection.
+    /// Waits for further bytes on the connection.
     Waits,
-    /// Neither answers nor reports any more.
+    /// Neither responds nor reports any more.
     FallsSilent,
 }
 
-/// More than is read whole before it is passed on.
+/// Larger than a buffered response.
 pub(crate) const LARGE: usize = 3 << 20;
 
 use Script::*;
 
 pub(crate) struct Region {
     id: &'static str,
-    /// To it and back.
+    /// Round-trip time.
     away: Duration,
     pub(crate) script: watch::Sender<Script>,
     requests: watch::Sender<u64>,
-    /// Tokens that wait before whatever comes, by its reports, at a thousand a second.
+    /// Queued tokens that it reports, at a thousand a second.
     queue: AtomicU64,
     reports: watch::Sender<u64>,
     silent: watch::Sender<bool>,
     pub(crate) given_up: watch::Sender<bool>,
     door: watch::Sender<Door>,
-    /// Connections on which requests have come and may come again.
+    /// Idle connections that have carried requests.
     kept: watch::Sender<u64>,
 }
 
-/// What becomes of connections. Behind a door that is not open the reports go on, on the connection that they have, until a
-/// request comes on it: so nobody hears of it from them.
+/// State of the listener. Unless it is open, reports continue on their connection until a request arrives on it: so
+/// reports do not reveal the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Door {
     Open,
-    /// New ones are refused, and kept ones were closed.
+    /// New connections are refused, and idle ones were closed.
     Gone,
-    /// New ones are not taken; once the queue is full, not even their SYN is answered. Kept ones were closed.
+    /// New connections are not accepted; once the queue is full, SYNs are not answered. Idle ones were closed.
     Stuck,
-    /// The process was killed: all of them end at once, in the middle of whatever it is.
+    /// The process was killed: all connections end at once, at any point.
     Dead,
 }
 
-/// What a request comes over.
+/// Transport of a request.
 pub(crate) trait Wire: AsyncRead + AsyncWrite + Unpin + Send {
-    /// Makes its end a reset.
+    /// Ends with a reset.
     fn resets(self) -> Option<()>;
 }
 
@@ -85,14 +84,14 @@ impl Wire for TcpStream {
     }
 }
 
-/// One stream of a connection, whose end is a reset unless it was answered.
+/// A stream of a connection, which ends with a reset unless it was answered.
 impl Wire for DuplexStream {
     fn resets(self) -> Option<()> {
         Some(())
     }
 }
 
-/// Connections that wait to be taken: few, so that a queue can be filled.
+/// Accept queue length: short, so that it can be filled.
 pub(crate) const BACKLOG: u32 = 64;
 
 impl Region {
@@ -110,7 +109,7 @@ impl Region {
         let shared = region.clone();
         tokio::spawn(async move {
             let mut connections = JoinSet::new();
-            // When it dies, the socket and all connections go with this.
+            // When the region dies, the socket and all connections are dropped here.
             loop {
                 tokio::select! {
                     biased;
@@ -124,7 +123,8 @@ impl Region {
                     },
                     accepted = socket.accept() => {
                         let (region, (stream, _)) = (shared.clone(), accepted.unwrap());
-                        // An answer is two writes, and no client waits 40 ms between them for its own acknowledgement.
+                        // A response is two writes, and the client's delayed acknowledgement must not add 40 ms between
+                        // them.
                         stream.set_nodelay(true).unwrap();
                         connections.spawn(async move { region.serve(BufReader::new(stream)).await });
                     }
@@ -136,7 +136,7 @@ impl Region {
         (region, address)
     }
 
-    /// Comes back when the door is not open any more.
+    /// Waits until the listener is not open any more.
     pub(crate) async fn shut(&self) -> Door {
         *self.door.subscribe().wait_for(|door| *door != Door::Open).await.unwrap()
     }
@@ -145,7 +145,7 @@ impl Region {
         self.door.subscribe().wait_for(|door| *door == wanted).await.unwrap();
     }
 
-    /// Shuts its door; comes back when no connection is left on which a request came.
+    /// Closes the listener; returns when no connection remains that carried a request.
     pub(crate) async fn shuts(&self, door: Door) {
         self.door.send_replace(door);
         if door != Door::Dead {
@@ -194,7 +194,7 @@ impl Region {
                 write(&mut stream, "200 OK", "", &self.report(question.sequence)).await?;
                 continue;
             }
-            // The report's connection is one of those that were closed, as soon as anything else comes on it.
+            // The connection of the reports is one of those that were closed, as soon as another request arrives on it.
             if *self.door.borrow() != Door::Open {
                 return None;
             }
@@ -212,7 +212,7 @@ impl Region {
                 Takes(time) => {
                     tokio::select! {
                         () = tokio::time::sleep(time) => serve(&mut stream, &method, &path).await?,
-                        // Whoever asked has left, and the work ends.
+                        // The gateway has cancelled the request, and the work ends.
                         _ = stream.fill_buf() => {
                             self.given_up.send_replace(true);
                             return None;
@@ -269,22 +269,22 @@ impl Region {
         serde_json::to_vec(&wire).unwrap()
     }
 
-    /// Says from now on that so many tokens wait, and comes back when the edge has heard it: it asks the next time once it has
-    /// the last answer.
+    /// Sets the reported queue, and returns when the gateway has received it: it polls again once it has the last
+    /// report.
     pub(crate) async fn has_waiting(&self, tokens: u64) {
         self.queue.store(tokens, Ordering::SeqCst);
-        let told = *self.reports.borrow();
-        self.reports.subscribe().wait_for(|reports| *reports >= told + 3).await.unwrap();
+        let before = *self.reports.borrow();
+        self.reports.subscribe().wait_for(|reports| *reports >= before + 3).await.unwrap();
     }
 
-    /// Asked so many times.
+    /// Returns the number of requests.
     pub(crate) fn requests(&self) -> u64 {
         *self.requests.borrow()
     }
 
-    /// Comes back when it was asked so many times.
-    pub(crate) async fn until_requests(&self, wanted: u64) {
-        self.requests.subscribe().wait_for(|requests| *requests >= wanted).await.unwrap();
+    /// Waits for a number of requests.
+    pub(crate) async fn until_requests(&self, count: u64) {
+        self.requests.subscribe().wait_for(|requests| *requests >= count).await.unwrap();
     }
 }
 
@@ -304,7 +304,7 @@ async fn read_request(stream: &mut BufReader<impl Wire>) -> Option<(String, Stri
 async fn serve(stream: &mut BufReader<impl Wire>, method: &str, path: &str) -> Option<()> {
     let served = json!({"served": true, "path": path}).to_string();
     if method == "head" {
-        // RFC 9110, 9.3.2: the length of a body that does not follow.
+        // RFC 9110, 9.3.2: the length of an omitted body.
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", served.len());
         return stream.write_all(head.as_bytes()).await.ok();
     }

@@ -1,4 +1,4 @@
-//! An edge with three scripted regions behind it, and the hub that publishes them.
+//! A gateway with three scripted regions behind it, and the hub that publishes them.
 
 use super::region::{Region, Script};
 use crate::address::free_address;
@@ -16,20 +16,20 @@ pub(crate) const AMERICA: &str = "aws/us-east-1";
 pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
 
-/// To each region and back: by more than is as near as the nearest, so that who is asked first does not hang on whether a
-/// scene lives long enough for what was measured to replace what the globe says.
+/// Round-trip time to each region: they differ by more than the tie margin, so that the first region does not depend on
+/// whether a scene lives long enough for measurements to replace the distance estimate.
 pub(crate) const AWAY: [Duration; 3] = [Duration::ZERO, Duration::from_millis(30), Duration::from_millis(60)];
 
-/// One who may do everything, and one who may do little.
+/// A tenant without limits, and a restricted one.
 const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'narrow'\nkey_file = 'narrow'\n\
                        deployments = ['anywhere']\nresidency = { allow = ['eu'] }\n\
                        limits = { requests_per_second = 10, tokens_per_minute = 1000 }\n";
 
-/// An edge with three regions behind it.
+/// Gateway with three regions.
 pub(crate) struct Scene {
     pub(crate) url: String,
     pub(crate) door: SocketAddr,
-    /// What it proves its name with, where it speaks TLS.
+    /// Certificate for clients, if it uses TLS.
     pub(crate) certificate: CertificateDer<'static>,
     pub(crate) operations: String,
     pub(crate) regions: BTreeMap<&'static str, Arc<Region>>,
@@ -39,7 +39,7 @@ pub(crate) struct Scene {
     _stop: tokio::sync::oneshot::Sender<()>,
 }
 
-/// The line of a configuration by which clients come over TLS.
+/// Configuration line that enables TLS for clients.
 pub(crate) const TLS: &str = "tls = { certificate = 'gateway.crt', key = 'gateway.key' }";
 
 impl Scene {
@@ -52,7 +52,7 @@ impl Scene {
         Scene::start(&text, scripts).await
     }
 
-    /// An edge with `more` in its configuration. Where that says TLS, clients come so.
+    /// Starts a gateway with `more` in its configuration. If that enables TLS, clients use it.
     pub(crate) async fn start(more: &str, scripts: [(&'static str, Script); 3]) -> Scene {
         let (mut regions, mut addresses, mut rows) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         for ((id, script), away) in scripts.into_iter().zip(AWAY) {
@@ -71,7 +71,7 @@ impl Scene {
         let certificate = certify(dir.path());
         let (door, operations, stop) = loop {
             let text = format!(
-                "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+                "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{AMERICA}'\nhub = 'http://{hub}'\n\
                  snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
                 free_address()
             );
@@ -82,12 +82,12 @@ impl Scene {
             let (ready, address) = tokio::sync::oneshot::channel();
             let shutdown = async { drop(stopped.await) };
             let running = tokio::spawn(gateway::edge::run(config, shutdown, |address| {
-                ready.send(address).expect("somebody waits")
+                ready.send(address).expect("the test waits for the address")
             }));
             if let Ok(door) = address.await {
                 break (door, operations, stop);
             }
-            // Another scene can have taken the port that was free a moment ago.
+            // Another scene may have taken the port in the meantime.
             let ended = running.await.unwrap();
             assert!(matches!(ended, Err(gateway::edge::EdgeError::Bind { .. })), "{ended:?}");
         };
@@ -127,7 +127,7 @@ impl Scene {
         request.send().await
     }
 
-    /// Status and body of the answer to any method, path and body.
+    /// Returns status and body of the response to any method, path and body.
     pub(crate) async fn any(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
         let url = self.url.replace("/v1/embeddings", path);
         let request =
@@ -141,7 +141,7 @@ impl Scene {
     }
 }
 
-/// A hub with one table; it holds every later question.
+/// Starts a hub with one table; it holds every later poll.
 async fn hub(regions: Vec<Value>) -> SocketAddr {
     let deployment = |name: &str, residency: Value| {
         json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
@@ -163,7 +163,7 @@ async fn hub(regions: Vec<Value>) -> SocketAddr {
     address
 }
 
-/// Writes a certificate for `localhost` and its key; gives the certificate.
+/// Writes a certificate for `localhost` and its key; returns the certificate.
 fn certify(dir: &Path) -> CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     std::fs::write(dir.join("gateway.crt"), made.cert.pem()).unwrap();

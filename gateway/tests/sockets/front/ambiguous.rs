@@ -1,4 +1,4 @@
-//! Requests in which two readers could find two things: headers that stand twice, and chunks in pieces.
+//! Ambiguous requests: repeated headers, and chunks in pieces.
 
 use super::http2::{Client, request};
 use super::scene::{BODY, Scene, ask, one, post};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
-async fn a_header_that_says_who_asks_or_what_the_body_is_stands_once() {
+async fn a_repeated_authentication_or_framing_header_is_rejected() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut stream = edge.connect().await;
@@ -23,7 +23,7 @@ async fn a_header_that_says_who_asks_or_what_the_body_is_stands_once() {
     ] {
         let twice = format!("{name}: {first}\r\n{name}: {second}\r\n");
         let request_1 = post(&twice, BODY);
-        // It has an authorization of its own already.
+        // The request has an authorization header already.
         let request_1 = match name {
             "authorization" => request_1.replacen("authorization: Bearer k\r\n", "", 1),
             _ => request_1,
@@ -37,7 +37,7 @@ async fn a_header_that_says_who_asks_or_what_the_body_is_stands_once() {
             "authorization" => &[(name, second)],
             _ => &[(name, first), (name, second)],
         };
-        // There one is in every request of the scene.
+        // Every request of the scene has one already.
         let answer = client.ask(request(Method::POST, "/v1/embeddings", fields), BODY.into()).await.unwrap();
         assert_eq!(answer.head.status().as_u16(), 400, "{twice:?}");
     }
@@ -46,7 +46,7 @@ async fn a_header_that_says_who_asks_or_what_the_body_is_stands_once() {
 }
 
 #[tokio::test]
-async fn chunks_that_are_wrong_are_found_wherever_they_were_cut() {
+async fn malformed_chunks_are_rejected_for_every_segmentation() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let head = "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -61,7 +61,7 @@ async fn chunks_that_are_wrong_are_found_wherever_they_were_cut() {
         assert_eq!((answer.status, answer.code()), (400, "malformed_request"), "cut at {cut}: {answer:?}");
     }
     assert_eq!(scene.region.requests(), 0);
-    // In order, in pieces, and with a request behind it.
+    // Valid chunks, in pieces, and followed by another request.
     let right = format!("5;x=y\r\n{start}\r\n1e\r\n{end}\r\n0\r\nx-trailer: y\r\n\r\n");
     let all = format!("{head}{right}{}", post("", BODY));
     let mut stream = edge.connect().await;

@@ -1,10 +1,10 @@
-//! Bodies: as large as they may be, larger, deeper, and of nonsense.
+//! Bodies at the size limit, above it, deeply nested, and malformed.
 
 use super::scene::{BODY, Mode, Scene, one, post};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// The documented limit.
+/// Documented limit.
 const BODY_BYTES_MAX: usize = 32 << 20;
 
 fn of_size(bytes: usize) -> String {
@@ -12,7 +12,7 @@ fn of_size(bytes: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_body_of_32_mib_is_served_and_one_byte_more_is_refused() {
+async fn a_body_of_32_mib_is_accepted_and_one_byte_more_rejected() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut stream = edge.connect().await;
@@ -20,7 +20,7 @@ async fn a_body_of_32_mib_is_served_and_one_byte_more_is_refused() {
     assert_eq!(one(&mut stream).await.json()["bytes"], BODY_BYTES_MAX);
     let answer = edge.say(post("", &of_size(BODY_BYTES_MAX + 1)).as_bytes()).await;
     assert_eq!((answer.status, answer.code()), (413, "body_too_large"), "{answer:?}");
-    // Nobody says how much comes: it is counted.
+    // Without a declared length, the bytes are counted.
     let body = of_size(BODY_BYTES_MAX + 1);
     let head = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
     let answer = edge.say(format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).as_bytes()).await;
@@ -28,7 +28,7 @@ async fn a_body_of_32_mib_is_served_and_one_byte_more_is_refused() {
 }
 
 #[tokio::test]
-async fn an_answer_of_64_mib_comes_whole() {
+async fn a_response_of_64_mib_is_forwarded_completely() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     scene.region.mode.send_replace(Mode::Answers(64 << 20));
@@ -41,7 +41,7 @@ async fn an_answer_of_64_mib_comes_whole() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_what_it_should_be_is_a_400_that_keeps_the_connection() {
+async fn an_invalid_body_is_a_400_that_keeps_the_connection() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut stream = edge.connect().await;

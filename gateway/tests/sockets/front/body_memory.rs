@@ -1,5 +1,5 @@
-//! Memory of request bodies: reserved for what arrives, a part of it for one tenant and one connection, and only while the body
-//! goes on arriving.
+//! Memory of request bodies: reserved for arrived bytes, limited per tenant and per connection, and released when a
+//! body stalls.
 
 use super::http2::{Client, post as post_http2};
 use super::scene::{BODY, Edge, Scene, ask, one, post, rest, until};
@@ -15,7 +15,7 @@ async fn metric(edge: &Edge, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
 }
 
-/// Sends the head of a request for so many bytes as the tenant whose key is `key`, and the first of them.
+/// Sends the head of a request with `declared` bytes as the tenant with this key, and the first `sent` bytes.
 async fn begins(edge: &Edge, key: &str, declared: usize, sent: usize) -> TcpStream {
     let mut stream = edge.connect().await;
     let head = post("", "").replace("Bearer k", &format!("Bearer {key}"));
@@ -26,7 +26,7 @@ async fn begins(edge: &Edge, key: &str, declared: usize, sent: usize) -> TcpStre
 }
 
 #[tokio::test]
-async fn bodies_that_are_declared_and_do_not_come_take_nothing_from_others() {
+async fn declared_bodies_that_do_not_arrive_reserve_no_memory() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut held = Vec::new();
@@ -46,7 +46,7 @@ async fn bodies_that_are_declared_and_do_not_come_take_nothing_from_others() {
 }
 
 #[tokio::test]
-async fn a_tenant_that_fills_its_memory_is_refused_and_others_are_not() {
+async fn a_tenant_that_fills_its_memory_is_rejected_and_others_are_not() {
     let scene = Scene::new().await;
     std::fs::write(scene.dir.path().join("other"), "o").unwrap();
     let tenants =
@@ -54,7 +54,7 @@ async fn a_tenant_that_fills_its_memory_is_refused_and_others_are_not() {
     std::fs::write(scene.dir.path().join("tenants.toml"), tenants).unwrap();
     let limits = "[bodies]\nbytes_max = 100663296\nbytes_per_tenant_max = 33554432\n";
     let edge = scene.edge(limits).await;
-    // Nearly all that a tenant may have, and the rest never comes.
+    // Almost the limit of a tenant, and the rest never arrives.
     let _first = begins(&edge, "o", BODY_BYTES_MAX, BODY_BYTES_MAX - 1000).await;
     let begun = Instant::now();
     while metric(&edge, "meridian_gateway_bodies_tenant_bytes").await < BODY_BYTES_MAX as u64 {
@@ -69,7 +69,7 @@ async fn a_tenant_that_fills_its_memory_is_refused_and_others_are_not() {
 }
 
 #[tokio::test]
-async fn one_connection_has_a_part_of_the_memory() {
+async fn a_connection_is_limited_to_its_share_of_the_memory() {
     let scene = Scene::new().await;
     let edge = scene.edge("[bodies]\nbytes_per_connection_max = 33554432\n").await;
     let client = Client::plain(&edge).await;
@@ -80,7 +80,7 @@ async fn one_connection_has_a_part_of_the_memory() {
         answers.push(answer);
         bodies.push(body);
     }
-    // 12 MiB each: the third or fourth finds no memory.
+    // 12 MiB each: the third or fourth exceeds the limit.
     for mut body in bodies {
         let piece = piece.clone();
         tokio::spawn(async move {
@@ -110,7 +110,7 @@ async fn one_connection_has_a_part_of_the_memory() {
 }
 
 #[tokio::test]
-async fn a_body_that_stops_or_trickles_is_given_up_long_before_its_time_in_all() {
+async fn a_body_that_stalls_or_trickles_is_aborted_long_before_its_total_timeout() {
     let scene = Scene::new().await;
     let edge = scene.edge("[bodies]\nstall = '400ms'\nbytes_per_second_min = 1000\n").await;
     let begun = Instant::now();
@@ -118,7 +118,7 @@ async fn a_body_that_stops_or_trickles_is_given_up_long_before_its_time_in_all()
     let answer = rest(&mut stops).await;
     assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
     assert!(answer.body.contains("0.4 s"), "{answer:?}");
-    // A byte now and then, each in time.
+    // One byte at a time, each before the stall timeout.
     let (mut reads, mut writes) = begins(&edge, "k", 1000, 1).await.into_split();
     let trickling = tokio::spawn(async move {
         while writes.write_all(b"x").await.is_ok() {
@@ -130,7 +130,7 @@ async fn a_body_that_stops_or_trickles_is_given_up_long_before_its_time_in_all()
     assert!(answer.body.contains("1000 bytes a second"), "{answer:?}");
     trickling.abort();
     assert!(begun.elapsed() < Duration::from_secs(20), "and not after a minute each");
-    // One that is slow and goes on is served.
+    // A slow body that makes progress is served.
     let request = post("", BODY);
     let (head, body) = request.split_at(request.len() - BODY.len());
     let mut slow = edge.connect().await;

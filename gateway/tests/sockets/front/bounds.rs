@@ -1,4 +1,4 @@
-//! Whoever takes his time: each part of a request has one, and what takes longer ends.
+//! Timeouts of each part of a request.
 
 use super::http2::Client;
 use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, one, post, rest};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 
-/// Sends `bytes` and then `drop`s, one every 20 ms, until the other side has enough.
+/// Sends `bytes` and then `drops`, one every 20 ms, until the peer closes.
 async fn trickle(mut stream: TcpStream, bytes: &[u8], drops: &[u8]) -> (super::scene::Answer, Duration) {
     let begun = Instant::now();
     stream.write_all(bytes).await.unwrap();
@@ -26,13 +26,13 @@ async fn trickle(mut stream: TcpStream, bytes: &[u8], drops: &[u8]) -> (super::s
 }
 
 #[tokio::test]
-async fn a_head_that_comes_by_the_byte_is_given_up() {
+async fn a_head_that_trickles_times_out() {
     let scene = Scene::new().await;
     let edge = scene.quick_edge().await;
     let (answer, took) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\nhost: ", b"x").await;
     assert_eq!((answer.status, answer.code()), (408, "head_timeout"), "{answer:?}");
     assert!((Duration::from_millis(300)..Duration::from_secs(3)).contains(&took), "{took:?}");
-    // Field after field, and as what looks like the preface of HTTP/2.
+    // Field after field, and as the start of the HTTP/2 preface.
     let (answer, _) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\n", b"x: y\r\n").await;
     assert_eq!((answer.status, answer.code()), (408, "head_timeout"), "{answer:?}");
     let mut stream = edge.connect().await;
@@ -41,7 +41,7 @@ async fn a_head_that_comes_by_the_byte_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_body_that_never_ends_is_given_up_and_so_is_one_that_does_not_come() {
+async fn a_body_that_never_ends_or_never_starts_times_out() {
     let scene = Scene::new().await;
     let edge = scene.quick_edge().await;
     let request = post("", BODY).replace("content-length: 35", "content-length: 1000000");
@@ -54,17 +54,17 @@ async fn a_body_that_never_ends_is_given_up_and_so_is_one_that_does_not_come() {
     assert_eq!(scene.region.requests(), 0);
 }
 
-/// Asks until nothing goes in any more, reads nothing, and holds on.
+/// Sends requests until writes block, reads nothing, and keeps the connection.
 pub(crate) async fn asks_and_never_reads(edge: &Edge, request: &[u8]) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut stream = socket.connect(edge.address).await.unwrap();
-    // When it takes no more for a second it is full on both ways; when it has ended, so much the better.
+    // If a write blocks for a second, both directions are full; if the connection has ended, that is fine too.
     while let Ok(Ok(())) = tokio::time::timeout(Duration::from_secs(1), stream.write_all(request)).await {}
     stream
 }
 
-/// What operators are told of the connections of clients, and of their requests.
+/// Returns the metrics of client connections and of requests in flight.
 async fn held(edge: &Edge) -> [Option<String>; 2] {
     let metrics = edge.operate("/metrics").await.1;
     let value =
@@ -73,11 +73,11 @@ async fn held(edge: &Edge) -> [Option<String>; 2] {
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_does_not_keep_its_requests_for_ever() {
+async fn requests_of_a_client_that_never_reads_time_out() {
     let scene = Scene::new().await;
     let edge = scene.edge("[timeouts]\nwrite = '400ms'\nidle = '2s'\n").await;
     scene.region.mode.send_replace(Mode::Answers(2 << 20));
-    // Answers that are all head and little body, ones that are large, and refusals.
+    // Small responses, large ones, and errors.
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
     let nowhere = "GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n".repeat(50);
     let mut held_on = Vec::new();
@@ -114,7 +114,7 @@ async fn a_connection_without_a_request_is_closed_and_one_with_requests_is_not()
 }
 
 #[tokio::test]
-async fn whoever_comes_has_the_place_of_the_longest_idle_and_never_that_of_the_busy() {
+async fn a_new_connection_evicts_the_longest_idle_one_and_never_a_busy_one() {
     let scene = Scene::new().await;
     let edge = scene.edge("connections_max = 4\n").await;
     let (mut first, http2) = (edge.connect().await, Client::plain(&edge).await);
@@ -137,7 +137,7 @@ async fn whoever_comes_has_the_place_of_the_longest_idle_and_never_that_of_the_b
         .unwrap()
         .unwrap();
     drop(send);
-    // All busy: the next one waits.
+    // All are busy: the next one waits.
     scene.region.mode.send_replace(Mode::Waits);
     let mut busy = vec![first, fourth, fifth, sixth];
     for stream in &mut busy {
@@ -149,13 +149,13 @@ async fn whoever_comes_has_the_place_of_the_longest_idle_and_never_that_of_the_b
     assert!(tokio::time::timeout(Duration::from_millis(200), waiting.readable()).await.is_err());
     scene.region.go_on.send_replace(true);
     for stream in &mut busy {
-        assert_eq!(one(stream).await.status, 200, "nobody at work is sent away");
+        assert_eq!(one(stream).await.status, 200, "no busy connection is evicted");
     }
     assert_eq!(one(&mut waiting).await.status, 200);
 }
 
 #[tokio::test]
-async fn an_http_2_body_that_never_ends_is_given_up_and_its_connection_goes_on() {
+async fn an_http_2_body_that_never_ends_times_out_and_its_connection_continues() {
     let scene = Scene::new().await;
     let edge = scene.quick_edge().await;
     let client = Client::plain(&edge).await;
@@ -167,7 +167,7 @@ async fn an_http_2_body_that_never_ends_is_given_up_and_its_connection_goes_on()
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_middle_of_its_request_takes_nothing_along() {
+async fn a_client_that_disconnects_within_its_request_affects_no_other() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     for cut in [1, 20, 60, 90, 110] {

@@ -1,11 +1,11 @@
-//! Places for connections: an address that sends the beginnings of requests takes none from clients that are served.
+//! Connection limits: an address that sends partial requests evicts no connection that was served.
 
 use super::scene::{Edge, PATIENCE, Scene, ask, rest};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 
-/// A connection from another address of this machine.
+/// Connects from another address of this machine.
 async fn from(address: [u8; 4], edge: &Edge) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((address, 0).into()).unwrap();
@@ -14,12 +14,13 @@ async fn from(address: [u8; 4], edge: &Edge) -> TcpStream {
 
 const HALF_A_HEAD: &[u8] = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n";
 
-/// Half-sent heads from these addresses, more than there are places; good clients are served beside and behind them.
+/// Sends partial heads from these addresses, beyond the connection limit; good clients are served meanwhile and
+/// afterwards.
 async fn attack(edge: &Edge, attackers: u8, good: &mut [TcpStream]) {
     let mut held = Vec::new();
     for number in 0..300 {
         let mut stream = from([127, 0, 1, number as u8 % attackers], edge).await;
-        // It may have been closed for the one before.
+        // It may have been closed for the previous one.
         stream.write_all(HALF_A_HEAD).await.ok();
         held.push(stream);
         if number % 50 == 49 {
@@ -34,7 +35,7 @@ async fn attack(edge: &Edge, attackers: u8, good: &mut [TcpStream]) {
 }
 
 #[tokio::test]
-async fn half_sent_heads_of_one_address_or_of_many_evict_no_connection_that_was_served() {
+async fn partial_heads_of_one_address_or_of_many_evict_no_connection_that_was_served() {
     let scene = Scene::new().await;
     let edge = scene.edge("connections_max = 100\n").await;
     let mut good = Vec::new();
@@ -49,7 +50,7 @@ async fn half_sent_heads_of_one_address_or_of_many_evict_no_connection_that_was_
 }
 
 #[tokio::test]
-async fn an_address_has_so_many_connections_and_a_trusted_one_any() {
+async fn connections_per_address_are_limited_except_for_trusted_ones() {
     let scene = Scene::new().await;
     let limits =
         "connections_per_address_max = 4\nhalf_open_per_address_max = 2\ntrusted_peers = ['127.0.0.9']\n";
@@ -67,7 +68,7 @@ async fn an_address_has_so_many_connections_and_a_trusted_one_any() {
     }
     served.pop();
     let begun = Instant::now();
-    // Its place is free as soon as it is known to be gone; and one that has said nothing makes room for the next.
+    // Its slot is free as soon as its end is noticed; and a half-open connection is evicted for the next one.
     while begun.elapsed() < PATIENCE {
         let mut next = from([127, 0, 0, 7], &edge).await;
         next.write_all(HALF_A_HEAD).await.ok();

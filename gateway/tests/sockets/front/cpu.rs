@@ -1,4 +1,4 @@
-//! Bodies that are dear to read hold up nobody else, and are paid for.
+//! Bodies that are expensive to parse block no other client, and count against the rate limit.
 
 use super::gzip::packed_by;
 use super::scene::{BODY, Edge, Scene, ask, post, rest};
@@ -6,13 +6,13 @@ use flate2::Compression;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 
-/// A body of `bytes` whose keys are written in escapes, so that each has to be read to be known.
+/// Returns a body of `bytes` whose keys are written in escapes, so that each must be decoded.
 fn escaped_keys(bytes: usize) -> String {
     let key = r#""\u006d\u006f\u0064\u0065\u006b":1,"#;
     format!("{{{}\"model\":\"anywhere\",\"input\":\"x\"}}", key.repeat(bytes / key.len()))
 }
 
-/// Sends a body as it is, or packed; how long its answer took, and its status.
+/// Sends a body, compressed or not; returns the time of its response, and its status.
 async fn hostile(edge: &Edge, body: &[u8], packed: bool) -> (Duration, u16) {
     let begun = Instant::now();
     let fields =
@@ -24,15 +24,15 @@ async fn hostile(edge: &Edge, body: &[u8], packed: bool) -> (Duration, u16) {
     (begun.elapsed(), rest(&mut stream).await.status)
 }
 
-/// All of it, the edge and its clients, on one thread: what holds that up holds up everybody.
+/// The gateway and its clients run on one thread, so blocking it blocks all of them.
 #[tokio::test]
-async fn a_client_beside_bodies_that_are_dear_to_read_is_served_all_the_time() {
+async fn a_client_is_served_while_expensive_bodies_are_parsed() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let dear = escaped_keys(31 << 20);
     let bomb = packed_by(Compression::best(), dear.as_bytes());
     for (body, packed) in [(dear.as_bytes(), false), (&bomb, true)] {
-        // A connection for each round, because the last request of a round is abandoned.
+        // A connection for each round, because the last request of a round is cancelled.
         let mut good = edge.connect().await;
         assert_eq!(ask(&mut good).await.status, 200);
         let attack = async {
@@ -57,8 +57,8 @@ async fn a_client_beside_bodies_that_are_dear_to_read_is_served_all_the_time() {
         };
         let expected = if packed { 413 } else { 200 };
         assert_eq!(statuses, [expected; 3], "packed: {packed}");
-        // Three in a row: one alone that held up the thread would be a third of the time. On a machine that is busy with other
-        // things everything takes longer.
+        // Three in a row: a single one that blocked the thread would take a third of the time. On a busy machine
+        // everything takes longer.
         let bound = Duration::from_millis(300).max(begun.elapsed() / 8);
         assert!(
             longest < bound,
@@ -69,7 +69,7 @@ async fn a_client_beside_bodies_that_are_dear_to_read_is_served_all_the_time() {
 }
 
 #[tokio::test]
-async fn a_tenant_pays_for_what_was_processed_before_it_was_refused() {
+async fn bytes_processed_before_a_rejection_count_against_the_rate_limit() {
     let scene = Scene::new().await;
     let limits = "limits = { tokens_per_minute = 1000000 }\n";
     std::fs::write(
@@ -78,7 +78,8 @@ async fn a_tenant_pays_for_what_was_processed_before_it_was_refused() {
     )
     .unwrap();
     let edge = scene.edge("").await;
-    // No JSON at its end, which is found after all of it was read: 8 MiB, half a million tokens by the least estimate.
+    // Invalid JSON at the end, which is found after all of it was read: 8 MiB, half a million tokens by the minimum
+    // estimate.
     let wrong = format!("{}x", escaped_keys(8 << 20));
     let packed = packed_by(Compression::fast(), wrong.as_bytes());
     let mut statuses = Vec::new();

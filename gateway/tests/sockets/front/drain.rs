@@ -1,4 +1,4 @@
-//! How an edge leaves: said before it is done, nothing in flight is lost, and the next one may already be there.
+//! Graceful shutdown of a gateway: it is announced, no request in flight is lost, and the next process may already run.
 
 use super::http2::Client;
 use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, one, post, rest, until};
@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// Waits for its end; how long that took.
+/// Waits for its end; returns the time.
 async fn ended(edge: &mut Edge) -> Duration {
     let begun = Instant::now();
     tokio::time::timeout(PATIENCE, &mut edge.running).await.expect("the edge ends").unwrap();
@@ -17,7 +17,7 @@ async fn ended(edge: &mut Edge) -> Duration {
 }
 
 #[tokio::test]
-async fn sixteen_clients_get_their_answers_and_the_edge_ends_with_the_last() {
+async fn sixteen_requests_in_flight_are_finished_and_the_gateway_ends_with_the_last() {
     let scene = Scene::new().await;
     let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
     let mut clients = Vec::new();
@@ -39,15 +39,15 @@ async fn sixteen_clients_get_their_answers_and_the_edge_ends_with_the_last() {
     for stream in &mut clients {
         let answer = rest(stream).await;
         assert_eq!((answer.status, answer.json()["bytes"].as_u64()), (200, Some(35)), "{answer:?}");
-        assert_eq!(answer.header("connection"), "close", "so that nobody asks here again");
+        assert_eq!(answer.header("connection"), "close", "so that the connection is not reused");
     }
     let took = ended(&mut edge).await;
     assert!(took <= Duration::from_millis(100), "{took:?} after the last answer");
-    assert!(TcpStream::connect(edge.address).await.is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(edge.address).await.is_err(), "the port is closed");
 }
 
 #[tokio::test]
-async fn a_lame_duck_says_so_and_serves_whoever_still_comes() {
+async fn a_lame_duck_announces_the_shutdown_and_serves_new_requests() {
     let scene = Scene::new().await;
     let mut edge = scene.edge("[timeouts]\nlame_duck = '700ms'\n").await;
     assert_eq!(edge.operate("/readyz").await.0, 200);
@@ -65,7 +65,7 @@ async fn a_lame_duck_says_so_and_serves_whoever_still_comes() {
     assert_eq!((answer.status, answer.header("connection")), (200, "close"), "a new one");
     let late = Client::plain(&edge).await;
     assert_eq!(late.post(BODY).await.unwrap().head.status(), 200, "over HTTP/2 as well");
-    // GOAWAY: the client opens no more streams, and its connection ends in order.
+    // GOAWAY: the client opens no more streams, and its connection ends cleanly.
     let Client { send, ended: gone } = http2;
     drop(send);
     tokio::time::timeout(PATIENCE, gone).await.expect("GOAWAY").unwrap().unwrap();
@@ -99,7 +99,7 @@ async fn http_2_requests_in_flight_are_finished_behind_a_goaway() {
 }
 
 #[tokio::test]
-async fn what_takes_longer_than_the_drain_is_cut_off() {
+async fn requests_longer_than_the_drain_timeout_are_aborted() {
     let scene = Scene::new().await;
     let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\ndrain = '300ms'\n").await;
     scene.region.mode.send_replace(Mode::Waits);
@@ -114,7 +114,7 @@ async fn what_takes_longer_than_the_drain_is_cut_off() {
 }
 
 #[tokio::test]
-async fn clients_that_do_not_read_hold_nobody_up() {
+async fn clients_that_do_not_read_do_not_delay_the_shutdown() {
     let scene = Scene::new().await;
     let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\nwrite = '300ms'\n").await;
     scene.region.mode.send_replace(Mode::Answers(64 << 20));
@@ -126,12 +126,12 @@ async fn clients_that_do_not_read_hold_nobody_up() {
     let unread_too = answer.await.unwrap();
     scene.region.until_requests(2).await;
     edge.stop();
-    // The drain of 30 s is longer than a test waits for anything.
+    // The drain of 30 s is longer than the patience of a test.
     ended(&mut edge).await;
     drop((unread, unread_too));
 }
 
-/// Asks without a pause, each time on the connection at hand, or on a new one when that was said to end.
+/// Sends requests in a loop, each on the current connection, or on a new one after connection: close.
 async fn asks(edge: std::net::SocketAddr, enough: Arc<AtomicBool>, asked: Arc<AtomicU64>) {
     let mut stream = None;
     while !enough.load(Ordering::SeqCst) {
@@ -149,7 +149,7 @@ async fn asks(edge: std::net::SocketAddr, enough: Arc<AtomicBool>, asked: Arc<At
     }
 }
 
-/// As `asks`, each time on a connection of its own.
+/// Does the same with a connection for each request.
 async fn comes_and_goes(edge: std::net::SocketAddr, enough: Arc<AtomicBool>, asked: Arc<AtomicU64>) {
     while !enough.load(Ordering::SeqCst) {
         let mut stream = TcpStream::connect(edge).await.expect("a connection is never refused");
@@ -161,7 +161,7 @@ async fn comes_and_goes(edge: std::net::SocketAddr, enough: Arc<AtomicBool>, ask
 }
 
 #[tokio::test]
-async fn a_next_process_that_does_not_become_ready_has_only_been_an_attempt() {
+async fn a_next_process_that_does_not_become_ready_changes_nothing() {
     let scene = Scene::new().await;
     let config = "handover = 'handover'\n[timeouts]\nlame_duck = '0s'\n";
     let mut running = scene.edge(config).await;
@@ -176,7 +176,7 @@ async fn a_next_process_that_does_not_become_ready_has_only_been_an_attempt() {
 }
 
 #[tokio::test]
-async fn the_next_process_takes_over_and_nobody_is_refused() {
+async fn the_next_process_takes_over_and_no_request_is_refused() {
     let scene = Scene::new().await;
     let config = "handover = 'handover'\n[timeouts]\nlame_duck = '500ms'\n";
     let mut running = scene.edge(config).await;
@@ -186,7 +186,7 @@ async fn the_next_process_takes_over_and_nobody_is_refused() {
         clients.spawn(asks(running.address, enough.clone(), asked.clone()));
         clients.spawn(comes_and_goes(running.address, enough.clone(), asked.clone()));
     }
-    // Twice, because the second has to be able to give what it was given.
+    // Twice, because the second process must be able to hand over the sockets that it received.
     for _ in 0..2 {
         let before = asked.load(Ordering::SeqCst);
         until("the running one serves", || asked.load(Ordering::SeqCst) > before + 50).await;

@@ -1,4 +1,4 @@
-//! Responses that are there before the request's body is: a client that still sends it reads them all the same.
+//! Responses before the end of the request body: a client that is still sending reads them.
 
 use super::http2::{Client, request};
 use super::scene::{BODY, PATIENCE, Scene, ask, one, post, rest};
@@ -6,13 +6,13 @@ use http::Method;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
-/// Sends its body after the response may have come, and meets no reset.
+/// The client sends its body after the response may have arrived, without a reset.
 #[tokio::test]
-async fn over_http_2_a_body_may_come_after_its_refusal() {
+async fn over_http_2_a_body_may_arrive_after_its_rejection() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let client = Client::plain(&edge).await;
-    // With a length that is waited for, one that is not, and none.
+    // With a length that is read to its end, one that is not, and none.
     for (declared, pieces) in [(Some(4000), 4), (Some(400_000), 4), (None, 4)] {
         let length = declared.unwrap_or(40_000);
         let declared = declared.map(|length: usize| length.to_string());
@@ -33,9 +33,9 @@ async fn over_http_2_a_body_may_come_after_its_refusal() {
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
 }
 
-/// What a client of HTTP/1.1 still sends must not reset the connection under the response.
+/// Bytes that an HTTP/1.1 client is still sending must not reset the connection before it reads the response.
 #[tokio::test]
-async fn over_http_1_a_refusal_is_read_by_a_client_that_goes_on_sending() {
+async fn over_http_1_a_client_that_is_still_sending_reads_the_rejection() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let junk = "x".repeat(300_000);
@@ -62,16 +62,16 @@ async fn over_http_1_a_refusal_is_read_by_a_client_that_goes_on_sending() {
         sending.abort();
     }
     assert_eq!(ask(&mut edge.connect().await).await.status, 200);
-    // One whose body is small keeps its connection.
+    // A client with a small body keeps its connection.
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).replace("Bearer k", "Bearer wrong").as_bytes()).await.unwrap();
     assert_eq!(one(&mut stream).await.status, 401);
     assert_eq!(ask(&mut stream).await.status, 200);
 }
 
-/// With the client that most people have, where it is installed.
+/// With the most widely used client, where it is installed.
 #[tokio::test]
-async fn curl_reads_a_refusal_over_http_2() {
+async fn curl_reads_a_rejection_over_http_2() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let body = scene.dir.path().join("body");
@@ -83,8 +83,8 @@ async fn curl_reads_a_refusal_over_http_2() {
             .arg(format!("@{}", body.display()))
             .arg(format!("http://{}/v1/embeddings", edge.address));
         let Ok(ended) = curl.output().await else { return };
-        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert!(ended.status.success(), "{bytes} bytes: {told}");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.success(), "{bytes} bytes: {stderr}");
         assert!(String::from_utf8_lossy(&ended.stdout).ends_with("401"), "{bytes} bytes: {ended:?}");
     }
 }

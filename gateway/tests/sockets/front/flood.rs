@@ -1,5 +1,5 @@
-//! HTTP/2 clients that only keep us busy are told to calm down, ones that make no sense are left or their request is, and
-//! nobody else notices; in the clear and over TLS.
+//! HTTP/2 floods get ENHANCE_YOUR_CALM, malformed requests or connections are rejected, and no other client is
+//! affected; in plaintext and over TLS.
 
 use super::scene::{Mode, PATIENCE, Scene, ask, certify};
 use super::tls;
@@ -12,7 +12,7 @@ const ENHANCE_YOUR_CALM: u32 = 11;
 /// HPACK: GET, http, /, and the authority "x" (RFC 7541, A and 6.2.2).
 const HEAD: [u8; 6] = [0x82, 0x86, 0x84, 0x41, 0x01, b'x'];
 
-/// What a flooder sends as his n-th.
+/// Frames that a flooder sends at its n-th step.
 type Frames = fn(u32) -> Vec<u8>;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -20,17 +20,17 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// What a connection carries.
+/// Transport of a connection.
 trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
-/// A field that stands for itself (RFC 7541, 6.2.2), of a name and a value that are short.
+/// Encodes a literal field (RFC 7541, 6.2.2) with a short name and value.
 fn field(name: &str, value: &str) -> Vec<u8> {
     let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
     [vec![0], text(name), text(value)].concat()
 }
 
-/// Sends frames until the other side closes; the frames that it has sent, by kind with what is in them.
+/// Sends frames until the peer closes; returns the frames that it sent, by kind with their payload.
 async fn flood(stream: impl Wire + 'static, frames: Frames) -> Vec<(u8, Vec<u8>)> {
     let (mut read, mut write) = split(stream);
     let mut reading = tokio::spawn(async move {
@@ -53,11 +53,11 @@ async fn flood(stream: impl Wire + 'static, frames: Frames) -> Vec<(u8, Vec<u8>)
             () = sending => reading.await.unwrap(),
         }
     };
-    told(&tokio::time::timeout(PATIENCE, ended).await.expect("the connection ends"))
+    parse_frames(&tokio::time::timeout(PATIENCE, ended).await.expect("the connection ends"))
 }
 
-/// Frame by frame.
-fn told(all: &[u8]) -> Vec<(u8, Vec<u8>)> {
+/// Parses frames.
+fn parse_frames(all: &[u8]) -> Vec<(u8, Vec<u8>)> {
     let (mut rest, mut frames) = (all, Vec::new());
     while let [high, mid, low, kind, _, _, _, _, _, payload @ ..] = rest {
         let length = u32::from_be_bytes([0, *high, *mid, *low]) as usize;
@@ -68,13 +68,13 @@ fn told(all: &[u8]) -> Vec<(u8, Vec<u8>)> {
     frames
 }
 
-/// The reason of the last GOAWAY.
+/// Returns the reason of the last GOAWAY.
 fn goaway(frames: &[(u8, Vec<u8>)]) -> Option<u32> {
     let last = frames.iter().rfind(|(kind, _)| *kind == 7);
     last.map(|(_, payload)| u32::from_be_bytes(payload[4..8].try_into().unwrap()))
 }
 
-/// Each flood, and whether a request of it reaches a region.
+/// Floods, and whether a request of each reaches a region.
 const FLOODS: [(&str, Frames); 7] = [
     ("PING", |_| frame(6, 0, 0, &[0; 8])),
     ("SETTINGS", |_| frame(4, 0, 0, &[])),
@@ -93,11 +93,11 @@ const FLOODS: [(&str, Frames); 7] = [
         0 => frame(1, 4, 1, &[0x83, 0x86, 0x84, 0x41, 0x01, b'x']),
         _ => frame(0, 0, 1, &[]),
     }),
-    ("frames that nobody knows", |_| frame(99, 0, 0, b"x")),
+    ("unknown frames", |_| frame(99, 0, 0, b"x")),
 ];
 
 #[tokio::test]
-async fn frames_that_bring_nothing_are_taken_up_to_a_limit() {
+async fn frames_without_effect_are_accepted_up_to_a_limit() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut bystander = edge.connect().await;
@@ -107,14 +107,14 @@ async fn frames_that_bring_nothing_are_taken_up_to_a_limit() {
     }
     assert_eq!(scene.region.requests(), FLOODS.len() as u64, "those of the bystander");
     let metrics = edge.operate("/metrics").await.1;
-    // The others are ended by the protocol library's own limits, which come first.
+    // The others are ended by the limits of the protocol library, which apply first.
     for frame in ["ping", "settings", "priority"] {
         assert!(metrics.contains(&format!("floods_total{{frame=\"{frame}\"}} 1\n")), "{frame}: {metrics}");
     }
 }
 
 #[tokio::test]
-async fn frames_that_bring_nothing_are_taken_up_to_a_limit_over_tls() {
+async fn frames_without_effect_are_accepted_up_to_a_limit_over_tls() {
     let scene = Scene::new().await;
     let certificate = certify(scene.dir.path());
     let edge = scene.edge(tls::TLS).await;
@@ -128,20 +128,20 @@ async fn frames_that_bring_nothing_are_taken_up_to_a_limit_over_tls() {
 }
 
 async fn others_are_served(bystander: &mut impl Wire, name: &str, seen: &[(u8, Vec<u8>)]) {
-    // A reset overtakes what was written before it, when the flooder had not read it yet.
+    // A reset overtakes the bytes written before it, if the flooder had not read them yet.
     let reason = goaway(seen);
     assert!(reason.is_none_or(|reason| reason == ENHANCE_YOUR_CALM), "{name}: {reason:?}");
     let asked = tokio::time::timeout(Duration::from_secs(2), ask(bystander)).await;
     assert_eq!(asked.expect("others are served").status, 200, "after {name}");
 }
 
-/// RFC 9113, 8.1.1 to 8.3.1: what is malformed is refused, or its stream is, or the connection; no region hears of it.
+/// RFC 9113, 8.1.1 to 8.3.1: a malformed request is rejected, or its stream or connection is; no region receives it.
 #[tokio::test]
-async fn a_request_that_is_malformed_reaches_nobody() {
+async fn a_malformed_request_reaches_no_region() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut bystander = edge.connect().await;
-    // POST, http, /v1/embeddings, and who asks.
+    // POST, http, /v1/embeddings, and the authorization.
     let head = |fields: &[Vec<u8>]| {
         let path = [&[0x04, 14], &b"/v1/embeddings"[..]].concat();
         let always = [vec![0x83, 0x86], path, field("authorization", "Bearer k")].concat();
@@ -162,7 +162,7 @@ async fn a_request_that_is_malformed_reaches_nobody() {
         ("a carriage return in a value", head(&[authority(), field("x-a", "b\rc")])),
         ("a name that is none", head(&[authority(), field("x a", "b")])),
         ("a pseudo field behind a field", head(&[field("x-a", "b"), authority()])),
-        ("a pseudo field that nobody knows", head(&[authority(), field(":x", "y")])),
+        ("an unknown pseudo field", head(&[authority(), field(":x", "y")])),
         ("two paths", head(&[authority(), [&[0x04, 1], &b"/"[..]].concat()])),
         ("no table has this", head(&[authority(), vec![0xff, 0xff, 0xff, 0xff, 0x0f]])),
     ];
@@ -171,25 +171,25 @@ async fn a_request_that_is_malformed_reaches_nobody() {
         let frames = [PREFACE, &frame(4, 0, 0, &[]), &frame(1, 4, 1, &head), &frame(0, 1, 1, b"{}")].concat();
         stream.write_all(&frames).await.unwrap();
         let (mut all, begun) = (Vec::new(), Instant::now());
-        // Refused (HEADERS), reset (RST_STREAM) or all of it ended (GOAWAY).
-        while !told(&all).iter().any(|(kind, _)| matches!(kind, 1 | 3 | 7)) {
-            assert!(begun.elapsed() < PATIENCE, "{name}: {:?}", told(&all));
+        // Rejected (HEADERS), reset (RST_STREAM) or connection closed (GOAWAY).
+        while !parse_frames(&all).iter().any(|(kind, _)| matches!(kind, 1 | 3 | 7)) {
+            assert!(begun.elapsed() < PATIENCE, "{name}: {:?}", parse_frames(&all));
             let read = tokio::time::timeout(PATIENCE, stream.read_buf(&mut all)).await;
             if read.unwrap_or_else(|_| panic!("{name}: nothing comes")).unwrap() == 0 {
                 break;
             }
         }
-        // An answer of 200 begins with the byte for it (RFC 7541, A).
-        let answered = told(&all).into_iter().find(|(kind, _)| *kind == 1);
+        // A response of 200 begins with the byte for it (RFC 7541, A).
+        let answered = parse_frames(&all).into_iter().find(|(kind, _)| *kind == 1);
         assert!(answered.is_none_or(|(_, head)| head[0] != 0x88), "{name} is answered");
         assert_eq!(ask(&mut bystander).await.status, 200, "after {name}");
     }
     assert_eq!(scene.region.requests(), 16, "those of the bystander");
 }
 
-/// A window that is never opened: what is held for the answer is given back.
+/// A window that is never opened: the buffered response is released.
 #[tokio::test]
-async fn a_client_that_opens_no_window_is_given_up() {
+async fn a_client_that_opens_no_window_times_out() {
     let scene = Scene::new().await;
     let edge = scene.edge("[timeouts]\nwrite = '300ms'\n").await;
     scene.region.mode.send_replace(Mode::Answers(4 << 20));

@@ -1,4 +1,4 @@
-//! gzip in both directions: what a client may send packed, and what comes back packed to whoever takes it.
+//! gzip in both directions: compressed requests, and compressed responses for clients that accept them.
 
 use super::scene::{BODY, Edge, Mode, Scene, post};
 use flate2::Compression;
@@ -17,7 +17,7 @@ pub(crate) fn packed_by(level: Compression, bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Head, and body as it was sent.
+/// Returns the head, and the body as it was sent.
 async fn exchange(edge: &Edge, fields: &str, body: &[u8]) -> (String, Vec<u8>) {
     let head = post(&format!("connection: close\r\n{fields}"), "");
     let head = head.replace("content-length: 0", &format!("content-length: {}", body.len()));
@@ -29,7 +29,7 @@ async fn exchange(edge: &Edge, fields: &str, body: &[u8]) -> (String, Vec<u8>) {
     (String::from_utf8_lossy(&all[..end]).to_ascii_lowercase(), all.split_off(end))
 }
 
-/// A request of so many bytes that packs to a part of them, as text does.
+/// Returns a request of `bytes` that compresses about as well as text.
 fn varied(bytes: usize) -> String {
     let mut seed = 1_u32;
     let letters = (0..bytes - BODY.len() + 1).map(|_| {
@@ -40,7 +40,7 @@ fn varied(bytes: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_packed_request_is_unpacked_within_the_bounds_of_any_other() {
+async fn a_compressed_request_is_decompressed_within_the_limits_of_any_other() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let check = async |coding: &str, body: &[u8], status: &str, word: &str| {
@@ -60,7 +60,7 @@ async fn a_packed_request_is_unpacked_within_the_bounds_of_any_other() {
     check("gzip", &packed_by(Compression::fast(), varied((32 << 20) + 1).as_bytes()), "413", "33554432")
         .await;
 
-    // So much may come out of however little, and beyond it two hundred times what was sent.
+    // The first MiB may expand without a limit, and beyond it two hundred times the bytes that were sent.
     check("gzip", &packed(of(1 << 20).as_bytes()), "200", "1048576").await;
     let bomb = packed(of(32 << 20).as_bytes());
     assert!(bomb.len() < 40_000, "{} bytes", bomb.len());
@@ -81,9 +81,9 @@ async fn a_packed_request_is_unpacked_within_the_bounds_of_any_other() {
 }
 
 #[tokio::test]
-async fn an_answer_is_packed_for_those_who_take_it_where_that_is_configured() {
+async fn a_response_is_compressed_for_clients_that_accept_gzip_if_configured() {
     let scene = Scene::new().await;
-    let (plain, edge) = (scene.edge("").await, scene.edge("gzip_answers_from = 5000\n").await);
+    let (plain, edge) = (scene.edge("").await, scene.edge("gzip_min_bytes = 5000\n").await);
     scene.region.mode.send_replace(Mode::Answers(5000));
     let takes = "accept-encoding: br, gzip;q=0.5\r\n";
     let (head, body) = exchange(&edge, takes, BODY.as_bytes()).await;
@@ -98,7 +98,7 @@ async fn an_answer_is_packed_for_those_who_take_it_where_that_is_configured() {
         assert!(!head.contains("content-encoding") && body.len() == bytes, "{why}: {head}");
     };
     unpacked(&plain, takes, 5000, "it is off").await;
-    unpacked(&edge, "", 5000, "nobody takes it").await;
+    unpacked(&edge, "", 5000, "gzip is not accepted").await;
     unpacked(&edge, "accept-encoding: gzip;q=0\r\n", 5000, "it is refused").await;
     scene.region.mode.send_replace(Mode::Answers(4999));
     unpacked(&edge, takes, 4999, "it is too small").await;

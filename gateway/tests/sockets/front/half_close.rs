@@ -1,4 +1,5 @@
-//! A client that closes its side behind its request still reads the response; one that is gone is not computed for.
+//! A client that closes its write side after its request still reads the response; the request of one that disconnects
+//! is cancelled.
 
 use super::scene::{BODY, Mode, PATIENCE, Scene, certify, one, post, rest};
 use super::tls;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
-async fn a_client_that_has_closed_its_side_gets_its_response() {
+async fn a_client_that_closed_its_write_side_gets_its_response() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".to_owned();
@@ -16,12 +17,12 @@ async fn a_client_that_has_closed_its_side_gets_its_response() {
         stream.shutdown().await.unwrap();
         let answer = rest(&mut stream).await;
         assert_eq!(answer.status, 200, "{request:?}: {answer:?}");
-        // The list of models may be written before it is known that the client has closed its side.
+        // The list of models may be written before the half-close is noticed.
         if request.starts_with("POST") {
             assert_eq!(answer.header("connection"), "close", "{request:?}: {answer:?}");
         }
     }
-    // One that takes longer than it takes to look for the client.
+    // One that takes longer than the first probe of the client.
     scene.region.mode.send_replace(Mode::Waits);
     let before = scene.region.requests();
     let mut stream = edge.connect().await;
@@ -39,7 +40,7 @@ async fn a_client_that_has_closed_its_side_gets_its_response() {
 }
 
 #[tokio::test]
-async fn nobody_computes_for_a_client_that_is_gone() {
+async fn a_request_is_cancelled_when_its_client_is_gone() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     scene.region.mode.send_replace(Mode::Waits);

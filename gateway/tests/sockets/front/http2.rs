@@ -1,4 +1,4 @@
-//! HTTP/2 without TLS, for those who know that it is spoken: the same requests, side by side on one connection.
+//! HTTP/2 without TLS (prior knowledge): the same requests, concurrently on one connection.
 
 use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, until};
 use bytes::Bytes;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 
-/// A connection, and how it ended.
+/// Connection, and how it ended.
 pub(crate) struct Client {
     pub(crate) send: SendRequest<Bytes>,
     pub(crate) ended: JoinHandle<Result<(), h2::Error>>,
 }
 
-/// What came back.
+/// Response.
 pub(crate) struct Answer {
     pub(crate) head: Response<()>,
     pub(crate) body: Vec<u8>,
@@ -43,7 +43,7 @@ impl Client {
         Client { send, ended: tokio::spawn(connection) }
     }
 
-    /// Begins a request; its body is still to be sent.
+    /// Begins a request; its body is sent later.
     pub(crate) async fn begin(
         &self,
         request: Request<()>,
@@ -66,7 +66,7 @@ impl Client {
                             return;
                         }
                     }
-                    // It was answered before it was whole.
+                    // It was answered before it was complete.
                     Some(Err(_)) | None => return,
                 }
             }
@@ -102,13 +102,13 @@ async fn all(mut body: RecvStream) -> Result<Vec<u8>, h2::Error> {
 }
 
 #[tokio::test]
-async fn many_requests_go_side_by_side_on_one_connection() {
+async fn many_concurrent_requests_share_one_connection() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let client = Client::plain(&edge).await;
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200, "from here on it knows the limit");
     scene.region.mode.send_replace(Mode::Waits);
-    // One more than may be under way: it waits for its turn and is not refused.
+    // One more than the limit: it waits and is not rejected.
     let mut asked = tokio::task::JoinSet::new();
     for _ in 0..129 {
         let send = client.send.clone();
@@ -128,7 +128,7 @@ async fn many_requests_go_side_by_side_on_one_connection() {
 }
 
 #[tokio::test]
-async fn answers_and_refusals_are_those_of_http_1() {
+async fn responses_and_errors_are_those_of_http_1() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let client = Client::plain(&edge).await;
@@ -149,7 +149,7 @@ async fn answers_and_refusals_are_those_of_http_1() {
         .await;
     let head = client.ask(request(Method::HEAD, "/v1/models", &[]), Bytes::new()).await.unwrap();
     assert_eq!((head.head.status().as_u16(), head.body.len()), (200, 0));
-    // A body that is refused while it is sent ends its stream and nothing else.
+    // A body that is rejected while it is sent ends only its stream.
     let large = "x".repeat((32 << 20) + 1);
     let declared = request(Method::POST, "/v1/embeddings", &[("content-length", &large.len().to_string())]);
     check(declared, &large, 413, "body_too_large").await;
@@ -169,7 +169,7 @@ async fn bodies_may_be_as_large_as_over_http_1() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_reset_takes_its_work_along_and_leaves_the_others() {
+async fn a_reset_cancels_its_request_and_no_other() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let client = Client::plain(&edge).await;
@@ -185,8 +185,8 @@ async fn a_request_that_is_reset_takes_its_work_along_and_leaves_the_others() {
     tokio::time::timeout(PATIENCE, given_up).await.expect("the region is let go").unwrap();
     scene.region.go_on.send_replace(true);
     assert_eq!(kept.await.unwrap().status(), 200);
-    assert_eq!(scene.region.requests(), 2, "and nobody was asked again");
-    // The connection going away is the same for all that are on it.
+    assert_eq!(scene.region.requests(), 2, "no request was retried");
+    // A closed connection cancels all of its requests.
     scene.region.go_on.send_replace(false);
     let (_waiting, mut stream) = client.begin(post(), false).await.unwrap();
     stream.send_data(BODY.into(), true).unwrap();
@@ -196,7 +196,7 @@ async fn a_request_that_is_reset_takes_its_work_along_and_leaves_the_others() {
 }
 
 #[tokio::test]
-async fn heads_that_are_too_large_are_refused_and_an_idle_connection_is_said_farewell() {
+async fn oversized_heads_are_rejected_and_an_idle_connection_gets_goaway() {
     let scene = Scene::new().await;
     let edge = scene.quick_edge().await;
     let client = Client::plain(&edge).await;

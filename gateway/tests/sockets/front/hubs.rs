@@ -1,4 +1,4 @@
-//! Several hubs, of which some are silent: an edge takes its table from whoever has one.
+//! Several hubs, some of them unresponsive: a gateway takes its table from any that has one.
 
 use super::scene::{PATIENCE, Scene};
 use crate::hub;
@@ -6,14 +6,15 @@ use serde_json::json;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
-/// One that takes connections and says nothing: its process is stopped, or its disk stands still.
+/// Returns a hub that accepts connections and never responds: its process is stopped, or its disk hangs.
 fn hangs() -> (TcpListener, String) {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", socket.local_addr().unwrap());
     (socket, url)
 }
 
-/// A hub that has one table, of the second generation, which leads to nobody; and gives it to everybody at once.
+/// Starts a hub with one table, of the second generation and without regions, which it returns at once to every
+/// request.
 async fn with_the_next_table() -> SocketAddr {
     let table = json!({"version": 1, "epoch": 1, "generation": 2, "regions": [], "deployments": []});
     let routes = move || std::future::ready(axum::Json(table.clone()));
@@ -21,7 +22,7 @@ async fn with_the_next_table() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn an_edge_whose_first_hubs_refuse_or_hang_takes_the_table_of_the_third() {
+async fn a_gateway_takes_the_table_of_the_third_hub_if_the_first_two_refuse_or_hang() {
     let mut scene = Scene::new().await;
     let ((_silent, silent), refuses) = (hangs(), hangs().1);
     let good = scene.hub.trim_matches('\'').to_owned();
@@ -31,10 +32,9 @@ async fn an_edge_whose_first_hubs_refuse_or_hang_takes_the_table_of_the_third() 
     assert!(status == 200 && routes.contains("\"generation\":\"1.1\""), "{routes}");
 }
 
-/// The first hub of the list gives its table and then answers nothing any more, so that only the second can tell of the
-/// newer one.
+/// The first hub of the list returns its table and then hangs, so that only the second can return the newer one.
 #[tokio::test]
-async fn a_hub_that_hangs_after_its_first_answer_is_left_for_the_next() {
+async fn a_gateway_leaves_a_hub_that_hangs_after_its_first_response() {
     let mut scene = Scene::new().await;
     let (old, new) = (scene.hub.trim_matches('\'').to_owned(), with_the_next_table().await);
     scene.hub = json!([old, format!("http://{new}")]).to_string();

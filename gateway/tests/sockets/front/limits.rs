@@ -1,4 +1,4 @@
-//! Limits that are reached are counted, each under its name (invariant 6, Bounded).
+//! Reached limits are counted by name (invariant 6, Bounded).
 
 use super::http2::Client;
 use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, post, rest};
@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use tokio::io::AsyncWriteExt;
 
-/// The counters of limits, by what stands before their value.
+/// Returns the counters of limits by series name.
 async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
     let text = edge.operate("/metrics").await.1;
-    let of_limits = ["connections_closed_total", "floods_total", "bodies_not_taken_total"];
+    let of_limits = ["connections_closed_total", "floods_total", "bodies_rejected_total"];
     let line = |line: &str| {
         let (name, value) = line.strip_prefix("meridian_gateway_")?.rsplit_once(' ')?;
         of_limits
@@ -20,7 +20,7 @@ async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
     text.lines().filter_map(line).collect()
 }
 
-/// Waits until clients have no connection any more.
+/// Waits until clients have no open connection.
 async fn until_no_connection(edge: &Edge) {
     let begun = Instant::now();
     while !edge.operate("/metrics").await.1.lines().any(|line| line == "meridian_gateway_connections 0") {
@@ -28,7 +28,7 @@ async fn until_no_connection(edge: &Edge) {
     }
 }
 
-/// Waits until `name` and nothing else was counted since `before`, once.
+/// Waits until only `name` was incremented since `before`, by one.
 async fn counts(edge: &Edge, before: BTreeMap<String, u64>, name: &str) {
     assert!(before.contains_key(name), "{name}: {before:#?}");
     let mut expected = before;
@@ -44,7 +44,7 @@ async fn counts(edge: &Edge, before: BTreeMap<String, u64>, name: &str) {
 }
 
 #[tokio::test]
-async fn what_is_refused_before_it_is_a_request_is_counted_by_why() {
+async fn rejections_before_a_complete_request_are_counted_by_reason() {
     let scene = Scene::new().await;
     let edge = scene.edge("[timeouts]\nhead = '300ms'\nbody = '300ms'\n").await;
     let chunked = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
@@ -52,16 +52,16 @@ async fn what_is_refused_before_it_is_a_request_is_counted_by_why() {
     for (bytes, name) in [
         (
             "GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".to_owned(),
-            "connections_closed_total{why=\"head_malformed\"}",
+            "connections_closed_total{reason=\"head_malformed\"}",
         ),
-        (large, "connections_closed_total{why=\"head_too_large\"}"),
-        ("GET / HTTP/1.1\r\nhost: ".to_owned(), "connections_closed_total{why=\"head_slow\"}"),
-        (format!("{chunked}5\r\nabc"), "bodies_not_taken_total{why=\"too_slow\"}"),
-        (format!("{chunked}zz\r\n"), "bodies_not_taken_total{why=\"malformed\"}"),
-        (post("content-encoding: gzip\r\n", "not gzip"), "bodies_not_taken_total{why=\"malformed\"}"),
+        (large, "connections_closed_total{reason=\"head_too_large\"}"),
+        ("GET / HTTP/1.1\r\nhost: ".to_owned(), "connections_closed_total{reason=\"head_timeout\"}"),
+        (format!("{chunked}5\r\nabc"), "bodies_rejected_total{reason=\"too_slow\"}"),
+        (format!("{chunked}zz\r\n"), "bodies_rejected_total{reason=\"malformed\"}"),
+        (post("content-encoding: gzip\r\n", "not gzip"), "bodies_rejected_total{reason=\"malformed\"}"),
         (
             post("", "").replace("content-length: 0", "content-length: 99999999"),
-            "bodies_not_taken_total{why=\"too_large\"}",
+            "bodies_rejected_total{reason=\"too_large\"}",
         ),
     ] {
         let before = counted(&edge).await;
@@ -74,7 +74,7 @@ async fn what_is_refused_before_it_is_a_request_is_counted_by_why() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
+async fn idle_and_evicted_connections_are_counted() {
     let scene = Scene::new().await;
     let edge = scene.edge("[timeouts]\nidle = '500ms'\n").await;
     for http2 in [false, true] {
@@ -82,15 +82,15 @@ async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
         if http2 {
             let client = Client::plain(&edge).await;
             assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
-            counts(&edge, before, "connections_closed_total{why=\"idle\"}").await;
+            counts(&edge, before, "connections_closed_total{reason=\"idle\"}").await;
         } else {
             let mut stream = edge.connect().await;
             assert_eq!(ask(&mut stream).await.status, 200);
-            counts(&edge, before, "connections_closed_total{why=\"idle\"}").await;
+            counts(&edge, before, "connections_closed_total{reason=\"idle\"}").await;
             assert_eq!(rest(&mut stream).await.status, 0);
         }
     }
-    // One is at work and one idle when a third comes.
+    // One is busy and one idle when a third connects.
     let edge = scene.edge("connections_max = 2\n").await;
     let mut idle = edge.connect().await;
     assert_eq!(ask(&mut idle).await.status, 200);
@@ -104,27 +104,27 @@ async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
     next.write_all(post("", BODY).as_bytes()).await.unwrap();
     scene.region.until_requests(asked + 2).await;
     assert_eq!(rest(&mut idle).await.status, 0);
-    counts(&edge, before, "connections_closed_total{why=\"crowded\"}").await;
+    counts(&edge, before, "connections_closed_total{reason=\"connection_limit\"}").await;
     scene.region.go_on.send_replace(true);
 }
 
 #[tokio::test]
-async fn a_body_that_stops_and_a_place_that_is_needed_are_counted_so() {
+async fn stalled_bodies_and_evicted_half_open_connections_are_counted() {
     let scene = Scene::new().await;
     let edge = scene.edge("connections_max = 2\n[bodies]\nstall = '200ms'\n").await;
     let before = counted(&edge).await;
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).split_at(110).0.as_bytes()).await.unwrap();
-    counts(&edge, before, "bodies_not_taken_total{why=\"stalled\"}").await;
+    counts(&edge, before, "bodies_rejected_total{reason=\"stalled\"}").await;
     assert_eq!(rest(&mut stream).await.status, 408);
-    // The gateway reads on for a while, and gives the place back when its client has closed as well.
+    // The gateway reads on for a moment, and releases the slot when its client has closed as well.
     drop(stream);
     until_no_connection(&edge).await;
     let before = counted(&edge).await;
     let (mut first, _second) = (edge.connect().await, edge.connect().await);
     first.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
     assert_eq!(ask(&mut edge.connect().await).await.status, 200);
-    counts(&edge, before, "connections_closed_total{why=\"half_open\"}").await;
+    counts(&edge, before, "connections_closed_total{reason=\"half_open\"}").await;
 }
 
 #[tokio::test]
@@ -134,6 +134,6 @@ async fn a_client_that_does_not_read_is_counted_once() {
     let before = counted(&edge).await;
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
     let held_on = super::bounds::asks_and_never_reads(&edge, models.as_bytes()).await;
-    counts(&edge, before, "connections_closed_total{why=\"does_not_read\"}").await;
+    counts(&edge, before, "connections_closed_total{reason=\"write_timeout\"}").await;
     drop(held_on);
 }

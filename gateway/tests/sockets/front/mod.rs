@@ -1,7 +1,7 @@
-//! The front of an edge as clients meet it: what is read and what is refused, over HTTP/1 and HTTP/2, plain and over TLS,
-//! and how connections end.
+//! Client side of a gateway: accepted and rejected requests over HTTP/1 and HTTP/2, in plaintext and over TLS, and the
+//! end of connections.
 //!
-//! Everything is real but the hub and the region, which say what a case wants to hear.
+//! Everything is real except the hub and the region, which are scripted.
 
 mod ambiguous;
 mod bodies;

@@ -1,4 +1,4 @@
-//! Key files that change while a gateway runs, and a second process that was not asked to take over.
+//! Key files that change while a gateway runs, and a second process without `--take-over`.
 
 use super::scene::{BODY, Edge, PATIENCE, Scene, post};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ async fn failures(edge: &Edge) -> u64 {
 }
 
 #[tokio::test]
-async fn a_revoked_key_opens_nothing_a_few_seconds_later_and_a_broken_file_changes_nothing() {
+async fn a_revoked_key_is_rejected_within_seconds_and_an_invalid_file_changes_nothing() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let file = |name: &str, text: &str| std::fs::write(scene.dir.path().join(name), text).unwrap();
@@ -35,7 +35,7 @@ async fn a_revoked_key_opens_nothing_a_few_seconds_later_and_a_broken_file_chang
     until_status(&edge, "k", 401).await;
     assert_eq!((status(&edge, "new").await, failures(&edge).await), (200, 0));
 
-    // Empty, then gone: the keys that were known stay, and it is counted once for each.
+    // Empty, then missing: the previous keys stay, and each failure is counted once.
     file("key", " \n");
     let begun = Instant::now();
     while failures(&edge).await < 1 {
@@ -43,7 +43,7 @@ async fn a_revoked_key_opens_nothing_a_few_seconds_later_and_a_broken_file_chang
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(status(&edge, "new").await, 200);
-    // A tenant whose residency is a slip is refused as at start, and the others stay as they are.
+    // A tenant with an invalid residency is rejected as at start, and the others stay unchanged.
     file("key", "newer\n");
     let tenants = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
     file("tenants.toml", &format!("{tenants}residency = {{ allow = ['euu'] }}\n"));
@@ -55,7 +55,7 @@ async fn a_revoked_key_opens_nothing_a_few_seconds_later_and_a_broken_file_chang
 }
 
 #[tokio::test]
-async fn a_second_process_that_was_not_asked_to_take_over_ends_and_the_first_goes_on() {
+async fn a_second_process_without_take_over_exits_and_the_first_continues() {
     let scene = Scene::new().await;
     let config = "handover = 'handover'\n[timeouts]\nlame_duck = '0s'\n";
     let mut running = scene.edge(config).await;
@@ -66,7 +66,7 @@ async fn a_second_process_that_was_not_asked_to_take_over_ends_and_the_first_goe
         assert!(error.contains(part), "{part} in {error}");
     }
     assert_eq!(status(&running, "k").await, 200, "it serves as before");
-    // Nor does one with another place for its hand-over get the port.
+    // A process with another handover path does not get the port either.
     let mut elsewhere = scene.config("").map_err(|problems| problems.join("\n")).unwrap();
     elsewhere.listen = running.address;
     let error = gateway::edge::run(elsewhere, std::future::pending(), |_| panic!("it does not start")).await;

@@ -1,10 +1,10 @@
-//! What RFC 9110 and 9112 say of requests that are none, or could be read in two ways.
+//! Malformed and ambiguous requests by RFC 9110 and 9112.
 
 use super::scene::{Answer, BODY, Scene, ask, one, post, rest};
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
-async fn what_cannot_be_read_is_refused_and_its_connection_closed_and_the_others_go_on() {
+async fn a_malformed_request_is_rejected_and_its_connection_closed_and_others_continue() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut bystander = edge.connect().await;
@@ -23,7 +23,7 @@ async fn what_cannot_be_read_is_refused_and_its_connection_closed_and_the_others
         format!("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n{fields}\r\n")
     };
     let malformed = "malformed_request";
-    // Two ends of one body (RFC 9112, 6.1 and 6.3): the classic of request smuggling.
+    // Two lengths of one body (RFC 9112, 6.1 and 6.3): request smuggling.
     check(
         head("content-length: 35\r\ntransfer-encoding: chunked\r\n") + "0\r\n\r\nGET /admin HTTP/1.1\r\n",
         400,
@@ -43,12 +43,12 @@ async fn what_cannot_be_read_is_refused_and_its_connection_closed_and_the_others
     check(head("transfer-encoding: \x0bchunked\r\n"), 400, malformed).await;
     check(head("transfer-encoding : chunked\r\n"), 400, malformed).await;
     check("POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n".into(), 400, malformed).await;
-    // Whom is it for (3.2)?
+    // Host (3.2).
     check(head("host: y\r\n"), 400, malformed).await;
     check("GET /v1/models HTTP/1.1\r\n\r\n".into(), 400, malformed).await;
     check("GET http:///v1/models HTTP/1.1\r\nhost: x\r\n\r\n".into(), 400, malformed).await;
     check("GET http://u@y/v1/models HTTP/1.1\r\nhost: y\r\n\r\n".into(), 400, malformed).await;
-    // Where does a line end (2.2, 5.2)?
+    // Line ends (2.2, 5.2).
     check(head("x-a: b\rc\r\n"), 400, malformed).await;
     check(head("x-a: b\nx-c: d\r\n"), 400, malformed).await;
     check("GET /v1/models HTTP/1.1\nhost: x\n\n".into(), 400, malformed).await;
@@ -70,12 +70,12 @@ async fn what_cannot_be_read_is_refused_and_its_connection_closed_and_the_others
         "fffffffffffffffff\r\n",
         "5\r\nabcdefgh\r\n0\r\n\r\n",
         "0x5\r\nabcde\r\n0\r\n\r\n",
-        // Where a line ends is where smuggling hides in chunks too.
+        // Line ends, which smuggling exploits in chunks too.
         "5\nabcde\r\n0\r\n\r\n",
         "5\rabcde\r\n0\r\n\r\n",
         "5\r\nabcde\n0\r\n\r\n",
         "5\r\nabcde0\r\n\r\n",
-        // Another end of the line for whoever takes a lone LF in an extension for one.
+        // A lone LF in an extension is a line end for some parsers.
         "5;x\nabcde\r\n0\r\n\r\n",
         "5;x=\"a\nb\"\r\nabcde\r\n0\r\n\r\n",
         "5;x\0\r\nabcde\r\n0\r\n\r\n",
@@ -102,7 +102,7 @@ async fn what_cannot_be_read_is_refused_and_its_connection_closed_and_the_others
 }
 
 #[tokio::test]
-async fn what_is_allowed_is_served() {
+async fn valid_variants_are_accepted() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut stream = edge.connect().await;
@@ -116,7 +116,7 @@ async fn what_is_allowed_is_served() {
     let models = |line: &str| format!("{line}\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n");
     check(&models("GET /v1/models HTTP/1.1"), 200, "anywhere").await;
     check(&models("\r\nGET /v1/models HTTP/1.1"), 200, "anywhere").await;
-    // A whole URL, and its host is the one that counts (3.2.2).
+    // An absolute URI, whose host takes precedence (3.2.2).
     check(&models("GET http://x/v1/models HTTP/1.1"), 200, "anywhere").await;
     check(&models("GET http://y:1/v1/models?a=b HTTP/1.1"), 200, "anywhere").await;
     check(&models("GET HTTPS://[::1]/v1/models HTTP/1.1"), 200, "anywhere").await;
@@ -138,7 +138,7 @@ async fn what_is_allowed_is_served() {
 }
 
 #[tokio::test]
-async fn the_head_alone_has_the_length_of_a_body_that_does_not_come() {
+async fn a_head_response_has_the_length_of_the_omitted_body() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let ask = async |method: &str| {
@@ -151,13 +151,13 @@ async fn the_head_alone_has_the_length_of_a_body_that_does_not_come() {
 }
 
 #[tokio::test]
-async fn requests_that_come_together_are_answered_in_their_order() {
+async fn pipelined_requests_are_answered_in_order() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut stream = edge.connect().await;
     let longer = |more: usize| BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(1 + more)));
     let together: String = (0..10).map(|more| post("", &longer(more))).collect();
-    // Cut where it hurts: in the middle of a head, and of a body.
+    // Cut in the middle of a head, and of a body.
     for piece in together.as_bytes().chunks(97) {
         stream.write_all(piece).await.unwrap();
     }
@@ -167,7 +167,7 @@ async fn requests_that_come_together_are_answered_in_their_order() {
 }
 
 #[tokio::test]
-async fn an_http_1_0_client_is_answered_and_let_go_unless_it_asks_to_stay() {
+async fn an_http_1_0_connection_closes_unless_keep_alive_is_requested() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let request =
@@ -183,7 +183,7 @@ async fn an_http_1_0_client_is_answered_and_let_go_unless_it_asks_to_stay() {
 }
 
 #[tokio::test]
-async fn who_waits_for_leave_to_send_is_given_it_or_the_answer_at_once() {
+async fn expect_100_continue_gets_continue_or_the_final_response_at_once() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut stream = edge.connect().await;
@@ -194,7 +194,7 @@ async fn who_waits_for_leave_to_send_is_given_it_or_the_answer_at_once() {
     stream.write_all(body.as_bytes()).await.unwrap();
     assert_eq!(one(&mut stream).await.status, 200);
 
-    // A refusal needs no body; and what becomes of it then nobody can know, so the connection ends.
+    // A rejection needs no body; whether the client still sends it is unknown, so the connection is closed.
     let mut stream = edge.connect().await;
     let request = request.replace("Bearer k", "Bearer wrong");
     stream.write_all(&request.as_bytes()[..request.len() - BODY.len()]).await.unwrap();

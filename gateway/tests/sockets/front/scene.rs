@@ -1,4 +1,4 @@
-//! A hub with one region, a region that does as told, an edge before them, and clients down to the bytes.
+//! A hub with one region, a scripted region, a gateway before them, and clients at the byte level.
 
 use crate::address::free_address;
 use crate::hub;
@@ -20,32 +20,32 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 const REGION: &str = "aws/us-east-1";
-/// How long anything that a test waits for may take.
+/// Longer than any expected step takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// A request that is served.
 pub(crate) const BODY: &str = r#"{"model": "anywhere", "input": "x"}"#;
 
-/// What the region does with a request.
+/// Behaviour of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Says how many bytes it was sent.
+    /// Responds with the number of received bytes.
     Counts,
-    /// The same, when it is told to go on.
+    /// Does the same after a signal.
     Waits,
-    /// Answers so many bytes.
+    /// Responds with this number of bytes.
     Answers(usize),
 }
 
-/// The region, shared with its server.
+/// Region, shared with its server.
 pub(crate) struct Region {
     pub(crate) mode: watch::Sender<Mode>,
     pub(crate) go_on: watch::Sender<bool>,
-    /// Requests that came, and of those the ones that nobody waited for to the end.
+    /// Received requests, and those of them that were cancelled.
     pub(crate) requests: AtomicU64,
     pub(crate) given_up: watch::Sender<u64>,
 }
 
-/// Counts a request as given up unless it is told otherwise.
+/// Counts a request as cancelled unless it is marked as finished.
 struct UnderWay(Arc<Region>, bool);
 
 impl Drop for UnderWay {
@@ -76,7 +76,7 @@ impl Region {
         self.requests.load(Ordering::SeqCst)
     }
 
-    /// Comes back when so many requests have come.
+    /// Waits until this number of requests has arrived.
     pub(crate) async fn until_requests(&self, count: u64) {
         until("requests come", || self.requests() >= count).await;
     }
@@ -106,20 +106,20 @@ async fn serve(State(region): State<Arc<Region>>, body: Bytes) -> Response {
     Response::builder().header("content-type", "application/json").body(Body::from(answer)).unwrap()
 }
 
-/// The hub, the region, and where files are.
+/// The hub, the region, and the directory of files.
 pub(crate) struct Scene {
     pub(crate) region: Arc<Region>,
-    /// What stands under `hub` in its configuration.
+    /// Value of `hub` in the configuration.
     pub(crate) hub: String,
     pub(crate) dir: tempfile::TempDir,
 }
 
-/// An edge that runs.
+/// Running gateway.
 pub(crate) struct Edge {
     pub(crate) address: SocketAddr,
     pub(crate) operations: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
-    /// Ends with the edge.
+    /// Ends with the gateway.
     pub(crate) running: JoinHandle<()>,
 }
 
@@ -135,23 +135,23 @@ impl Scene {
         Scene { region, hub: format!("'http://{hub}'"), dir }
     }
 
-    /// What is in `gateway.toml`, with `more`.
+    /// Returns the configuration, with `more` added.
     pub(crate) fn config(&self, more: &str) -> Result<EdgeConfig, Vec<String>> {
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{REGION}'\nhub = {}\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{REGION}'\nhub = {}\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
             self.hub
         );
         EdgeConfig::parse(&text, self.dir.path(), &BTreeMap::new())
     }
 
-    /// An edge that sees the region healthy.
+    /// Starts a gateway and waits until it sees the region healthy.
     pub(crate) async fn edge(&self, more: &str) -> Edge {
         self.edge_after(more, None).await
     }
 
-    /// The same, that takes the sockets of `running`.
+    /// Does the same; the gateway takes the sockets of `running`.
     pub(crate) async fn edge_after(&self, more: &str, running: Option<&Edge>) -> Edge {
         let mut config = self.config(more).map_err(|problems| problems.join("\n")).unwrap();
         config.take_over = running.is_some();
@@ -173,19 +173,19 @@ impl Scene {
         edge
     }
 
-    /// With the timeouts that a test can wait for.
+    /// Starts a gateway with short timeouts.
     pub(crate) async fn quick_edge(&self) -> Edge {
         self.edge("[timeouts]\nidle = '400ms'\nhead = '300ms'\nbody = '500ms'\nlame_duck = '0s'\n").await
     }
 }
 
 impl Edge {
-    /// Tells it to stop.
+    /// Stops it.
     pub(crate) fn stop(&mut self) {
         self.stop.take().expect("it is stopped once").send(()).unwrap();
     }
 
-    /// Status and body of what operators ask.
+    /// Returns status and body of an operator request.
     pub(crate) async fn operate(&self, path: &str) -> (u16, String) {
         let Ok(mut stream) = TcpStream::connect(self.operations).await else {
             return (0, String::new());
@@ -200,7 +200,7 @@ impl Edge {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Everything that comes back for these bytes on a connection of their own, up to its end.
+    /// Sends bytes on a connection of their own and returns everything received up to its end.
     pub(crate) async fn say(&self, bytes: &[u8]) -> Answer {
         let mut stream = self.connect().await;
         stream.write_all(bytes).await.unwrap();
@@ -208,7 +208,7 @@ impl Edge {
     }
 }
 
-/// An HTTP/1 answer.
+/// HTTP/1 response.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -237,7 +237,7 @@ impl Answer {
     }
 }
 
-/// All that comes until the connection ends; it must end.
+/// Reads everything until the connection ends; it must end.
 pub(crate) async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
     let mut text = Vec::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut text)).await;
@@ -248,7 +248,7 @@ pub(crate) async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
     Answer::parse(&String::from_utf8_lossy(&text))
 }
 
-/// One answer with a content-length; the connection goes on.
+/// Reads one response with a content-length; the connection continues.
 pub(crate) async fn one(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
     let read = async {
         let mut head = Vec::new();
@@ -267,7 +267,7 @@ pub(crate) async fn one(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
     tokio::time::timeout(PATIENCE, read).await.expect("an answer comes")
 }
 
-/// A POST that is served, with further fields (each with its line end).
+/// Returns a POST that is served, with further fields (each with its line end).
 pub(crate) fn post(fields: &str, body: &str) -> String {
     format!(
         "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n{fields}content-length: {}\r\n\r\n{body}",
@@ -289,7 +289,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Writes a certificate for `localhost` and its key; gives the certificate.
+/// Writes a certificate for `localhost` and its key; returns the certificate.
 pub(crate) fn certify(dir: &Path) -> rustls::pki_types::CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     std::fs::write(dir.join("gateway.crt"), made.cert.pem()).unwrap();

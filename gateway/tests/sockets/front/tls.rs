@@ -1,4 +1,4 @@
-//! TLS: what is spoken inside, certificates that change, and files that are wrong.
+//! TLS: protocols, replaced certificates, and invalid files.
 
 use super::http2::Client;
 use super::scene::{BODY, Edge, PATIENCE, Scene, ask, certify, one, post, rest};
@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 
 pub(crate) const TLS: &str = "[tls]\ncertificate = 'gateway.crt'\nkey = 'gateway.key'\n";
 
-/// A client that trusts `certificate` and speaks `protocols`.
+/// Connects a client that trusts `certificate` and offers `protocols`.
 pub(crate) async fn connect(
     edge: &Edge,
     certificate: &CertificateDer<'static>,
@@ -38,7 +38,7 @@ fn agreed(stream: &TlsStream<TcpStream>) -> Option<&[u8]> {
 }
 
 #[tokio::test]
-async fn http_2_and_http_1_are_spoken_over_tls_as_the_client_likes() {
+async fn alpn_selects_http_2_or_http_1_as_the_client_offers() {
     let scene = Scene::new().await;
     let certificate = certify(scene.dir.path());
     let edge = scene.edge(TLS).await;
@@ -59,9 +59,9 @@ async fn http_2_and_http_1_are_spoken_over_tls_as_the_client_likes() {
     assert!(connect(&edge, &certificate, &[b"h3"]).await.is_err(), "none that both speak");
 }
 
-/// What is refused in the clear is refused in here: the same reader, over each protocol.
+/// Requests that are rejected in plaintext are rejected over TLS: the same parser, over each protocol.
 #[tokio::test]
-async fn bodies_of_nonsense_are_refused_over_tls_and_their_connections_go_on() {
+async fn malformed_bodies_are_rejected_over_tls_and_their_connections_continue() {
     let scene = Scene::new().await;
     let certificate = certify(scene.dir.path());
     let edge = scene.edge(&format!("{TLS}[timeouts]\nbody = '500ms'\n")).await;
@@ -97,7 +97,7 @@ async fn bodies_of_nonsense_are_refused_over_tls_and_their_connections_go_on() {
     let mut slow = connect(&edge, &certificate, &[]).await.unwrap();
     slow.write_all(unended.as_bytes()).await.unwrap();
     assert_eq!(rest(&mut slow).await.status, 408);
-    // Heads that could be read in two ways.
+    // Ambiguous heads.
     for fields in ["host: y\r\n", "transfer-encoding: chunked\r\n", "x: a\rb\r\n", "content-length: 1\r\n"] {
         let mut stream = connect(&edge, &certificate, &[]).await.unwrap();
         stream.write_all(post(fields, BODY).as_bytes()).await.unwrap();
@@ -106,11 +106,11 @@ async fn bodies_of_nonsense_are_refused_over_tls_and_their_connections_go_on() {
     }
     assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
     assert_eq!(ask(&mut http1).await.status, 200);
-    assert_eq!(scene.region.requests(), 2, "nobody else has come so far");
+    assert_eq!(scene.region.requests(), 2, "no other request reached the region");
 }
 
 #[tokio::test]
-async fn who_does_not_speak_tls_or_is_slow_about_it_is_let_go() {
+async fn plaintext_and_slow_handshakes_on_a_tls_port_are_closed() {
     let scene = Scene::new().await;
     let certificate = certify(scene.dir.path());
     let edge = scene.edge(&format!("{TLS}[timeouts]\nhead = '300ms'\n")).await;
@@ -119,7 +119,7 @@ async fn who_does_not_speak_tls_or_is_slow_about_it_is_let_go() {
     let mut slow = edge.connect().await;
     slow.write_all(&[22, 3, 1]).await.unwrap();
     assert_eq!(rest(&mut slow).await.status, 0);
-    // The preface of HTTP/2 where HTTP/1 was agreed on is no request.
+    // The HTTP/2 preface after ALPN selected HTTP/1 is no request.
     let mut stream = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
     assert_eq!(rest(&mut stream).await.status, 400);
@@ -128,15 +128,15 @@ async fn who_does_not_speak_tls_or_is_slow_about_it_is_let_go() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_changes_is_taken_while_connections_go_on() {
+async fn a_replaced_certificate_is_used_while_connections_continue() {
     let scene = Scene::new().await;
     let old = certify(scene.dir.path());
     let edge = scene.edge(TLS).await;
     let mut open = connect(&edge, &old, &[]).await.unwrap();
     assert_eq!(ask(&mut open).await.status, 200);
 
-    // One file after the other: for a while they do not go together, and the old pair stays. That nothing happens can only be
-    // waited for: longer than the second in which the files are looked at once.
+    // The files are replaced one after the other: for a moment they do not match, and the old pair stays in use. That
+    // no reload happens can only be tested by waiting longer than the reload interval of a second.
     let next = scene.dir.path().join("next");
     std::fs::create_dir(&next).unwrap();
     let new = certify(&next);
@@ -156,7 +156,7 @@ async fn a_certificate_that_changes_is_taken_while_connections_go_on() {
 }
 
 #[tokio::test]
-async fn files_that_are_wrong_are_told_by_name_and_all_at_once() {
+async fn invalid_files_are_reported_by_name_and_all_at_once() {
     let scene = Scene::new().await;
     certify(scene.dir.path());
     let check = |config: &str, words: &[&str]| {

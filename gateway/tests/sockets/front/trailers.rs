@@ -1,4 +1,4 @@
-//! Trailers of HTTP/2: fields are let pass, and a pseudo-header among them costs the request and not the connection.
+//! HTTP/2 trailers: fields are accepted, and a pseudo-header among them resets the stream and not the connection.
 
 use super::http2::{Client, post};
 use super::scene::{BODY, PATIENCE, Scene};
@@ -18,7 +18,7 @@ const RST_STREAM: u8 = 3;
 const PROTOCOL_ERROR: [u8; 4] = [0, 0, 0, 1];
 
 #[tokio::test]
-async fn trailers_of_fields_are_let_pass() {
+async fn trailers_with_fields_are_accepted() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let client = Client::plain(&edge).await;
@@ -33,10 +33,10 @@ async fn trailers_of_fields_are_let_pass() {
 }
 
 #[tokio::test]
-async fn trailers_with_a_pseudo_header_reset_their_stream_alone() {
+async fn trailers_with_a_pseudo_header_reset_only_their_stream() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
-    // `:path: /`, by the static table, and in a literal that comes byte for byte.
+    // `:path: /`, from the static table, and as a literal that arrives byte by byte.
     let literal: &[u8] = b"\x00\x05:path\x01/";
     for (trailers, piece) in [(&[0x84][..], 1000), (literal, 1)] {
         let mut stream = edge.connect().await;

@@ -1,4 +1,4 @@
-//! What a gateway believes of its hub: not a generation that no hub can have published, whoever sent it.
+//! Validation of the hub's responses: a generation that no hub can have published is rejected.
 
 use super::scene::{BODY, Edge, PATIENCE, Scene, post};
 use crate::hub;
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The SHA-256 of the key `stolen`.
+/// Returns the SHA-256 of the key `stolen`.
 fn stolen() -> String {
     Sha256::digest("stolen").iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A man in the middle: passes on what the hub behind it has, or forges the answers.
+/// Man in the middle: forwards the responses of the hub, or forges them.
 struct Middle {
-    /// The table of the hub behind it, without its generation.
+    /// Table of the hub, without its generation.
     table: Value,
     number: AtomicU64,
     forges: AtomicBool,
-    /// Forged answers so far.
+    /// Number of forged responses so far.
     forged: AtomicU64,
 }
 
@@ -48,7 +48,7 @@ impl Middle {
         table
     }
 
-    /// A table that lets somebody in who holds a key of the attacker's.
+    /// Returns a table that accepts a key of the attacker.
     fn forged(&self, epoch: u64, number: u64) -> Value {
         let mut table = self.table(epoch, number);
         table["tenants"] = json!([{"name": "test", "key_sha256": [stolen()], "deployments": null, "residency": null, "weight": 1, "limits": {}}]);
@@ -101,7 +101,7 @@ async fn until_generation(edge: &Edge, generation: &str) {
 }
 
 #[tokio::test]
-async fn a_forged_generation_is_rejected_counted_and_not_on_disk_and_the_next_true_table_is_taken() {
+async fn a_forged_generation_is_rejected_and_counted_and_the_next_genuine_table_is_used() {
     let mut scene = Scene::new().await;
     let (middle, url) = Middle::before(&scene).await;
     scene.hub = url;
@@ -121,7 +121,7 @@ async fn a_forged_generation_is_rejected_counted_and_not_on_disk_and_the_next_tr
     let stolen = post("", BODY)
         .replace("Bearer k", "Bearer stolen")
         .replace("host: x", "host: x\r\nconnection: close");
-    assert_eq!(edge.say(stolen.as_bytes()).await.status, 401, "nobody comes in by a forged table");
+    assert_eq!(edge.say(stolen.as_bytes()).await.status, 401, "no key of a forged table is accepted");
     let on_disk = std::fs::read_to_string(scene.dir.path().join("routes")).unwrap();
     assert!(!on_disk.contains("18446744073709551615") && on_disk.contains("\"generation\":1"), "{on_disk}");
     assert!(!scene.dir.path().join("routes.plan").exists(), "nor is a forged plan kept");
@@ -139,7 +139,7 @@ fn write_snapshot(path: &Path, table: &Value) {
 }
 
 #[tokio::test]
-async fn a_file_that_was_poisoned_before_is_of_no_use_and_is_replaced_by_a_true_table() {
+async fn a_poisoned_snapshot_is_rejected_and_replaced_by_a_genuine_table() {
     let mut scene = Scene::new().await;
     let (middle, url) = Middle::before(&scene).await;
     scene.hub = url;

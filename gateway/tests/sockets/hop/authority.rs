@@ -1,4 +1,4 @@
-//! An authority for tests, which names whom it is told to, right or wrong.
+//! Certificate authority for tests, which signs any name.
 
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -13,17 +13,17 @@ pub(crate) struct Authority {
     pub(crate) pem: String,
 }
 
-/// What a certificate is made of.
+/// Content of a certificate.
 pub(crate) struct Subject<'a> {
     pub(crate) uris: Vec<&'a str>,
     pub(crate) uses: Vec<ExtendedKeyUsagePurpose>,
-    /// From now.
+    /// Validity from now.
     pub(crate) holds: Duration,
     pub(crate) expired: bool,
 }
 
 impl<'a> Subject<'a> {
-    /// Everything in order, for either end.
+    /// Returns a valid subject for either end.
     pub(crate) fn named(uri: &'a str) -> Subject<'a> {
         Subject {
             uris: vec![uri],
@@ -44,7 +44,7 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), pem }
     }
 
-    /// A certificate and its key.
+    /// Returns a certificate and its key.
     pub(crate) fn sign(&self, subject: &Subject<'_>) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
@@ -58,7 +58,7 @@ impl Authority {
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }
 
-    /// The same in files of this name, and this authority beside them.
+    /// Writes both to files with this name, and this authority next to them.
     pub(crate) fn write(&self, dir: &Path, name: &str, subject: &Subject<'_>) -> [PathBuf; 3] {
         let (certificate, key) = self.sign(subject);
         let files = ["crt", "key", "ca"].map(|ending| dir.join(format!("{name}.{ending}")));

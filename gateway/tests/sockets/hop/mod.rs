@@ -1,4 +1,4 @@
-//! The hop between a real edge and the real doors of regions: who is let in, who is sent what, and what is told of it.
+//! Connections between a real gateway and real ingresses: authentication, routing of requests, and diagnostics.
 
 mod authority;
 mod scene;
@@ -8,7 +8,7 @@ use scene::{AMERICA, EUROPE, Hop, Link, SECRET, Scene};
 use std::time::Duration;
 
 #[tokio::test]
-async fn what_crosses_between_edge_and_region_can_be_read_by_neither_of_the_networks() {
+async fn traffic_between_gateway_and_region_is_encrypted_on_both_networks() {
     for http2 in [false, true] {
         check_secrecy(http2).await;
     }
@@ -47,9 +47,9 @@ fn contains(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
-/// Invariant 1 (Residency), broken on purpose: whoever routes the network, or the hub, leads an address of Europe to America.
+/// Invariant 1 (Residency), attacked: the network, or the hub, routes an address of Europe to America.
 #[tokio::test]
-async fn a_region_that_answers_under_the_address_of_another_gets_not_a_byte() {
+async fn a_region_at_the_address_of_another_gets_no_byte() {
     for http2 in [false, true] {
         check_led_astray(http2).await;
     }
@@ -71,7 +71,7 @@ async fn check_led_astray(http2: bool) {
     scene.until_edge_counts("meridian_gateway_hop_failures_total{cause=\"wrong_peer\"}").await;
     let counted = scene.edge_metrics().await;
     let attempt = |line: &str| {
-        line.starts_with("meridian_gateway_attempts_total") && line.contains("end=\"wrong_peer\"")
+        line.starts_with("meridian_gateway_attempts_total") && line.contains("outcome=\"wrong_peer\"")
     };
     assert!(counted.lines().any(attempt), "{counted}");
     let answer = scene.ask("anywhere").await;
@@ -83,7 +83,7 @@ async fn check_led_astray(http2: bool) {
 }
 
 #[tokio::test]
-async fn a_region_that_cannot_prove_itself_costs_no_request() {
+async fn a_region_with_an_invalid_certificate_fails_no_request() {
     for http2 in [false, true] {
         check_unproven(http2).await;
     }
@@ -101,7 +101,7 @@ async fn check_unproven(http2: bool) {
 }
 
 #[tokio::test]
-async fn two_ends_that_do_not_agree_on_tls_say_so_and_send_nothing() {
+async fn a_tls_mismatch_is_reported_and_no_request_is_sent() {
     let ours = Authority::new();
     let scene = Scene::new(Hop::tls(&ours), Hop::clear()).await;
     scene.until_edge_counts("meridian_gateway_hop_failures_total{cause=\"not_tls\"}").await;
@@ -116,10 +116,10 @@ async fn two_ends_that_do_not_agree_on_tls_say_so_and_send_nothing() {
     assert_eq!(scene.seen(AMERICA) + scene.seen(EUROPE), 0);
 }
 
-/// A link that is cut without a word stalls every request that shares a connection; they leave as those over HTTP/1.1 do,
-/// and once the link is back the region is asked again, on a connection that works.
+/// A silently cut link stalls every request that shares a connection; they are retried like those over HTTP/1.1, and
+/// once the link is back the region is used again, on a working connection.
 #[tokio::test]
-async fn a_link_that_is_cut_without_a_word_costs_nobody_an_answer() {
+async fn a_silently_cut_link_fails_no_request() {
     for http2 in [false, true] {
         let ours = Authority::new();
         let scene = Scene::new(edges(Hop::tls(&ours), http2), Hop::tls(&ours)).await;
@@ -137,9 +137,9 @@ async fn a_link_that_is_cut_without_a_word_costs_nobody_an_answer() {
     }
 }
 
-/// What a region's door sees of as many requests at once.
+/// Counts the connections of concurrent requests at the ingress of a region.
 #[tokio::test]
-async fn requests_at_once_take_a_connection_each_over_http_1_and_few_over_http_2() {
+async fn concurrent_requests_use_a_connection_each_over_http_1_and_few_over_http_2() {
     const AT_ONCE: usize = 48;
     let ours = Authority::new();
     let hop = Hop::tls(&ours);

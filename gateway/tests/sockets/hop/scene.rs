@@ -1,11 +1,11 @@
-//! An edge, a hub that publishes two regions, their doors, and between edge and door a network that listens in and can be
-//! led astray.
+//! A gateway, a hub that publishes two regions, their ingresses, and between them a network that records traffic and
+//! can be rerouted.
 
 use super::authority::{Authority, Subject};
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
-use gateway::hop::{Credentials, Files};
-use gateway::ingress::{IngressConfig, Signals};
+use gateway::hop::{CredentialFiles, Credentials};
+use gateway::ingress::{IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -23,21 +23,21 @@ use tokio::sync::{oneshot, watch};
 
 pub(crate) const AMERICA: &str = "aws/us-east-1";
 pub(crate) const EUROPE: &str = "aws/eu-central-1";
-/// Stands in every request.
+/// Text in every request.
 pub(crate) const SECRET: &str = "the-text-of-a-tenant";
 
-/// What a replica answers: about as much as four embeddings of 384 numbers as text.
+/// Bytes of a replica's response: about four embeddings of 384 numbers as text.
 const ANSWER_BYTES: usize = 8 << 10;
 
-/// Longer than anything here takes, also on a machine that has much else to do.
+/// Longer than any step takes, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What one end shows and believes; in the clear, nothing.
+/// Certificates of one end; none in plaintext.
 #[derive(Clone, Copy)]
 pub(crate) struct Hop<'a> {
     pub(crate) shows: Option<&'a Authority>,
     pub(crate) believes: Option<&'a Authority>,
-    /// An edge says in which version it speaks to regions; a region speaks both.
+    /// HTTP version that a gateway uses to regions; a region supports both.
     pub(crate) http: u8,
 }
 
@@ -54,19 +54,19 @@ impl<'a> Hop<'a> {
         Hop { shows: None, believes: None, http: 1 }
     }
 
-    fn files(self, dir: &Path, name: &str, uri: &str) -> Option<Files> {
+    fn files(self, dir: &Path, name: &str, uri: &str) -> Option<CredentialFiles> {
         let [certificate, key, ca] = self.shows?.write(dir, name, &Subject::named(uri));
         std::fs::write(&ca, &self.believes?.pem).unwrap();
-        Some(Files { certificate, key, ca })
+        Some(CredentialFiles { certificate, key, ca })
     }
 }
 
-/// What is between edge and doors.
+/// Network between gateway and ingresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// A network that keeps a copy and can be led astray or cut.
+    /// Network that records traffic and can be rerouted or cut.
     Observed,
-    /// Nothing.
+    /// Direct connection.
     Direct,
 }
 
@@ -77,12 +77,12 @@ struct Region {
     _stop: oneshot::Sender<()>,
 }
 
-/// Leads everything to a target, keeps a copy, and breaks every connection when it is led elsewhere.
+/// Forwards all traffic to a target, records it, and resets every connection when it is rerouted.
 struct Network {
     door: SocketAddr,
     address: SocketAddr,
     target: watch::Sender<SocketAddr>,
-    /// Nothing is passed on any more, and nothing said of it.
+    /// Whether traffic is dropped silently.
     cut: watch::Sender<bool>,
     crossed: Arc<Mutex<Vec<u8>>>,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Scene {
     _stop: oneshot::Sender<()>,
 }
 
-/// What a client sees, and what an operator is told of it.
+/// Response as a client sees it, and what operators can observe of it.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) region: String,
@@ -105,7 +105,7 @@ pub(crate) struct Answer {
 }
 
 impl Scene {
-    /// Two regions alike.
+    /// Starts two regions with the same settings.
     pub(crate) async fn new(edge: Hop<'_>, regions: Hop<'_>) -> Scene {
         Scene::of(edge, [(AMERICA, regions), (EUROPE, regions)]).await
     }
@@ -114,7 +114,7 @@ impl Scene {
         Scene::over(Link::Observed, Duration::ZERO, edge, hops).await
     }
 
-    /// Over such a link, with replicas that take so long.
+    /// Starts the scene with such a link and response time of the replicas.
     pub(crate) async fn over(
         link: Link,
         takes: Duration,
@@ -138,7 +138,7 @@ impl Scene {
         std::fs::write(dir.path().join("tenants.toml"), tenants).unwrap();
         let operations = free_address();
         let mut text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{AMERICA}'\nhub = 'http://{}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'\nregion_http = {}\n",
             hub(rows).await,
             edge.http
@@ -162,19 +162,19 @@ impl Scene {
         scene
     }
 
-    /// What a deployment answers, of which the head has come.
+    /// Sends a request to a deployment and returns the response head.
     async fn request(&self, deployment: &str) -> reqwest::Response {
         let body = json!({"model": deployment, "input": SECRET}).to_string();
         let request = self.client.post(format!("{}/v1/embeddings", self.url)).bearer_auth("k").body(body);
         request.send().await.unwrap()
     }
 
-    /// Forgets what has crossed so far.
+    /// Clears the recorded traffic.
     pub(crate) fn forget(&self) {
         self.regions.values().for_each(|region| region.network.crossed.lock().clear());
     }
 
-    /// What a deployment answers.
+    /// Sends a request to a deployment and returns the complete response.
     pub(crate) async fn ask(&self, deployment: &str) -> Answer {
         let answer = self.request(deployment).await;
         let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
@@ -185,23 +185,23 @@ impl Scene {
         Answer { status, region, text, explained }
     }
 
-    /// From now on the address of `region` leads to the door of `other`.
+    /// Reroutes the address of `region` to the ingress of `other`.
     pub(crate) fn lead(&self, region: &str, other: &str) {
         let target = self.regions[other].network.door;
         self.regions[region].network.target.send_replace(target);
     }
 
-    /// The link to a region passes nothing on any more, and says nothing of it; or does again.
+    /// Silently cuts or restores the link to a region.
     pub(crate) fn cut(&self, region: &str, cut: bool) {
         self.regions[region].network.cut.send_replace(cut);
     }
 
-    /// How many requests the replica of a region has seen.
+    /// Returns the number of requests that the replica of a region has received.
     pub(crate) fn seen(&self, region: &str) -> u64 {
         self.regions[region].seen.load(Ordering::SeqCst)
     }
 
-    /// Everything that has crossed the network to and from a region.
+    /// Returns all recorded traffic to and from a region.
     pub(crate) fn crossed(&self, region: &str) -> Vec<u8> {
         self.regions[region].network.crossed.lock().clone()
     }
@@ -210,22 +210,22 @@ impl Scene {
         self.get(&self.operations, "/metrics").await.1
     }
 
-    /// Waits until a line of the edge's metrics is not zero.
+    /// Waits until a series of the gateway's metrics is not zero.
     pub(crate) async fn until_edge_counts(&self, line: &str) {
         self.until(line, async || counts(&self.edge_metrics().await, line)).await;
     }
 
-    /// What a region says of itself, asked where operators ask.
+    /// Returns the metrics of a region from its operations port.
     pub(crate) async fn region_metrics(&self, region: &str) -> String {
         self.get(&format!("http://{}", self.regions[region].operations), "/metrics").await.1
     }
 
-    /// Whether a line of the edge's metrics is there and not zero.
+    /// Returns whether a series of the gateway's metrics is present and not zero.
     pub(crate) async fn counts(&self, line: &str) -> bool {
         counts(&self.edge_metrics().await, &format!("{line} "))
     }
 
-    /// The same of a region, asked where operators ask.
+    /// Waits for the same of a region.
     pub(crate) async fn until_region_counts(&self, region: &str, line: &str) {
         let url = format!("http://{}", self.regions[region].operations);
         self.until(line, async || counts(&self.get(&url, "/metrics").await.1, line)).await;
@@ -277,7 +277,7 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: region.clone(),
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: catalogue.clone(),
         receipts: None,
         tls,
@@ -318,7 +318,7 @@ impl Network {
     }
 }
 
-/// Until either end is done.
+/// Copies bytes until either end closes.
 async fn carry(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -335,7 +335,7 @@ async fn carry(
     }
 }
 
-/// A replica that is ready and answers, and how many requests it has seen.
+/// Starts a replica that is ready and responds; also returns the number of received requests.
 async fn replica(takes: Duration) -> (SocketAddr, Arc<AtomicU64>) {
     let status = json!({"version": 1, "names": ["anywhere", "locked"], "model": "m", "state": "ready",
                         "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0});

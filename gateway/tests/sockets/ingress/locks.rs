@@ -1,4 +1,4 @@
-//! Makes the holder of each lock panic that an ingress takes while it serves.
+//! Panics under each lock that an ingress takes while serving.
 
 use super::{Scene, Takes, USUAL};
 use serde_json::json;
@@ -8,7 +8,7 @@ use supervision::failpoint::trial::{Subject, each_lock};
 #[test]
 fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
     const NAME: &str = "ingress::locks::a_panic_under_any_lock_costs_one_request_or_fails_the_process";
-    // And that of the connections, if one is opened just then.
+    // And that of the connections, if one is opened at that moment.
     each_lock(NAME, 4, |case| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -20,7 +20,7 @@ fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
 
 impl Subject for Scene {
     const PROBES: &'static [&'static str] = &["/livez", "/readyz"];
-    /// The one that panics, and another that waits for the same replica.
+    /// The request that panics, and another that waits for the same replica.
     const FAILED_MAX: usize = 2;
 
     async fn drive(&self) -> usize {
@@ -41,7 +41,7 @@ impl Subject for Scene {
         for path in ["/status", "/metrics"] {
             self.probe(path).await;
         }
-        // Beside requests the replicas are probed, several times a second.
+        // Besides requests the replicas are probed, several times a second.
         tokio::time::sleep(Duration::from_millis(300)).await;
         failed
     }

@@ -1,5 +1,5 @@
-//! What an edge and a region say to each other five times a second, in bytes on the wire: in calm, and while the edge has
-//! far more than it can place. Were it more in a crisis, a crisis would have one more cause.
+//! Bytes on the wire of the report exchange between gateway and region, five times a second: in normal operation, and
+//! while the gateway is overloaded. If it grew under overload, it would make the overload worse.
 
 use super::scene::{BUSY, NEAR, SPEED, Scene};
 use super::wire::{Crossed, Wire};
@@ -7,15 +7,15 @@ use scheduler_core::spoke::GRANT_PERIOD;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Exchanges that are counted: the first of them may have begun before.
+/// Number of counted exchanges; the first may have begun before.
 const COUNTED: u64 = 20;
-/// What a question and its answer may differ by: the digits of the numbers in them, from none to a million tokens.
+/// Allowed difference of an exchange: the digits of its numbers, from zero to a million tokens.
 const DIGITS_MAX: u64 = 16;
-/// A question to a region and its answer, heads and all, with one deployment.
+/// Maximum bytes of a request to a region and its response, with heads, for one deployment.
 const EXCHANGE_BYTES_MAX: u64 = 700;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Bytes of a question and of an answer, over so many of them, while `meanwhile` goes on.
+/// Returns the bytes of a request and of a response, averaged over [`COUNTED`], while `meanwhile` runs.
 async fn each(wire: &Wire, meanwhile: impl AsyncFn()) -> [u64; 2] {
     let counted = || [&wire.there, &wire.back].map(Crossed::counted);
     let (before, begun) = (counted(), Instant::now());
@@ -31,8 +31,8 @@ async fn each(wire: &Wire, meanwhile: impl AsyncFn()) -> [u64; 2] {
 }
 
 #[tokio::test]
-async fn a_gateway_and_a_region_exchange_as_many_bytes_in_a_crisis_as_in_calm() {
-    // A region whose speed nobody has measured grants nothing: so nothing but the exchange is on its wire.
+async fn the_report_exchange_does_not_grow_under_overload() {
+    // A region without a measured speed grants nothing: so only the exchange is on its wire.
     let wire = std::sync::OnceLock::new();
     let scene = Scene::with((0, SPEED), (0, 0), async |door| {
         let (counting, address) = Wire::before(door).await;

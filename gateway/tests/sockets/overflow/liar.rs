@@ -1,7 +1,7 @@
-//! A region that lies: it says that nothing waits in it and that it is faster than any machine, and it grants everything.
+//! A region with false reports: an empty queue, a speed beyond any machine, and unlimited grants.
 //!
-//! What it can take by that is what others cannot keep. It is asked for nothing that a nearer region does in time, for at
-//! most seven tenths of what one that is full is asked for, and for nothing any longer when it does not do it.
+//! It can take only traffic that other regions cannot serve: no request that a nearer region serves in time, at most
+//! seven tenths of the traffic of a full one, and none any longer once it does not respond.
 
 use super::scene::{BUSY, FAR, NEAR, SPEED, Scene, serve};
 use super::wire::Wire;
@@ -15,13 +15,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Requests of each part.
 const ASKED: u64 = 400;
-/// Of those at once. With all of them at once the regions would be slow on a machine of two cores, which decides as well.
+/// Concurrent requests. With all of them at once the regions would be slow on a machine of two cores, which affects the
+/// result.
 const AT_ONCE: usize = 16;
 
 #[derive(Default)]
 struct Liar {
     requests: AtomicU64,
-    /// It refuses what it has promised to take.
+    /// It rejects what it has granted.
     refuses: AtomicBool,
 }
 
@@ -56,7 +57,7 @@ impl Liar {
 }
 
 #[tokio::test]
-async fn a_region_that_lies_takes_only_what_a_full_one_gives_away_and_nothing_that_it_does_not_do() {
+async fn a_region_with_false_reports_gets_only_overflow_and_none_once_it_fails() {
     let (liar, door) = Liar::start().await;
     let scene = Scene::with((0, SPEED), (0, 0), async |_| Wire::before(door).await.1).await;
     scene.until_answered_by(NEAR).await;
@@ -69,12 +70,12 @@ async fn a_region_that_lies_takes_only_what_a_full_one_gives_away_and_nothing_th
     scene.near.pending.store(BUSY, Ordering::SeqCst);
     scene.until_answered_by(FAR).await;
     let taken = takes(&scene, &liar).await;
-    // Seven tenths of 400 are 280, and the draw scatters by 9.
+    // Seven tenths of 400 are 280, with a standard deviation of 9.
     assert!((240..=320).contains(&taken), "{taken} of {ASKED}");
 
     liar.refuses.store(true, Ordering::SeqCst);
-    // Half of what was asked within a second is enough. What was under way by then is not called back; after a while one
-    // may try it again, and if that one has an answer a tenth follow.
+    // Half of the requests within a second suffice. Requests in flight are not recalled; later a probe is sent, and if
+    // it succeeds a tenth follow.
     let mut rounds = 0;
     while takes(&scene, &liar).await > ASKED / 10 {
         rounds += 1;
@@ -82,7 +83,7 @@ async fn a_region_that_lies_takes_only_what_a_full_one_gives_away_and_nothing_th
     }
 }
 
-/// How many of so many requests come to it.
+/// Returns the number of requests that reach it.
 async fn takes(scene: &Scene, liar: &Liar) -> u64 {
     let before = liar.requests();
     let requests = stream::iter((0..ASKED).map(|_| scene.asks()));

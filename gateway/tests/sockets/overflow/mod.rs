@@ -1,5 +1,5 @@
-//! Overflow over real sockets: an edge between two regions with a scripted replica each. The nearer one has too much to do,
-//! and what goes past it is what the other has granted.
+//! Spillover over real sockets: a gateway between two regions with a scripted replica each. The nearer one is
+//! overloaded, and the overflow is limited by the grants of the other.
 
 mod exchange;
 mod liar;
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 #[tokio::test]
-async fn a_part_of_what_is_too_much_goes_where_it_was_offered_room() {
+async fn a_part_of_the_overflow_goes_to_the_region_that_granted_credit() {
     let scene = Scene::start((BUSY, SPEED), (0, 100 * SPEED)).await;
     scene.until_answered_by(FAR).await;
     let mut far = 0;
@@ -21,7 +21,8 @@ async fn a_part_of_what_is_too_much_goes_where_it_was_offered_room() {
     }
     // Seven tenths of 200 are 140, give or take 6.5.
     assert!((100..=180).contains(&far), "{far} of 200 left");
-    let sample = format!("meridian_gateway_attempts_total{{region=\"{FAR}\",cause=\"overflow\",end=\"ok\"}}");
+    let sample =
+        format!("meridian_gateway_attempts_total{{region=\"{FAR}\",cause=\"overflow\",outcome=\"ok\"}}");
     assert_eq!(
         scene.scraped(&sample).await,
         scene.far.requests.load(Ordering::SeqCst),
@@ -30,15 +31,15 @@ async fn a_part_of_what_is_too_much_goes_where_it_was_offered_room() {
     scene.near.pending.store(0, Ordering::SeqCst);
     scene.until_answered_by(NEAR).await;
     let mut calm = 0;
-    // Once the near region has said that it is calm again, nobody leaves.
+    // Once the near region reports a short queue again, no request spills over.
     while calm < 50 {
         calm = if scene.asks().await == NEAR { calm + 1 } else { 0 };
     }
 }
 
 #[tokio::test]
-async fn nobody_goes_where_nothing_was_offered_however_long_the_queue() {
-    // A region whose speed nobody has measured does not know what it could take.
+async fn no_request_spills_over_without_credit() {
+    // A region without a measured speed cannot grant credit.
     let scene = Scene::start((BUSY, SPEED), (0, 0)).await;
     scene.until_answered_by(NEAR).await;
     let since = Instant::now();
@@ -48,7 +49,7 @@ async fn nobody_goes_where_nothing_was_offered_however_long_the_queue() {
     assert_eq!(scene.far.requests.load(Ordering::SeqCst), 0);
 }
 
-/// Invariant 7: what comes to a region as others' overflow is no more than it offered, whatever is asked.
+/// Invariant 7: the overflow that a region receives never exceeds its grants.
 #[tokio::test]
 async fn overflow_never_exceeds_what_was_granted() {
     const FAR_SPEED: u64 = 500;

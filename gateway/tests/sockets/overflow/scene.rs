@@ -1,8 +1,8 @@
-//! An edge between two regions: at the nearer one it stands, the other may take what is too much for that.
+//! A gateway and two regions: the nearer one is overloaded, the other may take the overflow.
 
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -17,11 +17,11 @@ use tokio::sync::oneshot;
 
 pub(crate) const NEAR: &str = "aws/us-east-1";
 pub(crate) const FAR: &str = "aws/eu-central-1";
-/// What a replica with a second's work before it says.
+/// Queue of a replica with a second of work.
 pub(crate) const BUSY: u64 = 10_000;
 pub(crate) const SPEED: u64 = 10_000;
 
-/// A replica that says what it is told to, and answers at once.
+/// Scripted replica that responds at once.
 #[derive(Default)]
 pub(crate) struct Replica {
     pub(crate) pending: AtomicU64,
@@ -61,7 +61,7 @@ pub(crate) async fn serve(router: axum::Router) -> SocketAddr {
     address
 }
 
-/// A region's door before one replica.
+/// Starts the ingress of a region with one replica.
 async fn region(
     id: &str,
     replica: SocketAddr,
@@ -71,7 +71,7 @@ async fn region(
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: id.parse().unwrap(),
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: None,
         tls: None,
@@ -99,7 +99,7 @@ async fn hub(near: SocketAddr, far: SocketAddr) -> SocketAddr {
     serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
 }
 
-/// All of it. The edge stands at the near region.
+/// The complete scene. The gateway is in the near region.
 pub(crate) struct Scene {
     pub(crate) near: Arc<Replica>,
     pub(crate) far: Arc<Replica>,
@@ -115,7 +115,7 @@ impl Scene {
         Scene::with(near, far, async |door| door).await
     }
 
-    /// The same, where the edge reaches the far region at what `between` makes of its door.
+    /// Starts the scene; the gateway reaches the far region at the address that `between` returns for its ingress.
     pub(crate) async fn with(
         near: (u64, u64),
         far: (u64, u64),
@@ -134,7 +134,7 @@ impl Scene {
         std::fs::write(dir.path().join("tenants.toml"), "[[tenant]]\nname = 't'\nkey_env = 'KEY'\n").unwrap();
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{NEAR}'\nhub = 'http://{hub}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{NEAR}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'"
         );
         let environment = BTreeMap::from([("KEY".to_owned(), "KEY".to_owned())]);
@@ -149,15 +149,15 @@ impl Scene {
         Scene { near, far, url, operations, client, _dir: dir, _stop: stop }
     }
 
-    /// The region that answers a lookup.
+    /// Returns the region that serves an interactive request.
     pub(crate) async fn asks(&self) -> String {
         let body = json!({"model": "m", "input": "a question of a few words"}).to_string();
         let answer = self.client.post(&self.url).bearer_auth("KEY").body(body).send().await.unwrap();
-        let told = answer.headers().get("x-meridian-region").map_or("", |value| value.to_str().unwrap());
-        told.to_owned()
+        let region = answer.headers().get("x-meridian-region").map_or("", |value| value.to_str().unwrap());
+        region.to_owned()
     }
 
-    /// Asks until both regions have been heard and the first request has left, or stayed.
+    /// Sends requests until both regions have reported and a request was served by `region`.
     pub(crate) async fn until_answered_by(&self, region: &str) {
         while self.asks().await != region {
             tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! A wire to a region: as long as a real one, and what crosses it is counted.
+//! Link to a region with the latency of a real one, which counts the traffic.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// One way. Without it the far region would soon be found to be as near as the near one.
+/// One-way latency. Without it the far region would soon be measured as near as the near one.
 const ONE_WAY: Duration = Duration::from_millis(30);
 
-/// What has crossed, there and back.
+/// Traffic in both directions.
 #[derive(Default)]
 pub(crate) struct Wire {
     pub(crate) there: Crossed,
     pub(crate) back: Crossed,
 }
 
-/// What has crossed one way.
+/// Traffic in one direction.
 #[derive(Default)]
 pub(crate) struct Crossed {
     bytes: AtomicU64,
-    /// How many questions, or answers.
+    /// Number of requests, or responses.
     messages: AtomicU64,
 }
 
@@ -30,7 +30,7 @@ impl Crossed {
         (self.bytes.load(Ordering::SeqCst), self.messages.load(Ordering::SeqCst))
     }
 
-    /// Carries all of one connection; a message is known by how it begins.
+    /// Copies one connection; a message is recognized by its first bytes.
     async fn carry(
         &self,
         mut from: impl AsyncReadExt + Unpin,
@@ -52,7 +52,7 @@ impl Crossed {
 }
 
 impl Wire {
-    /// A wire before `door`, and where it begins.
+    /// Creates a link before `door`; returns its address.
     pub(crate) async fn before(door: SocketAddr) -> (Arc<Wire>, SocketAddr) {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (wire, address) = (Arc::<Wire>::default(), socket.local_addr().unwrap());

@@ -1,8 +1,8 @@
-//! A region that no hub has answered for too long rejects what is locked, and serves the rest.
+//! A region without contact to a hub for too long rejects locked requests, and serves the rest.
 
 use super::edge::PATIENCE;
 use super::ingress::{REGION, replica};
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::Catalogue;
 use scheduler_core::spoke::Spoke;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 #[tokio::test]
-async fn a_region_whose_policies_are_too_old_rejects_locked_requests_until_a_hub_answers() {
+async fn a_region_with_a_stale_policy_rejects_locked_requests_until_a_hub_responds() {
     let replica = replica(Arc::default()).await;
     let mut spoke = Spoke::new(REGION.parse().unwrap(), 1, vec![replica]);
     let max = Duration::from_secs(60);
@@ -20,7 +20,7 @@ async fn a_region_whose_policies_are_too_old_rejects_locked_requests_until_a_hub
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: REGION.parse().unwrap(),
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: None,
         tls: None,
@@ -30,7 +30,7 @@ async fn a_region_whose_policies_are_too_old_rejects_locked_requests_until_a_hub
     let (ready, address) = tokio::sync::oneshot::channel();
     let running =
         tokio::spawn(ingress::run(config, spoke.clone(), async { drop(stopped.await) }, |address| {
-            ready.send(address).expect("somebody waits")
+            ready.send(address).expect("the test waits for the address")
         }));
     let url = format!("http://{}/v1/embeddings", address.await.unwrap());
     let client = reqwest::Client::builder().no_proxy().build().unwrap();

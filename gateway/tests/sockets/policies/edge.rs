@@ -1,4 +1,4 @@
-//! An edge says which table it runs, and keeps the last good one whatever a hub gives out.
+//! A gateway reports its table, and keeps the last valid one for any response of a hub.
 
 use crate::address::free_address;
 use axum::extract::{RawQuery, State};
@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 pub(crate) const PLACE: &str = "aws/us-east-1";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A hub that gives out one text until the test gives it another, and notes what it is asked.
+/// Hub that publishes one text until the test replaces it, and records the polls.
 #[derive(Clone)]
 pub(crate) struct Hub {
     pub(crate) text: watch::Sender<String>,
@@ -30,7 +30,7 @@ impl Hub {
         hub.asked.lock().unwrap().push(query.clone());
         let text = hub.text.borrow().clone();
         let number = serde_json::from_str::<Value>(&text).ok().and_then(|table| table["generation"].as_u64());
-        // What is no table at all is pressed on everybody; a table on whoever has another.
+        // An invalid table is returned to every poll; a valid one to gateways that have another.
         if number.is_some_and(|number| query.contains(&format!("after=1.{number}&"))) {
             let mut changed = hub.text.subscribe();
             tokio::time::timeout(PATIENCE, changed.changed()).await.ok();
@@ -39,7 +39,7 @@ impl Hub {
         text.into_response()
     }
 
-    /// Waits until somebody has asked so.
+    /// Waits for a poll that satisfies `holds`.
     pub(crate) async fn until_asked(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
         let begun = Instant::now();
         loop {
@@ -53,7 +53,7 @@ impl Hub {
     }
 }
 
-/// A hub that gives out this text first; where it is, and who serves it.
+/// Starts a hub that publishes this text first; returns its address and task.
 pub(crate) async fn served(text: String) -> (Hub, SocketAddr, JoinHandle<()>) {
     let hub = Hub { text: watch::Sender::new(text), asked: Arc::default() };
     let router =
@@ -71,7 +71,7 @@ fn table(number: u64, residency: Value, widening: Value) -> Value {
 }
 
 #[tokio::test]
-async fn an_edge_says_which_table_it_runs_and_refuses_what_is_none() {
+async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
     let first = table(1, json!("eu"), json!([]));
     let (hub, address, _serving) = served(first.to_string()).await;
     let dir = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ async fn an_edge_says_which_table_it_runs_and_refuses_what_is_none() {
     std::fs::write(dir.path().join("key"), "k").unwrap();
     let operations = free_address();
     let text = format!(
-        "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{PLACE}'\nhub = 'http://{address}'\n\
+        "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{PLACE}'\nhub = 'http://{address}'\n\
          snapshot = 'routes'\ntenants = 'tenants.toml'"
     );
     let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new())
@@ -130,7 +130,7 @@ async fn an_edge_says_which_table_it_runs_and_refuses_what_is_none() {
         assert_eq!(runs().await, ("1.1".to_owned(), "eu".to_owned()), "{poison:.200}");
     }
 
-    // An announcement is acknowledged, and sends nothing anywhere yet.
+    // An announcement is acknowledged, and has no effect on routing yet.
     let announced = table(3, json!("eu"), json!([{"name": "m", "to": "anywhere", "since": "1.3"}]));
     hub.text.send_replace(announced.to_string());
     let said =

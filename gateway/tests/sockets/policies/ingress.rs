@@ -1,6 +1,6 @@
-//! A region's door goes by the newest table that it has heard of, whatever the gateway that sends believes.
+//! An ingress applies the newest table that it has received, also to requests of a gateway with an older one.
 
-use gateway::ingress::{self, IngressConfig, Signals};
+use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::{Catalogue, RouteTable, Widening, parse_deployments};
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 pub(super) const REGION: &str = "aws/us-east-1";
 
-/// A replica that counts what it is asked.
+/// Starts a replica that counts its requests.
 pub(super) async fn replica(asked: Arc<AtomicU64>) -> std::net::SocketAddr {
     let status = json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": 0,
                         "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0});
@@ -27,7 +27,7 @@ pub(super) async fn replica(asked: Arc<AtomicU64>) -> std::net::SocketAddr {
     address
 }
 
-/// A table in which `m` is locked so, and is announced to become that.
+/// Returns a table in which `m` has this residency, and optionally an announced change of it.
 fn table(residency: &str, to: Option<&str>) -> RouteTable {
     let text = "[[deployment]]\nname = \"m\"\ntask = \"embed\"\nmodel = \"pypi://m\"\nengine = { kind = \"cpu\", precision = \"f32\" }";
     let mut deployment = parse_deployments(text, &Catalogue::builtin()).unwrap().remove(0);
@@ -42,7 +42,7 @@ fn table(residency: &str, to: Option<&str>) -> RouteTable {
 }
 
 #[tokio::test]
-async fn what_has_been_narrowed_is_refused_at_the_door_before_a_byte_of_it_is_read() {
+async fn a_narrowed_policy_rejects_requests_at_the_ingress_before_the_body_is_read() {
     let asked = Arc::new(AtomicU64::new(0));
     let replicas = vec![replica(asked.clone()).await];
     let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, replicas)));
@@ -50,7 +50,7 @@ async fn what_has_been_narrowed_is_refused_at_the_door_before_a_byte_of_it_is_re
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: REGION.parse().unwrap(),
-        signals: Signals::default(),
+        signals: IngressSignals::default(),
         catalogue: catalogue.clone(),
         receipts: None,
         tls: None,
@@ -60,12 +60,12 @@ async fn what_has_been_narrowed_is_refused_at_the_door_before_a_byte_of_it_is_re
     let (ready, address) = tokio::sync::oneshot::channel();
     let running =
         tokio::spawn(ingress::run(config, spoke.clone(), async { drop(stopped.await) }, |address| {
-            ready.send(address).expect("somebody waits")
+            ready.send(address).expect("the test waits for the address")
         }));
     let url = format!("http://{}/v1/embeddings", address.await.unwrap());
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let ask = async || {
-        // A gateway that has heard of no residency: it says none.
+        // A gateway without a residency policy: it sends no header.
         let request =
             client.post(&url).header("x-meridian-deployment", "m").body(r#"{"model":"m","input":"a"}"#);
         let answer = request.send().await.unwrap();
@@ -79,7 +79,7 @@ async fn what_has_been_narrowed_is_refused_at_the_door_before_a_byte_of_it_is_re
     let before = asked.load(Ordering::SeqCst);
     let (status, body) = ask().await;
     assert_eq!((status, &body["error"]["code"]), (403, &json!("not_resident_here")), "{body}");
-    assert_eq!(asked.load(Ordering::SeqCst), before, "nobody was asked");
+    assert_eq!(asked.load(Ordering::SeqCst), before, "no replica was used");
     heed("eu", Some("eu,us"));
     assert_eq!(ask().await.0, 200, "others may send it as soon as everybody takes it");
     heed("jp", Some("eu"));

@@ -1,4 +1,5 @@
-//! Policies that change while gateways and regions run: a hub with tables that the test writes, a real edge, and a real door.
+//! Policies that change while gateways and regions run: a hub with the tables of the test, a real gateway, and a real
+//! ingress.
 
 mod age;
 mod edge;

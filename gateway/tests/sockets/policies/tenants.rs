@@ -1,4 +1,5 @@
-//! An edge without tenants of its own lets in whom the table names, from one table to the next, and without a hub from its disk.
+//! A gateway without a tenants file accepts the tenants of the table, from one table to the next, and from its disk
+//! without a hub.
 
 use super::edge::{PATIENCE, PLACE, served};
 use crate::address::free_address;
@@ -11,11 +12,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// The SHA-256 of `acme-old` and `acme-new`.
+/// SHA-256 of `acme-old` and `acme-new`.
 const OLD: &str = "48bd6392ce02329046a218ab6e718a0e1a245627e202f47d063f6a66c566367b";
 const NEW: &str = "6bba026a70f2c1131acaa1243400982036ab6341918452ac3f8c77d6fd1ca868";
 
-/// A table with one tenant, or with none at all.
+/// Returns a table with one tenant, or none.
 fn table(number: u64, tenant: Option<Value>) -> String {
     let deployment = json!({"name": "m", "task": "embed", "model": "pypi://m",
                             "engine": {"kind": "cpu", "precision": "f32"}, "residency": "eu", "regions": []});
@@ -32,7 +33,7 @@ fn acme(key: &str, deployments: Value, residency: Value) -> Option<Value> {
                 "weight": 1, "limits": {}}))
 }
 
-/// A running edge.
+/// Running gateway.
 struct Edge {
     clients: SocketAddr,
     operations: SocketAddr,
@@ -45,7 +46,7 @@ impl Edge {
     async fn start(dir: &Path, hub: SocketAddr) -> Edge {
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{PLACE}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{PLACE}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
              [timeouts]\nlame_duck = '0s'"
         );
         let config = EdgeConfig::parse(&text, dir, &BTreeMap::new());
@@ -59,7 +60,7 @@ impl Edge {
         Edge { clients: listening.await.unwrap(), operations, stop, running, client }
     }
 
-    /// What whoever has this key is told of the deployments, or with which status they are turned away.
+    /// Returns the deployments visible to this key, or the status of the rejection.
     async fn models(&self, key: &str) -> Result<Vec<String>, u16> {
         let asked = self.client.get(format!("http://{}/v1/models", self.clients)).bearer_auth(key);
         let answer = asked.send().await.unwrap();
@@ -95,7 +96,7 @@ impl Edge {
 }
 
 #[tokio::test]
-async fn an_edge_lets_in_whom_the_table_names_and_nobody_else_with_a_hub_and_without() {
+async fn a_gateway_accepts_exactly_the_tenants_of_the_table_with_and_without_a_hub() {
     let (hub, at, serving) = served(table(1, None)).await;
     let dir = tempfile::tempdir().unwrap();
     let edge = Edge::start(dir.path(), at).await;
@@ -116,7 +117,11 @@ async fn an_edge_lets_in_whom_the_table_names_and_nobody_else_with_a_hub_and_wit
 
     hub.text.send_replace(table(4, acme(NEW, Value::Null, json!("us"))));
     edge.until("its new key lets it in", async || edge.models("acme-new").await == all()).await;
-    assert_eq!(edge.models("acme-old").await, Err(401), "and the old one nobody, from the same table on");
+    assert_eq!(
+        edge.models("acme-old").await,
+        Err(401),
+        "and the old key is rejected, from the same table on"
+    );
     let asked = edge.client.post(format!("http://{}/v1/embeddings", edge.clients)).bearer_auth("acme-new");
     let answer = asked.body(json!({"model": "m", "input": "x"}).to_string()).send().await.unwrap();
     assert_eq!(answer.headers()["x-meridian-error"], "region_not_permitted", "eu and us at once is nowhere");

@@ -1,9 +1,9 @@
-//! One request with very many inputs, over three regions that answer as replicas do: one right answer, whatever becomes
-//! of them.
+//! One request with very many inputs, split over three regions that respond like replicas: one correct response, for
+//! any failure.
 
+mod rejected;
 mod replica;
 mod scene;
-mod turned_away;
 
 use gateway_core::scatter::{INPUTS_MAX, REPLICA_INPUTS_MAX};
 use scene::{AMERICA, EUROPE, JAPAN, Scene, Script, WIDTH};
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// So many different texts.
+/// Returns `count` different texts.
 fn texts(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("text number {number}, with \"quotes\", [brackets] and a \\")).collect()
 }
 
-/// What one replica without limits would answer.
+/// Returns the response of one replica without limits.
 fn whole(path: &str, body: &Value) -> Value {
     let answer = replica::answer(path, body.to_string().as_bytes(), usize::MAX, WIDTH);
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
@@ -27,14 +27,14 @@ fn embeddings(inputs: usize) -> Value {
     json!({"model": "anywhere", "input": texts(inputs)})
 }
 
-// The limits of the core, which does not know the replica, are the replica's.
+// The limits in the core, which does not depend on the replica crate, equal the replica's.
 const _: () = assert!(REPLICA_INPUTS_MAX == replica_core::limits::MAX_INPUTS);
 const _: () =
     assert!(4 * gateway_core::scatter::cut::PIECE_TOKENS_MAX <= replica_core::limits::MAX_REQUEST_TOKENS);
 
 /// Invariant 3, Order and identity.
 #[tokio::test]
-async fn every_dialect_is_answered_as_by_one_replica() {
+async fn every_dialect_gets_the_response_of_one_replica() {
     let scene = Scene::healthy().await;
     let texts = texts(3_000);
     let documents: Vec<Value> = texts
@@ -93,11 +93,11 @@ async fn every_dialect_is_answered_as_by_one_replica() {
 }
 
 #[tokio::test]
-async fn what_is_small_goes_whole() {
+async fn small_requests_are_not_split() {
     let scene = Scene::healthy().await;
     let answer = scene.ask("/v1/embeddings", &embeddings(255), &[]).await;
     assert_eq!((answer.status, scene.requests()), (200, [1, 0, 0]));
-    // Many and short: computing them takes no longer than asking.
+    // Many short inputs: computing them takes no longer than the round trip.
     let short = json!({"model": "anywhere", "input": vec!["x"; 500]});
     assert_eq!((scene.ask("/v1/embeddings", &short, &[]).await.status, scene.requests()), (200, [2, 0, 0]));
     let answer = scene.ask("/v1/embeddings", &embeddings(600), &[]).await;
@@ -106,7 +106,7 @@ async fn what_is_small_goes_whole() {
 }
 
 #[tokio::test]
-async fn a_region_that_dies_in_the_middle_costs_attempts_and_nothing_else() {
+async fn a_region_that_dies_during_the_request_causes_only_retries() {
     for victim in 0..3 {
         let mut scripts = [Script::Answers(Duration::from_millis(5)); 3];
         scripts[victim] = Script::DiesAfter(2);
@@ -121,8 +121,8 @@ async fn a_region_that_dies_in_the_middle_costs_attempts_and_nothing_else() {
     }
 }
 
-/// What it is for. Replicas that compute 5,000 inputs a second, one of them or three; what is lost to three times the
-/// speed is the way to Japan and the last pieces.
+/// The purpose of splitting. Replicas compute 5,000 inputs a second, one of them or three; the round trip to Japan and
+/// the last parts reduce the gain below three times.
 #[tokio::test]
 async fn three_regions_take_less_than_half_the_time_of_one() {
     let scene = Scene::with([Script::Computes(Duration::from_micros(200)); 3]).await;
@@ -141,7 +141,7 @@ async fn three_regions_take_less_than_half_the_time_of_one() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_a_piece_is_one_of_the_whole_and_names_its_input() {
+async fn a_rejected_part_rejects_the_request_and_names_its_input() {
     let scene = Scene::healthy().await;
     let mut inputs = texts(3_000);
     inputs[2_345] = String::new();
@@ -158,7 +158,7 @@ async fn a_refusal_of_a_piece_is_one_of_the_whole_and_names_its_input() {
 }
 
 #[tokio::test]
-async fn a_client_who_hangs_up_takes_all_pieces_along() {
+async fn a_disconnect_cancels_all_parts() {
     let scene = Scene::with([Script::Waits; 3]).await;
     {
         let body = embeddings(3_000);
@@ -171,18 +171,18 @@ async fn a_client_who_hangs_up_takes_all_pieces_along() {
         };
         tokio::select! {
             () = all_wait => {}
-            _ = &mut asked => panic!("nobody has answered"),
+            _ = &mut asked => panic!("no region has responded"),
         }
     }
     for region in scene.regions.values() {
         region.until_under_way(|under_way| under_way == 0).await;
     }
-    assert_eq!(scene.requests(), [2, 2, 2], "two for each replica, and nobody else is asked instead");
+    assert_eq!(scene.requests(), [2, 2, 2], "two for each replica, and no retry");
 }
 
-/// Four requests are computed in pieces at once. The fifth goes whole, and one that cannot waits for its turn.
+/// Four requests are split at a time. The fifth is sent unsplit, and one that must be split waits.
 #[tokio::test]
-async fn the_limit_of_requests_in_pieces_holds_at_it_and_one_past_it() {
+async fn the_limit_of_concurrent_split_requests_holds_at_it_and_one_past_it() {
     let scene = Arc::new(Scene::healthy().await);
     let pieces = scene.ask("/v1/embeddings", &embeddings(600), &[]).await;
     let pieces: u64 = pieces.header("x-meridian-attempts").parse().unwrap();
@@ -229,12 +229,12 @@ async fn the_limit_of_inputs_holds_at_it_and_one_past_it() {
     for part in ["100001", "100000", "2 requests"] {
         assert!(error["error"]["message"].as_str().unwrap().contains(part), "{error}");
     }
-    assert_eq!(scene.requests(), before, "nobody was asked");
+    assert_eq!(scene.requests(), before, "no region was used");
 }
 
-/// Invariant 1, Residency: no piece leaves the allowed set, however much room there is elsewhere and whoever dies.
+/// Invariant 1, Residency: no part leaves the allowed regions, for any capacity elsewhere and any failure.
 #[tokio::test]
-async fn no_piece_goes_where_its_request_may_not() {
+async fn no_part_is_sent_to_a_region_that_its_request_excludes() {
     let scene = Scene::healthy().await;
     let mut body = embeddings(5_000);
     body["model"] = json!("locked");
@@ -256,7 +256,7 @@ async fn no_piece_goes_where_its_request_may_not() {
 }
 
 #[tokio::test]
-async fn an_answer_in_pieces_names_a_receipt_of_each_region_that_took_part() {
+async fn the_response_of_a_split_request_has_a_receipt_of_each_region() {
     let scene = Scene::healthy().await;
     let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[]).await;
     assert_eq!(
@@ -276,7 +276,7 @@ async fn an_answer_in_pieces_names_a_receipt_of_each_region_that_took_part() {
 }
 
 #[tokio::test]
-async fn limits_are_taken_once_and_settled_by_the_sum() {
+async fn rate_limits_are_charged_once_and_settled_by_the_sum() {
     let scene = Scene::healthy().await;
     let body = embeddings(3_000);
     let answer = scene.ask_as("n", "/v1/embeddings", &body, &[]).await;
@@ -284,8 +284,7 @@ async fn limits_are_taken_once_and_settled_by_the_sum() {
     let tokens: u64 = answer.json()["usage"]["total_tokens"].as_u64().unwrap();
     assert_eq!(answer.header("x-meridian-tokens"), tokens.to_string());
     assert_eq!(answer.header("x-ratelimit-limit-requests"), "2");
-    // Two requests a second, and this was one. What it cost is settled by now, and the minute has earned next to none of
-    // it back.
+    // Two requests a second, and this was one. Its cost is settled by now, and a minute's quota has hardly refilled.
     let next = scene.ask_as("n", "/v1/embeddings", &json!({"model": "anywhere", "input": "x"}), &[]).await;
     assert_eq!(next.status, 200);
     let left: u64 = next.header("x-ratelimit-remaining-tokens").parse().unwrap();
@@ -293,7 +292,7 @@ async fn limits_are_taken_once_and_settled_by_the_sum() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_none_is_not_joined() {
+async fn an_invalid_response_is_not_merged() {
     let scene = Scene::with([Script::AnswersTooFew; 3]).await;
     let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[]).await;
     let error = answer.json();
@@ -302,18 +301,18 @@ async fn an_answer_that_is_none_is_not_joined() {
 }
 
 #[tokio::test]
-async fn a_deadline_holds_for_all_pieces() {
+async fn the_deadline_applies_to_all_parts() {
     let scene =
         Scene::with([Script::Answers(Duration::ZERO), Script::Answers(Duration::ZERO), Script::Waits]).await;
     let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "700")]).await;
     assert_eq!((answer.status, answer.header("x-meridian-error")), (504, "deadline_exceeded"));
 }
 
-/// Some 100 MB, more than is held.
+/// Some 100 MB, more than the buffer limit.
 const LARGE: usize = 3_000;
 
 #[tokio::test]
-async fn an_answer_that_is_too_large_to_hold_comes_as_it_is_computed() {
+async fn a_response_larger_than_the_buffer_is_streamed() {
     let scene = Scene::with([Script::AnswersWith(LARGE); 3]).await;
     let answer = scene.ask("/v1/embeddings", &embeddings(LARGE), &[]).await;
     assert_eq!((answer.status, answer.header("content-length")), (200, ""));
@@ -323,7 +322,7 @@ async fn an_answer_that_is_too_large_to_hold_comes_as_it_is_computed() {
         replica::answer("/v1/embeddings", embeddings(LARGE).to_string().as_bytes(), usize::MAX, LARGE);
     assert!(*body == whole.body, "byte for byte");
 
-    // Nine pieces of twelve, and then nobody is left.
+    // Nine parts of twelve, and then no region is left.
     let scene = Scene::with([Script::AnswersWithUntil(LARGE, 3); 3]).await;
     let answer = scene.ask("/v1/embeddings", &embeddings(LARGE), &[]).await;
     assert_eq!(answer.status, 200);

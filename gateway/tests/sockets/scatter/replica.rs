@@ -1,5 +1,5 @@
-//! What a replica answers, with its own readers and writers and a model that takes no time: the vector of an input hangs
-//! on its bytes alone.
+//! Responses of a replica, made with its own parsers and serializers and a model that takes no time: the vector of an
+//! input depends only on its bytes.
 
 use replica_core::input::{Input, TextOrPair};
 use replica_core::limits::ListLimit;
@@ -13,14 +13,14 @@ use replica_core::wire::tei::{self, DecodeRequest, EmbedRequest, PredictRequest,
 use replica_core::wire::tei::{SimilarityRequest, TokenizeRequest};
 use replica_core::wire::vllm::{ClassifyRequest, ResponseMetadata, ScoreRequest};
 
-/// An answer, and the tokens that it cost.
+/// Response, and its number of tokens.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
     pub(crate) tokens: u64,
 }
 
-/// Answers a request that may carry so many inputs, with vectors of `width` numbers.
+/// Responds to a request with at most `inputs_max` inputs, with vectors of `width` numbers.
 pub(crate) fn answer(path: &str, body: &[u8], inputs_max: usize, width: usize) -> Answer {
     let limit = ListLimit { count: inputs_max, key: "max_inputs" };
     match computed(path, body, limit, width) {
@@ -123,7 +123,7 @@ fn computed(path: &str, body: &[u8], limit: ListLimit, width: usize) -> Result<(
     })
 }
 
-/// A token for each byte or id.
+/// Counts a token for each byte or id.
 fn tokens(input: &Input) -> u64 {
     let tokens: usize = match input {
         Input::Texts(texts) => texts.iter().map(String::len).sum(),
@@ -146,7 +146,7 @@ fn vectors(input: &Input, width: usize) -> Vec<f32> {
     }
 }
 
-/// Numbers from 0 to 1 that hang on the bytes (FNV-1a).
+/// Numbers from 0 to 1 derived from the bytes (FNV-1a).
 fn vector(bytes: &[u8], width: usize) -> Vec<f32> {
     let mut hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,6 +1,6 @@
-//! An edge between a scripted hub and three regions that answer as replicas do, until they are told otherwise.
+//! A gateway between a scripted hub and three regions that respond like replicas, or as scripted.
 //!
-//! The regions speak raw HTTP, so that they can die in the middle of anything.
+//! The regions speak raw HTTP, so that they can fail at any point.
 
 use super::replica;
 use crate::address::free_address;
@@ -23,33 +23,33 @@ pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
 const REGIONS: [&str; 3] = [AMERICA, EUROPE, JAPAN];
 
-/// Numbers of a vector, where nothing else is said.
+/// Default length of a vector.
 pub(crate) const WIDTH: usize = 8;
-/// Tokens a second that each region says it computes: such that none of the tests' pieces is too small for the way to
+/// Tokens a second that each region reports: high enough that no part of the tests is too small for the round trip to
 /// Japan.
 const SPEED: f64 = 5_000.0;
 
 const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'narrow'\nkey_file = 'narrow'\n\
                        limits = { requests_per_second = 2, tokens_per_minute = 1000000 }\n";
 
-/// What a region does with a request.
+/// Behaviour of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
-    /// Answers, after this time.
+    /// Responds after this time.
     Answers(Duration),
-    /// Computes one request after the other, for this time an input.
+    /// Computes one request after another, for this time per input.
     Computes(Duration),
-    /// Answers so many requests and dies in the middle of the next answer.
+    /// Responds to this number of requests and dies within the next response.
     DiesAfter(u64),
-    /// Waits until nobody waits for it any longer.
+    /// Waits until the request is cancelled.
     Waits,
-    /// Turns so many requests away, to come back after this time, and answers the others.
+    /// Rejects this number of requests with this retry-after, and responds to the others.
     TurnsAway(u64, Duration),
-    /// Answers with one row too few.
+    /// Responds with one row too few.
     AnswersTooFew,
-    /// Answers with vectors of so many numbers.
+    /// Responds with vectors of this length.
     AnswersWith(usize),
-    /// As that, so many times, and dies.
+    /// Does so this number of times, and dies.
     AnswersWithUntil(usize, u64),
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Region {
     requests: AtomicU64,
     under_way: watch::Sender<u64>,
     dead: watch::Sender<bool>,
-    /// Whoever computes has it.
+    /// Held while computing.
     engine: tokio::sync::Mutex<()>,
 }
 
@@ -79,7 +79,7 @@ impl Region {
         tokio::spawn(async move {
             let mut dead = shared.dead.subscribe();
             let mut connections = JoinSet::new();
-            // When it dies, the socket and all connections go with this.
+            // When the region dies, the socket and all connections are dropped here.
             loop {
                 tokio::select! {
                     accepted = socket.accept() => {
@@ -121,7 +121,7 @@ impl Region {
             Script::AnswersWith(width) | Script::AnswersWithUntil(width, _) => width,
             _ => WIDTH,
         };
-        // The limit of a real replica, which no piece may pass.
+        // Limit of a real replica, which no part may exceed.
         let mut answer = replica::answer(path, body, replica_core::limits::MAX_INPUTS, width);
         match script {
             Script::Answers(time) => tokio::time::sleep(time).await,
@@ -179,22 +179,22 @@ impl Region {
         serde_json::to_vec(&wire).unwrap()
     }
 
-    /// Waits until so many requests are under way here.
-    pub(crate) async fn until_under_way(&self, wanted: impl Fn(u64) -> bool) {
-        self.under_way.subscribe().wait_for(|under_way| wanted(*under_way)).await.unwrap();
+    /// Waits for a number of requests in flight.
+    pub(crate) async fn until_under_way(&self, holds: impl Fn(u64) -> bool) {
+        self.under_way.subscribe().wait_for(|under_way| holds(*under_way)).await.unwrap();
     }
 
-    /// Does this from now on.
+    /// Changes the script.
     pub(crate) fn follow(&self, script: Script) {
         self.script.send_replace(script);
     }
 
-    /// Requests that are under way here.
+    /// Returns the number of requests in flight.
     pub(crate) fn under_way(&self) -> u64 {
         *self.under_way.borrow()
     }
 
-    /// Asked so many times.
+    /// Returns the number of requests.
     pub(crate) fn requests(&self) -> u64 {
         self.requests.load(Ordering::SeqCst)
     }
@@ -220,7 +220,7 @@ async fn write(stream: &mut BufReader<TcpStream>, status: u16, headers: &str, bo
     stream.flush().await.ok()
 }
 
-/// An edge with three regions behind it.
+/// Gateway with three regions.
 pub(crate) struct Scene {
     pub(crate) url: String,
     operations: String,
@@ -231,12 +231,12 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// All three answer in no time.
+    /// Starts the scene with three regions that respond immediately.
     pub(crate) async fn healthy() -> Scene {
         Scene::with([Script::Answers(Duration::from_millis(5)); 3]).await
     }
 
-    /// America, Europe and Japan.
+    /// Scripts of America, Europe and Japan.
     pub(crate) async fn with(scripts: [Script; 3]) -> Scene {
         let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
         for (id, script) in REGIONS.into_iter().zip(scripts) {
@@ -255,7 +255,7 @@ impl Scene {
         std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{AMERICA}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'\n[receipts]\ndir = 'receipts'\nkey_file = 'receipts-key'"
         );
         let config =
@@ -266,7 +266,7 @@ impl Scene {
         let (ready, address) = tokio::sync::oneshot::channel();
         let shutdown = async { drop(stopped.await) };
         tokio::spawn(gateway::edge::run(config, shutdown, |address| {
-            ready.send(address).expect("somebody waits")
+            ready.send(address).expect("the test waits for the address")
         }));
         let url = format!("http://{}", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
@@ -290,7 +290,7 @@ impl Scene {
         }
     }
 
-    /// Asks as the tenant that may do everything.
+    /// Sends a request as the unlimited tenant.
     pub(crate) async fn ask(&self, path: &str, body: &Value, headers: &[(&str, &str)]) -> Answer {
         self.ask_as("k", path, body, headers).await
     }
@@ -312,7 +312,7 @@ impl Scene {
         Answer { status, headers, body: answer.bytes().await.map_err(drop).map(|body| body.to_vec()) }
     }
 
-    /// Where the receipts with this identifier say that a request was sent, once they are on disk.
+    /// Returns the regions to which a request was sent by its receipts, once they are on disk.
     pub(crate) async fn sent_under(&self, id: &str) -> Vec<String> {
         let begun = Instant::now();
         loop {
@@ -330,17 +330,17 @@ impl Scene {
         }
     }
 
-    /// How often each region was asked.
+    /// Returns the number of requests of each region.
     pub(crate) fn requests(&self) -> [u64; 3] {
         REGIONS.map(|id| self.regions[id].requests())
     }
 }
 
-/// What came back.
+/// Response.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     headers: reqwest::header::HeaderMap,
-    /// Nothing if it broke off.
+    /// `Err` if it was truncated.
     pub(crate) body: Result<Vec<u8>, ()>,
 }
 

@@ -1,5 +1,5 @@
-//! The plan at the edge, over real sockets: how requests are divided by weights, what stands above a weight, and what becomes
-//! of a plan that cannot be right or of a hub that is gone.
+//! Traffic plan at the gateway, over real sockets: division of requests by weights, precedence over weights, and
+//! invalid plans or a missing hub.
 
 mod residency;
 mod scene;
@@ -22,7 +22,7 @@ async fn requests_are_divided_by_the_weights_and_explained_by_them() {
     // Seven tenths of 400 are 280, give or take 9.2.
     let far = edge.far_of(400, "m").await;
     assert!((235..=325).contains(&far), "{far} of 400");
-    // Without a row the nearest is asked.
+    // Without a row the nearest region is used.
     assert_eq!(edge.far_of(20, "m-us").await, 0);
 
     let region = edge.asks("m", &[("x-request-id", "one")]).await;
@@ -39,7 +39,7 @@ async fn requests_are_divided_by_the_weights_and_explained_by_them() {
 }
 
 #[tokio::test]
-async fn what_a_plan_sends_away_of_a_backfill_and_lookups_is_the_backfill() {
+async fn a_plan_moves_bulk_before_interactive_requests() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 500), (NEAR, 500)])]));
@@ -62,14 +62,14 @@ async fn what_a_plan_sends_away_of_a_backfill_and_lookups_is_the_backfill() {
             *far += u32::from(region == FAR);
         }
     }
-    // Half of what is asked are lookups, give or take what a second's count is off.
+    // Half of the requests are interactive, within the accuracy of a second's count.
     let [lookups, bulk] = far;
     assert!(lookups <= 30 && bulk >= 170, "{lookups} lookups and {bulk} of the backfill of 200 each");
 }
 
-/// Invariant 1, Residency: whatever a plan says.
+/// Invariant 1, Residency: for every plan.
 #[tokio::test]
-async fn a_weight_sends_nothing_where_the_policy_forbids_it_or_where_nobody_answers() {
+async fn a_weight_sends_no_request_to_an_excluded_or_failed_region() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 1000)]), row("m-us", json!("us"), &[(FAR, 1000)])]));
@@ -81,9 +81,9 @@ async fn a_weight_sends_nothing_where_the_policy_forbids_it_or_where_nobody_answ
         assert_eq!(edge.asks("m", &[("x-meridian-residency", "us")]).await, NEAR);
     }
 
-    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let regions = [region(NEAR).await, nobody.local_addr().unwrap()];
-    drop(nobody);
+    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let regions = [region(NEAR).await, closed.local_addr().unwrap()];
+    drop(closed);
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, regions, &[])).await;
     hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 1000)])]));
@@ -94,7 +94,7 @@ async fn a_weight_sends_nothing_where_the_policy_forbids_it_or_where_nobody_answ
 
 /// Invariant 5, Monotone plans.
 #[tokio::test]
-async fn a_plan_that_is_not_newer_or_cannot_be_read_is_refused_and_counted_and_the_last_one_stays() {
+async fn an_older_or_invalid_plan_is_rejected_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     let to = |region: &str| row("m", Value::Null, &[(region, 1000)]);
@@ -118,20 +118,20 @@ async fn a_plan_that_is_not_newer_or_cannot_be_read_is_refused_and_counted_and_t
 
 /// Invariant 4, Static stability.
 #[tokio::test]
-async fn a_gateway_that_starts_without_its_hub_goes_by_the_plan_on_its_disk() {
+async fn a_gateway_that_starts_without_its_hub_uses_the_plan_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     hub.says(plan(3, &[row("m", Value::Null, &[(FAR, 1000)])]));
     let edge = Edge::start(dir.path(), at).await;
     edge.until_planned("1.3", 2).await;
     drop(edge);
-    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let edge = Edge::start(dir.path(), nobody).await;
+    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let edge = Edge::start(dir.path(), closed).await;
     edge.until_planned("1.3", 2).await;
     assert_eq!(edge.far_of(20, "m").await, 20);
 
     std::fs::write(dir.path().join("routes.plan"), "torn").unwrap();
-    let edge = Edge::start(dir.path(), nobody).await;
+    let edge = Edge::start(dir.path(), closed).await;
     edge.until("it serves without a plan", |routes| {
         let well = |region: &&Value| region["health"] == "healthy";
         routes["regions"].as_array().into_iter().flatten().filter(well).count() == 2
@@ -141,7 +141,7 @@ async fn a_gateway_that_starts_without_its_hub_goes_by_the_plan_on_its_disk() {
 }
 
 #[tokio::test]
-async fn a_region_that_is_drained_has_what_may_go_nowhere_else_and_what_the_plan_still_gives_it() {
+async fn a_draining_region_keeps_locked_requests_and_its_share_of_the_plan() {
     let dir = tempfile::tempdir().unwrap();
     let regions = two_regions().await;
     let (hub, at) = Hub::start(table(1, regions, &[NEAR])).await;
@@ -158,7 +158,7 @@ async fn a_region_that_is_drained_has_what_may_go_nowhere_else_and_what_the_plan
     assert_eq!(edge.far_of(20, "m").await, 20, "the nearest of those that stay");
     assert_eq!(edge.far_of(20, "m-us").await, 0, "it may go nowhere else");
 
-    // It leaves at the pace of the plan.
+    // It drains at the pace of the plan.
     hub.says(plan(1, &[row("m", Value::Null, &[(NEAR, 900), (FAR, 100)])]));
     edge.until_planned("1.1", 2).await;
     let far = edge.far_of(100, "m").await;
@@ -173,7 +173,7 @@ async fn a_region_that_is_drained_has_what_may_go_nowhere_else_and_what_the_plan
 }
 
 #[tokio::test]
-async fn the_hub_is_told_what_is_asked_for_by_class_and_origin() {
+async fn demand_is_reported_to_the_hub_by_class_and_origin() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     let edge = Edge::start(dir.path(), at).await;
@@ -188,14 +188,14 @@ async fn the_hub_is_told_what_is_asked_for_by_class_and_origin() {
         edge.asks("m-us", &[]).await;
     }
     hub.until_heard().await;
-    let told = hub.demand.lock().unwrap().clone().unwrap();
-    assert_eq!(told.gateway, NEAR);
-    let classes: Vec<_> = told
+    let reported = hub.demand.lock().unwrap().clone().unwrap();
+    assert_eq!(reported.gateway, NEAR);
+    let classes: Vec<_> = reported
         .classes
         .iter()
         .map(|class| (class.deployment.as_str(), class.residency.as_deref(), class.origin.as_str()))
         .collect();
     assert_eq!(classes, [("m", None, NEAR), ("m", Some("eu"), NEAR), ("m-us", Some("us"), NEAR)]);
-    assert!(told.classes.iter().all(|class| class.tokens_per_second > 0), "{told:?}");
+    assert!(reported.classes.iter().all(|class| class.tokens_per_second > 0), "{reported:?}");
     assert_eq!(edge.scraped("meridian_gateway_demand_missed_total").await, 0);
 }

@@ -1,15 +1,15 @@
-//! The longest residency that a request may ask for: what is read is also reported to the hub, and read there.
+//! Maximum length of a requested residency: an accepted one is also reported to the hub, and parsed there.
 
 use super::scene::{Edge, Hub, NEAR, table};
 use super::two_regions;
 use regions::Catalogue;
 use regions::residency::{MAX_POLICY_LEN, ResidencyPolicy};
 
-/// What the canonical form of a policy grows by when the deployment's own condition `us` is joined to it: `us & `.
+/// Growth of the canonical form of a policy when the deployment's own condition `us` is added: `us & `.
 const JOINED_BYTES: usize = 5;
 
-/// The conditions of a policy that fits into [`MAX_POLICY_LEN`] in canonical form, but not with [`JOINED_BYTES`] more. Each of
-/// them permits the near region.
+/// Returns the conditions of a policy that fits into [`MAX_POLICY_LEN`] in canonical form, but not with
+/// [`JOINED_BYTES`] more. Each of them allows the near region.
 fn conditions() -> Vec<String> {
     let catalogue = Catalogue::builtin();
     let ids: Vec<_> = catalogue.iter().map(|(_, region)| region.id.to_string()).collect();
@@ -26,13 +26,13 @@ fn conditions() -> Vec<String> {
     found.expect("the names of regions differ in length").to_vec()
 }
 
-/// Between conditions the canonical form has ` & `.
+/// Counts the extra bytes of the canonical form, which separates conditions by ` & `.
 fn canonical_extra(conditions: &[String]) -> usize {
     3 * (conditions.len() - 1)
 }
 
 #[tokio::test]
-async fn a_residency_is_as_long_as_what_is_written_back_of_it_and_the_hub_is_still_told_afterwards() {
+async fn a_residency_is_limited_by_its_canonical_form_and_demand_is_still_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     let edge = Edge::start(dir.path(), at).await;
@@ -58,9 +58,9 @@ async fn a_residency_is_as_long_as_what_is_written_back_of_it_and_the_hub_is_sti
     assert_eq!(ask("m-us", &conditions.join("&")).await, NEAR);
 
     hub.until_heard().await;
-    let told = hub.demand.lock().unwrap().clone().unwrap();
+    let reported = hub.demand.lock().unwrap().clone().unwrap();
     let canonical = fits.parse::<ResidencyPolicy>().unwrap().to_string();
-    let of_m: Vec<_> = told.classes.iter().filter(|class| class.deployment == "m").collect();
+    let of_m: Vec<_> = reported.classes.iter().filter(|class| class.deployment == "m").collect();
     assert_eq!(of_m.len(), 1, "one class for each set of regions: {of_m:?}");
     assert_eq!(of_m[0].residency.as_deref(), Some(&*canonical));
     assert_eq!(edge.asks("m", &[]).await, NEAR);

@@ -1,4 +1,4 @@
-//! An edge between two regions, and a hub whose table and plan are what a test says.
+//! A gateway between two regions, and a hub with the table and plan of the test.
 
 use crate::address::free_address;
 use axum::body::Bytes;
@@ -21,34 +21,34 @@ use tokio::sync::{oneshot, watch};
 
 pub(crate) const NEAR: &str = "aws/us-east-1";
 pub(crate) const FAR: &str = "aws/eu-central-1";
-/// How far away that is. Of two that are as near as each other the one that is said to be slow is passed over, and on a busy
-/// machine either is now and then.
+/// Round-trip time of the far region. Of two equally near regions a slow one is skipped, and on a busy machine either
+/// is slow now and then.
 const AWAY: Duration = Duration::from_millis(60);
-/// How long anything that is waited for may take before a test gives up.
+/// Longer than any expected step takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the hub says, and what it was told last.
+/// State of the hub, and its last report of demand.
 pub(crate) struct Hub {
     pub(crate) table: watch::Sender<Value>,
-    /// The answer to a gateway's demand: nothing is 204.
+    /// Response to a gateway's demand report; `None` is 204.
     pub(crate) plan: Mutex<Option<Value>>,
     pub(crate) demand: Mutex<Option<DemandV1>>,
     pub(crate) asked: watch::Sender<u64>,
 }
 
-/// How one class is divided.
+/// Returns the plan row of one class.
 pub(crate) fn row(deployment: &str, residency: Value, shares: &[(&str, u16)]) -> Value {
     let share = |(region, permille): &(&str, u16)| json!({"region": region, "permille": permille, "reason": "nearer_full"});
     json!({"deployment": deployment, "residency": residency, "origin": NEAR,
            "shares": shares.iter().map(share).collect::<Vec<_>>()})
 }
 
-/// The rows of the gateway at the near region.
+/// Returns the plan of the gateway in the near region.
 pub(crate) fn plan(generation: u64, rows: &[Value]) -> Value {
     json!({"version": 1, "epoch": 1, "generation": generation, "gateway": NEAR, "rows": rows})
 }
 
-/// A table in which these regions drain.
+/// Returns a table in which these regions drain.
 pub(crate) fn table(generation: u64, regions: [SocketAddr; 2], draining: &[&str]) -> Value {
     let at = |id: &str, at: SocketAddr| json!({"id": id, "endpoint": at.to_string(), "deployments": ["m", "m-us"], "draining": draining.contains(&id)});
     let deployment = |name: &str, residency: Value| {
@@ -66,7 +66,7 @@ async fn serve(router: axum::Router) -> SocketAddr {
     address
 }
 
-/// A region that is well, has nothing to do, and answers at once.
+/// Starts a healthy, idle region that responds at once.
 pub(crate) async fn region(id: &'static str) -> SocketAddr {
     let report = move |body: Bytes| async move {
         let question: ExchangeRequestV1 = serde_json::from_slice(&body).unwrap();
@@ -114,12 +114,12 @@ impl Hub {
         plan.map_or(StatusCode::NO_CONTENT.into_response(), |plan| axum::Json(plan).into_response())
     }
 
-    /// Says this from now on.
+    /// Sets the plan.
     pub(crate) fn says(&self, plan: Value) {
         *self.plan.lock().unwrap() = Some(plan);
     }
 
-    /// Until the gateway has asked twice more: then it has heard the answer to the first.
+    /// Waits for two more reports of the gateway: then it has received the plan.
     pub(crate) async fn until_heard(&self) {
         let now = *self.asked.borrow();
         let heard = self.asked.subscribe().wait_for(|asked| *asked >= now + 2).await.map(drop);
@@ -127,7 +127,7 @@ impl Hub {
     }
 }
 
-/// An edge beside the near region.
+/// Gateway in the near region.
 pub(crate) struct Edge {
     url: String,
     operations: SocketAddr,
@@ -136,14 +136,14 @@ pub(crate) struct Edge {
 }
 
 impl Edge {
-    /// One that keeps its snapshots in `dir`.
+    /// Starts a gateway that keeps its snapshots in `dir`.
     pub(crate) async fn start(dir: &Path, hub: SocketAddr) -> Edge {
         std::fs::write(dir.join("tenants.toml"), "[[tenant]]\nname = 't'\nkey_env = 'KEY'\n").unwrap();
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{NEAR}'\nhub = 'http://{hub}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{NEAR}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'\n\
-             # Whoever answers late on a busy machine is asked all the same: it is counted who is asked first.\n\
+             # Slow regions are not retried on a busy machine: the first region of a request is counted.\n\
              hedge = false"
         );
         let environment = BTreeMap::from([("KEY".to_owned(), "KEY".to_owned())]);
@@ -160,7 +160,7 @@ impl Edge {
         Edge { url, operations, client, _stop: stop }
     }
 
-    /// Which region answers, or the error's code.
+    /// Returns the region that responds, or the error code.
     pub(crate) async fn asks(&self, model: &str, headers: &[(&str, &str)]) -> String {
         let body = json!({"model": model, "input": "a question of a few words"}).to_string();
         let mut request = self.client.post(&self.url).bearer_auth("KEY").body(body);
@@ -172,7 +172,7 @@ impl Edge {
         header("x-meridian-region").or_else(|| header("x-meridian-error")).unwrap_or_default()
     }
 
-    /// How many of so many go to the far region.
+    /// Returns the number of `count` requests that are sent to the far region.
     pub(crate) async fn far_of(&self, count: u32, model: &str) -> u32 {
         let mut far = 0;
         for _ in 0..count {
@@ -183,7 +183,7 @@ impl Edge {
         far
     }
 
-    /// What operators are told at a path.
+    /// Returns the response of the operations port at a path.
     pub(crate) async fn operators(&self, path: &str) -> Value {
         let url = format!("http://{}{path}", self.operations);
         self.client.get(url).send().await.unwrap().json().await.unwrap()
@@ -208,7 +208,7 @@ impl Edge {
         }
     }
 
-    /// Until it has this plan and sees so many regions healthy.
+    /// Waits until it has this plan and sees this number of healthy regions.
     pub(crate) async fn until_planned(&self, plan: &str, healthy: usize) {
         let well = |routes: &Value| {
             let regions = routes["regions"].as_array().into_iter().flatten();

@@ -1,6 +1,6 @@
-//! Bare Pingora: a proxy that passes on what comes and does nothing else, as its quick start shows it.
+//! Bare Pingora: a proxy that only forwards, as in its quick start.
 //!
-//! `bare-pingora LISTEN UPSTREAM`. One thread, the allocator of the C library, connections to the upstream kept.
+//! `bare-pingora LISTEN UPSTREAM`. One thread, the allocator of the C library, keep-alive connections to the upstream.
 
 use async_trait::async_trait;
 use pingora::prelude::*;

@@ -1,18 +1,19 @@
-//! Who asks: a closed loop, a fixed rate, or connections that do nothing.
+//! Load generator: a closed loop, a fixed rate, or idle connections.
 //!
 //! ```text
-//! load closed ADDRESS CALLERS SECONDS WARM_UP [HEADER…]         each asks again as soon as he has his answer
-//! load rate   ADDRESS CALLERS SECONDS WARM_UP RATE [HEADER…]    so many requests a second, whatever the answers do
-//! load idle   ADDRESS CONNECTIONS [HEADER…]                     each has asked once; held until stdin ends
-//! load drain  ADDRESS CALLERS SECONDS [HEADER…]                 each goes when he is told to, or nobody answers the door
+//! load closed ADDRESS CALLERS SECONDS WARM_UP [HEADER…]         each sends the next request after its response
+//! load rate   ADDRESS CALLERS SECONDS WARM_UP RATE [HEADER…]    a fixed number of requests a second, open loop
+//! load idle   ADDRESS CONNECTIONS [HEADER…]                     one request each; held until stdin ends
+//! load drain  ADDRESS CALLERS SECONDS [HEADER…]                 each stops at connection: close or a refused connect
 //! ```
 //!
 //! Prints one JSON object. A caller is a thread with a blocking socket: cheap enough for some dozens, and its clock is
-//! exact. What takes longer than [`TIMEOUT`] has failed, and so has whatever is not 2xx; the caller then connects anew.
+//! exact. A request that takes longer than [`TIMEOUT`] or whose status is not 2xx has failed; the caller then
+//! reconnects.
 //!
-//! At a fixed rate each caller has his own beat. A request is timed from when it was sent if its caller was free at its
-//! beat, and else from its beat, so that a slow answer also counts for those which waited behind it, and the sleep of
-//! this machine's timer counts for nobody.
+//! At a fixed rate each caller has its own schedule. A request is timed from when it was sent if its caller was idle at
+//! the scheduled time, and else from the scheduled time, so that a slow response also counts for the requests that
+//! waited behind it, and the timer resolution of this machine is not counted.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,11 +21,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// When a client gives up.
+/// Request timeout.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a request's body.
+/// Bytes of a request body.
 const BODY_BYTES: usize = 300;
-/// Between attempts to connect to a proxy that refuses: a client that hammers measures itself.
+/// Pause between connection attempts to a proxy that refuses: a client that retries in a tight loop measures itself.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -56,7 +57,7 @@ struct Load {
     callers: u32,
     time: Duration,
     warm_up: Duration,
-    /// Between two requests of one caller.
+    /// Interval between two requests of one caller.
     beat: Option<Duration>,
     request: Vec<u8>,
 }
@@ -94,14 +95,14 @@ fn request(address: &str, headers: &[&str]) -> Vec<u8> {
     .into_bytes()
 }
 
-/// What one caller saw.
+/// Results of one caller.
 #[derive(Default)]
 struct Seen {
     micros: Vec<u32>,
     failed: u64,
-    /// Requests of all, those of the warm-up among them.
+    /// All requests, including the warm-up.
     sent: u64,
-    /// Longest of all, failures among them.
+    /// Longest request, including failures.
     longest: Duration,
 }
 
@@ -193,7 +194,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// Asks once and returns the status.
+    /// Sends one request and returns the status.
     fn ask(&mut self, request: &[u8]) -> io::Result<u16> {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
@@ -216,7 +217,7 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Reads one answer; its status, and whether the connection can be used again.
+/// Reads one response; returns its status, and whether the connection can be reused.
 fn read_answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u16, bool)> {
     let mut filled = 0;
     let mut ends: Option<(usize, End)> = None;
@@ -265,13 +266,13 @@ enum End {
     Chunked,
 }
 
-/// How a caller's last request before he went ended.
+/// End of the last request of a caller.
 enum Went {
-    /// The answer said that the connection closes, or it was closed behind an answer.
+    /// The response announced the close, or the connection was closed after a response.
     ToldToClose,
-    /// Nobody takes a new connection.
+    /// New connections are refused.
     Refused,
-    /// A request was sent and had no answer.
+    /// A request was sent and got no response.
     Lost,
     /// The time was over.
     Stayed,
@@ -285,7 +286,7 @@ fn drain(load: Load) {
             let load = load.clone();
             thread::Builder::new()
                 .stack_size(256 << 10)
-                .spawn(move || ask_until_told(&load, end))
+                .spawn(move || run_until_closed(&load, end))
                 .expect("a thread")
         })
         .collect();
@@ -307,12 +308,12 @@ fn drain(load: Load) {
     );
 }
 
-fn ask_until_told(load: &Load, end: Instant) -> (u64, SystemTime, Went) {
+fn run_until_closed(load: &Load, end: Instant) -> (u64, SystemTime, Went) {
     let (mut answered, mut last) = (0, UNIX_EPOCH);
     let mut buffer = vec![0; 64 << 10];
     let Ok(mut stream) = connect(load.address) else { return (answered, last, Went::Refused) };
     while Instant::now() < end {
-        // A connection that was closed while nothing was asked on it has lost nothing.
+        // A connection that was closed while idle has lost no request.
         let idle = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
         if stream.set_nonblocking(false).is_err() || matches!(idle, Ok(0)) {
             return (answered, last, Went::ToldToClose);

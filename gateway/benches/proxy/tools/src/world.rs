@@ -1,16 +1,16 @@
-//! What stands behind the proxies: answers every request with the same 8 KB after the same time, at next to no cost.
+//! Upstreams of the proxies: responds to every request with the same 8 KB after the same time, at almost no cost.
 //!
 //! ```text
 //! world upstream LISTEN DELAY_MS [REGION [stale | stalls PERMILLE MS]]   a replica and, for Meridian, a region's ingress
 //! world hub LISTEN REGION=ADDRESS…                                       the route table of these regions, once
 //! ```
 //!
-//! One thread a connection and one write an answer: with a few dozen connections nothing is cheaper, and a thread may
-//! sleep to the microsecond, which a timer wheel may not. An upstream answers `/v1/embeddings` with an embedding that
-//! every peer's parser takes, and what a gateway asks to find out how it is (reports, status, health) in its own words.
-//! One that is `stale` closes a connection without an answer when a second embedding is asked for on it: the race of a
-//! kept connection, on purpose. One that stalls needs so much longer for so many of a thousand embeddings, drawn by a
-//! generator that always begins with the same seed.
+//! One thread a connection and one write a response: with a few dozen connections this is the cheapest, and a thread
+//! may sleep with microsecond precision, which a timer wheel may not. An upstream responds to `/v1/embeddings` with an
+//! embedding that every peer's parser accepts, and to status requests of each gateway (reports, status, health) in its
+//! format. One that is `stale` closes a connection without a response when a second embedding is requested on it: the
+//! keep-alive race, on purpose. One that stalls delays PERMILLE of a thousand embeddings by MS, drawn by a generator
+//! that always starts with the same seed.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Bytes of an answer's body.
+/// Bytes of a response body.
 const ANSWER_BYTES: usize = 8_192;
-/// The deployment, by the name that the load asks for.
+/// Name of the deployment that the load requests.
 const MODEL: &str = "bench";
-/// How long a hub holds a question to which it has nothing new to say.
+/// Long-poll timeout of the hub.
 const HELD: Duration = Duration::from_secs(15);
-/// The largest request.
+/// Maximum size of a request.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 
 fn main() -> io::Result<()> {
@@ -65,12 +65,12 @@ fn serve(
         let (stream, _) = socket.accept()?;
         stream.set_nodelay(true)?;
         let each = each.clone();
-        // A connection that breaks is the proxy's affair.
+        // A broken connection is handled by the proxy.
         thread::Builder::new().stack_size(128 << 10).spawn(move || each(stream).ok())?;
     }
 }
 
-/// What comes on top of the delay, now and then.
+/// Extra delay of some responses.
 #[derive(Default)]
 struct Stalls {
     permille: u64,
@@ -85,7 +85,7 @@ impl Stalls {
         Ok(Stalls { permille, lasts: Duration::from_millis(ms), drawn: AtomicU64::new(0) })
     }
 
-    /// SplitMix64 of how many were drawn before.
+    /// Draws the next delay with SplitMix64 of the number of draws.
     fn next(&self) -> Duration {
         let number = self.drawn.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let mut bits = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -95,7 +95,7 @@ impl Stalls {
     }
 }
 
-/// A request: its head in lower case, its body, and all that was read.
+/// Request: its head in lower case, its body, and all bytes read.
 struct Request<'a> {
     head: &'a str,
     body: &'a [u8],
@@ -107,7 +107,7 @@ impl Request<'_> {
     }
 }
 
-/// Reads one request into `buffer`; `None` when the other side has closed.
+/// Reads one request into `buffer`; `None` when the peer has closed.
 fn read<'a>(stream: &mut TcpStream, buffer: &'a mut Vec<u8>) -> io::Result<Option<Request<'a>>> {
     buffer.clear();
     let mut chunk = [0; 16 << 10];
@@ -205,7 +205,7 @@ fn write_json(stream: &mut TcpStream, body: &str) -> io::Result<()> {
     stream.write_all((head + body).as_bytes())
 }
 
-/// An embedding of as many numbers as make up the size, with the headers of a replica.
+/// Returns an embedding of the response size, with the headers of a replica.
 fn answer() -> Vec<u8> {
     let mut vector = String::new();
     let body = |vector: &str| {
@@ -235,13 +235,13 @@ fn report(region: &str, sequence: u64) -> String {
     )
 }
 
-/// What a replica says of itself.
+/// Status of a replica.
 const STATUS: &str = "{\"version\":1,\"names\":[\"bench\"],\"model\":\"bench\",\"state\":\"ready\",\"pending_tokens\":0,\
                       \"pending_inputs\":0,\"requests_total\":0,\"tokens_per_second\":0.0}";
 const MODELS: &str = "{\"object\":\"list\",\"data\":[{\"id\":\"bench\",\"object\":\"model\",\"created\":0,\
                       \"owned_by\":\"bench\"}]}";
 
-/// One deployment, locked to two jurisdictions so that the residency policy has something to say.
+/// Returns a table with one deployment, locked to two jurisdictions so that residency is evaluated.
 fn table(regions: &[&str]) -> String {
     let rows: Vec<String> = regions
         .iter()

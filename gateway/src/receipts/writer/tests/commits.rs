@@ -1,61 +1,63 @@
-//! Receipts that are durable before their requests are forwarded, and disks that do not take them.
+//! Write-ahead receipts, and disks that fail.
 
 use super::*;
-use crate::receipts::before::Sending;
-use crate::receipts::{NoReceipt, Recorder};
+use crate::receipts::write_ahead::Sending;
+use crate::receipts::{CommitFailed, Recorder};
 use gateway_core::outcome::Failure;
 use tokio::sync::oneshot;
 
-/// An attempt that is about to be made, and what becomes of it when it is over.
+/// Attempt with its write-ahead message, and its record when it has ended.
 struct Awaited {
-    told: Told,
-    answered: oneshot::Receiver<bool>,
-    finished: Arc<Finished>,
+    message: WriterMessage,
+    durable: oneshot::Receiver<bool>,
+    finished: Arc<FinishedRequest>,
 }
 
 impl Scene {
-    fn awaited(&self, request: &str, end: End) -> Awaited {
-        let Told::Sent(finished) = self.told(request, 1, "eu") else { panic!("it is of a gateway") };
-        let Finished { id, at_ms, tls_ended_here, tenant, trail, understood, .. } = &*finished;
+    fn write_ahead(&self, request: &str, end: End) -> Awaited {
+        let WriterMessage::Finished(finished) = self.finished(request, 1, "eu") else {
+            panic!("a request of a gateway")
+        };
+        let FinishedRequest { id, at_ms, tls_ended_here, tenant, trail, resolved, .. } = &*finished;
         let attempt = trail.attempts().next().unwrap().clone();
-        let understood = understood.as_ref().unwrap();
+        let resolved = resolved.as_ref().unwrap();
         let sending = Sending {
             number: attempt.key,
             request: id.clone(),
             attempt: 1,
             tenant: tenant.clone().unwrap(),
-            deployment: understood.deployment.clone(),
-            policy: understood.policy.clone(),
+            deployment: resolved.deployment.clone(),
+            policy: resolved.policy.clone(),
             tls_ended_here: *tls_ended_here,
             region: attempt.region,
             at_ms: *at_ms,
             cause: attempt.cause,
         };
-        let (answer, answered) = oneshot::channel();
-        let told = Told::Before(Box::new(Before::Sending(sending)), answer);
+        let (reply, durable) = oneshot::channel();
+        let message = WriterMessage::WriteAhead(Box::new(WriteAhead::Sending(sending)), reply);
         let mut trail = Trail::default();
-        let on_trail = trail.began(attempt.region, attempt.cause, attempt.key, attempt.began);
-        trail.ended(on_trail, end, attempt.began);
-        let finished = Arc::new(Finished {
+        let index = trail.began(attempt.region, attempt.cause, attempt.key, attempt.began);
+        trail.ended(index, end, attempt.began);
+        let finished = Arc::new(FinishedRequest {
             id: id.clone(),
             trail,
             tenant: tenant.clone(),
-            understood: Some(Understood {
-                deployment: understood.deployment.clone(),
-                cost: understood.cost,
-                policy: understood.policy.clone(),
+            resolved: Some(ResolvedRequest {
+                deployment: resolved.deployment.clone(),
+                cost: resolved.cost,
+                policy: resolved.policy.clone(),
             }),
             arrived: finished.arrived,
             at_ms: *at_ms,
             tls_ended_here: *tls_ended_here,
-            asked: finished.asked,
-            ending: finished.ending,
-            answered: None,
+            endpoint: finished.endpoint,
+            outcome: finished.outcome,
+            served_by: None,
             tokens: None,
             total: finished.total,
             receipt: None,
         });
-        Awaited { told, answered, finished }
+        Awaited { message, durable, finished }
     }
 
     fn text(&self) -> String {
@@ -64,128 +66,137 @@ impl Scene {
 }
 
 #[test]
-fn who_waits_is_answered_when_it_is_on_disk_and_all_who_wait_share_one_fsync() {
+fn waiting_requests_are_notified_when_their_receipts_are_durable_and_share_one_fsync() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
     let before = scene.shared.syncs.get();
-    let mut waiting: Vec<_> =
-        (0..50).map(|number| scene.awaited(&format!("r{number}"), End::Answered { status: 200 })).collect();
-    let (mut told, mut over) = (Vec::new(), Vec::new());
-    for Awaited { told: one, answered, finished } in waiting.drain(..) {
-        told.push(one);
-        over.push((answered, finished));
+    let mut waiting: Vec<_> = (0..50)
+        .map(|number| scene.write_ahead(&format!("r{number}"), End::Answered { status: 200 }))
+        .collect();
+    let (mut messages, mut ended) = (Vec::new(), Vec::new());
+    for Awaited { message, durable, finished } in waiting.drain(..) {
+        messages.push(message);
+        ended.push((durable, finished));
     }
-    writer.write(&mut told);
+    writer.write(&mut messages);
     assert_eq!(scene.shared.syncs.get(), before + 1, "fifty requests, one fsync");
     assert_eq!(scene.text().matches("\"kind\":\"sent\"").count(), 50);
-    for (mut answered, finished) in over {
-        assert_eq!(answered.try_recv(), Ok(true));
-        told.push(Told::Sent(finished));
+    for (mut durable, finished) in ended {
+        assert_eq!(durable.try_recv(), Ok(true));
+        messages.push(WriterMessage::Finished(finished));
     }
-    writer.write(&mut told);
+    writer.write(&mut messages);
     writer.close();
     let text = scene.text();
     assert_eq!(text.matches("\"kind\":\"outcome\"").count(), 50);
-    assert_eq!(text.matches("\"kind\":\"attempt\"").count(), 0, "none is written twice");
+    assert_eq!(text.matches("\"kind\":\"attempt\"").count(), 0, "no receipt is written twice");
     scene.check(50, &[]);
     assert_eq!(scene.report().without_outcome, 0);
 }
 
 #[test]
-fn on_a_full_disk_who_waits_is_refused_and_nothing_is_missing() {
+fn on_a_full_disk_waiting_requests_are_rejected_and_no_receipt_is_missing() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
-    // It says that there is no space left, to every write.
+    // /dev/full fails every write with ENOSPC.
     let file = writer.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
     let end = End::Failed(Failure::ReceiptUnavailable);
-    let Awaited { told, mut answered, finished } = scene.awaited("a", end);
-    writer.write(&mut vec![told]);
-    assert_eq!(answered.try_recv(), Ok(false));
+    let Awaited { message, mut durable, finished } = scene.write_ahead("a", end);
+    writer.write(&mut vec![message]);
+    assert_eq!(durable.try_recv(), Ok(false));
     assert!(scene.shared.failing());
     scene.shared.reject();
-    writer.write(&mut vec![Told::Sent(finished)]);
-    assert_eq!(scene.shared.lost(Why::Disk).get(), 0, "nothing was sent, so no receipt is missing");
+    writer.write(&mut vec![WriterMessage::Finished(finished)]);
+    assert_eq!(scene.shared.lost(Why::Disk).get(), 0, "the request was not sent, so no receipt is missing");
     writer.file = file;
-    // It recovers by itself: what was rejected is told of as soon as something can be written.
+    // The writer recovers by itself: rejected requests are recorded with the next successful write.
     writer.write(&mut Vec::new());
     assert!(!scene.shared.failing());
-    let Awaited { told, mut answered, finished } = scene.awaited("b", End::Answered { status: 200 });
-    writer.write(&mut vec![told]);
-    assert_eq!(answered.try_recv(), Ok(true));
-    writer.write(&mut vec![Told::Sent(finished)]);
+    let Awaited { message, mut durable, finished } = scene.write_ahead("b", End::Answered { status: 200 });
+    writer.write(&mut vec![message]);
+    assert_eq!(durable.try_recv(), Ok(true));
+    writer.write(&mut vec![WriterMessage::Finished(finished)]);
     writer.close();
     scene.check(1, &[]);
     assert_eq!((scene.report().rejected, scene.report().missing), (1, 0));
 }
 
 #[test]
-fn what_was_written_and_not_made_durable_is_no_receipt() {
+fn a_receipt_that_failed_to_sync_is_not_durable() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
-    // A pipe takes what is written, and cannot be made durable.
+    // A pipe accepts writes and cannot be synced.
     let (_reader, pipe) = io::pipe().unwrap();
     writer.file = Some(File::from(std::os::fd::OwnedFd::from(pipe)));
-    let Awaited { told, mut answered, .. } = scene.awaited("a", End::Abandoned);
-    writer.write(&mut vec![told]);
-    assert_eq!(answered.try_recv(), Ok(false));
+    let Awaited { message, mut durable, .. } = scene.write_ahead("a", End::Abandoned);
+    writer.write(&mut vec![message]);
+    assert_eq!(durable.try_recv(), Ok(false));
     assert!(scene.shared.failing());
 }
 
-/// A recorder over a folder of its own.
-fn recorder(scene: &Scene) -> (Recorder, super::super::super::Writing) {
+/// Starts a recorder over a directory of its own.
+fn recorder(scene: &Scene) -> (Recorder, super::super::super::WriterHandle) {
     let config = ReceiptsConfig { required: true, queue: 64, ..scene.config.clone() };
     let regions = scene.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
     Recorder::start(&config, Role::Edge, &"aws/us-east-1".parse().unwrap(), regions).unwrap()
 }
 
 #[tokio::test]
-async fn a_receipt_is_on_disk_when_its_request_goes_on_and_none_is_taken_after_the_end() {
+async fn a_receipt_is_on_disk_before_its_request_is_forwarded_and_none_is_accepted_after_the_end() {
     let scene = Scene::new(1 << 20);
-    let (recorder, writing) = recorder(&scene);
-    let begun = Instant::now();
+    let (recorder, writer) = recorder(&scene);
+    let started = Instant::now();
     let rounds = 20;
     for round in 0..rounds {
-        let Told::Before(before, _) = scene.awaited(&format!("r{round}"), End::Abandoned).told else {
+        let WriterMessage::WriteAhead(entry, _) =
+            scene.write_ahead(&format!("r{round}"), End::Abandoned).message
+        else {
             panic!("it waits")
         };
-        assert_eq!(recorder.commit(*before).await, Ok(()));
-        assert_eq!(scene.text().matches("\"kind\":\"sent\"").count(), round + 1, "it is there");
+        assert_eq!(recorder.commit(*entry).await, Ok(()));
+        assert_eq!(
+            scene.text().matches("\"kind\":\"sent\"").count(),
+            round + 1,
+            "the receipt is in the file"
+        );
     }
-    println!("{:?} for each of {rounds} receipts, one after the other", begun.elapsed() / rounds as u32);
-    writing.finish(Duration::from_secs(30)).await;
-    let Told::Before(before, _) = scene.awaited("late", End::Abandoned).told else { panic!("it waits") };
-    assert_eq!(recorder.commit(*before).await, Err(NoReceipt), "the chain has ended");
+    println!("{:?} for each of {rounds} receipts, one after the other", started.elapsed() / rounds as u32);
+    writer.finish(Duration::from_secs(30)).await;
+    let WriterMessage::WriteAhead(entry, _) = scene.write_ahead("late", End::Abandoned).message else {
+        panic!("it waits")
+    };
+    assert_eq!(recorder.commit(*entry).await, Err(CommitFailed), "the chain has ended");
     let report = scene.report();
     assert!(report.holds && report.chains[0].closed, "{report:#?}");
     assert_eq!(report.without_outcome, rounds as u64);
 }
 
 #[tokio::test]
-async fn requests_that_wait_at_once_share_the_fsyncs() {
+async fn concurrent_requests_share_fsyncs() {
     let scene = Arc::new(Scene::new(1 << 20));
-    let (recorder, writing) = recorder(&scene);
+    let (recorder, writer) = recorder(&scene);
     let (callers, rounds) = (64, 20);
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
     for caller in 0..callers {
         let (scene, recorder) = (scene.clone(), recorder.clone());
         tasks.spawn(async move {
             for round in 0..rounds {
-                let Told::Before(before, _) =
-                    scene.awaited(&format!("{caller}-{round}"), End::Abandoned).told
+                let WriterMessage::WriteAhead(entry, _) =
+                    scene.write_ahead(&format!("{caller}-{round}"), End::Abandoned).message
                 else {
                     panic!("it waits")
                 };
-                recorder.commit(*before).await.unwrap();
+                recorder.commit(*entry).await.unwrap();
             }
         });
     }
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
-    let took = begun.elapsed();
+    let took = started.elapsed();
     let (commits, syncs) = (callers * rounds, recorder.shared.syncs.get());
-    writing.finish(Duration::from_secs(30)).await;
+    writer.finish(Duration::from_secs(30)).await;
     println!(
         "{commits} receipts by {callers} callers in {took:?}: {:.0} a second, {syncs} fsyncs",
         commits as f64 / took.as_secs_f64()
@@ -195,17 +206,17 @@ async fn requests_that_wait_at_once_share_the_fsyncs() {
 }
 
 #[tokio::test]
-async fn a_chain_ends_when_its_owner_says_so_whoever_still_has_a_recorder() {
+async fn a_chain_closes_when_its_owner_finishes_even_if_recorders_remain() {
     let scene = Scene::new(1 << 20);
-    let (recorder, writing) = recorder(&scene);
+    let (recorder, writer) = recorder(&scene);
     let another = recorder.clone();
-    recorder.record(scene.told("a", 1, "eu"), None);
-    let begun = Instant::now();
-    writing.finish(Duration::from_secs(60)).await;
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    recorder.record(scene.finished("a", 1, "eu"), None);
+    let started = Instant::now();
+    writer.finish(Duration::from_secs(60)).await;
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     scene.check(1, &[]);
-    assert!(scene.report().chains[0].closed, "what was handed in before is there, and the end");
-    another.record(scene.told("b", 1, "eu"), None);
+    assert!(scene.report().chains[0].closed, "the earlier receipts and the closing entry are written");
+    another.record(scene.finished("b", 1, "eu"), None);
     drop((recorder, another));
     scene.check(1, &[]);
 }

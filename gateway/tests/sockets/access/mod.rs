@@ -1,4 +1,4 @@
-//! Who is let in at the edge, how far, and what whoever is not is told: over real sockets, before a scripted region.
+//! Authentication and limits at the gateway, and its error responses: over real sockets, before a scripted region.
 
 mod scene;
 
@@ -34,7 +34,7 @@ priorities = ['interactive']
 ";
 
 #[tokio::test]
-async fn a_refusal_by_a_limit_tells_what_is_left_as_openai_does() {
+async fn a_rate_limit_rejection_has_the_headers_of_openai() {
     let scene = Scene::start(TENANTS).await;
     let body = json!({"model": "m", "input": "x"}).to_string();
     for left in ["1", "0"] {
@@ -57,9 +57,9 @@ async fn a_refusal_by_a_limit_tells_what_is_left_as_openai_does() {
     assert!((1..=500).contains(&wait_ms), "{wait_ms}");
 }
 
-/// The client declares a body and sends none of it: who answers has not read it.
+/// The client declares a body and sends none of it, so the response cannot depend on it.
 #[tokio::test]
-async fn what_cannot_be_paid_for_is_refused_before_its_body_is_read() {
+async fn a_request_above_the_rate_limit_is_rejected_before_its_body_is_read() {
     let scene = Scene::start(TENANTS).await;
     let check = async |length: usize, status: u16, words: &[&str]| {
         let (answered, text) = scene.head_only("LIMITED", "", length).await;
@@ -68,7 +68,7 @@ async fn what_cannot_be_paid_for_is_refused_before_its_body_is_read() {
             assert!(text.contains(word), "{word} in {text}");
         }
     };
-    // Sixteen bytes a token at the most, and a thousand tokens a minute.
+    // Sixteen bytes a token at most, and a thousand tokens a minute.
     check(16 * 1001, 400, &["too_many_tokens", "waiting does not help", "no more than 1000 tokens"]).await;
     let body = json!({"model": "m", "input": "x"}).to_string();
     for _ in 0..2 {
@@ -78,9 +78,9 @@ async fn what_cannot_be_paid_for_is_refused_before_its_body_is_read() {
     assert_eq!(scene.region.requests(), 2);
 }
 
-/// Whoever is refused is usually back soon, and keeps its connection for that.
+/// A rejected client usually retries soon, and keeps its connection for that.
 #[tokio::test]
-async fn a_refusal_before_the_body_leaves_the_connection_as_good_as_before() {
+async fn a_rejection_before_the_body_keeps_the_connection() {
     let scene = Scene::start(TENANTS).await;
     let body = json!({"model": "m", "input": "x"}).to_string();
     let mut line = scene.line().await;
@@ -90,7 +90,7 @@ async fn a_refusal_before_the_body_leaves_the_connection_as_good_as_before() {
 }
 
 #[tokio::test]
-async fn more_inputs_than_may_ever_pass_at_once_are_refused_with_the_number_that_may() {
+async fn more_inputs_than_the_burst_are_rejected_with_the_limit() {
     let scene = Scene::start(TENANTS).await;
     let body = |inputs: usize| json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
     let refused = scene.post("LIMITED", &[], body(4)).await;
@@ -100,24 +100,25 @@ async fn more_inputs_than_may_ever_pass_at_once_are_refused_with_the_number_that
 }
 
 #[tokio::test]
-async fn the_priority_that_the_tenant_may_use_is_the_one_that_the_region_is_told() {
+async fn the_region_receives_the_priority_that_the_tenant_may_use() {
     let scene = Scene::start(TENANTS).await;
-    let check = async |key: &str,
-                       asked: Option<&str>,
-                       inputs: usize,
-                       expected: Result<(&str, &str), &str>| {
-        let body = json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
-        let headers: Vec<_> = asked.map(|priority| ("x-meridian-priority", priority)).into_iter().collect();
-        let answer = scene.post(key, &headers, body).await;
-        let told = header(&answer, "x-meridian-priority").to_owned();
-        let seen = match answer.status().as_u16() {
-            200 => Ok((scene.region.priority(), told)),
-            _ => Err(header(&answer, "x-meridian-error").to_owned()),
+    let check =
+        async |key: &str, asked: Option<&str>, inputs: usize, expected: Result<(&str, &str), &str>| {
+            let body = json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
+            let headers: Vec<_> =
+                asked.map(|priority| ("x-meridian-priority", priority)).into_iter().collect();
+            let answer = scene.post(key, &headers, body).await;
+            let reported = header(&answer, "x-meridian-priority").to_owned();
+            let seen = match answer.status().as_u16() {
+                200 => Ok((scene.region.priority(), reported)),
+                _ => Err(header(&answer, "x-meridian-error").to_owned()),
+            };
+            let seen = seen
+                .as_ref()
+                .map(|(priority, reported)| (priority.as_str(), reported.as_str()))
+                .map_err(String::as_str);
+            assert_eq!(seen, expected, "{key} asks for {asked:?} with {inputs}");
         };
-        let seen =
-            seen.as_ref().map(|(priority, told)| (priority.as_str(), told.as_str())).map_err(String::as_str);
-        assert_eq!(seen, expected, "{key} asks for {asked:?} with {inputs}");
-    };
     check("BOTH", Some("interactive"), 101, Ok(("interactive", ""))).await;
     check("BOTH", Some("bulk"), 1, Ok(("bulk", ""))).await;
     check("BOTH", None, 100, Ok(("interactive", ""))).await;
@@ -136,8 +137,8 @@ fn token(header: &Value, claims: &Value, sign: impl Fn(&[u8]) -> Vec<u8>) -> Str
 }
 
 #[tokio::test]
-async fn the_bearer_of_a_token_is_whoever_its_issuer_says_and_nobody_else() {
-    const SECRET: &str = "thirty-two bytes that nobody guesses";
+async fn a_token_authenticates_the_tenant_that_its_issuer_names() {
+    const SECRET: &str = "thirty-two bytes of test secret..";
     let tenants = "[[tenant]]\nname = 'keys'\nkey_env = 'KEYS'\n\
                    [[tenant]]\nname = 'signed'\nissuer = 'https://a/'\npriorities = ['bulk']\n\
                    [[tenant]]\nname = 'shared'\nissuer = 'b'\n\
@@ -192,7 +193,7 @@ async fn the_bearer_of_a_token_is_whoever_its_issuer_says_and_nobody_else() {
         Err("'alg'"),
     )
     .await;
-    // What is public cannot be a secret, and one issuer's secret signs nothing for another.
+    // A public key must not be accepted as a secret, and one issuer's secret must not verify tokens of another.
     let public = ed.public_key().as_ref();
     check(token(&hs256, &claims("https://a/", "signed", now + 60), |m| by(public, m)), Err("no key")).await;
     check(
@@ -223,17 +224,17 @@ key_env = 'HELD'
 limits = { requests_per_second = 50 }
 ";
 
-/// A request of about so many tokens.
+/// Returns a request of about this number of tokens.
 fn of_tokens(tokens: u64) -> String {
     json!({"model": "m", "input": "word".repeat(tokens as usize)}).to_string()
 }
 
-/// A queue that the aggressor has made, and nobody computes: who is turned away at the head, and what each is told.
+/// A queue of the aggressor's requests while the engine is frozen: rejections on the head, and their errors.
 #[tokio::test]
-async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refused_before_its_body_is_read() {
+async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_read() {
     let scene = Arc::new(Scene::start(TWO).await);
     scene.region.frozen.send_replace(true);
-    // Four seconds of lookups, in forty requests.
+    // Four seconds of interactive work, in forty requests.
     let mut held = tokio::task::JoinSet::new();
     for _ in 0..40 {
         let scene = scene.clone();
@@ -242,7 +243,7 @@ async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refus
         );
     }
     let interactive = "x-meridian-priority: interactive\r\n";
-    // The reports tell of it, and the aggressor, alone as yet, is told that there is no room.
+    // The reports show the queue, and the aggressor, the only tenant so far, is rejected for lack of capacity.
     let refused = loop {
         let before = scene.region.waiting();
         let quick =
@@ -250,7 +251,7 @@ async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refus
         match quick.await {
             Ok(answer) if before >= 4 * SPEED => break answer,
             Ok(answer) => panic!("refused with {before} tokens before it: {answer:?}"),
-            // It waits for the body: it was let in.
+            // It waits for the body: it was admitted.
             Err(_) => {}
         }
     };
@@ -258,10 +259,10 @@ async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refus
     let wait_ms: u64 =
         refused.1.split("retry-after-ms: ").nth(1).unwrap().split('\r').next().unwrap().parse().unwrap();
     assert!((2_900..=3_300).contains(&wait_ms), "{wait_ms}: of four seconds one may stay");
-    // Bulk is refused together with the lookup.
+    // Bulk is rejected together with interactive requests.
     let bulk = scene.head_only("NEIGHBOUR", "x-meridian-priority: bulk\r\n", 100).await;
     assert!(bulk.0 == 503 && bulk.1.contains("no room for bulk"), "{bulk:?}");
-    // The neighbour is let in, and from then on the aggressor is told whose fault it is.
+    // The neighbour is admitted, and from then on the aggressor's errors name its share.
     let neighbour = scene.clone();
     let let_in =
         tokio::spawn(async move { neighbour.post("NEIGHBOUR", &[], of_tokens(10)).await.status().as_u16() });
@@ -272,7 +273,7 @@ async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refus
         }
     };
     assert!(refused.0 == 429 && refused.1.contains("more in flight than its share"), "{refused:?}");
-    // Who cannot wait so long is told that, before the others' share is looked at.
+    // A request with a short deadline is rejected for that, before shares are compared.
     let hasty = format!("{interactive}x-meridian-timeout-ms: 1000\r\n");
     let hasty = scene.head_only("NEIGHBOUR", &hasty, 100).await;
     assert!(hasty.0 == 503 && hasty.1.contains("longer than this one may take"), "{hasty:?}");
@@ -282,12 +283,12 @@ async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refus
     while let Some(status) = held.join_next().await {
         assert_eq!(status.unwrap(), 200, "what was let in is answered");
     }
-    // And when it has flowed off, everybody is let in again.
+    // When the queue is empty, all tenants are admitted again.
     while scene.post("AGGRESSOR", &[], of_tokens(10)).await.status() != 200 {}
 }
 
-/// Sends so many requests a second for a while, each at its time whatever became of those before; returns how long those
-/// took that were answered, and how many were not.
+/// Sends requests at a fixed rate for a while, independent of responses; returns the times of the successful ones, and
+/// the number of others.
 async fn sends(
     scene: &Arc<Scene>,
     bearer: &'static str,
@@ -316,7 +317,7 @@ async fn sends(
     (took, refused)
 }
 
-/// The same over so many connections, each of which waits for its answers; returns how many were answered and how many not.
+/// Sends the same over a number of connections in closed loops; returns the numbers of successful and other responses.
 async fn hammers(
     scene: &Arc<Scene>,
     bearer: &'static str,
@@ -346,15 +347,15 @@ async fn hammers(
     lines.join_all().await.into_iter().fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
 }
 
-/// Prints the figures; the times are those of this machine and whatever else it does, so only what does not hang on them
-/// is held. The same in simulated time, held to a tenth: `gateway_core::shed`.
+/// Prints the figures; the times depend on this machine and its load, so only load-independent properties are asserted.
+/// The same in simulated time, asserted to a tenth: `gateway_core::shed`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_aggressor_at_twenty_times_its_limit_is_its_own_loss() {
+async fn an_aggressor_at_twenty_times_its_limit_harms_only_itself() {
     const LASTS: Duration = Duration::from_secs(4);
     let scene = Arc::new(Scene::start(TWO).await);
     sends(&scene, "NEIGHBOUR", 100, LASTS / 4).await;
     let (alone, _) = sends(&scene, "NEIGHBOUR", 100, LASTS).await;
-    // A second ahead, in which it spends the burst that its limit allows.
+    // A second earlier, in which it uses the burst that its limit allows.
     let aggressor = hammers(&scene, "HELD", 20 * 50, LASTS + LASTS / 4);
     let neighbour = async {
         tokio::time::sleep(LASTS / 4).await;

@@ -1,5 +1,5 @@
-//! An edge, a hub that publishes one region, and that region: one replica that computes so many tokens a second, one
-//! request after another, lookups first.
+//! A gateway, a hub that publishes one region, and that region: one replica with a fixed speed in tokens a second, one
+//! request after another, interactive ones first.
 
 use crate::address::free_address;
 use crate::hub;
@@ -20,10 +20,10 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, oneshot, watch};
 
 const PLACE: &str = "aws/us-east-1";
-/// What the region computes, in tokens a second.
+/// Speed of the region in tokens a second.
 pub(crate) const SPEED: u64 = 20_000;
 
-/// What it takes to get to an engine and back, beside its queue.
+/// Time of a request besides the queue and the engine.
 const AROUND: Duration = Duration::from_millis(20);
 
 /// The region.
@@ -34,7 +34,7 @@ pub(crate) struct Region {
     speed: u64,
     queues: Mutex<Queues>,
     work: Notify,
-    /// Computes nothing while this is so.
+    /// Stops computing while this is true.
     pub(crate) frozen: watch::Sender<bool>,
 }
 
@@ -62,17 +62,17 @@ impl Region {
         }
     }
 
-    /// How many it has seen.
+    /// Returns the number of received requests.
     pub(crate) fn requests(&self) -> u64 {
         self.requests.load(Ordering::SeqCst)
     }
 
-    /// The priority of the last one.
+    /// Returns the priority of the last request.
     pub(crate) fn priority(&self) -> String {
         self.priority.lock().unwrap().clone()
     }
 
-    /// Tokens that wait.
+    /// Returns the queued tokens.
     pub(crate) fn waiting(&self) -> u64 {
         let queues = self.queues.lock().unwrap();
         Queues::tokens(&queues.lookups) + Queues::tokens(&queues.bulk)
@@ -86,7 +86,7 @@ impl Region {
         json!({"version": 1, "region": PLACE, "boot_id": 1, "sequence": sequence, "draining": false, "deployments": [load]})
     }
 
-    /// Computes what waits, lookups first, one after another, for ever.
+    /// Computes the queue, interactive requests first, one after another; never returns.
     async fn compute(self: Arc<Region>) {
         let mut frozen = self.frozen.subscribe();
         let mut busy_until = Instant::now();
@@ -130,7 +130,7 @@ async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, body: By
     (StatusCode::OK, [("x-meridian-tokens", tokens.to_string())], "{}")
 }
 
-/// All of them.
+/// The complete scene.
 pub(crate) struct Scene {
     pub(crate) region: Arc<Region>,
     address: SocketAddr,
@@ -140,12 +140,12 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// With these tenants; a variable of the environment that holds a key holds its own name.
+    /// Starts the scene with these tenants; an environment variable with a key has its own name as the value.
     pub(crate) async fn start(tenants: &str) -> Scene {
         Scene::with_files(tenants, &[]).await
     }
 
-    /// With these files beside the tenants' own.
+    /// Starts the scene with these files next to the tenants file.
     pub(crate) async fn with_files(tenants: &str, files: &[(&str, String)]) -> Scene {
         let region = Arc::new(Region::new(SPEED));
         tokio::spawn(region.clone().compute());
@@ -163,7 +163,7 @@ impl Scene {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{PLACE}'\nhub = 'http://{hub}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{PLACE}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'",
             free_address()
         );
@@ -193,7 +193,7 @@ impl Scene {
         }
     }
 
-    /// Asks for embeddings.
+    /// Requests embeddings.
     pub(crate) async fn post(
         &self,
         bearer: &str,
@@ -208,12 +208,12 @@ impl Scene {
         request.send().await.unwrap()
     }
 
-    /// A connection of its own.
+    /// Opens a connection.
     pub(crate) async fn line(&self) -> Line {
         Line(BufReader::new(TcpStream::connect(self.address).await.unwrap()))
     }
 
-    /// The status and all the text that answer the head of a request whose body never comes.
+    /// Returns the status and text of the response to the head of a request whose body is never sent.
     pub(crate) async fn head_only(&self, bearer: &str, headers: &str, length: usize) -> (u16, String) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let head = format!(
@@ -222,7 +222,7 @@ impl Scene {
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut text = String::new();
         let mut buffer = [0; 4096];
-        // The whole answer, which is one JSON object after one head.
+        // The complete response, which is one JSON object after one head.
         while !text.ends_with("}}") {
             let read = stream.read(&mut buffer).await.unwrap();
             assert!(read > 0, "closed after {text}");
@@ -232,12 +232,11 @@ impl Scene {
     }
 }
 
-/// One connection, and a client that does next to nothing: where many requests are sent, what they cost here is not to be
-/// taken for what they cost there.
+/// Connection with a minimal client: the client's own cost must not distort the measurement of many requests.
 pub(crate) struct Line(BufReader<TcpStream>);
 
 impl Line {
-    /// The status that a request is answered with.
+    /// Sends a request and returns the status.
     pub(crate) async fn post(&mut self, bearer: &str, body: &str) -> u16 {
         let length = body.len();
         let request = format!(
@@ -255,7 +254,7 @@ impl Line {
     }
 }
 
-/// A header's value, or nothing.
+/// Returns the value of a header, or an empty string.
 pub(crate) fn header<'a>(answer: &'a reqwest::Response, name: &str) -> &'a str {
     answer.headers().get(name).map_or("", |value| value.to_str().unwrap())
 }

@@ -1,4 +1,4 @@
-//! What a connection is made of: TCP, or TLS over it.
+//! Transport of a connection: TCP, or TLS over TCP.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -7,19 +7,20 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
+/// Transport of a connection.
 #[derive(Debug)]
-pub(crate) enum Stream {
-    Clear(TcpStream),
+pub(crate) enum TransportStream {
+    Plaintext(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-impl Stream {
-    /// Neither closed by the other side nor holding anything that nobody asked for. Over TLS the other side says so too
-    /// before it closes, and what it says is something.
-    pub(super) fn is_quiet(&mut self) -> bool {
+impl TransportStream {
+    /// Returns whether the connection is open and has no unread bytes. Over TLS, a closing peer first sends an alert,
+    /// which counts as unread.
+    pub(super) fn is_idle(&mut self) -> bool {
         let tcp = match self {
-            Stream::Clear(tcp) => &*tcp,
-            Stream::Tls(tls) => {
+            TransportStream::Plaintext(tcp) => &*tcp,
+            TransportStream::Tls(tls) => {
                 let (tcp, session) = tls.get_mut();
                 let unread = session.process_new_packets().map(|state| state.plaintext_bytes_to_read());
                 if !matches!(unread, Ok(0)) {
@@ -34,26 +35,26 @@ impl Stream {
     #[cfg(test)]
     pub(super) fn tcp(&self) -> &TcpStream {
         match self {
-            Stream::Clear(tcp) => tcp,
-            Stream::Tls(tls) => tls.get_ref().0,
+            TransportStream::Plaintext(tcp) => tcp,
+            TransportStream::Tls(tls) => tls.get_ref().0,
         }
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for TransportStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Stream::Clear(stream) => Pin::new(stream).poll_read(cx, into),
-            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
+            TransportStream::Plaintext(stream) => Pin::new(stream).poll_read(cx, into),
+            TransportStream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
         }
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for TransportStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Stream::Clear(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+            TransportStream::Plaintext(stream) => Pin::new(stream).poll_write(cx, bytes),
+            TransportStream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
         }
     }
 
@@ -63,8 +64,8 @@ impl AsyncWrite for Stream {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Stream::Clear(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
-            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(cx, slices),
+            TransportStream::Plaintext(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            TransportStream::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(cx, slices),
         }
     }
 
@@ -74,15 +75,15 @@ impl AsyncWrite for Stream {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Stream::Clear(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+            TransportStream::Plaintext(stream) => Pin::new(stream).poll_flush(cx),
+            TransportStream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Stream::Clear(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+            TransportStream::Plaintext(stream) => Pin::new(stream).poll_shutdown(cx),
+            TransportStream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
         }
     }
 }

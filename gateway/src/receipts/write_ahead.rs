@@ -1,4 +1,4 @@
-//! Entries that are durable before a request is forwarded, where its receipt is required.
+//! Write-ahead receipts: entries that are durable before a request is forwarded, where a receipt is required.
 
 use gateway_core::receipt::AttemptKey;
 use gateway_core::trail::{Cause, PolicyVersion};
@@ -6,25 +6,25 @@ use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use std::sync::Arc;
 
-/// A request that is about to be forwarded.
-pub(crate) enum Before {
-    /// By a gateway to a region.
+/// Write-ahead receipt of a request that is about to be forwarded.
+pub(crate) enum WriteAhead {
+    /// From a gateway to a region.
     Sending(Sending),
-    /// By a region to a replica.
+    /// From a region to a replica.
     Receiving(Receiving),
 }
 
-impl Before {
-    /// The number that its outcome refers to.
+impl WriteAhead {
+    /// Returns the number that its outcome entry refers to.
     pub(super) fn number(&self) -> u64 {
         match self {
-            Before::Sending(sending) => sending.number,
-            Before::Receiving(receiving) => receiving.number,
+            WriteAhead::Sending(sending) => sending.number,
+            WriteAhead::Receiving(receiving) => receiving.number,
         }
     }
 }
 
-/// An attempt that is about to be made.
+/// Attempt that is about to be sent.
 pub(crate) struct Sending {
     pub(crate) number: u64,
     pub(crate) request: String,
@@ -38,14 +38,14 @@ pub(crate) struct Sending {
     pub(crate) cause: Cause,
 }
 
-/// A request that a region has accepted.
+/// Request that a region has accepted.
 pub(crate) struct Receiving {
     pub(crate) number: u64,
     pub(crate) request: String,
     pub(crate) attempt: u32,
     pub(crate) tenant: Option<String>,
     pub(crate) deployment: Option<DeploymentName>,
-    /// As it was written; absent where there is no condition.
+    /// Residency header as received; absent where there is none.
     pub(crate) residency: Option<String>,
     pub(crate) at_ms: u64,
     pub(crate) key: Option<AttemptKey>,

@@ -1,9 +1,9 @@
-//! Reads request bodies whole, within limits of size, of memory and of time.
+//! Reads complete request bodies, within limits of size, memory and time.
 //!
-//! A body is kept until its request is answered, because another region may have to be given it. Memory is reserved for what
-//! has arrived and not for what is declared, with a limit for each tenant and for each connection
-//! ([`gateway_core::memory`]): a tenant that fills its part is refused and nobody else is. A body that stops arriving, or
-//! trickles, is given up ([`gateway_core::progress`]).
+//! A body is kept until its request has its response, because a retry may send it to another region. Memory is reserved
+//! for the bytes that have arrived, not for the declared length, with a limit per tenant and per connection
+//! ([`gateway_core::memory`]): only the tenant that fills its share is rejected. A body that stalls or arrives too
+//! slowly is aborted ([`gateway_core::progress`]).
 
 use bytes::{Bytes, BytesMut};
 use http::Version;
@@ -20,18 +20,17 @@ use tokio::time::Sleep;
 
 use crate::compress;
 use crate::cpu::CpuPool;
-use crate::listener::chunks_refused;
-use crate::metrics::{NotTaken, Tally};
-use crate::respond::Refusal;
+use crate::listener::chunk_error;
+use crate::metrics::{BodyRejection, LabelCounter};
+use crate::respond::Rejection;
 use gateway_core::encoding::{self, Coding};
 use gateway_core::memory::{self, Budget, Full, Owner};
 use gateway_core::progress::{self, Progress, TooSlow};
 
-/// The largest body that is taken: 2,048 inputs of 8,191 tokens, at two bytes a token. The field's gateways break
-/// between 32 KiB and 2 MiB.
+/// Maximum size of a request body: 2,048 inputs of 8,191 tokens, at two bytes a token. Other gateways fail between 32
+/// KiB and 2 MiB.
 pub(crate) const BODY_BYTES_MAX: usize = 32 << 20;
-/// What all bodies together may take unless the configuration says otherwise: sixteen of the largest, or some hundred
-/// thousand of the usual.
+/// Default memory limit of all bodies together: sixteen of the largest, or some hundred thousand of the usual ones.
 pub(crate) const BODIES_BYTES_MAX: usize = 512 << 20;
 /// First allocation of a body.
 const FIRST_BYTES: usize = 16 << 10;
@@ -51,7 +50,7 @@ pub struct BodyLimits {
 }
 
 impl BodyLimits {
-    /// Where gateways send bodies that they have counted by tenant already: all of the memory is for whoever comes.
+    /// Limits for the ingress. Gateways already account for bodies by tenant, so each tenant may use all of the memory.
     pub(crate) fn from_gateways(total: Duration) -> BodyLimits {
         let all = BODIES_BYTES_MAX;
         BodyLimits {
@@ -62,82 +61,83 @@ impl BodyLimits {
     }
 }
 
-/// A client over the slowest line that there is (GPRS, some 4 KB/s) keeps to it, and so do a hundred bodies side by side over
-/// a slow uplink (1 Mbit/s).
+/// Default limits. A client over the slowest link in use (GPRS, some 4 KB/s) meets them, and so do a hundred parallel
+/// bodies over a slow uplink (1 Mbit/s).
 pub(crate) const PROGRESS_DEFAULT: progress::Limits = progress::Limits {
     stall: Duration::from_secs(10),
     bytes_per_second: 1024,
     total: Duration::from_secs(60),
 };
 
-/// A quarter for one tenant, and two of the largest bodies for one connection, which over HTTP/2 carries many.
+/// Default limits: a quarter for one tenant, and two of the largest bodies for one connection, since HTTP/2 carries
+/// many.
 pub(crate) const MEMORY_DEFAULT: memory::Limits = memory::Limits {
     total: BODIES_BYTES_MAX,
     per_tenant: BODIES_BYTES_MAX / 4,
     per_connection: 2 * BODY_BYTES_MAX,
 };
 
-/// Where bodies are kept.
-pub(crate) struct Intake {
+/// Reads request bodies and accounts for their memory.
+pub(crate) struct BodyReader {
     memory: Memory,
     progress: progress::Limits,
     senders_are_gateways: bool,
-    /// Where large bodies are unpacked and read.
+    /// Threads that decompress and parse large bodies.
     pub(crate) cpu: CpuPool,
-    /// Bodies that were not taken.
-    pub(crate) not_taken: Tally<NotTaken>,
+    /// Counter of rejected bodies.
+    pub(crate) rejections: LabelCounter<BodyRejection>,
 }
 
-/// The memory budget, shared with everybody who holds some of it.
+/// Memory budget, shared by all reservations.
 #[derive(Clone)]
 struct Memory(Arc<Mutex<Budget>>);
 
-/// Memory that a body has taken, given back when this is dropped.
+/// Memory reserved for a body; released on drop.
 pub(crate) struct Reservation {
     memory: Memory,
     owner: Owner,
     bytes: usize,
 }
 
-/// Reservation of a body's memory.
-enum Counted {
-    OfClient { _reservation: Reservation },
-    OfPiece { _place: OwnedSemaphorePermit },
+/// Memory accounting of a body.
+enum BodyMemory {
+    Reserved { _reservation: Reservation },
+    Part { _permit: OwnedSemaphorePermit },
 }
 
-/// A body, and its memory.
-pub(crate) struct Body {
+/// Request body and its memory.
+pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,
-    _counted: Counted,
+    _memory: BodyMemory,
 }
 
-impl Body {
-    /// A piece of a larger body, whose memory is counted by `place`.
-    pub(crate) fn piece(bytes: Bytes, place: OwnedSemaphorePermit) -> Body {
-        Body { bytes, _counted: Counted::OfPiece { _place: place } }
+impl BufferedBody {
+    /// Creates a part of a larger body; `permit` accounts for its memory.
+    pub(crate) fn piece(bytes: Bytes, permit: OwnedSemaphorePermit) -> BufferedBody {
+        BufferedBody { bytes, _memory: BodyMemory::Part { _permit: permit } }
     }
 
-    /// A client's body.
-    pub(crate) fn new(bytes: Bytes, reservation: Reservation) -> Body {
-        Body { bytes, _counted: Counted::OfClient { _reservation: reservation } }
+    /// Creates a client's body.
+    pub(crate) fn new(bytes: Bytes, reservation: Reservation) -> BufferedBody {
+        BufferedBody { bytes, _memory: BodyMemory::Reserved { _reservation: reservation } }
     }
 }
 
-/// Why there is no body.
+/// Reason why a body could not be read.
 #[derive(Debug)]
-pub(crate) enum NoBody {
-    /// Tell the client, and count why.
-    Refused(NotTaken, Refusal),
-    /// There is nobody to tell.
-    ClientGone,
+pub(crate) enum BodyError {
+    /// The body is rejected: counted, and reported to the client.
+    Rejected(BodyRejection, Rejection),
+    /// The client disconnected.
+    ClientDisconnected,
 }
 
-impl NoBody {
-    /// So many bytes were processed before; their tenant pays for them.
-    pub(crate) fn having_processed(self, bytes: usize) -> NoBody {
+impl BodyError {
+    /// Adds the number of bytes that were processed before the rejection; they count against the tenant's rate limit.
+    pub(crate) fn with_processed(self, bytes: usize) -> BodyError {
         match self {
-            NoBody::Refused(why, refusal) => NoBody::Refused(why, refusal.having_processed(bytes)),
-            NoBody::ClientGone => NoBody::ClientGone,
+            BodyError::Rejected(why, rejection) => BodyError::Rejected(why, rejection.with_processed(bytes)),
+            BodyError::ClientDisconnected => BodyError::ClientDisconnected,
         }
     }
 }
@@ -149,8 +149,8 @@ impl Memory {
 }
 
 impl Reservation {
-    /// Takes what is missing of `bytes`.
-    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), NoBody> {
+    /// Reserves the missing bytes up to `bytes`.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), BodyError> {
         let missing = bytes.saturating_sub(self.bytes);
         let mut budget = self.memory.budget();
         budget.reserve(self.owner, missing).map_err(|full| no_memory(full, budget.limits()))?;
@@ -158,7 +158,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Nothing yet, for the same owner.
+    /// Returns an empty reservation of the same owner.
     pub(crate) fn another(&self) -> Reservation {
         Reservation { memory: self.memory.clone(), owner: self.owner, bytes: 0 }
     }
@@ -170,80 +170,95 @@ impl Drop for Reservation {
     }
 }
 
-impl Intake {
+impl BodyReader {
+    /// Creates a reader with these limits.
+    ///
     /// # Errors
     ///
-    /// When the threads for large bodies cannot be started.
-    pub(crate) fn new(limits: BodyLimits) -> std::io::Result<Intake> {
-        Ok(Intake {
+    /// Fails if the threads for large bodies cannot be started.
+    pub(crate) fn new(limits: BodyLimits) -> std::io::Result<BodyReader> {
+        Ok(BodyReader {
             memory: Memory(Arc::new(Mutex::new(Budget::new(limits.memory)))),
             progress: limits.progress,
             senders_are_gateways: limits.senders_are_gateways,
             cpu: CpuPool::new()?,
-            not_taken: Tally::default(),
+            rejections: LabelCounter::default(),
         })
     }
 
-    /// What bodies have taken of the memory, and its limits; and what the tenant with most of them has.
+    /// Returns the bytes reserved by all bodies, those of the tenant with the most, and the limits.
     pub(crate) fn used(&self) -> (usize, usize, memory::Limits) {
         let budget = self.memory.budget();
         (budget.used(), budget.largest_tenant(), budget.limits())
     }
 
-    /// The body of the request whose head `session` has read, unpacked.
-    pub(crate) async fn body(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
-        let taken = self.taken(session, owner).await;
-        if let Err(NoBody::Refused(why, _)) = &taken {
-            self.not_taken.count(*why);
+    /// Reads and decompresses the body of the request whose head `session` has read.
+    pub(crate) async fn body(
+        &self,
+        session: &mut ServerSession,
+        owner: Owner,
+    ) -> Result<BufferedBody, BodyError> {
+        let result = self.read_decoded(session, owner).await;
+        if let Err(BodyError::Rejected(why, _)) = &result {
+            self.rejections.count(*why);
         }
-        taken
+        result
     }
 
-    async fn taken(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
+    async fn read_decoded(
+        &self,
+        session: &mut ServerSession,
+        owner: Owner,
+    ) -> Result<BufferedBody, BodyError> {
         let coding = session.get_header(CONTENT_ENCODING).map(http::HeaderValue::as_bytes);
         let several = session.req_header().headers.get_all(CONTENT_ENCODING).iter().nth(1).is_some();
         let reservation = Reservation { memory: self.memory.clone(), owner, bytes: 0 };
         match encoding::of_content(coding).filter(|_| !several) {
-            Some(Coding::Identity) => self.as_sent(session, reservation).await,
+            Some(Coding::Identity) => self.read_encoded(session, reservation).await,
             Some(Coding::Gzip) => {
                 let unpacked = reservation.another();
-                let packed = self.as_sent(session, reservation).await?;
-                compress::unpack(&self.cpu, owner.tenant, packed, unpacked).await
+                let packed = self.read_encoded(session, reservation).await?;
+                compress::decompress(&self.cpu, owner.tenant, packed, unpacked).await
             }
-            None => Err(compress::unknown()),
+            None => Err(compress::unsupported_encoding()),
         }
     }
 
-    async fn as_sent(&self, session: &mut ServerSession, reservation: Reservation) -> Result<Body, NoBody> {
+    async fn read_encoded(
+        &self,
+        session: &mut ServerSession,
+        reservation: Reservation,
+    ) -> Result<BufferedBody, BodyError> {
         let declared = session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if let Some(length) = declared.filter(|length| *length > BODY_BYTES_MAX) {
             return Err(too_large(&format!("has {length} bytes")));
         }
-        // Over HTTP/2 nobody is told to go on (RFC 9110, 10.1.1 would have it): `h2` could send the interim answer
-        // (`SendResponse::send_informational`), Pingora's session keeps that to itself and drops every 1xx. A client must
-        // not wait for it for ever and none does; and one that is refused hears so before it has sent more than its window.
+        // No 100 Continue over HTTP/2 (RFC 9110, 10.1.1 would require it): `h2` could send the interim response
+        // (`SendResponse::send_informational`), but Pingora's session does not expose it and drops every 1xx. A client
+        // must not wait for it indefinitely and none does; a rejected client gets its error before it has sent more
+        // than its flow control window.
         let waits = session.req_header().version == Version::HTTP_11
             && session.get_header_bytes(EXPECT).eq_ignore_ascii_case(b"100-continue");
         if waits {
-            session.write_continue_response().await.map_err(|_| NoBody::ClientGone)?;
+            session.write_continue_response().await.map_err(|_| BodyError::ClientDisconnected)?;
         }
         self.read(session, declared, reservation).await
     }
 
-    /// Reads until the end, and reserves memory for what has arrived.
+    /// Reads to the end of the body, and reserves memory for the bytes that have arrived.
     async fn read(
         &self,
         session: &mut ServerSession,
         declared: Option<usize>,
         mut reservation: Reservation,
-    ) -> Result<Body, NoBody> {
+    ) -> Result<BufferedBody, BodyError> {
         let mut body = BytesMut::new();
         let now = Instant::now();
         let mut progress = match session.is_http2() {
             true => Progress::multiplexed(self.progress, now),
             false => Progress::new(self.progress, now),
         };
-        // One timer for all pieces: it is set anew only when it goes off.
+        // One timer for all chunks: it is reset only when it fires.
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         loop {
             let chunk = tokio::select! {
@@ -251,7 +266,7 @@ impl Intake {
                 chunk = session.read_request_body() => chunk,
                 why = too_slow(&progress, &mut timer) => return Err(self.too_slow(why)),
             };
-            let Some(chunk) = chunk.or_else(|error| broken(session, &error))? else { break };
+            let Some(chunk) = chunk.or_else(|error| read_error(session, &error))? else { break };
             let length = body.len() + chunk.len();
             if length > BODY_BYTES_MAX {
                 return Err(too_large("has more"));
@@ -267,36 +282,37 @@ impl Intake {
             body.extend_from_slice(&chunk);
             progress.received(chunk.len(), Instant::now());
         }
-        Ok(Body::new(body.freeze(), reservation))
+        Ok(BufferedBody::new(body.freeze(), reservation))
     }
 
-    fn too_slow(&self, why: TooSlow) -> NoBody {
+    fn too_slow(&self, why: TooSlow) -> BodyError {
         let progress::Limits { stall, bytes_per_second, total } = self.progress;
         let (label, message) = match why {
             TooSlow::Stalled => {
-                (NotTaken::Stalled, format!("No byte of the body arrived for {} s", stall.as_secs_f64()))
+                (BodyRejection::Stalled, format!("No byte of the body arrived for {} s", stall.as_secs_f64()))
             }
             TooSlow::Rate => (
-                NotTaken::TooSlow,
+                BodyRejection::TooSlow,
                 format!("The body arrived more slowly than {bytes_per_second} bytes a second"),
             ),
             TooSlow::Total => {
-                (NotTaken::TooSlow, format!("The body did not arrive within {} s", total.as_secs_f64()))
+                (BodyRejection::TooSlow, format!("The body did not arrive within {} s", total.as_secs_f64()))
             }
         };
         let message = format!("{message}; send it faster or in smaller requests.");
-        NoBody::Refused(label, Refusal::new(ErrorCode::BodyTimeout, message))
+        BodyError::Rejected(label, Rejection::new(ErrorCode::BodyTimeout, message))
     }
 }
 
-/// Memory for a client's body of which `length` bytes have arrived: [`GROWTH`] times what it was, and no more than is declared.
+/// Returns the buffer size for a client's body of which `length` bytes have arrived: [`GROWTH`] times the current size, and no
+/// more than is declared.
 pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>) -> usize {
     let grown = (GROWTH * now).max(FIRST_BYTES).max(length).min(BODY_BYTES_MAX.max(length));
-    // The framing ends the body at the declared length.
+    // The body is never longer than declared: the framing ends there.
     declared.map_or(grown, |declared| grown.min(declared).max(length))
 }
 
-/// Comes back when the body is too slow, with the limit that it did not keep to.
+/// Waits until the body violates a progress limit, and returns that limit.
 async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
     loop {
         let (deadline, why) = progress.deadline();
@@ -313,56 +329,59 @@ async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> T
     }
 }
 
-fn no_memory(full: Full, limits: memory::Limits) -> NoBody {
+fn no_memory(full: Full, limits: memory::Limits) -> BodyError {
     let memory::Limits { total, per_tenant, per_connection } = limits;
     let (why, message) = match full {
         Full::Total => (
-            NotTaken::NoRoom,
+            BodyRejection::MemoryFull,
             format!(
                 "The request bodies under way take {total} bytes, the limit for all (bodies.bytes_max); try again \
                  shortly."
             ),
         ),
         Full::Tenant => (
-            NotTaken::TenantFull,
+            BodyRejection::TenantFull,
             format!(
                 "The request bodies under way of this tenant take {per_tenant} bytes, the limit for one tenant \
                  (bodies.bytes_per_tenant_max); wait for responses before sending more."
             ),
         ),
         Full::Connection => (
-            NotTaken::ConnectionFull,
+            BodyRejection::ConnectionFull,
             format!(
                 "The request bodies under way on this connection take {per_connection} bytes, the limit for one \
                  connection (bodies.bytes_per_connection_max); wait for responses before sending more."
             ),
         ),
     };
-    NoBody::Refused(why, Refusal::new(ErrorCode::Overloaded, message))
+    BodyError::Rejected(why, Rejection::new(ErrorCode::Overloaded, message))
 }
 
-/// Why a body cannot be read to its end: whoever sent it is gone, or has sent what is none. After that nobody knows where
-/// the next request would begin.
-fn broken(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, NoBody> {
-    tracing::debug!(%error, "a body cannot be read");
-    if let Some(why) = chunks_refused(error) {
+/// Maps an error while reading a body: the client disconnected, or its framing is invalid. After invalid framing the
+/// start of the next request is unknown, so the connection is closed.
+fn read_error(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, BodyError> {
+    tracing::debug!(%error, "reading a request body failed");
+    if let Some(why) = chunk_error(error) {
         session.set_keepalive(None);
-        let message = format!("The chunks of the body cannot be read: {why}; the connection is closed.");
-        return Err(NoBody::Refused(NotTaken::Malformed, Refusal::new(ErrorCode::MalformedRequest, message)));
+        let message = format!("The chunked body is malformed: {why}; the connection is closed.");
+        return Err(BodyError::Rejected(
+            BodyRejection::Malformed,
+            Rejection::new(ErrorCode::MalformedRequest, message),
+        ));
     }
     if session.is_http2() || matches!(error.etype(), ErrorType::ConnectionClosed | ErrorType::ReadError) {
-        return Err(NoBody::ClientGone);
+        return Err(BodyError::ClientDisconnected);
     }
     session.set_keepalive(None);
-    let message = "The chunks of the body are not as RFC 9112 (7.1) has them; the connection is closed.";
-    Err(NoBody::Refused(NotTaken::Malformed, Refusal::new(ErrorCode::MalformedRequest, message)))
+    let message = "The chunked body violates RFC 9112, 7.1; the connection is closed.";
+    Err(BodyError::Rejected(BodyRejection::Malformed, Rejection::new(ErrorCode::MalformedRequest, message)))
 }
 
-pub(crate) fn too_large(given: &str) -> NoBody {
+pub(crate) fn too_large(given: &str) -> BodyError {
     let message = format!(
-        "A body may have {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
+        "The limit of a body is {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
     );
-    NoBody::Refused(NotTaken::TooLarge, Refusal::new(ErrorCode::BodyTooLarge, message))
+    BodyError::Rejected(BodyRejection::TooLarge, Rejection::new(ErrorCode::BodyTooLarge, message))
 }
 
 #[cfg(test)]
@@ -370,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_follows_what_has_arrived_and_not_what_is_declared() {
+    fn memory_is_reserved_for_arrived_bytes_not_for_the_declared_length() {
         let check = |now, length, declared, expected| {
             assert_eq!(capacity(now, length, declared), expected, "{now} {length} {declared:?}");
         };
@@ -384,31 +403,28 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_up_to_its_limit_and_comes_back() {
-        let intake = Intake::new(BodyLimits {
-            memory: MEMORY_DEFAULT,
-            progress: PROGRESS_DEFAULT,
-            senders_are_gateways: false,
-        })
-        .unwrap();
+    fn memory_is_reserved_up_to_its_limit_and_released() {
+        let (memory, progress) = (MEMORY_DEFAULT, PROGRESS_DEFAULT);
+        let limits = BodyLimits { memory, progress, senders_are_gateways: false };
+        let body_reader = BodyReader::new(limits).unwrap();
         let reserve = |tenant| {
             let owner = Owner { tenant: Some(tenant), connection: None };
-            let mut reservation = Reservation { memory: intake.memory.clone(), owner, bytes: 0 };
+            let mut reservation = Reservation { memory: body_reader.memory.clone(), owner, bytes: 0 };
             reservation.grow_to(BODY_BYTES_MAX).map(|()| reservation)
         };
         let per_tenant = MEMORY_DEFAULT.per_tenant / BODY_BYTES_MAX;
         let first: Vec<_> = (0..per_tenant).map_while(|_| reserve(0).ok()).collect();
         assert_eq!(first.len(), per_tenant);
-        assert!(matches!(reserve(0), Err(NoBody::Refused(NotTaken::TenantFull, _))));
+        assert!(matches!(reserve(0), Err(BodyError::Rejected(BodyRejection::TenantFull, _))));
         let others: Vec<_> = (1..4)
             .flat_map(|tenant| (0..per_tenant).map(move |_| tenant))
             .map_while(|tenant| reserve(tenant).ok())
             .collect();
         assert_eq!(others.len(), 3 * per_tenant);
-        assert!(matches!(reserve(4), Err(NoBody::Refused(NotTaken::NoRoom, _))));
-        assert_eq!(intake.used().0, BODIES_BYTES_MAX);
+        assert!(matches!(reserve(4), Err(BodyError::Rejected(BodyRejection::MemoryFull, _))));
+        assert_eq!(body_reader.used().0, BODIES_BYTES_MAX);
         drop((first, others));
         assert!(reserve(0).is_ok());
-        assert_eq!(intake.used().0, 0);
+        assert_eq!(body_reader.used().0, 0);
     }
 }

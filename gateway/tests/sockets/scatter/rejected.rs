@@ -1,5 +1,5 @@
-//! Pieces that a region turns away because it has too much to do: they go elsewhere, or wait, and the whole is answered as
-//! if nothing had been.
+//! Parts that a region rejects because of load: they are sent to another region, or retried later, and the request
+//! succeeds.
 
 use super::scene::{EUROPE, Scene, Script};
 use super::{embeddings, whole};
@@ -9,7 +9,7 @@ const PATH: &str = "/v1/embeddings";
 const SOON: Duration = Duration::from_millis(20);
 
 #[tokio::test]
-async fn a_piece_that_one_region_turns_away_goes_to_another() {
+async fn a_part_that_one_region_rejects_is_sent_to_another() {
     let healthy = Script::Answers(Duration::from_millis(5));
     let scene = Scene::with([Script::TurnsAway(u64::MAX, Duration::from_secs(30)), healthy, healthy]).await;
     let body = embeddings(6_000);
@@ -23,7 +23,7 @@ async fn a_piece_that_one_region_turns_away_goes_to_another() {
 }
 
 #[tokio::test]
-async fn a_piece_that_everybody_turns_away_waits_and_is_answered() {
+async fn a_part_that_all_regions_reject_is_retried_later() {
     let scene = Scene::with([Script::TurnsAway(2, SOON); 3]).await;
     let body = embeddings(6_000);
     let answer = scene.ask(PATH, &body, &[]).await;
@@ -32,7 +32,7 @@ async fn a_piece_that_everybody_turns_away_waits_and_is_answered() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_lasts_longer_than_there_is_time_is_told_at_once() {
+async fn a_retry_after_beyond_the_deadline_fails_at_once() {
     let scene = Scene::with([Script::TurnsAway(u64::MAX, Duration::from_secs(30)); 3]).await;
     let begun = Instant::now();
     let answer = scene.ask(PATH, &embeddings(6_000), &[("x-meridian-timeout-ms", "20000")]).await;
@@ -41,15 +41,15 @@ async fn a_refusal_that_lasts_longer_than_there_is_time_is_told_at_once() {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
-/// At its limit and one past it: Europe is the only region that may, and computes one piece at a time of those that wait.
+/// At the limit and one past it: Europe is the only allowed region, and computes one waiting part at a time.
 #[tokio::test]
-async fn a_piece_is_turned_away_so_often_and_no_more() {
+async fn the_retries_of_a_part_are_limited() {
     let scene = Scene::with([Script::TurnsAway(u64::MAX, SOON); 3]).await;
     let mut body = embeddings(3_000);
     body["model"] = "locked".into();
     let answer = scene.ask(PATH, &body, &[]).await;
     assert_eq!((answer.status, answer.header("x-meridian-error")), (429, "overloaded"));
-    // Two are under way at once, so before the one has been turned away for the ninth time the other may have been as well.
+    // Two are in flight, so when the first is rejected for the ninth time the other may have been as well.
     let tries = scene.requests()[1];
     assert!((9..=18).contains(&tries), "{tries}");
 

@@ -1,4 +1,4 @@
-//! At the door of a region.
+//! Held requests at an ingress.
 
 use super::scene::{Answer, NEAR, Region, name, until};
 use regions::catalogue::Catalogue;
@@ -15,10 +15,10 @@ use tokio::task::JoinSet;
 const S: Duration = Duration::from_secs(1);
 const BODY: &[u8] = br#"{"model":"m","input":"a question of a few words"}"#;
 
-/// How many connect at once: a kernel that has too many of them half open drops some, which is not what is tested here.
+/// Concurrent connects: with too many half-open connections the kernel drops some, which is not tested here.
 const CONNECT: usize = 100;
 
-/// So many requests at once, each of `tenant`; they are held when this comes back.
+/// Sends `count` concurrent requests of `tenant`; returns when they are held.
 async fn burst(region: &Arc<Region>, count: usize, tenant: &'static str) -> JoinSet<Answer> {
     let before = region.spoke().held(&name()).requests;
     let mut asking = JoinSet::new();
@@ -36,13 +36,13 @@ async fn burst(region: &Arc<Region>, count: usize, tenant: &'static str) -> Join
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_who_find_nobody_are_all_answered_when_somebody_is_there() {
+async fn a_thousand_held_requests_are_served_when_a_replica_is_ready() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
     let begun = Instant::now();
     let wake = region.signals.wake.clone();
     let asking = burst(&region, 1000, "t").await;
-    // Whoever starts replicas is told once, and that there is somebody to start one for.
-    tokio::time::timeout(S, wake.notified()).await.expect("the first who waits wakes it");
+    // The scaler is notified once, with the deployment to start.
+    tokio::time::timeout(S, wake.notified()).await.expect("the first held request notifies the scaler");
     assert_eq!(region.scraped("meridian_ingress_wakes_total").await, "1");
     region.spoke().set_provisioning(&name(), vec![2 * S], Instant::now());
     let status = region.status().await;
@@ -71,15 +71,15 @@ async fn a_thousand_who_find_nobody_are_all_answered_when_somebody_is_there() {
     let mut ids: Vec<u64> = region.replica.ids().iter().map(|id| id.parse().unwrap()).collect();
     ids.sort_unstable();
     assert_eq!(ids, (0..1000).collect::<Vec<_>>(), "each came to the replica once");
-    until("nobody is left", async || region.spoke().held_totals() == (0, 0)).await;
-    // On a starved machine some were called, found that the replica did not answer in time, and waited again.
+    until("no request is held", async || region.spoke().held_totals() == (0, 0)).await;
+    // On a slow machine some were released, exceeded the first-byte timeout, and were held again.
     let waits: u64 = region.scraped("meridian_ingress_held_seconds_count").await.parse().unwrap();
     assert!(waits >= 1000, "{waits}");
     assert!(region.status().await["deployments"][0]["ready_in_ms"].is_null());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_is_told_at_once_and_does_not_ask() {
+async fn a_held_request_is_released_at_once_without_polling() {
     let mut late = Vec::new();
     for _ in 0..20 {
         let region = Arc::new(Region::cold(NEAR, 5 * S).await);
@@ -98,9 +98,9 @@ async fn whoever_waits_is_told_at_once_and_does_not_ask() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lookups_go_before_bulk_and_the_hurried_before_the_patient() {
+async fn held_requests_are_released_by_priority_and_deadline() {
     let region = Arc::new(Region::cold(NEAR, 2 * S).await);
-    // Each is as much as a replica is given that has just become ready, so they go one after another.
+    // Each is as much as a newly ready replica accepts, so they are released one after another.
     let body = vec![b' '; 4 * RAMP_TOKENS as usize];
     let mut asking = JoinSet::new();
     let order = [
@@ -119,7 +119,7 @@ async fn lookups_go_before_bulk_and_the_hurried_before_the_patient() {
         });
         region.until_held(number + 1).await;
     }
-    // So slow that it is given no more at a time.
+    // So slow that it accepts no more at a time.
     region.replica.speed.store(1, Ordering::SeqCst);
     region.is_seen_ready();
     assert!(asking.join_all().await.iter().all(|answer| answer.status == 200));
@@ -127,7 +127,7 @@ async fn lookups_go_before_bulk_and_the_hurried_before_the_patient() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tenant_has_its_share_and_whoever_leaves_makes_room_at_once() {
+async fn a_tenant_is_limited_to_its_share_and_a_disconnect_frees_capacity_at_once() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
     let mut asking = burst(&region, HoldLimits::DEFAULT.tenant_requests, "greedy").await;
     let refused = region.ask("x", &[("x-meridian-tenant", "greedy")], BODY).await;
@@ -138,10 +138,10 @@ async fn a_tenant_has_its_share_and_whoever_leaves_makes_room_at_once() {
     );
     assert_eq!((refused.number("retry-after"), refused.number("retry-after-ms")), (5, 5000));
     let others = burst(&region, 1, "modest").await;
-    assert_eq!(region.scraped("meridian_ingress_not_held_total{why=\"tenant_requests\"}").await, "1");
+    assert_eq!(region.scraped("meridian_ingress_not_held_total{reason=\"tenant_requests\"}").await, "1");
 
     let all = HoldLimits::DEFAULT.tenant_requests + 1;
-    // To abort is to hang up.
+    // Aborting disconnects the client.
     let mut gone = 0;
     while gone < 10 {
         asking.abort_all();
@@ -155,11 +155,11 @@ async fn a_tenant_has_its_share_and_whoever_leaves_makes_room_at_once() {
     for answers in [again, others] {
         assert!(answers.join_all().await.iter().all(|answer| answer.status == 200));
     }
-    assert_eq!(region.replica.ids().len(), 11, "whoever hung up costs the replica nothing");
+    assert_eq!(region.replica.ids().len(), 11, "disconnected clients cost the replica no work");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_all_bytes_are_held_one_more_is_told_when_to_come_back() {
+async fn a_request_beyond_the_limit_of_held_bytes_gets_retry_after() {
     const TENANTS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let region = Arc::new(Region::cold(NEAR, 30 * S).await);
     let body = Arc::new(vec![b' '; 32 << 20]);
@@ -186,7 +186,7 @@ async fn when_all_bytes_are_held_one_more_is_told_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_cannot_wait_so_long_is_told_when_and_who_is_answered_sooner_elsewhere_that() {
+async fn a_request_with_a_short_deadline_or_a_faster_region_is_not_held() {
     let region = Region::cold(NEAR, 2 * S).await;
     let hurried = region.ask("x", &[("x-meridian-timeout-ms", "1500")], BODY).await;
     assert_eq!(
@@ -207,7 +207,7 @@ async fn who_cannot_wait_so_long_is_told_when_and_who_is_answered_sooner_elsewhe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whose_time_is_over_while_held_is_told_so_and_for_whom_nobody_starts_a_replica_too() {
+async fn a_held_request_fails_at_its_deadline_and_at_once_without_a_scaler() {
     let region = Arc::new(Region::cold(NEAR, S / 10).await);
     let late = region.ask("x", &[("x-meridian-timeout-ms", "300")], BODY).await;
     assert_eq!((late.status, late.header("x-meridian-error")), (504, Some("deadline_exceeded")), "{late:?}");
@@ -225,7 +225,7 @@ async fn whose_time_is_over_while_held_is_told_so_and_for_whom_nobody_starts_a_r
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_comes_and_breaks_off_costs_those_who_waited_nothing_but_time() {
+async fn a_replica_that_becomes_ready_and_fails_delays_held_requests_only() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
     let asking = burst(&region, 50, "t").await;
     region.replica.breaks.store(true, Ordering::SeqCst);
@@ -239,12 +239,12 @@ async fn a_replica_that_comes_and_breaks_off_costs_those_who_waited_nothing_but_
         "{:?}",
         answers.iter().find(|a| a.status != 200)
     );
-    until("nobody is left", async || region.spoke().held_totals() == (0, 0)).await;
+    until("no request is held", async || region.spoke().held_totals() == (0, 0)).await;
 }
 
-/// Invariant 1 (Residency): what waits is not yet at a replica, and the residency policy that holds is the newest.
+/// Invariant 1 (Residency): a held request has not been sent, and the newest residency policy applies to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_narrowed_while_a_request_waits_holds_for_it_too() {
+async fn a_policy_narrowed_during_the_hold_applies_to_the_held_request() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
     let asking = burst(&region, 3, "t").await;
     let catalogue = Catalogue::builtin();
