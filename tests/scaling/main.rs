@@ -67,7 +67,9 @@ async fn a_region_scales_from_zero_and_back_while_processes_are_killed() {
     // While the hub is unreachable no replica is stopped, however low the load.
     scene
         .until("the hub's silence keeps them", async || {
-            scene.metric("meridian_scaling_decided_by{deployment=\"minilm\",reason=\"hub_unreachable\"}").await
+            scene
+                .metric("meridian_scaling_decided_by{deployment=\"minilm\",reason=\"hub_unreachable\"}")
+                .await
                 == Some(1)
         })
         .await;

@@ -9,7 +9,7 @@ use super::request_head::request_id;
 use crate::config::EdgeConfig;
 use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
 use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, Priority, RequestOutcome};
-use crate::receipts::{QueueSlot, Recorder, Told, now_ms};
+use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::{Attempted, PolicyVersion, Trail};

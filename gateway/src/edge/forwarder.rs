@@ -11,7 +11,7 @@ use crate::events::at;
 use crate::names;
 use crate::receipts::{CommitFailed, Recorder, Sending, WriteAhead};
 use crate::respond::Rejection;
-use crate::upstream::{UpstreamResponse, Upstream, BUFFERED_RESPONSE_MAX};
+use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::priority::Priority;
@@ -112,7 +112,7 @@ impl Forwarder {
                     return Err(self.nobody_reachable(request, &permit).into());
                 }
                 Step::Full(region) => return Err(self.full(region).into()),
-                Step::CommitFailed => return Err(no_receipt().into()),
+                Step::NoReceipt => return Err(no_receipt().into()),
                 Step::DeadlinePassed => {
                     race.leave_all(End::Failed(Failure::DeadlinePassed));
                     return Err(deadline_passed(request.timeout).into());

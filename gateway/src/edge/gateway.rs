@@ -21,10 +21,10 @@ use super::{EdgeError, reload, reports};
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
 use crate::hop::RegionTransport;
-use crate::request_body::BodyReader;
 use crate::listener::Listener;
 use crate::metrics::EdgeMetrics;
 use crate::receipts::{ReceiptsError, Recorder, WriterHandle};
+use crate::request_body::BodyReader;
 use crate::tokens::TokenVerifier;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
@@ -83,7 +83,11 @@ impl Gateway {
             tokens: Arc::new(TokenVerifier::new(&config.issuers)),
             pools: Arc::default(),
             policy_clock: Arc::new(PolicyClock::of(&config.snapshot, config.policy_max_age)),
-            upstream: Arc::new(Upstream::to_regions(&config.regions, config.region_http2, &config.catalogue)?),
+            upstream: Arc::new(Upstream::to_regions(
+                &config.regions,
+                config.region_http2,
+                &config.catalogue,
+            )?),
             body_reader: Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?),
             scattering: Arc::new(Room::new()),
             explanations: Arc::new(Explanations::new()),
@@ -166,7 +170,9 @@ impl Gateway {
     }
 
     /// Starts the writer of receipts, if they are configured.
-    pub(super) fn start_receipts(&self) -> Result<(Option<Arc<Recorder>>, Option<WriterHandle>), ReceiptsError> {
+    pub(super) fn start_receipts(
+        &self,
+    ) -> Result<(Option<Arc<Recorder>>, Option<WriterHandle>), ReceiptsError> {
         let Some(receipts) = &self.config.receipts else {
             tracing::warn!(
                 "no receipts are kept, because there is no [receipts]: where requests went cannot be proven"

@@ -8,7 +8,7 @@ use gateway_core::health::Fleet;
 use gateway_core::hedge::is_calm;
 use gateway_core::outlier::Evidence;
 use gateway_core::pace::{Patience, Size};
-use gateway_core::plan::{Budgets, DeploymentLoad, Sight, Waits};
+use gateway_core::plan::{Budgets, Load, Sight, Waits};
 use gateway_core::priority::Priority;
 use gateway_core::queue::Queue;
 use gateway_core::spill::Spill;
@@ -156,9 +156,9 @@ impl Known {
                 && targets.is_calm(region)
         };
         let load = |region| match region {
-            region if targets.is_full(region) => DeploymentLoad::Full,
-            region if calm(region) => DeploymentLoad::Calm,
-            _ => DeploymentLoad::Busy,
+            region if targets.is_full(region) => Load::Full,
+            region if calm(region) => Load::Calm,
+            _ => Load::Busy,
         };
         let holds = |region| holding.has(region, about.deployment);
         let waits = |region| {

@@ -53,7 +53,7 @@ mod weights;
 
 use crate::config::EdgeConfig;
 use crate::handover::{self, HandoverListener, Sockets, Takeover};
-use crate::listener::{StopReason, Listener};
+use crate::listener::{Listener, StopReason};
 use crate::receipts::ReceiptsError;
 use crate::socket_owner;
 use crate::tls;
@@ -149,7 +149,8 @@ pub async fn run(
     let (clients, operators) = (listening(sockets.clients)?, listening(sockets.operators)?);
     let refused = Arc::default();
     let listener = Listener::on(clients).map_err(EdgeError::Socket)?.with_tls(acceptor);
-    let listener = listener.with_connections_max(config.connections_max).with_failure_counters(Arc::clone(&refused));
+    let listener =
+        listener.with_connections_max(config.connections_max).with_failure_counters(Arc::clone(&refused));
     let listener = listener.with_address_limits(config.addresses.clone());
     let gateway = Gateway::new(config)?;
     let (recorder, writing) = gateway.start_receipts()?;

@@ -20,7 +20,7 @@ use super::table::Current;
 use super::tenants::Tenants;
 use super::view::View;
 use crate::listener::{AfterResponse, RequestHandler};
-use crate::metrics::{Asked, RequestOutcome};
+use crate::metrics::{EndpointLabel, RequestOutcome};
 use crate::openapi;
 use crate::receipts::{QueueSlot, Recorder};
 use crate::relay;

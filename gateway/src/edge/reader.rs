@@ -14,8 +14,8 @@ use super::router::{RequestDemand, Routable, Router};
 use super::view::{RoutedDeployment, Terms, View};
 use super::watch::chances;
 use crate::config::EdgeConfig;
-use crate::request_body::{Body, BodyReader, BodyError};
 use crate::relay::ForwardedHeaders;
+use crate::request_body::{BodyError, BodyReader, BufferedBody};
 use crate::respond::Rejection;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
@@ -56,10 +56,12 @@ impl RequestReader {
         let ask = self.ask(session)?;
         self.admission.check_head(target, view, &tenant, &ask, declared_length(session), arrived)?;
         let body =
-            self.body_reader.body(session, self.owner(session, &tenant)).await.map_err(|none| match none {
-                BodyError::Rejected(_, refusal) => NotForwarded::Refused(refusal),
-                BodyError::ClientDisconnected => NotForwarded::ClientGone,
-            })?;
+            self.body_reader.body(session, self.owner(session, &tenant)).await.map_err(
+                |none| match none {
+                    BodyError::Rejected(_, refusal) => NotForwarded::Refused(refusal),
+                    BodyError::ClientDisconnected => NotForwarded::ClientGone,
+                },
+            )?;
         let reading = self.body_of(target, &body, &tenant).await;
         let reading = reading.map_err(|refusal| refusal.with_processed(body.bytes.len()))?;
         let cost = Cost { inputs: reading.inputs, tokens: reading.tokens.max(least_tokens(&body)) };
@@ -128,7 +130,12 @@ impl RequestReader {
     }
 
     /// Reads model and cost from the body; the default for a request without one.
-    async fn body_of(&self, target: Target<'_>, body: &Body, tenant: &Tenant) -> Result<Reading, Rejection> {
+    async fn body_of(
+        &self,
+        target: Target<'_>,
+        body: &BufferedBody,
+        tenant: &Tenant,
+    ) -> Result<Reading, Rejection> {
         if target.model == ModelField::Bodiless {
             return Ok(Reading::default());
         }
@@ -154,7 +161,7 @@ impl RequestReader {
 }
 
 /// The least that a body costs, whatever it is made of: who sends megabytes that no model reads pays for their reading.
-fn least_tokens(body: &Body) -> u64 {
+fn least_tokens(body: &BufferedBody) -> u64 {
     Cost::at_least(body.bytes.len().saturating_sub(FREE_BODY_BYTES) as u64).tokens
 }
 

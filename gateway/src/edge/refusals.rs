@@ -76,7 +76,7 @@ pub(super) fn bad_token(problem: TokenProblem) -> Rejection {
         }
         TokenProblem::Signature => "The token's signature is not that of its issuer.",
         TokenProblem::Audience => "The token is for somebody else: 'aud' does not name this gateway.",
-        TokenProblem::RequestTimes => {
+        TokenProblem::Times => {
             "The token needs 'exp', and 'exp', 'nbf' and 'iat' must be numbers of seconds."
         }
         TokenProblem::Expired => "The token has expired ('exp'); get a new one.",
@@ -291,7 +291,7 @@ pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Rejection {
     let (what, unit, never) = match limited {
         Limited::Requests => ("requests a second", "requests", ErrorCode::RateLimited),
         Limited::Inputs => ("inputs a second", "inputs", ErrorCode::TooManyInputs),
-        Limited::TokenVerifier => ("tokens a minute", "tokens", ErrorCode::TooManyTokens),
+        Limited::Tokens => ("tokens a minute", "tokens", ErrorCode::TooManyTokens),
     };
     let (id, key) = (&tenant.id, limited.as_str());
     match short {

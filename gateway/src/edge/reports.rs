@@ -58,7 +58,7 @@ pub(crate) async fn listen(
         for (region, address) in wanted {
             heard.entry((region, address)).or_insert_with(|| {
                 let receiver = ReportReceiver {
-                    way: Way { region, address },
+                    key: UpstreamKey { region, address },
                     gateway: gateway.clone(),
                     upstream: upstream.clone(),
                     watch: watch.clone(),
@@ -77,7 +77,7 @@ pub(crate) async fn listen(
 
 /// Receiver of the reports of one region.
 struct ReportReceiver {
-    way: Way,
+    key: UpstreamKey,
     gateway: Gateway,
     upstream: Arc<Upstream>,
     watch: Arc<Watch>,
@@ -102,7 +102,7 @@ impl ReportReceiver {
 
     async fn exchange(self: Arc<ReportReceiver>, sequence: u64) {
         let asked = Instant::now();
-        let wanted = self.watch.wanted(self.way.region);
+        let wanted = self.watch.wanted(self.key.region);
         let question = ExchangeRequest { gateway: self.gateway.clone(), sequence, requested: wanted };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.ask(&ExchangeRequestV1::from(question))).await {
             Ok(Ok((report, round_trip))) => self.take(report, round_trip, asked),

@@ -3,8 +3,8 @@
 use super::admission::AdmissionPermit;
 use super::known::About;
 use super::router::Route;
-use crate::request_body::Body;
 use crate::relay::ForwardedHeaders;
+use crate::request_body::BufferedBody;
 use crate::respond::Rejection;
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
@@ -59,7 +59,7 @@ pub(super) struct Request {
     /// As a replica serves it.
     pub(super) path: &'static str,
     pub(super) headers: ForwardedHeaders,
-    pub(super) body: Body,
+    pub(super) body: BufferedBody,
     /// Draw of the request, made once, so that decisions about it agree.
     pub(super) chance: Permille,
     /// Routing decision.
@@ -73,7 +73,7 @@ impl Request {
     /// above all in the regions that may see it. Its response must be of the model revision `required`, if one is given.
     pub(super) fn part(
         &self,
-        body: Body,
+        body: BufferedBody,
         cost: Cost,
         (chance, route): (Permille, Route),
         required: Option<ModelRevision>,
@@ -93,7 +93,7 @@ impl Request {
             residency: self.residency.clone(),
             allowed: self.allowed,
             policy: self.policy.clone(),
-            endpoint: self.endpoint.clone(),
+            asked: self.asked.clone(),
             key: self.key,
             at_ms: self.at_ms,
             tls_ended_here: self.tls_ended_here,

@@ -13,7 +13,7 @@ use crate::metrics::RequestOutcome;
 use crate::names;
 use crate::relay;
 use crate::respond::{self, Rejection};
-use crate::upstream::{UpstreamResponse, Upstream};
+use crate::upstream::{Upstream, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::cors::ResponseHeaders;
 use gateway_core::decimal;
@@ -181,7 +181,7 @@ impl Responder {
             }
             None => {}
         }
-        listener::heed_notice(session);
+        listener::apply_drain_notice(session);
         respond::begin(session, answer).await
     }
 }

@@ -92,7 +92,7 @@ pub(super) fn text(operations: &Operations) -> String {
             PIECES_BYTES_MAX as u64,
         ),
     ] {
-        text.single(name, Kind::ReceiptMetrics, help, value);
+        text.single(name, Kind::Gauge, help, value);
     }
     for (name, help, count) in [
         (
@@ -110,19 +110,24 @@ pub(super) fn text(operations: &Operations) -> String {
     }
     let age = operations.policy_clock.age().as_secs_f64();
     let name = "meridian_gateway_policy_age_seconds";
-    text.single(name, Kind::ReceiptMetrics, "Time since a hub last confirmed the route table in hand.", age);
+    text.single(name, Kind::Gauge, "Time since a hub last confirmed the route table in hand.", age);
     let max = operations.policy_clock.max().as_secs();
     let help = "The age past which requests of locked deployments are rejected.";
-    text.single("meridian_gateway_policy_max_age_seconds", Kind::ReceiptMetrics, help, max);
+    text.single("meridian_gateway_policy_max_age_seconds", Kind::Gauge, help, max);
     let help = "RequestTimes that a region could not be talked to over TLS, by what was the matter.";
     operations.upstream.hop_failures().render(&mut text, "meridian_gateway_hop_failures_total", help);
     if let Some((events, (open, requests))) = operations.upstream.connections() {
         let help = "HTTP/2 connections to regions, by what became of them.";
         events.render(&mut text, "meridian_gateway_region_connections_total", help, "event");
         let help = "HTTP/2 connections to regions that are open.";
-        text.single("meridian_gateway_region_connections", Kind::ReceiptMetrics, help, open as u64);
+        text.single("meridian_gateway_region_connections", Kind::Gauge, help, open as u64);
         let help = "Requests under way on them.";
-        text.single("meridian_gateway_region_connections_requests", Kind::ReceiptMetrics, help, requests as u64);
+        text.single(
+            "meridian_gateway_region_connections_requests",
+            Kind::Gauge,
+            help,
+            requests as u64,
+        );
     }
     let help = "Connections of clients that were not taken, by what was the matter.";
     operations.refused.render(&mut text, "meridian_gateway_connections_refused_total", help);
@@ -139,11 +144,11 @@ pub(super) fn text(operations: &Operations) -> String {
 fn render_regions(text: &mut MetricsText, operations: &Operations) {
     let (retries_left, hedges_left, seen) = look(operations);
     let name = "meridian_gateway_retry_budget";
-    text.single(name, Kind::ReceiptMetrics, "Retries that could be paid for now.", retries_left);
+    text.single(name, Kind::Gauge, "Retries that could be paid for now.", retries_left);
     let name = "meridian_gateway_hedge_budget";
-    text.single(name, Kind::ReceiptMetrics, "Hedges that could be paid for now.", hedges_left);
+    text.single(name, Kind::Gauge, "Hedges that could be paid for now.", hedges_left);
     let name = "meridian_gateway_region_health";
-    text.head(name, Kind::ReceiptMetrics, "1 for the state in which this gateway sees a region.");
+    text.head(name, Kind::Gauge, "1 for the state in which this gateway sees a region.");
     for Seen { region, health, .. } in &seen {
         for state in [Health::Healthy, Health::Unknown, Health::Suspect, Health::Down] {
             let state_word = health_word(state);
@@ -151,19 +156,23 @@ fn render_regions(text: &mut MetricsText, operations: &Operations) {
         }
     }
     let name = "meridian_gateway_region_report_age_seconds";
-    text.head(name, Kind::ReceiptMetrics, "Time since a region was last heard of; absent before the first time.");
+    text.head(
+        name,
+        Kind::Gauge,
+        "Time since a region was last heard of; absent before the first time.",
+    );
     for Seen { region, report_age, .. } in &seen {
         if let Some(age) = report_age {
             text.sample(name, &[("region", region)], age.as_secs_f64());
         }
     }
     let name = "meridian_gateway_region_rtt_seconds";
-    text.head(name, Kind::ReceiptMetrics, "Estimated round trip to a region.");
+    text.head(name, Kind::Gauge, "Estimated round trip to a region.");
     for Seen { region, round_trip, .. } in &seen {
         text.sample(name, &[("region", region)], round_trip.as_secs_f64());
     }
     let name = "meridian_gateway_evacuation_budget";
-    text.head(name, Kind::ReceiptMetrics, "Requests that may still leave a region that was lost.");
+    text.head(name, Kind::Gauge, "Requests that may still leave a region that was lost.");
     for Seen { region, evacuations_left, .. } in &seen {
         text.sample(name, &[("region", region)], evacuations_left);
     }
@@ -174,7 +183,7 @@ fn render_circuits(text: &mut MetricsText, operations: &Operations) {
     let states = watch.circuits();
     let named = |state: &CircuitState<_>| config.catalogue.region(state.target).id.to_string();
     let name = "meridian_gateway_region_circuit";
-    text.head(name, Kind::ReceiptMetrics, "1 for how the circuit of a region stands.");
+    text.head(name, Kind::Gauge, "1 for how the circuit of a region stands.");
     for state in &states {
         for word in circuits::STATE_NAMES {
             let is = u8::from(word == circuits::state_name(state.standing));
@@ -186,7 +195,7 @@ fn render_circuits(text: &mut MetricsText, operations: &Operations) {
         ("meridian_gateway_region_in_flight_max", "How many may.", |state| state.in_flight_max),
     ];
     for (name, help, of) in gauges {
-        text.head(name, Kind::ReceiptMetrics, help);
+        text.head(name, Kind::Gauge, help);
         for state in &states {
             text.sample(name, &[("region", &named(state))], of(state));
         }

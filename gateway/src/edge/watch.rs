@@ -118,7 +118,7 @@ impl Watch {
             | Step::Relay
             | Step::NobodyReachable
             | Step::Full(_)
-            | Step::CommitFailed
+            | Step::NoReceipt
             | Step::DeadlinePassed => None,
         };
         Next { step, in_flight }

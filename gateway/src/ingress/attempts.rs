@@ -167,7 +167,9 @@ impl Ingress {
             let mut hold = match self.hold.enter(request) {
                 // A replica became ready at this moment; if no replica was tried, the request uses it.
                 Ok(None) if tried.is_empty() => continue,
-                Ok(None) | Err(HoldRejection::NotProvisioned) => return Err(self.no_replica(request, refusal)),
+                Ok(None) | Err(HoldRejection::NotProvisioned) => {
+                    return Err(self.no_replica(request, refusal));
+                }
                 Ok(Some(hold)) => hold,
                 Err(why) => return Err(self.not_held(request, why)),
             };
@@ -220,7 +222,9 @@ impl Ingress {
     fn not_held(&self, request: &ForwardedRequest, why: HoldRejection) -> Rejection {
         let (deployment, region) = (&request.deployment, &self.region);
         let (ready_in, code, message) = match why {
-            HoldRejection::NotProvisioned => return self.no_replica(request, spoke::NoReplica::UnknownDeployment),
+            HoldRejection::NotProvisioned => {
+                return self.no_replica(request, spoke::NoReplica::UnknownDeployment);
+            }
             HoldRejection::OtherRegion { ready_in } => (
                 ready_in,
                 ErrorCode::NotReady,

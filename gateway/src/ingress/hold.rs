@@ -101,10 +101,10 @@ impl Hold {
     /// Releases the requests that need not wait any longer. Called when something may have changed.
     pub(super) fn call(&self) {
         let mut waiting = self.waiting();
-        for Call { number, to } in self.spoke.lock().release(Instant::now()) {
+        for Release { number, reason } in self.spoke.lock().release(Instant::now()) {
             // A ticket has a waiter until it is returned; one that is being dropped at this moment returns it.
             if let Some(waiter) = waiting.remove(&number) {
-                waiter.send(to).ok();
+                waiter.send(reason).ok();
             }
         }
     }

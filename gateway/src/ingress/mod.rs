@@ -340,8 +340,11 @@ impl Ingress {
             return Err(self.no_receipt().into());
         }
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
-        let origin =
-            if session.get_header(headers::SPILLOVER).is_some() { TrafficOrigin::Spillover } else { TrafficOrigin::Local };
+        let origin = if session.get_header(headers::SPILLOVER).is_some() {
+            TrafficOrigin::Spillover
+        } else {
+            TrafficOrigin::Local
+        };
         let body = self.body_reader.body(session, Owner::default()).await?;
         let request = ForwardedRequest {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),

@@ -146,7 +146,9 @@ impl Ingress {
             ("desired", Kind::Gauge, "Desired replicas of a deployment, ready and provisioning.", |it| {
                 u64::from(it.decision.replicas)
             }),
-            ("provisioning", Kind::Gauge, "Replicas that are being started.", |it| u64::from(it.provisioning)),
+            ("provisioning", Kind::Gauge, "Replicas that are being started.", |it| {
+                u64::from(it.provisioning)
+            }),
             ("draining", Kind::Gauge, "Replicas that are draining.", |it| u64::from(it.draining)),
             (
                 "crashed_total",

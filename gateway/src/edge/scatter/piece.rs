@@ -10,9 +10,9 @@ use super::super::view::View;
 use super::super::watch::chance;
 use super::joining::{Arrived, PIECE_ANSWER_MAX, Source, too_much};
 use super::split::Splitter;
-use crate::request_body::Body;
+use crate::request_body::BufferedBody;
 use crate::respond::{self, Rejection};
-use crate::upstream::{UpstreamResponse, ResponseBody, Coming};
+use crate::upstream::{ResponseBody, StreamedBody, UpstreamResponse};
 use bytes::{Bytes, BytesMut};
 use gateway_core::scatter::cut::{self, Cutting, Piece};
 use gateway_core::scatter::join::{NotJoinable, Part};
@@ -117,35 +117,36 @@ impl Splitter {
         };
         let body = BufferedBody::piece(cutting.body(&request.body.bytes, piece).into(), place);
         let cost = Cost { inputs: piece.inputs.len() as u64, tokens: piece.tokens };
-        let outcome =
-            match self.forward_part(request, view, (body, cost), region, required, waiting.trail).await {
-                Ok(answered) if answered.answer.head.status.is_success() => {
-                    let Answered { answer: UpstreamResponse { head, body }, region, waited } = answered;
-                    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
-                    let attempt = waiting.trail.attempts().last();
-                    let source = Source {
-                        region,
-                        content_type: head.headers.get(CONTENT_TYPE).cloned(),
-                        revision: text(headers::MODEL_REVISION).and_then(|revision| revision.parse().ok()),
-                        attempts: waiting.trail.count(),
-                        waited,
-                        timing: RegionTiming::parse(text(headers::SERVER_TIMING).unwrap_or_default()),
-                        tokens: text(headers::TOKENS).and_then(|tokens| tokens.parse().ok()),
-                        receipt: receipts.zip(attempt).map(|(receipts, attempt)| receipts.of(attempt)),
-                    };
-                    match body {
-                        ResponseBody::Buffered(body) => self.part(cutting, &waiting.piece, source, body).await,
-                        ResponseBody::Streamed(coming) => {
-                            let declared =
-                                text(CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
-                            let bytes = declared.unwrap_or(PIECE_ANSWER_MAX);
-                            Outcome::Begun(Begun { source, coming, bytes })
-                        }
+        let outcome = match self
+            .forward_part(request, view, (body, cost), region, required, waiting.trail)
+            .await
+        {
+            Ok(answered) if answered.answer.head.status.is_success() => {
+                let Answered { answer: UpstreamResponse { head, body }, region, waited } = answered;
+                let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+                let attempt = waiting.trail.attempts().last();
+                let source = Source {
+                    region,
+                    content_type: head.headers.get(CONTENT_TYPE).cloned(),
+                    revision: text(headers::MODEL_REVISION).and_then(|revision| revision.parse().ok()),
+                    attempts: waiting.trail.count(),
+                    waited,
+                    timing: RegionTiming::parse(text(headers::SERVER_TIMING).unwrap_or_default()),
+                    tokens: text(headers::TOKENS).and_then(|tokens| tokens.parse().ok()),
+                    receipt: receipts.zip(attempt).map(|(receipts, attempt)| receipts.of(attempt)),
+                };
+                match body {
+                    ResponseBody::Buffered(body) => self.part(cutting, &waiting.piece, source, body).await,
+                    ResponseBody::Streamed(coming) => {
+                        let declared = text(CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
+                        let bytes = declared.unwrap_or(PIECE_ANSWER_MAX);
+                        Outcome::Begun(Begun { source, coming, bytes })
                     }
                 }
-                Ok(answered) => Outcome::Failed(refused(answered, cutting.field, waiting.piece.inputs.start)),
-                Err(why) => Outcome::Failed(why.into()),
-            };
+            }
+            Ok(answered) => Outcome::Failed(refused(answered, cutting.field, waiting.piece.inputs.start)),
+            Err(why) => Outcome::Failed(why.into()),
+        };
         Landed { region, waiting, outcome }
     }
 
@@ -154,7 +155,7 @@ impl Splitter {
         &self,
         request: &Request,
         view: &Arc<View>,
-        (body, cost): (Body, Cost),
+        (body, cost): (BufferedBody, Cost),
         region: RegionIndex,
         required: Option<ModelRevision>,
         trail: &mut Trail,

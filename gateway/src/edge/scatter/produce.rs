@@ -18,7 +18,7 @@ use super::joining::{Joining, Told};
 use super::piece::{Begun, Failed, Landed, Outcome, Waiting, Whole};
 use super::split::Cut;
 use super::split::Splitter;
-use crate::metrics::Piece;
+use crate::metrics::PartOutcome;
 use crate::respond::{RETRY_AFTER_MS, Rejection};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use gateway_core::scatter::cut;

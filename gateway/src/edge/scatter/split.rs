@@ -9,8 +9,8 @@ use super::super::router::Router;
 use super::super::watch::Watch;
 use super::room::Room;
 use crate::config::EdgeConfig;
+use crate::metrics::{EdgeMetrics, SplitAdmission};
 use crate::request_body::BodyReader;
-use crate::metrics::{EdgeMetrics, Turn};
 use crate::respond::Rejection;
 use crate::upstream::Upstream;
 use gateway_core::scatter::cut::{Cutting, Piece, TOKENS_AROUND};
@@ -57,7 +57,7 @@ impl Splitter {
         let Scale { piece_tokens, places } = scale;
         let turn = self.scattering.turn_now();
         if turn.is_none() && !spread::must_be_cut(inputs, tokens) {
-            self.metrics.turns.count(Turn::Whole);
+            self.metrics.split_admissions.count(SplitAdmission::Unsplit);
             return Ok(None);
         }
         let (path, body) = (request.path, request.body.bytes.clone());
@@ -67,7 +67,11 @@ impl Splitter {
         let pieces = cutting.pieces(piece_tokens);
         let worth_it = pieces.len() > 1;
         if worth_it {
-            self.metrics.turns.count(if turn.is_some() { Turn::AtOnce } else { Turn::Waited });
+            self.metrics.split_admissions.count(if turn.is_some() {
+                SplitAdmission::Immediate
+            } else {
+                SplitAdmission::Queued
+            });
         }
         Ok(worth_it.then(|| Cut { cutting: Arc::new(cutting), pieces, places, turn }))
     }
