@@ -5,7 +5,7 @@ use crate::{EXIT_FAILED, EXIT_USAGE, fail, models};
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::{EngineKind, Precision};
 use replica::cache::ModelSource;
-use replica::tune::{TuneRequest, TuneEvent, SECONDS_MIN, SECONDS_MAX};
+use replica::tune::{SECONDS_MAX, SECONDS_MIN, TuneEvent, TuneRequest};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;

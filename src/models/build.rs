@@ -9,7 +9,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use regions::{EngineKind, Precision};
 use replica::cache::{CachedModel, ModelCache, ModelSource, default_root};
 use replica::engine::tensorrt::EngineRecordV1;
-use replica::engine::tensorrt::build::{EngineBuildPlan, BUILT_WITH, BuildDirectories, SCRIPT, EngineBuildOptions, parse_built_with, plan};
+use replica::engine::tensorrt::build::{
+    BUILT_WITH, BuildDirectories, EngineBuildOptions, EngineBuildPlan, SCRIPT, parse_built_with, plan,
+};
 use replica::engine::tensorrt::record::{self, ENGINE, FILE};
 use replica::model::ModelDir;
 use std::collections::BTreeMap;
@@ -58,10 +60,14 @@ fn build(source: &ModelSource, precision: Precision, options: &BuildOptions) -> 
     }
     let work = target.with_extension("part");
     let folders = match &options.container {
-        Some(_) => BuildDirectories { model: "/model".into(), work: "/build".into(), examples: EXAMPLES.into() },
-        None => {
-            BuildDirectories { model: path.canonicalize()?, work: work.clone(), examples: options.examples.clone() }
+        Some(_) => {
+            BuildDirectories { model: "/model".into(), work: "/build".into(), examples: EXAMPLES.into() }
         }
+        None => BuildDirectories {
+            model: path.canonicalize()?,
+            work: work.clone(),
+            examples: options.examples.clone(),
+        },
     };
     let wanted = EngineBuildOptions {
         precision,
@@ -177,7 +183,12 @@ fn recreate(work: &Path) -> Result<()> {
 }
 
 /// Creates the record of the built engine and the versions of its tools.
-fn build_record(build: &EngineBuildPlan, work: &Path, digest: String, precision: Precision) -> Result<EngineRecordV1> {
+fn build_record(
+    build: &EngineBuildPlan,
+    work: &Path,
+    digest: String,
+    precision: Precision,
+) -> Result<EngineRecordV1> {
     let versions = fs::read_to_string(work.join(BUILT_WITH)).unwrap_or_default();
     let [gpu, tensorrt, tensorrt_llm] = parse_built_with(&versions).map_err(|problem| anyhow!(problem))?;
     let engine = work.join("engine");
@@ -192,7 +203,15 @@ fn build_record(build: &EngineBuildPlan, work: &Path, digest: String, precision:
     if !files.contains_key(ENGINE) {
         bail!("the tools created no {ENGINE} in {}", engine.display());
     }
-    let EngineBuildPlan { form, tensor, max_batch_size, max_batch_tokens, max_tokens, script: _, programs: _ } = build;
+    let EngineBuildPlan {
+        form,
+        tensor,
+        max_batch_size,
+        max_batch_tokens,
+        max_tokens,
+        script: _,
+        programs: _,
+    } = build;
     Ok(EngineRecordV1 {
         version: 1,
         model: digest,

@@ -4,8 +4,8 @@ use crate::cli::CheckOptions;
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use regions::{EngineKind, EngineSpec};
 use replica::cache::ModelSource;
-use replica::verify::judge::{DecisionAgreement, PrecisionRequirement, CosineDistribution, EngineVerdict};
-use replica::verify::{REFERENCE, run, available_engines};
+use replica::verify::judge::{CosineDistribution, DecisionAgreement, EngineVerdict, PrecisionRequirement};
+use replica::verify::{REFERENCE, available_engines, run};
 use std::process::ExitCode;
 
 /// Runs the command.
@@ -25,7 +25,11 @@ pub(super) fn main(options: &CheckOptions) -> ExitCode {
         println!("{source} compared with {kind} {precision}");
         verdicts.iter().for_each(|verdict| println!("{}", line(verdict)));
     }
-    if verdicts.iter().all(EngineVerdict::holds) { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
+    if verdicts.iter().all(EngineVerdict::holds) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_CHECK_FAILED)
+    }
 }
 
 /// Validates the options; returns the model and the requested engines.
@@ -88,7 +92,8 @@ fn json(verdict: &EngineVerdict) -> serde_json::Value {
     let spread = cosines.map(|CosineDistribution { count, mean, least, hundredth, tenth, median }| {
         serde_json::json!({"count": count, "mean": mean, "least": least, "p1": hundredth, "p10": tenth, "p50": median})
     });
-    let agreement = agreement.map(|DecisionAgreement { same, all }| serde_json::json!({"same": same, "all": all}));
+    let agreement =
+        agreement.map(|DecisionAgreement { same, all }| serde_json::json!({"same": same, "all": all}));
     serde_json::json!({
         "engine": kind.as_str(),
         "precision": precision.as_str(),
