@@ -36,7 +36,13 @@ impl Models {
     }
 
     /// Adds a model of the golden tests, and an engine of the stand-in with these lines. `change` edits its record.
-    fn add(&self, family: &str, form: Form, lines: &str, change: impl FnOnce(&mut EngineRecordV1)) -> PathBuf {
+    fn add(
+        &self,
+        family: &str,
+        form: Form,
+        lines: &str,
+        change: impl FnOnce(&mut EngineRecordV1),
+    ) -> PathBuf {
         // All models share one tokenizer, which only some directories contain.
         let tokenizer = ["tokenizer.json", "tokenizer_config.json"];
         copy(&fixture("families/bert"), &self.folder.path().join(family), &tokenizer);
@@ -225,7 +231,11 @@ async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
     let info = world.get("/deployments/embed/info").await.body;
     let (engine, accelerator) = (&info["engine"], &info["engine"]["accelerator"]);
     assert_eq!((&engine["kind"], &engine["precision"]), (&json!("tensorrt-llm"), &json!("f16")), "{info}");
-    assert_eq!((&accelerator["test_double"], &accelerator["gpu"]), (&json!(true), &json!("stand-in")), "{info}");
+    assert_eq!(
+        (&accelerator["test_double"], &accelerator["gpu"]),
+        (&json!(true), &json!("stand-in")),
+        "{info}"
+    );
     // One iteration to warm up, and two for three texts.
     assert_eq!((&accelerator["iterations"], &accelerator["completed"]), (&json!(3), &json!(4)), "{info}");
     assert_eq!(accelerator["tensorrt_llm"], environment().tensorrt_llm);
