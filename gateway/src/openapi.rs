@@ -9,8 +9,8 @@ use gateway_core::endpoint::{Endpoint, ModelField};
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::cut;
 
-use replica_core::wire::api::{Header, OPERATIONS, ApiOperation, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
-use replica_core::wire::body::{Field, FieldKind, BodySchema};
+use replica_core::wire::api::{ApiOperation, Header, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
+use replica_core::wire::body::{BodySchema, Field, FieldKind};
 use replica_core::wire::error::{Dialect, ErrorCode};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -329,8 +329,9 @@ pub fn markdown() -> String {
          for and use the model's prompt for that, or its default prompt where it has none.\n\n\
          ## Headers of requests\n\n| header | description |\n|---|---|\n",
     );
-    let row =
-        |page: &mut String, name: &str, description: &str| page.push_str(&format!("| `{name}` | {description} |\n"));
+    let row = |page: &mut String, name: &str, description: &str| {
+        page.push_str(&format!("| `{name}` | {description} |\n"))
+    };
     for (name, description) in REQUEST_HEADERS {
         row(&mut page, name, description);
     }

@@ -27,7 +27,7 @@ pub(super) type DeadlineKey = (Instant, BatchRequestId);
 pub(super) type RoundKey = (u64, BatchRequestId);
 
 /// Request with queued inputs.
-pub(super) struct QueuedRequest<C> {
+pub(super) struct FairQueueEntry<C> {
     pub(super) class: C,
     pub(super) deadline: Option<Instant>,
     urgent_at: Instant,
@@ -50,7 +50,7 @@ pub(super) enum Urgency {
 /// Queued requests of one priority.
 pub(super) struct FairQueue<C> {
     starvation_limit: Duration,
-    waiting: BTreeMap<BatchRequestId, QueuedRequest<C>>,
+    waiting: BTreeMap<BatchRequestId, FairQueueEntry<C>>,
     turns: BTreeSet<RoundKey>,
     deadlines: BTreeSet<DeadlineKey>,
     urgent_at: BTreeSet<DeadlineKey>,
@@ -80,10 +80,10 @@ impl<C: Copy> FairQueue<C> {
         self.turns.insert((turn, request));
         self.urgent_at.insert((urgent_at, request));
         self.deadlines.extend(deadline.map(|deadline| (deadline, request)));
-        self.waiting.insert(request, QueuedRequest { class, deadline, urgent_at, turn, jobs, left });
+        self.waiting.insert(request, FairQueueEntry { class, deadline, urgent_at, turn, jobs, left });
     }
 
-    pub(super) fn remove(&mut self, request: BatchRequestId) -> Option<QueuedRequest<C>> {
+    pub(super) fn remove(&mut self, request: BatchRequestId) -> Option<FairQueueEntry<C>> {
         let waiting = self.waiting.remove(&request)?;
         self.turns.remove(&(waiting.turn, request));
         self.urgent_at.remove(&(waiting.urgent_at, request));
@@ -173,7 +173,7 @@ impl<C: Copy> FairQueue<C> {
     }
 }
 
-impl<C> QueuedRequest<C> {
+impl<C> FairQueueEntry<C> {
     /// Returns the jobs of its outstanding inputs; some of them may have started.
     pub(super) fn jobs(&self) -> impl Iterator<Item = JobId> + '_ {
         self.jobs.iter().copied()

@@ -32,13 +32,13 @@ pub(super) struct RequestScheduler {
 struct Entry {
     slot: Arc<ResultSlot>,
     tokens: Vec<i32>,
-    state: RequestState,
+    state: SubmissionState,
     /// Cancelled by the caller, and still in the executor.
     abandoned: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RequestState {
+enum SubmissionState {
     /// Queued here.
     Queued,
     /// Being submitted to the executor.
@@ -98,7 +98,7 @@ impl RequestScheduler {
         let tag = self.next_tag;
         self.next_tag += 1;
         let at_once = !self.is_retrying();
-        let state = if at_once { RequestState::Submitting } else { RequestState::Queued };
+        let state = if at_once { SubmissionState::Submitting } else { SubmissionState::Queued };
         if !at_once {
             self.held_back.push_back(tag);
         }
@@ -111,7 +111,7 @@ impl RequestScheduler {
     /// may have ended already.
     pub(super) fn submitted(&mut self, tag: u64, id: u64) -> bool {
         self.entries.get_mut(&tag).is_some_and(|entry| {
-            entry.state = RequestState::Submitted(id);
+            entry.state = SubmissionState::Submitted(id);
             entry.abandoned
         })
     }
@@ -141,7 +141,7 @@ impl RequestScheduler {
             ExecutorResponse::Failed(message) if retried => Err(ExecutorError::BatchFailed(message)),
             ExecutorResponse::Failed(_) if entry.abandoned => Err(ExecutorError::Cancelled),
             ExecutorResponse::Failed(_) => {
-                entry.state = RequestState::Queued;
+                entry.state = SubmissionState::Queued;
                 self.suspects.push_back(tag);
                 return None;
             }
@@ -164,7 +164,7 @@ impl RequestScheduler {
             return None;
         };
         let entry = self.entries.get_mut(&tag)?;
-        entry.state = RequestState::Submitting;
+        entry.state = SubmissionState::Submitting;
         Some(Submission { tag, tokens: entry.tokens.clone() })
     }
 
@@ -178,9 +178,9 @@ impl RequestScheduler {
         let entry = self.entries.get_mut(&tag)?;
         entry.abandoned = true;
         match entry.state {
-            RequestState::Submitted(id) => Some(id),
-            RequestState::Submitting => None,
-            RequestState::Queued => {
+            SubmissionState::Submitted(id) => Some(id),
+            SubmissionState::Submitting => None,
+            SubmissionState::Queued => {
                 self.entries.remove(&tag);
                 self.held_back.retain(|held_back| *held_back != tag);
                 self.suspects.retain(|suspect| *suspect != tag);
@@ -197,8 +197,8 @@ impl RequestScheduler {
         self.retried = None;
         let ended = std::mem::take(&mut self.entries);
         let ids = ended.values().filter_map(|entry| match entry.state {
-            RequestState::Submitted(id) => Some(id),
-            RequestState::Queued | RequestState::Submitting => None,
+            SubmissionState::Submitted(id) => Some(id),
+            SubmissionState::Queued | SubmissionState::Submitting => None,
         });
         let ids = ids.collect();
         (ended.into_values().map(|entry| entry.slot).collect(), ids)
@@ -223,7 +223,7 @@ impl RequestScheduler {
     }
 
     fn submitted_count(&self) -> usize {
-        self.entries.values().filter(|entry| entry.state != RequestState::Queued).count()
+        self.entries.values().filter(|entry| entry.state != SubmissionState::Queued).count()
     }
 }
 

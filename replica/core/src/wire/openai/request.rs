@@ -465,7 +465,7 @@ mod tests {
         check(r#"{"model": 3, "input": "a"}"#, ErrorCode::InvalidValue, Some("model"), "`model`");
         for dimensions in ["-1", "1.5", "\"384\""] {
             let body = format!(r#"{{"model": "m", "input": "a", "dimensions": {dimensions}}}"#);
-            check(&body, ErrorCode::InvalidValue, Some("dimensions"), "whole number");
+            check(&body, ErrorCode::InvalidValue, Some("dimensions"), "positive integer");
         }
         let both = r#"{"model": "m", "input": "a", "prompt_name": "q", "input_type": "query"}"#;
         check(both, ErrorCode::InvalidValue, Some("input_type"), "prompt_name");
