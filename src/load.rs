@@ -3,8 +3,8 @@
 use crate::cli::{CompareOptions, LoadCommand, LoadOptions};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
-use loadtest::find::{Wanted, find};
-use loadtest::record::Snapshot;
+use loadtest::find_capacity::{CapacitySearchOptions, find_capacity};
+use loadtest::record::RunSnapshot;
 use loadtest::report::compare::Comparison;
 use loadtest::{Options, RawOptions, Report};
 use std::future::Future;
@@ -41,12 +41,12 @@ pub(crate) fn main(options: LoadOptions) -> ExitCode {
         Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
     if find_capacity {
-        return match Wanted::check(options) {
-            Ok(wanted) => runtime.block_on(capacity(wanted, outputs.json)),
+        return match CapacitySearchOptions::check(options) {
+            Ok(search_options) => runtime.block_on(capacity(search_options, outputs.json)),
             Err(problems) => fail(EXIT_USAGE, &problems),
         };
     }
-    let (mut view, began) = (LoadProgress::new(options.lasts()), SystemTime::now());
+    let (mut view, began) = (LoadProgress::new(options.duration()), SystemTime::now());
     let report = match runtime.block_on(loadtest::run(options, |snapshot| view.show(snapshot), interrupted()))
     {
         Ok(report) => report,
@@ -127,15 +127,15 @@ async fn interrupted() {
     }
 }
 
-async fn capacity(wanted: Wanted, json: bool) -> ExitCode {
-    let view = std::cell::RefCell::new(LoadProgress::new(wanted.lasts()));
-    let on_attempt = |tried: &loadtest::find::Tried| {
+async fn capacity(search_options: CapacitySearchOptions, json: bool) -> ExitCode {
+    let view = std::cell::RefCell::new(LoadProgress::new(search_options.duration()));
+    let on_trial = |trial: &loadtest::find_capacity::Trial| {
         let mut view = view.borrow_mut();
         view.reset();
-        view.print_line(&tried.line());
+        view.print_line(&trial.line());
     };
     let found: std::pin::Pin<Box<dyn Future<Output = _>>> =
-        Box::pin(find(wanted, on_attempt, |snapshot| view.borrow_mut().show(snapshot)));
+        Box::pin(find_capacity(search_options, on_trial, |snapshot| view.borrow_mut().show(snapshot)));
     let found = tokio::select! {
         found = found => found,
         () = interrupted() => return fail(EXIT_FAILED, &["interrupted before a capacity was found".to_owned()]),
@@ -218,10 +218,10 @@ impl LoadProgress {
         LoadProgress { bar, next_line: PROGRESS_LINE_PERIOD, counted: (Duration::ZERO, 0, 0.0) }
     }
 
-    fn show(&mut self, snapshot: &Snapshot) {
+    fn show(&mut self, snapshot: &RunSnapshot) {
         let millis =
             |duration: Option<Duration>| duration.map_or(0.0, |duration| duration.as_secs_f64() * 1e3);
-        let Snapshot { elapsed, in_flight, ok, failed, p50, p99, .. } = snapshot;
+        let RunSnapshot { elapsed, in_flight, ok, failed, p50, p99, .. } = snapshot;
         let (p50, p99) = (millis(*p50), millis(*p99));
         let rate = self.rate(*elapsed, ok + failed);
         let line = format!(

@@ -146,10 +146,11 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
         Ok(config) => config,
         Err(problems) => return invalid(&options.config, problems),
     };
-    let keeper = match std::env::var(heartbeat::VARIABLE).ok().map(|value| HeartbeatFile::parse(&value)).transpose() {
-        Ok(keeper) => keeper,
-        Err(problem) => return fail(EXIT_USAGE, &[problem]),
-    };
+    let keeper =
+        match std::env::var(heartbeat::VARIABLE).ok().map(|value| HeartbeatFile::parse(&value)).transpose() {
+            Ok(keeper) => keeper,
+            Err(problem) => return fail(EXIT_USAGE, &[problem]),
+        };
     let region = options.region.clone();
     run(async |stop| {
         let shutdown = stopped_or_abandoned(stop, keeper);

@@ -7,7 +7,7 @@
 //! from the scheduled start of each request, and the number of responses from the slow region.
 
 use crate::scene::{FleetSpec, World};
-use loadtest::record::{Group, Served};
+use loadtest::record::{Group, ServingRegions};
 use loadtest::{Options, Report};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -74,7 +74,7 @@ fn print(slow: usize, reports: &[Report]) {
     println!(
         "| second | requests | failed | p50 ms | p99 ms | relative to before | responses from the slow region |\n|---:|---:|---:|---:|---:|---:|---:|"
     );
-    let here = Served::By(REGIONS[SLOW].parse().unwrap());
+    let here = ServingRegions::One(REGIONS[SLOW].parse().unwrap());
     for (second, group) in seconds.iter().enumerate() {
         let answered = reports
             .iter()

@@ -1,12 +1,12 @@
-//! When requests start: a timetable that is fixed by its seed before the first request is sent.
+//! Arrival schedule: intended starts of requests, determined by a seed before the first request is sent.
 //!
-//! A timetable is an iterator of intended starts, as time since the start of the run. It knows no clock and does not
-//! learn how the run goes, which is what makes the loop open.
+//! A schedule is an iterator of intended starts, as time since the start of the run. It has no clock and no feedback
+//! from the run; this makes the loop open.
 //!
-//! It goes through a [`Profile`] by count: the i-th request of the constant timetable is due when the profile has called
-//! for i requests, rather than an interval after the one before it, so that rounding does not accumulate over a day.
-//! The Poisson timetable draws exponential steps between the counts, which is how independent callers arrive: the same
-//! rate at every moment, with the bursts that a constant rate never shows.
+//! The schedule follows a [`RateProfile`] by count: the i-th request of the constant process is due when the profile's
+//! cumulative count reaches i, instead of one interval after the previous request, so that rounding errors do not
+//! accumulate over a day. The Poisson process draws exponential steps between counts, as independent clients arrive:
+//! the same rate at every moment, with bursts that a constant rate never shows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,14 +15,14 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::profile::Profile;
+use crate::profile::RateProfile;
 
-/// How the gaps between requests are distributed.
+/// Distribution of the gaps between requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalProcess {
     /// Equal gaps.
     Constant,
-    /// Exponential gaps: callers that know nothing of each other.
+    /// Exponential gaps, as of independent clients.
     Poisson,
 }
 
@@ -47,23 +47,23 @@ impl fmt::Display for ArrivalProcess {
     }
 }
 
-/// The intended starts of one task, in order, each as time since the start of the run.
-pub struct Timetable(Box<dyn Iterator<Item = Duration> + Send>);
+/// Intended starts of one task, in order, as time since the start of the run.
+pub struct ArrivalSchedule(Box<dyn Iterator<Item = Duration> + Send>);
 
-impl Timetable {
-    /// The timetable of `process` through `profile`. Equal arguments give equal timetables.
-    pub fn new(process: ArrivalProcess, profile: Profile, seed: u64) -> Timetable {
+impl ArrivalSchedule {
+    /// Creates the schedule of `process` along `profile`. Equal arguments give equal schedules.
+    pub fn new(process: ArrivalProcess, profile: RateProfile, seed: u64) -> ArrivalSchedule {
         let rng = SmallRng::seed_from_u64(seed);
-        Timetable(Box::new(Drawn { process, profile, number: 0, poisson_count: 0.0, rng }))
+        ArrivalSchedule(Box::new(ProfileSchedule { process, profile, number: 0, poisson_count: 0.0, rng }))
     }
 
-    /// These starts, in order.
-    pub fn recorded(starts: impl Iterator<Item = Duration> + Send + 'static) -> Timetable {
-        Timetable(Box::new(starts))
+    /// Creates a schedule from recorded starts, in order.
+    pub fn recorded(starts: impl Iterator<Item = Duration> + Send + 'static) -> ArrivalSchedule {
+        ArrivalSchedule(Box::new(starts))
     }
 }
 
-impl Iterator for Timetable {
+impl Iterator for ArrivalSchedule {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -71,29 +71,29 @@ impl Iterator for Timetable {
     }
 }
 
-impl fmt::Debug for Timetable {
+impl fmt::Debug for ArrivalSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Timetable")
+        f.write_str("ArrivalSchedule")
     }
 }
 
-/// A timetable that goes through a profile.
-struct Drawn {
+/// Schedule along a rate profile.
+struct ProfileSchedule {
     process: ArrivalProcess,
-    profile: Profile,
+    profile: RateProfile,
     number: u64,
     poisson_count: f64,
     rng: SmallRng,
 }
 
-impl Iterator for Drawn {
+impl Iterator for ProfileSchedule {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
         let count = match self.process {
             ArrivalProcess::Constant => self.number as f64,
             ArrivalProcess::Poisson => {
-                // 1 - u lies in (0, 1], where the logarithm is finite.
+                // 1 - u is in (0, 1], where the logarithm is finite.
                 let u: f64 = self.rng.random();
                 self.poisson_count += -(1.0 - u).ln();
                 self.poisson_count
@@ -101,8 +101,8 @@ impl Iterator for Drawn {
         };
         self.number += 1;
         let start = Duration::from_secs_f64(self.profile.when(count)?);
-        // Rounded to the nanosecond, the last start can fall onto the end.
-        (start < self.profile.lasts()).then_some(start)
+        // After rounding to nanoseconds, the last start can coincide with the end.
+        (start < self.profile.duration()).then_some(start)
     }
 }
 
@@ -117,11 +117,11 @@ mod tests {
     }
 
     fn through(process: ArrivalProcess, text: &str, seed: u64) -> Vec<Duration> {
-        Timetable::new(process, profile(text), seed).collect()
+        ArrivalSchedule::new(process, profile(text), seed).collect()
     }
 
     #[test]
-    fn a_hundred_a_second_for_thirty_seconds_are_three_thousand_ten_milliseconds_apart() {
+    fn a_constant_rate_has_equal_gaps() {
         let starts = starts(ArrivalProcess::Constant, 100.0, 30_000, 1);
         assert_eq!(starts.len(), 3000);
         assert_eq!(starts[0], Duration::ZERO);
@@ -134,14 +134,15 @@ mod tests {
         let gaps: Vec<f64> = starts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
-        // 20 000 gaps: the mean's standard error is 0.7 %, that of the spread 1 %; four of each are allowed.
+        // 20 000 gaps: the standard error of the mean is 0.7 %, that of the deviation 1 %; four standard errors are
+        // allowed.
         assert!((mean * 1000.0 - 1.0).abs() < 0.03, "mean gap {mean}");
         assert!((variance.sqrt() / mean - 1.0).abs() < 0.04, "spread {} of mean {mean}", variance.sqrt());
     }
 
-    /// How many start in each stage: a surge is there, on time, and nothing is lost at its edges.
+    /// Counts the starts of each stage: the surge is present and on time, and no request is lost at a boundary.
     #[test]
-    fn each_stage_has_the_requests_that_it_calls_for() {
+    fn each_stage_has_its_requests() {
         let text = "100 for 10s, 300 for 10s, 0 for 5s, 0 to 100 for 10s";
         let counts = |process, seed| {
             let mut counts = [0; 4];
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(counts(ArrivalProcess::Constant, 0), [1000, 3000, 0, 500]);
         let drawn = counts(ArrivalProcess::Poisson, 3);
         for (count, expected) in drawn.into_iter().zip([1000.0_f64, 3000.0, 0.0, 500.0]) {
-            // Four times what a Poisson count scatters.
+            // Four standard deviations of a Poisson count.
             assert!((f64::from(count) - expected).abs() <= 4.0 * expected.sqrt(), "{drawn:?}");
         }
     }
@@ -162,9 +163,9 @@ mod tests {
         #[test]
         fn starts_go_forward_through_any_profile(poisson: bool, profile in profiles(), seed: u64) {
             let process = if poisson { ArrivalProcess::Poisson } else { ArrivalProcess::Constant };
-            let starts: Vec<Duration> = Timetable::new(process, profile.clone(), seed).collect();
+            let starts: Vec<Duration> = ArrivalSchedule::new(process, profile.clone(), seed).collect();
             prop_assert!(starts.is_sorted());
-            prop_assert!(starts.iter().all(|start| *start < profile.lasts()));
+            prop_assert!(starts.iter().all(|start| *start < profile.duration()));
         }
 
         #[test]
@@ -181,12 +182,12 @@ mod tests {
         fn a_constant_rate_sends_rate_times_duration(rate in 0.1_f64..5000.0, duration_ms in 1_u64..2000) {
             let expected = (rate * duration_ms as f64 / 1000.0).ceil();
             let sent = starts(ArrivalProcess::Constant, rate, duration_ms, 0).len() as f64;
-            // One either way, for a product that falls onto a whole number only after rounding.
+            // A tolerance of one, for a product that is a whole number only after rounding.
             prop_assert!((sent - expected).abs() <= 1.0, "{sent} instead of {expected}");
         }
 
         #[test]
-        fn a_seed_decides_the_timetable(seed: u64) {
+        fn the_seed_determines_the_schedule(seed: u64) {
             let first = starts(ArrivalProcess::Poisson, 100.0, 1000, seed);
             prop_assert_eq!(&first, &starts(ArrivalProcess::Poisson, 100.0, 1000, seed));
             prop_assert_ne!(first, starts(ArrivalProcess::Poisson, 100.0, 1000, seed.wrapping_add(1)));

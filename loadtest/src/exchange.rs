@@ -1,81 +1,83 @@
-//! How one request went, from its intended start to its outcome.
+//! Outcome of one request, from its intended start on.
 //!
-//! Nothing is hidden: an answer is not asked for again and no redirect is followed. The one exception is harmless: a request
-//! for which a kept connection turns out to be closed *before a byte was sent* takes another connection, as with every HTTP
-//! client.
+//! Requests are not retried and redirects are not followed. The one exception is harmless: if a kept connection turns
+//! out to be closed *before a byte was sent*, the request uses another connection, as in every HTTP client.
 //!
-//! A request's clock ends when the last byte of the answer is here. Checking the answer comes after, so that our own
-//! parsing is not counted as their latency.
+//! The latency ends when the last byte of the response is received. Validation follows, so that its cost does not
+//! count as the server's latency.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use replica_core::wire::error::ErrorCode;
 
-use crate::answer::Rubbish;
 use crate::pace::IntendedStart;
 use crate::priority::Priority;
-use crate::record::Served;
+use crate::record::ServingRegions;
+use crate::response::ResponseDefect;
 
-/// Why a request failed.
+/// Cause of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Failure {
-    /// As many requests as may be were in flight already.
+pub enum RequestFailure {
+    /// The limit of requests in flight was reached.
     NotSent,
-    /// No connection came about.
+    /// The connection could not be established.
     Unreachable,
-    /// The connection ended before the answer did.
-    BrokenOff,
-    /// There was no whole answer in time.
+    /// The connection was closed before the response was complete.
+    ConnectionClosed,
+    /// The response was not complete before the timeout.
     Timeout,
-    /// The server said no.
-    Refused {
-        /// Its status.
+    /// The server responded with an error status.
+    ErrorStatus {
+        /// Status code.
         status: u16,
-        /// Its code, where it is Meridian's.
+        /// Error code, if it is one of Meridian's.
         code: Option<ErrorCode>,
     },
-    /// The server said yes, with something that is not an answer.
-    Rubbish(Rubbish),
+    /// The response has status 200 and an invalid body, or is not valid HTTP.
+    InvalidResponse(ResponseDefect),
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for RequestFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::NotSent => f.write_str("not sent: too many in flight"),
-            Failure::Unreachable => f.write_str("no connection"),
-            Failure::BrokenOff => f.write_str("connection broken off"),
-            Failure::Timeout => f.write_str("no answer in time"),
-            Failure::Refused { status, code: Some(code) } => write!(f, "{status} {}", code.as_str()),
-            Failure::Refused { status, code: None } => write!(f, "{status}"),
-            Failure::Rubbish(what) => write!(f, "rubbish: {what}"),
+            RequestFailure::NotSent => f.write_str("not sent: too many requests in flight"),
+            RequestFailure::Unreachable => f.write_str("connection failed"),
+            RequestFailure::ConnectionClosed => f.write_str("connection closed"),
+            RequestFailure::Timeout => f.write_str("timeout"),
+            RequestFailure::ErrorStatus { status, code: Some(code) } => {
+                write!(f, "{status} {}", code.as_str())
+            }
+            RequestFailure::ErrorStatus { status, code: None } => write!(f, "{status}"),
+            RequestFailure::InvalidResponse(defect) => write!(f, "invalid response: {defect}"),
         }
     }
 }
 
-/// How one request went.
+/// Measurement of one request.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// The task that it belongs to, by its place.
+    /// Index of its task.
     pub task: usize,
-    /// The priority that it asked for.
+    /// Priority of the request.
     pub priority: Priority,
-    /// When it should have started, since the start of the run.
+    /// Intended start, since the start of the run.
     pub intended: Duration,
-    /// How much later than that the generator really started it.
+    /// Delay of the actual start, caused by the generator.
     pub lag: Duration,
-    /// From the intended start to the last byte of the answer, or to the failure; none if it was never sent.
+    /// Time from the intended start to the last byte of the response, or to the failure; `None` if the request was not
+    /// sent.
     pub latency: Option<Duration>,
-    /// Who answered, where the answer says so.
-    pub served: Served,
-    /// Whether the gateway had to ask more than once.
+    /// Regions that served the request, according to the response.
+    pub served: ServingRegions,
+    /// Whether the gateway needed more than one attempt.
     pub retried: bool,
-    /// Success, or why not.
-    pub outcome: Result<(), Failure>,
+    /// Success, or cause of the failure.
+    pub outcome: Result<(), RequestFailure>,
 }
 
 impl Sample {
-    /// The request of `intended`, which found at `now` that as many others as may be were in flight.
+    /// Creates the sample of a request that was not sent because the limit of requests in flight was reached.
     pub fn not_sent(intended: IntendedStart, priority: Priority, now: Instant) -> Sample {
         Sample {
             task: intended.task,
@@ -83,9 +85,9 @@ impl Sample {
             intended: intended.offset,
             lag: now.saturating_duration_since(intended.at),
             latency: None,
-            served: Served::Unnamed,
+            served: ServingRegions::Unknown,
             retried: false,
-            outcome: Err(Failure::NotSent),
+            outcome: Err(RequestFailure::NotSent),
         }
     }
 }

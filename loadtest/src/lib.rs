@@ -1,36 +1,37 @@
-//! Load from outside: what would a crowd of callers see?
+//! Load generator, bulk client and drills for an embeddings endpoint.
 //!
-//! The generator is *open loop*. A crowd does not wait for the last answer before the next person asks, so every
-//! request has an intended start that is fixed before the run ([`arrival`]), starts then whatever earlier answers do
+//! The generator is *open loop*. Independent clients do not wait for each other's responses, so every request has an
+//! intended start that is fixed before the run ([`arrival`]). It starts then, whatever the state of earlier requests
 //! ([`pace`]), and its latency counts from that intended start. A server that stalls for a second therefore shows the
-//! stall in every request that a caller would have made meanwhile; a closed loop of N callers would have asked N
-//! times and called it a good second (this is *coordinated omission*).
+//! stall in every request that a client would have sent during it. A closed loop of N callers sends only N requests
+//! during the stall and reports good latencies; this error is known as *coordinated omission*.
 //!
-//! Nothing is forgotten: a request that cannot start, because [`options::IN_FLIGHT_MAX`] others have not been answered, is a
-//! failed request in the report; an answer counts as ok only after its rows were checked ([`answer`]); and how late the
-//! generator itself was is measured and printed with the rest. Who wants a closed loop can have one, beside which the
-//! report says what it is.
+//! Every request is accounted for. A request that cannot start because [`options::IN_FLIGHT_MAX`] others are in flight
+//! is a failed request in the report; a response counts as ok only after its rows were checked ([`response`]); and the
+//! generator's own lag is measured and printed with the rest. A closed loop is available on request, and the report
+//! names it as such.
 //!
-//! Reading order: [`options`] (what is asked for, checked), [`task`] and [`workload`] (what is done at once, and what requests
-//! carry), [`profile`] (how many a second), [`arrival`] (when), [`pace`] (what is due now), `engine` (all requests and their
-//! answers), [`exchange`] and [`answer`] (one of them), [`run`](run()) (a whole run), [`record`] (what is kept), [`slo`] and
-//! [`capacity`] (was it good, and how much of it would be), and [`report`] (what is shown). [`drill`] says
-//! what is done to a system under load, and what must hold.
+//! Reading order: [`options`] (the validated settings of a run), [`task`] and [`workload`] (concurrent tasks and the
+//! content of their requests), [`profile`] (request rate over time), [`arrival`] (intended starts), [`pace`] (requests
+//! that are due), `generator` (sends requests and reads responses), [`exchange`] and [`response`] (one request),
+//! [`run`](run()) (a whole run), [`record`] (statistics), [`slo`] and [`capacity`] (objectives, and the highest rate
+//! that meets one), and [`report`]. [`drill`] defines fault injections under load and the expectations that are
+//! checked afterwards.
 
-pub mod answer;
 pub mod arrival;
 pub mod capacity;
 pub mod client;
 pub mod drill;
-mod engine;
 pub mod exchange;
-pub mod find;
+pub mod find_capacity;
+mod generator;
 pub mod options;
 pub mod pace;
 pub mod priority;
 pub mod profile;
 pub mod record;
 pub mod report;
+pub mod response;
 mod run;
 mod scan;
 pub mod slo;
@@ -39,6 +40,6 @@ mod trust;
 pub mod workload;
 
 pub use options::{Options, RawOptions};
-pub use record::{Mark, Snapshot};
+pub use record::{Mark, RunSnapshot};
 pub use report::Report;
-pub use run::{CannotStart, run};
+pub use run::{RunError, run};

@@ -1,18 +1,18 @@
-//! The two priorities of an endpoint, as a request asks for them.
+//! Priorities of requests.
 
 use std::fmt;
 
-/// Who waits for an answer.
+/// Priority of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// A person, or a program on a person's behalf.
+    /// A user waits for the response.
     Interactive,
-    /// Nobody in particular: a backfill.
+    /// Background work such as a backfill.
     Bulk,
 }
 
 impl Priority {
-    /// As the header has it.
+    /// Returns the value of the priority header.
     pub fn as_str(self) -> &'static str {
         match self {
             Priority::Interactive => "interactive",

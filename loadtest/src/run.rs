@@ -1,4 +1,4 @@
-//! A whole run: looks whether anybody is there, lets the engine run on a thread of its own, and watches it.
+//! Execution of a run: checks that the target is reachable, runs the generator on its own thread, and reports progress.
 
 use std::future::Future;
 use std::io;
@@ -11,70 +11,71 @@ use rustls::pki_types::ServerName;
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::engine::stream::Tls;
-use crate::engine::{Engine, Shared, Target};
+use crate::generator::transport::TlsTarget;
+use crate::generator::{ConnectTarget, Generator, SharedState};
 use crate::options::Options;
-use crate::record::{Record, Snapshot};
+use crate::record::{Record, RunSnapshot};
 use crate::report::Report;
 
-/// How often a run says how it goes: quick enough for a bar that moves, rare enough to cost nothing.
+/// Interval of progress reports: short enough for a smooth progress bar, long enough to have no measurable cost.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// The run did not start, or could not go on.
+/// Error that prevents or aborts a run.
 #[derive(Debug, thiserror::Error)]
-pub enum CannotStart {
-    /// Nobody listens at the target.
-    #[error("nothing answers at {target}: {source}; is it up, and is the port right?")]
+pub enum RunError {
+    /// The target does not accept connections.
+    #[error("cannot connect to {target}: {source}; check that the server is running and the port is correct")]
     Unreachable {
-        /// Where requests would have gone.
+        /// URL of the target.
         target: String,
-        /// What the attempt to connect said.
+        /// Error of the connection attempt.
         source: io::Error,
     },
-    /// Somebody listens, who does not prove to be the one.
-    #[error("{target} does not prove who it is: {source}; --cacert names the authority to believe")]
+    /// The target's certificate is not trusted.
+    #[error("certificate of {target} is not trusted: {source}; pass its CA certificate with --cacert")]
     NotTrusted {
-        /// Where requests would have gone.
+        /// URL of the target.
         target: String,
-        /// What the handshake said.
+        /// Error of the handshake.
         source: io::Error,
     },
-    /// The machine gives no thread, or nothing to wait with.
-    #[error("no thread for the generator: {0}")]
+    /// The thread or its epoll instance could not be created.
+    #[error("cannot start the generator thread: {0}")]
     NoThread(io::Error),
 }
 
-/// Runs the load that `options` ask for. `progress` is called five times a second and once at the end; when
-/// `shutdown` completes no further request is started, and those in flight are waited for, at most their time-out.
+/// Runs the load described by `options`. `progress` is called five times a second and once at the end. When `shutdown`
+/// completes, no further request is started, and requests in flight are awaited, at most for their timeout.
 pub async fn run(
     options: Options,
-    mut progress: impl FnMut(&Snapshot),
+    mut progress: impl FnMut(&RunSnapshot),
     shutdown: impl Future<Output = ()>,
-) -> Result<Report, CannotStart> {
+) -> Result<Report, RunError> {
     let target = {
         let (options, failed) =
-            (options.clone(), |error: tokio::task::JoinError| CannotStart::NoThread(error.into()));
-        tokio::task::spawn_blocking(move || reach(&options)).await.map_err(failed)??
+            (options.clone(), |error: tokio::task::JoinError| RunError::NoThread(error.into()));
+        tokio::task::spawn_blocking(move || connect_target(&options)).await.map_err(failed)??
     };
     let record = Record::of(options.tasks.iter().map(|task| task.pacing.ends()));
-    let shared = Arc::new(Shared::new(&options, record));
-    let (start, duration) = (Instant::now(), options.lasts());
+    let shared = Arc::new(SharedState::new(&options, record));
+    let (start, duration) = (Instant::now(), options.duration());
     let snapshot = || {
         let in_flight = shared.in_flight.load(Ordering::Relaxed);
-        Snapshot::of(&shared.record(), in_flight as u64, start.elapsed(), duration)
+        RunSnapshot::of(&shared.record(), in_flight as u64, start.elapsed(), duration)
     };
 
-    let engine = Engine::new(&options, target, Arc::clone(&shared), start).map_err(CannotStart::NoThread)?;
+    let generator =
+        Generator::new(&options, target, Arc::clone(&shared), start).map_err(RunError::NoThread)?;
     let (ended, mut end) = oneshot::channel();
     let thread = std::thread::Builder::new().name("generator".to_owned());
     let thread = thread.spawn(move || {
-        let all = engine.run();
-        // Whoever waited for it may have been dropped.
-        let _gone = ended.send(());
+        let all = generator.run();
+        // The receiver may have been dropped.
+        let _receiver_dropped = ended.send(());
         all
     });
-    let stop = StopsWhenDropped(&shared);
-    let thread = thread.map_err(CannotStart::NoThread)?;
+    let stop = StopOnDrop(&shared);
+    let thread = thread.map_err(RunError::NoThread)?;
 
     let mut stopped = false;
     let mut shutdown = std::pin::pin!(shutdown);
@@ -91,8 +92,8 @@ pub async fn run(
         }
     }
     let elapsed = start.elapsed();
-    // It has said that it is at its end, so this does not wait.
-    let to_the_end = thread.join().expect("the generator does not panic").map_err(CannotStart::NoThread)?;
+    // The thread has signalled its end, so `join` does not block.
+    let to_the_end = thread.join().expect("the generator does not panic").map_err(RunError::NoThread)?;
     progress(&snapshot());
     drop(stop);
 
@@ -100,33 +101,33 @@ pub async fn run(
     Ok(Report { options, elapsed, stopped_early: !to_the_end, record, marks: Vec::new() })
 }
 
-/// Ends the generator with the run that was dropped.
-struct StopsWhenDropped<'a>(&'a Shared);
+/// Stops the generator when the run's future is dropped.
+struct StopOnDrop<'a>(&'a SharedState);
 
-impl Drop for StopsWhenDropped<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// One connection, thrown away: a run of thirty seconds against a wrong port helps nobody. It says also which of the
-/// addresses of a name requests go to.
-fn reach(options: &Options) -> Result<Target, CannotStart> {
+/// Opens and closes one connection, so that a wrong port is detected before the run. Also selects one of the addresses
+/// of the host name.
+fn connect_target(options: &Options) -> Result<ConnectTarget, RunError> {
     let base = &options.base;
     let host = base.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let port = base.port_u16().unwrap_or(if options.trust.is_some() { 443 } else { 80 });
-    let unreachable = |source| CannotStart::Unreachable { target: base.to_string(), source };
+    let unreachable = |source| RunError::Unreachable { target: base.to_string(), source };
     let addresses = (host.as_str(), port).to_socket_addrs().map_err(unreachable)?;
     let (address, socket) = connect(addresses, options.timeout).map_err(unreachable)?;
-    let Some(trust) = &options.trust else { return Ok(Target { address, tls: None }) };
-    let not_trusted = |source| CannotStart::NotTrusted { target: base.to_string(), source };
+    let Some(trust) = &options.trust else { return Ok(ConnectTarget { address, tls: None }) };
+    let not_trusted = |source| RunError::NotTrusted { target: base.to_string(), source };
     let name = ServerName::try_from(host).map_err(|error| not_trusted(io::Error::other(error)))?;
-    let tls = Tls { config: Arc::clone(&trust.0), name };
-    shake_hands(socket, &tls, options.timeout).map_err(not_trusted)?;
-    Ok(Target { address, tls: Some(tls) })
+    let tls = TlsTarget { config: Arc::clone(&trust.0), name };
+    handshake(socket, &tls, options.timeout).map_err(not_trusted)?;
+    Ok(ConnectTarget { address, tls: Some(tls) })
 }
 
-/// The first of the addresses at which somebody listens.
+/// Connects to the first address that accepts a connection.
 fn connect(
     addresses: impl Iterator<Item = SocketAddr>,
     within: Duration,
@@ -141,7 +142,7 @@ fn connect(
     Err(failed)
 }
 
-fn shake_hands(mut socket: TcpStream, tls: &Tls, within: Duration) -> io::Result<()> {
+fn handshake(mut socket: TcpStream, tls: &TlsTarget, within: Duration) -> io::Result<()> {
     socket.set_read_timeout(Some(within))?;
     socket.set_write_timeout(Some(within))?;
     let session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone());

@@ -1,125 +1,128 @@
-//! Walks over JSON without building anything of it.
+//! JSON scanner that does not build values.
 //!
-//! An answer with embeddings is a few words around hundreds of kilobytes of digits. A parser for everything reads them
-//! into strings first; this one knows where a string ends (by `memchr`) and hands out the bytes where they lie. What it is
-//! not asked for it skips, and sees that it is well formed: an answer that is not JSON, ends too early, or goes on after its
-//! end, is [`Wrong::NotJson`]. The client reads answers with it, and the load generator looks at them with it.
+//! An embeddings response is a few words around hundreds of kilobytes of digits. A general parser would first copy
+//! them into strings; this one finds the end of a string with `memchr` and returns the bytes in place. Values that are
+//! not requested are skipped and checked for well-formedness: a response that is not JSON, is truncated, or continues
+//! after its end is [`DecodeError::NotJson`]. The client decodes responses with it, and the load generator validates
+//! them with it.
 
 use std::fmt;
 
-/// How deep lists and objects that nobody asked for may be nested.
+/// Maximum nesting depth of skipped values.
 const DEPTH_MAX: u32 = 64;
 
-/// What is wrong with an answer that the server called a success.
+/// Defect in the body of a response with a success status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// Not JSON, or cut short.
+pub enum DecodeError {
+    /// Not JSON, or truncated.
     NotJson,
-    /// JSON, but not what was asked for.
+    /// JSON, but not of the expected structure; the field names the expected value.
     Shape(&'static str),
-    /// More or fewer rows than inputs.
+    /// The number of rows differs from the number of inputs.
     Count {
-        /// How many inputs were sent.
-        wanted: usize,
-        /// How many rows came; one too many where it was not counted further.
+        /// Number of inputs.
+        expected: usize,
+        /// Number of rows; counting stops at one too many.
         got: usize,
     },
-    /// An index that no input has, or that two rows have.
+    /// An index out of range, or a duplicate.
     Index(usize),
-    /// A row of another length than was asked for, or than the first one had.
+    /// The length of a row differs from the requested length, or from that of the first row.
     Dimensions {
-        /// How long rows are.
-        wanted: usize,
-        /// How long this one is.
+        /// Expected length.
+        expected: usize,
+        /// Length of this row.
         got: usize,
     },
-    /// A row that is not base64 of whole numbers.
+    /// A row is not base64 of whole numbers.
     NotBase64,
-    /// A number that is not finite.
+    /// A number is not finite.
     NotFinite,
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wrong::NotJson => f.write_str("not JSON, or cut short"),
-            Wrong::Shape(what) => write!(f, "no {what} where one must be"),
-            Wrong::Count { wanted, got } => write!(f, "{got} rows for {wanted} inputs"),
-            Wrong::Index(index) => {
-                write!(f, "a row with index {index}, which no input has or another row had")
+            DecodeError::NotJson => f.write_str("not JSON, or truncated"),
+            DecodeError::Shape(expected) => write!(f, "missing or invalid {expected}"),
+            DecodeError::Count { expected, got } => write!(f, "{got} rows for {expected} inputs"),
+            DecodeError::Index(index) => {
+                write!(f, "row with index {index}, which is out of range or a duplicate")
             }
-            Wrong::Dimensions { wanted, got } => write!(f, "a row of {got} numbers among rows of {wanted}"),
-            Wrong::NotBase64 => f.write_str("a row that is not base64 of whole numbers"),
-            Wrong::NotFinite => f.write_str("a number that is not finite"),
+            DecodeError::Dimensions { expected, got } => {
+                write!(f, "row of {got} numbers, expected {expected}")
+            }
+            DecodeError::NotBase64 => f.write_str("row that is not base64 of 32-bit numbers"),
+            DecodeError::NotFinite => f.write_str("number that is not finite"),
         }
     }
 }
 
-/// A place in a JSON text.
-pub(crate) struct Cursor<'a> {
+/// Position in a JSON text.
+pub(crate) struct JsonScanner<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-/// A string as it lies in the text, without its quotes.
+/// JSON string in place, without its quotes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Quoted<'a> {
+pub(crate) struct JsonString<'a> {
     pub(crate) raw: &'a [u8],
     pub(crate) escaped: bool,
 }
 
-impl Quoted<'_> {
-    /// What it says.
-    pub(crate) fn to_text(self) -> Result<String, Wrong> {
+impl JsonString<'_> {
+    /// Unescapes the string.
+    pub(crate) fn to_text(self) -> Result<String, DecodeError> {
         let mut quoted = Vec::with_capacity(self.raw.len() + 2);
         quoted.push(b'"');
         quoted.extend_from_slice(self.raw);
         quoted.push(b'"');
-        serde_json::from_slice(&quoted).map_err(|_| Wrong::NotJson)
+        serde_json::from_slice(&quoted).map_err(|_| DecodeError::NotJson)
     }
 }
 
-impl<'a> Cursor<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Cursor<'a> {
-        Cursor { bytes, at: 0 }
+impl<'a> JsonScanner<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> JsonScanner<'a> {
+        JsonScanner { bytes, at: 0 }
     }
 
-    /// A second cursor at the same place.
-    pub(crate) fn here(&self) -> Cursor<'a> {
-        Cursor { bytes: self.bytes, at: self.at }
+    /// Returns a second cursor at the same position.
+    pub(crate) fn fork(&self) -> JsonScanner<'a> {
+        JsonScanner { bytes: self.bytes, at: self.at }
     }
 
-    /// The next byte that is not space, which stays.
-    pub(crate) fn peek(&mut self) -> Result<u8, Wrong> {
+    /// Returns the next byte that is not whitespace, without consuming it.
+    pub(crate) fn peek(&mut self) -> Result<u8, DecodeError> {
         while let Some(byte) = self.bytes.get(self.at) {
             if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
                 return Ok(*byte);
             }
             self.at += 1;
         }
-        Err(Wrong::NotJson)
+        Err(DecodeError::NotJson)
     }
 
-    /// Goes past `byte` if it is next.
-    pub(crate) fn take(&mut self, byte: u8) -> Result<bool, Wrong> {
+    /// Consumes `byte` if it is next; returns whether it was.
+    pub(crate) fn take(&mut self, byte: u8) -> Result<bool, DecodeError> {
         let there = self.peek()? == byte;
         self.at += usize::from(there);
         Ok(there)
     }
 
-    /// Goes past `byte`, which must be next.
-    pub(crate) fn expect(&mut self, byte: u8) -> Result<(), Wrong> {
-        if self.take(byte)? { Ok(()) } else { Err(Wrong::NotJson) }
+    /// Consumes `byte`, which must be next.
+    pub(crate) fn expect(&mut self, byte: u8) -> Result<(), DecodeError> {
+        if self.take(byte)? { Ok(()) } else { Err(DecodeError::NotJson) }
     }
 
-    /// Goes into an object or a list; whether there is something in it.
-    pub(crate) fn open(&mut self, open: u8, close: u8) -> Result<bool, Wrong> {
+    /// Enters an object or a list; returns whether it has an element.
+    pub(crate) fn open(&mut self, open: u8, close: u8) -> Result<bool, DecodeError> {
         self.expect(open)?;
         Ok(!self.take(close)?)
     }
 
-    /// After an element: whether another one follows.
-    pub(crate) fn more(&mut self, close: u8) -> Result<bool, Wrong> {
+    /// Called after an element; returns whether another one follows.
+    pub(crate) fn more(&mut self, close: u8) -> Result<bool, DecodeError> {
         if self.take(b',')? {
             return Ok(true);
         }
@@ -127,40 +130,40 @@ impl<'a> Cursor<'a> {
         Ok(false)
     }
 
-    /// A key and its colon.
-    pub(crate) fn key(&mut self) -> Result<&'a [u8], Wrong> {
+    /// Consumes a key and its colon.
+    pub(crate) fn key(&mut self) -> Result<&'a [u8], DecodeError> {
         let key = self.string()?;
         self.expect(b':')?;
         Ok(key.raw)
     }
 
-    /// What has not been gone past.
+    /// Returns the bytes that are not consumed yet.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.at..).unwrap_or_default()
     }
 
-    /// Goes past so many bytes, whatever they are, and hands them out.
-    pub(crate) fn pass(&mut self, bytes: usize) -> &'a [u8] {
+    /// Consumes and returns this number of bytes.
+    pub(crate) fn advance(&mut self, bytes: usize) -> &'a [u8] {
         let rest = self.rest();
         let passed = &rest[..bytes.min(rest.len())];
         self.at += passed.len();
         passed
     }
 
-    /// A string.
-    pub(crate) fn string(&mut self) -> Result<Quoted<'a>, Wrong> {
+    /// Consumes a string.
+    pub(crate) fn string(&mut self) -> Result<JsonString<'a>, DecodeError> {
         self.expect(b'"')?;
         let begin = self.at;
         let mut escaped = false;
         loop {
-            let rest = self.bytes.get(self.at..).ok_or(Wrong::NotJson)?;
-            let found = memchr::memchr2(b'"', b'\\', rest).ok_or(Wrong::NotJson)?;
+            let rest = self.bytes.get(self.at..).ok_or(DecodeError::NotJson)?;
+            let found = memchr::memchr2(b'"', b'\\', rest).ok_or(DecodeError::NotJson)?;
             if rest[found] == b'"' {
                 let raw = &self.bytes[begin..self.at + found];
                 self.at += found + 1;
-                let quoted = Quoted { raw, escaped };
-                // Nearly every string is plain; what an escape or a letter beyond ASCII may be is left to the parser.
-                // Without a branch in it the loop is done many bytes at a time.
+                let quoted = JsonString { raw, escaped };
+                // Most strings are plain ASCII; escapes and other characters are validated by serde. Without a branch
+                // the loop is vectorized.
                 let odd = raw.iter().fold(false, |odd, byte| odd | !(b' '..0x80).contains(byte));
                 let plain = !escaped && !odd;
                 return if plain { Ok(quoted) } else { quoted.to_text().map(|_| quoted) };
@@ -170,37 +173,37 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A number, as it is written.
-    pub(crate) fn number(&mut self) -> Result<&'a str, Wrong> {
+    /// Consumes a number and returns its text.
+    pub(crate) fn number(&mut self) -> Result<&'a str, DecodeError> {
         self.peek()?;
         let rest = &self.bytes[self.at..];
-        let number = &rest[..number(rest).ok_or(Wrong::NotJson)?];
+        let number = &rest[..number(rest).ok_or(DecodeError::NotJson)?];
         self.at += number.len();
-        std::str::from_utf8(number).map_err(|_| Wrong::NotJson)
+        std::str::from_utf8(number).map_err(|_| DecodeError::NotJson)
     }
 
-    /// A number from 0 without a fraction.
-    pub(crate) fn count(&mut self, what: &'static str) -> Result<u64, Wrong> {
-        self.number()?.parse().map_err(|_| Wrong::Shape(what))
+    /// Consumes a non-negative integer.
+    pub(crate) fn count(&mut self, expected: &'static str) -> Result<u64, DecodeError> {
+        self.number()?.parse().map_err(|_| DecodeError::Shape(expected))
     }
 
-    /// A finite number.
-    pub(crate) fn float(&mut self) -> Result<f32, Wrong> {
-        // JSON has no word for what is not a number, so that writers say `null`, and some `NaN` or `Infinity`.
+    /// Consumes a finite number.
+    pub(crate) fn float(&mut self) -> Result<f32, DecodeError> {
+        // JSON has no notation for NaN; serializers write `null`, and some `NaN` or `Infinity`.
         if matches!(self.peek()?, b'n' | b'N' | b'I') {
-            return Err(Wrong::NotFinite);
+            return Err(DecodeError::NotFinite);
         }
-        let number: f32 = self.number()?.parse().map_err(|_| Wrong::NotJson)?;
-        if number.is_finite() { Ok(number) } else { Err(Wrong::NotFinite) }
+        let number: f32 = self.number()?.parse().map_err(|_| DecodeError::NotJson)?;
+        if number.is_finite() { Ok(number) } else { Err(DecodeError::NotFinite) }
     }
 
-    /// Goes past whatever is next.
-    pub(crate) fn skip(&mut self) -> Result<(), Wrong> {
+    /// Consumes any value.
+    pub(crate) fn skip(&mut self) -> Result<(), DecodeError> {
         self.skip_within(DEPTH_MAX)
     }
 
-    fn skip_within(&mut self, depth: u32) -> Result<(), Wrong> {
-        let depth = depth.checked_sub(1).ok_or(Wrong::Shape("value of a sensible depth"))?;
+    fn skip_within(&mut self, depth: u32) -> Result<(), DecodeError> {
+        let depth = depth.checked_sub(1).ok_or(DecodeError::Shape("value within the nesting limit"))?;
         match self.peek()? {
             b'"' => self.string().map(drop),
             b'{' => {
@@ -227,22 +230,22 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn word(&mut self, word: &[u8]) -> Result<(), Wrong> {
+    fn word(&mut self, word: &[u8]) -> Result<(), DecodeError> {
         let there = self.rest().starts_with(word);
         self.at += word.len();
-        if there { Ok(()) } else { Err(Wrong::NotJson) }
+        if there { Ok(()) } else { Err(DecodeError::NotJson) }
     }
 
-    /// Nothing but space follows.
-    pub(crate) fn end(&mut self) -> Result<(), Wrong> {
+    /// Checks that only whitespace follows.
+    pub(crate) fn end(&mut self) -> Result<(), DecodeError> {
         match self.peek() {
             Err(_) => Ok(()),
-            Ok(_) => Err(Wrong::NotJson),
+            Ok(_) => Err(DecodeError::NotJson),
         }
     }
 }
 
-/// How long the number at the front is, in the grammar of RFC 8259; none if there is none.
+/// Returns the length of the number at the front in the grammar of RFC 8259; `None` if there is none.
 fn number(text: &[u8]) -> Option<usize> {
     let digits = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     let is = |at: usize, bytes: &[u8]| text.get(at).is_some_and(|byte| bytes.contains(byte));
@@ -267,11 +270,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_skipped_ends_where_it_ends() {
+    fn skipped_values_are_checked_for_well_formedness() {
         let check = |text: &str, good: bool| {
-            let mut cursor = Cursor::new(text.as_bytes());
-            let went = cursor.skip().and_then(|()| cursor.end());
-            assert_eq!(went.is_ok(), good, "{text}: {went:?}");
+            let mut cursor = JsonScanner::new(text.as_bytes());
+            let result = cursor.skip().and_then(|()| cursor.end());
+            assert_eq!(result.is_ok(), good, "{text}: {result:?}");
         };
         for good in [
             r#"{"a":[1,-2.5e3,"x\"]",{}],"b":null}"#,
@@ -316,11 +319,11 @@ mod tests {
     }
 
     #[test]
-    fn a_string_is_handed_out_as_it_lies_there() {
-        let mut cursor = Cursor::new(br#" "a\"\u00e9b" "#);
+    fn a_string_is_returned_in_place() {
+        let mut cursor = JsonScanner::new(br#" "a\"\u00e9b" "#);
         let string = cursor.string().unwrap();
         assert!(string.escaped);
         assert_eq!(string.to_text().unwrap(), "a\"éb");
-        assert!(!Cursor::new(b"\"plain\"").string().unwrap().escaped);
+        assert!(!JsonScanner::new(b"\"plain\"").string().unwrap().escaped);
     }
 }

@@ -1,7 +1,8 @@
-//! What callers were promised, and how much of what they got is good.
+//! Service-level objectives and goodput.
 //!
-//! `p99=50ms` says that of a hundred requests 99 are answered, rightly, within 50 ms of when they were to start. A failed
-//! request is none of them: whoever is refused quickly was not served. *Goodput* counts the requests that kept the promise.
+//! `p99=50ms` requires that 99 of 100 requests receive a valid response within 50 ms of their intended start. Failed
+//! requests count against the objective: a fast rejection is not a served request. *Goodput* counts the requests that
+//! meet the latency of the objective.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,22 +11,22 @@ use std::time::Duration;
 use crate::options::{TIMEOUT_MAX, span};
 use crate::record::Group;
 
-/// A promise.
+/// Latency objective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
-    /// The share of requests, 0 to 1.
+    /// Required share of requests, 0 to 1.
     pub quantile: f64,
-    /// Within which they are answered.
+    /// Maximum latency of these requests.
     pub within: Duration,
 }
 
 impl Objective {
-    /// How many of these requests were answered in time.
+    /// Counts the requests that succeeded within the latency.
     pub fn good(&self, group: &Group) -> u64 {
         group.latencies().within(self.within)
     }
 
-    /// Whether these requests were served as promised; nobody who was not there has been.
+    /// Returns whether the group meets the objective; false for an empty group.
     pub fn is_met(&self, group: &Group) -> bool {
         let requests = group.requests();
         requests > 0 && self.good(group) as f64 >= self.quantile * requests as f64
@@ -44,7 +45,7 @@ impl FromStr for Objective {
         if !(percentile > 0.0 && percentile < 100.0) {
             return Err(format!("{text:?}: a percentile lies between 0 and 100, like p99"));
         }
-        // Not 0.9990000000000001: the share is shown again.
+        // Avoids 0.9990000000000001, since the share is displayed.
         Ok(Objective { quantile: (percentile * 1e4).round() / 1e6, within })
     }
 }
@@ -58,7 +59,7 @@ impl fmt::Display for Objective {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exchange::{Failure, Sample};
+    use crate::exchange::{RequestFailure, Sample};
     use crate::record::{Record, tests::sample};
 
     #[test]
@@ -74,14 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_request_keeps_no_promise_however_quick_it_was() {
+    fn a_failed_request_counts_against_the_objective() {
         let objective: Objective = "p90=50ms".parse().unwrap();
         let check = |quick: usize, slow: usize, failed: usize, expected: bool| {
             let mut record = Record::default();
             (0..quick).for_each(|_| record.add(sample(None, 0, 50)));
             (0..slow).for_each(|_| record.add(sample(None, 0, 60)));
             for _ in 0..failed {
-                record.add(Sample { outcome: Err(Failure::BrokenOff), ..sample(None, 0, 1) });
+                record.add(Sample { outcome: Err(RequestFailure::ConnectionClosed), ..sample(None, 0, 1) });
             }
             assert_eq!(objective.good(&record.total()), quick as u64);
             assert_eq!(objective.is_met(&record.total()), expected, "{quick} {slow} {failed}");

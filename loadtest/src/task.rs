@@ -1,8 +1,8 @@
-//! One of the things that a run does at once: requests of one shape, at their own pace.
+//! Task of a run: requests of one workload at their own pace. The tasks of a run execute concurrently.
 //!
-//! What people want to know of an endpoint is seldom how it takes one kind of request alone. `lookups at 20` beside `bulk
-//! with 4 callers` is the dual profile: do lookups stay quick while a backfill runs? Each task has its own timetable or
-//! callers, and rows of its own in the report.
+//! Endpoints seldom serve one kind of request alone. `queries at 20` with `bulk with 4 callers` is the dual profile:
+//! it measures whether interactive queries stay fast during a backfill. Each task has its own schedule or callers, and
+//! its own rows in the report.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,53 +10,53 @@ use std::time::Duration;
 
 use crate::arrival::ArrivalProcess;
 use crate::options::{DURATION_MAX, IN_FLIGHT_MAX, span_at_most};
-use crate::profile::Profile;
-use crate::workload::{Kind, Workload};
+use crate::profile::RateProfile;
+use crate::workload::{TaskWorkload, WorkloadType};
 
-/// Tasks of one run: each has rows of its own in the report, and histograms in memory.
+/// Maximum number of tasks; each has rows in the report and histograms in memory.
 pub const TASKS_MAX: usize = 16;
 
-/// When the requests of a task start.
+/// Rule for the starts of a task's requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pacing {
-    /// By a timetable, whatever earlier answers do: the open loop.
+    /// Open loop: by a schedule, independent of responses.
     Open {
-        /// Requests per second, from the start to the end.
-        profile: Profile,
-        /// How the gaps between requests are distributed.
+        /// Requests per second over the run.
+        profile: RateProfile,
+        /// Distribution of the gaps between requests.
         arrival: ArrivalProcess,
     },
-    /// Callers who ask again when they are answered: the closed loop. What they would have asked during a stall they do not
-    /// ask, and so its latencies flatter a server that stalls.
+    /// Closed loop: each caller sends its next request after the response to the previous one. During a stall it sends
+    /// none, so its latencies are too favourable for a server that stalls.
     Closed {
-        /// How many.
+        /// Number of callers.
         callers: usize,
-        /// For how long.
-        lasts: Duration,
+        /// Time during which requests are started.
+        duration: Duration,
     },
-    /// When they were recorded to have started.
-    Replayed {
-        /// To the last of them.
-        lasts: Duration,
-        /// How many.
+    /// Replay of recorded starts.
+    Replay {
+        /// Time of the last start.
+        duration: Duration,
+        /// Number of requests.
         requests: usize,
     },
 }
 
 impl Pacing {
-    /// How long requests are started.
-    pub fn lasts(&self) -> Duration {
+    /// Returns the time during which requests are started.
+    pub fn duration(&self) -> Duration {
         match self {
-            Pacing::Open { profile, .. } => profile.lasts(),
-            Pacing::Closed { lasts, .. } | Pacing::Replayed { lasts, .. } => *lasts,
+            Pacing::Open { profile, .. } => profile.duration(),
+            Pacing::Closed { duration, .. } | Pacing::Replay { duration, .. } => *duration,
         }
     }
 
-    /// When its stages end; one that has none is one.
+    /// Returns the end times of the stages; one stage if there is no rate profile.
     pub fn ends(&self) -> Vec<Duration> {
         match self {
             Pacing::Open { profile, .. } => profile.ends(),
-            Pacing::Closed { lasts, .. } | Pacing::Replayed { lasts, .. } => vec![*lasts],
+            Pacing::Closed { duration, .. } | Pacing::Replay { duration, .. } => vec![*duration],
         }
     }
 }
@@ -65,45 +65,47 @@ impl fmt::Display for Pacing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Pacing::Open { profile, arrival } => write!(f, "requests per second {profile} ({arrival})"),
-            Pacing::Closed { callers, lasts } => {
+            Pacing::Closed { callers, duration } => {
                 let noun = if *callers == 1 { "caller" } else { "callers" };
-                write!(f, "{callers} {noun} in a closed loop for {lasts:?}")
+                write!(f, "{callers} {noun} in a closed loop for {duration:?}")
             }
-            Pacing::Replayed { lasts, requests } => write!(f, "{requests} recorded requests over {lasts:?}"),
+            Pacing::Replay { duration, requests } => {
+                write!(f, "{requests} recorded requests over {duration:?}")
+            }
         }
     }
 }
 
-/// One task of a run.
+/// Task of a run.
 #[derive(Clone, Debug)]
 pub struct Task {
-    /// Its name in the report, different from those of the others.
+    /// Unique name in the report.
     pub name: String,
-    /// What its requests carry.
-    pub workload: Workload,
-    /// When they start.
+    /// Content of the requests.
+    pub workload: TaskWorkload,
+    /// Rule for their starts.
     pub pacing: Pacing,
 }
 
-/// A task as it was typed: `lookups at 20`, `bulk of 256 with 4 callers`, `rerank of 50 at 1 to 10 for 1m`.
+/// Task as parsed: `queries at 20`, `bulk of 256 with 4 callers`, `rerank of 50 at 1 to 10 for 1m`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Written {
-    pub(crate) kind: Kind,
+pub(crate) struct ParsedTask {
+    pub(crate) kind: WorkloadType,
     pub(crate) inputs: Option<usize>,
     pub(crate) texts: Option<PathBuf>,
     pub(crate) pacing: Pacing,
 }
 
-/// What tasks share unless one says otherwise.
+/// Defaults of all tasks of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shared {
+pub(crate) struct TaskDefaults {
     pub(crate) arrival: ArrivalProcess,
-    pub(crate) lasts: Duration,
+    pub(crate) duration: Duration,
 }
 
-impl Written {
-    /// Reads one, or says all that is wrong with it.
-    pub(crate) fn read(text: &str, shared: Shared) -> Result<Written, Vec<String>> {
+impl ParsedTask {
+    /// Parses a task, or returns all problems.
+    pub(crate) fn read(text: &str, defaults: TaskDefaults) -> Result<ParsedTask, Vec<String>> {
         let wrong = |what: String| format!("--task {text:?}: {what}");
         let words: Vec<&str> = text.split_whitespace().collect();
         let split = words.iter().position(|word| *word == "at" || *word == "with").unwrap_or(words.len());
@@ -117,7 +119,7 @@ impl Written {
                 ("of", [count, after @ ..]) => {
                     match count.parse() {
                         Ok(count) => inputs = Some(count),
-                        Err(_) => problems.push(wrong(format!("{count:?} is no number of inputs"))),
+                        Err(_) => problems.push(wrong(format!("{count:?} is not a number of inputs"))),
                     }
                     after
                 }
@@ -126,18 +128,22 @@ impl Written {
                     after
                 }
                 (name, after) if kind.is_none() => {
-                    kind = Some(name.parse::<Kind>().map_err(|problem| problems.push(wrong(problem))).ok());
+                    kind = Some(
+                        name.parse::<WorkloadType>().map_err(|problem| problems.push(wrong(problem))).ok(),
+                    );
                     after
                 }
                 (word, _) => {
-                    problems.push(wrong(format!("{word:?} is not understood; {EXAMPLES}")));
+                    problems.push(wrong(format!("{word:?} is unknown; {EXAMPLES}")));
                     &[]
                 }
             };
         }
-        let pacing = pacing(when, shared).map_err(|what| problems.extend(what.into_iter().map(wrong))).ok();
+        let pacing = pacing(when, defaults).map_err(|what| problems.extend(what.into_iter().map(wrong))).ok();
         match (kind.flatten(), pacing) {
-            (Some(kind), Some(pacing)) if problems.is_empty() => Ok(Written { kind, inputs, texts, pacing }),
+            (Some(kind), Some(pacing)) if problems.is_empty() => {
+                Ok(ParsedTask { kind, inputs, texts, pacing })
+            }
             (None, _) if problems.is_empty() => Err(vec![wrong(format!("names no workload; {EXAMPLES}"))]),
             _ => Err(problems),
         }
@@ -145,32 +151,32 @@ impl Written {
 }
 
 const EXAMPLES: &str =
-    "write one like `lookups at 20`, `passages at 5 to 50 for 30s` or `bulk of 128 with 4 callers`";
+    "write one such as `queries at 20`, `passages at 5 to 50 for 30s` or `bulk of 128 with 4 callers`";
 
-fn pacing(when: &[&str], shared: Shared) -> Result<Pacing, Vec<String>> {
+fn pacing(when: &[&str], defaults: TaskDefaults) -> Result<Pacing, Vec<String>> {
     match when {
         ["at", rate @ ..] => {
-            let profile = Profile::parse(&rate.join(" "), None, shared.lasts)?;
-            Ok(Pacing::Open { profile, arrival: shared.arrival })
+            let profile = RateProfile::parse(&rate.join(" "), None, defaults.duration)?;
+            Ok(Pacing::Open { profile, arrival: defaults.arrival })
         }
-        ["with", count, "callers" | "caller", lasts @ ..] => {
-            let lasts = match lasts {
-                [] => shared.lasts,
-                ["for", lasts] => {
-                    span_at_most("for", lasts, DURATION_MAX).map_err(|problem| vec![problem])?
+        ["with", count, "callers" | "caller", duration @ ..] => {
+            let duration = match duration {
+                [] => defaults.duration,
+                ["for", duration] => {
+                    span_at_most("for", duration, DURATION_MAX).map_err(|problem| vec![problem])?
                 }
                 _ => return Err(vec![EXAMPLES.to_owned()]),
             };
-            callers(count.parse().ok(), lasts).map_err(|problem| vec![problem])
+            callers(count.parse().ok(), duration).map_err(|problem| vec![problem])
         }
-        _ => Err(vec![format!("says neither `at` what rate nor `with` how many callers; {EXAMPLES}")]),
+        _ => Err(vec![format!("has neither `at` RATE nor `with` N callers; {EXAMPLES}")]),
     }
 }
 
-/// So many callers, if that many can be in flight.
-pub(crate) fn callers(count: Option<usize>, lasts: Duration) -> Result<Pacing, String> {
+/// Validates the number of callers against the limit of requests in flight.
+pub(crate) fn callers(count: Option<usize>, duration: Duration) -> Result<Pacing, String> {
     match count {
-        Some(callers) if (1..=IN_FLIGHT_MAX).contains(&callers) => Ok(Pacing::Closed { callers, lasts }),
+        Some(callers) if (1..=IN_FLIGHT_MAX).contains(&callers) => Ok(Pacing::Closed { callers, duration }),
         Some(_) | None => Err(format!("callers: write a number from 1 to {IN_FLIGHT_MAX}")),
     }
 }
@@ -179,52 +185,58 @@ pub(crate) fn callers(count: Option<usize>, lasts: Duration) -> Result<Pacing, S
 mod tests {
     use super::*;
 
-    const SHARED: Shared = Shared { arrival: ArrivalProcess::Constant, lasts: Duration::from_secs(10) };
+    const DEFAULTS: TaskDefaults =
+        TaskDefaults { arrival: ArrivalProcess::Constant, duration: Duration::from_secs(10) };
 
     #[test]
     fn a_task_is_a_workload_and_its_pace() {
-        let check = |text: &str, kind: Kind, inputs: Option<usize>, pacing: &str| {
-            let got = Written::read(text, SHARED).unwrap();
+        let check = |text: &str, kind: WorkloadType, inputs: Option<usize>, pacing: &str| {
+            let got = ParsedTask::read(text, DEFAULTS).unwrap();
             assert_eq!(
                 (got.kind, got.inputs, got.pacing.to_string().as_str()),
                 (kind, inputs, pacing),
                 "{text}"
             );
         };
-        check("lookups at 20", Kind::Lookups, None, "requests per second 20 for 10s (constant)");
+        check("queries at 20", WorkloadType::Queries, None, "requests per second 20 for 10s (constant)");
         check(
             "mixed at 1 to 5 for 2s, 5 for 1s",
-            Kind::Mixed,
+            WorkloadType::Mixed,
             None,
             "requests per second 1 to 5 for 2s, 5 for 1s (constant)",
         );
-        check("bulk of 256 with 4 callers", Kind::Bulk, Some(256), "4 callers in a closed loop for 10s");
+        check(
+            "bulk of 256 with 4 callers",
+            WorkloadType::Bulk,
+            Some(256),
+            "4 callers in a closed loop for 10s",
+        );
         check(
             "rerank of 50 with 1 caller for 2m",
-            Kind::Rerank,
+            WorkloadType::Rerank,
             Some(50),
             "1 caller in a closed loop for 120s",
         );
-        let from = Written::read("passages from a.jsonl at 3", SHARED).unwrap();
+        let from = ParsedTask::read("passages from a.jsonl at 3", DEFAULTS).unwrap();
         assert_eq!(from.texts, Some(PathBuf::from("a.jsonl")));
     }
 
     #[test]
-    fn what_is_no_task_is_refused_with_what_to_write() {
+    fn invalid_tasks_are_rejected_with_the_valid_syntax() {
         let check = |text: &str, expected: &[&str]| {
-            let problems = Written::read(text, SHARED).unwrap_err();
+            let problems = ParsedTask::read(text, DEFAULTS).unwrap_err();
             assert_eq!(problems.len(), expected.len(), "{text}: {problems:#?}");
             for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.starts_with("--task") && problem.contains(part), "{part} in {problem}");
             }
         };
-        check("", &["says neither"]);
+        check("", &["has neither"]);
         check("at 20", &["names no workload"]);
-        check("typos at 20", &["lookups, passages, mixed, bulk, rerank"]);
-        check("lookups", &["says neither"]);
-        check("lookups at -1", &["requests per second from 0"]);
-        check("lookups of many at x", &["no number of inputs", "requests per second from 0"]);
-        check("lookups quickly at 2", &["\"quickly\" is not understood"]);
+        check("typos at 20", &["queries, passages, mixed, bulk, rerank"]);
+        check("queries", &["has neither"]);
+        check("queries at -1", &["requests per second from 0"]);
+        check("queries of many at x", &["not a number of inputs", "requests per second from 0"]);
+        check("queries quickly at 2", &["\"quickly\" is unknown"]);
         check("bulk with 0 callers", &["from 1 to 900"]);
         check("bulk with 901 callers", &["from 1 to 900"]);
         check("bulk with 2 callers for ever", &["\"ever\""]);

@@ -1,4 +1,4 @@
-//! Whom a run believes that a server is the one: the authorities of the machine, or those of a file.
+//! Trusted root certificates of a run: the system's, or those of a file.
 
 use std::fmt;
 use std::path::Path;
@@ -9,21 +9,21 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt;
 
-/// How TLS is spoken.
+/// TLS configuration of a run.
 #[derive(Clone)]
-pub struct Trust(pub(crate) Arc<ClientConfig>);
+pub struct TlsRoots(pub(crate) Arc<ClientConfig>);
 
-impl fmt::Debug for Trust {
+impl fmt::Debug for TlsRoots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Trust")
     }
 }
 
-/// Believes the certificates in `file`, or without one those that the machine believes.
-pub(crate) fn believed(file: Option<&Path>) -> Result<Trust, String> {
+/// Loads the root certificates from `file`, or the system's without one.
+pub(crate) fn load_roots(file: Option<&Path>) -> Result<TlsRoots, String> {
     let fail = |what: String| match file {
         Some(file) => format!("--cacert {}: {what}", file.display()),
-        None => format!("the certificates of this machine: {what}; give --cacert"),
+        None => format!("the system certificates: {what}; pass --cacert"),
     };
     let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -38,15 +38,15 @@ pub(crate) fn believed(file: Option<&Path>) -> Result<Trust, String> {
                 let certificate = certificate.map_err(|error| fail(format!("is not PEM: {error}")))?;
                 roots
                     .add(certificate)
-                    .map_err(|error| fail(format!("has a certificate that is no authority: {error}")))?;
+                    .map_err(|error| fail(format!("contains a certificate that is not a CA: {error}")))?;
             }
             if roots.is_empty() {
-                return Err(fail("holds no certificate; give a PEM file".to_owned()));
+                return Err(fail("contains no certificate; pass a PEM file".to_owned()));
             }
             builder.with_root_certificates(roots)
         }
     };
     let mut config = builder.with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Trust(Arc::new(config)))
+    Ok(TlsRoots(Arc::new(config)))
 }

@@ -1,7 +1,7 @@
 //! HTTP client of the hub's operator API.
 
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
-use scheduler_core::wire::apply::{AppliedV1, ApplyV1, ProblemsV1, RolloutV1, AppliedDeploymentsV1};
+use scheduler_core::wire::apply::{AppliedDeploymentsV1, AppliedV1, ApplyV1, ProblemsV1, RolloutV1};
 use scheduler_core::wire::deployment::PromotedV1;
 use scheduler_core::wire::plan::PlanV1;
 use scheduler_core::wire::route::RouteTableV1;

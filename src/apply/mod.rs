@@ -157,7 +157,9 @@ fn read(path: &Path) -> Result<(Kind, ApplyFileV1), String> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| format!("{name} cannot be read: {error}"))?;
     // The hub reports invalid TOML, with the line.
-    let Ok(keys) = text.parse::<toml::Table>() else { return Ok((Kind::Deployment, ApplyFileV1 { name, text })) };
+    let Ok(keys) = text.parse::<toml::Table>() else {
+        return Ok((Kind::Deployment, ApplyFileV1 { name, text }));
+    };
     let kind = match (keys.contains_key("deployment"), keys.contains_key("tenant")) {
         (true, true) => {
             return Err(format!("{name} has deployments and tenants; write them into separate files"));
@@ -223,7 +225,10 @@ fn report_error(error: HubCallError, json: bool) -> ExitCode {
     }
 }
 
-fn with_name(mut desired: AppliedDeploymentsV1, name: Option<&str>) -> Result<AppliedDeploymentsV1, HubCallError> {
+fn with_name(
+    mut desired: AppliedDeploymentsV1,
+    name: Option<&str>,
+) -> Result<AppliedDeploymentsV1, HubCallError> {
     desired.deployments.retain(|deployment| name.is_none_or(|name| name == deployment.name));
     require_any(&desired.deployments, "deployment", name)?;
     Ok(desired)

@@ -20,10 +20,10 @@ pub(crate) struct LoadOptions {
     /// Deployment
     #[arg(long, default_value = "minilm")]
     pub model: String,
-    /// Workload: lookups, passages, mixed, bulk or rerank
-    #[arg(long, default_value = "lookups")]
+    /// Workload: queries, passages, mixed, bulk or rerank
+    #[arg(long, default_value = "queries")]
     pub workload: String,
-    /// One of several concurrent loads, such as "lookups at 20" or "bulk of 128 with 4 callers"; may be repeated
+    /// One of several concurrent loads, such as "queries at 20" or "bulk of 128 with 4 callers"; may be repeated
     #[arg(long = "task", value_name = "TASK", conflicts_with_all = ["workload", "rate", "callers", "trace", "inputs", "documents"])]
     pub tasks: Vec<String>,
     /// Requests per second, as 100, or a profile: "100 for 10s, 300 for 10s, 100 to 0 for 20s"

@@ -13,7 +13,7 @@ use crate::up::fleet::LocalFleet;
 use crate::up::plan::{FleetPlan, ScriptedReplicas};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, apply, fail, models, roles};
 use anyhow::{Context, Result, bail};
-use loadtest::drill::{self, Drill, Engine, Outcome, Store, Surroundings};
+use loadtest::drill::{self, Drill, DrillEngine, DrillResult, DrillStore, ReadContext};
 use observer::Observer;
 use regions::{Catalogue, Deployment, parse_deployments};
 use run::{ActionExecutor, DrillRun};
@@ -52,20 +52,26 @@ pub(crate) fn main(options: &DrillOptions) -> ExitCode {
         Ok(ran) => ran,
         Err(error) => return fail(EXIT_FAILED, &[format!("{error:#}")]),
     };
-    let verdicts = drill::judge(&drill, &ran.report.record, &ran.seen, &catalogue);
-    let outcome =
-        Outcome { drill: &drill, record: &ran.report.record, events: &ran.events, verdicts: &verdicts };
+    let results = drill::evaluate(&drill, &ran.report.record, &ran.observations, &catalogue);
+    let result =
+        DrillResult { drill: &drill, record: &ran.report.record, events: &ran.events, results: &results };
     if let Some(file) = &options.html
         && let Err(error) = std::fs::write(file, ran.report.to_html())
     {
         return fail(EXIT_FAILED, &[format!("--html {} cannot be written: {error}", file.display())]);
     }
     if options.json {
-        println!("{}", outcome.to_json());
+        println!("{}", result.to_json());
     } else {
-        println!("{}\n{}\n\n{}\n\n{}", drill.about, outcome.asked(), outcome.timeline(), outcome.verdicts());
+        println!(
+            "{}\n{}\n\n{}\n\n{}",
+            drill.description,
+            result.demand(),
+            result.timeline(),
+            result.results()
+        );
     }
-    if outcome.held() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
+    if result.held() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
 }
 
 /// Reads and validates the file; returns all problems on failure.
@@ -83,9 +89,9 @@ fn read(options: &DrillOptions, catalogue: &Catalogue) -> Result<Drill, Vec<Stri
         parse_deployments(&text, catalogue)
             .map_err(|problems| problems.iter().map(ToString::to_string).collect())
     };
-    let around = Surroundings { catalogue, deployments: &deployments, against: options.against.is_some() };
+    let context = ReadContext { catalogue, deployments: &deployments, against: options.against.is_some() };
     let named = |problem: &regions::Problem| format!("{}: {problem}", file.display());
-    let drill = drill::read(&text, &around);
+    let drill = drill::read(&text, &context);
     let drill = drill.map_err(|problems| problems.iter().map(named).collect::<Vec<_>>())?;
     // The load generator's own limits are checked before a fleet is started.
     run::loads(&drill, "http://127.0.0.1:1", KEY, catalogue).map_err(|problems| {
@@ -96,19 +102,19 @@ fn read(options: &DrillOptions, catalogue: &Catalogue) -> Result<Drill, Vec<Stri
 
 /// Returns the options and the plan of the drill's fleet, and fetches its models.
 fn prepared(options: &DrillOptions, drill: &Drill) -> Result<(UpOptions, FleetPlan)> {
-    let regions: Vec<_> = drill.world.regions.iter().map(ToString::to_string).collect();
+    let regions: Vec<_> = drill.fleet.regions.iter().map(ToString::to_string).collect();
     let base = options.file.parent().unwrap_or(Path::new("."));
     let up = UpOptions {
         regions: regions.join(","),
         port: 0,
         key: KEY.to_owned(),
         tls: false,
-        store: match drill.world.store {
-            Store::Embedded => StoreKind::Embedded,
-            Store::Etcd => StoreKind::Etcd,
+        store: match drill.fleet.store {
+            DrillStore::Embedded => StoreKind::Embedded,
+            DrillStore::Etcd => StoreKind::Etcd,
         },
-        hubs: drill.world.hubs,
-        deployments: drill.world.deployments.as_ref().map(|file| base.join(file)),
+        hubs: drill.fleet.hubs,
+        deployments: drill.fleet.deployments.as_ref().map(|file| base.join(file)),
         catalogue: None,
         dir: options.dir.clone(),
     };
@@ -116,7 +122,7 @@ fn prepared(options: &DrillOptions, drill: &Drill) -> Result<(UpOptions, FleetPl
         Ok(plan) => plan,
         Err(problems) => bail!("{}", problems.join("\n")),
     };
-    if let Engine::Scripted { inputs_per_second, replicas } = &drill.world.engine {
+    if let DrillEngine::Scripted { inputs_per_second, replicas } = &drill.fleet.engine {
         plan.scripted =
             Some(ScriptedReplicas { inputs_per_second: *inputs_per_second, replicas: replicas.clone() });
     }
@@ -138,7 +144,7 @@ async fn in_local_fleet(
     let dir = up.dir.clone().unwrap_or_else(|| temporary.0.clone());
     let up = UpOptions { dir: Some(dir), ..up.clone() };
     let mut fleet = LocalFleet::prepare(&up, plan, |_| {})?;
-    eprintln!("starting {} regions for {}", drill.world.regions.len(), options.file.display());
+    eprintln!("starting {} regions for {}", drill.fleet.regions.len(), options.file.display());
     let control = tokio::select! {
         started = fleet.start_all(plan) => started?,
         () = interrupts.next() => bail!("interrupted before the fleet was ready"),

@@ -2,7 +2,7 @@
 //! polled separately, so that a process without a response does not delay the others.
 
 use loadtest::drill::Event;
-use loadtest::drill::seen::{Seen, Sight, Table};
+use loadtest::drill::observations::{DrillObservations, RegionObservation, TableObservation};
 use regions::{Generation, RegionId};
 use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Observations and executed actions so far.
 pub(super) struct ObservationLog {
     start: Instant,
-    entries: Mutex<(Seen, Vec<Event>)>,
+    entries: Mutex<(DrillObservations, Vec<Event>)>,
 }
 
 impl ObservationLog {
@@ -28,34 +28,34 @@ impl ObservationLog {
 
     /// Records an executed action.
     pub(super) fn record_action(&self, text: &str) {
-        self.entries().1.push(Event { at: self.start.elapsed(), done: true, text: text.to_owned() });
+        self.entries().1.push(Event { at: self.start.elapsed(), is_action: true, text: text.to_owned() });
     }
 
-    pub(super) fn end(self) -> (Seen, Vec<Event>) {
+    pub(super) fn end(self) -> (DrillObservations, Vec<Event>) {
         self.entries.into_inner()
     }
 
-    fn entries(&self) -> MutexGuard<'_, (Seen, Vec<Event>)> {
+    fn entries(&self) -> MutexGuard<'_, (DrillObservations, Vec<Event>)> {
         self.entries.lock()
     }
 
-    fn region(&self, region: &RegionId, sight: Sight) {
+    fn region(&self, region: &RegionId, observation: RegionObservation) {
         let (at, entries) = (self.start.elapsed(), &mut *self.entries());
         let first = entries.0.region_at(region, at).is_none();
-        let draining = if sight.draining { ", draining" } else { "" };
-        let text = format!("the gateway sees {region} {}{draining}", sight.health);
-        if entries.0.region(at, region, sight) && !first {
-            entries.1.push(Event { at, done: false, text });
+        let draining = if observation.draining { ", draining" } else { "" };
+        let text = format!("the gateway sees {region} {}{draining}", observation.health);
+        if entries.0.region(at, region, observation) && !first {
+            entries.1.push(Event { at, is_action: false, text });
         }
     }
 
-    fn table(&self, reader: &str, table: Table) {
+    fn table(&self, reader: &str, table: TableObservation) {
         let (at, entries) = (self.start.elapsed(), &mut *self.entries());
         let first = !entries.0.tables_at(at).contains_key(reader);
         if entries.0.table(at, reader, table) && !first {
             entries.1.push(Event {
                 at,
-                done: false,
+                is_action: false,
                 text: format!("{reader} has table {}", table.generation),
             });
         }
@@ -123,11 +123,11 @@ fn gateway(routes: &Value, log: &ObservationLog) {
         let region = row["region"].as_str().and_then(|region| region.parse().ok());
         if let (Some(region), Some(health)) = (region, row["health"].as_str()) {
             let draining = row["draining"].as_bool().unwrap_or(false);
-            log.region(&region, Sight { health: health.to_owned(), draining });
+            notes.region(&region, RegionObservation { health: health.to_owned(), draining });
         }
     }
     if let Some(generation) = routes["generation"].as_str().and_then(|text| text.parse().ok()) {
-        log.table("gateway", Table { generation, content: None });
+        notes.table("gateway", TableObservation { generation, content: None });
     }
 }
 
@@ -136,5 +136,8 @@ fn hub(name: &str, table: &Value, log: &ObservationLog) {
     let mut hasher = DefaultHasher::new();
     // serde_json sorts the keys, so equal tables have equal hashes.
     table.to_string().hash(&mut hasher);
-    log.table(name, Table { generation: Generation { epoch, number }, content: Some(hasher.finish()) });
+    notes.table(
+        name,
+        TableObservation { generation: Generation { epoch, number }, content: Some(hasher.finish()) },
+    );
 }

@@ -3,7 +3,7 @@
 use super::observer::{ObservationLog, Observer};
 use crate::up::fleet_control::{FleetControl, send};
 use anyhow::{Context, Result, bail};
-use loadtest::drill::seen::Seen;
+use loadtest::drill::observations::DrillObservations;
 use loadtest::drill::{Action, Drill, Event};
 use loadtest::record::Record;
 use loadtest::{Mark, Options, RawOptions, Report};
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 /// Results of a drill, for its evaluation.
 pub(super) struct DrillRun {
     pub(super) report: Report,
-    pub(super) seen: Seen,
+    pub(super) observations: DrillObservations,
     pub(super) events: Vec<Event>,
 }
 
@@ -88,9 +88,9 @@ pub(super) async fn run(
         done = async { tokio::try_join!(load, steps) } => done?.0,
         () = observer.run(&log) => bail!("the observer ended"),
     };
-    let (seen, events) = log.end();
+    let (observations, events) = log.end();
     let report = joined(reports, &events).context("a drill has a load")?;
-    Ok(DrillRun { report, seen, events })
+    Ok(DrillRun { report, observations, events })
 }
 
 /// Joins the reports of concurrent loads, with the actions and observations as marks.

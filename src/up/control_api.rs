@@ -21,7 +21,7 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use loadtest::drill::action::{LinkChange, TIMES_MAX, Verb, Way};
+use loadtest::drill::action::{LinkChange, LinkDirection, ProcessAction, TIMES_MAX};
 use regions::id::RegionId;
 use reqwest::Method;
 use serde::Deserialize;
@@ -49,15 +49,16 @@ struct ControlQuery {
 /// Serves the control API until the process ends.
 pub(crate) async fn serve(socket: TcpListener, control: FleetControl) {
     let mut router = Router::new().route("/", get(show));
-    for (path, verb) in [
-        ("/kill", Verb::Kill),
-        ("/stop", Verb::Stop),
-        ("/start", Verb::Start),
-        ("/restart", Verb::Restart),
-        ("/pause", Verb::Pause),
-        ("/resume", Verb::Resume),
+    for (path, action) in [
+        ("/kill", ProcessAction::Kill),
+        ("/stop", ProcessAction::Stop),
+        ("/start", ProcessAction::Start),
+        ("/restart", ProcessAction::Restart),
+        ("/pause", ProcessAction::Pause),
+        ("/resume", ProcessAction::Resume),
     ] {
-        router = router.route(path, post(move |State(control), Query(query)| command(control, query, verb)));
+        router =
+            router.route(path, post(move |State(control), Query(query)| command(control, query, action)));
     }
     for path in ["/cut", "/slow", "/delay", "/lose", "/heal"] {
         router =
@@ -93,9 +94,9 @@ fn state(conditions: LinkConditions) -> &'static str {
 fn change(control: &FleetControl, query: &ControlQuery, path: &str) -> ControlResponse {
     let change = match path {
         "/cut" => match query.way.as_deref() {
-            None => Ok(LinkChange::Cut(Way::Both)),
-            Some("to") => Ok(LinkChange::Cut(Way::To)),
-            Some("from") => Ok(LinkChange::Cut(Way::From)),
+            None => Ok(LinkChange::Cut(LinkDirection::Both)),
+            Some("to") => Ok(LinkChange::Cut(LinkDirection::To)),
+            Some("from") => Ok(LinkChange::Cut(LinkDirection::From)),
             Some(way) => Err(format!("unknown way '{way}'; write way=to or way=from, or omit it for both")),
         },
         "/slow" => times(query).map(LinkChange::Times),
@@ -115,12 +116,12 @@ fn change(control: &FleetControl, query: &ControlQuery, path: &str) -> ControlRe
     respond(done.map(|((), region)| json!({"region": region.as_str(), "done": path.trim_matches('/')})))
 }
 
-async fn command(control: FleetControl, query: ControlQuery, verb: Verb) -> ControlResponse {
+async fn command(control: FleetControl, query: ControlQuery, action: ProcessAction) -> ControlResponse {
     let Some(process) = query.process else {
         return respond(Err("write process=P; GET / lists them".to_owned()));
     };
-    let done = control.send_command(&process, verb).await;
-    respond(done.map(|()| json!({"process": process, "done": format!("{verb:?}").to_lowercase()})))
+    let done = control.send_command(&process, action).await;
+    respond(done.map(|()| json!({"process": process, "done": format!("{action:?}").to_lowercase()})))
 }
 
 async fn slow_replica(

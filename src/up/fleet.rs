@@ -8,7 +8,7 @@ use super::ports::Ports;
 use super::process::{FleetProcess, ProcessSpec, StartError};
 use super::{Interrupts, control_api, readiness};
 use anyhow::{Context, Result};
-use loadtest::drill::action::Verb;
+use loadtest::drill::action::ProcessAction;
 use regions::id::RegionId;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
@@ -194,7 +194,7 @@ impl LocalFleet {
                 () = interrupts.next() => return,
                 _ = poll.tick() => self.report_ended(),
                 Some(command) = commands.recv() => {
-                    let outcome = self.execute(&command.process, command.verb).await;
+                    let outcome = self.execute(&command.process, command.action).await;
                     // The client may have disconnected; the command was executed regardless.
                     command.done.send(outcome).ok();
                 }
@@ -217,43 +217,46 @@ impl LocalFleet {
         }
     }
 
-    async fn execute(&mut self, name: &str, verb: Verb) -> Result<(), String> {
+    async fn execute(&mut self, name: &str, action: ProcessAction) -> Result<(), String> {
         let spec = self.spec(name).ok_or_else(|| {
             let known: Vec<_> = self.specs().map(|spec| spec.name.as_str()).collect();
             format!("no process '{name}'; the processes are: {}", known.join(", "))
         })?;
         let at = self.running.iter().position(|process| process.spec.name == name);
-        let done = match (verb, at) {
-            (Verb::Pause | Verb::Resume, Some(at)) => {
-                let (signal, done) =
-                    if verb == Verb::Pause { (Signal::STOP, "paused") } else { (Signal::CONT, "resumed") };
+        let done = match (action, at) {
+            (ProcessAction::Pause | ProcessAction::Resume, Some(at)) => {
+                let (signal, done) = if action == ProcessAction::Pause {
+                    (Signal::STOP, "paused")
+                } else {
+                    (Signal::CONT, "resumed")
+                };
                 if !self.running[at].signal(signal) {
                     return Err(format!("{name} has ended"));
                 }
                 done
             }
-            (Verb::Pause | Verb::Resume | Verb::Stop, None) => {
+            (ProcessAction::Pause | ProcessAction::Resume | ProcessAction::Stop, None) => {
                 return Err(format!("{name} is not running; start it first"));
             }
-            (Verb::Start, Some(_)) => return Err(format!("{name} is running already; use restart")),
+            (ProcessAction::Start, Some(_)) => return Err(format!("{name} is running already; use restart")),
             // Killing an ended process succeeds, because the desired state is reached.
-            (Verb::Kill, None) => "not running",
-            (Verb::Kill, Some(at)) => {
+            (ProcessAction::Kill, None) => "not running",
+            (ProcessAction::Kill, Some(at)) => {
                 let mut process = self.running.remove(at);
                 process.kill().await;
                 self.set_process_id(name, None);
                 "killed"
             }
-            (Verb::Stop, Some(at)) => {
+            (ProcessAction::Stop, Some(at)) => {
                 self.running.remove(at).stop(STOP_TIMEOUT).await;
                 self.set_process_id(name, None);
                 "stopped"
             }
-            (Verb::Start, None) => {
+            (ProcessAction::Start, None) => {
                 self.launch(spec).await.map_err(|error| error.to_string())?;
                 "started"
             }
-            (Verb::Restart, Some(at)) if spec.takes_over => {
+            (ProcessAction::Restart, Some(at)) if spec.takes_over => {
                 let before = self.running.remove(at);
                 // A paused process must be resumed to hand over.
                 before.signal(Signal::CONT);
@@ -267,7 +270,7 @@ impl LocalFleet {
                 before.wait(STOP_TIMEOUT).await;
                 "handed over to a new process"
             }
-            (Verb::Restart, at) => {
+            (ProcessAction::Restart, at) => {
                 if let Some(at) = at {
                     self.running.remove(at).stop(STOP_TIMEOUT).await;
                     self.set_process_id(name, None);

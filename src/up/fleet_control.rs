@@ -8,7 +8,7 @@
 use super::link::{EmulatedLink, LinkConditions};
 use super::process::signal_to;
 use loadtest::drill::Action;
-use loadtest::drill::action::{LinkChange, Verb, Way, Whom};
+use loadtest::drill::action::{LinkChange, LinkDirection, ProcessAction, ProcessTarget};
 use regions::id::RegionId;
 use reqwest::Method;
 use rustix::process::Signal;
@@ -29,7 +29,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Command for the main thread, which owns the processes.
 pub(crate) struct ProcessCommand {
     pub process: String,
-    pub verb: Verb,
+    pub action: ProcessAction,
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
@@ -61,9 +61,9 @@ impl FleetControl {
     /// Executes an action of a drill. Surges are part of the load and need nothing here.
     pub(crate) async fn execute(&self, action: &Action) -> Result<(), String> {
         match action {
-            Action::Process(verb, whom) => {
-                for process in self.processes_of(*verb, whom)? {
-                    self.send_command(&process, *verb).await?;
+            Action::Process(action, target) => {
+                for process in self.processes_of(*action, target)? {
+                    self.send_command(&process, *action).await?;
                 }
                 Ok(())
             }
@@ -76,10 +76,10 @@ impl FleetControl {
     }
 
     /// Has the main thread execute a command on a process.
-    pub(crate) async fn send_command(&self, process: &str, verb: Verb) -> Result<(), String> {
+    pub(crate) async fn send_command(&self, process: &str, action: ProcessAction) -> Result<(), String> {
         let (done, outcome) = oneshot::channel();
         let stopping = || "the fleet is stopping".to_owned();
-        let command = ProcessCommand { process: process.to_owned(), verb, done };
+        let command = ProcessCommand { process: process.to_owned(), action, done };
         self.commands.send(command).await.map_err(|_| stopping())?;
         outcome.await.map_err(|_| stopping())?
     }
@@ -95,32 +95,35 @@ impl FleetControl {
     }
 
     /// Returns the processes in dependency order: a spoke is stopped before its replicas, and started after them.
-    fn processes_of(&self, verb: Verb, whom: &Whom) -> Result<Vec<String>, String> {
-        let of = |region: &RegionId| self.region_processes(region);
-        let replicas = |processes: &RegionProcesses| {
-            processes.replicas.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()
-        };
-        match whom {
-            Whom::Spoke(region) => Ok(vec![of(region)?.spoke.clone()]),
-            Whom::Replicas(region) => Ok(replicas(of(region)?)),
-            Whom::Region(region) => {
-                let processes = of(region)?;
-                let mut all = replicas(processes);
-                match verb {
-                    Verb::Start => all.push(processes.spoke.clone()),
-                    Verb::Kill | Verb::Stop | Verb::Restart | Verb::Pause | Verb::Resume => {
-                        all.insert(0, processes.spoke.clone());
+    fn processes_of(&self, action: ProcessAction, target: &ProcessTarget) -> Result<Vec<String>, String> {
+        let place = |region: &RegionId| self.region_processes(region);
+        let replicas =
+            |place: &RegionProcesses| place.replicas.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        match target {
+            ProcessTarget::Spoke(region) => Ok(vec![place(region)?.spoke.clone()]),
+            ProcessTarget::Replicas(region) => Ok(replicas(place(region)?)),
+            ProcessTarget::Region(region) => {
+                let place = place(region)?;
+                let mut all = replicas(place);
+                match action {
+                    ProcessAction::Start => all.push(place.spoke.clone()),
+                    ProcessAction::Kill
+                    | ProcessAction::Stop
+                    | ProcessAction::Restart
+                    | ProcessAction::Pause
+                    | ProcessAction::Resume => {
+                        all.insert(0, place.spoke.clone());
                     }
                 }
                 Ok(all)
             }
-            Whom::Gateway => Ok(vec!["gateway".to_owned()]),
-            Whom::Hub(number) => {
+            ProcessTarget::Gateway => Ok(vec!["gateway".to_owned()]),
+            ProcessTarget::Hub(number) => {
                 let hub = self.hubs.get((*number as usize).saturating_sub(1));
                 hub.map(|(name, _)| vec![name.clone()]).ok_or_else(|| format!("no hub {number}"))
             }
-            Whom::Store(None) if !self.store.is_empty() => Ok(self.store.clone()),
-            Whom::Store(number) => {
+            ProcessTarget::Store(None) if !self.store.is_empty() => Ok(self.store.clone()),
+            ProcessTarget::Store(number) => {
                 let member = number.and_then(|number| self.store.get((number as usize).saturating_sub(1)));
                 member.map(|name| vec![name.clone()]).ok_or_else(|| {
                     "no such store: this fleet uses a file in its hub; start it with --store etcd".to_owned()
@@ -153,7 +156,7 @@ impl FleetControl {
         if let Some(before) = before {
             before.abort();
             // The task may have been aborted while the process was stopped.
-            self.send_command(process, Verb::Resume).await?;
+            self.send_command(process, ProcessAction::Resume).await?;
         }
         let id = self.id(process);
         if id.is_none() {
@@ -210,9 +213,9 @@ pub(crate) async fn send(method: Method, url: String, token: Option<&str>) -> Re
 
 fn apply_change(conditions: &mut LinkConditions, change: LinkChange) {
     match change {
-        LinkChange::Cut(way) => {
-            conditions.cut_to |= matches!(way, Way::Both | Way::To);
-            conditions.cut_from |= matches!(way, Way::Both | Way::From);
+        LinkChange::Cut(direction) => {
+            conditions.cut_to |= matches!(direction, LinkDirection::Both | LinkDirection::To);
+            conditions.cut_from |= matches!(direction, LinkDirection::Both | LinkDirection::From);
         }
         LinkChange::Heal => *conditions = LinkConditions::NORMAL,
         LinkChange::Times(times) => conditions.times = times,

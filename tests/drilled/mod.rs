@@ -7,12 +7,12 @@ use std::time::Duration;
 
 /// Drains a region under load, and expects that it gets no requests after its share was moved.
 const DRAIN: &str = r#"
-about = "A region is emptied before its maintenance."
-lasts = "24s"
+description = "A region is emptied before its maintenance."
+duration = "24s"
 before = ["served_by gcp/europe-west4"]
 expect = ["failed == 0"]
 
-[world]
+[fleet]
 regions = ["aws/us-east-1", "gcp/europe-west4"]
 
 [[load]]
@@ -59,7 +59,7 @@ async fn a_drill_against_an_existing_fleet_executes_operators_actions_and_evalua
         assert!(said.contains(part), "{part} in {said}");
     }
     // The gateway of another process's fleet is not observed.
-    assert!(said.contains("0 answers from it") && !said.contains("the gateway"), "{said}");
+    assert!(said.contains("0 responses from it") && !said.contains("the gateway"), "{said}");
     assert_eq!(world.route(EUROPE).await["draining"], true);
     assert_eq!(world.embed("minilm", "after it", &[ASHBURN]).await.header("x-meridian-region"), AMERICA);
 

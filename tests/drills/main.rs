@@ -12,12 +12,12 @@ use std::process::{Command, Output};
 fn drill(more: &str) -> String {
     format!(
         r#"
-about = "A region that serves dies."
-lasts = "12s"
+description = "A region that serves dies."
+duration = "12s"
 before = ["served_by aws/us-east-1", "served_by gcp/europe-west4"]
 expect = ["failed == 0", "generation never falls"{more}]
 
-[world]
+[fleet]
 regions = ["aws/us-east-1", "gcp/europe-west4"]
 engine = {{ kind = "scripted", inputs_per_second = 100 }}
 
@@ -60,7 +60,7 @@ fn a_killed_region_causes_no_failures_and_appears_in_the_timeline() {
     let place = |part: &str| out.find(part).unwrap_or_else(|| panic!("{part} in {out}"));
     let killed = place(">> kill region gcp/europe-west4");
     assert!(killed < place("the gateway sees gcp/europe-west4 down"), "{out}");
-    let share = "asked for 40.0 requests a second: 20 % of 200 inputs a second, which is what 2 scripted replicas compute";
+    let share = "demand: 40.0 requests/s: 20 % of the 200 inputs/s of 2 scripted replicas, 100 each";
     assert!(out.contains(share), "{out}");
     assert!(out.contains("6 of 6 expectations hold") && !out.contains("FAILS"), "{out}");
 }
@@ -74,7 +74,7 @@ fn a_failed_expectation_is_reported_with_exit_code_3() {
         report["expectations"].as_array().unwrap().iter().filter(|each| each["held"] == false).collect();
     assert_eq!((report["held"].as_bool(), broken.len()), (Some(false), 1), "{report:#}");
     assert_eq!(broken[0]["expectation"], "served_in eu only");
-    assert!(broken[0]["seen"].as_str().unwrap().contains("aws/us-east-1"), "{}", broken[0]);
+    assert!(broken[0]["observed"].as_str().unwrap().contains("aws/us-east-1"), "{}", broken[0]);
     assert_eq!(report["seconds"].as_array().unwrap().len(), 12);
 }
 
@@ -89,9 +89,9 @@ fn an_invalid_drill_starts_nothing_and_all_its_problems_are_reported() {
     assert_eq!(output.status.code(), Some(2), "{err}");
     assert!(output.stdout.is_empty());
     for (line, part) in [
-        (5, "nothing that a drill can measure"),
+        (5, "unknown expectation"),
         (9, "unknown key `speed`"),
-        (23, "no region `aws/europe-west4` in this world"),
+        (23, "no region `aws/europe-west4` in the fleet"),
     ] {
         let start = format!("meridian: {}: line {line}: ", file.display());
         assert!(err.lines().any(|it| it.starts_with(&start) && it.contains(part)), "{start}{part} in {err}");
@@ -104,5 +104,5 @@ fn an_existing_fleet_is_never_killed() {
     let (output, _, _dir) = run(&drill(""), &["--against", "http://127.0.0.1:1"]);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");
-    assert!(err.contains("only surge, drain and undrain can"), "{err}");
+    assert!(err.contains("only surge, drain and undrain are"), "{err}");
 }

@@ -180,7 +180,9 @@ async fn a_paused_leader_is_replaced_and_writes_nothing_after_it_resumes() {
     let taken_over = second.generation().await.unwrap();
     assert!(taken_over > sleeping, "{taken_over:?} after {sleeping:?}");
     // The log is written asynchronously.
-    world.until("its log reports the leadership", async || said("second-hub.log", "leadership acquired")).await;
+    world
+        .until("its log reports the leadership", async || said("second-hub.log", "leadership acquired"))
+        .await;
 
     world.signal("-CONT", &["hub", &config]);
     // The changes that the first hub observes when it resumes would cause writes if it still led.

@@ -1,9 +1,9 @@
-"""The client bench: who gets vectors of many short texts soonest, and for how much processor time.
+"""Client bench: wall-clock and CPU time of embedding many short texts with several clients.
 
-Started by `run`. One server with canned answers, and a process for each client that stays and is warmed; in each round
-every client embeds all texts once, and another one begins. Where there are two cores the server has one and the clients
-the other. A figure is the median over the rounds, a ratio the median of the rounds' own ratios. A client for which all
-texts would take longer than SLOW_S gets a quarter of them, and the table says so.
+Started by `run`. One server with precomputed responses, and one long-lived, warmed-up process per client. In each
+round every client embeds all texts once; the order rotates. With two cores the server has one and the clients the
+other. Values are medians over the rounds, ratios are medians of the ratios of each round. A client that would need
+more than SLOW_S for all texts gets a quarter of them, and the table says so.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 
 DIMENSIONS = 384
 
-#: A client that would take longer for a round gets fewer texts.
+#: A client that would need more seconds per round gets fewer texts.
 SLOW_S = 8
 
 
@@ -24,11 +24,11 @@ def text(number):
 
 
 def canned(index):
-    """The server's row `index`, the first two numbers."""
+    """Returns the first two numbers of the server's row `index`."""
     return [(index * 31 + place * 17) % 1009 / 10090 - 0.05 for place in (0, 1)]
 
 
-# The clients. Each gets texts and gives back what holds their vectors, and its first row.
+# Clients. Each takes texts and returns the object with their vectors, the first row and the last row.
 
 
 def meridian(url, batch, in_flight):
@@ -60,7 +60,7 @@ def baseten(url, batch, in_flight, encoding=None):
     def embed(texts):
         response = client.embed(texts, model="bench", encoding_format=encoding, preference=preference)
         if encoding == "base64":
-            # Its numpy() does not take these, so this is what its user writes.
+            # Its numpy() does not support base64, so users write this.
             rows = b"".join([base64.b64decode(row.embedding) for row in response.data])
             array = numpy.frombuffer(rows, dtype="<f4").reshape(-1, DIMENSIONS)
         else:
@@ -87,10 +87,10 @@ def openai(url, batch, in_flight):
             return await asyncio.gather(*(one(begin) for begin in range(0, len(texts), batch)))
 
     def embed(texts):
-        # Left as the lists that it gives: an array of them would cost it more.
-        answers = asyncio.run(all_of(texts))
-        assert sum(len(answer.data) for answer in answers) == len(texts)
-        return answers, answers[0].data[0].embedding[:2], answers[-1].data[-1].embedding[:2]
+        # Kept as lists, as the client returns them; an array would cost it more.
+        responses = asyncio.run(all_of(texts))
+        assert sum(len(response.data) for response in responses) == len(texts)
+        return responses, responses[0].data[0].embedding[:2], responses[-1].data[-1].embedding[:2]
 
     return embed
 
@@ -104,7 +104,7 @@ CLIENTS = {
 
 
 def child(name, url, count, batch, in_flight):
-    """One client, for as long as it is asked."""
+    """Runs one client: one operation per input line."""
     import gc
     import time
 
@@ -118,8 +118,8 @@ def child(name, url, count, batch, in_flight):
         kept, first, last = embed(some)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         expected = canned(0), canned((len(some) - 1) % batch)
-        for got, wanted in zip((first, last), expected):
-            assert all(abs(a - b) < 1e-6 for a, b in zip(got, wanted)), f"{name}: {got} is not {wanted}"
+        for got, want in zip((first, last), expected):
+            assert all(abs(a - b) < 1e-6 for a, b in zip(got, want)), f"{name}: {got} is not {want}"
         del kept
         print(json.dumps({"seconds": wall, "cpu": cpu}), flush=True)
 
@@ -128,14 +128,14 @@ class Child:
     def __init__(self, command, core):
         pinned = ["taskset", "--cpu-list", str(core), *command] if core is not None else command
         self.process = subprocess.Popen(pinned, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.said = self.process.stdout.readline().split()
+        self.first_line = self.process.stdout.readline().split()
 
-    def ask(self, texts):
+    def embed(self, texts):
         self.process.stdin.write(f"{texts}\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"a client ended with {self.process.wait()}")
+            raise SystemExit(f"a client exited with {self.process.wait()}")
         return json.loads(line)
 
     def end(self):
@@ -144,44 +144,44 @@ class Child:
 
 
 def main():
-    arguments = argparse.ArgumentParser(description="Who embeds many short texts soonest")
-    arguments.add_argument("--ours", required=True, help="our bench binary")
-    arguments.add_argument("--texts", type=int, default=200_000)
-    arguments.add_argument("--batch", type=int, default=128, help="texts of a request")
-    arguments.add_argument("--in-flight", type=int, default=64, help="requests open at once")
-    arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--only", help="clients with this in their name")
-    told = arguments.parse_args()
+    parser = argparse.ArgumentParser(description="Bench of bulk embedding clients")
+    parser.add_argument("--ours", required=True, help="Meridian's bench binary")
+    parser.add_argument("--texts", type=int, default=200_000)
+    parser.add_argument("--batch", type=int, default=128, help="texts per request")
+    parser.add_argument("--in-flight", type=int, default=64, help="requests in flight")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", help="only clients whose name contains this")
+    arguments = parser.parse_args()
 
     cores = sorted(os.sched_getaffinity(0))
     server_core, client_core = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
-    server = Child([told.ours, "serve"], server_core)
-    one, two = server.said
-    how = [str(told.texts), str(told.batch), str(told.in_flight)]
+    server = Child([arguments.ours, "serve"], server_core)
+    one, two = server.first_line
+    how = [str(arguments.texts), str(arguments.batch), str(arguments.in_flight)]
     commands = {name: [sys.executable, __file__, "--child", name, one, *how] for name in CLIENTS}
-    commands["meridian (Rust)"] = [told.ours, "embed", one, *how, "1"]
-    commands["meridian (Rust, h2c)"] = [told.ours, "embed", two, *how, "2"]
-    names = [name for name in commands if told.only is None or told.only in name]
+    commands["meridian (Rust)"] = [arguments.ours, "embed", one, *how, "1"]
+    commands["meridian (Rust, h2c)"] = [arguments.ours, "embed", two, *how, "2"]
+    names = [name for name in commands if arguments.only is None or arguments.only in name]
     clients = {name: Child(commands[name], client_core) for name in names}
-    counts, warm = {}, min(told.texts, 5_000)
+    counts, warm = {}, min(arguments.texts, 5_000)
     try:
         for name, client in clients.items():
-            client.ask(warm)
-            whole = client.ask(warm)["seconds"] * told.texts / warm
-            counts[name] = told.texts if whole <= SLOW_S else told.texts // 4
+            client.embed(warm)
+            whole = client.embed(warm)["seconds"] * arguments.texts / warm
+            counts[name] = arguments.texts if whole <= SLOW_S else arguments.texts // 4
         rounds = []
-        for number in range(told.rounds):
+        for number in range(arguments.rounds):
             order = names[number % len(names) :] + names[: number % len(names)]
-            asked = {name: clients[name].ask(counts[name]) for name in order}
+            results = {name: clients[name].embed(counts[name]) for name in order}
             # Per text, in microseconds.
-            rounds.append({name: (got["seconds"] / counts[name] * 1e6, got["cpu"] / counts[name] * 1e6) for name, got in asked.items()})
+            rounds.append({name: (got["seconds"] / counts[name] * 1e6, got["cpu"] / counts[name] * 1e6) for name, got in results.items()})
     finally:
         for client in [*clients.values(), server]:
             client.end()
 
     where = "on any core" if client_core is None else f"server on core {server_core}, clients on core {client_core}"
-    print(f"{told.texts} texts, {told.batch} a request, {told.in_flight} in flight, {told.rounds} rounds; {where}")
-    print(f"{'client':<22} {'texts/s':>9} {'CPU µs/text':>12} {'ours, times faster':>19} {'ours, of its CPU':>17}")
+    print(f"{arguments.texts} texts, {arguments.batch} a request, {arguments.in_flight} in flight, {arguments.rounds} rounds; {where}")
+    print(f"{'client':<22} {'texts/s':>9} {'CPU µs/text':>12} {'speedup of ours':>19} {'our CPU / its CPU':>17}")
     for name in names:
         took, cpu = (statistics.median(one[name][what] for one in rounds) for what in (0, 1))
         line = f"{name:<22} {1e6 / took:>9,.0f} {cpu:>12.2f}"
@@ -189,7 +189,7 @@ def main():
             faster = statistics.median(one[name][0] / one["meridian"][0] for one in rounds)
             share = statistics.median(one["meridian"][1] / one[name][1] for one in rounds)
             line += f" {faster:>19.2f} {share:>17.2f}"
-        print(line + ("" if counts[name] == told.texts else f"  ({counts[name]} texts)"))
+        print(line + ("" if counts[name] == arguments.texts else f"  ({counts[name]} texts)"))
 
 
 if __name__ == "__main__":

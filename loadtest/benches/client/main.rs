@@ -1,5 +1,5 @@
-//! The two ends of the client bench that are ours: `serve`, a server that answers as fast as bytes can be copied, and
-//! `embed`, the client without Python. `./run` starts both, and docs/benchmarks.md says how to read what it prints.
+//! Rust side of the client bench: `serve`, a server with precomputed responses, and `embed`, the client without Python.
+//! `./run` starts both; docs/benchmarks.md explains the output.
 
 mod server;
 
@@ -7,7 +7,7 @@ use std::io::BufRead as _;
 use std::time::{Duration, Instant};
 
 use loadtest::client::split::RequestLimits;
-use loadtest::client::{Client, EmbedOptions, EndpointSettings, Preference, Protocol, Settings};
+use loadtest::client::{Client, ClientSettings, EmbedOptions, EndpointSettings, HttpProtocol, Preference};
 use serde_json::json;
 
 fn main() {
@@ -25,12 +25,12 @@ fn main() {
     }
 }
 
-/// For each line on standard input, embeds so many texts; says how long it took and what it cost.
+/// For each number read from standard input, embeds that many texts and prints wall-clock and CPU time.
 fn embed(url: &str, count: usize, batch: usize, in_flight_max: usize, two: bool) {
     let texts: Vec<String> = (0..count).map(text).collect();
-    let settings = Settings {
+    let settings = ClientSettings {
         endpoints: vec![EndpointSettings::new(url, Some("key"))],
-        protocol: if two { Protocol::Http2 } else { Protocol::Http1 },
+        protocol: if two { HttpProtocol::Http2 } else { HttpProtocol::Http1 },
         roots_pem: None,
     };
     let client = Client::new(&settings).expect("good settings");
@@ -54,12 +54,12 @@ fn embed(url: &str, count: usize, batch: usize, in_flight_max: usize, two: bool)
     }
 }
 
-/// What a search box is asked: some forty characters.
+/// Returns a short query of about forty characters.
 fn text(number: usize) -> String {
     format!("short text {number:06} about ships on a calm sea")
 }
 
-/// The processor time of this process.
+/// Returns the CPU time of this process.
 fn cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("below a second"))

@@ -1,7 +1,8 @@
-//! A server whose answers are ready before it is asked.
+//! Server with precomputed responses.
 //!
-//! It finds out how many texts a request has, and copies so many rows of an answer that was made at its start. What is left
-//! is the kernel's copying, so that the client is what a bench measures. HTTP/1.1 is by hand, HTTP/2 hyper's; each has a port.
+//! It counts the texts of a request and copies that many rows of a response that was serialized at startup. The
+//! remaining cost is copying in the kernel, so the bench measures the client. HTTP/1.1 is implemented here, HTTP/2 by
+//! hyper; each has its own port.
 
 use std::convert::Infallible;
 use std::io::IoSlice;
@@ -18,28 +19,28 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What MiniLM has.
+/// Dimensions of MiniLM.
 pub(crate) const DIMENSIONS: usize = 384;
 
-/// The most texts of a request.
+/// Maximum texts of a request.
 const ROWS: usize = 2048;
 
 const BEFORE: &[u8] = br#"{"object":"list","data":["#;
 const AFTER: &[u8] = br#"],"model":"bench","usage":{"prompt_tokens":1,"total_tokens":1}}"#;
 
-/// All rows, and where each ends.
-struct Rows {
+/// Serialized rows, and the end of each.
+struct CannedRows {
     text: Vec<u8>,
     ends: Vec<usize>,
 }
 
-struct Answers {
-    base64: Rows,
-    floats: Rows,
+struct CannedResponses {
+    base64: CannedRows,
+    floats: CannedRows,
 }
 
-impl Rows {
-    fn new(write: impl Fn(&[f32]) -> String) -> Rows {
+impl CannedRows {
+    fn new(write: impl Fn(&[f32]) -> String) -> CannedRows {
         let (mut text, mut ends) = (Vec::new(), Vec::new());
         for index in 0..ROWS {
             let embedding = write(&row(index));
@@ -48,22 +49,22 @@ impl Rows {
             text.extend_from_slice(row.as_bytes());
             ends.push(text.len());
         }
-        Rows { text, ends }
+        CannedRows { text, ends }
     }
 }
 
-impl Answers {
-    fn new() -> Answers {
+impl CannedResponses {
+    fn new() -> CannedResponses {
         let base64 = |row: &[f32]| {
             let bytes: Vec<u8> = row.iter().flat_map(|number| number.to_le_bytes()).collect();
             format!("\"{}\"", STANDARD.encode(bytes))
         };
-        // As serde writes them, and so as servers in Rust do; Python's have twice the digits.
+        // Formatted by serde, as in servers written in Rust; those in Python send twice the digits.
         let floats = |row: &[f32]| serde_json::to_string(row).expect("numbers are JSON");
-        Answers { base64: Rows::new(base64), floats: Rows::new(floats) }
+        CannedResponses { base64: CannedRows::new(base64), floats: CannedRows::new(floats) }
     }
 
-    /// The rows for a body like `{"input":["…","…"],…}`, whose texts have neither quotes nor commas.
+    /// Returns the rows for a body like `{"input":["…","…"],…}`, whose texts have neither quotes nor commas.
     fn rows(&self, body: &[u8]) -> &[u8] {
         let list = memchr::memchr(b'[', body).map_or(body, |at| &body[at..]);
         let list = memchr::memchr(b']', list).map_or(list, |at| &list[..at]);
@@ -74,17 +75,17 @@ impl Answers {
     }
 }
 
-/// Numbers below one, of a vector of length one or so.
+/// Creates a vector of small numbers with a norm of about one.
 fn row(index: usize) -> Vec<f32> {
-    let number = |place: usize| ((index * 31 + place * 17) % 1009) as f32 / 10_090.0 - 0.05;
+    let number = |column: usize| ((index * 31 + column * 17) % 1009) as f32 / 10_090.0 - 0.05;
     (0..DIMENSIONS).map(number).collect()
 }
 
-/// Serves until it is killed. Says where: HTTP/1.1 first.
+/// Serves until killed. Prints the URLs, HTTP/1.1 first.
 pub(crate) fn serve() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let answers = Arc::new(Answers::new());
+        let responses = Arc::new(CannedResponses::new());
         let one = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let two = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = |listener: &TcpListener| listener.local_addr().expect("it is bound");
@@ -93,19 +94,19 @@ pub(crate) fn serve() {
             tokio::select! {
                 accepted = one.accept() => {
                     let (stream, _) = accepted.expect("a connection");
-                    tokio::spawn(http1(stream, Arc::clone(&answers)));
+                    tokio::spawn(http1(stream, Arc::clone(&responses)));
                 }
                 accepted = two.accept() => {
                     let (stream, _) = accepted.expect("a connection");
-                    tokio::spawn(http2(stream, Arc::clone(&answers)));
+                    tokio::spawn(http2(stream, Arc::clone(&responses)));
                 }
             }
         }
     });
 }
 
-/// One connection, until the client has enough of it.
-async fn http1(mut stream: TcpStream, answers: Arc<Answers>) {
+/// Serves one connection until the client closes it.
+async fn http1(mut stream: TcpStream, responses: Arc<CannedResponses>) {
     stream.set_nodelay(true).expect("a TCP connection");
     let mut read: Vec<u8> = Vec::with_capacity(64 << 10);
     loop {
@@ -121,7 +122,7 @@ async fn http1(mut stream: TcpStream, answers: Arc<Answers>) {
             }
         };
         let end = body.end;
-        let rows = answers.rows(&read[body]);
+        let rows = responses.rows(&read[body]);
         let length = BEFORE.len() + rows.len() + AFTER.len();
         let head =
             format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n");
@@ -148,14 +149,14 @@ async fn write(stream: &mut TcpStream, parts: [&[u8]; 4]) -> std::io::Result<()>
     Ok(())
 }
 
-async fn http2(stream: TcpStream, answers: Arc<Answers>) {
+async fn http2(stream: TcpStream, responses: Arc<CannedResponses>) {
     stream.set_nodelay(true).expect("a TCP connection");
     let service = service_fn(move |request: Request<Incoming>| {
-        let answers = Arc::clone(&answers);
+        let responses = Arc::clone(&responses);
         async move {
             let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-            let answer = [BEFORE, answers.rows(&body), AFTER].concat();
-            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(answer))))
+            let response = [BEFORE, responses.rows(&body), AFTER].concat();
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(response))))
         }
     });
     let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())

@@ -1,14 +1,13 @@
-//! A server that does nothing: it answers every request with the same row of numbers.
+//! Minimal server: sends the same response to every request.
 //!
-//! A thread for each connection, one read and one write for each request; it knows where a request ends by its length and
-//! looks at nothing else.
+//! One thread per connection, one read and one write per request; only `content-length` is parsed.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-/// Says where it is and serves rows of so many numbers until it is killed.
+/// Prints its URL and serves rows of `dimensions` numbers until killed.
 pub(crate) fn serve(dimensions: usize) {
-    let row: Vec<f32> = (0..dimensions).map(|place| ((place * 37 % 101) as f32 - 50.0) / 613.0).collect();
+    let row: Vec<f32> = (0..dimensions).map(|index| ((index * 37 % 101) as f32 - 50.0) / 613.0).collect();
     let body = serde_json::json!({
         "object": "list",
         "data": [{"object": "embedding", "index": 0, "embedding": row}],
@@ -17,20 +16,20 @@ pub(crate) fn serve(dimensions: usize) {
     });
     let body = body.to_string();
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-meridian-region: aws/eu-central-1\r\n";
-    let answer = format!("{head}content-length: {}\r\n\r\n{body}", body.len()).into_bytes();
-    let answer: &'static [u8] = answer.leak();
+    let response = format!("{head}content-length: {}\r\n\r\n{body}", body.len()).into_bytes();
+    let response: &'static [u8] = response.leak();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     println!("http://{}/v1", listener.local_addr().expect("an address"));
     for connection in listener.incoming().flatten() {
-        std::thread::spawn(move || one(connection, answer));
+        std::thread::spawn(move || serve_connection(connection, response));
     }
 }
 
-fn one(mut connection: TcpStream, answer: &[u8]) {
+fn serve_connection(mut connection: TcpStream, response: &[u8]) {
     let mut buffer = vec![0; 64 << 10];
     let mut filled = 0;
-    // Whoever asks may go whenever it likes.
-    let _gone = connection.set_nodelay(true);
+    // The client may have disconnected.
+    let _ignored = connection.set_nodelay(true);
     while let Ok(count) = connection.read(&mut buffer[filled..]) {
         filled += count;
         if count == 0 {
@@ -39,14 +38,14 @@ fn one(mut connection: TcpStream, answer: &[u8]) {
         while let Some(length) = length(&buffer[..filled]) {
             buffer.copy_within(length..filled, 0);
             filled -= length;
-            if connection.write_all(answer).is_err() {
+            if connection.write_all(response).is_err() {
                 return;
             }
         }
     }
 }
 
-/// How long the request at the front is, if it is whole.
+/// Returns the length of the request at the front; `None` while it is incomplete.
 fn length(bytes: &[u8]) -> Option<usize> {
     let head = bytes.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
     let text = std::str::from_utf8(&bytes[..head]).ok()?;

@@ -1,10 +1,12 @@
-//! An operation that was started.
+//! Running operation.
 
 use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use loadtest::client::{Class, ClientError, Embedded, Progress, Ranked, Run};
+use loadtest::client::{
+    ClientError, EmbeddingsResult, LabelScore, OperationProgress, OperationStats, RankedText,
+};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -12,72 +14,72 @@ use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
 use crate::failed;
-use crate::results::{self, Vectors};
+use crate::results::{self, PyVectors};
 
-/// What came of an operation.
-pub(crate) enum Outcome {
-    Embedded(Embedded),
-    Ranked(Vec<Ranked>, Run),
-    Classified(Vec<Vec<Class>>, Run),
-    Answered(Vec<Vec<u8>>, Run),
+/// Result of an operation.
+pub(crate) enum OperationResult {
+    Embeddings(EmbeddingsResult),
+    Ranked(Vec<RankedText>, OperationStats),
+    Classified(Vec<Vec<LabelScore>>, OperationStats),
+    Bodies(Vec<Vec<u8>>, OperationStats),
 }
 
-/// An operation that was started.
-#[pyclass(frozen)]
-pub(crate) struct Job {
+/// Running operation, as a Python object.
+#[pyclass(frozen, name = "Job")]
+pub(crate) struct PyJob {
     shared: Arc<Shared>,
     task: AbortHandle,
 }
 
 struct Shared {
     state: Mutex<State>,
-    over: Condvar,
+    ended: Condvar,
 }
 
 struct State {
-    progress: Progress,
-    over: bool,
-    outcome: Option<Result<Outcome, ClientError>>,
-    /// Whom to call when it is over.
+    progress: OperationProgress,
+    ended: bool,
+    outcome: Option<Result<OperationResult, ClientError>>,
+    /// Python callback for the end of the operation.
     notify: Option<Py<PyAny>>,
 }
 
-impl Job {
-    pub(crate) fn start<F, R>(runtime: &Runtime, operation: F) -> PyResult<Job>
+impl PyJob {
+    pub(crate) fn start<F, R>(runtime: &Runtime, operation: F) -> PyResult<PyJob>
     where
-        F: FnOnce(Box<dyn FnMut(Progress) + Send>) -> R,
-        R: Future<Output = Result<Outcome, ClientError>> + Send + 'static,
+        F: FnOnce(Box<dyn FnMut(OperationProgress) + Send>) -> R,
+        R: Future<Output = Result<OperationResult, ClientError>> + Send + 'static,
     {
-        let progress = Progress { requests_done: 0, requests: 0, inputs_done: 0, inputs: 0 };
-        let state = State { progress, over: false, outcome: None, notify: None };
-        let shared = Arc::new(Shared { state: Mutex::new(state), over: Condvar::new() });
+        let progress = OperationProgress { requests_done: 0, requests: 0, inputs_done: 0, inputs: 0 };
+        let state = State { progress, ended: false, outcome: None, notify: None };
+        let shared = Arc::new(Shared { state: Mutex::new(state), ended: Condvar::new() });
         let listener = {
             let shared = Arc::clone(&shared);
             move |progress| shared.state().progress = progress
         };
         let operation = operation(Box::new(listener));
         let task = runtime.spawn({
-            // Whatever ends the task ends the job, also where it is taken back or panics.
-            let ending = Ending(Arc::clone(&shared));
+            // Dropped when the task ends in any way, including cancellation and panic.
+            let guard = CompletionGuard(Arc::clone(&shared));
             async move {
                 let outcome = operation.await;
-                ending.0.state().outcome = Some(outcome);
+                guard.0.state().outcome = Some(outcome);
             }
         });
-        Ok(Job { shared, task: task.abort_handle() })
+        Ok(PyJob { shared, task: task.abort_handle() })
     }
 }
 
-struct Ending(Arc<Shared>);
+struct CompletionGuard(Arc<Shared>);
 
-impl Drop for Ending {
+impl Drop for CompletionGuard {
     fn drop(&mut self) {
         let notify = {
             let mut state = self.0.state();
-            state.over = true;
+            state.ended = true;
             state.notify.take()
         };
-        self.0.over.notify_all();
+        self.0.ended.notify_all();
         if let Some(notify) = notify {
             Python::attach(|py| {
                 if let Err(error) = notify.call0(py) {
@@ -95,29 +97,29 @@ impl Shared {
 }
 
 #[pymethods]
-impl Job {
-    /// Waits for its end, at most so many seconds; whether it is over.
+impl PyJob {
+    /// Waits for the end, at most `seconds`; returns whether the operation has ended.
     fn wait(&self, py: Python<'_>, seconds: f64) -> bool {
         let until = Instant::now() + Duration::try_from_secs_f64(seconds).unwrap_or_default();
         py.detach(|| {
             let mut state = self.shared.state();
-            while !state.over {
+            while !state.ended {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
                 }
-                let waited = self.shared.over.wait_timeout(state, left);
+                let waited = self.shared.ended.wait_timeout(state, left);
                 state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
             }
-            state.over
+            state.ended
         })
     }
 
-    /// Has `notify` called from another thread once it is over, or at once if it is.
+    /// Calls `notify` from another thread when the operation ends, or now if it has ended.
     fn notify(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<()> {
         {
             let mut state = self.shared.state();
-            if !state.over {
+            if !state.ended {
                 state.notify = Some(notify);
                 return Ok(());
             }
@@ -125,41 +127,42 @@ impl Job {
         notify.call0(py).map(drop)
     }
 
-    /// Requests and inputs: answered, and in all.
+    /// Returns requests done, requests in total, inputs done, inputs in total.
     fn progress(&self) -> (usize, usize, usize, usize) {
-        let Progress { requests_done, requests, inputs_done, inputs } = self.shared.state().progress;
+        let OperationProgress { requests_done, requests, inputs_done, inputs } = self.shared.state().progress;
         (requests_done, requests, inputs_done, inputs)
     }
 
-    /// Takes it back: connections are closed, and there will be no result.
+    /// Cancels the operation: closes its connections; there will be no result.
     fn cancel(&self) {
         self.task.abort();
     }
 
-    /// What came of it; once.
+    /// Returns the result; only once.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let outcome = self.shared.state().outcome.take();
         let outcome = outcome
-            .ok_or_else(|| PyRuntimeError::new_err("the operation has no result: it was taken back"))?;
+            .ok_or_else(|| PyRuntimeError::new_err("the operation has no result: it was cancelled"))?;
         match outcome.map_err(|error| failed(&error))? {
-            Outcome::Embedded(embedded) => {
-                let (vectors, run) = Vectors::new(embedded);
+            OperationResult::Embeddings(embedded) => {
+                let (vectors, run) = PyVectors::new(embedded);
                 Ok((vectors, run).into_pyobject(py)?.into_any())
             }
-            Outcome::Ranked(ranks, run) => {
+            OperationResult::Ranked(ranks, run) => {
                 let ranks: Vec<_> =
-                    ranks.into_iter().map(|Ranked { index, score, text }| (index, score, text)).collect();
-                Ok((ranks, results::Run::new(run)).into_pyobject(py)?.into_any())
+                    ranks.into_iter().map(|RankedText { index, score, text }| (index, score, text)).collect();
+                Ok((ranks, results::PyOperationStats::new(run)).into_pyobject(py)?.into_any())
             }
-            Outcome::Classified(rows, run) => {
-                let labels =
-                    |row: Vec<Class>| row.into_iter().map(|Class { label, score }| (label, score)).collect();
+            OperationResult::Classified(rows, run) => {
+                let labels = |row: Vec<LabelScore>| {
+                    row.into_iter().map(|LabelScore { label, score }| (label, score)).collect()
+                };
                 let rows: Vec<Vec<(String, f64)>> = rows.into_iter().map(labels).collect();
-                Ok((rows, results::Run::new(run)).into_pyobject(py)?.into_any())
+                Ok((rows, results::PyOperationStats::new(run)).into_pyobject(py)?.into_any())
             }
-            Outcome::Answered(answers, run) => {
-                let answers: Vec<_> = answers.iter().map(|answer| PyBytes::new(py, answer)).collect();
-                Ok((answers, results::Run::new(run)).into_pyobject(py)?.into_any())
+            OperationResult::Bodies(responses, run) => {
+                let responses: Vec<_> = responses.iter().map(|response| PyBytes::new(py, response)).collect();
+                Ok((responses, results::PyOperationStats::new(run)).into_pyobject(py)?.into_any())
             }
         }
     }

@@ -1,9 +1,10 @@
-//! The extension module behind `meridian_client`: operations that run while Python goes on.
+//! Extension module of `meridian_client`: runs operations concurrently with Python code.
 //!
-//! Python's side ([`../python/meridian_client`]) has the classes that people use, and no hot path; this side has no opinion.
-//! An operation is a task of a runtime that the process has once. Starting one copies the texts out of Python's strings,
-//! and from then on nobody needs the interpreter until it is over: [`Job`] says whether it is, and hands out what came. Vectors
-//! are given to numpy where they lie, by its array interface, so there is no copy and no object for a row.
+//! The public classes are written in Python ([`../python/meridian_client`]) and contain no hot path; this module makes
+//! no policy decisions. An operation is a task of a process-wide tokio runtime. Starting one copies the texts out of
+//! Python's strings; after that the interpreter lock is not needed until the end. [`PyJob`] reports the state and
+//! returns the result. Vectors are exposed to numpy in place by the array interface, without a copy and without an
+//! object per row.
 
 mod job;
 mod preference;
@@ -13,7 +14,8 @@ mod texts;
 use std::sync::{Arc, OnceLock};
 
 use loadtest::client::{
-    Client, ClientError, EmbedOptions, EndpointSettings, Failure, Protocol, ScoreOptions, Settings,
+    Client, ClientError, ClientSettings, EmbedOptions, EndpointSettings, HttpAttemptError, HttpProtocol,
+    ScoreOptions,
 };
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyRuntimeError};
@@ -21,44 +23,42 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::runtime::Runtime;
 
-use self::job::{Job, Outcome};
+use self::job::{OperationResult, PyJob};
 use self::preference::RawPreference;
-use self::texts::Texts;
+use self::texts::PyTexts;
 
-create_exception!(
-    _native,
-    Failed,
-    PyException,
-    "An operation that gave no result: kind, status and message."
-);
+create_exception!(_native, Failed, PyException, "Failed operation: kind, status and message.");
 
-/// Where operations run.
+/// Returns the runtime of all operations.
 fn runtime() -> PyResult<&'static Runtime> {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     if let Some(runtime) = RUNTIME.get() {
         return Ok(runtime);
     }
-    let made =
+    let built =
         tokio::runtime::Builder::new_multi_thread().thread_name("meridian-client").enable_all().build();
-    let made = made.map_err(|error| PyRuntimeError::new_err(format!("no threads: {error}")))?;
-    Ok(RUNTIME.get_or_init(|| made))
+    let built =
+        built.map_err(|error| PyRuntimeError::new_err(format!("cannot start the runtime: {error}")))?;
+    Ok(RUNTIME.get_or_init(|| built))
 }
 
-/// What Python is told of an operation that gave no result.
+/// Converts an error into the Python exception.
 fn failed(error: &ClientError) -> PyErr {
     let (kind, status) = match error {
         ClientError::Invalid(_) => ("invalid", None),
-        ClientError::Failed { failure: Failure::Refused { status, .. }, .. } => ("status", Some(*status)),
-        ClientError::Failed { failure: Failure::TimedOut, .. } | ClientError::OutOfTime { .. } => {
+        ClientError::Failed { failure: HttpAttemptError::ErrorStatus { status, .. }, .. } => {
+            ("status", Some(*status))
+        }
+        ClientError::Failed { failure: HttpAttemptError::Timeout, .. } | ClientError::Timeout { .. } => {
             ("timeout", None)
         }
         ClientError::Failed { .. } => ("connection", None),
-        ClientError::Wrong { .. } => ("wrong", None),
+        ClientError::InvalidResponse { .. } => ("invalid_response", None),
     };
     Failed::new_err((kind, status, error.to_string()))
 }
 
-/// A client. Its connections are kept between operations.
+/// Bulk client. Connections are kept between operations.
 #[pyclass(frozen)]
 struct Native {
     client: Arc<Client>,
@@ -66,7 +66,7 @@ struct Native {
 
 #[pymethods]
 impl Native {
-    /// `endpoints` are URL, API key and weight.
+    /// Creates a client. `endpoints` are URL, API key and weight.
     #[new]
     fn new(
         endpoints: Vec<(String, Option<String>, f64)>,
@@ -74,97 +74,97 @@ impl Native {
         roots_pem: Option<Vec<u8>>,
     ) -> PyResult<Native> {
         let endpoint = |(url, key, weight)| EndpointSettings { url, key, weight };
-        let settings = Settings {
+        let settings = ClientSettings {
             endpoints: endpoints.into_iter().map(endpoint).collect(),
-            protocol: if http_version == 2 { Protocol::Http2 } else { Protocol::Http1 },
+            protocol: if http_version == 2 { HttpProtocol::Http2 } else { HttpProtocol::Http1 },
             roots_pem,
         };
         let client = Client::new(&settings).map_err(|error| failed(&error))?;
         Ok(Native { client: Arc::new(client) })
     }
 
-    /// Starts to embed.
+    /// Starts an embedding operation.
     #[pyo3(signature = (texts, model, dimensions, user, as_floats, preference))]
     fn embed(
         &self,
-        texts: Texts,
+        texts: PyTexts,
         model: String,
         dimensions: Option<usize>,
         user: Option<String>,
         as_floats: bool,
         preference: RawPreference,
-    ) -> PyResult<Job> {
+    ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
         let options = EmbedOptions { model, dimensions, user, as_floats };
         let preference = preference.checked()?;
-        Job::start(runtime()?, move |mut progress| async move {
+        PyJob::start(runtime()?, move |mut progress| async move {
             let embedded = client.embed(&texts.all(), &options, &preference, &mut progress).await;
-            embedded.map(Outcome::Embedded)
+            embedded.map(OperationResult::Embeddings)
         })
     }
 
-    /// Starts to rank.
+    /// Starts a rerank operation.
     #[pyo3(signature = (query, texts, model, raw_scores, return_text, truncate, truncation_direction, preference))]
     #[expect(
         clippy::too_many_arguments,
-        reason = "they are the words of the request, and the other side names them"
+        reason = "the fields of the request; the Python side passes them by name"
     )]
     fn rerank(
         &self,
         query: String,
-        texts: Texts,
+        texts: PyTexts,
         model: Option<String>,
         raw_scores: bool,
         return_text: bool,
         truncate: bool,
         truncation_direction: String,
         preference: RawPreference,
-    ) -> PyResult<Job> {
+    ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
         let options = ScoreOptions { model, raw_scores, return_text, truncate, truncation_direction };
         let preference = preference.checked()?;
-        Job::start(runtime()?, move |mut progress| async move {
+        PyJob::start(runtime()?, move |mut progress| async move {
             let ranked = client.rerank(&query, &texts.all(), &options, &preference, &mut progress).await;
-            ranked.map(|(ranks, run)| Outcome::Ranked(ranks, run))
+            ranked.map(|(ranks, run)| OperationResult::Ranked(ranks, run))
         })
     }
 
-    /// Starts to classify.
+    /// Starts a classification.
     #[pyo3(signature = (texts, model, raw_scores, truncate, truncation_direction, preference))]
     fn classify(
         &self,
-        texts: Texts,
+        texts: PyTexts,
         model: Option<String>,
         raw_scores: bool,
         truncate: bool,
         truncation_direction: String,
         preference: RawPreference,
-    ) -> PyResult<Job> {
+    ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
         let options = ScoreOptions { model, raw_scores, return_text: false, truncate, truncation_direction };
         let preference = preference.checked()?;
-        Job::start(runtime()?, move |mut progress| async move {
+        PyJob::start(runtime()?, move |mut progress| async move {
             let classes = client.classify(&texts.all(), &options, &preference, &mut progress).await;
-            classes.map(|(classes, run)| Outcome::Classified(classes, run))
+            classes.map(|(classes, run)| OperationResult::Classified(classes, run))
         })
     }
 
-    /// Starts to send each of `bodies` to `path`.
+    /// Starts sending each of `bodies` to `path`.
     fn batch(
         &self,
         method: &str,
         path: String,
         bodies: Vec<Bound<'_, PyBytes>>,
         preference: RawPreference,
-    ) -> PyResult<Job> {
+    ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
-        let invalid = |_| Failed::new_err(("invalid", None::<u16>, format!("method {method:?}: is none")));
+        let invalid = |_| Failed::new_err(("invalid", None::<u16>, format!("method {method:?}: invalid")));
         let method = http::Method::try_from(method).map_err(invalid)?;
         let bodies: Vec<Vec<u8>> = bodies.iter().map(|body| body.as_bytes().to_vec()).collect();
         let preference = preference.checked()?;
-        Job::start(runtime()?, move |mut progress| async move {
-            let answers = client.batch(method, &path, &bodies, &preference, &mut progress).await;
-            answers.map(|(answers, run)| Outcome::Answered(answers, run))
+        PyJob::start(runtime()?, move |mut progress| async move {
+            let responses = client.batch(method, &path, &bodies, &preference, &mut progress).await;
+            responses.map(|(responses, run)| OperationResult::Bodies(responses, run))
         })
     }
 }
@@ -172,9 +172,9 @@ impl Native {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Native>()?;
-    module.add_class::<Job>()?;
-    module.add_class::<results::Vectors>()?;
-    module.add_class::<results::Run>()?;
+    module.add_class::<PyJob>()?;
+    module.add_class::<results::PyVectors>()?;
+    module.add_class::<results::PyOperationStats>()?;
     module.add("Failed", module.py().get_type::<Failed>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -1,9 +1,9 @@
-//! How an operation is carried out, as Python says it: the attributes of a `RequestProcessingPreference`.
+//! Settings of an operation, extracted from a Python `RequestProcessingPreference`.
 
 use std::time::Duration;
 
 use loadtest::client::Preference;
-use loadtest::client::fate::RetryRules;
+use loadtest::client::retry::RetryRules;
 use loadtest::client::split::RequestLimits;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -26,7 +26,7 @@ pub(crate) struct RawPreference {
 }
 
 impl RawPreference {
-    /// The same in Rust's types. What the values may be is checked when the operation begins.
+    /// Converts the types. The values are validated when the operation starts.
     pub(crate) fn checked(self) -> PyResult<Preference> {
         let RawPreference {
             batch_size,
@@ -65,7 +65,7 @@ impl RawPreference {
     }
 }
 
-/// Longer than this an `Instant` might not take, and nobody waits.
+/// Longest accepted time: larger values could overflow an `Instant`.
 const SPAN_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 fn seconds(field: &str, span: f64) -> PyResult<Duration> {

@@ -1,16 +1,16 @@
-//! What Python gets to see of a result.
+//! Results, as Python objects.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use loadtest::client::{self, Embedded};
+use loadtest::client::{self, EmbeddingsResult};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Vectors in one block, which numpy takes where it lies.
-#[pyclass(frozen)]
-pub(crate) struct Vectors {
-    /// Kept for as long as an array shows it. Nobody here touches it again, so numpy may write to it.
+/// Vectors in one contiguous block, exposed to numpy in place.
+#[pyclass(frozen, name = "Vectors")]
+pub(crate) struct PyVectors {
+    /// Kept alive while an array refers to it. Not accessed from Rust afterwards, so numpy may write to it.
     _values: Mutex<Vec<f32>>,
     address: usize,
     rows: usize,
@@ -24,12 +24,12 @@ pub(crate) struct Vectors {
     total_tokens: u64,
 }
 
-impl Vectors {
-    pub(crate) fn new(embedded: Embedded) -> (Vectors, Run) {
-        let Embedded { mut values, dimensions, model, prompt_tokens, total_tokens, run } = embedded;
+impl PyVectors {
+    pub(crate) fn new(embedded: EmbeddingsResult) -> (PyVectors, PyOperationStats) {
+        let EmbeddingsResult { mut values, dimensions, model, prompt_tokens, total_tokens, run } = embedded;
         let rows = values.len() / dimensions.max(1);
         let address = values.as_mut_ptr().expose_provenance();
-        let vectors = Vectors {
+        let vectors = PyVectors {
             _values: Mutex::new(values),
             address,
             rows,
@@ -38,13 +38,13 @@ impl Vectors {
             prompt_tokens,
             total_tokens,
         };
-        (vectors, Run::new(run))
+        (vectors, PyOperationStats::new(run))
     }
 }
 
 #[pymethods]
-impl Vectors {
-    /// Version 3 of numpy's protocol; the array keeps this object for as long as it lives.
+impl PyVectors {
+    /// Version 3 of numpy's array interface; the array keeps this object alive.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let interface = PyDict::new(py);
@@ -56,44 +56,44 @@ impl Vectors {
     }
 }
 
-/// How an operation went.
-#[pyclass(frozen)]
-pub(crate) struct Run {
-    run: client::Run,
+/// Statistics of an operation.
+#[pyclass(frozen, name = "OperationStats")]
+pub(crate) struct PyOperationStats {
+    stats: client::OperationStats,
 }
 
-impl Run {
-    pub(crate) fn new(run: client::Run) -> Run {
-        Run { run }
+impl PyOperationStats {
+    pub(crate) fn new(stats: client::OperationStats) -> PyOperationStats {
+        PyOperationStats { stats }
     }
 }
 
 #[pymethods]
-impl Run {
-    /// Seconds from its beginning to its end.
+impl PyOperationStats {
+    /// Total seconds.
     #[getter]
     fn total_time(&self) -> f64 {
-        self.run.took.as_secs_f64()
+        self.stats.elapsed.as_secs_f64()
     }
 
     /// Seconds of each request.
     #[getter]
     fn times(&self) -> Vec<f64> {
-        self.run.requests.iter().map(|request| request.took.as_secs_f64()).collect()
+        self.stats.requests.iter().map(|request| request.elapsed.as_secs_f64()).collect()
     }
 
-    /// Attempts at each request.
+    /// Attempts of each request.
     #[getter]
     fn attempts(&self) -> Vec<u32> {
-        self.run.requests.iter().map(|request| request.attempts).collect()
+        self.stats.requests.iter().map(|request| request.attempts).collect()
     }
 
-    /// The headers of each answer.
+    /// Headers of each response.
     #[getter]
     fn headers(&self) -> Vec<BTreeMap<String, String>> {
         let of = |request: &client::RequestRecord| {
             request.headers.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
         };
-        self.run.requests.iter().map(of).collect()
+        self.stats.requests.iter().map(of).collect()
     }
 }

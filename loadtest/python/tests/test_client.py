@@ -1,4 +1,4 @@
-"""The package against a server that does as it is told. Plain unittest: `python -m unittest discover loadtest/python/tests`."""
+"""Tests of the package against a scripted server: `python -m unittest discover loadtest/python/tests`."""
 
 import asyncio
 import base64
@@ -20,8 +20,8 @@ def number(text):
     return float(text.split()[-1])
 
 
-def answer_to(path, body):
-    """What a good server answers: the vector of `text 7` is (7, 1, -0.5)."""
+def response_to(path, body):
+    """Valid response: the vector of `text 7` is (7, 1, -0.5)."""
     if path.endswith("/v1/embeddings"):
         rows = [(number(text), 1.0, -0.5) for text in body["input"]]
         if body.get("encoding_format") == "base64":
@@ -38,10 +38,10 @@ def answer_to(path, body):
 
 
 class Server:
-    """Asks `script` about each request: None for a good answer, or status and body. Remembers what came."""
+    """Calls `script` for each request: None for a valid response, or status and body. Records the requests."""
 
     def __init__(self, script=lambda path, body: None):
-        self.seen = seen = []
+        self.requests = requests = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -50,13 +50,13 @@ class Server:
             def do_POST(self):
                 raw = self.rfile.read(int(self.headers["content-length"]))
                 body = json.loads(raw) if raw else None
-                seen.append((self.command, self.path, dict(self.headers.items()), body))
-                status, answer = script(self.path, body) or (200, answer_to(self.path, body))
-                answer = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                requests.append((self.command, self.path, dict(self.headers.items()), body))
+                status, response = script(self.path, body) or (200, response_to(self.path, body))
+                response = response if isinstance(response, bytes) else json.dumps(response).encode()
                 self.send_response(status)
-                self.send_header("content-length", str(len(answer)))
+                self.send_header("content-length", str(len(response)))
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(response)
 
             do_GET = do_POST
 
@@ -84,7 +84,7 @@ class Server:
 TEXTS = [f"text {place}" for place in range(250)]
 
 
-class Embeds(unittest.TestCase):
+class EmbedTest(unittest.TestCase):
     def test_vectors_are_one_float32_block_in_the_order_of_the_texts(self):
         with Server() as server:
             client = PerformanceClient(server.url, api_key="key")
@@ -97,8 +97,8 @@ class Embeds(unittest.TestCase):
             self.assertEqual(array[249].tolist(), [249.0, 1.0, -0.5])
             self.assertEqual((response.object, response.model), ("list", "m"))
             self.assertEqual((response.usage.prompt_tokens, response.usage.total_tokens), (250, 500))
-            self.assertEqual(len(server.seen), 36)
-            self.assertEqual(server.seen[0][2]["authorization"], "Bearer key")
+            self.assertEqual(len(server.requests), 36)
+            self.assertEqual(server.requests[0][2]["authorization"], "Bearer key")
             self.assertEqual(len(response.individual_request_times), 36)
             self.assertGreater(response.total_time, max(response.individual_request_times) * 0.99)
             self.assertEqual(len(response.response_headers), 36)
@@ -106,28 +106,28 @@ class Embeds(unittest.TestCase):
             self.assertEqual(response.data[3].embedding, [3.0, 1.0, -0.5])
             self.assertEqual([row.index for row in response.data], list(range(250)))
             del response, client
-            self.assertEqual(array[100, 0], 100, "the block lives for as long as somebody has it")
+            self.assertEqual(array[100, 0], 100, "the array keeps the block alive")
 
-    def test_rows_can_be_had_in_base64(self):
+    def test_rows_are_available_in_base64(self):
         with Server() as server:
             response = PerformanceClient(server.url, "k").embed(["text 2"], "m", encoding_format="base64")
             self.assertEqual(base64.b64decode(response.data[0].embedding), struct.pack("<3f", 2, 1, -0.5))
 
-    def test_any_text_arrives(self):
-        heard = []
+    def test_any_text_is_transmitted_unchanged(self):
+        received = []
 
         def script(path, body):
-            heard.extend(body["input"])
-            return 200, answer_to(path, {"model": "m", "input": ["text 1"] * len(body["input"])})
+            received.extend(body["input"])
+            return 200, response_to(path, {"model": "m", "input": ["text 1"] * len(body["input"])})
 
         texts = ["", 'quote " and \\ slash', "new\nline \x00 and \x1f", "Ωμέγα 海 🌊", "plain"]
         with Server(script) as server:
             PerformanceClient(server.url, "k").embed(texts, "m")
-        self.assertEqual(heard, texts)
+        self.assertEqual(received, texts)
 
-    def test_asyncio_has_the_same_and_other_tasks_go_on(self):
+    def test_asyncio_has_the_same_results_and_does_not_block(self):
         async def both(client):
-            told, beats = [], 0
+            reported, beats = [], 0
 
             async def beat():
                 nonlocal beats
@@ -136,27 +136,27 @@ class Embeds(unittest.TestCase):
                     await asyncio.sleep(0)
 
             beating = asyncio.ensure_future(beat())
-            progress = lambda done, inputs: told.append((done, inputs))  # noqa: E731
+            progress = lambda done, inputs: reported.append((done, inputs))  # noqa: E731
             one, other = await asyncio.gather(
                 client.async_embed(TEXTS, "m", progress=progress), client.async_embed(TEXTS[:5], "m")
             )
             beating.cancel()
-            return one, other, told, beats
+            return one, other, reported, beats
 
         with Server() as server:
-            one, other, told, beats = asyncio.run(both(PerformanceClient(server.url, "k")))
+            one, other, reported, beats = asyncio.run(both(PerformanceClient(server.url, "k")))
         self.assertEqual((one.numpy().shape, other.numpy().shape), ((250, 3), (5, 3)))
-        self.assertEqual(told[-1], (250, 250))
+        self.assertEqual(reported[-1], (250, 250))
         self.assertGreater(beats, 1)
 
     def test_progress_fits_tqdm(self):
-        told = []
+        reported = []
         with Server() as server:
-            PerformanceClient(server.url, "k").embed(TEXTS, "m", progress=lambda *at: told.append(at))
-        self.assertEqual(told[-1], (250, 250))
-        self.assertEqual(told, sorted(told))
+            PerformanceClient(server.url, "k").embed(TEXTS, "m", progress=lambda *at: reported.append(at))
+        self.assertEqual(reported[-1], (250, 250))
+        self.assertEqual(reported, sorted(reported))
 
-    def test_waiting_lets_go_of_the_interpreter(self):
+    def test_waiting_releases_the_interpreter_lock(self):
         gate = threading.Event()
 
         def script(path, body):
@@ -166,20 +166,20 @@ class Embeds(unittest.TestCase):
             client = PerformanceClient(server.url, "k")
             waiting = threading.Thread(target=lambda: client.embed(TEXTS, "m"))
             waiting.start()
-            while not server.seen:
+            while not server.requests:
                 time.sleep(0)
             gate.set()
             waiting.join()
 
 
-class Scores(unittest.TestCase):
+class ScoreTest(unittest.TestCase):
     def test_texts_are_ranked_and_classified(self):
         with Server() as server:
             client = PerformanceClient(server.url, "k")
             response = client.rerank("q", TEXTS[:25], return_text=True, batch_size=10)
             self.assertEqual([result.index for result in response.data[:10]], list(range(9, -1, -1)))
             self.assertTrue(all(result.score == result.index / 10 for result in response.data))
-            self.assertEqual((server.seen[0][3]["return_text"], server.seen[0][3]["query"]), (True, "q"))
+            self.assertEqual((server.requests[0][3]["return_text"], server.requests[0][3]["query"]), (True, "q"))
             response = client.classify(TEXTS[:25], model="m", batch_size=10)
             self.assertEqual([group[0].label for group in response.data], TEXTS[:25])
             self.assertEqual(response.data[0][0].score, 0.75)
@@ -190,30 +190,30 @@ class Scores(unittest.TestCase):
             ranks, classes = asyncio.run(both())
             self.assertEqual((len(ranks.data), len(classes.data)), (3, 3))
 
-    def test_anything_can_be_posted(self):
+    def test_batch_post_sends_any_payload(self):
         with Server() as server:
             client = PerformanceClient(server.url, "k")
             payloads = [{"n": place} for place in range(20)]
             response = client.batch_post("/x?y=z", payloads, custom_headers={"x-priority": "bulk"})
             self.assertEqual([one["body"]["n"] for one in response.data], list(range(20)))
-            self.assertEqual(server.seen[0][2]["x-priority"], "bulk")
+            self.assertEqual(server.requests[0][2]["x-priority"], "bulk")
             self.assertEqual(len(response.response_headers), 20)
             response = asyncio.run(client.async_batch_post("x", [None], method="GET"))
-            self.assertEqual((server.seen[-1][0], response.data[0]["path"]), ("GET", "/x"))
+            self.assertEqual((server.requests[-1][0], response.data[0]["path"]), ("GET", "/x"))
 
 
-class Trouble(unittest.TestCase):
-    def test_what_fails_says_what_and_where(self):
+class FailureTest(unittest.TestCase):
+    def test_errors_contain_status_and_inputs(self):
         with Server(lambda path, body: (400, {"error": "no"})) as server:
             client = PerformanceClient(server.url, "k")
             with self.assertRaises(meridian_client.RequestFailed) as raised:
                 client.embed(TEXTS, "m", batch_size=100, max_concurrent_requests=1)
             self.assertEqual((raised.exception.args[0], raised.exception.status_code), (400, 400))
             self.assertIn("inputs 0..100", str(raised.exception))
-            self.assertEqual(len(server.seen), 1)
+            self.assertEqual(len(server.requests), 1)
 
-    def test_rubbish_is_never_a_result(self):
-        good = answer_to("/v1/embeddings", {"model": "m", "input": ["text 1", "text 2"]})
+    def test_invalid_responses_are_errors(self):
+        good = response_to("/v1/embeddings", {"model": "m", "input": ["text 1", "text 2"]})
         for spoil in [
             lambda rows: rows.pop(),
             lambda rows: rows[0].update(embedding=[1.0]),
@@ -223,20 +223,20 @@ class Trouble(unittest.TestCase):
             bad = json.loads(json.dumps(good))
             spoil(bad["data"])
             with Server(lambda path, body: (200, bad)) as server:
-                with self.assertRaises(meridian_client.WrongAnswer):
+                with self.assertRaises(meridian_client.InvalidResponse):
                     PerformanceClient(server.url, "k").embed(["text 1", "text 2"], "m")
         with Server(lambda path, body: (200, json.dumps(good).encode()[:-9])) as server:
-            with self.assertRaises(meridian_client.WrongAnswer):
+            with self.assertRaises(meridian_client.InvalidResponse):
                 PerformanceClient(server.url, "k").embed(["text 1", "text 2"], "m")
 
-    def test_what_passes_is_tried_again_elsewhere(self):
+    def test_transient_failures_are_retried_at_another_endpoint(self):
         with Server(lambda path, body: (503, {})) as bad, Server() as good:
             client = PerformanceClient([bad.url, good.url], "k")
             response = client.embed(TEXTS, "m", batch_size=50, max_concurrent_requests=2, initial_backoff_ms=1)
             self.assertEqual(response.numpy()[:, 0].tolist(), list(range(250)))
             self.assertGreaterEqual(max(response.attempts), 2)
 
-    def test_time_runs_out_and_operations_are_taken_back(self):
+    def test_timeouts_and_cancellation(self):
         gate = threading.Event()
         with Server(lambda path, body: gate.wait(30) and None) as server:
             try:
@@ -248,15 +248,15 @@ class Trouble(unittest.TestCase):
                 with self.assertRaises(meridian_client.MeridianError):
                     client.embed(TEXTS, "m", cancel_token=token)
 
-                async def given_up():
+                async def timed_out():
                     await asyncio.wait_for(client.async_embed(TEXTS, "m"), 0.05)
 
                 with self.assertRaises(asyncio.TimeoutError):
-                    asyncio.run(given_up())
+                    asyncio.run(timed_out())
             finally:
                 gate.set()
 
-    def test_what_cannot_be_asked_is_refused_before_anything_is_sent(self):
+    def test_invalid_arguments_are_rejected_before_anything_is_sent(self):
         with Server() as server:
             client = PerformanceClient(server.url, "k")
             for call in [
@@ -276,11 +276,11 @@ class Trouble(unittest.TestCase):
                 lambda: client.embed(TEXTS, "m", batch_sise=1),
             ]:
                 self.assertRaises(TypeError, call)
-            self.assertEqual(server.seen, [])
+            self.assertEqual(server.requests, [])
 
 
-class StandsIn(unittest.TestCase):
-    """The names of Baseten's performance client 0.1.16, which this one is put in the place of."""
+class CompatibilityTest(unittest.TestCase):
+    """Same names as Baseten's performance client 0.1.16, which this one replaces."""
 
     CALLS = {
         "embed": "input model encoding_format dimensions user preference",
@@ -303,7 +303,7 @@ class StandsIn(unittest.TestCase):
         expected = ["base_url", "api_key", "http_version", "client_wrapper", "proxy", "endpoint_pool"]
         self.assertEqual(arguments[: len(expected)], expected)
 
-    def test_preferences_have_the_same_fields_and_do_what_they_say(self):
+    def test_preferences_have_the_same_fields_and_take_effect(self):
         preference = RequestProcessingPreference.default()
         for field in self.PREFERENCE.split():
             self.assertTrue(hasattr(preference, field), field)
@@ -313,9 +313,9 @@ class StandsIn(unittest.TestCase):
         preference.trace_context = meridian_client.TraceContext("00-1-2-01", "s")
         with Server() as server:
             PerformanceClient(server.url, "k").embed(TEXTS, "m", preference=preference)
-            headers = server.seen[0][2]
+            headers = server.requests[0][2]
             sent = [headers[name] for name in ("x-a", "authorization", "traceparent", "tracestate")]
-            self.assertEqual((len(server.seen), sent), (3, ["b", "Bearer other", "00-1-2-01", "s"]))
+            self.assertEqual((len(server.requests), sent), (3, ["b", "Bearer other", "00-1-2-01", "s"]))
         self.assertNotIn("other", repr(preference))
 
     def test_endpoints_of_a_pool_share_the_requests(self):
@@ -327,8 +327,8 @@ class StandsIn(unittest.TestCase):
             pool = EndpointPool(endpoints, endpoint_weights=[0.5, 0.5])
             client = PerformanceClient(one.url, "k", endpoint_pool=pool)
             client.embed(TEXTS, "m", batch_size=10)
-            self.assertEqual(len(one.seen) + len(other.seen), 25)
-            self.assertGreater(min(len(one.seen), len(other.seen)), 5)
+            self.assertEqual(len(one.requests) + len(other.requests), 25)
+            self.assertGreater(min(len(one.requests), len(other.requests)), 5)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-//! Bodies of requests, written by hand: text after text into one buffer.
+//! Serialization of request bodies, by hand: all texts into one buffer.
 //!
-//! What stands before and after the texts is the same in every request of an operation and is made once, by serde. Most
-//! texts have nothing to escape and are copied as they are.
+//! The bytes before and after the texts are the same in every request of an operation and are serialized once, by
+//! serde. Most texts contain no character that needs escaping and are copied as they are.
 
 use serde_json::{Map, Value};
 
-/// What stands around the texts of each request.
+/// Constant parts of the request bodies of an operation.
 #[derive(Clone, Debug)]
-pub(super) struct Template {
+pub(super) struct BodyTemplate {
     head: Vec<u8>,
     before: &'static str,
     after: &'static str,
 }
 
-impl Template {
-    /// An object with these members, and the texts as a list under `field`; each in a list of its own if `wrapped`.
-    pub(super) fn new(members: Map<String, Value>, field: &str, wrapped: bool) -> Template {
+impl BodyTemplate {
+    /// Creates a template: an object with `members` and the list of texts under `field`; `wrapped` puts each text in a
+    /// list.
+    pub(super) fn new(members: Map<String, Value>, field: &str, wrapped: bool) -> BodyTemplate {
         let mut head = Value::Object(members).to_string().into_bytes();
         head.pop();
         if head.len() > 1 {
@@ -23,17 +24,17 @@ impl Template {
         }
         head.extend_from_slice(format!("{}:[", Value::from(field)).as_bytes());
         let (before, after) = if wrapped { ("[", "]") } else { ("", "") };
-        Template { head, before, after }
+        BodyTemplate { head, before, after }
     }
 
-    /// The body for `texts`.
+    /// Returns the body for `texts`.
     pub(super) fn body<S: AsRef<str>>(&self, texts: &[S]) -> Vec<u8> {
         let around = 3 + self.before.len() + self.after.len();
         let length: usize = texts.iter().map(|text| text.as_ref().len() + around).sum();
         let mut body = Vec::with_capacity(self.head.len() + length + 2);
         body.extend_from_slice(&self.head);
-        for (place, text) in texts.iter().enumerate() {
-            if place > 0 {
+        for (index, text) in texts.iter().enumerate() {
+            if index > 0 {
                 body.push(b',');
             }
             body.extend_from_slice(self.before.as_bytes());
@@ -45,9 +46,9 @@ impl Template {
     }
 }
 
-/// Writes `text` as a JSON string.
+/// Appends `text` as a JSON string.
 fn quote(text: &str, into: &mut Vec<u8>) {
-    // No early end: a loop without one looks at many bytes at a time.
+    // `fold` and not `all`: without an early exit the loop is vectorized.
     let plain =
         text.bytes().fold(true, |plain, byte| plain & (byte >= 0x20) & (byte != b'"') & (byte != b'\\'));
     if plain {
@@ -70,17 +71,17 @@ mod tests {
     }
 
     #[test]
-    fn the_texts_stand_between_what_is_the_same_in_all_requests() {
-        let template = Template::new(members(json!({"model": "a\"b"})), "input", false);
+    fn texts_are_inserted_into_the_constant_parts() {
+        let template = BodyTemplate::new(members(json!({"model": "a\"b"})), "input", false);
         assert_eq!(template.body(&["x", "y\n"]), br#"{"model":"a\"b","input":["x","y\n"]}"#);
-        let template = Template::new(Map::new(), "inputs", true);
+        let template = BodyTemplate::new(Map::new(), "inputs", true);
         assert_eq!(template.body(&["x", "y"]), br#"{"inputs":[["x"],["y"]]}"#);
     }
 
     proptest! {
         #[test]
-        fn every_text_is_read_as_it_was_written(texts in prop::collection::vec(any::<String>(), 1..8)) {
-            let body = Template::new(members(json!({"m": 1})), "input", false).body(&texts);
+        fn every_text_round_trips(texts in prop::collection::vec(any::<String>(), 1..8)) {
+            let body = BodyTemplate::new(members(json!({"m": 1})), "input", false).body(&texts);
             let read: Value = serde_json::from_slice(&body).expect("JSON");
             prop_assert_eq!(read, json!({"m": 1, "input": texts}));
         }

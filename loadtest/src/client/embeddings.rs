@@ -1,94 +1,104 @@
-//! Answers of `POST /v1/embeddings`, read into one block of numbers.
+//! Decoder of `POST /v1/embeddings` responses into one block of numbers.
 //!
-//! Each row is decoded where its input's row lies in the block, from base64 or from decimal digits, whatever the
-//! server sends. The number of dimensions is what the first row has, unless the caller asked for a number; every other row
-//! must have the same. A row counts once its length, its index and its finiteness are seen.
+//! Each row is decoded to the position of its input, from base64 or from decimal digits, whichever the server sends.
+//! The number of dimensions is that of the first row unless the caller requested a number; all rows must agree. A row
+//! is accepted after its length, its index and the finiteness of its numbers were checked.
 
 use base64_simd::{Out, STANDARD, STANDARD_NO_PAD};
 
-use crate::scan::{Cursor, Quoted, Wrong};
+use crate::scan::{DecodeError, JsonScanner, JsonString};
 
-/// The most dimensions of a row: sixteen times what the largest embedding models have.
+/// Maximum dimensions of a row: sixteen times those of the largest embedding models.
 pub const DIMENSIONS_MAX: usize = 1 << 16;
 
-/// Vectors of equal length, one after the other.
+/// Vectors of equal length, stored contiguously.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct VectorBlock {
     texts: usize,
     dimensions: Option<usize>,
     pub(super) values: Vec<f32>,
-    /// Which rows of the answer at hand have been seen.
-    seen: Vec<bool>,
-    /// A row between base64 and numbers.
+    /// Rows of the current response that have been decoded.
+    decoded: Vec<bool>,
+    /// Buffer for a row between base64 and numbers.
     bytes: Vec<u8>,
 }
 
-/// What an answer says beside its rows.
+/// Fields of a response besides its rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Beside {
+pub(super) struct EmbeddingsMetadata {
     pub(super) model: String,
     pub(super) prompt_tokens: u64,
     pub(super) total_tokens: u64,
 }
 
-/// A row as it lies in the answer.
-enum Row<'a> {
-    Base64(Quoted<'a>),
-    /// A cursor before the list.
-    Floats(Cursor<'a>),
+/// Undecoded row of a response.
+enum EncodedRow<'a> {
+    Base64(JsonString<'a>),
+    /// Cursor positioned before the list.
+    Floats(JsonScanner<'a>),
 }
 
-impl Block {
-    /// Room for so many texts, of so many dimensions if that is known.
-    pub(super) fn new(texts: usize, dimensions: Option<usize>) -> Block {
+impl VectorBlock {
+    /// Allocates a block for `texts` vectors, if the number of dimensions is known; otherwise with the first row.
+    pub(super) fn new(texts: usize, dimensions: Option<usize>) -> VectorBlock {
         let values = vec![0.0; texts * dimensions.unwrap_or(0)];
-        Block { texts, dimensions, values, seen: Vec::new(), bytes: Vec::new() }
+        VectorBlock { texts, dimensions, values, decoded: Vec::new(), bytes: Vec::new() }
     }
 
-    /// How long a row is; 0 before the first.
+    /// Returns the length of a row; 0 before the first row.
     pub(super) fn dimensions(&self) -> usize {
         self.dimensions.unwrap_or(0)
     }
 
-    /// Reads the answer for `count` texts from the one at `first` on.
-    pub(super) fn read(&mut self, first: usize, count: usize, answer: &[u8]) -> Result<Beside, Wrong> {
-        let mut cursor = Cursor::new(answer);
-        let mut beside = Beside::default();
-        self.seen.clear();
-        self.seen.resize(count, false);
+    /// Decodes the response for `count` texts, starting with text `first`.
+    pub(super) fn read(
+        &mut self,
+        first: usize,
+        count: usize,
+        response: &[u8],
+    ) -> Result<EmbeddingsMetadata, DecodeError> {
+        let mut cursor = JsonScanner::new(response);
+        let mut metadata = EmbeddingsMetadata::default();
+        self.decoded.clear();
+        self.decoded.resize(count, false);
         let mut rows = None;
         let mut more = cursor.open(b'{', b'}')?;
         while more {
             match cursor.key()? {
                 b"data" if rows.is_none() => rows = Some(self.rows(first, count, &mut cursor)?),
-                b"model" if cursor.peek()? == b'"' => beside.model = cursor.string()?.to_text()?,
-                b"usage" if cursor.peek()? == b'{' => usage(&mut cursor, &mut beside)?,
+                b"model" if cursor.peek()? == b'"' => metadata.model = cursor.string()?.to_text()?,
+                b"usage" if cursor.peek()? == b'{' => usage(&mut cursor, &mut metadata)?,
                 _ => cursor.skip()?,
             }
             more = cursor.more(b'}')?;
         }
         cursor.end()?;
-        match rows.ok_or(Wrong::Shape("`data`"))? {
-            got if got != count => Err(Wrong::Count { wanted: count, got }),
-            _ => Ok(beside),
+        match rows.ok_or(DecodeError::Shape("`data`"))? {
+            got if got != count => Err(DecodeError::Count { expected: count, got }),
+            _ => Ok(metadata),
         }
     }
 
-    fn rows(&mut self, first: usize, count: usize, cursor: &mut Cursor<'_>) -> Result<usize, Wrong> {
+    fn rows(
+        &mut self,
+        first: usize,
+        count: usize,
+        cursor: &mut JsonScanner<'_>,
+    ) -> Result<usize, DecodeError> {
         if cursor.peek()? != b'[' {
-            return Err(Wrong::Shape("list under `data`"));
+            return Err(DecodeError::Shape("list under `data`"));
         }
         let mut got = 0;
         let mut more = cursor.open(b'[', b']')?;
         while more {
             got += 1;
             if got > count {
-                return Err(Wrong::Count { wanted: count, got });
+                return Err(DecodeError::Count { expected: count, got });
             }
-            let (index, row) = one(cursor)?;
-            match self.seen.get_mut(index) {
-                Some(seen) if !*seen => *seen = true,
-                _ => return Err(Wrong::Index(index)),
+            let (index, row) = parse_row(cursor)?;
+            match self.decoded.get_mut(index) {
+                Some(decoded) if !*decoded => *decoded = true,
+                _ => return Err(DecodeError::Index(index)),
             }
             self.put(first + index, row)?;
             more = cursor.more(b']')?;
@@ -96,39 +106,40 @@ impl Block {
         Ok(got)
     }
 
-    fn put(&mut self, place: usize, row: Row<'_>) -> Result<(), Wrong> {
+    fn put(&mut self, index: usize, row: EncodedRow<'_>) -> Result<(), DecodeError> {
         match row {
-            Row::Base64(quoted) if quoted.escaped => {
-                // Some writers escape the slash.
+            EncodedRow::Base64(quoted) if quoted.escaped => {
+                // Some serializers escape the slash.
                 let text = quoted.to_text()?;
-                self.put_base64(place, text.as_bytes())
+                self.put_base64(index, text.as_bytes())
             }
-            Row::Base64(quoted) => self.put_base64(place, quoted.raw),
-            Row::Floats(cursor) => self.put_floats(place, cursor),
+            EncodedRow::Base64(quoted) => self.put_base64(index, quoted.raw),
+            EncodedRow::Floats(cursor) => self.put_floats(index, cursor),
         }
     }
 
-    fn put_base64(&mut self, place: usize, text: &[u8]) -> Result<(), Wrong> {
+    fn put_base64(&mut self, index: usize, text: &[u8]) -> Result<(), DecodeError> {
         self.bytes.resize(text.len() / 4 * 3 + 3, 0);
         let variant = if text.len().is_multiple_of(4) { STANDARD } else { STANDARD_NO_PAD };
-        let bytes = variant.decode(text, Out::from_slice(&mut self.bytes)).map_err(|_| Wrong::NotBase64)?;
+        let bytes =
+            variant.decode(text, Out::from_slice(&mut self.bytes)).map_err(|_| DecodeError::NotBase64)?;
         let length = bytes.len();
         if !length.is_multiple_of(4) {
-            return Err(Wrong::NotBase64);
+            return Err(DecodeError::NotBase64);
         }
         let dimensions = self.fix_dimensions(length / 4)?;
-        let row = &mut self.values[place * dimensions..][..dimensions];
+        let row = &mut self.values[index * dimensions..][..dimensions];
         let (numbers, _) = self.bytes[..length].as_chunks::<4>();
-        // Without a branch in it the loop is done many numbers at a time.
+        // Without a branch the loop is vectorized.
         let mut finite = true;
         for (value, bytes) in row.iter_mut().zip(numbers) {
             *value = f32::from_le_bytes(*bytes);
             finite &= value.is_finite();
         }
-        if finite { Ok(()) } else { Err(Wrong::NotFinite) }
+        if finite { Ok(()) } else { Err(DecodeError::NotFinite) }
     }
 
-    fn put_floats(&mut self, place: usize, mut cursor: Cursor<'_>) -> Result<(), Wrong> {
+    fn put_floats(&mut self, index: usize, mut cursor: JsonScanner<'_>) -> Result<(), DecodeError> {
         let Some(dimensions) = self.dimensions else {
             let mut row = Vec::new();
             floats(&mut cursor, |number| {
@@ -136,10 +147,10 @@ impl Block {
                 row.len() <= DIMENSIONS_MAX
             })?;
             let dimensions = self.fix_dimensions(row.len())?;
-            self.values[place * dimensions..][..dimensions].copy_from_slice(&row);
+            self.values[index * dimensions..][..dimensions].copy_from_slice(&row);
             return Ok(());
         };
-        let row = &mut self.values[place * dimensions..][..dimensions];
+        let row = &mut self.values[index * dimensions..][..dimensions];
         let mut got = 0;
         floats(&mut cursor, |number| {
             if let Some(value) = row.get_mut(got) {
@@ -148,21 +159,21 @@ impl Block {
             got += 1;
             got <= dimensions
         })?;
-        if got == dimensions { Ok(()) } else { Err(Wrong::Dimensions { wanted: dimensions, got }) }
+        if got == dimensions { Ok(()) } else { Err(DecodeError::Dimensions { expected: dimensions, got }) }
     }
 
-    /// How long every row is, now that one has been seen that is `got` long.
-    fn fix_dimensions(&mut self, got: usize) -> Result<usize, Wrong> {
+    /// Checks the length of a row, or fixes it with the first row.
+    fn fix_dimensions(&mut self, got: usize) -> Result<usize, DecodeError> {
         match self.dimensions {
-            Some(wanted) if wanted == got => Ok(wanted),
-            Some(wanted) => Err(Wrong::Dimensions { wanted, got }),
-            None if got == 0 || got > DIMENSIONS_MAX => Err(Wrong::Shape("row of a sensible length")),
+            Some(expected) if expected == got => Ok(expected),
+            Some(expected) => Err(DecodeError::Dimensions { expected, got }),
+            None if got == 0 || got > DIMENSIONS_MAX => Err(DecodeError::Shape("row of 1 to 65536 numbers")),
             None => {
                 let numbers = self.texts.saturating_mul(got);
-                // Asked for once before, since a row of a wrong length must not end the process for want of memory.
-                let there_is_room = Vec::<f32>::new().try_reserve_exact(numbers).is_ok();
-                if !there_is_room {
-                    return Err(Wrong::Shape("row of a length that there is memory for"));
+                // Fallible reservation first: a row of a wrong length must not abort the process for lack of memory.
+                let fits_in_memory = Vec::<f32>::new().try_reserve_exact(numbers).is_ok();
+                if !fits_in_memory {
+                    return Err(DecodeError::Shape("row length that fits in memory"));
                 }
                 self.dimensions = Some(got);
                 self.values = vec![0.0; numbers];
@@ -172,10 +183,10 @@ impl Block {
     }
 }
 
-/// One element of `data`, past which the cursor is then.
-fn one<'a>(cursor: &mut Cursor<'a>) -> Result<(usize, Row<'a>), Wrong> {
+/// Parses one element of `data` and advances the cursor past it.
+fn parse_row<'a>(cursor: &mut JsonScanner<'a>) -> Result<(usize, EncodedRow<'a>), DecodeError> {
     if cursor.peek()? != b'{' {
-        return Err(Wrong::Shape("object in `data`"));
+        return Err(DecodeError::Shape("object in `data`"));
     }
     let (mut index, mut row) = (None, None);
     let mut more = cursor.open(b'{', b'}')?;
@@ -184,24 +195,24 @@ fn one<'a>(cursor: &mut Cursor<'a>) -> Result<(usize, Row<'a>), Wrong> {
             b"index" => index = Some(cursor.count("number under `index`")? as usize),
             b"embedding" => {
                 row = Some(match cursor.peek()? {
-                    b'"' => Row::Base64(cursor.string()?),
+                    b'"' => EncodedRow::Base64(cursor.string()?),
                     b'[' => {
-                        let list = cursor.here();
+                        let list = cursor.fork();
                         cursor.skip()?;
-                        Row::Floats(list)
+                        EncodedRow::Floats(list)
                     }
-                    _ => return Err(Wrong::Shape("list or base64 under `embedding`")),
+                    _ => return Err(DecodeError::Shape("list or base64 under `embedding`")),
                 });
             }
             _ => cursor.skip()?,
         }
         more = cursor.more(b'}')?;
     }
-    Ok((index.ok_or(Wrong::Shape("`index`"))?, row.ok_or(Wrong::Shape("`embedding`"))?))
+    Ok((index.ok_or(DecodeError::Shape("`index`"))?, row.ok_or(DecodeError::Shape("`embedding`"))?))
 }
 
-/// Hands the numbers of a list to `take`, until it says that it is enough.
-fn floats(cursor: &mut Cursor<'_>, mut take: impl FnMut(f32) -> bool) -> Result<(), Wrong> {
+/// Passes the numbers of a list to `take` until it returns false.
+fn floats(cursor: &mut JsonScanner<'_>, mut take: impl FnMut(f32) -> bool) -> Result<(), DecodeError> {
     let mut more = cursor.open(b'[', b']')?;
     while more {
         if !take(cursor.float()?) {
@@ -212,15 +223,15 @@ fn floats(cursor: &mut Cursor<'_>, mut take: impl FnMut(f32) -> bool) -> Result<
     Ok(())
 }
 
-fn usage(cursor: &mut Cursor<'_>, beside: &mut Beside) -> Result<(), Wrong> {
+fn usage(cursor: &mut JsonScanner<'_>, metadata: &mut EmbeddingsMetadata) -> Result<(), DecodeError> {
     let mut more = cursor.open(b'{', b'}')?;
     while more {
         match cursor.key()? {
             b"prompt_tokens" if cursor.peek()?.is_ascii_digit() => {
-                beside.prompt_tokens = cursor.count("count of tokens")?
+                metadata.prompt_tokens = cursor.count("count of tokens")?
             }
             b"total_tokens" if cursor.peek()?.is_ascii_digit() => {
-                beside.total_tokens = cursor.count("count of tokens")?
+                metadata.total_tokens = cursor.count("count of tokens")?
             }
             _ => cursor.skip()?,
         }
@@ -241,7 +252,7 @@ mod tests {
         format!("\"{}\"", BASE64.encode(bytes))
     }
 
-    fn answer(rows: &[(usize, String)]) -> String {
+    fn response(rows: &[(usize, String)]) -> String {
         let rows: Vec<String> = rows
             .iter()
             .map(|(index, row)| format!(r#"{{"object":"embedding","embedding":{row},"index":{index}}}"#))
@@ -250,93 +261,96 @@ mod tests {
         format!(r#"{{"object":"list","data":[{}],"model":"m\"","more":[{{}}],{usage}}}"#, rows.join(","))
     }
 
-    fn read(body: &str, count: usize) -> Result<(Vec<f32>, Beside), Wrong> {
-        let mut block = Block::new(count, None);
-        let beside = block.read(0, count, body.as_bytes())?;
-        Ok((block.values, beside))
+    fn read(body: &str, count: usize) -> Result<(Vec<f32>, EmbeddingsMetadata), DecodeError> {
+        let mut block = VectorBlock::new(count, None);
+        let metadata = block.read(0, count, body.as_bytes())?;
+        Ok((block.values, metadata))
     }
 
     #[test]
-    fn rows_go_to_their_inputs_in_either_encoding_and_any_order() {
-        let body = answer(&[(1, base64(&[0.25, -1.0e-7])), (0, "[0.1, -3e2]".to_owned())]);
-        let (values, beside) = read(&body, 2).unwrap();
+    fn rows_are_assigned_to_their_inputs_in_either_encoding_and_any_order() {
+        let body = response(&[(1, base64(&[0.25, -1.0e-7])), (0, "[0.1, -3e2]".to_owned())]);
+        let (values, metadata) = read(&body, 2).unwrap();
         assert_eq!(values, [0.1, -300.0, 0.25, -1.0e-7]);
-        assert_eq!(beside, Beside { model: "m\"".to_owned(), prompt_tokens: 7, total_tokens: 9 });
+        assert_eq!(
+            metadata,
+            EmbeddingsMetadata { model: "m\"".to_owned(), prompt_tokens: 7, total_tokens: 9 }
+        );
     }
 
     #[test]
     fn an_escaped_slash_is_a_slash() {
         let row = base64(&[f32::from_le_bytes([0xff, 0xff, 0x3f, 0x3f])]);
         assert!(row.contains('/'), "{row}");
-        let (values, _) = read(&answer(&[(0, row.replace('/', "\\/"))]), 1).unwrap();
+        let (values, _) = read(&response(&[(0, row.replace('/', "\\/"))]), 1).unwrap();
         assert_eq!(values, [f32::from_le_bytes([0xff, 0xff, 0x3f, 0x3f])]);
     }
 
     #[test]
-    fn rubbish_is_named_and_never_a_row() {
+    fn invalid_responses_are_rejected_with_their_cause() {
         let good = |index| (index, base64(&[1.0, 2.0, 3.0]));
         let bytes = |bytes: &[u8]| format!("\"{}\"", BASE64.encode(bytes));
         for (rows, expected) in [
-            (vec![good(0)], Wrong::Count { wanted: 2, got: 1 }),
-            (vec![], Wrong::Count { wanted: 2, got: 0 }),
-            (vec![good(0), good(1), good(2)], Wrong::Count { wanted: 2, got: 3 }),
-            (vec![good(0), good(0)], Wrong::Index(0)),
-            (vec![good(0), good(2)], Wrong::Index(2)),
-            (vec![good(0), (1, base64(&[1.0, 2.0]))], Wrong::Dimensions { wanted: 3, got: 2 }),
-            (vec![good(0), (1, "[1,2]".to_owned())], Wrong::Dimensions { wanted: 3, got: 2 }),
-            (vec![good(0), (1, "[1,2,3,4]".to_owned())], Wrong::Dimensions { wanted: 3, got: 4 }),
-            (vec![(0, "[]".to_owned()), good(1)], Wrong::Shape("row of a sensible length")),
-            (vec![(0, "\"\"".to_owned()), good(1)], Wrong::Shape("row of a sensible length")),
-            (vec![good(0), (1, base64(&[1.0, f32::NAN, 3.0]))], Wrong::NotFinite),
-            (vec![good(0), (1, base64(&[1.0, 2.0, f32::NEG_INFINITY]))], Wrong::NotFinite),
-            (vec![good(0), (1, "[1,null,3]".to_owned())], Wrong::NotFinite),
-            (vec![good(0), (1, "[1,1e39,3]".to_owned())], Wrong::NotFinite),
-            (vec![good(0), (1, "[1,NaN,3]".to_owned())], Wrong::NotJson),
-            (vec![good(0), (1, "[1,\"2\",3]".to_owned())], Wrong::NotJson),
-            (vec![good(0), (1, bytes(&[0; 11]))], Wrong::NotBase64),
-            (vec![good(0), (1, "\"AAAA!AAAAAAAAAAA\"".to_owned())], Wrong::NotBase64),
-            (vec![good(0), (1, "7".to_owned())], Wrong::Shape("list or base64 under `embedding`")),
+            (vec![good(0)], DecodeError::Count { expected: 2, got: 1 }),
+            (vec![], DecodeError::Count { expected: 2, got: 0 }),
+            (vec![good(0), good(1), good(2)], DecodeError::Count { expected: 2, got: 3 }),
+            (vec![good(0), good(0)], DecodeError::Index(0)),
+            (vec![good(0), good(2)], DecodeError::Index(2)),
+            (vec![good(0), (1, base64(&[1.0, 2.0]))], DecodeError::Dimensions { expected: 3, got: 2 }),
+            (vec![good(0), (1, "[1,2]".to_owned())], DecodeError::Dimensions { expected: 3, got: 2 }),
+            (vec![good(0), (1, "[1,2,3,4]".to_owned())], DecodeError::Dimensions { expected: 3, got: 4 }),
+            (vec![(0, "[]".to_owned()), good(1)], DecodeError::Shape("row of 1 to 65536 numbers")),
+            (vec![(0, "\"\"".to_owned()), good(1)], DecodeError::Shape("row of 1 to 65536 numbers")),
+            (vec![good(0), (1, base64(&[1.0, f32::NAN, 3.0]))], DecodeError::NotFinite),
+            (vec![good(0), (1, base64(&[1.0, 2.0, f32::NEG_INFINITY]))], DecodeError::NotFinite),
+            (vec![good(0), (1, "[1,null,3]".to_owned())], DecodeError::NotFinite),
+            (vec![good(0), (1, "[1,1e39,3]".to_owned())], DecodeError::NotFinite),
+            (vec![good(0), (1, "[1,NaN,3]".to_owned())], DecodeError::NotJson),
+            (vec![good(0), (1, "[1,\"2\",3]".to_owned())], DecodeError::NotJson),
+            (vec![good(0), (1, bytes(&[0; 11]))], DecodeError::NotBase64),
+            (vec![good(0), (1, "\"AAAA!AAAAAAAAAAA\"".to_owned())], DecodeError::NotBase64),
+            (vec![good(0), (1, "7".to_owned())], DecodeError::Shape("list or base64 under `embedding`")),
         ] {
-            let body = answer(&rows);
+            let body = response(&rows);
             assert_eq!(read(&body, 2).map(drop), Err(expected), "{body}");
         }
         for (body, expected) in [
-            (r#"{"data":[{"embedding":[1]}]}"#, Wrong::Shape("`index`")),
-            (r#"{"data":[{"index":0}]}"#, Wrong::Shape("`embedding`")),
-            (r#"{"data":[{"index":-1,"embedding":[1]}]}"#, Wrong::Shape("number under `index`")),
-            (r#"{"data":{}}"#, Wrong::Shape("list under `data`")),
-            (r#"{"data":[[1.0]]}"#, Wrong::Shape("object in `data`")),
-            (r#"{"model":"m"}"#, Wrong::Shape("`data`")),
-            ("[]", Wrong::NotJson),
-            ("", Wrong::NotJson),
+            (r#"{"data":[{"embedding":[1]}]}"#, DecodeError::Shape("`index`")),
+            (r#"{"data":[{"index":0}]}"#, DecodeError::Shape("`embedding`")),
+            (r#"{"data":[{"index":-1,"embedding":[1]}]}"#, DecodeError::Shape("number under `index`")),
+            (r#"{"data":{}}"#, DecodeError::Shape("list under `data`")),
+            (r#"{"data":[[1.0]]}"#, DecodeError::Shape("object in `data`")),
+            (r#"{"model":"m"}"#, DecodeError::Shape("`data`")),
+            ("[]", DecodeError::NotJson),
+            ("", DecodeError::NotJson),
         ] {
             assert_eq!(read(body, 1).map(drop), Err(expected), "{body}");
         }
     }
 
     #[test]
-    fn rows_are_as_long_as_was_asked_for() {
-        let body = answer(&[(0, base64(&[1.0, 2.0]))]);
-        assert!(Block::new(1, Some(2)).read(0, 1, body.as_bytes()).is_ok());
-        let wrong = Block::new(1, Some(3)).read(0, 1, body.as_bytes());
-        assert_eq!(wrong, Err(Wrong::Dimensions { wanted: 3, got: 2 }));
-        let long = |length: usize| answer(&[(0, format!("[{}0]", "0,".repeat(length - 1)))]);
+    fn rows_have_the_requested_length() {
+        let body = response(&[(0, base64(&[1.0, 2.0]))]);
+        assert!(VectorBlock::new(1, Some(2)).read(0, 1, body.as_bytes()).is_ok());
+        let wrong = VectorBlock::new(1, Some(3)).read(0, 1, body.as_bytes());
+        assert_eq!(wrong, Err(DecodeError::Dimensions { expected: 3, got: 2 }));
+        let long = |length: usize| response(&[(0, format!("[{}0]", "0,".repeat(length - 1)))]);
         assert!(read(&long(DIMENSIONS_MAX), 1).is_ok());
         assert!(read(&long(DIMENSIONS_MAX + 1), 1).is_err());
     }
 
     proptest! {
         #[test]
-        fn every_number_arrives_and_no_beginning_of_an_answer_is_one(
+        fn all_numbers_are_decoded_and_truncated_responses_are_rejected(
             rows in prop::collection::vec(prop::collection::vec(-1e30f32..1e30, 5), 1..6), as_base64 in any::<bool>(),
             cut in any::<prop::sample::Index>(),
         ) {
             let text = |row: &Vec<f32>| if as_base64 { base64(row) } else { format!("{row:?}") };
-            let body = answer(&rows.iter().map(text).enumerate().collect::<Vec<_>>());
-            let (values, _) = read(&body, rows.len()).expect("a good answer");
+            let body = response(&rows.iter().map(text).enumerate().collect::<Vec<_>>());
+            let (values, _) = read(&body, rows.len()).expect("a valid response");
             prop_assert_eq!(values, rows.concat());
             let cut = cut.index(body.len());
-            prop_assert_eq!(read(&body[..cut], rows.len()).map(drop), Err(Wrong::NotJson), "{}", &body[..cut]);
+            prop_assert_eq!(read(&body[..cut], rows.len()).map(drop), Err(DecodeError::NotJson), "{}", &body[..cut]);
         }
     }
 }

@@ -1,77 +1,80 @@
-//! Which of several endpoints is asked next.
+//! Endpoint selection.
 //!
-//! Requests go where the fewest are in flight for its weight. An endpoint that fails is shunned for a while, twice as long
-//! each time in a row; one of weight 0 is a spare, asked only while all others are shunned. Where all are shunned, the one
-//! whose time is up first is asked: to ask nobody helps nobody.
+//! A request is sent to the endpoint with the fewest requests in flight relative to its weight. A failing endpoint is
+//! ejected; the ejection time doubles with each consecutive ejection. An endpoint of weight 0 is a standby, used only
+//! while all others are ejected. If all are ejected, the one whose ejection ends first is used, because sending no
+//! request at all does not help.
 
 use std::time::{Duration, Instant};
 
-/// For how long an endpoint is left alone after its first failure.
-const SHUNNED_FIRST: Duration = Duration::from_secs(1);
-/// And at most.
-const SHUNNED_MAX: Duration = Duration::from_secs(30);
+/// Duration of the first ejection.
+const BASE_EJECTION_TIME: Duration = Duration::from_secs(1);
+/// Longest ejection.
+const MAX_EJECTION_TIME: Duration = Duration::from_secs(30);
 
-/// The endpoints of one operation, by their places.
+/// Endpoints of one operation, by index.
 #[derive(Clone, Debug)]
-pub struct Endpoints {
-    all: Vec<State>,
+pub struct EndpointSelector {
+    all: Vec<EndpointState>,
 }
 
 #[derive(Clone, Debug)]
-struct State {
+struct EndpointState {
     weight: f64,
     in_flight: u32,
-    failures_in_a_row: u32,
-    shunned_until: Option<Instant>,
+    consecutive_failures: u32,
+    ejected_until: Option<Instant>,
 }
 
-impl Endpoints {
-    /// Endpoints of these weights; there is at least one.
-    pub fn new(weights: impl IntoIterator<Item = f64>) -> Endpoints {
-        let state = |weight| State { weight, in_flight: 0, failures_in_a_row: 0, shunned_until: None };
-        let all: Vec<State> = weights.into_iter().map(state).collect();
+impl EndpointSelector {
+    /// Creates the selection for endpoints of these weights; at least one.
+    pub fn new(weights: impl IntoIterator<Item = f64>) -> EndpointSelector {
+        let state =
+            |weight| EndpointState { weight, in_flight: 0, consecutive_failures: 0, ejected_until: None };
+        let all: Vec<EndpointState> = weights.into_iter().map(state).collect();
         assert!(!all.is_empty(), "checked with the settings");
-        Endpoints { all }
+        EndpointSelector { all }
     }
 
-    /// The endpoint for a request, which is in flight there from now on; another than `not` if another will do as well.
-    pub fn pick(&mut self, now: Instant, not: Option<usize>) -> usize {
-        let rank = |(place, state): &(usize, &State)| {
-            let shunned = state.shunned_until.filter(|until| *until > now);
-            let spare = state.weight <= 0.0;
-            let load = f64::from(state.in_flight + 1) / if spare { 1.0 } else { state.weight };
-            (shunned.is_some(), Some(*place) == not, spare, shunned, load, *place)
+    /// Selects the endpoint of a request and counts the request as in flight. Avoids `avoid` if there is an equal
+    /// alternative.
+    pub fn pick(&mut self, now: Instant, avoid: Option<usize>) -> usize {
+        let rank = |(index, state): &(usize, &EndpointState)| {
+            let ejected = state.ejected_until.filter(|until| *until > now);
+            let standby = state.weight <= 0.0;
+            let load = f64::from(state.in_flight + 1) / if standby { 1.0 } else { state.weight };
+            (ejected.is_some(), Some(*index) == avoid, standby, ejected, load, *index)
         };
         let best = self.all.iter().enumerate().min_by(|one, other| {
-            let ((a, b, c, d, load, place), other) = (rank(one), rank(other));
+            let ((a, b, c, d, load, index), other) = (rank(one), rank(other));
             (a, b, c, d)
                 .cmp(&(other.0, other.1, other.2, other.3))
                 .then(load.total_cmp(&other.4))
-                .then(place.cmp(&other.5))
+                .then(index.cmp(&other.5))
         });
-        let place = best.expect("there is at least one").0;
-        self.all[place].in_flight += 1;
-        place
+        let index = best.expect("there is at least one").0;
+        self.all[index].in_flight += 1;
+        index
     }
 
-    /// A request is over that was in flight at `place`: `well` is whether the endpoint is as it should be.
-    pub fn ended(&mut self, place: usize, well: bool, now: Instant) {
-        let state = &mut self.all[place];
+    /// Records the end of a request at endpoint `index`; `healthy` is false if the failure is the endpoint's.
+    pub fn finished(&mut self, index: usize, healthy: bool, now: Instant) {
+        let state = &mut self.all[index];
         state.in_flight = state.in_flight.saturating_sub(1);
-        if well {
-            state.failures_in_a_row = 0;
-            state.shunned_until = None;
-        } else if state.shunned_until.is_none_or(|until| until <= now) {
-            // What was in flight with the one that failed says nothing new.
-            let lasts = SHUNNED_FIRST * 2u32.saturating_pow(state.failures_in_a_row.min(16));
-            state.shunned_until = Some(now + lasts.min(SHUNNED_MAX));
-            state.failures_in_a_row += 1;
+        if healthy {
+            state.consecutive_failures = 0;
+            state.ejected_until = None;
+        } else if state.ejected_until.is_none_or(|until| until <= now) {
+            // Requests that were in flight during the first failure are no further evidence.
+            let duration = BASE_EJECTION_TIME * 2u32.saturating_pow(state.consecutive_failures.min(16));
+            state.ejected_until = Some(now + duration.min(MAX_EJECTION_TIME));
+            state.consecutive_failures += 1;
         }
     }
 
-    /// A request was taken back from `place` before it was over.
-    pub fn taken_back(&mut self, place: usize) {
-        self.all[place].in_flight = self.all[place].in_flight.saturating_sub(1);
+    /// Records that a request at endpoint `index` was aborted.
+    pub fn aborted(&mut self, index: usize) {
+        self.all[index].in_flight = self.all[index].in_flight.saturating_sub(1);
     }
 }
 
@@ -82,38 +85,38 @@ mod tests {
     #[test]
     fn requests_are_shared_by_weight() {
         let now = Instant::now();
-        let mut endpoints = Endpoints::new([3.0, 1.0, 0.0]);
-        let mut asked = [0; 3];
-        (0..40).for_each(|_| asked[endpoints.pick(now, None)] += 1);
-        assert_eq!(asked, [30, 10, 0]);
+        let mut endpoints = EndpointSelector::new([3.0, 1.0, 0.0]);
+        let mut counts = [0; 3];
+        (0..40).for_each(|_| counts[endpoints.pick(now, None)] += 1);
+        assert_eq!(counts, [30, 10, 0]);
     }
 
     #[test]
-    fn who_fails_is_shunned_longer_each_time_and_a_spare_steps_in() {
+    fn a_failing_endpoint_is_ejected_for_longer_each_time_and_a_standby_takes_over() {
         let now = Instant::now();
         let after = |ms| now + Duration::from_millis(ms);
-        let mut endpoints = Endpoints::new([1.0, 0.0]);
+        let mut endpoints = EndpointSelector::new([1.0, 0.0]);
         assert_eq!(endpoints.pick(now, None), 0);
-        endpoints.ended(0, false, now);
-        endpoints.ended(0, false, now);
+        endpoints.finished(0, false, now);
+        endpoints.finished(0, false, now);
         assert_eq!(endpoints.pick(after(999), None), 1);
-        endpoints.ended(1, true, after(999));
+        endpoints.finished(1, true, after(999));
         assert_eq!(endpoints.pick(after(1000), None), 0);
-        endpoints.ended(0, false, after(1000));
-        assert_eq!(endpoints.pick(after(2999), None), 1, "two seconds the second time");
-        endpoints.ended(1, false, after(2999));
-        assert_eq!(endpoints.pick(after(2999), None), 0, "all are shunned, and its time is up first");
-        endpoints.ended(0, true, after(2999));
-        assert_eq!(endpoints.pick(after(2999), None), 0, "well again");
+        endpoints.finished(0, false, after(1000));
+        assert_eq!(endpoints.pick(after(2999), None), 1, "the second ejection lasts two seconds");
+        endpoints.finished(1, false, after(2999));
+        assert_eq!(endpoints.pick(after(2999), None), 0, "all are ejected, and its ejection ends first");
+        endpoints.finished(0, true, after(2999));
+        assert_eq!(endpoints.pick(after(2999), None), 0, "healthy again");
     }
 
     #[test]
-    fn a_second_attempt_goes_elsewhere_where_there_is_an_elsewhere() {
+    fn a_retry_avoids_the_failed_endpoint_if_there_is_another() {
         let now = Instant::now();
-        let mut endpoints = Endpoints::new([9.0, 1.0]);
+        let mut endpoints = EndpointSelector::new([9.0, 1.0]);
         assert_eq!(endpoints.pick(now, Some(0)), 1);
-        endpoints.ended(1, false, now);
-        assert_eq!(endpoints.pick(now, Some(0)), 0, "better the same than one that fails");
-        assert_eq!(Endpoints::new([1.0]).pick(now, Some(0)), 0);
+        endpoints.finished(1, false, now);
+        assert_eq!(endpoints.pick(now, Some(0)), 0, "the same endpoint rather than a failing one");
+        assert_eq!(EndpointSelector::new([1.0]).pick(now, Some(0)), 0);
     }
 }

@@ -1,62 +1,62 @@
-//! Why an operation gave no result.
+//! Errors of operations.
 
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::http::Failure;
-use crate::scan::Wrong;
+use super::http::HttpAttemptError;
+use crate::scan::DecodeError;
 
-/// Why an operation gave no result. One request that fails for good fails the operation: the rest is taken back.
+/// Error of an operation. One request that fails for good fails the operation, and the others are aborted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// Nothing was sent, for all of these reasons.
+    /// Invalid settings or arguments; no request was sent. Contains all problems.
     #[error("{}", .0.join("; "))]
     Invalid(Vec<String>),
-    /// A request failed and could not be tried again.
+    /// A request failed and is not retried.
     #[error("{request}: {failure}")]
     Failed {
-        /// Which.
-        request: RequestName,
-        /// Why.
-        failure: Failure,
+        /// The request.
+        request: FailedRequest,
+        /// Error of its last attempt.
+        failure: HttpAttemptError,
     },
-    /// A server said yes, with something that is not an answer.
-    #[error("{request}: the answer is wrong: {wrong}")]
-    Wrong {
-        /// To which request.
-        request: RequestName,
-        /// What is wrong with it.
-        wrong: Wrong,
+    /// A response with a success status has an invalid body.
+    #[error("{request}: invalid response: {error}")]
+    InvalidResponse {
+        /// The request.
+        request: FailedRequest,
+        /// Decoding error.
+        error: DecodeError,
     },
-    /// The time for everything was up.
-    #[error("{done} of {requests} requests were answered within the {total:?} for all of them")]
-    OutOfTime {
-        /// The time for everything.
+    /// The timeout of the operation expired.
+    #[error("{done} of {requests} requests were completed within the total timeout of {total:?}")]
+    Timeout {
+        /// Timeout of the operation.
         total: Duration,
-        /// How many requests were answered.
+        /// Completed requests.
         done: usize,
-        /// Of how many.
+        /// Total requests.
         requests: usize,
     },
 }
 
-/// A request, as an error names it.
+/// Request as identified in errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestName {
-    /// Its number, from 0.
+pub struct FailedRequest {
+    /// Index, from 0.
     pub number: usize,
-    /// The inputs that it carries.
+    /// Inputs of the request.
     pub inputs: Range<usize>,
-    /// Where it was sent last.
+    /// Endpoint of the last attempt.
     pub endpoint: String,
-    /// How many attempts were made.
+    /// Number of attempts.
     pub attempts: u32,
 }
 
-impl fmt::Display for RequestName {
+impl fmt::Display for FailedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RequestName { number, inputs: Range { start, end }, endpoint, attempts } = self;
+        let FailedRequest { number, inputs: Range { start, end }, endpoint, attempts } = self;
         write!(f, "request {number} (inputs {start}..{end}, attempt {attempts}, to {endpoint})")
     }
 }

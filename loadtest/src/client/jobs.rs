@@ -1,83 +1,85 @@
-//! The kinds of operations: what each asks, and where its answers go.
+//! Operations: request bodies, and destinations of the responses.
 
 use std::ops::Range;
 
-use super::body::Template;
-use super::drive::Job;
-use super::embeddings::{Beside, Block};
-use crate::scan::Wrong;
+use super::body::BodyTemplate;
+use super::embeddings::{EmbeddingsMetadata, VectorBlock};
+use super::operation::BulkJob;
+use crate::scan::DecodeError;
 
-pub(super) struct Embed<'a, S> {
-    pub(super) cut: Vec<Range<usize>>,
+pub(super) struct EmbedJob<'a, S> {
+    pub(super) ranges: Vec<Range<usize>>,
     pub(super) texts: &'a [S],
-    pub(super) template: Template,
-    pub(super) block: Block,
-    pub(super) beside: Beside,
+    pub(super) template: BodyTemplate,
+    pub(super) block: VectorBlock,
+    pub(super) metadata: EmbeddingsMetadata,
 }
 
-impl<S: AsRef<str>> Job for Embed<'_, S> {
+impl<S: AsRef<str>> BulkJob for EmbedJob<'_, S> {
     fn requests(&self) -> &[Range<usize>] {
-        &self.cut
+        &self.ranges
     }
 
     fn body(&self, number: usize) -> Vec<u8> {
-        self.template.body(&self.texts[self.cut[number].clone()])
+        self.template.body(&self.texts[self.ranges[number].clone()])
     }
 
-    fn take(&mut self, number: usize, answer: &[u8]) -> Result<(), Wrong> {
-        let request = self.cut[number].clone();
-        let Beside { model, prompt_tokens, total_tokens } =
-            self.block.read(request.start, request.len(), answer)?;
-        if self.beside.model.is_empty() {
-            self.beside.model = model;
+    fn take(&mut self, number: usize, response: &[u8]) -> Result<(), DecodeError> {
+        let request = self.ranges[number].clone();
+        let EmbeddingsMetadata { model, prompt_tokens, total_tokens } =
+            self.block.read(request.start, request.len(), response)?;
+        if self.metadata.model.is_empty() {
+            self.metadata.model = model;
         }
-        self.beside.prompt_tokens += prompt_tokens;
-        self.beside.total_tokens += total_tokens;
+        self.metadata.prompt_tokens += prompt_tokens;
+        self.metadata.total_tokens += total_tokens;
         Ok(())
     }
 }
 
-pub(super) struct Scored<'a, S, R, T> {
-    pub(super) cut: Vec<Range<usize>>,
+pub(super) struct ScoreJob<'a, S, R, T> {
+    pub(super) ranges: Vec<Range<usize>>,
     pub(super) texts: &'a [S],
-    pub(super) template: Template,
+    pub(super) template: BodyTemplate,
     pub(super) read: R,
-    pub(super) answers: Vec<Vec<T>>,
+    pub(super) responses: Vec<Vec<T>>,
 }
 
-impl<S: AsRef<str>, R: Fn(usize, usize, &[u8]) -> Result<Vec<T>, Wrong>, T> Job for Scored<'_, S, R, T> {
+impl<S: AsRef<str>, R: Fn(usize, usize, &[u8]) -> Result<Vec<T>, DecodeError>, T> BulkJob
+    for ScoreJob<'_, S, R, T>
+{
     fn requests(&self) -> &[Range<usize>] {
-        &self.cut
+        &self.ranges
     }
 
     fn body(&self, number: usize) -> Vec<u8> {
-        self.template.body(&self.texts[self.cut[number].clone()])
+        self.template.body(&self.texts[self.ranges[number].clone()])
     }
 
-    fn take(&mut self, number: usize, answer: &[u8]) -> Result<(), Wrong> {
-        let request = &self.cut[number];
-        self.answers[number] = (self.read)(request.start, request.len(), answer)?;
+    fn take(&mut self, number: usize, response: &[u8]) -> Result<(), DecodeError> {
+        let request = &self.ranges[number];
+        self.responses[number] = (self.read)(request.start, request.len(), response)?;
         Ok(())
     }
 }
 
-pub(super) struct Bodies<'a, B> {
-    pub(super) cut: Vec<Range<usize>>,
+pub(super) struct PostJob<'a, B> {
+    pub(super) ranges: Vec<Range<usize>>,
     pub(super) bodies: &'a [B],
-    pub(super) answers: Vec<Vec<u8>>,
+    pub(super) responses: Vec<Vec<u8>>,
 }
 
-impl<B: AsRef<[u8]>> Job for Bodies<'_, B> {
+impl<B: AsRef<[u8]>> BulkJob for PostJob<'_, B> {
     fn requests(&self) -> &[Range<usize>] {
-        &self.cut
+        &self.ranges
     }
 
     fn body(&self, number: usize) -> Vec<u8> {
         self.bodies[number].as_ref().to_vec()
     }
 
-    fn take(&mut self, number: usize, answer: &[u8]) -> Result<(), Wrong> {
-        self.answers[number] = answer.to_vec();
+    fn take(&mut self, number: usize, response: &[u8]) -> Result<(), DecodeError> {
+        self.responses[number] = response.to_vec();
         Ok(())
     }
 }

@@ -1,27 +1,28 @@
-//! The client: many texts in, one block of numbers out.
+//! Bulk client: many texts in, one block of numbers out.
 //!
-//! Whoever embeds a corpus has millions of short texts and one question: how soon are all of them there? A client that is
-//! made for one request at a time answers it with its own overhead: a parser that makes a string and a list of every row, an
-//! object around it, a task for every request. This one cuts the texts into requests ([`split`]), keeps hundreds of them open
-//! from one loop (`drive`), reads each answer once into a buffer and decodes its rows from there to where they belong
-//! (`embeddings`). What comes back is in the order of the texts, and was checked: a server that answers rubbish is an
-//! error that names the request.
+//! Embedding a corpus means millions of short texts and one measure: the time until all are done. A client made for
+//! single requests spends that time on its own overhead: a parser that creates a string and a list per row, an object
+//! around it, a task per request. This client splits the texts into requests ([`split`]), keeps hundreds of them in
+//! flight from one loop (`operation`), reads each response once into a buffer and decodes its rows from there to their
+//! final position (`embeddings`). Results are in the order of the texts and validated: an invalid response is an error
+//! that names the request.
 //!
-//! What fails is tried again within a budget ([`budget`], [`fate`]), elsewhere if there is an elsewhere ([`endpoints`]), and a
-//! server that has too much to do is sent less at once ([`window`]). These decide and nothing else: time and chance are their arguments. To stop, drop the future.
+//! Failed attempts are retried within a budget ([`budget`], [`retry`]), at another endpoint if there is one
+//! ([`endpoints`]), and concurrency is reduced for an overloaded server ([`window`]). These modules are pure
+//! decisions: time and randomness are arguments. To cancel an operation, drop its future.
 //!
-//! One operation runs on the task that awaits it, so it uses one core; several at once use several. docs/client.md says how
-//! to use it, from Rust and from Python.
+//! One operation runs on the task that awaits it, so it uses one core; concurrent operations use several.
+//! docs/client.md documents the use from Rust and from Python.
 
 mod body;
 pub mod budget;
-mod drive;
 mod embeddings;
 pub mod endpoints;
 mod error;
-pub mod fate;
 mod http;
 mod jobs;
+mod operation;
+pub mod retry;
 mod scores;
 pub mod settings;
 pub mod split;
@@ -33,80 +34,80 @@ use std::time::{Duration, Instant};
 use ::http::Method;
 use serde_json::{Map, Value};
 
-pub use self::drive::{Progress, RequestRecord};
 pub use self::embeddings::DIMENSIONS_MAX;
-pub use self::error::{ClientError, RequestName};
-pub use self::http::{ANSWER_BYTES_MAX, Failure, HEAD_BYTES_MAX, Headers, Protocol};
-pub use self::scores::{Class, Ranked};
-pub use self::settings::{EndpointSettings, Preference, Settings};
-pub use crate::scan::Wrong;
+pub use self::error::{ClientError, FailedRequest};
+pub use self::http::{HEAD_BYTES_MAX, HeaderLines, HttpAttemptError, HttpProtocol, RESPONSE_BYTES_MAX};
+pub use self::operation::{OperationProgress, RequestRecord};
+pub use self::scores::{LabelScore, RankedText};
+pub use self::settings::{ClientSettings, EndpointSettings, Preference};
+pub use crate::scan::DecodeError;
 
-use self::body::Template;
-use self::drive::{Road, drive};
-use self::embeddings::{Beside, Block};
-use self::http::{Trust, Wire};
-use self::jobs::{Bodies, Embed, Scored};
+use self::body::BodyTemplate;
+use self::embeddings::{EmbeddingsMetadata, VectorBlock};
+use self::http::{ClientTls, EndpointClient};
+use self::jobs::{EmbedJob, PostJob, ScoreJob};
+use self::operation::{OperationRoute, execute};
 
-/// Hears how far an operation is, after every answer.
-pub type Listener<'a> = &'a mut (dyn FnMut(Progress) + Send);
+/// Progress callback, called after every response.
+pub type ProgressCallback<'a> = &'a mut (dyn FnMut(OperationProgress) + Send);
 
-/// Asks for many things at once. Connections are kept between operations, which may run beside each other.
+/// Bulk client. Connections are kept between operations, which may run concurrently.
 pub struct Client {
-    wires: Vec<Wire>,
+    clients: Vec<EndpointClient>,
     weights: Vec<f64>,
 }
 
-/// What to embed with.
+/// Options of an embedding operation.
 #[derive(Clone, Debug, Default)]
 pub struct EmbedOptions {
-    /// The deployment.
+    /// Name of the deployment.
     pub model: String,
-    /// How many numbers a vector should have, where the model has a choice.
+    /// Requested length of the vectors, for models that support several.
     pub dimensions: Option<usize>,
-    /// Whom the server should take it for.
+    /// OpenAI's `user` field.
     pub user: Option<String>,
-    /// Asks for decimal digits instead of base64, of servers that know nothing else.
+    /// Requests decimal digits instead of base64, for servers without base64 support.
     pub as_floats: bool,
 }
 
 /// Vectors, in the order of the texts.
 #[derive(Debug)]
-pub struct Embedded {
-    /// All of them, one after the other.
+pub struct EmbeddingsResult {
+    /// All vectors, contiguous.
     pub values: Vec<f32>,
-    /// How long each is.
+    /// Length of each vector.
     pub dimensions: usize,
-    /// The model that answered, as it calls itself.
+    /// Model name in the response.
     pub model: String,
-    /// Tokens of the texts, as the server counted them.
+    /// Prompt tokens, as counted by the server.
     pub prompt_tokens: u64,
-    /// Tokens in all.
+    /// Total tokens, as counted by the server.
     pub total_tokens: u64,
-    /// How it went.
-    pub run: Run,
+    /// Statistics of the operation.
+    pub run: OperationStats,
 }
 
-/// How an operation went.
+/// Statistics of an operation.
 #[derive(Clone, Debug, Default)]
-pub struct Run {
-    /// From its beginning to its end.
-    pub took: Duration,
-    /// Its requests, in order.
+pub struct OperationStats {
+    /// Wall-clock time of the operation.
+    pub elapsed: Duration,
+    /// Statistics of its requests, in order.
     pub requests: Vec<RequestRecord>,
 }
 
-/// What TEI's requests can be asked beside the texts.
+/// Options of TEI's rerank and predict requests.
 #[derive(Clone, Debug)]
 pub struct ScoreOptions {
-    /// The deployment, where the path does not name it.
+    /// Name of the deployment, unless the path contains it.
     pub model: Option<String>,
-    /// The model's own numbers, and not scores from 0 to 1.
+    /// Requests the model's raw scores instead of scores from 0 to 1.
     pub raw_scores: bool,
-    /// Whether texts come back (rerank).
+    /// Whether the response contains the texts (rerank).
     pub return_text: bool,
-    /// Whether texts that are too long are cut, and not refused.
+    /// Whether texts over the length limit are truncated instead of rejected.
     pub truncate: bool,
-    /// Which end is cut off: `Right` or `Left`.
+    /// End that is truncated: `Right` or `Left`.
     pub truncation_direction: String,
 }
 
@@ -124,40 +125,40 @@ impl Default for ScoreOptions {
 }
 
 impl Client {
-    /// A client, or everything that is wrong with its settings. Connects to nobody yet.
-    pub fn new(settings: &Settings) -> Result<Client, ClientError> {
-        let Settings { endpoints, protocol, roots_pem } = settings;
+    /// Creates a client, or returns all problems of the settings. Opens no connection.
+    pub fn new(settings: &ClientSettings) -> Result<Client, ClientError> {
+        let ClientSettings { endpoints, protocol, roots_pem } = settings;
         let mut problems = Vec::new();
         let mut note = |problem: String| problems.push(problem);
         let secured = endpoints.iter().any(|endpoint| endpoint.url.starts_with("https:"));
-        let trust = secured.then(|| Trust::new(roots_pem.as_deref(), *protocol)).transpose();
+        let trust = secured.then(|| ClientTls::new(roots_pem.as_deref(), *protocol)).transpose();
         let trust = trust.map_err(&mut note).ok().flatten();
-        let mut wires = Vec::new();
+        let mut clients = Vec::new();
         for EndpointSettings { url, key, weight } in endpoints {
             if !(0.0..=1e6).contains(weight) {
                 note(format!("weight {weight} of endpoint {url:?}: write a number from 0 to 1000000"));
             }
-            let wire = key.as_deref().map(settings::authorization).transpose();
-            let wire = wire.and_then(|key| Wire::new(url, key, *protocol, trust.clone()));
-            wires.extend(wire.map_err(&mut note).ok());
+            let client = key.as_deref().map(settings::authorization).transpose();
+            let client = client.and_then(|key| EndpointClient::new(url, key, *protocol, trust.clone()));
+            clients.extend(client.map_err(&mut note).ok());
         }
         if endpoints.is_empty() {
-            note("endpoints: there are none; give the URL of at least one".to_owned());
+            note("endpoints: empty; give at least one URL".to_owned());
         }
         if !problems.is_empty() {
             return Err(ClientError::Invalid(problems));
         }
-        Ok(Client { wires, weights: endpoints.iter().map(|endpoint| endpoint.weight).collect() })
+        Ok(Client { clients, weights: endpoints.iter().map(|endpoint| endpoint.weight).collect() })
     }
 
-    /// Embeds texts, by `POST /v1/embeddings`.
+    /// Embeds texts by `POST /v1/embeddings`.
     pub async fn embed<S: AsRef<str>>(
         &self,
         texts: &[S],
         options: &EmbedOptions,
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<Embedded, ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<EmbeddingsResult, ClientError> {
         let EmbedOptions { model, dimensions, user, as_floats } = options;
         let start = Instant::now();
         let sensible = dimensions.is_none_or(|dimensions| (1..=DIMENSIONS_MAX).contains(&dimensions));
@@ -174,17 +175,17 @@ impl Client {
         if let Some(user) = user {
             members.insert("user".to_owned(), user.as_str().into());
         }
-        let mut job = Embed {
-            cut: cut(texts, preference)?,
+        let mut job = EmbedJob {
+            ranges: split_texts(texts, preference)?,
             texts,
-            template: Template::new(members, "input", false),
-            block: Block::new(texts.len(), *dimensions),
-            beside: Beside::default(),
+            template: BodyTemplate::new(members, "input", false),
+            block: VectorBlock::new(texts.len(), *dimensions),
+            metadata: EmbeddingsMetadata::default(),
         };
-        let requests = drive(self.road("/v1/embeddings"), &mut job, preference, progress).await?;
-        let Embed { block, beside: Beside { model, prompt_tokens, total_tokens }, .. } = job;
-        let run = Run { took: start.elapsed(), requests };
-        Ok(Embedded {
+        let requests = execute(self.route("/v1/embeddings"), &mut job, preference, progress).await?;
+        let EmbedJob { block, metadata: EmbeddingsMetadata { model, prompt_tokens, total_tokens }, .. } = job;
+        let run = OperationStats { elapsed: start.elapsed(), requests };
+        Ok(EmbeddingsResult {
             dimensions: block.dimensions(),
             values: block.values,
             model,
@@ -194,83 +195,86 @@ impl Client {
         })
     }
 
-    /// Ranks texts by how well they match `query`, by `POST /rerank` as TEI has it. Each request's texts come in the order
-    /// in which the server ranks them, and the requests in theirs; scores do not depend on what else was asked, so whoever
-    /// wants the best of all sorts.
+    /// Ranks texts by relevance to `query`, by TEI's `POST /rerank`. The texts of each request are in the order in
+    /// which the server ranked them, and the requests in the order of the texts. Scores do not depend on the other
+    /// texts, so a caller that needs a global ranking sorts by score.
     pub async fn rerank<S: AsRef<str>>(
         &self,
         query: &str,
         texts: &[S],
         options: &ScoreOptions,
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<(Vec<Ranked>, Run), ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<(Vec<RankedText>, OperationStats), ClientError> {
         let mut members = options.members();
         members.insert("query".to_owned(), query.into());
         members.insert("return_text".to_owned(), options.return_text.into());
-        let template = Template::new(members, "texts", false);
-        let read = |first: usize, count: usize, answer: &[u8]| {
-            let mut ranks = scores::ranks(answer, count)?;
+        let template = BodyTemplate::new(members, "texts", false);
+        let read = |first: usize, count: usize, response: &[u8]| {
+            let mut ranks = scores::ranks(response, count)?;
             ranks.iter_mut().for_each(|rank| rank.index += first);
             Ok(ranks)
         };
         self.scored("/rerank", texts, template, read, preference, progress).await
     }
 
-    /// Classifies texts, by `POST /predict` as TEI has it: the labels of each.
+    /// Classifies texts by TEI's `POST /predict`; returns the labels of each.
     pub async fn classify<S: AsRef<str>>(
         &self,
         texts: &[S],
         options: &ScoreOptions,
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<(Vec<Vec<Class>>, Run), ClientError> {
-        // A list for each text: two texts in one list would be a pair.
-        let template = Template::new(options.members(), "inputs", true);
-        let read = |_, count, answer: &[u8]| scores::classes(answer, count);
+        progress: ProgressCallback<'_>,
+    ) -> Result<(Vec<Vec<LabelScore>>, OperationStats), ClientError> {
+        // One list per text: two texts in one list would be a pair.
+        let template = BodyTemplate::new(options.members(), "inputs", true);
+        let read = |_, count, response: &[u8]| scores::classes(response, count);
         self.scored("/predict", texts, template, read, preference, progress).await
     }
 
-    /// Sends each of `bodies` to `path`, as JSON; the answers' bodies, in order. A request that fails is sent again, so whoever
-    /// asks for what must not happen twice allows no retries.
+    /// Sends each of `bodies` to `path` as JSON; returns the response bodies in order. Failed requests are retried, so
+    /// disable retries for requests that are not idempotent.
     pub async fn batch<B: AsRef<[u8]>>(
         &self,
         method: Method,
         path: &str,
         bodies: &[B],
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<(Vec<Vec<u8>>, Run), ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<(Vec<Vec<u8>>, OperationStats), ClientError> {
         let start = Instant::now();
         if bodies.is_empty() {
-            return Err(ClientError::Invalid(vec!["payloads: there are none; give at least one".to_owned()]));
+            return Err(ClientError::Invalid(vec!["payloads: empty; give at least one".to_owned()]));
         }
-        let cut = (0..bodies.len()).map(|place| place..place + 1).collect();
-        let mut job = Bodies { cut, bodies, answers: vec![Vec::new(); bodies.len()] };
-        let road = Road { method, ..self.road(path) };
-        let requests = drive(road, &mut job, preference, progress).await?;
-        Ok((job.answers, Run { took: start.elapsed(), requests }))
+        let ranges = (0..bodies.len()).map(|index| index..index + 1).collect();
+        let mut job = PostJob { ranges, bodies, responses: vec![Vec::new(); bodies.len()] };
+        let route = OperationRoute { method, ..self.route(path) };
+        let requests = execute(route, &mut job, preference, progress).await?;
+        Ok((job.responses, OperationStats { elapsed: start.elapsed(), requests }))
     }
 
     async fn scored<S: AsRef<str>, T>(
         &self,
         path: &str,
         texts: &[S],
-        template: Template,
-        read: impl Fn(usize, usize, &[u8]) -> Result<Vec<T>, Wrong>,
+        template: BodyTemplate,
+        read: impl Fn(usize, usize, &[u8]) -> Result<Vec<T>, DecodeError>,
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<(Vec<T>, Run), ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<(Vec<T>, OperationStats), ClientError> {
         let start = Instant::now();
-        let cut = cut(texts, preference)?;
-        let answers = cut.iter().map(|_| Vec::new()).collect();
-        let mut job = Scored { cut, texts, template, read, answers };
-        let requests = drive(self.road(path), &mut job, preference, progress).await?;
-        Ok((job.answers.into_iter().flatten().collect(), Run { took: start.elapsed(), requests }))
+        let ranges = split_texts(texts, preference)?;
+        let responses = ranges.iter().map(|_| Vec::new()).collect();
+        let mut job = ScoreJob { ranges, texts, template, read, responses };
+        let requests = execute(self.route(path), &mut job, preference, progress).await?;
+        Ok((
+            job.responses.into_iter().flatten().collect(),
+            OperationStats { elapsed: start.elapsed(), requests },
+        ))
     }
 
-    fn road<'a>(&'a self, path: &'a str) -> Road<'a> {
-        Road { wires: &self.wires, weights: &self.weights, method: Method::POST, path }
+    fn route<'a>(&'a self, path: &'a str) -> OperationRoute<'a> {
+        OperationRoute { clients: &self.clients, weights: &self.weights, method: Method::POST, path }
     }
 }
 
@@ -288,10 +292,13 @@ impl ScoreOptions {
     }
 }
 
-/// The requests for `texts`, of which there must be one.
-fn cut<S: AsRef<str>>(texts: &[S], preference: &Preference) -> Result<Vec<Range<usize>>, ClientError> {
+/// Splits `texts` into requests; an error if there is no text.
+fn split_texts<S: AsRef<str>>(
+    texts: &[S],
+    preference: &Preference,
+) -> Result<Vec<Range<usize>>, ClientError> {
     if texts.is_empty() {
-        return Err(ClientError::Invalid(vec!["texts: there are none; give at least one".to_owned()]));
+        return Err(ClientError::Invalid(vec!["texts: empty; give at least one".to_owned()]));
     }
     Ok(split::split(texts, preference.request))
 }

@@ -1,63 +1,67 @@
-//! Answers of `POST /rerank` and `POST /predict`, as TEI has them: small, and so read by serde, which takes no number that is
-//! not finite.
+//! Decoder of TEI's `POST /rerank` and `POST /predict` responses. They are small and parsed by serde, which rejects
+//! numbers that are not finite.
 
 use serde::Deserialize;
 
-use crate::scan::Wrong;
+use crate::scan::DecodeError;
 
-/// A text's score.
+/// Score of one text.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Ranked {
-    /// The text's place among those that were asked about.
+pub struct RankedText {
+    /// Index of the text in the request.
     pub index: usize,
-    /// How well it matches.
+    /// Relevance.
     pub score: f64,
-    /// The text, where it was asked for.
+    /// The text, if requested.
     #[serde(default)]
     pub text: Option<String>,
 }
 
-/// A label and how well it fits.
+/// Label with its score.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Class {
+pub struct LabelScore {
     /// The label.
     pub label: String,
-    /// How well it fits.
+    /// Score of the label.
     pub score: f64,
 }
 
-/// Every text of `count` once, in the order in which the server ranked them.
-pub(super) fn ranks(answer: &[u8], count: usize) -> Result<Vec<Ranked>, Wrong> {
-    let ranks: Vec<Ranked> = list(answer, count, "list of index and score")?;
-    let mut seen = vec![false; count];
+/// Decodes a ranking that contains each of `count` texts once; keeps the server's order.
+pub(super) fn ranks(response: &[u8], count: usize) -> Result<Vec<RankedText>, DecodeError> {
+    let ranks: Vec<RankedText> = parse_list(response, count, "list of index and score")?;
+    let mut is_present = vec![false; count];
     for rank in &ranks {
-        match seen.get_mut(rank.index) {
-            Some(seen) if !*seen => *seen = true,
-            _ => return Err(Wrong::Index(rank.index)),
+        match is_present.get_mut(rank.index) {
+            Some(is_present) if !*is_present => *is_present = true,
+            _ => return Err(DecodeError::Index(rank.index)),
         }
     }
     Ok(ranks)
 }
 
-/// The labels of each of `count` texts.
-pub(super) fn classes(answer: &[u8], count: usize) -> Result<Vec<Vec<Class>>, Wrong> {
-    let rows: Vec<Vec<Class>> = list(answer, count, "list of labels and scores for each text")?;
+/// Decodes the labels of each of `count` texts.
+pub(super) fn classes(response: &[u8], count: usize) -> Result<Vec<Vec<LabelScore>>, DecodeError> {
+    let rows: Vec<Vec<LabelScore>> = parse_list(response, count, "list of labels and scores for each text")?;
     if rows.iter().any(Vec::is_empty) {
-        return Err(Wrong::Shape("label"));
+        return Err(DecodeError::Shape("label"));
     }
     Ok(rows)
 }
 
-fn list<T: for<'de> Deserialize<'de>>(
-    answer: &[u8],
+fn parse_list<T: for<'de> Deserialize<'de>>(
+    response: &[u8],
     count: usize,
-    what: &'static str,
-) -> Result<Vec<T>, Wrong> {
-    let list: Vec<T> = serde_json::from_slice(answer).map_err(|error| match error.classify() {
-        serde_json::error::Category::Data => Wrong::Shape(what),
-        _ => Wrong::NotJson,
+    expected: &'static str,
+) -> Result<Vec<T>, DecodeError> {
+    let entries: Vec<T> = serde_json::from_slice(response).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => DecodeError::Shape(expected),
+        _ => DecodeError::NotJson,
     })?;
-    if list.len() == count { Ok(list) } else { Err(Wrong::Count { wanted: count, got: list.len() }) }
+    if entries.len() == count {
+        Ok(entries)
+    } else {
+        Err(DecodeError::Count { expected: count, got: entries.len() })
+    }
 }
 
 #[cfg(test)]
@@ -66,31 +70,31 @@ mod tests {
 
     #[test]
     fn each_text_is_ranked_once() {
-        let check = |answer: &str, expected: Result<usize, Wrong>| {
-            assert_eq!(ranks(answer.as_bytes(), 2).map(|ranks| ranks[0].index), expected, "{answer}");
+        let check = |response: &str, expected: Result<usize, DecodeError>| {
+            assert_eq!(ranks(response.as_bytes(), 2).map(|ranks| ranks[0].index), expected, "{response}");
         };
         check(r#"[{"index":1,"score":0.9,"text":"b"},{"index":0,"score":0.1}]"#, Ok(1));
-        check(r#"[{"index":1,"score":0.9}]"#, Err(Wrong::Count { wanted: 2, got: 1 }));
-        check(r#"[{"index":1,"score":0.9},{"index":1,"score":0.1}]"#, Err(Wrong::Index(1)));
-        check(r#"[{"index":1,"score":0.9},{"index":2,"score":0.1}]"#, Err(Wrong::Index(2)));
-        check(r#"[{"index":1,"score":1e999},{"index":0,"score":0.1}]"#, Err(Wrong::NotJson));
-        check(r#"[{"index":1,"score":NaN},{"index":0,"score":0.1}]"#, Err(Wrong::NotJson));
+        check(r#"[{"index":1,"score":0.9}]"#, Err(DecodeError::Count { expected: 2, got: 1 }));
+        check(r#"[{"index":1,"score":0.9},{"index":1,"score":0.1}]"#, Err(DecodeError::Index(1)));
+        check(r#"[{"index":1,"score":0.9},{"index":2,"score":0.1}]"#, Err(DecodeError::Index(2)));
+        check(r#"[{"index":1,"score":1e999},{"index":0,"score":0.1}]"#, Err(DecodeError::NotJson));
+        check(r#"[{"index":1,"score":NaN},{"index":0,"score":0.1}]"#, Err(DecodeError::NotJson));
         check(
             r#"[{"index":1,"score":null},{"index":0,"score":0.1}]"#,
-            Err(Wrong::Shape("list of index and score")),
+            Err(DecodeError::Shape("list of index and score")),
         );
-        check(r#"[{"index":1,"score":0.9},{"index":0,"score":0.1}"#, Err(Wrong::NotJson));
+        check(r#"[{"index":1,"score":0.9},{"index":0,"score":0.1}"#, Err(DecodeError::NotJson));
     }
 
     #[test]
     fn each_text_has_labels() {
-        let check = |answer: &str, expected: Result<usize, Wrong>| {
-            assert_eq!(classes(answer.as_bytes(), 1).map(|rows| rows[0].len()), expected, "{answer}");
+        let check = |response: &str, expected: Result<usize, DecodeError>| {
+            assert_eq!(classes(response.as_bytes(), 1).map(|rows| rows[0].len()), expected, "{response}");
         };
         check(r#"[[{"label":"good","score":0.9},{"label":"bad","score":0.1}]]"#, Ok(2));
-        check(r#"[[]]"#, Err(Wrong::Shape("label")));
-        check(r#"[]"#, Err(Wrong::Count { wanted: 1, got: 0 }));
-        check(r#"[[{"label":"good","score":-1e999}]]"#, Err(Wrong::NotJson));
-        check(r#"{"error":"x"}"#, Err(Wrong::Shape("list of labels and scores for each text")));
+        check(r#"[[]]"#, Err(DecodeError::Shape("label")));
+        check(r#"[]"#, Err(DecodeError::Count { expected: 1, got: 0 }));
+        check(r#"[[{"label":"good","score":-1e999}]]"#, Err(DecodeError::NotJson));
+        check(r#"{"error":"x"}"#, Err(DecodeError::Shape("list of labels and scores for each text")));
     }
 }

@@ -1,52 +1,52 @@
-//! What a client is told once ([`Settings`]) and what an operation is told ([`Preference`]), and their limits.
+//! Settings of a client ([`ClientSettings`]) and of an operation ([`Preference`]), with their limits.
 //!
-//! Both are checked whole before anything is sent; all problems come back together, each with its field, its limit and what
-//! to write.
+//! Both are validated before anything is sent; all problems are reported together, each with its field, its limit and a
+//! valid value.
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::fate::RetryRules;
-use super::http::{Protocol, may_be_set};
+use super::http::{HttpProtocol, is_settable};
+use super::retry::RetryRules;
 use super::split::RequestLimits;
 
-/// The most texts of one request: what OpenAI's API takes.
+/// Maximum texts per request, the limit of OpenAI's API.
 pub const REQUEST_TEXTS_MAX: usize = 2048;
 
-/// The most requests in flight: with HTTP/1.1 each holds a connection.
+/// Maximum requests in flight; with HTTP/1.1 each holds a connection.
 pub const IN_FLIGHT_MAX: usize = 1024;
 
-/// The most attempts after the first.
+/// Maximum number of retries.
 pub const RETRIES_MAX: u32 = 10;
 
-/// The largest share of a budget: three for each success is a flood already.
+/// Largest budget share; three retries per success is already a flood.
 pub const SHARE_MAX: f64 = 3.0;
 
-/// Where to, as whom, and how.
+/// Settings of a client.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// At least one; as many as may stand in for one another.
+pub struct ClientSettings {
+    /// Interchangeable endpoints; at least one.
     pub endpoints: Vec<EndpointSettings>,
-    /// Which HTTP.
-    pub protocol: Protocol,
-    /// Certificates in PEM that are believed beside the system's.
+    /// HTTP version.
+    pub protocol: HttpProtocol,
+    /// PEM certificates that are trusted in addition to the system's.
     pub roots_pem: Option<Vec<u8>>,
 }
 
-/// One endpoint.
+/// Settings of one endpoint.
 #[derive(Clone, Default)]
 pub struct EndpointSettings {
-    /// Like `http://host:port`, with or without `/v1`, as one gives it to an OpenAI client.
+    /// Base URL such as `http://host:port`, with or without `/v1`, as for an OpenAI client.
     pub url: String,
-    /// The API key; none sends no `authorization`.
+    /// API key; `None` sends no `authorization` header.
     pub key: Option<String>,
-    /// How much of the requests it gets beside others; 0 is a spare.
+    /// Relative share of the requests; 0 makes the endpoint a standby.
     pub weight: f64,
 }
 
 impl EndpointSettings {
-    /// An endpoint with the weight of any other.
+    /// Creates an endpoint with weight 1.
     pub fn new(url: impl Into<String>, key: Option<&str>) -> EndpointSettings {
         EndpointSettings { url: url.into(), key: key.map(str::to_owned), weight: 1.0 }
     }
@@ -59,26 +59,26 @@ impl std::fmt::Debug for EndpointSettings {
     }
 }
 
-/// How an operation is carried out.
+/// Settings of an operation.
 #[derive(Clone, Debug)]
 pub struct Preference {
-    /// What one request carries.
+    /// Size limits of a request.
     pub request: RequestLimits,
-    /// How many requests are open at once.
+    /// Maximum requests in flight.
     pub in_flight_max: usize,
-    /// How long one attempt at a request may take.
+    /// Timeout of one attempt.
     pub attempt_timeout: Duration,
-    /// How long everything may take.
+    /// Timeout of the whole operation.
     pub total_timeout: Option<Duration>,
-    /// After how long a request is sent a second time beside the first, if the budget pays.
+    /// Delay after which a request is hedged, if the budget allows.
     pub hedge_after: Option<Duration>,
-    /// What a success pays for, of a retry.
+    /// Share of a retry that each success pays for.
     pub retry_share: f64,
-    /// What a success pays for, of a hedge.
+    /// Share of a hedge that each success pays for.
     pub hedge_share: f64,
-    /// What is tried again, how often and when.
+    /// Retryable failures, number of retries and backoff.
     pub retries: RetryRules,
-    /// Headers beside ours, or instead of them.
+    /// Additional request headers; they replace the client's own of the same name.
     pub headers: Vec<(String, String)>,
 }
 
@@ -103,7 +103,7 @@ impl Default for Preference {
 }
 
 impl Preference {
-    /// Every problem, or the headers as they are sent.
+    /// Validates the settings. Returns the headers as sent, or all problems.
     pub(super) fn check(&self) -> Result<HeaderMap, Vec<String>> {
         let Preference {
             request: RequestLimits { texts, chars, tokens },
@@ -146,24 +146,24 @@ impl Preference {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             match (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-                (Ok(name), Ok(value)) if may_be_set(&name) => drop(map.insert(name, value)),
+                (Ok(name), Ok(value)) if is_settable(&name) => drop(map.insert(name, value)),
                 (Ok(name), Ok(_)) => {
-                    problems.push(format!("header {name}: is the client's own; leave it out"))
+                    problems.push(format!("header {name}: is reserved for the client; leave it out"))
                 }
-                _ => problems.push(format!("header {name:?}: its name or value cannot be one (not shown)")),
+                _ => problems.push(format!("header {name:?}: invalid name or value (value not shown)")),
             }
         }
         if problems.is_empty() { Ok(map) } else { Err(problems) }
     }
 }
 
-/// The value of `authorization`, marked so that it is never printed.
+/// Returns the value of `authorization`, marked sensitive so that it is never printed.
 pub(super) fn authorization(key: &str) -> Result<HeaderValue, String> {
     if key.trim().is_empty() {
-        return Err("key: is empty; leave it out to send none".to_owned());
+        return Err("key: is empty; omit it to send no API key".to_owned());
     }
     let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
-        .map_err(|_| "key: has characters that a header cannot carry (its value is not shown)".to_owned())?;
+        .map_err(|_| "key: contains characters that are invalid in a header (value not shown)".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_hold_at_them_and_not_one_past_them() {
+    fn values_at_the_limits_are_accepted_and_one_past_them_rejected() {
         let check = |change: fn(&mut Preference, usize), most: usize| {
             for (value, good) in [(1, true), (most, true), (0, false), (most + 1, false)] {
                 let mut preference = Preference::default();

@@ -1,56 +1,56 @@
-//! How a long list of texts becomes requests.
+//! Partition of a list of texts into requests.
 //!
-//! A request has at most so many texts, so many characters and so many tokens, whichever comes first; a text that is over
-//! by itself goes alone, since only the server knows whether it is too long. Texts stay in order and none is cut.
+//! A request is limited by the number of texts, of characters and of tokens, whichever is reached first. A text above a
+//! limit is sent alone, because only the server knows whether it is too long. Texts stay in order and are never cut.
 //!
-//! Tokens are estimated: nobody here has the model's tokenizer. Four bytes of ASCII are taken for one, and each
-//! character beyond it for one, which is above what the tokenizers of embedding models make of the usual languages.
+//! Tokens are estimated, because the client does not have the model's tokenizer: one token per four bytes of ASCII,
+//! and one per other character. This is above the counts of embedding models' tokenizers for common languages.
 
 use std::ops::Range;
 
-/// What one request may carry.
+/// Size limits of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Texts.
+    /// Maximum number of texts.
     pub texts: usize,
-    /// Characters of all its texts.
+    /// Maximum characters of all texts.
     pub chars: usize,
-    /// Estimated tokens of all its texts.
+    /// Maximum estimated tokens of all texts.
     pub tokens: Option<usize>,
 }
 
-/// What is counted of a text.
+/// Size of a text.
 #[derive(Clone, Copy, Debug, Default)]
-struct Size {
+struct TextSize {
     chars: usize,
     tokens: usize,
 }
 
-impl Size {
-    fn of(text: &str) -> Size {
+impl TextSize {
+    fn of(text: &str) -> TextSize {
         let bytes = text.len();
         let ascii = text.bytes().filter(u8::is_ascii).count();
         if ascii == bytes {
-            return Size { chars: bytes, tokens: bytes.div_ceil(4) };
+            return TextSize { chars: bytes, tokens: bytes.div_ceil(4) };
         }
         let chars = text.chars().count();
-        Size { chars, tokens: ascii.div_ceil(4) + (chars - ascii) }
+        TextSize { chars, tokens: ascii.div_ceil(4) + (chars - ascii) }
     }
 }
 
-/// The requests for `texts`: ranges that follow one another and cover all of them.
+/// Returns the requests for `texts` as consecutive ranges that cover all of them.
 pub fn split<S: AsRef<str>>(texts: &[S], limits: RequestLimits) -> Vec<Range<usize>> {
     let mut requests = Vec::with_capacity(texts.len() / limits.texts.max(1) + 1);
     let mut begin = 0;
-    let mut sum = Size::default();
-    for (place, text) in texts.iter().enumerate() {
-        let size = Size::of(text.as_ref());
-        let full = place - begin >= limits.texts
+    let mut sum = TextSize::default();
+    for (index, text) in texts.iter().enumerate() {
+        let size = TextSize::of(text.as_ref());
+        let full = index - begin >= limits.texts
             || sum.chars + size.chars > limits.chars
             || limits.tokens.is_some_and(|most| sum.tokens + size.tokens > most);
-        if full && place > begin {
-            requests.push(begin..place);
-            (begin, sum) = (place, Size::default());
+        if full && index > begin {
+            requests.push(begin..index);
+            (begin, sum) = (index, TextSize::default());
         }
         sum.chars += size.chars;
         sum.tokens += size.tokens;
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_full_by_count_by_characters_or_by_tokens() {
+    fn a_request_is_limited_by_count_characters_and_tokens() {
         let four = ["aaaa", "bbbb", "cccc", "dddd"];
         check(&four, 2, 1000, None, &[0..2, 2..4]);
         check(&four, 3, 1000, None, &[0..3, 3..4]);

@@ -1,46 +1,47 @@
-//! How many requests are sent at once to a server that says when that is too many.
+//! Concurrency limit that adapts to an overloaded server.
 //!
-//! A list that takes a server minutes is sent by a client that would have all of it answered now. Where the server says
-//! that it is too busy, coming back with as many as before makes it say so again; so the number is halved, and grows by one
-//! with every round of answers, as TCP shares a link. What was sent before a cut says nothing about what is left after it.
+//! A client with a long list would send everything at once, but the server may take minutes for it. If it rejects
+//! requests as overload, resending the same number causes the same rejections. The limit is therefore halved on
+//! overload and grows by one per round trip of responses (AIMD, as in TCP). Rejections of requests that were sent
+//! before the last reduction do not reduce it again.
 
 use std::time::Instant;
 
-/// How many attempts may be out.
+/// Limit of concurrent attempts.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct ConcurrencyWindow {
     size: f64,
-    most: f64,
-    cut_at: Option<Instant>,
+    max: f64,
+    reduced_at: Option<Instant>,
 }
 
-impl Window {
-    /// A window that is as wide as it may ever be, at least one.
-    pub fn new(most: usize) -> Window {
-        let most = most.max(1) as f64;
-        Window { size: most, most, cut_at: None }
+impl ConcurrencyWindow {
+    /// Creates a window of the largest size, at least one.
+    pub fn new(max: usize) -> ConcurrencyWindow {
+        let max = max.max(1) as f64;
+        ConcurrencyWindow { size: max, max, reduced_at: None }
     }
 
-    /// How many attempts may be out now; at least one.
+    /// Returns the current limit; at least one.
     pub fn size(&self) -> usize {
         self.size as usize
     }
 
-    /// Whether it is narrower than it may be.
-    pub fn is_cut(&self) -> bool {
-        self.size < self.most
+    /// Returns whether the limit is below its maximum.
+    pub fn is_reduced(&self) -> bool {
+        self.size < self.max
     }
 
-    /// An attempt was answered.
-    pub fn answered(&mut self) {
-        self.size = (self.size + 1.0 / self.size).min(self.most);
+    /// Records a response.
+    pub fn succeeded(&mut self) {
+        self.size = (self.size + 1.0 / self.size).min(self.max);
     }
 
-    /// An attempt that was sent at `sent` was refused because the server is too busy.
-    pub fn refused(&mut self, sent: Instant, now: Instant) {
-        if self.cut_at.is_none_or(|cut| sent > cut) {
+    /// Records that an attempt sent at `sent` was rejected as overload.
+    pub fn rejected(&mut self, sent: Instant, now: Instant) {
+        if self.reduced_at.is_none_or(|cut| sent > cut) {
             self.size = (self.size / 2.0).max(1.0);
-            self.cut_at = Some(now);
+            self.reduced_at = Some(now);
         }
     }
 }
@@ -52,20 +53,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_halves_it_once_and_answers_widen_it_again() {
+    fn a_rejection_halves_the_window_once_and_responses_widen_it() {
         let at = |ms| Instant::now() + Duration::from_millis(ms);
         let (sent, cut, later) = (at(0), at(1000), at(2000));
-        let mut window = Window::new(8);
-        (0..20).for_each(|_| window.answered());
-        assert!(window.size() == 8 && !window.is_cut(), "no wider than it may be");
-        (0..8).for_each(|_| window.refused(sent, cut));
-        assert!(window.is_cut());
-        assert_eq!(window.size(), 4, "they were sent before it was cut");
-        (0..5).for_each(|_| window.answered());
+        let mut window = ConcurrencyWindow::new(8);
+        (0..20).for_each(|_| window.succeeded());
+        assert!(window.size() == 8 && !window.is_reduced(), "not above the maximum");
+        (0..8).for_each(|_| window.rejected(sent, cut));
+        assert!(window.is_reduced());
+        assert_eq!(window.size(), 4, "they were sent before the reduction");
+        (0..5).for_each(|_| window.succeeded());
         assert_eq!(window.size(), 5);
         for _ in 0..9 {
-            window.refused(at(10_000), later);
+            window.rejected(at(10_000), later);
         }
-        assert_eq!(window.size(), 1, "never closed");
+        assert_eq!(window.size(), 1, "never zero");
     }
 }

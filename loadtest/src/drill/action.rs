@@ -1,57 +1,57 @@
-//! What a step can do, as a person writes it.
+//! Actions of a drill step, in the syntax of the drill file.
 //!
-//! | words | mean |
+//! | syntax | effect |
 //! |---|---|
-//! | `kill`, `stop`, `start`, `restart`, `pause`, `resume` | SIGKILL; an orderly end; start it (again); an orderly end and a start; SIGSTOP; SIGCONT |
-//! | … `region R`, `spoke R`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | whom: a region is its spoke and its replicas, the store all its members |
-//! | `cut link R`, `cut link to R`, `cut link from R` | nothing is delivered, or nothing one way |
-//! | `slow link R 10x`, `delay link R 200ms` | so many times the distance; so much more of it |
-//! | `lose 5% on link R` | of what crosses, as TCP shows it: late, and all behind it as well |
-//! | `heal link R` | all of these end |
-//! | `slow replica R 10x` | the replicas of R take so many times as long; `1x` is as before |
-//! | `surge 3x for 10s`, `surge 3x on NAME for 10s` | all callers, or those, ask so many times as often |
-//! | `drain region R`, `undrain region R` | as an operator does with `meridian drain` |
+//! | `kill`, `stop`, `start`, `restart`, `pause`, `resume` | SIGKILL; graceful shutdown; start; graceful shutdown and start; SIGSTOP; SIGCONT |
+//! | … `region R`, `spoke R`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | target processes: a region is its spoke and its replicas, the store all its members |
+//! | `cut link R`, `cut link to R`, `cut link from R` | drops all traffic, or all traffic in one direction |
+//! | `slow link R 10x`, `delay link R 200ms` | multiplies the round-trip time; adds to it |
+//! | `lose 5% on link R` | packet loss as TCP shows it: the segment and everything behind it is late |
+//! | `heal link R` | removes all link faults |
+//! | `slow replica R 10x` | slows the replicas of R by this factor; `1x` restores their speed |
+//! | `surge 3x for 10s`, `surge 3x on NAME for 10s` | multiplies the request rate of all loads, or of one |
+//! | `drain region R`, `undrain region R` | the same as `meridian drain` and its reversal |
 
 use std::time::Duration;
 
 use regions::{RegionId, did_you_mean, duration};
 
-use super::{Store, World};
+use super::{DrillFleet, DrillStore};
 
-/// What a step does.
+/// Action of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Something to processes.
-    Process(Verb, Whom),
-    /// Something to the link between the gateway and a region.
+    /// Sends a signal or a lifecycle command to processes.
+    Process(ProcessAction, ProcessTarget),
+    /// Changes the link between the gateway and a region.
     Link(RegionId, LinkChange),
-    /// The replicas of a region take so many times as long.
+    /// Slows the replicas of a region by a factor.
     SlowReplicas(RegionId, u32),
-    /// More is asked for.
+    /// Multiplies the request rate.
     Surge {
-        /// How many times as much.
+        /// Factor of the rate.
         times: f64,
-        /// For how long.
-        lasts: Duration,
-        /// By whom; by all if none is named.
+        /// Duration of the surge.
+        duration: Duration,
+        /// Name of the load; `None` for all loads.
         load: Option<String>,
     },
-    /// An operator wants a region emptied.
+    /// Drains a region.
     Drain(RegionId),
-    /// And used again.
+    /// Ends the drain of a region.
     Undrain(RegionId),
 }
 
-/// What is done to a process.
+/// Lifecycle command or signal for a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
+pub enum ProcessAction {
     /// SIGKILL.
     Kill,
-    /// An orderly end.
+    /// Graceful shutdown.
     Stop,
-    /// Started, if it does not run.
+    /// Starts the process if it is not running.
     Start,
-    /// An orderly end, and a start.
+    /// Graceful shutdown, then start.
     Restart,
     /// SIGSTOP.
     Pause,
@@ -59,119 +59,133 @@ pub enum Verb {
     Resume,
 }
 
-/// To which processes.
+/// Processes that an action applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whom {
+pub enum ProcessTarget {
     /// The spoke and the replicas of a region.
     Region(RegionId),
-    /// Its spoke.
+    /// The spoke of a region.
     Spoke(RegionId),
-    /// Its replicas.
+    /// The replicas of a region.
     Replicas(RegionId),
     /// The gateway.
     Gateway,
     /// One hub, counted from 1.
     Hub(u32),
-    /// All members of the etcd, or one, counted from 1.
+    /// All members of the etcd cluster, or one, counted from 1.
     Store(Option<u32>),
 }
 
-/// What becomes of a link.
+/// Change of a link's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LinkChange {
-    /// It delivers nothing this way.
-    Cut(Way),
-    /// It is as it was made.
+    /// Drops all traffic in this direction.
+    Cut(LinkDirection),
+    /// Removes all link faults.
     Heal,
-    /// So many times as far.
+    /// Multiplies the round-trip time.
     Times(u32),
-    /// So much farther, each way half.
+    /// Adds to the round-trip time, half in each direction.
     Delay(Duration),
-    /// Of a hundred pieces so many are lost at first.
+    /// Percentage of segments that are lost once and retransmitted.
     Lose(f64),
 }
 
-/// A direction of a link.
+/// Direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// To the region and from it.
+pub enum LinkDirection {
+    /// To the region and from the region.
     Both,
     /// To the region.
     To,
-    /// From it.
+    /// From the region.
     From,
 }
 
-/// Members of a world's etcd.
-pub const MEMBERS: u32 = 3;
-/// The most that anything is slowed or raised.
+/// Members of the etcd cluster of a fleet.
+pub const STORE_MEMBERS: u32 = 3;
+/// Largest factor of a slowdown or surge.
 pub const TIMES_MAX: u32 = 1000;
-/// What is told where nothing fits.
-const FORMS: &str = "`kill|stop|start|restart|pause|resume region R|spoke R|replica R|gateway|hub N|store`, \
+/// Syntax summary for error messages.
+const SYNTAX: &str = "`kill|stop|start|restart|pause|resume region R|spoke R|replica R|gateway|hub N|store`, \
     `cut link R`, `cut link to R`, `cut link from R`, `heal link R`, `slow link R 10x`, `delay link R 200ms`, `lose 5% on link R`, \
     `slow replica R 10x`, `surge 3x for 10s`, `surge 3x on NAME for 10s`, `drain region R` or `undrain region R`";
 
-impl Verb {
-    const ALL: [(&str, Verb); 6] = [
-        ("kill", Verb::Kill),
-        ("stop", Verb::Stop),
-        ("start", Verb::Start),
-        ("restart", Verb::Restart),
-        ("pause", Verb::Pause),
-        ("resume", Verb::Resume),
+impl ProcessAction {
+    const ALL: [(&str, ProcessAction); 6] = [
+        ("kill", ProcessAction::Kill),
+        ("stop", ProcessAction::Stop),
+        ("start", ProcessAction::Start),
+        ("restart", ProcessAction::Restart),
+        ("pause", ProcessAction::Pause),
+        ("resume", ProcessAction::Resume),
     ];
 }
 
 impl Action {
-    /// Reads an action and finds out whether `world` can do it.
+    /// Parses an action and checks that `fleet` supports it.
     ///
     /// # Errors
     ///
-    /// What to write instead.
-    pub fn read(text: &str, world: &World, loads: &[&str]) -> Result<Action, String> {
+    /// A message with the accepted syntax.
+    pub fn read(text: &str, fleet: &DrillFleet, loads: &[&str]) -> Result<Action, String> {
         let words: Vec<&str> = text.split_whitespace().collect();
-        let verb = Verb::ALL.iter().find(|(name, _)| words.first() == Some(name)).map(|(_, verb)| *verb);
-        match (verb, words.as_slice()) {
-            (Some(verb), [_, whom @ ..]) => Ok(Action::Process(verb, Whom::read(whom, text, world)?)),
-            (None, ["cut", "link", region]) => link(region, LinkChange::Cut(Way::Both), world),
-            (None, ["cut", "link", "to", region]) => link(region, LinkChange::Cut(Way::To), world),
-            (None, ["cut", "link", "from", region]) => link(region, LinkChange::Cut(Way::From), world),
-            (None, ["heal", "link", region]) => link(region, LinkChange::Heal, world),
-            (None, ["slow", "link", region, many]) => link(region, LinkChange::Times(times(many)?), world),
-            (None, ["delay", "link", region, by]) => link(region, LinkChange::Delay(time(by)?), world),
+        let action = ProcessAction::ALL
+            .iter()
+            .find(|(name, _)| words.first() == Some(name))
+            .map(|(_, action)| *action);
+        match (action, words.as_slice()) {
+            (Some(action), [_, target @ ..]) => {
+                Ok(Action::Process(action, ProcessTarget::read(target, text, fleet)?))
+            }
+            (None, ["cut", "link", region]) => link(region, LinkChange::Cut(LinkDirection::Both), fleet),
+            (None, ["cut", "link", "to", region]) => link(region, LinkChange::Cut(LinkDirection::To), fleet),
+            (None, ["cut", "link", "from", region]) => {
+                link(region, LinkChange::Cut(LinkDirection::From), fleet)
+            }
+            (None, ["heal", "link", region]) => link(region, LinkChange::Heal, fleet),
+            (None, ["slow", "link", region, many]) => link(region, LinkChange::Times(times(many)?), fleet),
+            (None, ["delay", "link", region, by]) => link(region, LinkChange::Delay(time(by)?), fleet),
             (None, ["lose", share, "on", "link", region]) => {
-                link(region, LinkChange::Lose(percent(share)?), world)
+                link(region, LinkChange::Lose(percent(share)?), fleet)
             }
             (None, ["slow", "replica", region, many]) => {
-                Ok(Action::SlowReplicas(known(region, world)?, times(many)?))
+                Ok(Action::SlowReplicas(parse_region(region, fleet)?, times(many)?))
             }
-            (None, ["surge", many, "for", lasts]) => {
-                Ok(Action::Surge { times: factor(many)?, lasts: time(lasts)?, load: None })
+            (None, ["surge", many, "for", duration]) => {
+                Ok(Action::Surge { times: factor(many)?, duration: time(duration)?, load: None })
             }
-            (None, ["surge", many, "on", name, "for", lasts]) => {
-                let load = Some(named(name, loads)?);
-                Ok(Action::Surge { times: factor(many)?, lasts: time(lasts)?, load })
+            (None, ["surge", many, "on", name, "for", duration]) => {
+                let load = Some(parse_load(name, loads)?);
+                Ok(Action::Surge { times: factor(many)?, duration: time(duration)?, load })
             }
-            (None, ["drain", "region", region]) => Ok(Action::Drain(known(region, world)?)),
-            (None, ["undrain", "region", region]) => Ok(Action::Undrain(known(region, world)?)),
+            (None, ["drain", "region", region]) => Ok(Action::Drain(parse_region(region, fleet)?)),
+            (None, ["undrain", "region", region]) => Ok(Action::Undrain(parse_region(region, fleet)?)),
             _ => Err(unknown(text)),
         }
     }
 
-    /// The region that it is about, if it is about one.
+    /// Returns the region that the action applies to, if any.
     pub fn region(&self) -> Option<&RegionId> {
         match self {
-            Action::Process(_, Whom::Region(region) | Whom::Spoke(region) | Whom::Replicas(region))
+            Action::Process(
+                _,
+                ProcessTarget::Region(region)
+                | ProcessTarget::Spoke(region)
+                | ProcessTarget::Replicas(region),
+            )
             | Action::Link(region, _)
             | Action::SlowReplicas(region, _)
             | Action::Drain(region)
             | Action::Undrain(region) => Some(region),
-            Action::Process(_, Whom::Gateway | Whom::Hub(_) | Whom::Store(_)) | Action::Surge { .. } => None,
+            Action::Process(_, ProcessTarget::Gateway | ProcessTarget::Hub(_) | ProcessTarget::Store(_))
+            | Action::Surge { .. } => None,
         }
     }
 
-    /// Whether it can be done to a deployment that was there before: nobody lends a drill their processes and cables.
-    pub fn suits_any_deployment(&self) -> bool {
+    /// Returns whether the action is possible against an existing deployment, whose processes and links the drill does
+    /// not control.
+    pub fn is_possible_on_existing_deployment(&self) -> bool {
         match self {
             Action::Surge { .. } | Action::Drain(_) | Action::Undrain(_) => true,
             Action::Process(..) | Action::Link(..) | Action::SlowReplicas(..) => false,
@@ -179,21 +193,23 @@ impl Action {
     }
 }
 
-impl Whom {
-    fn read(words: &[&str], text: &str, world: &World) -> Result<Whom, String> {
+impl ProcessTarget {
+    fn read(words: &[&str], text: &str, fleet: &DrillFleet) -> Result<ProcessTarget, String> {
         match words {
-            ["region", region] => Ok(Whom::Region(known(region, world)?)),
-            ["spoke", region] => Ok(Whom::Spoke(known(region, world)?)),
-            ["replica", region] => Ok(Whom::Replicas(known(region, world)?)),
-            ["gateway"] => Ok(Whom::Gateway),
-            ["hub"] if world.hubs == 1 => Ok(Whom::Hub(1)),
-            ["hub"] => Err(format!("`{text}`: which of {} hubs? write hub 1 to hub {0}", world.hubs)),
-            ["hub", number] => counted(number, world.hubs, "hub").map(Whom::Hub),
-            ["store", ..] if world.store == Store::Embedded => Err(format!(
-                "`{text}`: the store of this world is a file in its hub; write store = \"etcd\" under [world]"
-            )),
-            ["store"] => Ok(Whom::Store(None)),
-            ["store", number] => counted(number, MEMBERS, "store").map(|number| Whom::Store(Some(number))),
+            ["region", region] => Ok(ProcessTarget::Region(parse_region(region, fleet)?)),
+            ["spoke", region] => Ok(ProcessTarget::Spoke(parse_region(region, fleet)?)),
+            ["replica", region] => Ok(ProcessTarget::Replicas(parse_region(region, fleet)?)),
+            ["gateway"] => Ok(ProcessTarget::Gateway),
+            ["hub"] if fleet.hubs == 1 => Ok(ProcessTarget::Hub(1)),
+            ["hub"] => Err(format!("`{text}`: the fleet has {} hubs; write hub 1 to hub {0}", fleet.hubs)),
+            ["hub", number] => parse_number(number, fleet.hubs, "hub").map(ProcessTarget::Hub),
+            ["store", ..] if fleet.store == DrillStore::Embedded => {
+                Err(format!("`{text}`: the store is embedded in the hub; set store = \"etcd\" under [fleet]"))
+            }
+            ["store"] => Ok(ProcessTarget::Store(None)),
+            ["store", number] => {
+                parse_number(number, STORE_MEMBERS, "store").map(|number| ProcessTarget::Store(Some(number)))
+            }
             _ => Err(unknown(text)),
         }
     }
@@ -205,88 +221,88 @@ fn unknown(text: &str) -> String {
     let verbs = verbs.into_iter().chain(["surge", "drain", "undrain"]);
     let given = text.split_whitespace().next().unwrap_or_default();
     let hint = did_you_mean(given, verbs.filter(|verb| *verb != given));
-    format!("`{text}` is nothing that a drill can do{hint}; write {FORMS}")
+    format!("unknown action `{text}`{hint}; write {SYNTAX}")
 }
 
-/// A region of this world.
-pub(super) fn known(text: &str, world: &World) -> Result<RegionId, String> {
-    world.regions.iter().find(|region| region.as_str() == text).cloned().ok_or_else(|| {
-        let there: Vec<_> = world.regions.iter().map(RegionId::as_str).collect();
+/// Parses the name of a region of the fleet.
+pub(super) fn parse_region(text: &str, fleet: &DrillFleet) -> Result<RegionId, String> {
+    fleet.regions.iter().find(|region| region.as_str() == text).cloned().ok_or_else(|| {
+        let there: Vec<_> = fleet.regions.iter().map(RegionId::as_str).collect();
         let hint = did_you_mean(text, there.iter().copied());
-        format!("no region `{text}` in this world{hint}; there are {}", there.join(", "))
+        format!("no region `{text}` in the fleet{hint}; its regions are {}", there.join(", "))
     })
 }
 
-/// One of the loads.
-pub(super) fn named(text: &str, loads: &[&str]) -> Result<String, String> {
+/// Parses the name of one of the loads.
+pub(super) fn parse_load(text: &str, loads: &[&str]) -> Result<String, String> {
     if loads.contains(&text) {
         return Ok(text.to_owned());
     }
     let hint = did_you_mean(text, loads.iter().copied());
-    Err(format!("no load `{text}`{hint}; there are {}", loads.join(", ")))
+    Err(format!("no load `{text}`{hint}; the loads are {}", loads.join(", ")))
 }
 
-fn link(region: &str, change: LinkChange, world: &World) -> Result<Action, String> {
-    Ok(Action::Link(known(region, world)?, change))
+fn link(region: &str, change: LinkChange, fleet: &DrillFleet) -> Result<Action, String> {
+    Ok(Action::Link(parse_region(region, fleet)?, change))
 }
 
-fn counted(text: &str, count: u32, what: &str) -> Result<u32, String> {
+fn parse_number(text: &str, count: u32, what: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (1..=count).contains(number));
-    number.ok_or_else(|| format!("no {what} `{text}` in this world; there are {what} 1 to {what} {count}"))
+    number.ok_or_else(|| format!("no {what} `{text}` in the fleet; it has {what} 1 to {what} {count}"))
 }
 
 fn times(text: &str) -> Result<u32, String> {
     let number = text.strip_suffix('x').and_then(|number| number.parse().ok());
     number
         .filter(|times| (1..=TIMES_MAX).contains(times))
-        .ok_or_else(|| format!("`{text}`: write how many times, from 1x to {TIMES_MAX}x, such as 10x"))
+        .ok_or_else(|| format!("`{text}`: write a factor from 1x to {TIMES_MAX}x, such as 10x"))
 }
 
-/// Of a rate, which can also be raised by half.
+/// Parses a rate factor, which may be fractional.
 fn factor(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('x').and_then(|number| number.parse().ok());
     number
         .filter(|times: &f64| (0.0..=f64::from(TIMES_MAX)).contains(times))
-        .ok_or_else(|| format!("`{text}`: write how many times, from 0x to {TIMES_MAX}x, such as 3x or 1.5x"))
+        .ok_or_else(|| format!("`{text}`: write a factor from 0x to {TIMES_MAX}x, such as 3x or 1.5x"))
 }
 
 fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.parse().ok());
     number.filter(|share: &f64| *share > 0.0 && *share <= 90.0).ok_or_else(|| {
-        format!("`{text}`: write a share above 0% and up to 90%, such as 5%; `cut link` loses all")
+        format!("`{text}`: write a share above 0% and at most 90%, such as 5%; `cut link` drops all traffic")
     })
 }
 
-/// A length of time above zero.
+/// Parses a duration above zero.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     duration::parse(text)
         .filter(|time| !time.is_zero())
-        .ok_or_else(|| format!("`{text}`: write a time above zero, as 500ms, 5s or 2m"))
+        .ok_or_else(|| format!("`{text}`: write a time above zero, such as 500ms, 5s or 2m"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Engine;
+    use super::super::DrillEngine;
     use super::*;
 
-    pub(crate) fn world(hubs: u32, store: Store) -> World {
+    pub(crate) fn fleet(hubs: u32, store: DrillStore) -> DrillFleet {
         let regions = ["aws/us-east-1", "gcp/europe-west4"];
-        World {
+        DrillFleet {
             regions: regions.map(|region| region.parse().unwrap()).to_vec(),
             store,
             hubs,
             deployments: None,
-            engine: Engine::Cpu,
+            engine: DrillEngine::Cpu,
             capacity: None,
         }
     }
 
     #[test]
-    fn what_a_person_writes_is_done_or_refused_with_what_there_is() {
-        let (alone, on_etcd) = (world(1, Store::Embedded), world(2, Store::Etcd));
+    fn actions_are_parsed_or_rejected_with_the_valid_values() {
+        let (alone, on_etcd) = (fleet(1, DrillStore::Embedded), fleet(2, DrillStore::Etcd));
         let europe = || "gcp/europe-west4".parse::<RegionId>().unwrap();
-        let check = |text: &str, world: &World, expected: Result<Action, &str>| match (
-            Action::read(text, world, &["near", "far"]),
+        let check = |text: &str, fleet: &DrillFleet, expected: Result<Action, &str>| match (
+            Action::read(text, fleet, &["near", "far"]),
             expected,
         ) {
             (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{text}"),
@@ -294,30 +310,34 @@ mod tests {
             (found, expected) => panic!("{text}: {found:?} is not {expected:?}"),
         };
         let link = |change| Ok(Action::Link(europe(), change));
-        let region = Whom::Region(europe());
-        check("kill region gcp/europe-west4", &alone, Ok(Action::Process(Verb::Kill, region)));
-        check("pause hub", &alone, Ok(Action::Process(Verb::Pause, Whom::Hub(1))));
-        check("pause hub 2", &on_etcd, Ok(Action::Process(Verb::Pause, Whom::Hub(2))));
-        check("stop store", &on_etcd, Ok(Action::Process(Verb::Stop, Whom::Store(None))));
-        check("kill store 3", &on_etcd, Ok(Action::Process(Verb::Kill, Whom::Store(Some(3)))));
-        check("cut link gcp/europe-west4", &alone, link(LinkChange::Cut(Way::Both)));
-        check("cut link from gcp/europe-west4", &alone, link(LinkChange::Cut(Way::From)));
+        let region = ProcessTarget::Region(europe());
+        check("kill region gcp/europe-west4", &alone, Ok(Action::Process(ProcessAction::Kill, region)));
+        check("pause hub", &alone, Ok(Action::Process(ProcessAction::Pause, ProcessTarget::Hub(1))));
+        check("pause hub 2", &on_etcd, Ok(Action::Process(ProcessAction::Pause, ProcessTarget::Hub(2))));
+        check("stop store", &on_etcd, Ok(Action::Process(ProcessAction::Stop, ProcessTarget::Store(None))));
+        check(
+            "kill store 3",
+            &on_etcd,
+            Ok(Action::Process(ProcessAction::Kill, ProcessTarget::Store(Some(3)))),
+        );
+        check("cut link gcp/europe-west4", &alone, link(LinkChange::Cut(LinkDirection::Both)));
+        check("cut link from gcp/europe-west4", &alone, link(LinkChange::Cut(LinkDirection::From)));
         check("slow link gcp/europe-west4 10x", &alone, link(LinkChange::Times(10)));
         check("lose 5% on link gcp/europe-west4", &alone, link(LinkChange::Lose(5.0)));
         check("slow replica gcp/europe-west4 10x", &alone, Ok(Action::SlowReplicas(europe(), 10)));
-        let lasts = Duration::from_secs(10);
-        check("surge 1.5x for 10s", &alone, Ok(Action::Surge { times: 1.5, lasts, load: None }));
+        let duration = Duration::from_secs(10);
+        check("surge 1.5x for 10s", &alone, Ok(Action::Surge { times: 1.5, duration, load: None }));
         let load = Some("far".to_owned());
-        check("surge 3x on far for 10s", &alone, Ok(Action::Surge { times: 3.0, lasts, load }));
+        check("surge 3x on far for 10s", &alone, Ok(Action::Surge { times: 3.0, duration, load }));
         check("undrain region gcp/europe-west4", &alone, Ok(Action::Undrain(europe())));
 
         check("kil region gcp/europe-west4", &alone, Err("did you mean kill"));
         check("kill everything", &alone, Err("write `kill|stop"));
-        check("", &alone, Err("nothing that a drill can do"));
+        check("", &alone, Err("unknown action"));
         check(
             "kill region gcp/europe-west5",
             &alone,
-            Err("did you mean gcp/europe-west4?; there are aws/us-east-1"),
+            Err("did you mean gcp/europe-west4?; its regions are aws/us-east-1"),
         );
         check("stop store", &alone, Err("store = \"etcd\""));
         check("stop store 4", &on_etcd, Err("store 1 to store 3"));
@@ -325,8 +345,8 @@ mod tests {
         check("pause hub 2", &alone, Err("no hub `2`"));
         check("slow link gcp/europe-west4 1001x", &alone, Err("from 1x to 1000x"));
         check("slow link gcp/europe-west4 0x", &alone, Err("from 1x"));
-        check("lose 100% on link gcp/europe-west4", &alone, Err("`cut link` loses all"));
-        check("surge 3x on fra for 10s", &alone, Err("did you mean far?; there are near, far"));
+        check("lose 100% on link gcp/europe-west4", &alone, Err("`cut link` drops all"));
+        check("surge 3x on fra for 10s", &alone, Err("did you mean far?; the loads are near, far"));
         check("surge 3x for ever", &alone, Err("write a time"));
     }
 }

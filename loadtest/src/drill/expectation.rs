@@ -1,24 +1,25 @@
-//! What must hold, as a person writes it, and over which part of the run.
+//! Expectations of a drill, in the syntax of the drill file, and the time spans over which they are evaluated.
 //!
-//! | words | hold when |
+//! | syntax | holds if |
 //! |---|---|
-//! | `failed == 0`, `failed <= 5` | so many requests failed |
-//! | `failures only CODE` | every failure was this refusal, and there was one |
-//! | `p99 < 250ms`, also `p50`, `p90`, `p99.9`, `max`, also `<=` | answers took so long |
-//! | `p99 <= 1.2x before` | answers took at most so many times as long as before the first step |
-//! | `served_in eu only`, `served_in eu,aws/us-east-1 only` | no answer came from elsewhere, and some came |
-//! | `served_by R` | some answer came from R |
-//! | `evacuated`, `evacuated R` | no answer comes from R any more, and the gateway has taken it out of use |
-//! | `generation never falls` | no reader saw an older table after a newer one, nor two tables of one number |
-//! | `generation rises` | somebody has a newer table than anybody had at the step |
-//! | `hubs agree` | all hubs give out the same table |
+//! | `failed == 0`, `failed <= 5` | at most this many requests failed |
+//! | `failures only CODE` | at least one request failed, and all failures have this error code |
+//! | `p99 < 250ms`, also `p50`, `p90`, `p99.9`, `max`, also `<=` | the latency quantile is within the bound |
+//! | `p99 <= 1.2x before` | the latency quantile is at most this multiple of its value before the first step |
+//! | `served_in eu only`, `served_in eu,aws/us-east-1 only` | there were responses, and all came from these regions |
+//! | `served_by R` | at least one response came from R |
+//! | `evacuated`, `evacuated R` | no response came from R, and the gateway considers R out of use |
+//! | `generation never falls` | no reader saw an older table after a newer one, nor two tables of one generation |
+//! | `generation rises` | at least one reader has a newer table than the newest at the step |
+//! | `hubs agree` | all hubs publish the same table |
 //!
-//! Behind each may stand `for NAME` (of the requests of that load alone) and, under a step, `within 5s`.
+//! Each may be followed by `for NAME` (only requests of that load) and, under a step, by `within 5s`.
 //!
-//! Where it stands says over what it is measured. In `before`: from the end of the warm-up to the first step. In `expect` at the top:
-//! over the whole run. Under a step: from the step (or, with `within`, from so long after it) to the next step at another
-//! moment, or to the end. `within 5s` so means: at the latest then it holds, and goes on holding. Parts of seconds at both
-//! ends of a span are left out, since a run is kept by seconds; but for `failed`, which takes them in.
+//! The position in the file determines the span. `before`: from the end of the warm-up to the first step. `expect` at
+//! the top level: the whole run. `expect` under a step: from the step (plus the time of `within`, if given) to the
+//! next step at another time, or to the end. `within 5s` therefore means that the condition holds after 5 s at the
+//! latest and continues to hold. Statistics are kept per second, so fractions of seconds at both ends of a span are
+//! left out, except for `failed`, which includes them.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,84 +27,84 @@ use std::time::Duration;
 use regions::{Catalogue, RegionId, ResidencyPolicy};
 use replica_core::wire::error::ErrorCode;
 
-use super::World;
-use super::action::{known, named, time};
+use super::DrillFleet;
+use super::action::{parse_load, parse_region, time};
 
-/// Something that must hold.
+/// Expectation of a drill.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expectation {
-    /// As it was written.
+    /// Text of the expectation as written in the file.
     pub text: String,
-    /// What is looked at.
-    pub what: What,
-    /// The load whose requests count; all if none is named.
+    /// Quantity and condition.
+    pub kind: ExpectationKind,
+    /// Load whose requests count; `None` for all loads.
     pub load: Option<String>,
-    /// Over what.
+    /// Time span of the evaluation.
     pub span: Span,
 }
 
-/// A part of the run.
+/// Time span of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// When what it stands under happened: the step, or the begin.
+    /// Time of the step, or zero for expectations outside a step.
     pub anchor: Duration,
-    /// Its begin.
+    /// Start of the span.
     pub from: Duration,
-    /// Its end.
+    /// End of the span.
     pub to: Duration,
 }
 
-/// What is looked at.
+/// Quantity and condition of an expectation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
-    /// How many requests failed: at most so many.
+pub enum ExpectationKind {
+    /// At most this many requests failed.
     FailedAtMost(u64),
-    /// Failures were all of this code.
+    /// Requests failed, and all with this error code.
     FailuresOnly(ErrorCode),
-    /// How long answers took.
+    /// Latency quantile within a bound.
     Latency {
-        /// Which of them.
+        /// Quantile of the latency.
         quantile: Quantile,
-        /// Whether the bound itself is too much.
+        /// Whether the bound is exclusive.
         below: bool,
-        /// How long they may take.
-        bound: Bound,
+        /// Largest allowed latency.
+        bound: LatencyBound,
     },
-    /// Answers came from there and from nowhere else.
+    /// All responses came from regions that this policy allows.
     ServedInOnly(ResidencyPolicy),
-    /// Some came from there.
+    /// At least one response came from this region.
     ServedBy(RegionId),
-    /// None come from there any more.
+    /// No response came from this region, and the gateway does not use it.
     Evacuated(RegionId),
-    /// No reader went back.
+    /// No reader's table went back.
     GenerationNeverFalls,
-    /// Readers went on.
+    /// A reader's table is newer than at the step.
     GenerationRises,
-    /// Hubs give out the same.
+    /// All hubs publish the same table.
     HubsAgree,
 }
 
-/// A bound for a latency.
+/// Bound of a latency.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
-    /// This long.
+pub enum LatencyBound {
+    /// Absolute bound.
     Time(Duration),
-    /// So many times as long as before.
+    /// Multiple of the latency before the first step.
     TimesBefore(f64),
 }
 
-/// One of the quantiles that are shown everywhere.
+/// Latency quantile that reports show.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quantile {
-    /// As it is written.
+    /// Name in the syntax of drills.
     pub name: &'static str,
-    /// The share of answers that take no longer.
+    /// Share of responses that are at least as fast.
     pub share: f64,
-    /// From how many requests it can be told.
+    /// Minimum number of requests for a meaningful value.
     pub requests_min: u64,
 }
 
-/// With so many there is one beyond the quantile.
+/// Supported quantiles. With `requests_min` requests, one request lies beyond the quantile.
 const QUANTILES: [Quantile; 5] = [
     Quantile { name: "p50", share: 0.5, requests_min: 2 },
     Quantile { name: "p90", share: 0.9, requests_min: 10 },
@@ -112,123 +113,124 @@ const QUANTILES: [Quantile; 5] = [
     Quantile { name: "max", share: 1.0, requests_min: 1 },
 ];
 
-/// What is told where nothing fits.
-const FORMS: &str = "`failed == 0`, `failures only no_capacity_in_allowed_regions`, `p99 < 250ms`, `p99 <= 1.2x before`, \
-    `served_in eu only`, `served_by R`, `evacuated`, `generation never falls`, `generation rises` or `hubs agree`, and behind it \
+/// Syntax summary for error messages.
+const SYNTAX: &str = "`failed == 0`, `failures only no_capacity_in_allowed_regions`, `p99 < 250ms`, `p99 <= 1.2x before`, \
+    `served_in eu only`, `served_by R`, `evacuated`, `generation never falls`, `generation rises` or `hubs agree`; optionally followed by \
     `for NAME` of a load and, under a step, `within 5s`";
 
-/// An expectation as it was written, before it is known when.
-pub(super) struct Written {
-    pub(super) what: What,
+/// Expectation as parsed, before its span is known.
+pub(super) struct ParsedExpectation {
+    pub(super) kind: ExpectationKind,
     pub(super) load: Option<String>,
     pub(super) within: Option<Duration>,
 }
 
-impl Written {
-    /// Reads `text`, which stands under a step that is about `region`, or under none.
+impl ParsedExpectation {
+    /// Parses `text`. `region` is the region of the step that it stands under, if any.
     pub(super) fn read(
         text: &str,
-        world: &World,
+        fleet: &DrillFleet,
         loads: &[&str],
         region: Option<&RegionId>,
         catalogue: &Catalogue,
-    ) -> Result<Written, String> {
+    ) -> Result<ParsedExpectation, String> {
         let mut words: Vec<&str> = text.split_whitespace().collect();
         let (mut load, mut within) = (None, None);
         while let [rest @ .., word, value] = words.as_slice() {
             match *word {
                 "within" if within.is_none() => within = Some(time(value)?),
-                "for" if load.is_none() => load = Some(named(value, loads)?),
+                "for" if load.is_none() => load = Some(parse_load(value, loads)?),
                 _ => break,
             }
             words = rest.to_vec();
         }
-        let what = What::read(&words, text, world, region, catalogue)?;
-        if load.is_some() && !what.is_of_requests() {
-            return Err(format!("`{text}`: tables are nobody's load; leave out `for`"));
+        let kind = ExpectationKind::read(&words, text, fleet, region, catalogue)?;
+        if load.is_some() && !kind.concerns_requests() {
+            return Err(format!("`{text}`: does not concern requests; leave out `for`"));
         }
-        Ok(Written { what, load, within })
+        Ok(ParsedExpectation { kind, load, within })
     }
 }
 
-impl What {
+impl ExpectationKind {
     fn read(
         words: &[&str],
         text: &str,
-        world: &World,
+        fleet: &DrillFleet,
         region: Option<&RegionId>,
         catalogue: &Catalogue,
-    ) -> Result<What, String> {
+    ) -> Result<ExpectationKind, String> {
         match words {
-            ["failed", "==", "0"] => Ok(What::FailedAtMost(0)),
+            ["failed", "==", "0"] => Ok(ExpectationKind::FailedAtMost(0)),
             ["failed", "<=", count] => count
                 .parse()
-                .map(What::FailedAtMost)
-                .map_err(|_| format!("`{text}`: `{count}` is no whole number")),
-            ["failures", "only", code] => ErrorCode::parse(code).map(What::FailuresOnly).ok_or_else(|| {
-                format!(
-                    "`{text}`: `{code}` is no code of an error; docs/errors.md lists those that there are"
-                )
-            }),
+                .map(ExpectationKind::FailedAtMost)
+                .map_err(|_| format!("`{text}`: `{count}` is not a whole number")),
+            ["failures", "only", code] => ErrorCode::parse(code)
+                .map(ExpectationKind::FailuresOnly)
+                .ok_or_else(|| format!("`{text}`: unknown error code `{code}`; docs/errors.md lists them")),
             ["served_in", areas, "only"] => {
                 let policy: ResidencyPolicy = areas.parse().map_err(|error| format!("`{text}`: {error}"))?;
                 match policy.check(catalogue).as_slice() {
-                    [] => Ok(What::ServedInOnly(policy)),
+                    [] => Ok(ExpectationKind::ServedInOnly(policy)),
                     problems => Err(format!("`{text}`: {}", problems.join("; "))),
                 }
             }
-            ["served_by", region] => known(region, world).map(What::ServedBy),
-            ["evacuated", region] => known(region, world).map(What::Evacuated),
-            ["evacuated"] => region.cloned().map(What::Evacuated).ok_or_else(|| {
-                format!("`{text}`: which region? what it stands under is about none; write evacuated R")
-            }),
-            ["generation", "never", "falls"] => Ok(What::GenerationNeverFalls),
-            ["generation", "rises"] => Ok(What::GenerationRises),
-            ["hubs", "agree"] if world.hubs == 1 => {
-                Err(format!("`{text}`: there is one hub; write hubs = 2 under [world], or leave it out"))
+            ["served_by", region] => parse_region(region, fleet).map(ExpectationKind::ServedBy),
+            ["evacuated", region] => parse_region(region, fleet).map(ExpectationKind::Evacuated),
+            ["evacuated"] => region
+                .cloned()
+                .map(ExpectationKind::Evacuated)
+                .ok_or_else(|| format!("`{text}`: the step names no region; write evacuated R")),
+            ["generation", "never", "falls"] => Ok(ExpectationKind::GenerationNeverFalls),
+            ["generation", "rises"] => Ok(ExpectationKind::GenerationRises),
+            ["hubs", "agree"] if fleet.hubs == 1 => {
+                Err(format!("`{text}`: the fleet has one hub; set hubs = 2 under [fleet], or remove this"))
             }
-            ["hubs", "agree"] => Ok(What::HubsAgree),
+            ["hubs", "agree"] => Ok(ExpectationKind::HubsAgree),
             [quantile, compare @ ("<" | "<="), bound @ ..] => {
-                let known = QUANTILES.into_iter().find(|known| known.name == *quantile);
-                let quantile = known.ok_or_else(|| unknown(text))?;
+                let quantile = QUANTILES.into_iter().find(|known| known.name == *quantile);
+                let quantile = quantile.ok_or_else(|| unknown(text))?;
                 let bound = match bound {
-                    [times, "before"] => Bound::TimesBefore(times_before(times)?),
-                    [bound] => Bound::Time(time(bound)?),
+                    [times, "before"] => LatencyBound::TimesBefore(times_before(times)?),
+                    [bound] => LatencyBound::Time(time(bound)?),
                     _ => return Err(unknown(text)),
                 };
-                Ok(What::Latency { quantile, below: *compare == "<", bound })
+                Ok(ExpectationKind::Latency { quantile, below: *compare == "<", bound })
             }
             _ => Err(unknown(text)),
         }
     }
 
-    /// Whether it is about requests, and not about tables.
-    pub fn is_of_requests(&self) -> bool {
+    /// Returns whether the condition concerns requests, as opposed to route tables.
+    pub fn concerns_requests(&self) -> bool {
         match self {
-            What::FailedAtMost(_)
-            | What::FailuresOnly(_)
-            | What::Latency { .. }
-            | What::ServedInOnly(_)
-            | What::ServedBy(_)
-            | What::Evacuated(_) => true,
-            What::GenerationNeverFalls | What::GenerationRises | What::HubsAgree => false,
+            ExpectationKind::FailedAtMost(_)
+            | ExpectationKind::FailuresOnly(_)
+            | ExpectationKind::Latency { .. }
+            | ExpectationKind::ServedInOnly(_)
+            | ExpectationKind::ServedBy(_)
+            | ExpectationKind::Evacuated(_) => true,
+            ExpectationKind::GenerationNeverFalls
+            | ExpectationKind::GenerationRises
+            | ExpectationKind::HubsAgree => false,
         }
     }
 }
 
 fn unknown(text: &str) -> String {
-    format!("`{text}` is nothing that a drill can measure; write {FORMS}")
+    format!("unknown expectation `{text}`; write {SYNTAX}")
 }
 
 fn times_before(text: &str) -> Result<f64, String> {
     let times = text.strip_suffix('x').and_then(|number| number.parse().ok());
     times
         .filter(|times: &f64| *times > 0.0 && times.is_finite())
-        .ok_or_else(|| format!("`{text}`: write how many times as long as before, such as 1.2x"))
+        .ok_or_else(|| format!("`{text}`: write a factor such as 1.2x"))
 }
 
 impl Span {
-    /// The whole seconds of it: from the first that lies in it to the end of the last.
+    /// Returns the first and last whole second that lie within the span.
     pub fn seconds(self) -> (Duration, Duration) {
         let from = self.from.as_secs() + u64::from(self.from.subsec_nanos() > 0);
         (Duration::from_secs(from), Duration::from_secs(self.to.as_secs().max(from)))

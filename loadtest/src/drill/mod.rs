@@ -1,22 +1,23 @@
-//! A drill: at this moment do that, and expect the other within so long.
+//! Drills: timed fault injections under load, with expectations about the outcome.
 //!
-//! A drill is a file that a person reads aloud before pressing the button ([`read()`]): which world, which load, which steps
-//! on one clock, and what must hold. Everything that can be known beforehand is checked beforehand, all problems at once: that
-//! every region exists, that the world can do each action ([`action`]), and that each expectation can be measured at all
-//! ([`expectation`]): over at least a second, from enough requests for its percentile.
+//! A drill file ([`read()`]) names a fleet, loads, steps on one clock, and expectations. Everything that can be
+//! checked in advance is checked in advance, and all problems are reported at once: every region exists, the fleet
+//! supports each action ([`action`]), and each expectation is measurable ([`expectation`]), over at least one second
+//! and with enough requests for its percentile.
 //!
-//! This module decides and does nothing. Whoever runs a drill (`meridian drill`) makes the world, puts the load of [`plan`]
-//! on it, does the steps, and notes what it sees ([`seen`]); then [`judge()`] compares. So what a drill means can be
-//! tested without a world, and an outcome can be judged again from its record.
+//! This module performs no I/O. The caller (`meridian drill`) starts the fleet, generates the load of [`plan`],
+//! executes the steps and records [`observations`]; then [`evaluate()`] compares. So drills can be tested without an
+//! fleet, and a result can be evaluated again from its record.
 //!
-//! Reading order: [`drill`](self) (the types), [`action`], [`expectation`], [`read()`], [`plan`], [`seen`], [`judge()`], [`timeline`].
+//! Reading order: [`drill`](self) (the types), [`action`], [`expectation`], [`read()`], [`plan`], [`observations`],
+//! [`evaluate()`], [`timeline`].
 
 pub mod action;
+mod evaluation;
 pub mod expectation;
-mod judge;
+pub mod observations;
 pub mod plan;
 mod read;
-pub mod seen;
 pub mod timeline;
 
 use std::time::Duration;
@@ -24,95 +25,96 @@ use std::time::Duration;
 use regions::{DeploymentName, RegionId};
 
 pub use action::Action;
+pub use evaluation::{ExpectationResult, evaluate};
 pub use expectation::Expectation;
-pub use judge::{Verdict, judge};
-pub use read::{Deployments, Surroundings, read};
-pub use timeline::{Event, Outcome};
+pub use read::{DeploymentLoader, ReadContext, read};
+pub use timeline::{DrillResult, Event};
 
-/// A drill that can be run.
+/// Validated drill.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drill {
-    /// What it shows, in a sentence.
-    pub about: String,
-    /// How long load is put on.
-    pub lasts: Duration,
-    /// What of its beginning is not counted as "before": connections are made, nobody knows anybody yet.
+    /// One sentence that states the purpose.
+    pub description: String,
+    /// Duration of the load.
+    pub duration: Duration,
+    /// Initial time that does not count as "before": connections are being opened and no statistics exist yet.
     pub warm_up: Duration,
-    /// Where it happens.
-    pub world: World,
-    /// Who asks meanwhile.
-    pub loads: Vec<Load>,
-    /// What is done, in the order of time.
-    pub steps: Vec<Step>,
-    /// What must hold.
+    /// DrillFleet in which the drill runs.
+    pub fleet: DrillFleet,
+    /// Loads.
+    pub loads: Vec<ClientLoad>,
+    /// Steps in order of time.
+    pub steps: Vec<DrillStep>,
+    /// Expectations.
     pub expectations: Vec<Expectation>,
 }
 
-/// The world that a drill wants.
+/// DrillFleet that a drill requires.
 #[derive(Clone, Debug, PartialEq)]
-pub struct World {
-    /// The first is where the gateway stands.
+pub struct DrillFleet {
+    /// Regions; the gateway is located in the first.
     pub regions: Vec<RegionId>,
-    /// What the hubs stand on.
-    pub store: Store,
-    /// How many there are.
+    /// Store of the hubs.
+    pub store: DrillStore,
+    /// Number of hubs.
     pub hubs: u32,
-    /// A file as configs/deployments.toml, as it was written; none is what `up` has.
+    /// File in the format of configs/deployments.toml, as written in the drill; `None` for the default of `meridian
+    /// up`.
     pub deployments: Option<String>,
-    /// What computes.
-    pub engine: Engine,
-    /// Requests a second that all of it can answer, where somebody has said so; of scripted replicas, inputs a second.
+    /// Engine of the replicas.
+    pub engine: DrillEngine,
+    /// Capacity of the fleet in requests per second, if given; for scripted replicas in inputs per second.
     pub capacity: Option<f64>,
 }
 
-/// What hubs keep what they know in.
+/// Store of the hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// A file of the one hub's own.
+pub enum DrillStore {
+    /// File of the only hub.
     Embedded,
-    /// Three members of a real etcd.
+    /// etcd cluster of three members.
     Etcd,
 }
 
-/// What computes in the regions.
+/// Engine of the replicas.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Engine {
-    /// What is deployed: real models.
+pub enum DrillEngine {
+    /// Real models of the deployments on the CPU engine.
     Cpu,
-    /// Nothing: replicas take their time and answer. So a region's capacity is what it is said to be, and not what is left
-    /// of a machine on which a whole world stands.
+    /// Scripted replicas, which respond after a fixed time without computing. A region's capacity is then the
+    /// configured one and does not depend on the CPU time that a machine with all processes of the fleet has left.
     Scripted {
-        /// Of one replica.
+        /// Rate of one replica.
         inputs_per_second: u32,
-        /// In each region, in their order.
+        /// Number of replicas in each region, in the order of the regions.
         replicas: Vec<u32>,
     },
 }
 
-/// Some callers.
+/// Load of one group of clients.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Load {
-    /// By which expectations and surges name them.
+pub struct ClientLoad {
+    /// Name for expectations and surges.
     pub name: String,
-    /// What they ask for.
+    /// Deployment that requests name.
     pub model: DeploymentName,
-    /// Where they are: at this region's place.
+    /// Region at whose location the clients are.
     pub near: RegionId,
-    /// Requests a second, but for surges.
+    /// Requests per second outside surges.
     pub rate: f64,
     /// `constant` or `poisson`.
     pub arrival: String,
-    /// Texts in each request.
+    /// Texts per request.
     pub inputs: usize,
-    /// How long a request may take.
+    /// Timeout of a request.
     pub timeout: Duration,
 }
 
-/// Something that is done.
+/// Actions at one time.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    /// When.
+pub struct DrillStep {
+    /// Time since the start of the load.
     pub at: Duration,
-    /// What, as it was written, and as it is understood.
+    /// Actions, each as written in the file and as parsed.
     pub actions: Vec<(String, Action)>,
 }

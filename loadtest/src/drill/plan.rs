@@ -1,43 +1,43 @@
-//! When everything happens: the rate of each load over the run, as its surges say.
+//! Request rate of each load over the run, including surges.
 
 use std::time::Duration;
 
-use super::{Action, Drill, Load};
+use super::{Action, ClientLoad, Drill};
 
 impl Drill {
-    /// The rate of a load over the run, in the language of `meridian load --rate`.
-    pub fn profile(&self, load: &Load) -> String {
+    /// Returns the rate of a load over the run, in the syntax of `meridian load --rate`.
+    pub fn profile(&self, load: &ClientLoad) -> String {
         let stages = self.stages(load);
-        let stage = |(rate, lasts): &(f64, Duration)| format!("{rate} for {}ms", lasts.as_millis());
+        let stage = |(rate, duration): &(f64, Duration)| format!("{rate} for {}ms", duration.as_millis());
         stages.iter().map(stage).collect::<Vec<_>>().join(", ")
     }
 
-    /// How many requests of a load, or of all, the part of a run calls for.
+    /// Returns the expected number of requests of one load, or of all, between two times.
     pub fn requests(&self, load: Option<&str>, from: Duration, to: Duration) -> f64 {
         let counted = self.loads.iter().filter(|each| load.is_none_or(|name| each.name == name));
         counted.map(|load| self.requests_of(load, from, to)).sum()
     }
 
-    fn requests_of(&self, load: &Load, from: Duration, to: Duration) -> f64 {
+    fn requests_of(&self, load: &ClientLoad, from: Duration, to: Duration) -> f64 {
         let (mut begins, mut requests) = (Duration::ZERO, 0.0);
-        for (rate, lasts) in self.stages(load) {
-            let (first, last) = (begins.max(from), (begins + lasts).min(to));
+        for (rate, duration) in self.stages(load) {
+            let (first, last) = (begins.max(from), (begins + duration).min(to));
             requests += rate * last.saturating_sub(first).as_secs_f64();
-            begins += lasts;
+            begins += duration;
         }
         requests
     }
 
-    fn stages(&self, load: &Load) -> Vec<(f64, Duration)> {
+    fn stages(&self, load: &ClientLoad) -> Vec<(f64, Duration)> {
         let surges: Vec<(Duration, Duration, f64)> = self
             .steps
             .iter()
             .flat_map(|step| step.actions.iter().map(move |(_, action)| (step.at, action)))
             .filter_map(|(at, action)| match action {
-                Action::Surge { times, lasts, load: whose }
-                    if whose.as_ref().is_none_or(|name| *name == load.name) =>
+                Action::Surge { times, duration, load: name }
+                    if name.as_ref().is_none_or(|name| *name == load.name) =>
                 {
-                    Some((at, (at + *lasts).min(self.lasts), *times))
+                    Some((at, (at + *duration).min(self.duration), *times))
                 }
                 Action::Surge { .. }
                 | Action::Process(..)
@@ -48,7 +48,7 @@ impl Drill {
             })
             .collect();
         let edges = surges.iter().flat_map(|(from, to, _)| [*from, *to]);
-        let mut edges: Vec<Duration> = edges.chain([Duration::ZERO, self.lasts]).collect();
+        let mut edges: Vec<Duration> = edges.chain([Duration::ZERO, self.duration]).collect();
         edges.sort();
         edges.dedup();
         let stage = |pair: &[Duration]| {

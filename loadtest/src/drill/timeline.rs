@@ -1,64 +1,63 @@
-//! What a drill has shown: a timeline for a person, and JSON for a machine.
+//! Output of a drill: a timeline as text, and JSON.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::record::{Record, Served};
+use crate::record::{Record, ServingRegions};
 
-use super::{Drill, Engine, Verdict};
+use super::{Drill, DrillEngine, ExpectationResult};
 
-/// Something that happened, or was seen to have.
+/// Event of a drill: an executed action or an observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Since the start of the load.
     pub at: Duration,
-    /// Whether the drill did it, or saw it.
-    pub done: bool,
-    /// What.
+    /// Whether this is an action of the drill, as opposed to an observation.
+    pub is_action: bool,
+    /// Description.
     pub text: String,
 }
 
-/// A drill that was run.
+/// Result of a drill.
 #[derive(Clone, Copy)]
-pub struct Outcome<'a> {
-    /// Which.
+pub struct DrillResult<'a> {
+    /// The drill.
     pub drill: &'a Drill,
-    /// What callers saw.
+    /// Statistics of the requests.
     pub record: &'a Record,
-    /// What else happened.
+    /// Actions and observations.
     pub events: &'a [Event],
-    /// What became of the expectations.
-    pub verdicts: &'a [Verdict],
+    /// Results of the expectations.
+    pub results: &'a [ExpectationResult],
 }
 
 #[derive(Serialize)]
-struct OutcomeV1<'a> {
+struct DrillResultV1<'a> {
     version: u32,
-    about: &'a str,
-    asked: String,
-    lasts_ms: u128,
+    description: &'a str,
+    demand: String,
+    duration_ms: u128,
     held: bool,
-    expectations: Vec<VerdictV1<'a>>,
+    expectations: Vec<ExpectationResultV1<'a>>,
     events: Vec<EventV1<'a>>,
     seconds: Vec<SecondV1>,
 }
 
 #[derive(Serialize)]
-struct VerdictV1<'a> {
+struct ExpectationResultV1<'a> {
     expectation: &'a str,
     from_ms: u128,
     to_ms: u128,
     held: bool,
-    seen: &'a str,
+    observed: &'a str,
 }
 
 #[derive(Serialize)]
 struct EventV1<'a> {
     at_ms: u128,
-    #[serde(rename = "do")]
-    done: bool,
-    what: &'a str,
+    is_action: bool,
+    text: &'a str,
 }
 
 #[derive(Serialize)]
@@ -71,16 +70,16 @@ struct SecondV1 {
     regions: std::collections::BTreeMap<String, u64>,
 }
 
-impl Outcome<'_> {
-    /// Whether all that was expected held.
+impl DrillResult<'_> {
+    /// Returns whether all expectations held.
     pub fn held(&self) -> bool {
-        self.verdicts.iter().all(|verdict| verdict.held)
+        self.results.iter().all(|result| result.held)
     }
 
-    /// Second by second what callers saw, and in between what was done and what was seen.
+    /// Formats request statistics for each second, with actions and observations in between.
     pub fn timeline(&self) -> String {
         let mut lines = vec![format!(
-            "{:>7} {:>7} {:>7} {:>9} {:>9}  answered by",
+            "{:>7} {:>7} {:>7} {:>9} {:>9}  served by",
             "second", "ok", "failed", "p50 ms", "p99 ms"
         )];
         let mut events: Vec<&Event> = self.events.iter().collect();
@@ -97,105 +96,105 @@ impl Outcome<'_> {
                 regions.join(", ")
             ));
             while let Some(event) = events.next_if(|event| event.at < Duration::from_secs(second + 1)) {
-                lines.push(told(event));
+                lines.push(event_line(event));
             }
         }
-        lines.extend(events.map(told));
+        lines.extend(events.map(event_line));
         lines.join("\n")
     }
 
-    /// How much was asked for before the first step, what share that is of what the world can do, and how much of it was
-    /// answered.
-    pub fn asked(&self) -> String {
-        let Drill { lasts, warm_up, world, loads, steps, .. } = self.drill;
+    /// Formats the request rate before the first step, its share of the capacity, and the rate of ok responses.
+    pub fn demand(&self) -> String {
+        let Drill { duration, warm_up, fleet, loads, steps, .. } = self.drill;
         let requests: f64 = loads.iter().map(|load| load.rate).sum();
         let inputs: f64 = loads.iter().map(|load| load.rate * load.inputs as f64).sum();
-        let share = match (world.capacity, &world.engine) {
+        let share = match (fleet.capacity, &fleet.engine) {
             (None, _) => String::new(),
-            (Some(capacity), Engine::Cpu) => {
-                format!(
-                    ": {:.0} % of the {capacity:.0} that this world is said to answer",
-                    100.0 * requests / capacity
-                )
+            (Some(capacity), DrillEngine::Cpu) => {
+                format!(": {:.0} % of the configured capacity of {capacity:.0}", 100.0 * requests / capacity)
             }
-            (Some(capacity), Engine::Scripted { inputs_per_second, replicas }) => format!(
-                ": {:.0} % of {capacity:.0} inputs a second, which is what {} scripted replicas compute, {inputs_per_second} each",
+            (Some(capacity), DrillEngine::Scripted { inputs_per_second, replicas }) => format!(
+                ": {:.0} % of the {capacity:.0} inputs/s of {} scripted replicas, {inputs_per_second} each",
                 100.0 * inputs / capacity,
                 replicas.iter().sum::<u32>(),
             ),
         };
-        // Whole seconds, as everywhere.
+        // Statistics are kept per whole second.
         let from = warm_up.as_secs() + u64::from(warm_up.subsec_nanos() > 0);
-        let to = steps.first().map_or(*lasts, |step| step.at).as_secs();
-        let answered = self.record.between(Duration::from_secs(from), Duration::from_secs(to)).ok;
-        let answered = match to.checked_sub(from) {
-            Some(seconds @ 1..) => format!(
-                "; {:.1} a second were answered from {from} to {to} s",
-                answered as f64 / seconds as f64
-            ),
+        let to = steps.first().map_or(*duration, |step| step.at).as_secs();
+        let ok = self.record.between(Duration::from_secs(from), Duration::from_secs(to)).ok;
+        let ok_rate = match to.checked_sub(from) {
+            Some(seconds @ 1..) => format!("; {:.1} ok/s from {from} to {to} s", ok as f64 / seconds as f64),
             Some(0) | None => String::new(),
         };
-        format!("asked for {requests:.1} requests a second{share}{answered}")
+        format!("demand: {requests:.1} requests/s{share}{ok_rate}")
     }
 
-    /// What became of each expectation.
-    pub fn verdicts(&self) -> String {
-        let width =
-            self.verdicts.iter().map(|verdict| verdict.expectation.chars().count()).max().unwrap_or(0);
-        let line = |verdict: &Verdict| {
-            let Verdict { expectation, span, held, seen } = verdict;
+    /// Formats the result of each expectation.
+    pub fn results(&self) -> String {
+        let width = self.results.iter().map(|result| result.expectation.chars().count()).max().unwrap_or(0);
+        let line = |result: &ExpectationResult| {
+            let ExpectationResult { expectation, span, held, observed } = result;
             let held = if *held { "holds" } else { "FAILS" };
-            format!("{held}  {expectation:<width$}  {:>9}  {seen}", span.to_string())
+            format!("{held}  {expectation:<width$}  {:>9}  {observed}", span.to_string())
         };
-        let held = self.verdicts.iter().filter(|verdict| verdict.held).count();
-        let mut lines: Vec<_> = self.verdicts.iter().map(line).collect();
+        let held = self.results.iter().filter(|result| result.held).count();
+        let mut lines: Vec<_> = self.results.iter().map(line).collect();
         let causes = self.record.total();
         lines.extend(causes.failures().map(|(cause, tally)| format!("failed: {} × {cause}", tally.count)));
-        lines.push(format!("{held} of {} expectations hold", self.verdicts.len()));
+        lines.push(format!("{held} of {} expectations hold", self.results.len()));
         lines.join("\n")
     }
 
-    /// All of it for a machine.
+    /// Formats the result as JSON.
     pub fn to_json(&self) -> String {
-        let expectations = self.verdicts.iter().map(|each| {
+        let expectations = self.results.iter().map(|each| {
             let (from_ms, to_ms) = (each.span.from.as_millis(), each.span.to.as_millis());
-            VerdictV1 { expectation: &each.expectation, from_ms, to_ms, held: each.held, seen: &each.seen }
+            ExpectationResultV1 {
+                expectation: &each.expectation,
+                from_ms,
+                to_ms,
+                held: each.held,
+                observed: &each.observed,
+            }
         });
-        let events = self.events.iter().map(|Event { at, done, text }| EventV1 {
+        let events = self.events.iter().map(|Event { at, is_action, text }| EventV1 {
             at_ms: at.as_millis(),
-            done: *done,
-            what: text,
+            is_action: *is_action,
+            text,
         });
-        let outcome = OutcomeV1 {
+        let result = DrillResultV1 {
             version: 1,
-            about: &self.drill.about,
-            asked: self.asked(),
-            lasts_ms: self.drill.lasts.as_millis(),
+            description: &self.drill.description,
+            demand: self.demand(),
+            duration_ms: self.drill.duration.as_millis(),
             held: self.held(),
             expectations: expectations.collect(),
             events: events.collect(),
             seconds: self.seconds(),
         };
-        serde_json::to_string_pretty(&outcome).expect("numbers and texts are JSON")
+        serde_json::to_string_pretty(&result).expect("numbers and texts are JSON")
     }
 
     fn seconds(&self) -> Vec<SecondV1> {
         let ms = |span: Option<Duration>| span.map(|span| span.as_secs_f64() * 1e3);
-        let last = self.drill.lasts.as_secs() + u64::from(self.drill.lasts.subsec_nanos() > 0);
+        let last = self.drill.duration.as_secs() + u64::from(self.drill.duration.subsec_nanos() > 0);
         let second = |second: u64| {
             let window = self.record.between(Duration::from_secs(second), Duration::from_secs(second + 1));
             let (p50_ms, p99_ms) = (ms(window.quantile(0.5)), ms(window.quantile(0.99)));
-            let answered =
-                window.by_region.iter().filter(|(served, by)| by.ok > 0 && **served != Served::Unnamed);
-            let regions = answered.map(|(served, by)| (served.to_string(), by.ok)).collect();
+            let with_ok = window
+                .by_region
+                .iter()
+                .filter(|(served, by)| by.ok > 0 && **served != ServingRegions::Unknown);
+            let regions = with_ok.map(|(served, by)| (served.to_string(), by.ok)).collect();
             SecondV1 { second, ok: window.ok, failed: window.failed, p50_ms, p99_ms, regions }
         };
         (0..last).map(second).collect()
     }
 }
 
-fn told(event: &Event) -> String {
-    let Event { at, done, text } = event;
-    let mark = if *done { ">>" } else { "  " };
+fn event_line(event: &Event) -> String {
+    let Event { at, is_action, text } = event;
+    let mark = if *is_action { ">>" } else { "  " };
     format!("{:>7.2} s {mark} {text}", at.as_secs_f64())
 }

@@ -1,7 +1,7 @@
-//! What a run is asked to do: as it was typed ([`RawOptions`]), and checked ([`Options`]).
+//! Options of a run: as given ([`RawOptions`]) and validated ([`Options`]).
 //!
-//! Checking looks at everything before it complains, so that a person mends a command line once. Each problem names
-//! the option, the value and what to write instead. After it, nothing later in the run can find an option wrong.
+//! Validation checks everything before it reports, so that a command line can be corrected in one go. Each problem
+//! names the option, the value and a valid value. A validated option cannot fail later in the run.
 
 mod parts;
 mod tasks;
@@ -18,67 +18,67 @@ use regions::GeoPoint;
 use crate::arrival::ArrivalProcess;
 use crate::slo::Objective;
 use crate::task::Task;
-use crate::trust::{Trust, believed};
-use crate::workload::Kind;
+use crate::trust::{TlsRoots, load_roots};
+use crate::workload::WorkloadType;
 use crate::workload::expected::TOLERANCE;
 use parts::{Problems, authorization, base};
 use tasks::tasks;
 
-/// The longest run: the report keeps a row for every second and region of it.
+/// Longest run; the report keeps a row for each of its seconds and regions.
 pub const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long a run takes if nobody says.
-pub const DURATION_UNLESS_SAID: Duration = Duration::from_secs(10);
+/// Default duration of a run.
+pub const DEFAULT_DURATION: Duration = Duration::from_secs(10);
 
-/// The longest time that one request may take.
+/// Longest timeout of a request.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// How many requests are in flight at most; one beyond it is not sent and counts as failed. Each holds a connection, and
-/// this leaves room below the 1024 open files that a process is usually allowed.
+/// Maximum requests in flight; one above is not sent and counts as failed. Each holds a connection; the value leaves
+/// room below the usual limit of 1024 open files per process.
 pub const IN_FLIGHT_MAX: usize = 900;
 
-/// The options as they were typed. Those that nobody gives are as in [`RawOptions::default`].
+/// Options as given on the command line. For defaults see [`RawOptions::default`].
 #[derive(Clone)]
 pub struct RawOptions {
-    /// Where the API is: `http://host:port`, with or without `/v1`, as one gives it to an OpenAI client.
+    /// Base URL of the API: `http://host:port`, with or without `/v1`, as for an OpenAI client.
     pub url: String,
-    /// A file with the authorities to believe; none believes those of the machine.
+    /// File with trusted root certificates; `None` for the system's.
     pub cacert: Option<PathBuf>,
-    /// The API key; none sends no `authorization`.
+    /// API key; `None` sends no `authorization` header.
     pub key: Option<String>,
-    /// The deployment.
+    /// Name of the deployment.
     pub model: String,
-    /// What requests carry: `lookups`, `passages`, `mixed`, `bulk` or `rerank`.
+    /// Workload: `queries`, `passages`, `mixed`, `bulk` or `rerank`.
     pub workload: String,
-    /// Several of them at once, like `lookups at 20`; then the other options about one of them are not looked at.
+    /// Concurrent tasks such as `queries at 20`; if given, the options of a single task are ignored.
     pub tasks: Vec<String>,
     /// Requests per second: `100`, or stages like `100 for 10s, 300 for 10s, 100 to 0 for 20s`.
     pub rate: String,
     /// `constant` or `poisson`.
     pub arrival: String,
-    /// Callers in a closed loop, instead of a rate.
+    /// Number of closed-loop callers, instead of a rate.
     pub callers: Option<usize>,
-    /// A file of requests that were recorded, instead of a rate.
+    /// File of recorded requests, instead of a rate.
     pub trace: Option<PathBuf>,
-    /// How long, like `30s`, where `rate` does not say it; none is [`DURATION_UNLESS_SAID`].
+    /// Duration such as `30s`, unless `rate` states it; default [`DEFAULT_DURATION`].
     pub duration: Option<String>,
-    /// A file of texts; none generates some of the workload's length.
+    /// File of texts; without one, texts of the workload's length are generated.
     pub texts: Option<PathBuf>,
-    /// A file of texts with the vectors that they must come back as.
+    /// File of texts with their expected vectors.
     pub expect: Option<PathBuf>,
-    /// How far a number may be from the expected one.
+    /// Largest accepted difference of a number from the expected one.
     pub tolerance: f32,
-    /// How many texts each request carries; none is as many as the workload has.
+    /// Texts per request; the default depends on the workload.
     pub inputs: Option<usize>,
-    /// How many documents each request to rerank carries; none is as many as the workload has.
+    /// Documents per rerank request; the default depends on the workload.
     pub documents: Option<usize>,
-    /// How long a request may take from its intended start, like `10s`.
+    /// Timeout of a request from its intended start, such as `10s`.
     pub timeout: String,
-    /// What was promised, like `p99=50ms`.
+    /// Latency objective, such as `p99=50ms`.
     pub slo: Option<String>,
-    /// Decides arrivals and generated texts.
+    /// Seed of arrivals and generated texts.
     pub seed: u64,
-    /// Where the callers pretend to be, `lat,lon`.
+    /// Simulated location of the clients, `lat,lon`.
     pub geo: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Default for RawOptions {
             cacert: None,
             key: None,
             model: "minilm".to_owned(),
-            workload: Kind::Lookups.to_string(),
+            workload: WorkloadType::Queries.to_string(),
             tasks: Vec::new(),
             rate: "10".to_owned(),
             arrival: ArrivalProcess::Constant.to_string(),
@@ -109,45 +109,45 @@ impl Default for RawOptions {
     }
 }
 
-/// The options of a run, checked.
+/// Validated options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the API is: the URL above `/v1`.
+    /// Base URL of the API, without `/v1`.
     pub base: Uri,
-    /// Who proves that a server is the one, where it has to.
-    pub trust: Option<Trust>,
-    /// The value of `authorization`, marked sensitive so that it is never printed.
+    /// TLS configuration, for https.
+    pub trust: Option<TlsRoots>,
+    /// Value of `authorization`, marked sensitive so that it is never printed.
     pub authorization: Option<HeaderValue>,
-    /// The deployment.
+    /// Name of the deployment.
     pub model: String,
-    /// What is done at once; at least one.
+    /// Concurrent tasks; at least one.
     pub tasks: Vec<Task>,
-    /// How long a request may take from its intended start.
+    /// Timeout of a request from its intended start.
     pub timeout: Duration,
-    /// What was promised.
+    /// Latency objective.
     pub slo: Option<Objective>,
-    /// Decides arrivals and generated texts.
+    /// Seed of arrivals and generated texts.
     pub seed: u64,
-    /// Where the callers pretend to be.
+    /// Simulated location of the clients.
     pub geo: Option<GeoPoint>,
-    /// [`IN_FLIGHT_MAX`], unless a caller has a reason for less.
+    /// Maximum requests in flight: [`IN_FLIGHT_MAX`], unless the caller lowers it.
     pub in_flight_max: usize,
 }
 
 impl Options {
-    /// Checks everything and reports every problem at once.
+    /// Validates all options and reports all problems at once.
     pub fn check(raw: RawOptions) -> Result<Options, Vec<String>> {
         let mut problems = Problems(Vec::new());
         let base = problems.note(base(&raw.url));
         let secure = base.as_ref().is_some_and(|base| base.scheme_str() == Some("https"));
         if raw.cacert.is_some() && base.is_some() && !secure {
-            problems.0.push(format!("--cacert: {:?} is not https; leave one of the two out", raw.url));
+            problems.0.push(format!("--cacert: {:?} is not https; remove --cacert or use https", raw.url));
         }
-        let trust = problems.note(secure.then(|| believed(raw.cacert.as_deref())).transpose());
+        let trust = problems.note(secure.then(|| load_roots(raw.cacert.as_deref())).transpose());
         let authorization = problems.note(raw.key.clone().map(authorization).transpose());
         let model = &raw.model;
         if model.trim().is_empty() {
-            problems.0.push(format!("--model {model:?}: names no deployment; GET /v1/models lists them"));
+            problems.0.push(format!("--model {model:?}: is empty; GET /v1/models lists the deployments"));
         }
         let tasks = problems.all(tasks(&raw));
         let timeout = problems.note(span_at_most("--timeout", &raw.timeout, TIMEOUT_MAX));
@@ -186,9 +186,9 @@ impl Options {
         }
     }
 
-    /// How long requests are started: to the end of the task that takes longest.
-    pub fn lasts(&self) -> Duration {
-        self.tasks.iter().map(|task| task.pacing.lasts()).max().unwrap_or_default()
+    /// Returns the time during which requests are started: that of the longest task.
+    pub fn duration(&self) -> Duration {
+        self.tasks.iter().map(|task| task.pacing.duration()).max().unwrap_or_default()
     }
 }
 
@@ -217,12 +217,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn good_options_hold_what_was_asked() {
+    fn valid_options_are_accepted() {
         let options = Options::check(good()).unwrap();
         assert_eq!(options.tasks[0].pacing.to_string(), "requests per second 100 for 30s (constant)");
         assert_eq!(
             (options.tasks.len(), &*options.tasks[0].name, options.tasks[0].workload.inputs),
-            (1, "lookups", 1)
+            (1, "queries", 1)
         );
         assert_eq!(options.timeout, Duration::from_secs(10));
         assert!(!format!("{options:?}").contains("local"), "the key is not printed");
@@ -271,23 +271,23 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn several_tasks_are_named_apart_and_all_their_problems_told() {
+    fn tasks_have_unique_names_and_all_problems_are_reported() {
         let with = |tasks: &[&str]| {
             let tasks = tasks.iter().map(|task| (*task).to_owned()).collect();
             Options::check(RawOptions { tasks, duration: Some("3s".to_owned()), ..good() })
         };
-        let options = with(&["lookups at 20", "bulk of 64 with 2 callers", "lookups at 5 for 4s"]).unwrap();
+        let options = with(&["queries at 20", "bulk of 64 with 2 callers", "queries at 5 for 4s"]).unwrap();
         let names: Vec<_> = options.tasks.iter().map(|task| (&*task.name, task.workload.inputs)).collect();
-        assert_eq!(names, [("lookups", 1), ("bulk", 64), ("lookups 2", 1)]);
-        assert_eq!(options.lasts(), Duration::from_secs(4));
-        let problems = with(&["typos at 20", "bulk of 2049 with 2 callers", "lookups at -5"]).unwrap_err();
+        assert_eq!(names, [("queries", 1), ("bulk", 64), ("queries 2", 1)]);
+        assert_eq!(options.duration(), Duration::from_secs(4));
+        let problems = with(&["typos at 20", "bulk of 2049 with 2 callers", "queries at -5"]).unwrap_err();
         assert_eq!(problems.len(), 3, "{problems:#?}");
-        assert!(with(&["lookups at 1"; TASKS_MAX]).is_ok());
-        assert!(with(&["lookups at 1"; TASKS_MAX + 1]).unwrap_err()[0].contains("at most 16"));
+        assert!(with(&["queries at 1"; TASKS_MAX]).is_ok());
+        assert!(with(&["queries at 1"; TASKS_MAX + 1]).unwrap_err()[0].contains("the limit is 16"));
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused() {
+    fn conflicting_options_are_rejected() {
         let check = |raw: RawOptions, expected: &str| {
             let problems = Options::check(raw).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains(expected), "{expected} in {problems:?}");

@@ -1,10 +1,10 @@
-//! Values of options, each read by itself.
+//! Parsers of single option values.
 
 use std::time::Duration;
 
 use http::{HeaderValue, Uri};
 
-/// All that is wrong, in the order in which it was found.
+/// Problems in the order in which they were found.
 pub(super) struct Problems(pub(super) Vec<String>);
 
 impl Problems {
@@ -17,7 +17,7 @@ impl Problems {
     }
 }
 
-/// The URL of the API, above `/v1`.
+/// Parses the base URL of the API; removes `/v1`.
 pub(super) fn base(url: &str) -> Result<Uri, String> {
     let wrong = |what: &str| Err(format!("--url {url:?}: {what}; write it like http://127.0.0.1:8080"));
     let Ok(uri) = url.parse::<Uri>() else {
@@ -25,17 +25,19 @@ pub(super) fn base(url: &str) -> Result<Uri, String> {
     };
     match uri.scheme_str() {
         Some("http" | "https") => {}
-        Some(_) => return wrong("has a scheme other than http and https"),
+        Some(_) => return wrong("must have the scheme http or https"),
         None => return wrong("has no scheme"),
     }
     let Some(authority) = uri.authority().filter(|authority| !authority.host().is_empty()) else {
         return wrong("has no host");
     };
     if authority.as_str().contains('@') {
-        return Err("--url: carries a user or a password (not shown); give the API key by itself".to_owned());
+        return Err(
+            "--url: contains a user or a password (not shown); pass the API key with --key".to_owned()
+        );
     }
     if uri.query().is_some() {
-        return wrong("carries a query");
+        return wrong("contains a query");
     }
     let base = uri.path().trim_end_matches('/');
     let base = base.strip_suffix("/v1").unwrap_or(base);
@@ -45,24 +47,24 @@ pub(super) fn base(url: &str) -> Result<Uri, String> {
 
 pub(super) fn authorization(key: String) -> Result<HeaderValue, String> {
     if key.trim().is_empty() {
-        return Err("--key: is empty; leave it out to send none".to_owned());
+        return Err("--key: is empty; omit it to send no API key".to_owned());
     }
     let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim())).map_err(|_| {
-        "--key: has characters that a header cannot carry (its value is not shown)".to_owned()
+        "--key: contains characters that are invalid in a header (value not shown)".to_owned()
     })?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// A span of time above zero and at most `max`.
+/// Parses a duration above zero and at most `max`.
 pub(crate) fn span_at_most(option: &str, text: &str, max: Duration) -> Result<Duration, String> {
     span(text).filter(|span| *span <= max).ok_or_else(|| {
         let max_h = max.as_secs() / 3600;
-        format!("{option} {text:?}: write a span like 500ms, 30s or 2m, above 0 and at most {max_h}h")
+        format!("{option} {text:?}: write a duration above 0 and at most {max_h}h, such as 500ms, 30s or 2m")
     })
 }
 
-/// A span of time above zero: a number and `ms`, `s`, `m` or `h`.
+/// Parses a duration above zero: a number with the unit `ms`, `s`, `m` or `h`.
 pub(crate) fn span(text: &str) -> Option<Duration> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -80,14 +82,14 @@ pub(crate) fn span(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::requests::target;
+    use crate::generator::requests::target;
     use crate::options::DURATION_MAX;
-    use crate::workload::Kind;
+    use crate::workload::WorkloadType;
 
     #[test]
-    fn the_url_is_the_one_that_an_openai_client_takes() {
+    fn urls_are_those_of_openai_clients() {
         let check = |url: &str, expected: Option<&str>| {
-            let got = base(url).map(|base| target(&base, Kind::Lookups).to_string());
+            let got = base(url).map(|base| target(&base, WorkloadType::Queries).to_string());
             assert_eq!(got.as_deref().ok(), expected, "{url}: {got:?}");
         };
         check("http://127.0.0.1:8080", Some("http://127.0.0.1:8080/v1/embeddings"));
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_of_time_has_a_unit_and_an_end() {
+    fn a_duration_has_a_unit_and_a_limit() {
         let check = |text: &str, expected_ms: Option<u64>| {
             let got = span_at_most("--duration", text, DURATION_MAX);
             assert_eq!(got.as_ref().ok(), expected_ms.map(Duration::from_millis).as_ref(), "{text}: {got:?}");

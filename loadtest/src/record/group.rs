@@ -1,56 +1,61 @@
-//! Requests that are looked at together, by how they ended.
+//! Statistics of a group of requests, by outcome.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::latencies::Latencies;
-use crate::exchange::Failure;
+use crate::exchange::RequestFailure;
 
-/// Requests that ended in one way.
+/// Statistics of the requests with one outcome.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
-    /// How many.
+pub struct OutcomeStats {
+    /// Number of requests.
     pub count: u64,
-    /// How long they took, those that were sent.
+    /// Latencies of the requests that were sent.
     pub latencies: Latencies,
 }
 
-/// Requests that are looked at together: of one region, of one stage, or all.
+/// Statistics of a group of requests, such as those of a region, of a stage, or all.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
-    /// By how they ended.
-    pub outcomes: BTreeMap<Result<(), Failure>, Tally>,
-    /// How many took more than one attempt.
+    /// By outcome.
+    pub outcomes: BTreeMap<Result<(), RequestFailure>, OutcomeStats>,
+    /// Number of requests with more than one attempt.
     pub retried: u64,
 }
 
 impl Group {
-    /// All of them.
+    /// Returns the number of requests.
     pub fn requests(&self) -> u64 {
         self.outcomes.values().map(|tally| tally.count).sum()
     }
 
-    /// Those that were answered, and rightly.
+    /// Returns the number of requests with a valid response.
     pub fn ok(&self) -> u64 {
         self.outcomes.get(&Ok(())).map_or(0, |tally| tally.count)
     }
 
-    /// Those that were not.
+    /// Returns the number of failed requests.
     pub fn failed(&self) -> u64 {
         self.requests() - self.ok()
     }
 
-    /// How long the answered ones took.
+    /// Returns the latencies of ok requests.
     pub fn latencies(&self) -> Latencies {
         self.outcomes.get(&Ok(())).map(|tally| tally.latencies.clone()).unwrap_or_default()
     }
 
-    /// Those that were not answered, by cause.
-    pub fn failures(&self) -> impl Iterator<Item = (Failure, &Tally)> {
+    /// Iterates over the failed requests, by cause.
+    pub fn failures(&self) -> impl Iterator<Item = (RequestFailure, &OutcomeStats)> {
         self.outcomes.iter().filter_map(|(outcome, tally)| Some((outcome.err()?, tally)))
     }
 
-    pub(super) fn count(&mut self, outcome: Result<(), Failure>, latency: Option<Duration>, retried: bool) {
+    pub(super) fn count(
+        &mut self,
+        outcome: Result<(), RequestFailure>,
+        latency: Option<Duration>,
+        retried: bool,
+    ) {
         self.retried += u64::from(retried);
         let tally = self.outcomes.entry(outcome).or_default();
         tally.count += 1;
@@ -59,7 +64,7 @@ impl Group {
         }
     }
 
-    /// Takes in those of another group: of another region, or of another generator.
+    /// Adds another group, for example of another region or generator.
     pub fn add(&mut self, other: &Group) {
         self.retried += other.retried;
         for (outcome, tally) in &other.outcomes {

@@ -1,8 +1,8 @@
-//! Distributions of spans of time: an exact one of a whole run, and a small one of a second.
+//! Latency distributions: a precise one for a run, and a compact one for a second.
 //!
-//! A run has few distributions, and its tail is what one looks for: they are HDR histograms of three digits (an error of
-//! at most 0.1 %), of which a day takes no more memory than a minute. Seconds are many, one for each region and task, and
-//! hold few requests each: they keep only the values that came, to 0.8 %, always rounded up.
+//! A run has few distributions, and their tails matter: they are HDR histograms of three digits (an error of at most
+//! 0.1 %), whose memory does not depend on the length of the run. Seconds are many, one per region and task, with few
+//! requests each: they store only the values that occurred, with an error of 0.8 %, always rounded up.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,13 +12,13 @@ use hdrhistogram::Histogram;
 
 use crate::options::{DURATION_MAX, TIMEOUT_MAX};
 
-/// The longest span that is told from longer ones: no request of a run can take it.
+/// Longest latency that is distinguished from longer ones; no request of a run can exceed it.
 const SPAN_MAX: Duration = DURATION_MAX.saturating_add(TIMEOUT_MAX);
 
-/// How many leading bits of microseconds a second keeps.
+/// Number of leading bits of microseconds that a second keeps.
 const SECOND_BITS: u32 = 8;
 
-/// A distribution of spans of time, to the microsecond and three digits.
+/// Latency distribution with a resolution of microseconds and three digits.
 #[derive(Clone, Debug)]
 pub struct Latencies(Histogram<u64>);
 
@@ -38,78 +38,78 @@ impl Latencies {
         self.0.add(&other.0).expect("a histogram that grows by itself takes every other");
     }
 
-    /// The span that a share `quantile` (0 to 1) stays within; none of an empty distribution.
+    /// Returns the latency at `quantile` (0 to 1); `None` if empty.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         (!self.0.is_empty()).then(|| Duration::from_micros(self.0.value_at_quantile(quantile)))
     }
 
-    /// The longest span.
+    /// Returns the largest latency.
     pub fn max(&self) -> Option<Duration> {
         self.quantile(1.0)
     }
 
-    /// How many spans there are.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// How many are no longer than `limit`, as far as they can be told from it.
+    /// Returns the number of values up to `limit`, within the resolution.
     pub fn within(&self, limit: Duration) -> u64 {
         self.0.count_between(0, limit.as_micros() as u64)
     }
 
-    /// The histogram itself, of microseconds.
+    /// Returns the underlying histogram, in microseconds.
     pub(crate) fn histogram(&self) -> &Histogram<u64> {
         &self.0
     }
 }
 
-/// The spans of one second, in microseconds to eight bits, rounded up: each value, and how often it came.
+/// Latencies of one second: microseconds of eight significant bits, rounded up, each with its count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Spans(BTreeMap<u32, u32>);
+pub struct CompactLatencies(BTreeMap<u32, u32>);
 
-impl Spans {
+impl CompactLatencies {
     pub(crate) fn record(&mut self, span: Duration) {
         let micros = u32::try_from(span.as_micros()).unwrap_or(u32::MAX);
         *self.0.entry(rounded_up(micros)).or_default() += 1;
     }
 
-    pub(crate) fn add(&mut self, other: &Spans) {
+    pub(crate) fn add(&mut self, other: &CompactLatencies) {
         for (value, count) in &other.0 {
             *self.0.entry(*value).or_default() += count;
         }
     }
 
-    /// How many spans there are.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.0.values().map(|count| u64::from(*count)).sum()
     }
 
-    /// The span that a share `quantile` (0 to 1) stays within; none where there is none.
+    /// Returns the latency at `quantile` (0 to 1); `None` if empty.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
-        // At least the first, and as many as it takes to have the share.
+        // At least rank 1.
         let rank = ((self.count() as f64 * quantile).ceil() as u64).max(1);
-        let mut seen = 0;
+        let mut cumulative = 0;
         let reached = self.0.iter().find(|(_, count)| {
-            seen += u64::from(**count);
-            seen >= rank
+            cumulative += u64::from(**count);
+            cumulative >= rank
         });
         reached.or(self.0.iter().next_back()).map(|(micros, _)| Duration::from_micros(u64::from(*micros)))
     }
 
-    /// The longest span.
+    /// Returns the largest latency.
     pub fn max(&self) -> Option<Duration> {
         self.quantile(1.0)
     }
 
-    /// Each value in microseconds and how often it came, from the shortest on.
+    /// Iterates over values in microseconds with their counts, ascending.
     pub(crate) fn counts(&self) -> impl Iterator<Item = (u32, u32)> {
         self.0.iter().map(|(value, count)| (*value, *count))
     }
 
-    /// What was written: values with how often they came, `812*3 820`.
-    pub(crate) fn parse(text: &str) -> Option<Spans> {
-        let mut spans = Spans::default();
+    /// Parses the output of `Display`: values with their counts, `812*3 820`.
+    pub(crate) fn parse(text: &str) -> Option<CompactLatencies> {
+        let mut spans = CompactLatencies::default();
         for word in text.split_whitespace() {
             let (value, count) = word.split_once('*').unwrap_or((word, "1"));
             *spans.0.entry(value.parse().ok()?).or_default() += count.parse::<u32>().ok()?;
@@ -118,10 +118,10 @@ impl Spans {
     }
 }
 
-impl fmt::Display for Spans {
+impl fmt::Display for CompactLatencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, (value, count)) in self.counts().enumerate() {
-            let space = if place == 0 { "" } else { " " };
+        for (index, (value, count)) in self.counts().enumerate() {
+            let space = if index == 0 { "" } else { " " };
             match count {
                 1 => write!(f, "{space}{value}")?,
                 _ => write!(f, "{space}{value}*{count}")?,
@@ -131,7 +131,7 @@ impl fmt::Display for Spans {
     }
 }
 
-/// The largest value that shares its leading bits.
+/// Returns the largest value with the same leading bits.
 fn rounded_up(micros: u32) -> u32 {
     let dropped = (u32::BITS - micros.leading_zeros()).saturating_sub(SECOND_BITS);
     micros | ((1_u32 << dropped) - 1)
@@ -142,8 +142,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn spans(micros: &[u64]) -> Spans {
-        let mut spans = Spans::default();
+    fn spans(micros: &[u64]) -> CompactLatencies {
+        let mut spans = CompactLatencies::default();
         micros.iter().for_each(|micros| spans.record(Duration::from_micros(*micros)));
         spans
     }
@@ -166,9 +166,9 @@ mod tests {
     fn spans_are_written_and_read_back() {
         let spans = spans(&[812, 812, 820, 5]);
         assert_eq!(spans.to_string(), "5 815*2 823");
-        assert_eq!(Spans::parse(&spans.to_string()), Some(spans));
-        assert_eq!(Spans::parse(""), Some(Spans::default()));
-        assert_eq!(Spans::parse("5 x"), None);
+        assert_eq!(CompactLatencies::parse(&spans.to_string()), Some(spans));
+        assert_eq!(CompactLatencies::parse(""), Some(CompactLatencies::default()));
+        assert_eq!(CompactLatencies::parse("5 x"), None);
     }
 
     proptest! {

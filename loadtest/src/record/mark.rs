@@ -1,12 +1,12 @@
-//! Moments of a run that a reader of its report should know of: a region was killed, a link was cut.
+//! Annotations of a run: events that explain its report, such as a killed region or a cut link.
 
 use std::time::Duration;
 
-/// Something that happened to the system while it was under load.
+/// Event during a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Since the start of the run.
+    /// Time since the start of the run.
     pub at: Duration,
-    /// What happened, in a few words.
+    /// Short description.
     pub label: String,
 }

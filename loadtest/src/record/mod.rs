@@ -1,12 +1,12 @@
-//! What is kept of a run: per region, priority and outcome a histogram, per task and stage others, and per second, region and
-//! task counts and a small distribution.
+//! Statistics of a run: histograms per region, priority and outcome, histograms per task and stage, and counts with a
+//! compact distribution per second, region and task.
 //!
-//! Latencies of failures are kept apart from those of successes: a refusal within a millisecond must not flatter the
-//! percentiles, nor a time-out of ten seconds pose as an answer.
+//! Latencies of failures are separate from those of successes: a rejection within a millisecond must not improve the
+//! percentiles, and a timeout of ten seconds is not a response time.
 //!
-//! A request belongs to the second and the stage of its *intended* start. So each shows what its own callers got: a
-//! region's death is in the second in which it happened and not in those in which its time-outs ran out, and what a surge
-//! did to those who came in it is not told of those who came after.
+//! A request belongs to the second and the stage of its *intended* start. The failure of a region therefore appears in
+//! the second in which it happened, not in the seconds in which the timeouts expired, and the effect of a surge is
+//! attributed to the requests of the surge, not to later ones.
 
 mod group;
 mod latencies;
@@ -15,12 +15,12 @@ mod served;
 mod snapshot;
 mod window;
 
-pub use group::{Group, Tally};
-pub use latencies::{Latencies, Spans};
+pub use group::{Group, OutcomeStats};
+pub use latencies::{CompactLatencies, Latencies};
 pub use mark::Mark;
-pub use served::{REGIONS_MAX, Served, TOGETHER_MAX};
-pub use snapshot::Snapshot;
-pub use window::{Second, Window};
+pub use served::{REGION_SETS_MAX, REGIONS_MAX, ServingRegions};
+pub use snapshot::RunSnapshot;
+pub use window::{SecondStats, TimeWindow};
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,57 +29,57 @@ use std::time::Duration;
 use crate::exchange::Sample;
 use crate::priority::Priority;
 
-/// Seconds of a run by their number, and who served in them.
-pub type Seconds = BTreeMap<u64, BTreeMap<Served, Second>>;
+/// Seconds of a run by index, each with the statistics of its serving regions.
+pub type Seconds = BTreeMap<u64, BTreeMap<ServingRegions, SecondStats>>;
 
-/// What is kept of one of the tasks of a run.
+/// Statistics of one task.
 #[derive(Clone, Debug, Default)]
 pub struct TaskRecord {
-    /// By the moment at which each ends.
+    /// By end time of the stage.
     stages: Vec<(Duration, Group)>,
-    regions: BTreeMap<Served, Group>,
+    regions: BTreeMap<ServingRegions, Group>,
     seconds: Seconds,
 }
 
 impl TaskRecord {
-    /// By stage, in their order.
+    /// Returns the statistics by stage, in order.
     pub fn stages(&self) -> impl Iterator<Item = &Group> {
         self.stages.iter().map(|(_, stage)| stage)
     }
 
-    /// By region, in the order of their names.
-    pub fn regions(&self) -> &BTreeMap<Served, Group> {
+    /// Returns the statistics by region, in order of names.
+    pub fn regions(&self) -> &BTreeMap<ServingRegions, Group> {
         &self.regions
     }
 
-    /// All of its requests.
+    /// Returns the statistics of all requests.
     pub fn total(&self) -> Group {
         sum(self.regions.values())
     }
 
-    /// By second of the intended start and region.
+    /// Returns the statistics by second of the intended start, and region.
     pub fn seconds(&self) -> &Seconds {
         &self.seconds
     }
 }
 
-/// All that is kept of a run.
+/// Statistics of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     tasks: Vec<TaskRecord>,
-    priorities: BTreeMap<(Served, Priority), Group>,
+    priorities: BTreeMap<(ServingRegions, Priority), Group>,
     lag: Latencies,
 }
 
 impl Record {
-    /// Nothing yet, of a run of these tasks: for each the moments at which its stages end.
+    /// Creates an empty record for these tasks, each given by the end times of its stages.
     pub fn of(tasks: impl IntoIterator<Item = Vec<Duration>>) -> Record {
         let stages = |ends: Vec<Duration>| ends.into_iter().map(|end| (end, Group::default())).collect();
         let task = |ends| TaskRecord { stages: stages(ends), ..TaskRecord::default() };
         Record { tasks: tasks.into_iter().map(task).collect(), ..Record::default() }
     }
 
-    /// Runs that went on beside each other as one: the tasks of the first, then those of the next.
+    /// Merges records of concurrent runs: the tasks of the first, then those of the next.
     pub fn join(records: impl IntoIterator<Item = Record>) -> Record {
         let mut all = Record::default();
         for Record { tasks, priorities, lag } in records {
@@ -92,11 +92,12 @@ impl Record {
         all
     }
 
-    /// Takes in how one request went.
+    /// Adds a sample.
     pub fn add(&mut self, sample: Sample) {
         let Sample { task, priority, intended, lag, latency, served, retried, outcome } = sample;
-        let there_is_room = |max| self.knows(&served) || self.alike(&served) < max;
-        let served = if served.alike_max().is_none_or(there_is_room) { served } else { Served::ByAnother };
+        let is_below_limit = |max| self.contains(&served) || self.distinct_count(&served) < max;
+        let served =
+            if served.distinct_max().is_none_or(is_below_limit) { served } else { ServingRegions::Other };
         self.lag.record(lag);
         if self.tasks.len() <= task {
             self.tasks.resize_with(task + 1, TaskRecord::default);
@@ -118,31 +119,31 @@ impl Record {
         self.priorities.entry((served, priority)).or_default().count(outcome, latency, retried);
     }
 
-    /// By task, in the order in which they were asked for.
+    /// Returns the statistics by task, in the order of the options.
     pub fn tasks(&self) -> &[TaskRecord] {
         &self.tasks
     }
 
-    /// By stage of the first task, in their order: of a run that has one task, all of it.
+    /// Returns the statistics by stage of the first task, in order; for a run with one task these cover the run.
     pub fn stages(&self) -> impl Iterator<Item = &Group> {
         self.tasks.first().into_iter().flat_map(TaskRecord::stages)
     }
 
-    /// By region, in the order of their names.
-    pub fn regions(&self) -> BTreeMap<Served, Group> {
-        let mut regions: BTreeMap<Served, Group> = BTreeMap::new();
+    /// Returns the statistics by region, in order of names.
+    pub fn regions(&self) -> BTreeMap<ServingRegions, Group> {
+        let mut regions: BTreeMap<ServingRegions, Group> = BTreeMap::new();
         for ((served, _), group) in &self.priorities {
             regions.entry(served.clone()).or_default().add(group);
         }
         regions
     }
 
-    /// By region and priority.
-    pub fn priorities(&self) -> &BTreeMap<(Served, Priority), Group> {
+    /// Returns the statistics by region and priority.
+    pub fn priorities(&self) -> &BTreeMap<(ServingRegions, Priority), Group> {
         &self.priorities
     }
 
-    /// By second of the intended start and region, all tasks together.
+    /// Returns the statistics by second of the intended start, and region, over all tasks.
     pub fn seconds(&self) -> Seconds {
         let mut all = Seconds::default();
         for (number, regions) in self.tasks.iter().flat_map(|task| &task.seconds) {
@@ -152,45 +153,46 @@ impl Record {
         all
     }
 
-    /// What became of the requests that should have started in the seconds that `[from, to)` touches: a window that begins
-    /// or ends within a second takes in all of it.
-    pub fn between(&self, from: Duration, to: Duration) -> Window {
+    /// Returns the statistics of requests whose intended start is in a second that overlaps `[from, to)`: partial
+    /// seconds at both ends are included completely.
+    pub fn between(&self, from: Duration, to: Duration) -> TimeWindow {
         self.window(&self.tasks, from, to)
     }
 
-    /// The same of one task alone, by its place.
-    pub fn between_of(&self, task: usize, from: Duration, to: Duration) -> Window {
+    /// Returns the same for the task with this index.
+    pub fn between_of(&self, task: usize, from: Duration, to: Duration) -> TimeWindow {
         self.window(self.tasks.get(task..=task).unwrap_or_default(), from, to)
     }
 
-    fn window(&self, tasks: &[TaskRecord], from: Duration, to: Duration) -> Window {
-        let mut window = Window::default();
-        for (_, regions) in tasks.iter().flat_map(|task| task.seconds.range(touched(from, to))) {
+    fn window(&self, tasks: &[TaskRecord], from: Duration, to: Duration) -> TimeWindow {
+        let mut window = TimeWindow::default();
+        for (_, regions) in tasks.iter().flat_map(|task| task.seconds.range(overlapping_seconds(from, to))) {
             regions.iter().for_each(|(served, second)| window.add(served, second));
         }
         window
     }
 
-    /// How late the generator itself started requests.
+    /// Returns the distribution of the generator's lag.
     pub fn lag(&self) -> &Latencies {
         &self.lag
     }
 
-    /// All regions together.
+    /// Returns the statistics of all requests.
     pub fn total(&self) -> Group {
         sum(self.priorities.values())
     }
 
-    fn knows(&self, served: &Served) -> bool {
+    fn contains(&self, served: &ServingRegions) -> bool {
         let priorities = [Priority::Interactive, Priority::Bulk];
         priorities.into_iter().any(|priority| self.priorities.contains_key(&(served.clone(), priority)))
     }
 
-    /// How many are told apart already of regions, or of sets of them.
-    fn alike(&self, served: &Served) -> usize {
-        let mut alike: Vec<&Served> = self.priorities.keys().map(|(served, _)| served).collect();
-        alike.dedup();
-        alike.into_iter().filter(|other| other.alike_max() == served.alike_max()).count()
+    /// Returns the number of distinct entries of the same type (region, or set of regions).
+    fn distinct_count(&self, served: &ServingRegions) -> usize {
+        let mut distinct_count: Vec<&ServingRegions> =
+            self.priorities.keys().map(|(served, _)| served).collect();
+        distinct_count.dedup();
+        distinct_count.into_iter().filter(|other| other.distinct_max() == served.distinct_max()).count()
     }
 }
 
@@ -200,8 +202,8 @@ fn sum<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Group {
     sum
 }
 
-/// The numbers of the seconds that `[from, to)` touches.
-fn touched(from: Duration, to: Duration) -> Range<u64> {
+/// Returns the indices of the seconds that overlap `[from, to)`.
+fn overlapping_seconds(from: Duration, to: Duration) -> Range<u64> {
     let end = to.as_secs().saturating_add(u64::from(to.subsec_nanos() > 0));
     from.as_secs()..end.max(from.as_secs())
 }
@@ -209,7 +211,7 @@ fn touched(from: Duration, to: Duration) -> Range<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::exchange::Failure;
+    use crate::exchange::RequestFailure;
     use crate::profile::tests::profile;
 
     pub(crate) fn sample(region: Option<&str>, intended_ms: u64, latency_ms: u64) -> Sample {
@@ -219,20 +221,20 @@ pub(crate) mod tests {
             intended: Duration::from_millis(intended_ms),
             lag: Duration::from_micros(80),
             latency: Some(Duration::from_millis(latency_ms)),
-            served: region.map_or(Served::Unnamed, Served::read),
+            served: region.map_or(ServingRegions::Unknown, ServingRegions::parse),
             retried: false,
             outcome: Ok(()),
         }
     }
 
     #[test]
-    fn a_region_is_measured_by_its_own_answers_and_the_total_by_all() {
+    fn a_region_has_its_own_latencies_and_the_total_has_all() {
         let mut record = Record::default();
         for latency_ms in 1..=100 {
             record.add(sample(Some("aws/us-east-1"), 0, latency_ms));
             record.add(sample(Some("gcp/europe-west4"), 0, 1000));
         }
-        let near = &record.regions()[&Served::By("aws/us-east-1".parse().unwrap())];
+        let near = &record.regions()[&ServingRegions::One("aws/us-east-1".parse().unwrap())];
         let close = |got: Option<Duration>, expected_ms: f64| {
             let got = got.unwrap().as_secs_f64() * 1000.0;
             assert!((got / expected_ms - 1.0).abs() <= 0.001, "{got} ms instead of {expected_ms} ms");
@@ -245,15 +247,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_the_latencies_of_answers_alone() {
+    fn failures_do_not_affect_the_latencies_of_ok_requests() {
         let mut record = Record::default();
         record.add(sample(None, 0, 10));
-        record.add(Sample { outcome: Err(Failure::Timeout), ..sample(None, 0, 10_000) });
-        record.add(Sample { outcome: Err(Failure::NotSent), latency: None, ..sample(None, 0, 0) });
+        record.add(Sample { outcome: Err(RequestFailure::Timeout), ..sample(None, 0, 10_000) });
+        record.add(Sample { outcome: Err(RequestFailure::NotSent), latency: None, ..sample(None, 0, 0) });
         let total = record.total();
         assert_eq!((total.requests(), total.ok(), total.failures().count()), (3, 1, 2));
         assert!(total.latencies().max().unwrap() < Duration::from_millis(11));
-        let snapshot = Snapshot::of(&record, 4, Duration::from_secs(1), Duration::from_secs(2));
+        let snapshot = RunSnapshot::of(&record, 4, Duration::from_secs(1), Duration::from_secs(2));
         assert_eq!((snapshot.ok, snapshot.failed, snapshot.not_sent, snapshot.in_flight), (1, 2, 1, 4));
     }
 
@@ -261,13 +263,13 @@ pub(crate) mod tests {
     fn a_request_counts_in_the_second_in_which_it_should_have_started() {
         let mut record = Record::default();
         record.add(sample(Some("a/b"), 999, 5000));
-        record.add(Sample { outcome: Err(Failure::Timeout), ..sample(None, 1000, 10_000) });
+        record.add(Sample { outcome: Err(RequestFailure::Timeout), ..sample(None, 1000, 10_000) });
         let second = |number| record.between(Duration::from_secs(number), Duration::from_secs(number + 1));
-        let nearby = Served::By("a/b".parse().unwrap());
+        let nearby = ServingRegions::One("a/b".parse().unwrap());
         assert_eq!((second(0).ok, second(0).failed, second(0).by_region[&nearby].ok), (1, 0, 1));
         assert!(second(0).quantile(0.5) >= Some(Duration::from_secs(5)), "{:?}", second(0));
         assert_eq!((second(1).ok, second(1).failed, second(1).quantile(0.5)), (0, 1, None));
-        assert_eq!(second(1).by_region.keys().collect::<Vec<_>>(), [&Served::Unnamed]);
+        assert_eq!(second(1).by_region.keys().collect::<Vec<_>>(), [&ServingRegions::Unknown]);
     }
 
     #[test]
@@ -294,11 +296,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn priorities_are_told_apart_within_a_region() {
+    fn priorities_are_separate_within_a_region() {
         let mut record = Record::default();
         record.add(sample(Some("a/b"), 0, 10));
         record.add(Sample { priority: Priority::Bulk, task: 1, ..sample(Some("a/b"), 0, 900) });
-        let here = Served::By("a/b".parse().unwrap());
+        let here = ServingRegions::One("a/b".parse().unwrap());
         let p50 = |priority| record.priorities()[&(here.clone(), priority)].latencies().quantile(0.5);
         assert!(p50(Priority::Interactive) < Some(Duration::from_millis(11)));
         assert!(p50(Priority::Bulk) > Some(Duration::from_millis(899)));
@@ -312,9 +314,13 @@ pub(crate) mod tests {
         let mut record = Record::of([profile("1 for 1s, 9 for 1s, 1 for 1s").ends()]);
         record.add(sample(Some("a/b"), 999, 5000));
         record.add(sample(Some("a/b"), 1000, 50));
-        record.add(Sample { outcome: Err(Failure::Timeout), retried: true, ..sample(None, 1999, 10_000) });
-        let told = |stage: &Group| (stage.requests(), stage.ok(), stage.failed(), stage.retried);
-        let stages: Vec<_> = record.stages().map(told).collect();
+        record.add(Sample {
+            outcome: Err(RequestFailure::Timeout),
+            retried: true,
+            ..sample(None, 1999, 10_000)
+        });
+        let counts = |stage: &Group| (stage.requests(), stage.ok(), stage.failed(), stage.retried);
+        let stages: Vec<_> = record.stages().map(counts).collect();
         assert_eq!(stages, [(1, 1, 0, 0), (2, 1, 1, 1), (0, 0, 0, 0)]);
         let p99: Vec<_> = record.stages().map(|stage| stage.latencies().quantile(0.99)).collect();
         assert!(p99[0] > Some(Duration::from_secs(4)) && p99[1] < Some(Duration::from_millis(51)), "{p99:?}");
@@ -322,20 +328,20 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn at_most_so_many_regions_are_told_apart_and_none_is_lost() {
+    fn the_number_of_distinct_regions_is_limited_and_no_request_is_lost() {
         let mut record = Record::default();
         for number in 0..=REGIONS_MAX {
             record.add(sample(Some(&format!("cloud/{number}")), 0, 1));
         }
         record.add(sample(Some("cloud/0"), 0, 1));
         assert_eq!(record.regions().len(), REGIONS_MAX + 1);
-        assert_eq!(record.regions()[&Served::By("cloud/0".parse().unwrap())].requests(), 2);
-        assert_eq!(record.regions()[&Served::ByAnother].requests(), 1);
-        // Of sets there are fewer, and they take no region's place.
-        for number in 0..=TOGETHER_MAX {
+        assert_eq!(record.regions()[&ServingRegions::One("cloud/0".parse().unwrap())].requests(), 2);
+        assert_eq!(record.regions()[&ServingRegions::Other].requests(), 1);
+        // Sets have their own limit and do not use that of regions.
+        for number in 0..=REGION_SETS_MAX {
             record.add(sample(Some(&format!("cloud/0,set/{number}")), 0, 1));
         }
-        assert_eq!(record.regions().len(), REGIONS_MAX + 1 + TOGETHER_MAX);
-        assert_eq!(record.regions()[&Served::ByAnother].requests(), 2);
+        assert_eq!(record.regions().len(), REGIONS_MAX + 1 + REGION_SETS_MAX);
+        assert_eq!(record.regions()[&ServingRegions::Other].requests(), 2);
     }
 }

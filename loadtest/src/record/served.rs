@@ -1,82 +1,81 @@
-//! Who served a request, as far as its answer says: a region, or several of them in pieces.
+//! Regions that served a request, according to its response: one, or several for a split request.
 
 use std::fmt;
 
 use regions::RegionId;
 
-/// How many regions are told apart. A catalogue has at most as many; a server that invents names costs no more memory.
+/// Maximum number of distinct regions, that of a catalogue; bounds the memory if a server invents names.
 pub const REGIONS_MAX: usize = 512;
 
-/// How many sets of regions are told apart that computed an answer together. Few regions make many sets, and a table with more
-/// lines says nothing.
-pub const TOGETHER_MAX: usize = 64;
+/// Maximum number of distinct sets of regions. Few regions form many sets, and a longer table is not readable.
+pub const REGION_SETS_MAX: usize = 64;
 
-/// How many regions one answer may name; a request has no more pieces than that.
-const NAMED_MAX: usize = 16;
+/// Maximum number of regions in one response; a request has no more parts.
+const REGIONS_PER_RESPONSE_MAX: usize = 16;
 
-/// Who served a request, as far as its answer says.
+/// Regions that served a request, according to its response.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Served {
-    /// This region.
-    By(RegionId),
-    /// These regions, a part each: at least two, in the order of their names.
-    Together(Vec<RegionId>),
-    /// A region beyond the first [`REGIONS_MAX`], a set beyond the first [`TOGETHER_MAX`], or more regions than are read.
-    ByAnother,
-    /// The answer named none, or there was no answer.
-    Unnamed,
+pub enum ServingRegions {
+    /// One region.
+    One(RegionId),
+    /// Several regions, a part each: at least two, in order of names.
+    Several(Vec<RegionId>),
+    /// A region above [`REGIONS_MAX`], a set above [`REGION_SETS_MAX`], or more regions than are parsed.
+    Other,
+    /// The response names no region, or there is no response.
+    Unknown,
 }
 
-impl Served {
-    /// What an answer's header says: a region, or several with commas between, one for each piece.
-    pub fn read(header: &str) -> Served {
+impl ServingRegions {
+    /// Parses the response header: one region, or one per part separated by commas.
+    pub fn parse(header: &str) -> ServingRegions {
         let mut regions = Vec::new();
         for name in header.split(',') {
-            let Ok(region) = name.trim().parse::<RegionId>() else { return Served::Unnamed };
-            if let Err(place) = regions.binary_search(&region) {
-                regions.insert(place, region);
+            let Ok(region) = name.trim().parse::<RegionId>() else { return ServingRegions::Unknown };
+            if let Err(index) = regions.binary_search(&region) {
+                regions.insert(index, region);
             }
-            if regions.len() > NAMED_MAX {
-                return Served::ByAnother;
+            if regions.len() > REGIONS_PER_RESPONSE_MAX {
+                return ServingRegions::Other;
             }
         }
         match regions.len() {
-            1 => regions.pop().map_or(Served::Unnamed, Served::By),
-            _ => Served::Together(regions),
+            1 => regions.pop().map_or(ServingRegions::Unknown, ServingRegions::One),
+            _ => ServingRegions::Several(regions),
         }
     }
 
-    /// All regions that are known to have had a part in it.
+    /// Returns all known regions.
     pub fn regions(&self) -> &[RegionId] {
         match self {
-            Served::By(region) => std::slice::from_ref(region),
-            Served::Together(regions) => regions,
-            Served::ByAnother | Served::Unnamed => &[],
+            ServingRegions::One(region) => std::slice::from_ref(region),
+            ServingRegions::Several(regions) => regions,
+            ServingRegions::Other | ServingRegions::Unknown => &[],
         }
     }
 
-    /// Of how many like this one a record tells apart; none where there is no other like it.
-    pub(super) fn alike_max(&self) -> Option<usize> {
+    /// Returns the limit of distinct entries of this type; `None` for those without a limit.
+    pub(super) fn distinct_max(&self) -> Option<usize> {
         match self {
-            Served::By(_) => Some(REGIONS_MAX),
-            Served::Together(_) => Some(TOGETHER_MAX),
-            Served::ByAnother | Served::Unnamed => None,
+            ServingRegions::One(_) => Some(REGIONS_MAX),
+            ServingRegions::Several(_) => Some(REGION_SETS_MAX),
+            ServingRegions::Other | ServingRegions::Unknown => None,
         }
     }
 }
 
-impl fmt::Display for Served {
+impl fmt::Display for ServingRegions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Served::By(region) => write!(f, "{region}"),
-            Served::Together(regions) => {
-                for (place, region) in regions.iter().enumerate() {
-                    write!(f, "{}{region}", if place == 0 { "" } else { " + " })?;
+            ServingRegions::One(region) => write!(f, "{region}"),
+            ServingRegions::Several(regions) => {
+                for (index, region) in regions.iter().enumerate() {
+                    write!(f, "{}{region}", if index == 0 { "" } else { " + " })?;
                 }
                 Ok(())
             }
-            Served::ByAnother => f.write_str("(further regions)"),
-            Served::Unnamed => f.write_str("(no region)"),
+            ServingRegions::Other => f.write_str("(further regions)"),
+            ServingRegions::Unknown => f.write_str("(no region)"),
         }
     }
 }
@@ -86,9 +85,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_names_each_region_that_had_a_part_in_it() {
-        let check =
-            |header: &str, expected: &str| assert_eq!(Served::read(header).to_string(), expected, "{header}");
+    fn all_regions_of_the_header_are_parsed() {
+        let check = |header: &str, expected: &str| {
+            assert_eq!(ServingRegions::parse(header).to_string(), expected, "{header}")
+        };
         check("aws/us-east-1", "aws/us-east-1");
         check(" aws/us-east-1 , gcp/europe-west4", "aws/us-east-1 + gcp/europe-west4");
         check("gcp/europe-west4,aws/us-east-1,gcp/europe-west4", "aws/us-east-1 + gcp/europe-west4");
@@ -98,7 +98,10 @@ mod tests {
         }
         let many =
             |count: usize| (0..count).map(|number| format!("a/{number}")).collect::<Vec<_>>().join(",");
-        assert_eq!(Served::read(&many(NAMED_MAX)).regions().len(), NAMED_MAX);
-        assert_eq!(Served::read(&many(NAMED_MAX + 1)), Served::ByAnother);
+        assert_eq!(
+            ServingRegions::parse(&many(REGIONS_PER_RESPONSE_MAX)).regions().len(),
+            REGIONS_PER_RESPONSE_MAX
+        );
+        assert_eq!(ServingRegions::parse(&many(REGIONS_PER_RESPONSE_MAX + 1)), ServingRegions::Other);
     }
 }

@@ -1,47 +1,47 @@
-//! A run while it runs, for who watches it.
+//! State of a run in progress.
 
 use std::time::Duration;
 
-use super::{Record, Served};
-use crate::exchange::Failure;
+use super::{Record, ServingRegions};
+use crate::exchange::RequestFailure;
 
-/// A run while it runs.
+/// State of a run in progress.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// Since the start of the run.
+pub struct RunSnapshot {
+    /// Time since the start of the run.
     pub elapsed: Duration,
-    /// How long requests are started.
+    /// Time during which requests are started.
     pub duration: Duration,
-    /// How many are on their way.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// How many have been answered, and rightly.
+    /// Requests with a valid response.
     pub ok: u64,
-    /// How many have failed, also those that were not sent.
+    /// Failed requests, including those not sent.
     pub failed: u64,
-    /// How many could not be sent.
+    /// Requests not sent.
     pub not_sent: u64,
-    /// Half of the answered ones took no longer.
+    /// Median latency of ok requests.
     pub p50: Option<Duration>,
-    /// Of a hundred answered ones 99 took no longer.
+    /// 99th percentile of the latency of ok requests.
     pub p99: Option<Duration>,
-    /// How late the generator was at worst.
+    /// Largest lag of the generator.
     pub lag_max: Option<Duration>,
-    /// Answered ones by region.
-    pub regions: Vec<(Served, u64)>,
+    /// Ok requests by region.
+    pub regions: Vec<(ServingRegions, u64)>,
 }
 
-impl Snapshot {
-    /// What `record` says after `elapsed` of `duration`.
-    pub fn of(record: &Record, in_flight: u64, elapsed: Duration, duration: Duration) -> Snapshot {
+impl RunSnapshot {
+    /// Creates a snapshot of `record` after `elapsed` of `duration`.
+    pub fn of(record: &Record, in_flight: u64, elapsed: Duration, duration: Duration) -> RunSnapshot {
         let total = record.total();
         let latencies = total.latencies();
-        Snapshot {
+        RunSnapshot {
             elapsed,
             duration,
             in_flight,
             ok: total.ok(),
             failed: total.failed(),
-            not_sent: total.outcomes.get(&Err(Failure::NotSent)).map_or(0, |tally| tally.count),
+            not_sent: total.outcomes.get(&Err(RequestFailure::NotSent)).map_or(0, |tally| tally.count),
             p50: latencies.quantile(0.5),
             p99: latencies.quantile(0.99),
             lag_max: record.lag.max(),

@@ -1,52 +1,52 @@
-//! A part of a run, by when requests should have started: what was answered, what failed, and by whom.
+//! Statistics of a part of a run, by intended start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Served;
-use super::latencies::Spans;
+use super::ServingRegions;
+use super::latencies::CompactLatencies;
 
-/// The requests that should have started within one second, or within several, in one region.
+/// Requests with an intended start within one second or several, of one region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Second {
-    /// Answered.
+pub struct SecondStats {
+    /// Ok requests.
     pub ok: u64,
-    /// Not answered.
+    /// Failed requests.
     pub failed: u64,
-    /// How long the answered ones took.
-    pub latencies: Spans,
+    /// Latencies of ok requests.
+    pub latencies: CompactLatencies,
 }
 
-impl Second {
-    pub(crate) fn add(&mut self, other: &Second) {
+impl SecondStats {
+    pub(crate) fn add(&mut self, other: &SecondStats) {
         self.ok += other.ok;
         self.failed += other.failed;
         self.latencies.add(&other.latencies);
     }
 }
 
-/// The requests that should have started within a part of a run.
+/// Requests with an intended start within a part of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Window {
-    /// Answered.
+pub struct TimeWindow {
+    /// Ok requests.
     pub ok: u64,
-    /// Not answered.
+    /// Failed requests.
     pub failed: u64,
-    /// The same by region.
-    pub by_region: BTreeMap<Served, Second>,
-    latencies: Spans,
+    /// Statistics by region.
+    pub by_region: BTreeMap<ServingRegions, SecondStats>,
+    latencies: CompactLatencies,
 }
 
-impl Window {
-    pub(super) fn add(&mut self, served: &Served, second: &Second) {
+impl TimeWindow {
+    pub(super) fn add(&mut self, served: &ServingRegions, second: &SecondStats) {
         self.ok += second.ok;
         self.failed += second.failed;
         self.latencies.add(&second.latencies);
         self.by_region.entry(served.clone()).or_default().add(second);
     }
 
-    /// The span that a share `quantile` (0 to 1) of the answered ones stays within, to 0.8 % and rounded up; none where
-    /// nothing was answered.
+    /// Returns the latency at `quantile` (0 to 1) of ok requests, with an error of 0.8 % and rounded up; `None`
+    /// without ok requests.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         self.latencies.quantile(quantile)
     }

@@ -1,7 +1,7 @@
-//! The report as one page that needs no network: plots and tables that are drawn from the JSON in it.
+//! Report as one HTML page without external resources: plots and tables drawn from the embedded JSON.
 //!
-//! The page holds the report's JSON word for word, and its script shows nothing else. So the figures of the page and those
-//! of `--json` cannot differ, and whoever is sent the page has the data too.
+//! The page contains the report's JSON verbatim, and its script shows nothing else. So the numbers of the page and of
+//! `--json` cannot differ, and the page also carries the data.
 
 use super::Report;
 
@@ -11,7 +11,7 @@ const JS: &str = include_str!("page.js");
 impl Report {
     /// The report as one HTML file.
     pub fn to_html(&self) -> String {
-        // A region's name, or a label, must not end the script that it stands in.
+        // A region's name or a label must not close the script element.
         let json = self.to_json_line().replace('<', "\\u003c");
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
@@ -28,7 +28,7 @@ mod tests {
     use serde_json::Value;
 
     #[test]
-    fn the_page_holds_the_json_and_asks_nobody() {
+    fn the_page_contains_the_json_and_loads_no_external_resource() {
         let mut report = report();
         report.marks[0].label = "</script><b>".to_owned();
         let page = report.to_html();
@@ -37,8 +37,8 @@ mod tests {
         let json: Value = serde_json::from_str(json).unwrap();
         assert_eq!(json, serde_json::from_str::<Value>(&report.to_json()).unwrap());
         let outside = page.replace("http://www.w3.org/2000/svg", "").replace("http://127.0.0.1:8080", "");
-        for asks in ["http:", "https:", "src=", "@import", "url(", "fetch(", "<link"] {
-            assert!(!outside.contains(asks), "{asks}");
+        for reference in ["http:", "https:", "src=", "@import", "url(", "fetch(", "<link"] {
+            assert!(!outside.contains(reference), "{reference}");
         }
     }
 }

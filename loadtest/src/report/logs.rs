@@ -1,9 +1,10 @@
-//! Histograms as other tools read them.
+//! Report as HdrHistogram files, for other tools.
 //!
-//! `.hgrm` is the percentile distribution that HdrHistogram's own `outputPercentileDistribution` prints, wrk2 too, and its
-//! plotter draws. A histogram log has a compressed histogram for each second, task and region, tagged with the latter two;
-//! HdrHistogram's `HistogramLogProcessor` and HistogramLogAnalyzer read it. Values are milliseconds in the first, as the
-//! plotter labels them, and microseconds in the second, with the scale that makes them milliseconds.
+//! `.hgrm` is the percentile distribution of HdrHistogram's `outputPercentileDistribution`, as wrk2 prints it and
+//! HdrHistogram's plotter reads it. A histogram log contains a compressed histogram for each second, task and region,
+//! tagged with task and region; HdrHistogram's `HistogramLogProcessor` and HistogramLogAnalyzer read it. Values are
+//! milliseconds in the first format, as the plotter labels them, and microseconds in the second, with the scale to
+//! milliseconds.
 
 use std::fmt::Write as _;
 use std::io;
@@ -15,14 +16,14 @@ use hdrhistogram::serialization::interval_log::{IntervalLogWriterBuilder, Tag};
 
 use super::Report;
 
-/// Lines for each halving of the distance to 100 %, as wrk2 and the library have it.
+/// Lines for each halving of the distance to 100 %, as in wrk2 and the library.
 const TICKS_PER_HALF: u32 = 5;
 
-/// What divides a value of the log for the maximum that stands beside it in clear text: microseconds to milliseconds.
+/// Divisor for the maximum that the log shows in clear text: microseconds to milliseconds.
 const MICROS_PER_MILLI: f64 = 1000.0;
 
 impl Report {
-    /// The distribution of all answered requests by percentile, as text.
+    /// Formats the latency distribution of all ok requests by percentile.
     pub fn to_hgrm(&self) -> String {
         let latencies = self.record.total().latencies();
         let histogram = latencies.histogram();
@@ -32,7 +33,7 @@ impl Report {
             "Value", "Percentile", "TotalCount", "1/(1-Percentile)"
         );
         let mut line = |value: f64, quantile: f64, count: u64| {
-            // The last one is at infinity, where plotters stop.
+            // The value for 100 % is infinite; plotters omit it.
             let inverse =
                 if quantile < 1.0 { format!("{:>14.2}", 1.0 / (1.0 - quantile)) } else { String::new() };
             writeln!(text, "{value:>12.3} {quantile:>2.12} {count:>10} {inverse}")
@@ -51,7 +52,7 @@ impl Report {
         text
     }
 
-    /// A log with a histogram for each second, task and region, of a run that began at `began`.
+    /// Formats a log with a histogram for each second, task and region of a run that began at `began`.
     pub fn to_hdr_log(&self, began: SystemTime) -> io::Result<Vec<u8>> {
         let (mut log, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
         let mut builder = IntervalLogWriterBuilder::new();
@@ -120,9 +121,9 @@ mod tests {
             }
         }
         let expected = [
-            (0, "lookups@gcp/europe-west4", 100, 8031),
-            (1, "lookups@aws/us-east-1", 100, 90_111),
-            (1, "lookups@(no-region)", 0, 0),
+            (0, "queries@gcp/europe-west4", 100, 8031),
+            (1, "queries@aws/us-east-1", 100, 90_111),
+            (1, "queries@(no-region)", 0, 0),
         ]
         .map(|(second, tag, count, max)| (second, tag.to_owned(), count, max));
         assert_eq!(read.len(), expected.len(), "{}", String::from_utf8_lossy(&log));
@@ -133,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Four letters of base64 are three bytes.
+    /// Decodes base64: four letters are three bytes.
     fn base64_of(text: &str) -> Vec<u8> {
         const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mut bytes = Vec::new();

@@ -1,9 +1,8 @@
-//! What a run has shown: a table for a person, JSON for a machine ([`Report::to_json`]), a page with plots
-//! ([`Report::to_html`]), and histograms for other tools ([`Report::to_hgrm`], [`Report::to_hdr_log`]).
+//! Report of a run: a table as text, JSON ([`Report::to_json`]), an HTML page with plots ([`Report::to_html`]), and
+//! histogram files ([`Report::to_hgrm`], [`Report::to_hdr_log`]).
 //!
-//! Percentiles are of ok requests only, and failures stand below them by cause. The generator's own lag is always
-//! printed, with a warning once it is a visible part of the latencies: a tool that cannot keep its timetable measures
-//! itself.
+//! Percentiles include only ok requests; failures are listed by cause. The generator's lag is always printed, with a
+//! warning if it is a significant part of the latencies: a generator that cannot keep its schedule measures itself.
 
 pub mod compare;
 mod html;
@@ -16,38 +15,38 @@ use crate::options::Options;
 use crate::priority::Priority;
 use crate::record::{Group, Latencies, Mark, Record};
 use crate::task::{Pacing, Task};
-use crate::workload::{Kind, Workload};
+use crate::workload::{TaskWorkload, WorkloadType};
 
-/// The report warns once the p99 of the generator's lag is this share of the p99 of the latencies: less than that is
-/// lost in the differences between two runs.
+/// Share of the latencies' p99 from which the p99 of the generator's lag causes a warning. A smaller share is below the
+/// variation between two runs.
 pub const LAG_SHARE_NOTABLE: f64 = 0.1;
 
-/// The quantiles that are shown, and their names.
+/// Quantiles in tables, with their names.
 const QUANTILES: [(f64, &str); 5] =
     [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9"), (1.0, "max")];
 
-/// A run that has ended.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was asked.
+    /// Options of the run.
     pub options: Options,
-    /// From the start to the end of the last request.
+    /// Time from the start to the end of the last request.
     pub elapsed: Duration,
-    /// Whether it was ended before its timetable was.
+    /// Whether the run was stopped before the end of its schedule.
     pub stopped_early: bool,
-    /// What happened.
+    /// Statistics.
     pub record: Record,
-    /// What was done to the system meanwhile, in the order of time.
+    /// Events during the run, in order of time.
     pub marks: Vec<Mark>,
 }
 
 impl Report {
-    /// How many requests failed, also those that could not be sent.
+    /// Returns the number of failed requests, including those not sent.
     pub fn failed(&self) -> u64 {
         self.record.total().failed()
     }
 
-    /// The report as lines of text.
+    /// Formats the report as text.
     pub fn table(&self) -> String {
         let total = self.record.total();
         let regions = self.record.regions();
@@ -70,11 +69,11 @@ impl Report {
             lines.extend(rows.iter().map(|(name, group)| group_row(width, name, group)));
         }
         lines.push(
-            "Milliseconds, of ok requests, from the intended start. Retried: more than one attempt."
+            "Latencies in milliseconds, of ok requests, from the intended start. Retried: more than one attempt."
                 .to_owned(),
         );
         lines.extend(total.failures().map(|(cause, tally)| format!("failed: {} × {cause}", tally.count)));
-        lines.extend(self.promise());
+        lines.extend(self.slo_line());
         lines.extend(
             self.marks.iter().map(|Mark { at, label }| format!("at {:.1} s: {label}", at.as_secs_f64())),
         );
@@ -82,56 +81,56 @@ impl Report {
         lines.join("\n")
     }
 
-    /// Whether what was promised held; yes, where nothing was.
+    /// Returns whether the objective was met; true without an objective.
     pub fn holds(&self) -> bool {
-        self.options.slo.is_none_or(|slo| slo.is_met(&self.promised()))
+        self.options.slo.is_none_or(|slo| slo.is_met(&self.slo_requests()))
     }
 
-    /// The requests about which something was promised: those of people who wait, where there are some.
-    pub fn promised(&self) -> Group {
+    /// Returns the requests that the objective applies to: the interactive ones, or all if there are none.
+    pub fn slo_requests(&self) -> Group {
         let priorities = self.record.priorities();
         let interactive = priorities.keys().any(|(_, priority)| *priority == Priority::Interactive);
-        let mut promised = Group::default();
+        let mut slo_requests = Group::default();
         let counted =
             priorities.iter().filter(|((_, priority), _)| !interactive || *priority == Priority::Interactive);
-        counted.for_each(|(_, group)| promised.add(group));
-        promised
+        counted.for_each(|(_, group)| slo_requests.add(group));
+        slo_requests
     }
 
-    /// How many requests a second were answered in time.
+    /// Returns the rate of requests within the objective's latency.
     pub fn goodput_per_s(&self) -> Option<f64> {
-        let good = self.options.slo?.good(&self.promised());
-        let over = if self.stopped_early { self.elapsed } else { self.options.lasts() };
+        let good = self.options.slo?.good(&self.slo_requests());
+        let over = if self.stopped_early { self.elapsed } else { self.options.duration() };
         Some(good as f64 / over.as_secs_f64().max(1e-9))
     }
 
-    fn promise(&self) -> Option<String> {
+    fn slo_line(&self) -> Option<String> {
         let (slo, goodput) = (self.options.slo?, self.goodput_per_s()?);
-        let promised = self.promised();
-        let share = slo.good(&promised) as f64 / (promised.requests() as f64).max(1.0) * 100.0;
+        let slo_requests = self.slo_requests();
+        let share = slo.good(&slo_requests) as f64 / (slo_requests.requests() as f64).max(1.0) * 100.0;
         let holds = if self.holds() { "holds" } else { "does not hold" };
         Some(format!(
-            "{slo} {holds}: {share:.2} % of {} requests within {:?}, goodput {goodput:.1} a second.",
-            promised.requests(),
+            "{slo} {holds}: {share:.2} % of {} requests within {:?}, goodput {goodput:.1}/s.",
+            slo_requests.requests(),
             slo.within
         ))
     }
 
-    /// Whether the generator was so late that a visible part of the latencies is its own.
+    /// Returns whether the generator's lag was a significant part of the latencies.
     pub fn lag_is_notable(&self) -> bool {
         let lag = self.record.lag().quantile(0.99).unwrap_or_default();
         let latency = self.record.total().latencies().quantile(0.99).unwrap_or(Duration::MAX);
         lag.as_secs_f64() >= LAG_SHARE_NOTABLE * latency.as_secs_f64()
     }
 
-    /// Each task under its name, where there are several.
+    /// Returns the statistics of each task, if there are several.
     fn tasks(&self) -> Vec<(String, Group)> {
         let named = self.options.tasks.iter().zip(self.record.tasks());
         let named = named.map(|(task, record)| (task.name.clone(), record.total()));
         Some(named.collect::<Vec<_>>()).filter(|tasks| tasks.len() > 1).unwrap_or_default()
     }
 
-    /// Each stage of each task that has more than the one that is all, under the name by which it was asked for.
+    /// Returns the statistics of each stage, for tasks with several stages.
     fn stages(&self) -> Vec<(String, &Group)> {
         let mut named = Vec::new();
         let several = self.options.tasks.len() > 1;
@@ -156,11 +155,11 @@ impl Report {
         let early = if self.stopped_early { ", stopped early" } else { "" };
         let tasks = tasks.iter().map(|task| {
             let Task { name, workload, pacing } = task;
-            let Workload { inputs, texts, kind, trace, .. } = workload;
-            let unit = if *kind == Kind::Rerank { "documents" } else { "texts" };
+            let TaskWorkload { inputs, texts, kind, trace, .. } = workload;
+            let unit = if *kind == WorkloadType::Rerank { "documents" } else { "texts" };
             let carried = match trace {
                 None => format!("{inputs} of {} {unit} per request ({})", texts.count(), texts.source()),
-                Some(_) => "texts of the recorded lengths".to_owned(),
+                Some(_) => "texts of recorded lengths".to_owned(),
             };
             format!("{name}, {}: {pacing}; {carried}", kind.priority())
         });
@@ -172,11 +171,11 @@ impl Report {
         let lag = self.record.lag();
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|quantile| milliseconds(lag, quantile));
         let warning = if self.lag_is_notable() {
-            " It is a visible part of the latencies: lower the rate, or give the generator more of the machine."
+            " It is a significant part of the latencies: lower the rate, or give the generator more CPU."
         } else {
             ""
         };
-        format!("Lag of the generator itself: p50 {p50} ms, p99 {p99} ms, max {max} ms.{warning}")
+        format!("Generator lag: p50 {p50} ms, p99 {p99} ms, max {max} ms.{warning}")
     }
 }
 
@@ -202,12 +201,12 @@ fn milliseconds(latencies: &Latencies, quantile: f64) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::arrival::ArrivalProcess;
-    use crate::exchange::{Failure, Sample};
+    use crate::exchange::{RequestFailure, Sample};
     use crate::options::{RawOptions, tests::good};
     use crate::profile::tests::profile;
     use crate::record::tests::sample;
 
-    /// A hundred requests nearby, then a hundred far off and fifty time-outs.
+    /// Creates a report of 100 requests to a near region, then 100 to a far region and 50 timeouts.
     pub(crate) fn report() -> Report {
         let rate = "100 for 1s, 150 for 1s".to_owned();
         let options = Options::check(RawOptions { rate, duration: None, ..good() }).unwrap();
@@ -219,7 +218,7 @@ pub(crate) mod tests {
         }
         for number in 0..50 {
             let timeout =
-                Sample { outcome: Err(Failure::Timeout), ..sample(None, 1000 + 10 * number, 10_000) };
+                Sample { outcome: Err(RequestFailure::Timeout), ..sample(None, 1000 + 10 * number, 10_000) };
             record.add(timeout);
         }
         Report {
@@ -251,7 +250,7 @@ pub(crate) mod tests {
         assert_eq!(cells("0s: 100 for 1s")[..5], ["100", "100", "0", "0", "8.00"]);
         assert_eq!(cells("1s: 150 for 1s")[..5], ["150", "100", "50", "100", "90.05"]);
         assert!(table.contains("requests per second 100 for 1s, 150 for 1s (constant)"), "{table}");
-        assert!(table.contains("failed: 50 × no answer in time"), "{table}");
+        assert!(table.contains("failed: 50 × timeout"), "{table}");
         assert!(table.contains("p99 0.08 ms") && !table.contains("lower the rate"), "{table}");
         assert_eq!(report().failed(), 50);
     }
@@ -267,7 +266,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_generator_that_is_late_says_so() {
+    fn the_report_warns_of_a_lagging_generator() {
         let mut late = report();
         for _ in 0..10 {
             late.record.add(Sample { lag: Duration::from_millis(20), ..sample(None, 0, 8) });

@@ -1,4 +1,4 @@
-// Draws the report from the JSON that stands in this page. Nothing is fetched, and no figure comes from elsewhere.
+// Draws the report from the JSON embedded in this page. The script loads no resources, and all numbers come from the JSON.
 "use strict";
 const report = JSON.parse(document.getElementById("report").textContent);
 const page = document.getElementById("page");
@@ -6,13 +6,13 @@ const WIDTH = 1080, LEFT = 68, RIGHT = 16, TOP = 14, BOTTOM = 40;
 
 function element(name, attributes, ...children) {
   const svg = ["svg", "path", "line", "text", "g", "rect", "circle", "title"].includes(name);
-  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
-  made.append(...children.filter(child => child !== null && child !== undefined));
-  return made;
+  const created = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes || {})) created.setAttribute(key, value);
+  created.append(...children.filter(child => child !== null && child !== undefined));
+  return created;
 }
 
-// What cannot be measured is a dash, and not a nought.
+// A missing value is a dash, not a zero.
 function ms(value) {
   if (value === null || value === undefined) return "–";
   return value.toFixed(2);
@@ -23,8 +23,8 @@ function short(value) {
   return String(+value.toPrecision(3));
 }
 function time(value) { return value >= 1000 ? short(value / 1000) + " s" : short(value) + " ms"; }
-const colour = place => "var(--c" + place % 8 + ")";
-// Those who answered. A region has one colour in all plots.
+const colour = index => "var(--c" + index % 8 + ")";
+// Regions with ok responses. A region has the same colour in all plots.
 const serving = Object.keys(report.regions).filter(name => report.regions[name].ok > 0);
 const colourOf = name => colour(serving.indexOf(name));
 
@@ -35,13 +35,13 @@ function table(first, rows) {
     const spans = group.latency_ms;
     const cells = [name, group.requests, group.ok, group.failed, group.retried,
       ms(spans.p50), ms(spans.p90), ms(spans.p99), ms(spans.p999), ms(spans.max)];
-    made.append(element("tr", {}, ...cells.map((cell, place) =>
-      element("td", place === 3 && group.failed > 0 ? { class: "bad" } : {}, String(cell)))));
+    made.append(element("tr", {}, ...cells.map((cell, index) =>
+      element("td", index === 3 && group.failed > 0 ? { class: "bad" } : {}, String(cell)))));
   }
   return element("div", { class: "scroll" }, made);
 }
 
-// Round numbers that divide [0, max] into some five parts, or as many as are said.
+// Round numbers that divide [0, max] into about `parts` parts, five by default.
 function ticks(max, least, parts) {
   const step0 = Math.max(max / (parts || 5), least || 0), power = Math.pow(10, Math.floor(Math.log10(step0)));
   const step = [1, 2, 5, 10].map(factor => factor * power).find(step => step >= step0 * 0.999);
@@ -54,7 +54,7 @@ function frame(height) {
   return element("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img" });
 }
 
-// Where the label of each mark stands: above the plot, beside its line, and a row down where it would cover another one.
+// Positions of the labels of the marks: above the plot, beside the line, in the next row if two labels would overlap.
 function labels(x) {
   const rows = [];
   return report.marks.map(mark => {
@@ -67,7 +67,7 @@ function labels(x) {
   });
 }
 
-// A plot over time: seconds of the run from left to right, with the marks.
+// Plot over the seconds of the run, with the marks.
 function overTime(inner, max, unit) {
   const seconds = Math.max(1, Math.ceil(report.duration_ms / 1000), ...report.seconds.map(row => row.second + 1));
   const x = second => LEFT + second / seconds * (WIDTH - LEFT - RIGHT);
@@ -82,7 +82,7 @@ function overTime(inner, max, unit) {
   for (const tick of ticks(seconds, 1, 10)) {
     svg.append(element("text", { x: x(tick), y: height - BOTTOM + 18, "text-anchor": "middle" }, short(tick)));
   }
-  svg.append(element("text", { x: WIDTH - RIGHT, y: height - 6, "text-anchor": "end" }, "seconds since the start, by when requests were to start"));
+  svg.append(element("text", { x: WIDTH - RIGHT, y: height - 6, "text-anchor": "end" }, "seconds since the start, by intended start of the requests"));
   const finish = () => {
     for (const { at, flips, row, label } of marks) {
       const above = TOP + 18 * row;
@@ -99,15 +99,15 @@ function legend(entries) {
     element("span", {}, element("i", { class: kind || "", style: kind === "area" ? `background:${stroke}` : `border-color:${stroke}` }), name)));
 }
 
-// One line through those seconds that have a value; where one has none, the line is broken.
+// Line through the seconds that have a value; seconds without a value interrupt it.
 function line(plot, points, attributes) {
   let path = "", before = null;
-  points.forEach(([second, value], place) => {
+  points.forEach(([second, value], index) => {
     const [x, y] = [plot.x(second + 0.5).toFixed(1), plot.y(value).toFixed(1)];
-    const joins = before === second - 1, goesOn = place + 1 < points.length && points[place + 1][0] === second + 1;
+    const joins = before === second - 1, continues = index + 1 < points.length && points[index + 1][0] === second + 1;
     path += (joins ? "L" : "M") + x + " " + y;
-    // A second that stands alone is a point.
-    if (!joins && !goesOn) plot.svg.append(element("circle", { cx: x, cy: y, r: 3, fill: attributes.stroke }));
+    // An isolated second is a point.
+    if (!joins && !continues) plot.svg.append(element("circle", { cx: x, cy: y, r: 3, fill: attributes.stroke }));
     before = second;
   });
   plot.svg.append(element("path", { d: path || "M0 0", fill: "none", "stroke-width": 2, "stroke-linecap": "round", "stroke-linejoin": "round", ...attributes }));
@@ -115,7 +115,7 @@ function line(plot, points, attributes) {
 
 function latency(task) {
   const names = serving.filter(name => task.regions[name] && task.regions[name].ok > 0);
-  if (names.length === 0) return [element("p", { class: "soft" }, "Nothing was answered.")];
+  if (names.length === 0) return [element("p", { class: "soft" }, "No ok responses.")];
   const values = task.seconds.flatMap(row => Object.values(row.regions).map(here => here.p99_ms || 0));
   const plot = overTime(286, Math.max(0.1, ...values) * 1.08, time);
   const entries = [];
@@ -132,7 +132,7 @@ function latency(task) {
 function percentiles() {
   const height = 320, svg = frame(height), decades = 5;
   const curves = report.tasks.map(task => [task.name, task.percentiles]);
-  // Lookups and a backfill lie decades apart, so this axis is logarithmic too.
+  // Latencies of queries and of a backfill differ by decades, so this axis is logarithmic as well.
   const values = curves.flatMap(([, points]) => points.map(point => Math.max(point[1], 0.001)));
   const low = Math.min(...values, 1e6) * 0.8, high = Math.max(low * 10, ...values) * 1.2;
   const x = share => LEFT + Math.min(decades, -Math.log10(1 - share)) / decades * (WIDTH - LEFT - RIGHT);
@@ -148,23 +148,23 @@ function percentiles() {
     svg.append(element("line", { class: "grid", x1: x(share), x2: x(share), y1: TOP, y2: height - BOTTOM }),
       element("text", { x: x(share), y: height - BOTTOM + 18, "text-anchor": share === 0.99999 ? "end" : "middle" }, name));
   }
-  svg.append(element("text", { x: WIDTH - RIGHT, y: height - 6, "text-anchor": "end" }, "share of answered requests, as far as there were requests to tell"));
-  curves.forEach(([, points], place) => {
+  svg.append(element("text", { x: WIDTH - RIGHT, y: height - 6, "text-anchor": "end" }, "share of ok requests, as far as the number of requests supports it"));
+  curves.forEach(([, points], index) => {
     const path = points.map(([share, value], at) => (at ? "L" : "M") + x(share).toFixed(1) + " " + y(value).toFixed(1)).join("");
-    svg.append(element("path", { d: path || "M0 0", fill: "none", stroke: colour(place), "stroke-width": 2 }));
+    svg.append(element("path", { d: path || "M0 0", fill: "none", stroke: colour(index), "stroke-width": 2 }));
   });
-  return [legend(curves.map(([name], place) => [name, colour(place)])), svg];
+  return [legend(curves.map(([name], index) => [name, colour(index)])), svg];
 }
 
 function throughput() {
   const count = (row, key) => Object.values(row.regions).reduce((sum, here) => sum + here[key], 0);
   const most = Math.max(1, ...report.seconds.map(row => count(row, "ok") + count(row, "failed")));
   const plot = overTime(226, most * 1.08, short);
-  // Seconds without a request are noughts here and not gaps.
+  // Seconds without a request are zeros here, not gaps.
   const all = Array.from({ length: plot.seconds }, (_, second) => report.seconds.find(row => row.second === second) || { second, regions: {} });
   line(plot, all.map(row => [row.second, count(row, "ok")]), { stroke: "var(--c2)" });
   line(plot, all.map(row => [row.second, count(row, "failed")]), { stroke: "var(--bad)" });
-  return [legend([["ok a second", "var(--c2)"], ["failed a second", "var(--bad)"]]), plot.finish()];
+  return [legend([["ok/s", "var(--c2)"], ["failed/s", "var(--bad)"]]), plot.finish()];
 }
 
 function served() {
@@ -213,28 +213,28 @@ page.append(element("div", { class: "figures" },
   report.slo ? figure(report.slo.holds ? "holds" : "does not hold", report.slo.objective, !report.slo.holds) : null,
   report.slo ? figure(short(report.slo.goodput_per_s) + " /s", "goodput") : null));
 if (report.lag_notable) {
-  page.append(element("p", { class: "bad" }, `The generator itself was late (p99 ${ms(report.lag_ms.p99)} ms): a visible part of the latencies is its own.`));
+  page.append(element("p", { class: "bad" }, `The lag of the generator (p99 ${ms(report.lag_ms.p99)} ms) is a significant part of the latencies.`));
 }
 for (const task of report.tasks) {
   heading("Latency over time by region" + (report.tasks.length > 1 ? ": " + task.name : ""), ...latency(task));
 }
 heading("Percentiles", ...percentiles());
 heading("Throughput and errors", ...throughput());
-heading("Who served", ...served());
+heading("Requests by serving region", ...served());
 if (report.marks.length > 0) {
-  heading("What happened meanwhile", element("table", {}, ...report.marks.map(mark =>
+  heading("Events", element("table", {}, ...report.marks.map(mark =>
     element("tr", {}, element("td", {}, short(mark.at_ms / 1000) + " s"), element("td", { style: "text-align:left;width:100%" }, mark.label)))));
 }
 heading("By region", table("region", [...Object.entries(report.regions), ["total", total]]));
 if (report.tasks.length > 1) heading("By task", table("task", report.tasks.map(task => [task.name, task])));
 const stages = report.tasks.flatMap(task => task.stages.length > 1 ? task.stages.map(stage =>
-  [`${task.name} from ${short(stage.start_ms / 1000)} s: ${stage.rate_from_per_s === stage.rate_to_per_s ? stage.rate_from_per_s : stage.rate_from_per_s + " to " + stage.rate_to_per_s} a second`, stage]) : []);
+  [`${task.name} from ${short(stage.start_ms / 1000)} s: ${stage.rate_from_per_s === stage.rate_to_per_s ? stage.rate_from_per_s : stage.rate_from_per_s + " to " + stage.rate_to_per_s} requests/s`, stage]) : []);
 if (stages.length > 0) heading("By stage", table("stage", stages));
 if (total.failures.length > 0) {
   heading("Failures", element("table", {}, ...total.failures.map(failure =>
     element("tr", {}, element("td", {}, failure.cause), element("td", {}, String(failure.count))))));
 }
 page.append(element("footer", {},
-  `Milliseconds of answered requests, from the moment at which each was to start. Lag of the generator itself: p50 ${ms(report.lag_ms.p50)} ms, ` +
-  `p99 ${ms(report.lag_ms.p99)} ms, max ${ms(report.lag_ms.max)} ms. A second's own percentiles are rounded up by 0.8 % at most. ` +
-  "All figures are those of the JSON that stands in this page."));
+  `Latencies in milliseconds, of ok requests, from the intended start. Generator lag: p50 ${ms(report.lag_ms.p50)} ms, ` +
+  `p99 ${ms(report.lag_ms.p99)} ms, max ${ms(report.lag_ms.max)} ms. Percentiles of single seconds are rounded up by at most 0.8 %. ` +
+  "All numbers come from the JSON embedded in this page."));

@@ -1,21 +1,21 @@
-//! Texts with the vectors that they must come back as: a JSON object a line, `{"text": "…", "embedding": [0.1, …]}`.
+//! Expected vectors: a file with one JSON object per line, `{"text": "…", "embedding": [0.1, …]}`.
 //!
-//! A deployment that answers quickly with another model's vectors, or with rows of another request, is found by nothing
-//! else.
+//! They detect a deployment that responds quickly with another model's vectors, or with rows of another request, which
+//! no other check finds.
 
 use std::path::Path;
 
 use serde::Deserialize;
 
-use super::texts::{FILE_BYTES_MAX, Texts};
+use super::texts::{FILE_BYTES_MAX, TextSet};
 
-/// How far a number may be from the expected one unless somebody says: int8 and f32 of one model differ by less in each of
-/// 384 numbers of a row of length one.
+/// Default tolerance per number: int8 and f32 variants of one model differ by less in each of the 384 numbers of a unit
+/// vector.
 pub const TOLERANCE: f32 = 0.02;
 
-/// What is right for each text, by its place.
+/// Expected vector of each text, by index.
 #[derive(Debug, PartialEq)]
-pub struct Vectors {
+pub struct ExpectedVectors {
     rows: Vec<Vec<f32>>,
     tolerance: f32,
 }
@@ -26,16 +26,16 @@ struct Line {
     embedding: Vec<f32>,
 }
 
-impl Vectors {
+impl ExpectedVectors {
     /// Reads a file of texts with their vectors.
-    pub fn read(path: &Path, tolerance: f32) -> Result<(Texts, Vectors), Vec<String>> {
+    pub fn read(path: &Path, tolerance: f32) -> Result<(TextSet, ExpectedVectors), Vec<String>> {
         let fail = |what: String| vec![format!("--expect {}: {what}", path.display())];
         if !(tolerance.is_finite() && tolerance >= 0.0) {
-            return Err(vec![format!("--tolerance {tolerance}: write a number from 0, like {TOLERANCE}")]);
+            return Err(vec![format!("--tolerance {tolerance}: write a number from 0, such as {TOLERANCE}")]);
         }
         let bytes = std::fs::metadata(path).map_err(|error| fail(format!("cannot be read: {error}")))?.len();
         if bytes > FILE_BYTES_MAX {
-            return Err(fail(format!("has {bytes} bytes; at most {FILE_BYTES_MAX} are read")));
+            return Err(fail(format!("has {bytes} bytes; the limit is {FILE_BYTES_MAX}")));
         }
         let content =
             std::fs::read_to_string(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
@@ -48,18 +48,21 @@ impl Vectors {
         let lines = lines.collect::<Result<Vec<Line>, _>>()?;
         let dimensions = lines.first().map(|line| line.embedding.len());
         if let Some(odd) = lines.iter().position(|line| Some(line.embedding.len()) != dimensions) {
-            return Err(fail(format!("the vector of text {} has another length than the first", odd + 1)));
+            return Err(fail(format!("the vector of text {} differs in length from the first", odd + 1)));
         }
         if lines.is_empty() {
-            return Err(fail("holds no text; write one a line with its vector".to_owned()));
+            return Err(fail("contains no text; write one per line with its vector".to_owned()));
         }
-        let texts = Texts::of(lines.iter().map(|line| &*line.text), path.display().to_string());
-        Ok((texts, Vectors { rows: lines.into_iter().map(|line| line.embedding).collect(), tolerance }))
+        let texts = TextSet::of(lines.iter().map(|line| &*line.text), path.display().to_string());
+        Ok((
+            texts,
+            ExpectedVectors { rows: lines.into_iter().map(|line| line.embedding).collect(), tolerance },
+        ))
     }
 
-    /// Whether `row` is what the text at `place` must come back as.
-    pub(crate) fn holds(&self, place: usize, row: &[f32]) -> bool {
-        let expected = &self.rows[place % self.rows.len()];
+    /// Returns whether `row` matches the expected vector of the text with this index.
+    pub(crate) fn matches(&self, index: usize, row: &[f32]) -> bool {
+        let expected = &self.rows[index % self.rows.len()];
         expected.len() == row.len()
             && expected.iter().zip(row).all(|(expected, got)| (expected - got).abs() <= self.tolerance)
     }
@@ -69,30 +72,30 @@ impl Vectors {
 mod tests {
     use super::*;
 
-    fn read(content: &str, tolerance: f32) -> Result<(Texts, Vectors), Vec<String>> {
+    fn read(content: &str, tolerance: f32) -> Result<(TextSet, ExpectedVectors), Vec<String>> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("expected.jsonl");
         std::fs::write(&path, content).unwrap();
-        Vectors::read(&path, tolerance)
+        ExpectedVectors::read(&path, tolerance)
     }
 
     #[test]
-    fn a_row_is_right_within_the_tolerance() {
+    fn a_row_matches_within_the_tolerance() {
         let lines = "{\"text\":\"a\",\"embedding\":[0.5,1.0]}\n\n{\"text\":\"b\",\"embedding\":[0.0,0.25]}\n";
         let (texts, vectors) = read(lines, 0.125).unwrap();
         assert_eq!(texts.of_request(0, 2).collect::<Vec<_>>(), ["\"a\"", "\"b\""]);
-        assert!(vectors.holds(0, &[0.625, 0.875]) && vectors.holds(3, &[0.0, 0.25]));
-        assert!(!vectors.holds(0, &[0.63, 1.0]), "one past the tolerance");
-        assert!(!vectors.holds(0, &[0.5]) && !vectors.holds(0, &[f32::NAN, 1.0]));
+        assert!(vectors.matches(0, &[0.625, 0.875]) && vectors.matches(3, &[0.0, 0.25]));
+        assert!(!vectors.matches(0, &[0.63, 1.0]), "one past the tolerance");
+        assert!(!vectors.matches(0, &[0.5]) && !vectors.matches(0, &[f32::NAN, 1.0]));
     }
 
     #[test]
-    fn what_cannot_be_expected_is_refused() {
+    fn invalid_files_are_rejected() {
         let check = |content: &str, tolerance: f32, expected: &str| {
             let problems = read(content, tolerance).map(|_| ()).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains(expected), "{expected} in {problems:?}");
         };
-        check("", 0.1, "holds no text");
+        check("", 0.1, "contains no text");
         check("{\"text\":\"a\"}", 0.1, "line 1");
         check("{\"text\":\"a\",\"embedding\":[1]}\n{\"text\":\"b\",\"embedding\":[1,2]}", 0.1, "text 2");
         check("", -0.1, "--tolerance");

@@ -1,10 +1,11 @@
-//! What requests carry: the shapes of work that an endpoint for embeddings meets.
+//! Workloads: content of the requests.
 //!
-//! People look things up in a few words, programs index passages, backfills send hundreds of texts at a time for hours,
-//! and a reranker gets a question with the documents that may answer it. Each is a [`Kind`] with its own lengths, batch and
-//! priority. What they carry comes from a file, or is made up from the seed of the run; never from chance.
+//! An embeddings endpoint serves short search queries, passages for indexing, backfills with hundreds of texts per
+//! request for hours, and rerank requests with a query and its documents. Each is a [`WorkloadType`] with its own text
+//! lengths, batch size and priority. The texts come from a file or are generated from the seed of the run; they are
+//! deterministic.
 //!
-//! Request bodies are put together by copying texts that were encoded before the run ([`texts`]).
+//! Request bodies are assembled by copying texts that were encoded before the run ([`texts`]).
 
 pub mod expected;
 pub mod texts;
@@ -16,128 +17,138 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::priority::Priority;
-use expected::Vectors;
-use texts::Texts;
+use expected::ExpectedVectors;
+use texts::TextSet;
 use trace::Trace;
 
-/// The most inputs of one request: what OpenAI's API takes.
+/// Maximum inputs per request, the limit of OpenAI's API.
 pub const INPUTS_MAX: usize = 2048;
 
-/// The most documents of one request to rerank: what Cohere's API takes.
+/// Maximum documents per rerank request, the limit of Cohere's API.
 pub const DOCUMENTS_MAX: usize = 1000;
 
-/// A shape of work.
+/// Type of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum WorkloadType {
     /// Search queries of 8 to 16 tokens, one a request.
-    Lookups,
+    Queries,
     /// Paragraphs of 128 tokens, one a request.
     Passages,
     /// Texts of all lengths, log-normal, one a request.
     Mixed,
     /// A backfill: passages in large batches, in the bulk priority.
     Bulk,
-    /// A query and the documents to be put in order for it.
+    /// Queries with documents to rank.
     Rerank,
 }
 
-impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 5] = [Kind::Lookups, Kind::Passages, Kind::Mixed, Kind::Bulk, Kind::Rerank];
+impl WorkloadType {
+    /// All types.
+    pub const ALL: [WorkloadType; 5] = [
+        WorkloadType::Queries,
+        WorkloadType::Passages,
+        WorkloadType::Mixed,
+        WorkloadType::Bulk,
+        WorkloadType::Rerank,
+    ];
 
-    /// As it is typed.
+    /// Returns the name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
-            Kind::Lookups => "lookups",
-            Kind::Passages => "passages",
-            Kind::Mixed => "mixed",
-            Kind::Bulk => "bulk",
-            Kind::Rerank => "rerank",
+            WorkloadType::Queries => "queries",
+            WorkloadType::Passages => "passages",
+            WorkloadType::Mixed => "mixed",
+            WorkloadType::Bulk => "bulk",
+            WorkloadType::Rerank => "rerank",
         }
     }
 
-    /// Where its requests go, below the URL of the API.
+    /// Returns the path of its requests below the base URL.
     pub fn path(self) -> &'static str {
         match self {
-            Kind::Lookups | Kind::Passages | Kind::Mixed | Kind::Bulk => "/v1/embeddings",
-            Kind::Rerank => "/v1/rerank",
+            WorkloadType::Queries | WorkloadType::Passages | WorkloadType::Mixed | WorkloadType::Bulk => {
+                "/v1/embeddings"
+            }
+            WorkloadType::Rerank => "/v1/rerank",
         }
     }
 
-    /// The priority that it asks for.
+    /// Returns the priority of its requests.
     pub fn priority(self) -> Priority {
         match self {
-            Kind::Bulk => Priority::Bulk,
-            Kind::Lookups | Kind::Passages | Kind::Mixed | Kind::Rerank => Priority::Interactive,
+            WorkloadType::Bulk => Priority::Bulk,
+            WorkloadType::Queries | WorkloadType::Passages | WorkloadType::Mixed | WorkloadType::Rerank => {
+                Priority::Interactive
+            }
         }
     }
 
-    /// How many inputs or documents a request has, unless somebody says.
+    /// Returns the default number of inputs or documents per request.
     pub fn inputs(self) -> usize {
         match self {
-            Kind::Lookups | Kind::Passages | Kind::Mixed => 1,
-            Kind::Bulk => 128,
-            Kind::Rerank => 20,
+            WorkloadType::Queries | WorkloadType::Passages | WorkloadType::Mixed => 1,
+            WorkloadType::Bulk => 128,
+            WorkloadType::Rerank => 20,
         }
     }
 
-    /// How many it may have.
+    /// Returns the maximum number of inputs or documents per request.
     pub fn inputs_max(self) -> usize {
-        if self == Kind::Rerank { DOCUMENTS_MAX } else { INPUTS_MAX }
+        if self == WorkloadType::Rerank { DOCUMENTS_MAX } else { INPUTS_MAX }
     }
 
-    /// How long its texts are when they are made up.
-    pub fn lengths(self) -> words::Lengths {
+    /// Returns the length distribution of generated texts.
+    pub fn lengths(self) -> words::TextLengths {
         match self {
-            Kind::Lookups => words::Lengths::Lookup,
-            Kind::Passages | Kind::Bulk | Kind::Rerank => words::Lengths::Passage,
-            Kind::Mixed => words::Lengths::Mixed,
+            WorkloadType::Queries => words::TextLengths::Query,
+            WorkloadType::Passages | WorkloadType::Bulk | WorkloadType::Rerank => words::TextLengths::Passage,
+            WorkloadType::Mixed => words::TextLengths::Mixed,
         }
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for WorkloadType {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Kind, String> {
-        let known = Kind::ALL.map(Kind::as_str);
-        Kind::ALL
+    fn from_str(text: &str) -> Result<WorkloadType, String> {
+        let known = WorkloadType::ALL.map(WorkloadType::as_str);
+        WorkloadType::ALL
             .into_iter()
             .find(|kind| kind.as_str() == text)
-            .ok_or_else(|| format!("there is no workload {text:?}; write one of {}", known.join(", ")))
+            .ok_or_else(|| format!("unknown workload {text:?}; write one of {}", known.join(", ")))
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for WorkloadType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-/// The requests of one task.
+/// Workload of one task.
 #[derive(Clone, Debug)]
-pub struct Workload {
-    /// Their shape.
-    pub kind: Kind,
-    /// How many inputs each carries, or documents.
+pub struct TaskWorkload {
+    /// Type of the workload.
+    pub kind: WorkloadType,
+    /// Inputs or documents per request.
     pub inputs: usize,
-    /// What they carry.
-    pub texts: Texts,
-    /// The queries of a task that reranks.
-    pub queries: Option<Texts>,
-    /// What is right for each text, where somebody says.
-    pub expected: Option<Arc<Vectors>>,
-    /// The sizes of requests, where they were recorded.
+    /// Texts of the requests.
+    pub texts: TextSet,
+    /// Queries of rerank requests.
+    pub queries: Option<TextSet>,
+    /// Expected vectors, if given.
+    pub expected: Option<Arc<ExpectedVectors>>,
+    /// Recorded request sizes, for a replay.
     pub trace: Option<Trace>,
 }
 
-impl Workload {
-    /// How many rows the answer to request `number` must have.
+impl TaskWorkload {
+    /// Returns the number of rows that the response to request `number` must have.
     pub fn rows(&self, number: u64) -> usize {
         self.trace.as_ref().map_or(self.inputs, |trace| trace.request(number).inputs)
     }
 
-    /// Writes the body of request `number` for the deployment `model`, a JSON string.
+    /// Writes the body of request `number`; `model` is the name of the deployment as a JSON string.
     pub(crate) fn body(&self, number: u64, model: &str, body: &mut Vec<u8>) {
         let rows = self.rows(number);
         let texts = match &self.trace {
@@ -154,8 +165,8 @@ impl Workload {
                 body.extend_from_slice(b",\"documents\":[");
             }
         }
-        for (place, text) in texts.of_request(number, rows).enumerate() {
-            if place > 0 {
+        for (index, text) in texts.of_request(number, rows).enumerate() {
+            if index > 0 {
                 body.push(b',');
             }
             body.extend_from_slice(text.as_bytes());
@@ -169,35 +180,36 @@ pub(crate) mod tests {
     use super::*;
     use serde_json::Value;
 
-    pub(crate) fn workload(kind: Kind) -> Workload {
-        let queries = (kind == Kind::Rerank).then(|| Texts::generated(2, words::Lengths::Lookup));
-        let texts = Texts::generated(1, kind.lengths());
-        Workload { kind, inputs: kind.inputs(), texts, queries, expected: None, trace: None }
+    pub(crate) fn workload(kind: WorkloadType) -> TaskWorkload {
+        let queries =
+            (kind == WorkloadType::Rerank).then(|| TextSet::generated(2, words::TextLengths::Query));
+        let texts = TextSet::generated(1, kind.lengths());
+        TaskWorkload { kind, inputs: kind.inputs(), texts, queries, expected: None, trace: None }
     }
 
-    fn body(workload: &Workload, number: u64) -> Value {
+    fn body(workload: &TaskWorkload, number: u64) -> Value {
         let mut body = Vec::new();
         workload.body(number, "\"m\"", &mut body);
         serde_json::from_slice(&body).unwrap()
     }
 
     #[test]
-    fn bodies_are_those_of_the_api_that_is_asked() {
-        for kind in Kind::ALL {
+    fn bodies_match_the_api() {
+        for kind in WorkloadType::ALL {
             assert_eq!(kind.as_str().parse(), Ok(kind));
             let body = body(&workload(kind), 3);
             assert_eq!(body["model"], "m", "{kind}");
-            let list = if kind == Kind::Rerank { "documents" } else { "input" };
+            let list = if kind == WorkloadType::Rerank { "documents" } else { "input" };
             assert_eq!(body[list].as_array().map(Vec::len), Some(kind.inputs()), "{kind}");
-            assert_eq!(body["query"].is_string(), kind == Kind::Rerank, "{kind}");
+            assert_eq!(body["query"].is_string(), kind == WorkloadType::Rerank, "{kind}");
         }
-        let problem = "typos".parse::<Kind>().unwrap_err();
-        assert!(problem.contains("lookups, passages, mixed, bulk, rerank"), "{problem}");
+        let problem = "typos".parse::<WorkloadType>().unwrap_err();
+        assert!(problem.contains("queries, passages, mixed, bulk, rerank"), "{problem}");
     }
 
     #[test]
     fn equal_seeds_give_equal_bodies_and_requests_differ() {
-        let [one, same] = [workload(Kind::Mixed), workload(Kind::Mixed)];
+        let [one, same] = [workload(WorkloadType::Mixed), workload(WorkloadType::Mixed)];
         assert_eq!(body(&one, 7), body(&same, 7));
         assert_ne!(body(&one, 7), body(&one, 8));
     }

@@ -1,10 +1,10 @@
-//! What is embedded: texts from a file, or generated ones that say so.
+//! Texts of requests, from a file or generated.
 //!
-//! A file gives one text per line; if its name ends in `.jsonl` or `.ndjson`, each line is an object with a string
-//! `text`. Which of the two holds is decided by the name and not by looking, so that a plain text which happens to
-//! begin with a brace stays a text. Empty lines are skipped.
+//! A file contains one text per line; if its name ends in `.jsonl` or `.ndjson`, each line is an object with a string
+//! `text`. The name decides, not the content, so that a plain text that begins with a brace stays a text. Empty lines
+//! are skipped.
 //!
-//! Texts are kept as the JSON strings that requests carry, so that a request is put together by copying.
+//! Texts are stored as the JSON strings of request bodies, so that a body is assembled by copying.
 
 use std::fmt;
 use std::path::Path;
@@ -13,20 +13,20 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde::Deserialize;
 
-use super::words::{Lengths, Words};
+use super::words::{TextLengths, WordList};
 
-/// The largest file of texts. It is held in memory, once as read and once as requests carry it.
+/// Maximum size of a file of texts. It is held in memory twice: as read, and encoded.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// How many problems of one file are named before the rest is only counted.
+/// Maximum number of reported problems per file; further ones are only counted.
 const PROBLEMS_NAMED_MAX: usize = 5;
 
-/// How many texts are generated when no file is given: enough that a cache of answers would not serve them all at once.
+/// Number of generated texts: enough to make cached responses rare.
 const GENERATED: usize = 10_000;
 
-/// The texts of a run; at least one.
+/// Texts of a run; at least one.
 #[derive(Clone, Debug)]
-pub struct Texts {
+pub struct TextSet {
     encoded: Vec<Box<str>>,
     source: String,
 }
@@ -36,15 +36,17 @@ struct Line {
     text: String,
 }
 
-impl Texts {
-    /// Reads a file, or says what is wrong with it, all at once.
-    pub fn read(path: &Path) -> Result<Texts, Vec<String>> {
+impl TextSet {
+    /// Reads a file, or returns all problems.
+    pub fn read(path: &Path) -> Result<TextSet, Vec<String>> {
         let shown = path.display();
         let fail = |what: fmt::Arguments<'_>| vec![format!("--texts {shown}: {what}")];
         let bytes =
             std::fs::metadata(path).map_err(|error| fail(format_args!("cannot be read: {error}")))?.len();
         if bytes > FILE_BYTES_MAX {
-            return Err(fail(format_args!("has {bytes} bytes; split it, at most {FILE_BYTES_MAX} are read")));
+            return Err(fail(format_args!(
+                "has {bytes} bytes; the limit is {FILE_BYTES_MAX}, split the file"
+            )));
         }
         let content = std::fs::read(path).map_err(|error| fail(format_args!("cannot be read: {error}")))?;
         let content = String::from_utf8(content).map_err(|error| {
@@ -62,48 +64,48 @@ impl Texts {
             problems.iter().flat_map(|problem| fail(format_args!("{problem}"))).collect::<Vec<_>>()
         })?;
         if encoded.is_empty() {
-            return Err(fail(format_args!("holds no text; write one per line")));
+            return Err(fail(format_args!("contains no text; write one per line")));
         }
-        Ok(Texts { encoded, source: shown.to_string() })
+        Ok(TextSet { encoded, source: shown.to_string() })
     }
 
-    /// Texts of everyday words. Equal seeds give equal texts.
-    pub fn generated(seed: u64, lengths: Lengths) -> Texts {
-        Texts::some(GENERATED, seed, lengths)
+    /// Generates texts of common words. Equal seeds give equal texts.
+    pub fn generated(seed: u64, lengths: TextLengths) -> TextSet {
+        TextSet::some(GENERATED, seed, lengths)
     }
 
-    /// So many of them.
-    pub(super) fn some(count: usize, seed: u64, lengths: Lengths) -> Texts {
-        let (words, mut rng) = (Words::new(), SmallRng::seed_from_u64(seed));
+    /// Generates `count` texts.
+    pub(super) fn some(count: usize, seed: u64, lengths: TextLengths) -> TextSet {
+        let (words, mut rng) = (WordList::new(), SmallRng::seed_from_u64(seed));
         let text = |_| {
             let tokens = lengths.draw(&mut rng);
             encode(&words.text(tokens, &mut rng))
         };
         let encoded = (0..count).map(text).collect();
-        Texts { encoded, source: format!("generated from seed {seed}") }
+        TextSet { encoded, source: format!("generated from seed {seed}") }
     }
 
-    /// These texts.
-    pub(crate) fn of<'a>(texts: impl Iterator<Item = &'a str>, source: String) -> Texts {
-        Texts { encoded: texts.map(encode).collect(), source }
+    /// Creates a set of given texts.
+    pub(crate) fn of<'a>(texts: impl Iterator<Item = &'a str>, source: String) -> TextSet {
+        TextSet { encoded: texts.map(encode).collect(), source }
     }
 
-    /// Where they came from, for the report.
+    /// Returns the source of the texts, for the report.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// How many there are.
+    /// Returns the number of texts.
     pub fn count(&self) -> usize {
         self.encoded.len()
     }
 
-    /// The place of the first text of request `number`, where each takes `inputs` of them.
+    /// Returns the index of the first text of request `number`, with `inputs` texts per request.
     pub fn first(&self, number: u64, inputs: usize) -> usize {
         (u128::from(number) * inputs as u128 % self.encoded.len() as u128) as usize
     }
 
-    /// The `inputs` texts of request `number` as JSON strings. Requests walk through the texts and start over.
+    /// Returns the `inputs` texts of request `number` as JSON strings. Requests cycle through the texts.
     pub fn of_request(&self, number: u64, inputs: usize) -> impl Iterator<Item = &str> {
         let (before, from) = self.encoded.split_at(self.first(number, inputs));
         from.iter().chain(before).cycle().take(inputs).map(|text| &**text)
@@ -118,7 +120,7 @@ fn lines(content: &str) -> Vec<Box<str>> {
     content.lines().filter(|line| !line.trim().is_empty()).map(encode).collect()
 }
 
-/// The texts, or the first problems and how many there are in all.
+/// Returns the texts, or the first problems with the total number of problems.
 fn objects(content: &str) -> Result<Vec<Box<str>>, (Vec<String>, usize)> {
     let (mut texts, mut problems, mut wrong) = (Vec::new(), Vec::new(), 0);
     for (number, line) in content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -144,7 +146,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
-        match (Texts::read(&path), expected) {
+        match (TextSet::read(&path), expected) {
             (Ok(texts), Ok(expected)) => {
                 assert_eq!(texts.of_request(0, expected.len()).collect::<Vec<_>>(), expected);
                 assert_eq!(texts.count(), expected.len());
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_text_also_when_it_looks_like_json() {
+    fn a_line_of_a_text_file_is_a_text_even_if_it_looks_like_json() {
         check("a.txt", b"one \"quoted\"\r\n\n{two}\n", Ok(&[r#""one \"quoted\"""#, r#""{two}""#]));
     }
 
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_line_is_counted_and_the_first_are_named() {
+    fn invalid_lines_are_counted_and_the_first_are_reported() {
         check("a.jsonl", b"{\"text\": \"one\"}\nplain\n{\"text\": 3}\n", Err(&["line 2", "line 3"]));
         let eight = b"plain\n".repeat(8);
         check("a.jsonl", &eight, Err(&["line 1", "line 2", "line 3", "line 4", "line 5", "and 3 more"]));
@@ -182,25 +184,25 @@ mod tests {
 
     #[test]
     fn a_file_without_texts_is_refused() {
-        check("a.txt", b"\n  \n", Err(&["holds no text"]));
+        check("a.txt", b"\n  \n", Err(&["contains no text"]));
         check("a.txt", b"one\n\xff\n", Err(&["line 2 is not UTF-8"]));
-        let problems = Texts::read(Path::new("/no/such/file")).unwrap_err();
+        let problems = TextSet::read(Path::new("/no/such/file")).unwrap_err();
         assert!(problems.len() == 1 && problems[0].contains("cannot be read"), "{problems:?}");
     }
 
     #[test]
-    fn requests_walk_through_the_texts_and_start_over() {
-        let texts = Texts { encoded: ["a", "b", "c"].map(Box::from).into(), source: String::new() };
+    fn requests_cycle_through_the_texts() {
+        let texts = TextSet { encoded: ["a", "b", "c"].map(Box::from).into(), source: String::new() };
         let of = |number, inputs| texts.of_request(number, inputs).collect::<String>();
         assert_eq!([of(0, 2), of(1, 2), of(2, 2), of(3, 1), of(0, 7)], ["ab", "ca", "bc", "a", "abcabca"]);
     }
 
     #[test]
-    fn generated_texts_come_from_their_seed_and_say_so() {
-        let texts = Texts::generated(5, Lengths::Lookup);
+    fn generated_texts_depend_on_the_seed() {
+        let texts = TextSet::generated(5, TextLengths::Query);
         assert_eq!(texts.source(), "generated from seed 5");
-        let all = |texts: &Texts| texts.of_request(0, texts.count()).map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(all(&texts), all(&Texts::generated(5, Lengths::Lookup)));
-        assert_ne!(all(&texts), all(&Texts::generated(6, Lengths::Lookup)));
+        let all = |texts: &TextSet| texts.of_request(0, texts.count()).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(all(&texts), all(&TextSet::generated(5, TextLengths::Query)));
+        assert_ne!(all(&texts), all(&TextSet::generated(6, TextLengths::Query)));
     }
 }

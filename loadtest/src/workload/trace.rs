@@ -1,8 +1,8 @@
-//! A run that was recorded: when each request came, and how large it was.
+//! Recorded trace: start time and size of each request.
 //!
-//! CSV with a head (`at_s,tokens,inputs`) or JSON lines (`{"at_s": 0.25, "tokens": 12, "inputs": 1}`), by the name of the
-//! file. Only the start is needed; without the others a request carries one text of twelve tokens. What was asked is not in
-//! a trace, nor should it be: texts of the recorded lengths are made up.
+//! The format is CSV with a header line (`at_s,tokens,inputs`) or JSON lines (`{"at_s": 0.25, "tokens": 12, "inputs":
+//! 1}`), by the file name. Only the start is required; the defaults are 12 tokens and one input. Traces do not, and
+//! should not, contain the texts themselves: texts of the recorded lengths are generated.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,67 +12,67 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::INPUTS_MAX;
-use super::texts::{FILE_BYTES_MAX, Texts};
-use super::words::Lengths;
+use super::texts::{FILE_BYTES_MAX, TextSet};
+use super::words::TextLengths;
 use crate::options::DURATION_MAX;
 
-/// Requests of one trace.
+/// Maximum requests of a trace.
 pub const REQUESTS_MAX: usize = 10_000_000;
 
-/// The longest text that is made up.
+/// Maximum tokens of a generated text.
 pub const TOKENS_MAX: usize = 8192;
 
-/// How many texts of one length are made up, so that a cache of answers would not serve them all at once.
-const TEXTS_OF_A_LENGTH: usize = 64;
+/// Number of generated texts per length: enough to make cached responses rare.
+const TEXTS_PER_LENGTH: usize = 64;
 
-/// How many problems of one file are named before the rest is only counted.
+/// Maximum number of reported problems per file; further ones are only counted.
 const PROBLEMS_NAMED_MAX: usize = 5;
 
-/// One request that came.
+/// Line of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
     at_s: f64,
-    #[serde(default = "twelve")]
+    #[serde(default = "default_tokens")]
     tokens: usize,
-    #[serde(default = "one")]
+    #[serde(default = "default_inputs")]
     inputs: usize,
 }
 
-fn twelve() -> usize {
+fn default_tokens() -> usize {
     12
 }
 
-fn one() -> usize {
+fn default_inputs() -> usize {
     1
 }
 
-/// One request of a trace.
+/// Request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Recorded {
-    /// Since the start of the run.
+pub struct TraceRequest {
+    /// Start, since the start of the run.
     pub at: Duration,
-    /// The tokens of each text.
+    /// Tokens per text.
     pub tokens: usize,
-    /// How many texts.
+    /// Number of texts.
     pub inputs: usize,
 }
 
-/// Requests in the order of time, and texts of their lengths; at least one.
+/// Requests in order of time, with generated texts of their lengths; at least one.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    requests: Arc<[Recorded]>,
-    texts: Arc<BTreeMap<usize, Texts>>,
+    requests: Arc<[TraceRequest]>,
+    texts: Arc<BTreeMap<usize, TextSet>>,
 }
 
 impl Trace {
-    /// Reads a file, or says what is wrong with it, all at once.
+    /// Reads a file, or returns all problems.
     pub fn read(path: &Path, seed: u64) -> Result<Trace, Vec<String>> {
         let fail = |what: String| format!("--trace {}: {what}", path.display());
         let bytes =
             std::fs::metadata(path).map_err(|error| vec![fail(format!("cannot be read: {error}"))])?;
         if bytes.len() > FILE_BYTES_MAX {
-            return Err(vec![fail(format!("has {} bytes; at most {FILE_BYTES_MAX} are read", bytes.len()))]);
+            return Err(vec![fail(format!("has {} bytes; the limit is {FILE_BYTES_MAX}", bytes.len()))]);
         }
         let content = std::fs::read_to_string(path);
         let content = content.map_err(|error| vec![fail(format!("cannot be read: {error}"))])?;
@@ -92,48 +92,48 @@ impl Trace {
             problems.push(fail(format!("and {more} more lines like these")));
         }
         if problems.is_empty() && requests.is_empty() {
-            problems.push(fail("holds no request; write one a line, as at_s,tokens,inputs".to_owned()));
+            problems.push(fail("contains no request; write one per line as at_s,tokens,inputs".to_owned()));
         }
         if requests.len() > REQUESTS_MAX {
-            problems.push(fail(format!("has {} requests; at most {REQUESTS_MAX}", requests.len())));
+            problems.push(fail(format!("has {} requests; the limit is {REQUESTS_MAX}", requests.len())));
         }
         if problems.is_empty() { Ok(Trace::of(requests, seed)) } else { Err(problems) }
     }
 
-    fn of(mut requests: Vec<Recorded>, seed: u64) -> Trace {
+    fn of(mut requests: Vec<TraceRequest>, seed: u64) -> Trace {
         requests.sort();
         let mut texts = BTreeMap::new();
-        for Recorded { tokens, .. } in &requests {
+        for TraceRequest { tokens, .. } in &requests {
             texts.entry(*tokens).or_insert_with(|| {
-                Texts::some(TEXTS_OF_A_LENGTH, seed ^ *tokens as u64, Lengths::Exactly(*tokens))
+                TextSet::some(TEXTS_PER_LENGTH, seed ^ *tokens as u64, TextLengths::Exactly(*tokens))
             });
         }
         Trace { requests: requests.into(), texts: Arc::new(texts) }
     }
 
-    /// When requests start, in order.
+    /// Returns the starts, in order.
     pub fn starts(&self) -> impl Iterator<Item = Duration> + use<> {
         let requests = Arc::clone(&self.requests);
-        (0..requests.len()).map(move |place| requests[place].at)
+        (0..requests.len()).map(move |index| requests[index].at)
     }
 
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn count(&self) -> usize {
         self.requests.len()
     }
 
-    /// When the last one starts, and a little: the end of what is asked for.
-    pub fn lasts(&self) -> Duration {
+    /// Returns the end of the trace: one millisecond after the last start.
+    pub fn duration(&self) -> Duration {
         self.requests.last().map_or(Duration::ZERO, |last| last.at) + Duration::from_millis(1)
     }
 
-    /// The request at this place.
-    pub fn request(&self, number: u64) -> Recorded {
+    /// Returns the request with this index.
+    pub fn request(&self, number: u64) -> TraceRequest {
         self.requests[number as usize % self.requests.len()]
     }
 
-    /// Texts for it.
-    pub(super) fn texts(&self, number: u64) -> &Texts {
+    /// Returns texts of the request's length.
+    pub(super) fn texts(&self, number: u64) -> &TextSet {
         &self.texts[&self.request(number).tokens]
     }
 }
@@ -151,26 +151,33 @@ fn csv_lines(content: &str) -> Lines {
     let Some((first, head)) = lines.next() else { return Vec::new() };
     let names: Vec<&str> = head.split(',').map(str::trim).collect();
     if !names.contains(&"at_s") || names.iter().any(|name| !["at_s", "tokens", "inputs"].contains(name)) {
-        return vec![(first + 1, Err("the head must name at_s, and may name tokens and inputs".to_owned()))];
+        return vec![(
+            first + 1,
+            Err("the header line must contain at_s, and may contain tokens and inputs".to_owned()),
+        )];
     }
     let read = |line: &str| {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();
         if cells.len() != names.len() {
-            return Err(format!("has {} cells and the head {}", cells.len(), names.len()));
+            return Err(format!("has {} fields, the header line {}", cells.len(), names.len()));
         }
-        let cell = |name: &str| names.iter().position(|named| *named == name).map(|place| cells[place]);
+        let cell = |name: &str| names.iter().position(|named| *named == name).map(|index| cells[index]);
         let count = |name: &str, default: usize| match cell(name).filter(|text| !text.is_empty()) {
             None => Ok(default),
-            Some(text) => text.parse().map_err(|_| format!("{name} {text:?} is no whole number")),
+            Some(text) => text.parse().map_err(|_| format!("{name} {text:?} is not a whole number")),
         };
         let at_s = cell("at_s").unwrap_or_default();
-        let at_s = at_s.parse().map_err(|_| format!("at_s {at_s:?} is no number of seconds"))?;
-        Ok(Line { at_s, tokens: count("tokens", twelve())?, inputs: count("inputs", one())? })
+        let at_s = at_s.parse().map_err(|_| format!("at_s {at_s:?} is not a number of seconds"))?;
+        Ok(Line {
+            at_s,
+            tokens: count("tokens", default_tokens())?,
+            inputs: count("inputs", default_inputs())?,
+        })
     };
     lines.map(|(number, line)| (number + 1, read(line))).collect()
 }
 
-fn checked(line: Line) -> Result<Recorded, String> {
+fn checked(line: Line) -> Result<TraceRequest, String> {
     let Line { at_s, tokens, inputs } = line;
     let at = Duration::try_from_secs_f64(at_s).ok().filter(|at| *at <= DURATION_MAX);
     let at = at.ok_or_else(|| {
@@ -182,7 +189,7 @@ fn checked(line: Line) -> Result<Recorded, String> {
     if !(1..=INPUTS_MAX).contains(&inputs) {
         return Err(format!("inputs {inputs}: write 1 to {INPUTS_MAX}"));
     }
-    Ok(Recorded { at, tokens, inputs })
+    Ok(TraceRequest { at, tokens, inputs })
 }
 
 #[cfg(test)]
@@ -204,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_is_csv_or_json_lines_and_comes_in_the_order_of_time() {
+    fn a_trace_is_csv_or_json_lines_and_is_sorted_by_time() {
         check("a.csv", "at_s,tokens,inputs\n0.5,128,2\n0.25,9,1\n", &[(250, 9, 1), (500, 128, 2)]);
         check("a.csv", "inputs, at_s\n3, 1\n", &[(1000, 12, 3)]);
         check(
@@ -215,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_line_is_counted_and_the_first_are_named() {
+    fn invalid_lines_are_counted_and_the_first_are_reported() {
         let check = |name: &str, content: &str, expected: &[&str]| {
             let problems = read(name, content).map(|_| ()).unwrap_err();
             assert_eq!(problems.len(), expected.len(), "{problems:#?}");
@@ -223,12 +230,12 @@ mod tests {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };
-        check("a.csv", "", &["holds no request"]);
-        check("a.csv", "when\n1\n", &["must name at_s"]);
+        check("a.csv", "", &["contains no request"]);
+        check("a.csv", "when\n1\n", &["must contain at_s"]);
         check(
             "a.csv",
             "at_s\nsoon\n-1\n1,2\n",
-            &["line 2: at_s \"soon\"", "line 3: at_s -1", "line 4: has 2 cells"],
+            &["line 2: at_s \"soon\"", "line 3: at_s -1", "line 4: has 2 fields"],
         );
         check("a.csv", "at_s,tokens\n1,0\n1,8193\n", &["tokens 0: write 1 to 8192", "tokens 8193"]);
         check("a.csv", "at_s,inputs\n1,2049\n", &["inputs 2049: write 1 to 2048"]);

@@ -1,8 +1,8 @@
-//! Whole runs, over real connections, against servers in this process.
+//! Complete runs over real connections, against in-process servers.
 
 mod capacity;
 mod closed_loop;
+mod invalid_responses;
 mod open_loop;
-mod rubbish;
 mod server;
 mod tls;

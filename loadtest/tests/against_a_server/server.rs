@@ -1,4 +1,4 @@
-//! A server in this process whose every answer a test decides.
+//! In-process server whose responses are defined by the test.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -12,10 +12,10 @@ use axum::http::{HeaderMap, Uri};
 use axum::response::Response;
 use loadtest::{Options, RawOptions};
 
-/// A request as it arrived.
+/// Received request.
 #[derive(Clone, Debug)]
-pub(crate) struct Arrived {
-    /// Its place in the order of arrival, from 0.
+pub(crate) struct CapturedRequest {
+    /// Index in the order of arrival, from 0.
     pub(crate) number: u64,
     pub(crate) from: SocketAddr,
     pub(crate) path: String,
@@ -23,18 +23,18 @@ pub(crate) struct Arrived {
     pub(crate) body: serde_json::Value,
 }
 
-/// Serves `answer` until the test ends.
-pub(crate) async fn serve<F>(answer: impl Fn(Arrived) -> F + Send + Sync + 'static) -> SocketAddr
+/// Serves `respond` until the test ends.
+pub(crate) async fn serve<F>(handle: impl Fn(CapturedRequest) -> F + Send + Sync + 'static) -> SocketAddr
 where
     F: Future<Output = Response> + Send + 'static,
 {
-    let (arrived, answer) = (Arc::new(AtomicU64::new(0)), Arc::new(answer));
+    let (arrived, handle) = (Arc::new(AtomicU64::new(0)), Arc::new(handle));
     let handler = move |uri: Uri, from: ConnectInfo<SocketAddr>, headers: HeaderMap, body: Bytes| {
         let number = arrived.fetch_add(1, Ordering::SeqCst);
         let body = serde_json::from_slice(&body).expect("the load tool sends JSON");
-        let arrived = Arrived { number, from: from.0, path: uri.path().to_owned(), headers, body };
-        let answer = Arc::clone(&answer);
-        async move { answer(arrived).await }
+        let arrived = CapturedRequest { number, from: from.0, path: uri.path().to_owned(), headers, body };
+        let handle = Arc::clone(&handle);
+        async move { handle(arrived).await }
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound listener has an address");
@@ -43,8 +43,8 @@ where
     address
 }
 
-/// An answer of `status` from `region` with this body.
-pub(crate) fn answer(status: u16, region: &str, body: impl Into<axum::body::Body>) -> Response {
+/// Creates a response of `status` from `region`.
+pub(crate) fn respond(status: u16, region: &str, body: impl Into<axum::body::Body>) -> Response {
     Response::builder()
         .status(status)
         .header("x-meridian-region", region)
@@ -52,7 +52,7 @@ pub(crate) fn answer(status: u16, region: &str, body: impl Into<axum::body::Body
         .expect("a status and a header make a response")
 }
 
-/// Rows of an embeddings answer.
+/// Creates the body of an embeddings response.
 pub(crate) fn rows(rows: &[&[f32]]) -> String {
     let data: Vec<_> = rows
         .iter()
@@ -62,13 +62,13 @@ pub(crate) fn rows(rows: &[&[f32]]) -> String {
     serde_json::json!({"object": "list", "data": data, "model": "m"}).to_string()
 }
 
-/// `rate` requests per second for `duration`, one text each.
+/// Options for `rate` requests per second for `duration`, one text each.
 pub(crate) fn options(address: SocketAddr, rate: &str, duration: &str) -> Options {
     Options::check(RawOptions { rate: rate.to_owned(), duration: Some(duration.to_owned()), ..to(address) })
         .expect("these are good options")
 }
 
-/// A run against the server at `address` of which nothing else is said.
+/// Default options for the server at `address`.
 pub(crate) fn to(address: SocketAddr) -> RawOptions {
     RawOptions {
         url: format!("http://{address}/v1"),

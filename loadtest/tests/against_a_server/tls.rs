@@ -1,4 +1,4 @@
-//! The same over TLS: believed by its authority, and by nobody else.
+//! Runs over TLS: with a trusted and an untrusted server certificate.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::server::{rows, to};
-use loadtest::{CannotStart, Options, RawOptions, run};
+use loadtest::{Options, RawOptions, RunError, run};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
 
-/// Answers every read with a row, over TLS; its certificate is in `folder`.
+/// Starts a TLS server that responds to every read with a row; writes its certificate to `folder`.
 async fn serve(folder: &Path) -> SocketAddr {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate");
     std::fs::write(folder.join("ca.pem"), made.cert.pem()).expect("a file");
@@ -32,10 +32,10 @@ async fn serve(folder: &Path) -> SocketAddr {
             tokio::spawn(async move {
                 let Ok(mut connection) = acceptor.accept(connection).await else { return };
                 let body = rows(&[&[0.25; 384]]);
-                let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                let respond = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
                 let mut request = [0; 16 << 10];
                 while connection.read(&mut request).await.is_ok_and(|bytes| bytes > 0) {
-                    if connection.write_all(answer.as_bytes()).await.is_err() {
+                    if connection.write_all(respond.as_bytes()).await.is_err() {
                         return;
                     }
                 }
@@ -57,7 +57,7 @@ fn options(address: SocketAddr, cacert: Option<&Path>) -> Options {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_proves_itself_is_loaded_over_tls() {
+async fn a_server_with_a_trusted_certificate_is_accepted() {
     let folder = tempfile::tempdir().expect("a folder");
     let address = serve(folder.path()).await;
     let options = options(address, Some(&folder.path().join("ca.pem")));
@@ -66,13 +66,13 @@ async fn a_server_that_proves_itself_is_loaded_over_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_proves_nothing_is_not_loaded() {
+async fn a_server_without_a_trusted_certificate_is_rejected() {
     let [one, other] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
     let address = serve(one.path()).await;
     serve(other.path()).await;
-    for believed in [Some(other.path().join("ca.pem")), None] {
-        match run(options(address, believed.as_deref()), |_| {}, pending()).await {
-            Err(error @ CannotStart::NotTrusted { .. }) => {
+    for roots in [Some(other.path().join("ca.pem")), None] {
+        match run(options(address, roots.as_deref()), |_| {}, pending()).await {
+            Err(error @ RunError::NotTrusted { .. }) => {
                 assert!(error.to_string().contains("--cacert"), "{error}");
             }
             other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! A server that does as it is told.
+//! Scripted in-process server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,66 +8,70 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode};
 use axum::routing::post;
-use loadtest::client::{Client, EndpointSettings, Settings};
+use loadtest::client::{Client, ClientSettings, EndpointSettings};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What it does with a request.
+/// Reaction to a request.
 #[derive(Clone, Debug)]
-pub(crate) enum Does {
-    /// Answers as one should.
-    Answer,
-    /// Says this instead, with status 200.
-    Say(String),
-    /// Refuses, and says in how many seconds to come back.
-    Refuse(u16, Option<u32>),
-    /// Answers half, and hangs up.
-    BreakOff,
-    /// Never answers.
+pub(crate) enum Reaction {
+    /// Sends a valid response.
+    Respond,
+    /// Sends this body with status 200.
+    RespondWith(String),
+    /// Sends an error status, optionally with `retry-after` in seconds.
+    Reject(u16, Option<u32>),
+    /// Sends half of the response and closes the connection.
+    CloseConnection,
+    /// Sends no response.
     Hang,
 }
 
-type Script = dyn Fn(usize, &Value) -> Does + Send + Sync;
+type Script = dyn Fn(usize, &Value) -> Reaction + Send + Sync;
 
 pub(crate) struct Server {
     pub(crate) url: String,
-    shared: Arc<Shared>,
+    state: Arc<ScriptState>,
     task: JoinHandle<()>,
 }
 
-struct Shared {
+struct ScriptState {
     script: Box<Script>,
-    asked: AtomicUsize,
-    /// Requests that are being hung, for as long as their clients wait.
-    hung: AtomicUsize,
+    request_count: AtomicUsize,
+    /// Requests without a response whose clients still wait.
+    hanging_count: AtomicUsize,
 }
 
 impl Server {
-    /// A server that asks `script` what to do with each request, of which it is told the number from 0 and the body.
-    pub(crate) async fn start(script: impl Fn(usize, &Value) -> Does + Send + Sync + 'static) -> Server {
-        let shared = Arc::new(Shared { script: Box::new(script), asked: 0.into(), hung: 0.into() });
+    /// Starts a server that calls `script` with the index (from 0) and the body of each request.
+    pub(crate) async fn start(script: impl Fn(usize, &Value) -> Reaction + Send + Sync + 'static) -> Server {
+        let state = Arc::new(ScriptState {
+            script: Box::new(script),
+            request_count: 0.into(),
+            hanging_count: 0.into(),
+        });
         let router = Router::new()
-            .route("/v1/embeddings", post(answer))
-            .route("/rerank", post(answer))
-            .route("/predict", post(answer))
-            .route("/echo", post(answer))
-            .with_state(Arc::clone(&shared));
+            .route("/v1/embeddings", post(respond))
+            .route("/rerank", post(respond))
+            .route("/predict", post(respond))
+            .route("/echo", post(respond))
+            .with_state(Arc::clone(&state));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        Server { url, shared, task }
+        Server { url, state, task }
     }
 
-    pub(crate) fn asked(&self) -> usize {
-        self.shared.asked.load(Ordering::SeqCst)
+    pub(crate) fn request_count(&self) -> usize {
+        self.state.request_count.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn hung(&self) -> usize {
-        self.shared.hung.load(Ordering::SeqCst)
+    pub(crate) fn hanging_count(&self) -> usize {
+        self.state.hanging_count.load(Ordering::SeqCst)
     }
 
-    /// Gone: nobody listens there any more.
+    /// Stops the server; its port is closed afterwards.
     pub(crate) async fn stop(&self) {
         self.task.abort();
         while !self.task.is_finished() {
@@ -92,25 +96,25 @@ pub(crate) fn client(servers: &[(&Server, f64)]) -> Client {
         ..EndpointSettings::new(&server.url, Some("key"))
     };
     let endpoints = servers.iter().map(endpoint).collect();
-    Client::new(&Settings { endpoints, ..Settings::default() }).unwrap()
+    Client::new(&ClientSettings { endpoints, ..ClientSettings::default() }).unwrap()
 }
 
-/// Counts for as long as it lives: hung requests end when their client is gone.
-struct Hung(Arc<Shared>);
+/// Decrements the count when the request ends because its client disconnected.
+struct HangingGuard(Arc<ScriptState>);
 
-impl Drop for Hung {
+impl Drop for HangingGuard {
     fn drop(&mut self) {
-        self.0.hung.fetch_sub(1, Ordering::SeqCst);
+        self.0.hanging_count.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, body: String) -> Response<Body> {
-    let number = shared.asked.fetch_add(1, Ordering::SeqCst);
+async fn respond(State(state): State<Arc<ScriptState>>, body: String) -> Response<Body> {
+    let number = state.request_count.fetch_add(1, Ordering::SeqCst);
     let body: Value = serde_json::from_str(&body).unwrap();
-    match (shared.script)(number, &body) {
-        Does::Answer => Response::new(Body::from(good(&body).to_string())),
-        Does::Say(text) => Response::new(Body::from(text)),
-        Does::Refuse(status, retry_after) => {
+    match (state.script)(number, &body) {
+        Reaction::Respond => Response::new(Body::from(good(&body).to_string())),
+        Reaction::RespondWith(text) => Response::new(Body::from(text)),
+        Reaction::Reject(status, retry_after) => {
             let mut response = Response::new(Body::from("{\"error\":\"no\"}"));
             *response.status_mut() = StatusCode::from_u16(status).unwrap();
             if let Some(seconds) = retry_after {
@@ -118,21 +122,21 @@ async fn answer(State(shared): State<Arc<Shared>>, body: String) -> Response<Bod
             }
             response
         }
-        Does::BreakOff => {
+        Reaction::CloseConnection => {
             let half = good(&body).to_string();
             let half = half[..half.len() / 2].to_owned();
-            let pieces = [Ok(half), Err(std::io::Error::other("as told"))];
+            let pieces = [Ok(half), Err(std::io::Error::other("scripted"))];
             Response::new(Body::from_stream(futures_util::stream::iter(pieces)))
         }
-        Does::Hang => {
-            shared.hung.fetch_add(1, Ordering::SeqCst);
-            let _hung = Hung(Arc::clone(&shared));
+        Reaction::Hang => {
+            state.hanging_count.fetch_add(1, Ordering::SeqCst);
+            let _hung = HangingGuard(Arc::clone(&state));
             std::future::pending().await
         }
     }
 }
 
-/// What a good server answers: the vector of `text 7` is (7, 1).
+/// Valid response: the vector of `text 7` is (7, 1).
 pub(crate) fn good(body: &Value) -> Value {
     if let Some(texts) = body["input"].as_array() {
         return embeddings(texts, |text| vec![number(text), 1.0]);
@@ -150,7 +154,7 @@ pub(crate) fn good(body: &Value) -> Value {
 
 pub(crate) fn embeddings(texts: &[Value], row: impl Fn(&Value) -> Vec<f32>) -> Value {
     let rows = texts.iter().enumerate();
-    // Backwards, since nothing says that rows come in order.
+    // In reverse order, because the order of rows is not guaranteed.
     let rows: Vec<Value> =
         rows.rev().map(|(index, text)| json!({"index": index, "embedding": row(text)})).collect();
     let tokens = texts.len();

@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
 
-from ._errors import MeridianError, raised
+from ._errors import MeridianError, public_error
 from ._native import Failed, Job, Native
 from ._preference import CancellationToken, RequestProcessingPreference, Terms
 from ._results import (
@@ -19,28 +19,28 @@ from ._results import (
     RerankResult,
 )
 
-#: Called with how many inputs are done and how many there are.
+#: Called with the number of completed inputs and the total number.
 Progress = Callable[[int, int], object]
 _T = TypeVar("_T")
 
-#: How often progress is told, and Ctrl-C and cancellation are looked at.
+#: Interval at which progress is reported, and Ctrl-C and cancellation are checked.
 _TICK_S = 0.1
 
 
 class HttpClientWrapper:
-    """Which HTTP to speak. Clients keep their own connections."""
+    """HTTP version of a client. Connections are not shared between clients."""
 
     def __init__(self, http_version: int = 1, proxy: Optional[str] = None) -> None:
         if proxy is not None:
-            raise ValueError("proxy is not supported: give the proxy's own address as the base URL")
+            raise ValueError("proxy is not supported: use the address of the proxy as the base URL")
         if http_version not in (1, 2):
             raise ValueError(f"http_version {http_version}: write 1 or 2")
         self.http_version = http_version
 
 
 class Endpoint:
-    """One of several places that serve the same. Whether one is well is seen by the requests themselves, so arguments about
-    health checks are taken and have no effect."""
+    """One of several interchangeable endpoints. Health is derived from the requests themselves; arguments for health
+    checks are accepted and have no effect."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Endpoint:
 
 
 class EndpointPool:
-    """Several places that serve the same. One with weight 0 is a spare."""
+    """Interchangeable endpoints. An endpoint with weight 0 is a standby."""
 
     def __init__(self, endpoints: Sequence[Endpoint], endpoint_weights: Optional[Sequence[float]] = None) -> None:
         self.endpoints = list(endpoints)
@@ -64,15 +64,15 @@ class EndpointPool:
 
 
 class PerformanceClient:
-    """Embeds, ranks and classifies in bulk.
+    """Client for bulk embedding, reranking and classification.
 
-    `base_url` is what one gives to an OpenAI client, with or without `/v1`; several are shared by load and stand in for one
-    another. Without `api_key`, `MERIDIAN_API_KEY` and `BASETEN_API_KEY` of the environment are looked at. `http_version` 2 is HTTP/2.
-    `roots_pem` are certificates that are believed beside the system's.
+    `base_url` is the URL for an OpenAI client, with or without `/v1`; several URLs share the load and replace each
+    other on failure. Without `api_key`, the environment variables `MERIDIAN_API_KEY` and `BASETEN_API_KEY` are used.
+    `http_version` 2 is HTTP/2. `roots_pem` are CA certificates that are trusted in addition to the system's.
 
-    Every method takes a `preference`, or its fields as arguments of the call, and `progress`, which is called with how many
-    inputs are done and how many there are. The methods whose names begin with `async_` are for asyncio; the others let
-    go of the interpreter while they wait. Make a client after forking, not before.
+    Every method accepts a `preference`, or its fields as keyword arguments, and `progress`, which is called with the
+    number of completed inputs and the total number. Methods with the prefix `async_` are for asyncio; the others
+    release the interpreter lock while they wait. Create a client after forking, not before.
     """
 
     def __init__(
@@ -103,25 +103,25 @@ class PerformanceClient:
         return self._api_key
 
     def get_client_wrapper(self) -> HttpClientWrapper:
-        """Which HTTP this client speaks, to make another one like it."""
+        """The HTTP settings of this client, for the creation of another one."""
         return self._wrapper
 
-    # Each operation is started in one place, and waited for in two ways.
+    # Each operation is started by one function, and awaited in a blocking or an asyncio variant.
 
     def _embed(self, input, model, encoding_format, dimensions, user, preference, settings):
         if encoding_format not in (None, "float", "base64"):
             raise ValueError(f"encoding_format {encoding_format!r}: write 'float' or 'base64'")
         as_base64 = encoding_format == "base64"
         terms = Terms(preference, settings)
-        # Base64 travels whatever was asked for: it is the same numbers in half the bytes.
+        # Base64 is always requested: the same numbers in half the bytes.
         start = lambda: self._native.embed(input, model, dimensions, user, False, terms)  # noqa: E731
         return start, terms, lambda vectors, run: OpenAIEmbeddingsResponse(vectors, run, as_base64)
 
     def _rerank(self, query, texts, raw_scores, model, return_text, truncate, truncation_direction, preference, settings):
         terms = Terms(preference, settings)
-        words = (model, raw_scores, return_text, truncate, truncation_direction)
+        fields = (model, raw_scores, return_text, truncate, truncation_direction)
         finish = lambda ranks, run: RerankResponse([RerankResult(*rank) for rank in ranks], run=run)  # noqa: E731
-        return lambda: self._native.rerank(query, texts, *words, terms), terms, finish
+        return lambda: self._native.rerank(query, texts, *fields, terms), terms, finish
 
     def _classify(self, inputs, model, raw_scores, truncate, truncation_direction, preference, settings):
         terms = Terms(preference, settings)
@@ -130,8 +130,8 @@ class PerformanceClient:
             labels = [[ClassificationResult(*result) for result in row] for row in rows]
             return ClassificationResponse(labels, run=run)
 
-        words = (model, raw_scores, truncate, truncation_direction)
-        return lambda: self._native.classify(inputs, *words, terms), terms, finish
+        fields = (model, raw_scores, truncate, truncation_direction)
+        return lambda: self._native.classify(inputs, *fields, terms), terms, finish
 
     def _batch(self, url_path, payloads, custom_headers, preference, method, settings):
         method = (method or "POST").upper()
@@ -142,11 +142,11 @@ class PerformanceClient:
         else:
             bodies = [json.dumps(payload, separators=(",", ":")).encode() for payload in payloads]
 
-        def finish(answers, run):
+        def finish(responses, run):
             try:
-                return BatchPostResponse([json.loads(answer) if answer.strip() else None for answer in answers], run)
+                return BatchPostResponse([json.loads(body) if body.strip() else None for body in responses], run)
             except ValueError as error:
-                raise raised(Failed("wrong", None, f"an answer of {path} is not JSON: {error}")) from None
+                raise public_error(Failed("invalid_response", None, f"a response of {path} is not JSON: {error}")) from None
 
         return lambda: self._native.batch(method, path, bodies, terms), terms, finish
 
@@ -162,7 +162,7 @@ class PerformanceClient:
         progress: Optional[Progress] = None,
         **settings: Any,
     ) -> OpenAIEmbeddingsResponse:
-        """The vectors of texts, by `POST /v1/embeddings`."""
+        """Embeds texts by `POST /v1/embeddings`."""
         return _wait(*self._embed(input, model, encoding_format, dimensions, user, preference, settings), progress)
 
     async def async_embed(
@@ -195,9 +195,9 @@ class PerformanceClient:
         progress: Optional[Progress] = None,
         **settings: Any,
     ) -> RerankResponse:
-        """How well texts match `query`, by `POST /rerank`. `index` is a text's place in `texts`."""
-        words = (query, texts, raw_scores, model, return_text, truncate, truncation_direction)
-        return _wait(*self._rerank(*words, preference, settings), progress)
+        """Scores texts for `query` by `POST /rerank`. `index` is the index of a text in `texts`."""
+        fields = (query, texts, raw_scores, model, return_text, truncate, truncation_direction)
+        return _wait(*self._rerank(*fields, preference, settings), progress)
 
     async def async_rerank(
         self,
@@ -214,8 +214,8 @@ class PerformanceClient:
         **settings: Any,
     ) -> RerankResponse:
         """As `rerank`, for asyncio."""
-        words = (query, texts, raw_scores, model, return_text, truncate, truncation_direction)
-        return await _await(*self._rerank(*words, preference, settings), progress)
+        fields = (query, texts, raw_scores, model, return_text, truncate, truncation_direction)
+        return await _await(*self._rerank(*fields, preference, settings), progress)
 
     def classify(
         self,
@@ -229,9 +229,9 @@ class PerformanceClient:
         progress: Optional[Progress] = None,
         **settings: Any,
     ) -> ClassificationResponse:
-        """The labels of texts, by `POST /predict`."""
-        words = (inputs, model, raw_scores, truncate, truncation_direction)
-        return _wait(*self._classify(*words, preference, settings), progress)
+        """Classifies texts by `POST /predict`."""
+        fields = (inputs, model, raw_scores, truncate, truncation_direction)
+        return _wait(*self._classify(*fields, preference, settings), progress)
 
     async def async_classify(
         self,
@@ -246,8 +246,8 @@ class PerformanceClient:
         **settings: Any,
     ) -> ClassificationResponse:
         """As `classify`, for asyncio."""
-        words = (inputs, model, raw_scores, truncate, truncation_direction)
-        return await _await(*self._classify(*words, preference, settings), progress)
+        fields = (inputs, model, raw_scores, truncate, truncation_direction)
+        return await _await(*self._classify(*fields, preference, settings), progress)
 
     def batch_post(
         self,
@@ -260,8 +260,8 @@ class PerformanceClient:
         progress: Optional[Progress] = None,
         **settings: Any,
     ) -> BatchPostResponse:
-        """Sends each payload as JSON, and parses each answer. What fails is sent again: give `max_retries=0` for what must not
-        happen twice."""
+        """Sends each payload as JSON, and parses the responses. Failed requests are retried: pass `max_retries=0` for
+        requests that are not idempotent."""
         return _wait(*self._batch(url_path, payloads, custom_headers, preference, method, settings), progress)
 
     async def async_batch_post(
@@ -280,33 +280,33 @@ class PerformanceClient:
 
 
 def _native(call: Callable[[], _T]) -> _T:
-    """`call`, with the exceptions that people know."""
+    """Calls `call` and converts the exceptions of the native module."""
     try:
         return call()
     except Failed as failed:
-        raise raised(failed) from None
+        raise public_error(failed) from None
 
 
-def _looked_at(job: Job, token: Optional[CancellationToken], progress: Optional[Progress], told: int) -> int:
-    """Between two ticks: whether to go on, and what to tell. How many inputs were told."""
+def _poll(job: Job, token: Optional[CancellationToken], progress: Optional[Progress], reported: int) -> int:
+    """Checks for cancellation and reports progress. Returns the number of inputs that were reported."""
     if token is not None and token.is_cancelled():
         job.cancel()
         raise MeridianError("the operation was cancelled by its token")
     _, _, done, inputs = job.progress()
-    if progress is not None and done > told:
+    if progress is not None and done > reported:
         progress(done, inputs)
     return done
 
 
 def _wait(start: Callable[[], Job], terms: Terms, finish: Callable[..., _T], progress: Optional[Progress]) -> _T:
-    job, told = _native(start), 0
+    job, reported = _native(start), 0
     try:
-        over = False
-        while not over:
-            over = job.wait(_TICK_S)
-            told = _looked_at(job, terms.cancel_token, progress, told)
+        ended = False
+        while not ended:
+            ended = job.wait(_TICK_S)
+            reported = _poll(job, terms.cancel_token, progress, reported)
     except BaseException:
-        # Ctrl-C too: nothing goes on that nobody waits for.
+        # Also on Ctrl-C: an abandoned operation must not continue.
         job.cancel()
         raise
     return finish(*_native(job.result))
@@ -316,24 +316,24 @@ async def _await(
     start: Callable[[], Job], terms: Terms, finish: Callable[..., _T], progress: Optional[Progress]
 ) -> _T:
     loop = asyncio.get_running_loop()
-    over = asyncio.Event()
-    job, told = _native(start), 0
+    ended = asyncio.Event()
+    job, reported = _native(start), 0
 
     def notify() -> None:
         try:
-            loop.call_soon_threadsafe(over.set)
+            loop.call_soon_threadsafe(ended.set)
         except RuntimeError:
-            pass  # The loop was closed meanwhile, so nobody waits.
+            pass  # The event loop was closed, so no task waits.
 
     try:
         job.notify(notify)
         ticks = progress is not None or terms.cancel_token is not None
-        while not over.is_set():
+        while not ended.is_set():
             try:
-                await asyncio.wait_for(over.wait(), _TICK_S if ticks else None)
+                await asyncio.wait_for(ended.wait(), _TICK_S if ticks else None)
             except asyncio.TimeoutError:
                 pass
-            told = _looked_at(job, terms.cancel_token, progress, told)
+            reported = _poll(job, terms.cancel_token, progress, reported)
     except BaseException:
         job.cancel()
         raise

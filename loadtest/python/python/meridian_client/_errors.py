@@ -1,4 +1,4 @@
-"""What goes wrong, as Python says it."""
+"""Exceptions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ._native import Failed
 
 
 class MeridianError(Exception):
-    """An operation gave no result. One request that fails for good fails its operation."""
+    """An operation failed. One request that fails for good fails its operation."""
 
 
 class RequestFailed(MeridianError):
-    """A server refused a request, or could not be reached. `args` are the status (0 without one) and what happened."""
+    """A server rejected a request, or could not be reached. `args` are the status (0 if there is none) and the
+    message."""
 
     @property
     def status_code(self) -> Optional[int]:
-        """The status of the answer, where there was one."""
+        """The status of the response, if there was one."""
         return self.args[0] or None
 
     def __str__(self) -> str:
@@ -25,15 +26,16 @@ class RequestFailed(MeridianError):
 
 
 class RequestTimeout(MeridianError, TimeoutError):
-    """The time was up, for one request or for all of them."""
+    """The timeout of a request or of the operation expired."""
 
 
-class WrongAnswer(MeridianError):
-    """A server said yes with something that is not an answer: rows missing, of another length, not finite, cut short."""
+class InvalidResponse(MeridianError):
+    """A response with a success status has an invalid body: missing rows, different lengths, non-finite numbers,
+    truncation."""
 
 
-def _also(error: type, name: str) -> type:
-    """`error`, which whoever has imported `requests` can catch as the error of that name there."""
+def _also_requests(error: type, name: str) -> type:
+    """Returns a subclass of `error` that is also the exception `name` of `requests`, if that module is imported."""
     requests = sys.modules.get("requests")
     other = getattr(getattr(requests, "exceptions", None), name, None)
     if other is None:
@@ -41,14 +43,14 @@ def _also(error: type, name: str) -> type:
     return type(error.__name__, (error, other), {"__module__": error.__module__, "__doc__": error.__doc__})
 
 
-def raised(failed: Failed) -> Exception:
-    """The exception for what the native side said."""
+def public_error(failed: Failed) -> Exception:
+    """Converts an exception of the native module into a public one."""
     kind, status, message = failed.args
     if kind == "invalid":
         return ValueError(message)
     if kind == "timeout":
-        return _also(RequestTimeout, "Timeout")(message)
-    if kind == "wrong":
-        return WrongAnswer(message)
+        return _also_requests(RequestTimeout, "Timeout")(message)
+    if kind == "invalid_response":
+        return InvalidResponse(message)
     name = "HTTPError" if kind == "status" else "ConnectionError"
-    return _also(RequestFailed, name)(status or 0, message)
+    return _also_requests(RequestFailed, name)(status or 0, message)

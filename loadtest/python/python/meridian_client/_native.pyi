@@ -13,7 +13,7 @@ class Vectors:
     total_tokens: int
     __array_interface__: Dict[str, Any]
 
-class Run:
+class OperationStats:
     total_time: float
     times: List[float]
     attempts: List[int]
@@ -24,7 +24,7 @@ class Job:
     def notify(self, notify: Callable[[], object]) -> None: ...
     def progress(self) -> Tuple[int, int, int, int]: ...
     def cancel(self) -> None: ...
-    def result(self) -> Tuple[Any, Run]: ...
+    def result(self) -> Tuple[Any, OperationStats]: ...
 
 class Native:
     def __init__(

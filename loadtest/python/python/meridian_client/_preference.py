@@ -1,4 +1,4 @@
-"""How an operation is carried out."""
+"""Settings of an operation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Dict, List, Optional, Set, Tuple
 
 
 class CancellationToken:
-    """Takes operations back, from any thread."""
+    """Cancels operations from any thread."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """Takes back every operation that was given this token, and every one that will be."""
+        """Cancels all current and future operations with this token."""
         self._cancelled.set()
 
     def is_cancelled(self) -> bool:
-        """Whether it was used."""
+        """Returns whether the token was cancelled."""
         return self._cancelled.is_set()
 
 
 class TraceContext:
-    """A W3C trace that requests belong to."""
+    """W3C trace context of the requests."""
 
     def __init__(self, traceparent: str, tracestate: Optional[str] = None) -> None:
         self.traceparent = traceparent
@@ -30,12 +30,12 @@ class TraceContext:
 
 
 class RequestProcessingPreference:
-    """How an operation is carried out. Whatever is left out has the default that stands here.
+    """Settings of an operation; omitted ones have their defaults.
 
-    `batch_size`, `max_chars_per_request` and `max_tokens_per_request` (estimated) say what one request carries,
-    `max_concurrent_requests` how many are open at once. `timeout_s` is the time of one attempt, `total_timeout_s` that of
-    everything. A retry is paid for by successes (`retry_budget_pct` of one each), and so is a hedge (`hedge_budget_pct`), which is
-    made after `hedge_delay` seconds, or never.
+    `batch_size`, `max_chars_per_request` and `max_tokens_per_request` (estimated) limit the size of a request,
+    `max_concurrent_requests` the number of requests in flight. `timeout_s` is the timeout of an attempt,
+    `total_timeout_s` that of the operation. Each success pays for `retry_budget_pct` of a retry and for
+    `hedge_budget_pct` of a hedged request, which is sent after `hedge_delay` seconds, or never.
     """
 
     max_concurrent_requests: int
@@ -76,25 +76,25 @@ class RequestProcessingPreference:
         trace_context: Optional[TraceContext] = None,
         max_tokens_per_request: Optional[int] = None,
     ) -> None:
-        def said(value, default):
+        def or_default(value, default):
             return default if value is None else value
 
-        self.max_concurrent_requests = said(max_concurrent_requests, 256)
-        self.batch_size = said(batch_size, 64)
-        self.max_chars_per_request = said(max_chars_per_request, 256_000)
+        self.max_concurrent_requests = or_default(max_concurrent_requests, 256)
+        self.batch_size = or_default(batch_size, 64)
+        self.max_chars_per_request = or_default(max_chars_per_request, 256_000)
         self.max_tokens_per_request = max_tokens_per_request
-        self.pin_initial_endpoint_once = said(pin_initial_endpoint_once, False)
-        self.timeout_s = said(timeout_s, 3600.0)
+        self.pin_initial_endpoint_once = or_default(pin_initial_endpoint_once, False)
+        self.timeout_s = or_default(timeout_s, 3600.0)
         self.hedge_delay = hedge_delay
         self.total_timeout_s = total_timeout_s
-        self.hedge_budget_pct = said(hedge_budget_pct, 0.02)
-        self.retry_budget_pct = said(retry_budget_pct, 0.10)
-        self.max_retries = said(max_retries, 5)
-        self.initial_backoff_ms = said(initial_backoff_ms, 125)
+        self.hedge_budget_pct = or_default(hedge_budget_pct, 0.02)
+        self.retry_budget_pct = or_default(retry_budget_pct, 0.10)
+        self.max_retries = or_default(max_retries, 5)
+        self.initial_backoff_ms = or_default(initial_backoff_ms, 125)
         self.cancel_token = cancel_token
         self.primary_api_key_override = primary_api_key_override
         self.extra_headers = extra_headers
-        self.non_retryable_status_codes = set(said(non_retryable_status_codes, ()))
+        self.non_retryable_status_codes = set(or_default(non_retryable_status_codes, ()))
         self.trace_context = trace_context
 
     @classmethod
@@ -108,12 +108,12 @@ class RequestProcessingPreference:
         return f"RequestProcessingPreference({fields})"
 
 
-#: What may also be said in the call itself.
+#: Settings that are also accepted as keyword arguments of a call.
 SETTINGS = tuple(vars(RequestProcessingPreference()))
 
 
 class Terms:
-    """A preference with what was said in the call itself, as the native side reads it."""
+    """Preference merged with the keyword arguments of the call, in the form of the native module."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Terms:
             if value is not None:
                 setattr(self, name, value)
         if self.pin_initial_endpoint_once:
-            raise ValueError("pin_initial_endpoint_once is not supported: requests go where the fewest are in flight")
+            raise ValueError("pin_initial_endpoint_once is not supported: requests are balanced by the number in flight")
         self.non_retryable_status_codes = sorted(self.non_retryable_status_codes)
         headers: List[Tuple[str, str]] = []
         if self.trace_context is not None:

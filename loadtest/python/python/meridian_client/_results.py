@@ -1,4 +1,4 @@
-"""What comes back. Objects for single rows are made when somebody asks for them, and not before."""
+"""Results. Objects for single rows are created on first access."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, Dict, List, Optional, Union
 
 import numpy
 
-from ._native import Run, Vectors
+from ._native import OperationStats, Vectors
 
 
 class _Response:
-    """What every result says of how it came about."""
+    """Statistics common to all results."""
 
     def __init__(
         self,
         total_time: Optional[float] = None,
         individual_request_times: Optional[List[float]] = None,
         response_headers: Optional[List[Dict[str, str]]] = None,
-        run: Optional[Run] = None,
+        run: Optional[OperationStats] = None,
     ) -> None:
         self.total_time = total_time if run is None else run.total_time
         self._times = individual_request_times
@@ -34,19 +34,19 @@ class _Response:
 
     @property
     def response_headers(self) -> List[Dict[str, str]]:
-        """The headers of each answer, in the order of the inputs."""
+        """The headers of each response, in the order of the inputs."""
         if self._headers is None:
             self._headers = [] if self._run is None else self._run.headers
         return self._headers
 
     @property
     def attempts(self) -> List[int]:
-        """How many attempts each request took, hedges included."""
+        """The number of attempts of each request, including hedges."""
         return [] if self._run is None else self._run.attempts
 
 
 class OpenAIUsage:
-    """Tokens, as the server counted them."""
+    """Token counts of the server."""
 
     def __init__(self, prompt_tokens: int, total_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
@@ -68,7 +68,7 @@ class OpenAIEmbeddingData:
 
     @property
     def embedding(self) -> Union[List[float], str]:
-        """A list of numbers; base64 of them where that was asked for."""
+        """A list of numbers, or their base64 encoding if requested."""
         if self._as_base64:
             return base64.b64encode(self._row.astype("<f4").tobytes()).decode()
         return self._row.tolist()
@@ -79,7 +79,7 @@ class OpenAIEmbeddingsResponse(_Response):
 
     object = "list"
 
-    def __init__(self, vectors: Vectors, run: Run, as_base64: bool) -> None:
+    def __init__(self, vectors: Vectors, run: OperationStats, as_base64: bool) -> None:
         super().__init__(run=run)
         self.model = vectors.model
         self.usage = OpenAIUsage(vectors.prompt_tokens, vectors.total_tokens)
@@ -89,19 +89,20 @@ class OpenAIEmbeddingsResponse(_Response):
 
     @property
     def data(self) -> List[OpenAIEmbeddingData]:
-        """An object for each vector. For many of them `numpy()` is the better question."""
+        """An object for each vector. For many vectors use `numpy()`."""
         if self._data is None:
             rows = enumerate(self._array)
             self._data = [OpenAIEmbeddingData(index, row, self._as_base64) for index, row in rows]
         return self._data
 
     def numpy(self) -> numpy.ndarray:
-        """All vectors, float32, one row for each text, in one contiguous block: the same array each time, and no copy."""
+        """All vectors as float32, one row per text, in one contiguous block; returns the same array each time, without
+        a copy."""
         return self._array
 
 
 class RerankResult:
-    """How well a text matches."""
+    """Score of a text."""
 
     def __init__(self, index: int, score: float, text: Optional[str] = None) -> None:
         self.index = index
@@ -113,7 +114,7 @@ class RerankResult:
 
 
 class RerankResponse(_Response):
-    """Texts and their scores, each request's in the order in which the server ranks them."""
+    """Texts with their scores; those of each request are in the order of the server's ranking."""
 
     object = "list"
 
@@ -123,14 +124,14 @@ class RerankResponse(_Response):
         total_time: Optional[float] = None,
         individual_request_times: Optional[List[float]] = None,
         response_headers: Optional[List[Dict[str, str]]] = None,
-        run: Optional[Run] = None,
+        run: Optional[OperationStats] = None,
     ) -> None:
         super().__init__(total_time, individual_request_times, response_headers, run)
         self.data = data
 
 
 class ClassificationResult:
-    """A label and how well it fits."""
+    """Label with its score."""
 
     def __init__(self, label: str, score: float) -> None:
         self.label = label
@@ -151,15 +152,15 @@ class ClassificationResponse(_Response):
         total_time: Optional[float] = None,
         individual_request_times: Optional[List[float]] = None,
         response_headers: Optional[List[Dict[str, str]]] = None,
-        run: Optional[Run] = None,
+        run: Optional[OperationStats] = None,
     ) -> None:
         super().__init__(total_time, individual_request_times, response_headers, run)
         self.data = data
 
 
 class BatchPostResponse(_Response):
-    """The answer to each payload, parsed."""
+    """Parsed response for each payload."""
 
-    def __init__(self, data: List[Any], run: Run) -> None:
+    def __init__(self, data: List[Any], run: OperationStats) -> None:
         super().__init__(run=run)
         self.data = data

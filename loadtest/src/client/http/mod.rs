@@ -1,78 +1,80 @@
-//! One request to one endpoint: the bytes that go out, and the answer in one buffer.
+//! Sends one request to one endpoint and reads the response into one buffer.
 //!
-//! HTTP/1.1 is spoken here by hand ([`one`]). A bulk client sends few, large requests and spends its time on the answers'
-//! bytes, and what a general client does with them (frames handed from task to task, and put together again) costs as much as
-//! decoding them: so a connection belongs to the request that uses it and reads straight into the buffer that is decoded.
-//! HTTP/2 is hyper's ([`two`]). [`pool`] keeps connections, [`tls`] secures them.
+//! HTTP/1.1 is implemented here ([`http1`]). A bulk client sends few, large requests and spends its time on the bytes
+//! of the responses. A general client passes frames between tasks and reassembles them, which costs as much as
+//! decoding. Here a connection belongs to the request that uses it and reads directly into the buffer that is decoded.
+//! HTTP/2 is hyper's ([`http2`]). [`pool`] keeps connections, [`tls`] secures them.
 
-mod one;
+mod http1;
+mod http2;
 mod pool;
 mod tls;
-mod two;
 
-pub(super) use pool::{Outgoing, Wire, may_be_set};
-pub(super) use tls::Trust;
+pub(super) use pool::{EndpointClient, RequestTemplate, is_settable};
+pub(super) use tls::ClientTls;
 
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-/// How much of one answer is read: 2048 rows of 4096 numbers with 12 digits each, and a little.
-pub const ANSWER_BYTES_MAX: usize = 128 << 20;
+/// Maximum size of a response: 2048 rows of 4096 numbers with 12 digits each, with some margin.
+pub const RESPONSE_BYTES_MAX: usize = 128 << 20;
 
-/// How long the head of an answer may be.
+/// Maximum size of a response head.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Which HTTP is spoken.
+/// HTTP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Protocol {
-    /// HTTP/1.1, a connection for each request in flight. The faster one (docs/benchmarks.md).
+pub enum HttpProtocol {
+    /// HTTP/1.1, one connection per request in flight. The faster option (docs/benchmarks.md).
     #[default]
     Http1,
-    /// HTTP/2, many requests on a few connections: over TLS by agreement with the server (and HTTP/1.1 if it declines), in the
-    /// clear by knowing that the server does.
+    /// HTTP/2, many requests on few connections. Over TLS negotiated by ALPN, with HTTP/1.1 as the fallback; without
+    /// TLS by prior knowledge.
     Http2,
 }
 
-/// Why an attempt failed.
+/// Error of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// No connection came about.
+pub enum HttpAttemptError {
+    /// The connection could not be established.
     Unreachable(String),
-    /// The connection ended before the answer did.
-    BrokenOff(String),
-    /// There was no whole answer in time.
-    TimedOut,
-    /// The server said no.
-    Refused {
-        /// Its status.
+    /// The connection was closed before the response was complete.
+    ConnectionClosed(String),
+    /// The response was not complete before the timeout.
+    Timeout,
+    /// The server responded with an error status.
+    ErrorStatus {
+        /// Status code.
         status: u16,
-        /// The beginning of what it said.
+        /// Start of the response body.
         message: String,
-        /// When it wants to be asked again.
+        /// Value of `retry-after`.
         retry_after: Option<Duration>,
     },
-    /// What came is not HTTP, or more than is read of one answer.
+    /// The response is not valid HTTP, or exceeds the size limit.
     Malformed(String),
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for HttpAttemptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Unreachable(why) => write!(f, "no connection: {why}"),
-            Failure::BrokenOff(why) => write!(f, "the connection broke off: {why}"),
-            Failure::TimedOut => f.write_str("no whole answer in time"),
-            Failure::Refused { status, message, retry_after: _ } => write!(f, "status {status}: {message}"),
-            Failure::Malformed(why) => write!(f, "not an HTTP answer: {why}"),
+            HttpAttemptError::Unreachable(cause) => write!(f, "connection failed: {cause}"),
+            HttpAttemptError::ConnectionClosed(cause) => write!(f, "connection closed: {cause}"),
+            HttpAttemptError::Timeout => f.write_str("timeout"),
+            HttpAttemptError::ErrorStatus { status, message, retry_after: _ } => {
+                write!(f, "status {status}: {message}")
+            }
+            HttpAttemptError::Malformed(cause) => write!(f, "invalid HTTP response: {cause}"),
         }
     }
 }
 
-/// The headers of an answer, one `name: value` a line, names in lower case.
+/// Headers of a response, one `name:value` per line, names in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Headers(String);
+pub struct HeaderLines(String);
 
-impl Headers {
+impl HeaderLines {
     pub(super) fn push(&mut self, name: &str, value: &[u8]) {
         self.0.extend(name.chars().map(|c| c.to_ascii_lowercase()));
         self.0.push(':');
@@ -80,44 +82,44 @@ impl Headers {
         self.0.push('\n');
     }
 
-    /// Name and value, in the order in which they came.
+    /// Iterates over name and value in the order of reception.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.lines().filter_map(|line| line.split_once(':'))
     }
 
-    /// The first value of a header; `name` in lower case.
+    /// Returns the first value of a header; `name` in lower case.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.iter().find(|(there, _)| *there == name).map(|(_, value)| value)
+        self.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 }
 
-/// A success.
+/// Response with a success status.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) headers: Headers,
-    /// The buffer that it was read into, to be used again.
+pub(super) struct HttpResponse {
+    pub(super) headers: HeaderLines,
+    /// Buffer that holds the response; reused for the next one.
     pub(super) buffer: Vec<u8>,
-    /// Where in it the body lies.
+    /// Range of the body in the buffer.
     pub(super) body: Range<usize>,
 }
 
-impl Answer {
+impl HttpResponse {
     pub(super) fn body(&self) -> &[u8] {
         &self.buffer[self.body.clone()]
     }
 }
 
-/// How much of a refusal's body stands in the error.
+/// Maximum length of a response body that is quoted in an error.
 const MESSAGE_BYTES_MAX: usize = 512;
 
-/// An answer of any status, as a success or as a refusal.
-fn judged(status: u16, answer: Answer) -> Result<Answer, Failure> {
+/// Returns the response if its status is 2xx, otherwise an error.
+fn check_status(status: u16, response: HttpResponse) -> Result<HttpResponse, HttpAttemptError> {
     if (200..300).contains(&status) {
-        return Ok(answer);
+        return Ok(response);
     }
-    let body = answer.body();
+    let body = response.body();
     let message = String::from_utf8_lossy(&body[..body.len().min(MESSAGE_BYTES_MAX)]).trim().to_owned();
-    // In seconds; a date, which the standard has as well, is taken for no wish.
-    let retry_after = answer.headers.get("retry-after").and_then(|wait| wait.trim().parse().ok());
-    Err(Failure::Refused { status, message, retry_after: retry_after.map(Duration::from_secs) })
+    // Only delta-seconds are supported; an HTTP date is ignored.
+    let retry_after = response.headers.get("retry-after").and_then(|wait| wait.trim().parse().ok());
+    Err(HttpAttemptError::ErrorStatus { status, message, retry_after: retry_after.map(Duration::from_secs) })
 }

@@ -1,4 +1,4 @@
-//! An endpoint and the connections to it.
+//! Endpoint and its connection pool.
 
 use std::io::ErrorKind;
 use std::pin::Pin;
@@ -16,76 +16,75 @@ use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::one::{self, Io};
-use super::tls::Trust;
-use super::two::Session;
-use super::{Answer, Failure, Protocol, judged};
+use super::http1::{self, Io};
+use super::http2::Http2Connection;
+use super::tls::ClientTls;
+use super::{HttpAttemptError, HttpProtocol, HttpResponse, check_status};
 
-/// How long a connection may take to come about, so that another endpoint gets its turn.
+/// Timeout of a connection attempt, so that another endpoint can be tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most connections that are kept for the next request.
+/// Maximum number of idle connections.
 const IDLE_MAX: usize = 1024;
 
 const AGENT: &str = concat!("meridian-client/", env!("CARGO_PKG_VERSION"));
 
-/// One endpoint.
-pub(in crate::client) struct Wire {
+/// Client of one endpoint.
+pub(in crate::client) struct EndpointClient {
     uri: Uri,
     host: String,
     port: u16,
-    /// Where the endpoint's paths begin.
+    /// Path prefix of the endpoint.
     base: String,
     key: Option<HeaderValue>,
-    protocol: Protocol,
-    trust: Option<Trust>,
+    protocol: HttpProtocol,
+    trust: Option<ClientTls>,
     idle: Mutex<Vec<Box<dyn Io>>>,
-    sessions: tokio::sync::Mutex<Vec<Session>>,
-    /// The server was offered HTTP/2 and took HTTP/1.1.
+    sessions: tokio::sync::Mutex<Vec<Http2Connection>>,
+    /// Whether the server declined HTTP/2 in ALPN.
     declined: AtomicBool,
 }
 
-/// What is the same in all requests of an operation to one endpoint.
-pub(in crate::client) struct Outgoing {
+/// Request parts that are the same in all requests of an operation to one endpoint.
+pub(in crate::client) struct RequestTemplate {
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-    /// The head in HTTP/1.1 up to the length of the body.
+    /// Serialized HTTP/1.1 head up to the value of `content-length`.
     head: Vec<u8>,
 }
 
-/// Whether a caller may set this header: not those that say where a message ends.
-pub(in crate::client) fn may_be_set(name: &HeaderName) -> bool {
+/// Returns whether a caller may set this header; headers that define message framing are reserved.
+pub(in crate::client) fn is_settable(name: &HeaderName) -> bool {
     ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST, http::header::CONNECTION, http::header::UPGRADE].contains(name)
 }
 
-impl Wire {
-    /// The endpoint below `url`, with or without `/v1`.
+impl EndpointClient {
+    /// Creates the client for a URL, with or without `/v1`.
     pub(in crate::client) fn new(
         url: &str,
         key: Option<HeaderValue>,
-        protocol: Protocol,
-        trust: Option<Trust>,
-    ) -> Result<Wire, String> {
+        protocol: HttpProtocol,
+        trust: Option<ClientTls>,
+    ) -> Result<EndpointClient, String> {
         let wrong = |what: &str| format!("endpoint {url:?}: {what}; write it like http://127.0.0.1:8080");
         let uri: Uri = url.parse().map_err(|_| wrong("is not a URL"))?;
         let default_port = match uri.scheme_str() {
             Some("http") => 80,
             Some("https") => 443,
-            _ => return Err(wrong("has neither the scheme http nor https")),
+            _ => return Err(wrong("must have the scheme http or https")),
         };
         let authority = uri.authority().filter(|authority| !authority.host().is_empty());
         let authority = authority.ok_or_else(|| wrong("has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(
-                "an endpoint carries a user or a password (not shown); give the API key by itself".to_owned()
-            );
+            return Err("an endpoint contains a user or a password (not shown); pass the API key separately"
+                .to_owned());
         }
         if uri.query().is_some() {
-            return Err(wrong("carries a query"));
+            return Err(wrong("contains a query"));
         }
         let base = uri.path().trim_end_matches('/');
-        Ok(Wire {
+        Ok(EndpointClient {
             host: authority.host().trim_matches(['[', ']']).to_owned(),
             port: authority.port_u16().unwrap_or(default_port),
             base: base.strip_suffix("/v1").unwrap_or(base).to_owned(),
@@ -99,18 +98,18 @@ impl Wire {
         })
     }
 
-    /// Requests with this method, path and headers.
+    /// Prepares requests with this method, path and headers.
     pub(in crate::client) fn outgoing(
         &self,
         method: &Method,
         path: &str,
         extra: &HeaderMap,
-    ) -> Result<Outgoing, String> {
+    ) -> Result<RequestTemplate, String> {
         let wrong = || format!("path {path:?}: is not a path; write it like /v1/embeddings");
         if !path.starts_with('/') {
             return Err(wrong());
         }
-        let whole: PathAndQuery = format!("{}{path}", self.base).parse().map_err(|_| wrong())?;
+        let path_and_query: PathAndQuery = format!("{}{path}", self.base).parse().map_err(|_| wrong())?;
         let authority = self.uri.authority().map_or("", |authority| authority.as_str());
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -120,7 +119,7 @@ impl Wire {
             headers.insert(http::header::AUTHORIZATION, key.clone());
         }
         headers.extend(extra.clone());
-        let mut head = format!("{method} {whole} HTTP/1.1\r\nhost: {authority}\r\n").into_bytes();
+        let mut head = format!("{method} {path_and_query} HTTP/1.1\r\nhost: {authority}\r\n").into_bytes();
         for (name, value) in &headers {
             head.extend_from_slice(name.as_str().as_bytes());
             head.extend_from_slice(b": ");
@@ -129,54 +128,54 @@ impl Wire {
         }
         head.extend_from_slice(b"content-length: ");
         let mut parts = self.uri.clone().into_parts();
-        parts.path_and_query = Some(whole);
+        parts.path_and_query = Some(path_and_query);
         let uri = Uri::from_parts(parts).map_err(|_| wrong())?;
-        Ok(Outgoing { method: method.clone(), uri, headers, head })
+        Ok(RequestTemplate { method: method.clone(), uri, headers, head })
     }
 
-    /// Sends a request and reads its answer into `buffer`.
+    /// Sends a request and reads the response into `buffer`.
     pub(in crate::client) async fn send(
         &self,
-        out: &Outgoing,
+        out: &RequestTemplate,
         body: Vec<u8>,
         buffer: Vec<u8>,
-    ) -> Result<Answer, Failure> {
-        if self.protocol == Protocol::Http2
+    ) -> Result<HttpResponse, HttpAttemptError> {
+        if self.protocol == HttpProtocol::Http2
             && let Some(session) = self.session().await?
         {
             let mut request = Request::new(Full::new(Bytes::from(body)));
             *request.method_mut() = out.method.clone();
             *request.uri_mut() = out.uri.clone();
             *request.headers_mut() = out.headers.clone();
-            let (status, answer) = session.exchange(request, buffer).await?;
-            return judged(status, answer);
+            let (status, response) = session.exchange(request, buffer).await?;
+            return check_status(status, response);
         }
         let mut request = Vec::with_capacity(out.head.len() + 24 + body.len());
         request.extend_from_slice(&out.head);
         request.extend_from_slice(body.len().to_string().as_bytes());
         request.extend_from_slice(b"\r\n\r\n");
         request.extend_from_slice(&body);
-        let mut io = match self.kept() {
+        let mut io = match self.take_idle() {
             Some(io) => io,
             None => self.connect().await?.0,
         };
         let bodiless = out.method == Method::HEAD;
-        let (status, answer, keep) = one::exchange(&mut *io, &request, bodiless, buffer).await?;
-        if keep {
-            self.keep(io);
+        let (status, response, reusable) = http1::exchange(&mut *io, &request, bodiless, buffer).await?;
+        if reusable {
+            self.put_idle(io);
         }
-        judged(status, answer)
+        check_status(status, response)
     }
 
-    /// A connection with HTTP/2 that has room; none if the server does not speak it.
-    async fn session(&self) -> Result<Option<Session>, Failure> {
+    /// Returns an HTTP/2 connection with a free stream; `None` if the server does not support HTTP/2.
+    async fn session(&self) -> Result<Option<Http2Connection>, HttpAttemptError> {
         if self.declined.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        // Held while a connection comes about: whoever waits will most likely use that one.
+        // Held during the connection attempt: other waiting requests will most likely share the new connection.
         let mut sessions = self.sessions.lock().await;
-        sessions.retain(|session| !session.is_over());
-        if let Some(session) = sessions.iter().find(|session| session.has_room()) {
+        sessions.retain(|session| !session.is_closed());
+        if let Some(session) = sessions.iter().find(|session| session.has_capacity()) {
             return Ok(Some(session.clone()));
         }
         if self.declined.load(Ordering::Relaxed) {
@@ -185,46 +184,46 @@ impl Wire {
         let (io, agreed) = self.connect().await?;
         if !agreed {
             self.declined.store(true, Ordering::Relaxed);
-            self.keep(io);
+            self.put_idle(io);
             return Ok(None);
         }
-        let session = Session::open(io).await?;
+        let session = Http2Connection::open(io).await?;
         sessions.push(session.clone());
         Ok(Some(session))
     }
 
-    /// A new connection, and whether HTTP/2 is spoken on it.
-    async fn connect(&self) -> Result<(Box<dyn Io>, bool), Failure> {
+    /// Opens a connection; returns also whether it speaks HTTP/2.
+    async fn connect(&self) -> Result<(Box<dyn Io>, bool), HttpAttemptError> {
         let connected = timeout(CONNECT_TIMEOUT, async {
             let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
             tcp.set_nodelay(true)?;
             Ok(match &self.trust {
-                None => (Box::new(tcp) as Box<dyn Io>, self.protocol == Protocol::Http2),
+                None => (Box::new(tcp) as Box<dyn Io>, self.protocol == HttpProtocol::Http2),
                 Some(trust) => {
                     let (stream, agreed) = trust.secure(tcp, &self.host).await?;
                     (Box::new(stream) as Box<dyn Io>, agreed)
                 }
             })
         });
-        let failed = |error: std::io::Error| Failure::Unreachable(error.to_string());
+        let failed = |error: std::io::Error| HttpAttemptError::Unreachable(error.to_string());
         connected.await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(failed)
     }
 
-    /// The connection that was used last, if it is still as it was left.
-    fn kept(&self) -> Option<Box<dyn Io>> {
+    /// Returns the most recently used idle connection that is still usable.
+    fn take_idle(&self) -> Option<Box<dyn Io>> {
         loop {
             let mut io = self.idle().pop()?;
             let mut byte = [0];
-            let mut nothing = ReadBuf::new(&mut byte);
-            let mut nobody = Context::from_waker(Waker::noop());
-            // Closed by the server, or with bytes that nobody asked for: either way something can be read.
-            if Pin::new(&mut *io).poll_read(&mut nobody, &mut nothing).is_pending() {
+            let mut buffer = ReadBuf::new(&mut byte);
+            let mut context = Context::from_waker(Waker::noop());
+            // Readable means closed by the server, or unsolicited bytes: unusable in both cases.
+            if Pin::new(&mut *io).poll_read(&mut context, &mut buffer).is_pending() {
                 return Some(io);
             }
         }
     }
 
-    fn keep(&self, io: Box<dyn Io>) {
+    fn put_idle(&self, io: Box<dyn Io>) {
         let mut idle = self.idle();
         if idle.len() < IDLE_MAX {
             idle.push(io);
@@ -232,10 +231,10 @@ impl Wire {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Box<dyn Io>>> {
-        self.idle.lock().expect("nobody panics while holding a list")
+        self.idle.lock().expect("no panic while the lock is held")
     }
 
-    /// How an error names it.
+    /// Returns the URL for error messages.
     pub(in crate::client) fn name(&self) -> String {
         self.uri.to_string()
     }
@@ -245,15 +244,17 @@ impl Wire {
 mod tests {
     use super::*;
 
-    fn wire(url: &str) -> Result<Wire, String> {
-        Wire::new(url, None, Protocol::Http1, None)
+    fn endpoint_client(url: &str) -> Result<EndpointClient, String> {
+        EndpointClient::new(url, None, HttpProtocol::Http1, None)
     }
 
     #[test]
-    fn an_endpoint_is_what_one_gives_to_other_clients() {
+    fn endpoint_urls_are_those_of_openai_clients() {
         let check = |url: &str, expected: &str| {
-            let out =
-                wire(url).unwrap().outgoing(&Method::POST, "/v1/embeddings", &HeaderMap::new()).unwrap();
+            let out = endpoint_client(url)
+                .unwrap()
+                .outgoing(&Method::POST, "/v1/embeddings", &HeaderMap::new())
+                .unwrap();
             assert_eq!(out.uri.to_string(), expected, "{url}");
             let head = String::from_utf8(out.head).unwrap();
             assert!(head.starts_with(&format!("POST {} HTTP/1.1\r\nhost: ", out.uri.path())), "{head}");
@@ -262,9 +263,10 @@ mod tests {
         check("https://a.b/v1/", "https://a.b/v1/embeddings");
         check("http://[::1]:1/under/deployments/m/v1", "http://[::1]:1/under/deployments/m/v1/embeddings");
         for wrong in ["", "127.0.0.1:80", "ftp://a", "http://", "http://a?b", "http://user@a", "a b"] {
-            assert!(wire(wrong).is_err(), "{wrong}");
+            assert!(endpoint_client(wrong).is_err(), "{wrong}");
         }
-        let of_path = |path| wire("http://a").unwrap().outgoing(&Method::POST, path, &HeaderMap::new());
+        let of_path =
+            |path| endpoint_client("http://a").unwrap().outgoing(&Method::POST, path, &HeaderMap::new());
         for wrong in ["", "x", "/a b", "/a\r\nx: y"] {
             assert!(of_path(wrong).is_err(), "{wrong:?}");
         }

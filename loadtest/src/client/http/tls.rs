@@ -1,4 +1,4 @@
-//! TLS with the roots of the system, and those that the caller adds.
+//! TLS with the system's root certificates and additional ones.
 
 use std::sync::Arc;
 
@@ -11,30 +11,33 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::Protocol;
+use super::HttpProtocol;
 
-/// Whom to believe that they are who they say.
+/// TLS connector of a client.
 #[derive(Clone)]
-pub(in crate::client) struct Trust {
+pub(in crate::client) struct ClientTls {
     connector: TlsConnector,
 }
 
-impl Trust {
-    /// Those that the system believes, and the certificates in `extra_pem`.
-    pub(in crate::client) fn new(extra_pem: Option<&[u8]>, protocol: Protocol) -> Result<Trust, String> {
+impl ClientTls {
+    /// Trusts the system's roots and the certificates in `extra_pem`.
+    pub(in crate::client) fn new(
+        extra_pem: Option<&[u8]>,
+        protocol: HttpProtocol,
+    ) -> Result<ClientTls, String> {
         let extra = extra_pem.map_or(Ok(Vec::new()), |pem| {
             let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
             match certificates {
                 Ok(certificates) if certificates.is_empty() => {
-                    Err("roots: no certificate in the PEM".to_owned())
+                    Err("roots_pem: contains no certificate".to_owned())
                 }
                 Ok(certificates) => Ok(certificates),
-                Err(error) => Err(format!("roots: not PEM: {error}")),
+                Err(error) => Err(format!("roots_pem: invalid PEM: {error}")),
             }
         })?;
         let provider = Arc::new(default_provider());
         let verifier = Verifier::new_with_extra_roots(extra, Arc::clone(&provider))
-            .map_err(|error| format!("roots: {error}"))?;
+            .map_err(|error| format!("roots_pem: {error}"))?;
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| format!("TLS: {error}"))?
@@ -42,13 +45,13 @@ impl Trust {
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
         config.alpn_protocols = match protocol {
-            Protocol::Http1 => vec![b"http/1.1".to_vec()],
-            Protocol::Http2 => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            HttpProtocol::Http1 => vec![b"http/1.1".to_vec()],
+            HttpProtocol::Http2 => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
         };
-        Ok(Trust { connector: TlsConnector::from(Arc::new(config)) })
+        Ok(ClientTls { connector: TlsConnector::from(Arc::new(config)) })
     }
 
-    /// The stream over TLS, and whether HTTP/2 was agreed on.
+    /// Performs the handshake; returns the stream and whether HTTP/2 was negotiated.
     pub(super) async fn secure(
         &self,
         tcp: TcpStream,

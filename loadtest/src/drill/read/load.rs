@@ -1,4 +1,4 @@
-//! `[[load]]`: who asks meanwhile.
+//! Parser of `[[load]]` tables.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,37 +9,35 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{number_of, tables};
-use crate::drill::action::known;
-use crate::drill::{Engine, Load, World};
+use crate::drill::action::parse_region;
+use crate::drill::{ClientLoad, DrillEngine, DrillFleet};
 
-/// How many loads there may be.
+/// Maximum number of loads.
 const LOADS_MAX: usize = 16;
-/// How long a request may take, unless it is said.
+/// Default timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The highest rate of a load.
+/// Highest rate of a load.
 const RATE_MAX: f64 = 100_000.0;
 
 const LOAD_KEYS: &[&str] = &["name", "model", "near", "rate", "arrival", "inputs", "timeout"];
 
-/// Who asks.
+/// Parses all loads.
 pub(super) fn loads(
     top: &Table<'_>,
-    world: &World,
+    fleet: &DrillFleet,
     deployments: &[Deployment],
     problems: &mut Problems<'_>,
-) -> Vec<Load> {
+) -> Vec<ClientLoad> {
     let tables = tables(top, "load", problems);
     if tables.is_empty() || tables.len() > LOADS_MAX {
         problems.note(0..0, format!("a drill has from 1 to {LOADS_MAX} loads: write tables headed [[load]]"));
     }
-    let mut loads: Vec<Load> = Vec::new();
+    let mut loads: Vec<ClientLoad> = Vec::new();
     for table in &tables {
-        if let Some((load, at)) = load(table, world, deployments, problems) {
+        if let Some((load, at)) = load(table, fleet, deployments, problems) {
             if loads.iter().any(|other| other.name == load.name) {
-                problems.note(
-                    at,
-                    format!("{}: there is a load `{}` already: take another name", table.what, load.name),
-                );
+                problems
+                    .note(at, format!("{}: duplicate load `{}`: choose another name", table.what, load.name));
             }
             loads.push(load);
         }
@@ -49,10 +47,10 @@ pub(super) fn loads(
 
 fn load(
     table: &Table<'_>,
-    world: &World,
+    fleet: &DrillFleet,
     deployments: &[Deployment],
     problems: &mut Problems<'_>,
-) -> Option<(Load, Range<usize>)> {
+) -> Option<(ClientLoad, Range<usize>)> {
     table.refuse_other_keys(LOAD_KEYS, problems);
     let get = |key: &str| table.entries.get(key);
     let name = table.need_text("name", "\"europe\"", problems);
@@ -62,7 +60,7 @@ fn load(
         problems.note(at, format!("{}: `name` is {text:?}: write one word", table.what));
     }
     let near = table.need_text("near", "\"gcp/europe-west4\"", problems);
-    let near = near.and_then(|(text, at)| match known(text, world) {
+    let near = near.and_then(|(text, at)| match parse_region(text, fleet) {
         Ok(region) => Some(region),
         Err(problem) => {
             problems.note(at, format!("{}: `near`: {problem}", table.what));
@@ -78,7 +76,7 @@ fn load(
                 let there = there.join(", ");
                 problems.note(
                     at,
-                    format!("{}: nothing is deployed as `{text}`{hint}; there is {there}", table.what),
+                    format!("{}: unknown deployment `{text}`{hint}; the deployments are {there}", table.what),
                 );
             }
             found.map(|deployment| deployment.name.clone())
@@ -87,7 +85,7 @@ fn load(
     };
     let rate = table.need("rate", "40, or \"80 %\" of the capacity", problems);
     let inputs = get("inputs").map_or(Some(1), |value| number_of(table, "inputs", value, 1..=2048, problems));
-    let rate = rate.and_then(|value| rate_of(table, value, inputs.unwrap_or(1), world, problems));
+    let rate = rate.and_then(|value| rate_of(table, value, inputs.unwrap_or(1), fleet, problems));
     let arrival = get("arrival").and_then(|value| {
         let (text, at) = table.text("arrival", value, problems)?;
         if !matches!(text, "constant" | "poisson") {
@@ -103,14 +101,14 @@ fn load(
         }
         Some(timeout)
     });
-    // Somebody who is wrongly described is still there for whoever names them.
-    let nowhere = || "none/none".parse::<RegionId>().expect("well formed");
-    let nothing = || "none".parse::<DeploymentName>().expect("well formed");
+    // A load with problems is kept with placeholders, so that references to its name do not add further problems.
+    let placeholder_region = || "none/none".parse::<RegionId>().expect("well formed");
+    let placeholder_model = || "none".parse::<DeploymentName>().expect("well formed");
     let (name, at) = name?;
-    let load = Load {
+    let load = ClientLoad {
         name: name.to_owned(),
-        model: model.unwrap_or_else(nothing),
-        near: near.unwrap_or_else(nowhere),
+        model: model.unwrap_or_else(placeholder_model),
+        near: near.unwrap_or_else(placeholder_region),
         rate: rate.unwrap_or(RATE_MAX),
         arrival: arrival.unwrap_or_else(|| "poisson".to_owned()),
         inputs: inputs.unwrap_or(1) as usize,
@@ -119,12 +117,13 @@ fn load(
     Some((load, at))
 }
 
-/// Requests a second: a number, or a share of what the world can do. What scripted replicas can is counted in inputs.
+/// Parses a rate: requests per second, or a share of the capacity. The capacity of scripted replicas is in inputs per
+/// second.
 fn rate_of(
     table: &Table<'_>,
     value: &Spanned<DeValue<'_>>,
     inputs: u32,
-    world: &World,
+    fleet: &DrillFleet,
     problems: &mut Problems<'_>,
 ) -> Option<f64> {
     let in_range = |rate: f64| Some(rate).filter(|rate| *rate > 0.0 && *rate <= RATE_MAX);
@@ -133,15 +132,15 @@ fn rate_of(
         DeValue::Float(float) => (float.as_str().parse().ok().and_then(in_range), None),
         DeValue::String(text) => {
             let share = text.strip_suffix('%').and_then(|share| share.trim().parse::<f64>().ok());
-            let requests = match world.engine {
-                Engine::Cpu => world.capacity,
-                Engine::Scripted { .. } => world.capacity.map(|capacity| capacity / f64::from(inputs)),
+            let requests = match fleet.engine {
+                DrillEngine::Cpu => fleet.capacity,
+                DrillEngine::Scripted { .. } => fleet.capacity.map(|capacity| capacity / f64::from(inputs)),
             };
             match (share, requests) {
                 (Some(_), None) => (
                     None,
                     Some(
-                        "of what? write capacity = 200 (requests a second that it can answer) under [world], or scripted replicas",
+                        "a share requires a capacity: set capacity = 200 (requests per second) under [fleet], or use scripted replicas",
                     ),
                 ),
                 (share, capacity) => {
@@ -153,8 +152,9 @@ fn rate_of(
         DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => (None, None),
     };
     if rate.is_none() {
-        let problem = problem
-            .unwrap_or("write requests a second, above 0, as 40; or a share of the capacity, as \"80 %\"");
+        let problem = problem.unwrap_or(
+            "write requests per second above 0, such as 40, or a share of the capacity, such as \"80 %\"",
+        );
         problems.note(value.span(), format!("{}: `rate`: {problem}", table.what));
     }
     rate

@@ -1,11 +1,10 @@
-//! Reading a drill: everything that is wrong with the file at once, each with its line and what to write instead.
+//! Parser of drill files. Reports all problems of a file at once, each with its line and the accepted syntax.
 //!
-//! What an action or an expectation may say depends on the world and the loads, so those are read first. Where one of them is
-//! wrong it is left out or taken as it would be if nobody had said anything, and the rest is still looked at; what comes of
-//! that is thrown away with the file.
+//! The fleet and the loads are parsed first, because actions and expectations refer to them. An invalid one is left
+//! out or replaced by its default and the rest is still checked; the result is discarded with the file.
 
+mod fleet;
 mod load;
-mod world;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -15,71 +14,72 @@ use regions::{Catalogue, Deployment, Problem, RegionId, duration};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::expectation::{Bound, Expectation, Span, What, Written};
-use super::{Action, Drill, Step};
+use super::expectation::{Expectation, ExpectationKind, LatencyBound, ParsedExpectation, Span};
+use super::{Action, Drill, DrillStep};
 
-/// What the file of a name deploys, or `up` where none is named; or why it cannot be said.
-pub type Deployments<'a> = dyn Fn(Option<&str>) -> Result<Vec<Deployment>, Vec<String>> + 'a;
+/// Loads the deployments of the named file, or the default of `meridian up` for `None`; errors are messages.
+pub type DeploymentLoader<'a> = dyn Fn(Option<&str>) -> Result<Vec<Deployment>, Vec<String>> + 'a;
 
-/// What the file is read against.
-pub struct Surroundings<'a> {
-    /// Which regions there are at all.
+/// Context that a drill file is checked against.
+pub struct ReadContext<'a> {
+    /// All known regions.
     pub catalogue: &'a Catalogue,
-    /// What is deployed.
-    pub deployments: &'a Deployments<'a>,
-    /// Whether the drill is to be run against a deployment that was there before.
+    /// Loader of deployment files.
+    pub deployments: &'a DeploymentLoader<'a>,
+    /// Whether the drill runs against an existing deployment.
     pub against: bool,
 }
 
-/// A drill is watched by a person, or at least waited for.
-const LASTS_MAX: Duration = Duration::from_secs(3600);
-/// What of the beginning does not count, unless it is said.
+/// Longest drill, which an operator watches or waits for.
+const DURATION_MAX: Duration = Duration::from_secs(3600);
+/// Default warm-up.
 const WARM_UP: Duration = Duration::from_secs(2);
-const TOP_KEYS: &[&str] = &["about", "lasts", "warm_up", "before", "expect", "world", "load", "step"];
+const TOP_KEYS: &[&str] =
+    &["description", "duration", "warm_up", "before", "expect", "fleet", "load", "step"];
 const STEP_KEYS: &[&str] = &["at", "do", "expect"];
 
-/// Reads a drill.
+/// Parses and validates a drill.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with it, from the top of the file to its end.
-pub fn read(text: &str, around: &Surroundings<'_>) -> Result<Drill, Vec<Problem>> {
+/// All problems, in the order of the file.
+pub fn read(text: &str, context: &ReadContext<'_>) -> Result<Drill, Vec<Problem>> {
     let (tree, mut problems) = document::parse(text)?;
     let top = Table { what: "the drill".to_owned(), entries: tree.get_ref(), span: 0..0 };
     top.refuse_other_keys(TOP_KEYS, &mut problems);
-    let about = top.need_text("about", "\"a sentence that says what it shows\"", &mut problems);
-    let about = about.map(|(about, _)| about.to_owned()).unwrap_or_default();
-    let lasts = top.need("lasts", "\"30s\"", &mut problems);
-    let lasts = lasts.and_then(|value| {
-        let lasts = top.time("lasts", value, &mut problems)?;
-        let fits = (Duration::from_secs(1)..=LASTS_MAX).contains(&lasts);
+    let description = top.need_text("description", "\"one sentence that states the purpose\"", &mut problems);
+    let description = description.map(|(description, _)| description.to_owned()).unwrap_or_default();
+    let duration = top.need("duration", "\"30s\"", &mut problems);
+    let duration = duration.and_then(|value| {
+        let duration = top.time("duration", value, &mut problems)?;
+        let fits = (Duration::from_secs(1)..=DURATION_MAX).contains(&duration);
         if !fits {
-            problems.note(value.span(), "`lasts`: write a time from \"1s\" to \"1h\"");
+            problems.note(value.span(), "`duration`: write a time from \"1s\" to \"1h\"");
         }
-        fits.then_some(lasts)
+        fits.then_some(duration)
     });
     let warm_up = top.entries.get("warm_up").and_then(|value| top.time("warm_up", value, &mut problems));
-    let (world, deployments) = world::world(&top, around, &mut problems);
-    let loads = load::loads(&top, &world, &deployments, &mut problems);
+    let (fleet, deployments) = fleet::fleet(&top, context, &mut problems);
+    let loads = load::loads(&top, &fleet, &deployments, &mut problems);
     let mut drill = Drill {
-        about,
-        lasts: lasts.unwrap_or(LASTS_MAX),
+        description,
+        duration: duration.unwrap_or(DURATION_MAX),
         warm_up: warm_up.unwrap_or(WARM_UP),
-        world,
+        fleet,
         loads,
         steps: Vec::new(),
         expectations: Vec::new(),
     };
-    let mut reading = Reading { drill: &mut drill, around, problems: &mut problems };
-    let steps = reading.steps(&top);
-    reading.expectations(&top, &steps);
+    let mut reader = DrillReader { drill: &mut drill, context, problems: &mut problems };
+    let steps = reader.steps(&top);
+    reader.expectations(&top, &steps);
     problems.or(|| drill)
 }
 
 impl Drill {
-    /// The time before anything is done.
+    /// Returns the span from the end of the warm-up to the first step.
     pub(super) fn before(&self) -> Span {
-        let first = self.steps.first().map_or(self.lasts, |step| step.at);
+        let first = self.steps.first().map_or(self.duration, |step| step.at);
         Span { anchor: Duration::ZERO, from: self.warm_up.min(first), to: first }
     }
 }
@@ -91,7 +91,7 @@ fn number_of(
     range: RangeInclusive<u32>,
     problems: &mut Problems<'_>,
 ) -> Option<u32> {
-    // Written out, since a reader's table and value need not come from one tree.
+    // Not `Table::number`: the lifetimes of table and value may belong to different trees.
     let written = match value.get_ref() {
         DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str().parse().ok(),
         _ => None,
@@ -114,40 +114,40 @@ fn tables<'d>(top: &Table<'d>, key: &str, problems: &mut Problems<'_>) -> Vec<Ta
         return Vec::new();
     };
     let each = list.iter().enumerate();
-    each.filter_map(|(place, item)| Table::of(format!("{key} {}", place + 1), item, problems)).collect()
+    each.filter_map(|(index, item)| Table::of(format!("{key} {}", index + 1), item, problems)).collect()
 }
 
-struct Reading<'r, 't> {
+struct DrillReader<'r, 't> {
     drill: &'r mut Drill,
-    around: &'r Surroundings<'r>,
+    context: &'r ReadContext<'r>,
     problems: &'r mut Problems<'t>,
 }
 
-/// What stands under a step, to be read when all steps are known.
-struct Under<'d> {
+/// Step whose expectations are parsed once all steps are known.
+struct StepContext<'d> {
     table: Table<'d>,
     at: Duration,
     region: Option<RegionId>,
 }
 
-impl Reading<'_, '_> {
-    fn steps<'d>(&mut self, top: &Table<'d>) -> Vec<Under<'d>> {
-        let mut found = Vec::new();
+impl DrillReader<'_, '_> {
+    fn steps<'d>(&mut self, top: &Table<'d>) -> Vec<StepContext<'d>> {
+        let mut contexts = Vec::new();
         let mut before: Option<Duration> = None;
         for table in tables(top, "step", self.problems) {
             table.refuse_other_keys(STEP_KEYS, self.problems);
             let at = table.need("at", "\"10s\"", self.problems);
             let at = at.and_then(|value| Some((table.time("at", value, self.problems)?, value.span())));
             if let Some((at, span)) = &at {
-                if *at >= self.drill.lasts {
-                    let lasts = duration::write(self.drill.lasts);
+                if *at >= self.drill.duration {
+                    let duration = duration::write(self.drill.duration);
                     let message =
-                        format!("{}: `at` is not before the end: the drill lasts {lasts}", table.what);
+                        format!("{}: `at` is not before the end of the drill at {duration}", table.what);
                     self.problems.note(span.clone(), message);
                 }
                 if before.is_some_and(|before| before > *at) {
                     let message = format!(
-                        "{}: `at` is before that of the step above: write steps in order",
+                        "{}: `at` is before the previous step: write steps in order of time",
                         table.what
                     );
                     self.problems.note(span.clone(), message);
@@ -156,16 +156,16 @@ impl Reading<'_, '_> {
             }
             let actions = self.actions(&table);
             let region = actions.iter().find_map(|(_, action)| action.region().cloned());
-            let at = at.map_or(self.drill.lasts, |(at, _)| at);
-            self.drill.steps.push(Step { at, actions });
-            found.push(Under { table, at, region });
+            let at = at.map_or(self.drill.duration, |(at, _)| at);
+            self.drill.steps.push(DrillStep { at, actions });
+            contexts.push(StepContext { table, at, region });
         }
-        found
+        contexts
     }
 
     fn actions(&mut self, table: &Table<'_>) -> Vec<(String, Action)> {
         let value = match (table.entries.get("do"), table.entries.get("expect")) {
-            // A step that does nothing looks at what there is by then.
+            // A step without an action only evaluates expectations.
             (None, Some(_)) => return Vec::new(),
             _ => table.need("do", "\"kill region gcp/europe-west4\"", self.problems),
         };
@@ -177,16 +177,16 @@ impl Reading<'_, '_> {
         let names: Vec<_> = self.drill.loads.iter().map(|load| load.name.as_str()).collect();
         let mut actions = Vec::new();
         for (text, at) in texts {
-            match Action::read(text, &self.drill.world, &names) {
+            match Action::read(text, &self.drill.fleet, &names) {
                 Ok(action) => {
-                    if self.around.against && !action.suits_any_deployment() {
+                    if self.context.against && !action.is_possible_on_existing_deployment() {
                         let message = format!(
-                            "{}: `{text}` cannot be done to a deployment that was there before; only surge, drain and undrain can",
+                            "{}: `{text}` is not possible on an existing deployment; only surge, drain and undrain are",
                             table.what
                         );
                         self.problems.note(at, message);
                     }
-                    // Taken all the same, so that what is expected of it is read with it.
+                    // Kept in any case, so that expectations of the step are parsed with it.
                     actions.push((text.to_owned(), action));
                 }
                 Err(problem) => self.problems.note(at, format!("{}: {problem}", table.what)),
@@ -195,14 +195,14 @@ impl Reading<'_, '_> {
         actions
     }
 
-    fn expectations(&mut self, top: &Table<'_>, steps: &[Under<'_>]) {
-        let lasts = self.drill.lasts;
-        let whole = Span { anchor: Duration::ZERO, from: Duration::ZERO, to: lasts };
+    fn expectations(&mut self, top: &Table<'_>, steps: &[StepContext<'_>]) {
+        let duration = self.drill.duration;
+        let whole_run = Span { anchor: Duration::ZERO, from: Duration::ZERO, to: duration };
         let before = self.drill.before();
         self.listed(top, "before", before, None, false);
-        self.listed(top, "expect", whole, None, false);
-        for Under { table, at, region } in steps {
-            let until = steps.iter().map(|step| step.at).find(|next| next > at).unwrap_or(lasts);
+        self.listed(top, "expect", whole_run, None, false);
+        for StepContext { table, at, region } in steps {
+            let until = steps.iter().map(|step| step.at).find(|next| next > at).unwrap_or(duration);
             let span = Span { anchor: *at, from: *at, to: until };
             self.listed(table, "expect", span, region.as_ref(), true);
         }
@@ -227,42 +227,42 @@ impl Reading<'_, '_> {
     ) -> Result<Expectation, String> {
         let drill = &*self.drill;
         let names: Vec<_> = drill.loads.iter().map(|load| load.name.as_str()).collect();
-        let Written { what, load, within } =
-            Written::read(text, &drill.world, &names, region, self.around.catalogue)?;
+        let ParsedExpectation { kind, load, within } =
+            ParsedExpectation::read(text, &drill.fleet, &names, region, self.context.catalogue)?;
         if within.is_some() && !step {
-            return Err(format!("`{text}`: `within` counts from a step: write it under one"));
+            return Err(format!("`{text}`: `within` refers to a step: move it under one"));
         }
         let span = Span { from: span.from + within.unwrap_or_default(), ..span };
-        let expectation = Expectation { text: text.to_owned(), what, load, span };
+        let expectation = Expectation { text: text.to_owned(), kind, load, span };
         self.measurable(&expectation, step)?;
         Ok(expectation)
     }
 
-    /// Refuses what no run could show.
+    /// Rejects expectations that cannot be measured in any run.
     fn measurable(&self, expectation: &Expectation, step: bool) -> Result<(), String> {
-        let Expectation { text, what, load, span } = expectation;
+        let Expectation { text, kind, load, span } = expectation;
         let (from, to) = span.seconds();
-        // Without anybody who asks nothing is measured, and that has been said.
+        // Without loads there is nothing to measure; that problem is already reported.
         if self.drill.loads.is_empty() {
             return Ok(());
         }
         if from >= to {
             let (after, end) = (span.from.as_secs_f64(), span.to.as_secs_f64());
             return Err(format!(
-                "`{text}` cannot be measured: from {after} s no whole second is left until {end} s, where the next step or the end is"
+                "`{text}` cannot be measured: no whole second is left between {after} s and {end} s, the next step or the end"
             ));
         }
-        match what {
-            What::Latency { quantile, bound, .. } => {
+        match kind {
+            ExpectationKind::Latency { quantile, bound, .. } => {
                 let mut spans = vec![(from, to)];
-                if let Bound::TimesBefore(_) = bound {
+                if let LatencyBound::TimesBefore(_) = bound {
                     spans.push(self.drill.before().seconds());
                 }
                 for (from, to) in spans {
                     let requests = self.drill.requests(load.as_deref(), from, to);
                     if requests < quantile.requests_min as f64 {
                         return Err(format!(
-                            "`{text}` cannot be measured: {requests:.0} requests from {} s to {} s, and {} needs {}; raise the rate, or give it longer",
+                            "`{text}` cannot be measured: {requests:.0} requests from {} s to {} s, and {} needs {}; raise the rate or extend the span",
                             from.as_secs(),
                             to.as_secs(),
                             quantile.name,
@@ -272,25 +272,31 @@ impl Reading<'_, '_> {
                 }
                 Ok(())
             }
-            What::FailuresOnly(_) if step || load.is_none() && self.drill.loads.len() > 1 => Err(format!(
-                "`{text}` cannot be measured there: causes are kept of each load over the whole run; write it at the top with `for NAME`"
-            )),
-            What::GenerationRises if !step => {
-                Err(format!("`{text}` cannot be measured there: it counts from a step; write it under one"))
-            }
-            What::GenerationNeverFalls | What::GenerationRises | What::HubsAgree if self.around.against => {
+            ExpectationKind::FailuresOnly(_) if step || load.is_none() && self.drill.loads.len() > 1 => {
                 Err(format!(
-                    "`{text}` cannot be measured: nobody looks at the tables of a deployment that was there before"
+                    "`{text}` cannot be measured there: causes are recorded per load over the whole run; move it to the top level with `for NAME`"
                 ))
             }
-            What::FailedAtMost(_)
-            | What::FailuresOnly(_)
-            | What::ServedInOnly(_)
-            | What::ServedBy(_)
-            | What::Evacuated(_)
-            | What::GenerationNeverFalls
-            | What::GenerationRises
-            | What::HubsAgree => Ok(()),
+            ExpectationKind::GenerationRises if !step => {
+                Err(format!("`{text}` cannot be measured there: it refers to a step; move it under one"))
+            }
+            ExpectationKind::GenerationNeverFalls
+            | ExpectationKind::GenerationRises
+            | ExpectationKind::HubsAgree
+                if self.context.against =>
+            {
+                Err(format!(
+                    "`{text}` cannot be measured: route tables of an existing deployment are not observed"
+                ))
+            }
+            ExpectationKind::FailedAtMost(_)
+            | ExpectationKind::FailuresOnly(_)
+            | ExpectationKind::ServedInOnly(_)
+            | ExpectationKind::ServedBy(_)
+            | ExpectationKind::Evacuated(_)
+            | ExpectationKind::GenerationNeverFalls
+            | ExpectationKind::GenerationRises
+            | ExpectationKind::HubsAgree => Ok(()),
         }
     }
 }

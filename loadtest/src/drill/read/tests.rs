@@ -1,13 +1,13 @@
-//! A drill that is right, and what is told of those that are not.
+//! Tests of the parser: a valid drill, and the messages for invalid ones.
 
 use super::*;
 
-const GOOD: &str = r#"about = "A region dies."
-lasts = "30s"
+const GOOD: &str = r#"description = "A region dies."
+duration = "30s"
 before = ["served_by aws/us-east-1"]
 expect = ["failed == 0"]
 
-[world]
+[fleet]
 regions = ["aws/us-east-1", "gcp/europe-west4"]
 engine = { kind = "scripted", inputs_per_second = 50 }
 replicas = [3, 1]
@@ -40,13 +40,13 @@ fn deployments(_: Option<&str>) -> Result<Vec<Deployment>, Vec<String>> {
 
 fn read(text: &str, against: bool) -> Result<Drill, Vec<Problem>> {
     let catalogue = Catalogue::builtin();
-    super::read(text, &Surroundings { catalogue: &catalogue, deployments: &deployments, against })
+    super::read(text, &ReadContext { catalogue: &catalogue, deployments: &deployments, against })
 }
 
 #[test]
-fn a_drill_says_what_happens_when_and_over_what_it_is_measured() {
+fn rates_and_spans_follow_from_the_file() {
     let drill = read(GOOD, false).unwrap();
-    assert_eq!(drill.world.capacity, Some(200.0));
+    assert_eq!(drill.fleet.capacity, Some(200.0));
     assert_eq!((drill.loads[0].rate, drill.loads[1].rate), (80.0, 20.0));
     assert_eq!(drill.profile(&drill.loads[0]), "80 for 10000ms, 160 for 5000ms, 80 for 15000ms");
     assert_eq!(drill.profile(&drill.loads[1]), "20 for 30000ms");
@@ -87,54 +87,54 @@ fn every_shipped_drill_can_be_read() {
     }
 }
 
-/// One thing wrong each time: where it is said to be, and what is told.
+/// Applies one error at a time; checks the line and a part of the message.
 #[test]
-fn whatever_is_wrong_is_told_with_its_line_and_what_to_write() {
+fn each_problem_is_reported_with_its_line_and_the_valid_syntax() {
     let check = |from: &str, to: &str, line: usize, part: &str| {
         assert!(GOOD.contains(from), "{from}");
         let problems = read(&GOOD.replacen(from, to, 1), false).unwrap_err();
         let found = problems.iter().any(|it| it.line == line && it.message.contains(part));
         assert!(found, "{part} in line {line} of {problems:#?}");
     };
-    check("lasts = \"30s\"", "lasts = \"2h\"", 2, "from \"1s\" to \"1h\"");
-    check("lasts = \"30s\"", "last = \"30s\"", 2, "did you mean lasts?");
+    check("duration = \"30s\"", "duration = \"2h\"", 2, "from \"1s\" to \"1h\"");
+    check("duration = \"30s\"", "durration = \"30s\"", 2, "did you mean duration?");
     check("[\"served_by aws/us-east-1\"]", "[\"served_by aws/us-east-2\"]", 3, "did you mean aws/us-east-1?");
-    check("failed == 0", "failed == 0 within 3s", 4, "write it under one");
-    check("failed == 0", "nobody fails", 4, "nothing that a drill can measure");
-    check("failed == 0", "generation rises", 4, "write it under one");
+    check("failed == 0", "failed == 0 within 3s", 4, "move it under one");
+    check("failed == 0", "all requests succeed", 4, "unknown expectation");
+    check("failed == 0", "generation rises", 4, "move it under one");
     check("failed == 0", "hubs agree", 4, "hubs = 2");
     check("failed == 0", "served_in atlantis only", 4, "atlantis");
     check("failed == 0", "failures only bad_luck for near", 4, "docs/errors.md");
-    check("failed == 0", "failures only timeout", 4, "is no code");
+    check("failed == 0", "failures only timeout", 4, "unknown error code");
     check("failed == 0", "generation never falls for near", 4, "leave out `for`");
     check("regions = [\"aws/us-east-1\"", "regions = [\"aws/us-esat-1\"", 7, "did you mean aws/us-east-1");
     check("kind = \"scripted\"", "kind = \"gpu\"", 8, "write \"scripted\"");
     check("inputs_per_second = 50", "inputs_per_second = 0", 8, "from 1 to 10000");
     check("replicas = [3, 1]", "replicas = [3]", 9, "one for each of 2 regions");
-    check("replicas = [3, 1]", "capacity = 10", 9, "leave it out");
+    check("replicas = [3, 1]", "capacity = 10", 9, "remove it");
     check("replicas = [3, 1]", "hubs = 2", 9, "store = \"etcd\"");
     check("replicas = [3, 1]", "hubs = 6\nstore = \"etcd\"", 9, "from 1 to 5");
     check("rate = \"40 %\"", "rate = 0", 14, "above 0");
     check("rate = \"40 %\"", "rate = \"a lot\"", 14, "a share of the capacity");
-    check("name = \"far\"", "name = \"near\"", 17, "take another name");
+    check("name = \"far\"", "name = \"near\"", 17, "choose another name");
     check("minilm-eu", "minilm-ue", 18, "did you mean minilm-eu");
     check(
         "near = \"gcp/europe-west4\"",
         "near = \"oci/ap-tokyo-1\"",
         19,
-        "no region `oci/ap-tokyo-1` in this world",
+        "no region `oci/ap-tokyo-1` in the fleet",
     );
     check("at = \"10s\"", "at = \"30s\"", 23, "not before the end");
     check("at = \"20s\"", "at = \"9s\"", 28, "in order");
     check("kill region gcp", "kill store\", \"kill region gcp", 24, "store = \"etcd\"");
-    check("surge 2x on near", "surge 2x on here", 24, "there are near, far");
+    check("surge 2x on near", "surge 2x on here", 24, "the loads are near, far");
     check("evacuated within 3s", "evacuated within 10s", 25, "no whole second is left");
     check("p99 <= 1.2x before", "p99.9 < 250ms", 25, "needs 1000");
     check("within 5s\"]", "for far within 6s\"]", 25, "80 requests from 16 s to 20 s");
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn all_problems_are_reported_at_once() {
     let text = GOOD.replace("30s", "30").replace("gcp/europe-west4\"]", "gcp/europe-west5\"]");
     let text = text.replace("failed == 0", "failed > 0").replace("minilm-eu", "maxilm");
     let problems = read(&text, false).unwrap_err();
@@ -143,15 +143,16 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
-fn a_share_of_nothing_that_is_known_is_refused_and_a_declared_one_taken() {
+fn a_share_requires_a_known_capacity() {
     let of = |line: &str| {
         let real = GOOD.replace("engine = { kind = \"scripted\", inputs_per_second = 50 }", line);
         read(&real.replace("replicas = [3, 1]\n", ""), false)
     };
     let problems = of("").unwrap_err();
-    assert!(problems.len() == 1 && problems[0].message.contains("of what?"), "{problems:#?}");
+    assert!(problems.len() == 1 && problems[0].message.contains("requires a capacity"), "{problems:#?}");
     assert_eq!(of("capacity = 100").unwrap().loads[0].rate, 40.0);
-    // Two regions with three replicas and one, fifty inputs a second each; of five inputs a request takes five times as long.
+    // Two regions with three replicas and one replica, 50 inputs/s each; a request of five inputs takes five times as
+    // long.
     let scripted =
         |more: &str| read(&GOOD.replace("rate = \"40 %\"", &format!("rate = \"40 %\"{more}")), false);
     assert_eq!(scripted("").unwrap().loads[0].rate, 80.0);
@@ -159,7 +160,7 @@ fn a_share_of_nothing_that_is_known_is_refused_and_a_declared_one_taken() {
 }
 
 #[test]
-fn to_a_deployment_that_was_there_before_only_what_its_operators_could_do_is_done() {
+fn only_surge_and_drain_are_possible_on_an_existing_deployment() {
     let problems = read(GOOD, true).unwrap_err();
     assert_eq!(problems.len(), 2, "{problems:#?}");
     assert!(problems.iter().all(|problem| problem.message.contains("only surge, drain and undrain")));

@@ -1,11 +1,11 @@
-//! The report as JSON: everything in the table, every cause in every region, task and stage, and the run second by second,
-//! so that one can see where requests went when a region died.
+//! Report as JSON: everything in the table, the causes of failures per region, task and stage, and the statistics of
+//! every second, which show where requests were sent when a region failed.
 //!
-//! Regions are keyed by their names; tasks and stages stand in their order, also if there is only one. Times are
-//! milliseconds and the names say so. `version` rises when a field changes its meaning or goes.
+//! Regions are keyed by name; tasks and stages are lists, even with one element. Times are in milliseconds, as their
+//! names state. `version` increases when a field is removed or changes its meaning.
 //!
-//! The spans of a second are written as text, `812*3 820`: microseconds, each rounded up by 0.8 % at most, and how often
-//! each came. From them distributions of any part of a run can be put together again, as `load compare` does.
+//! The latencies of a second are a text, `812*3 820`: microseconds, each rounded up by at most 0.8 %, with their
+//! counts. Distributions of any part of a run can be reconstructed from them, as `load compare` does.
 
 mod wire;
 
@@ -14,23 +14,26 @@ use std::time::Duration;
 
 use super::Report;
 use crate::options::Options;
-use crate::profile::Stage;
-use crate::record::{Group, Latencies, Mark, Second, Seconds, TaskRecord};
+use crate::profile::RateStage;
+use crate::record::{Group, Latencies, Mark, SecondStats, Seconds, TaskRecord};
 use crate::task::{Pacing, Task};
-use wire::{FailureV1, GroupV2, MarkV2, ReportV2, SecondRegionV2, SecondV2, SloV2, SpansV1, StageV2, TaskV2};
+use wire::{
+    FailureV1, GroupV2, LatencySummaryV1, MarkV2, ReportV2, SecondRegionV2, SecondV2, SloV2, StageV2, TaskV2,
+};
 
-/// Points of the percentile curve: the shares of requests that are slower, from all of them to one in a hundred thousand.
+/// Points of the percentile curve per decade of the share of slower requests, and decades: down to one in a hundred
+/// thousand.
 const CURVE_PER_DECADE: u32 = 12;
 const CURVE_DECADES: u32 = 5;
 
 impl Report {
-    /// The report as one JSON object.
+    /// Formats the report as one JSON object.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(&ReportV2::from(self))
             .expect("numbers, strings and lists serialise to JSON")
     }
 
-    /// The same without a line break.
+    /// Formats the report as JSON without line breaks.
     pub(in crate::report) fn to_json_line(&self) -> String {
         serde_json::to_string(&ReportV2::from(self)).expect("numbers, strings and lists serialise to JSON")
     }
@@ -39,7 +42,8 @@ impl Report {
 impl From<&Report> for ReportV2 {
     fn from(report: &Report) -> ReportV2 {
         let Report { options, elapsed, stopped_early, record, marks } = report;
-        // The key and whom we believe stay here; how many may be in flight shows in the failures.
+        // The API key and the TLS roots are not part of the report; the limit of requests in flight shows in the
+        // failures.
         let Options {
             base,
             trust: _,
@@ -52,13 +56,13 @@ impl From<&Report> for ReportV2 {
             geo,
             in_flight_max: _,
         } = options;
-        let promised = report.promised();
+        let slo_requests = report.slo_requests();
         let slo = slo.as_ref().map(|slo| SloV2 {
             objective: slo.to_string(),
             quantile: slo.quantile,
             within_ms: milliseconds(slo.within),
-            requests: promised.requests(),
-            good: slo.good(&promised),
+            requests: slo_requests.requests(),
+            good: slo.good(&slo_requests),
             goodput_per_s: report.goodput_per_s().unwrap_or_default(),
             holds: report.holds(),
         });
@@ -70,7 +74,7 @@ impl From<&Report> for ReportV2 {
             version: 2,
             target: base.to_string(),
             model: model.clone(),
-            duration_ms: milliseconds(options.lasts()),
+            duration_ms: milliseconds(options.duration()),
             timeout_ms: milliseconds(*timeout),
             seed: *seed,
             geo: geo.map(|geo| [geo.lat(), geo.lon()]),
@@ -103,8 +107,8 @@ impl From<(&Task, &TaskRecord)> for TaskV2 {
         let Task { name, workload, pacing } = task;
         let (kind, profile, arrival, callers) = match pacing {
             Pacing::Open { profile, arrival } => ("open", Some(profile), Some(arrival), None),
-            Pacing::Closed { callers, lasts: _ } => ("closed", None, None, Some(*callers)),
-            Pacing::Replayed { .. } => ("replayed", None, None, None),
+            Pacing::Closed { callers, duration: _ } => ("closed", None, None, Some(*callers)),
+            Pacing::Replay { .. } => ("replayed", None, None, None),
         };
         TaskV2 {
             name: name.clone(),
@@ -115,7 +119,7 @@ impl From<(&Task, &TaskRecord)> for TaskV2 {
             rate_per_s: profile.map(|profile| profile.mean_per_second()),
             arrival: arrival.map(ToString::to_string),
             callers,
-            duration_ms: milliseconds(pacing.lasts()),
+            duration_ms: milliseconds(pacing.duration()),
             inputs_per_request: workload.inputs,
             texts: workload.texts.count(),
             texts_source: workload.texts.source().to_owned(),
@@ -158,22 +162,22 @@ impl From<&Group> for GroupV2 {
     }
 }
 
-impl From<((Duration, &Stage), &Group)> for StageV2 {
-    fn from(((begins, stage), group): ((Duration, &Stage), &Group)) -> StageV2 {
-        let Stage { from, to, lasts } = stage;
+impl From<((Duration, &RateStage), &Group)> for StageV2 {
+    fn from(((begins, stage), group): ((Duration, &RateStage), &Group)) -> StageV2 {
+        let RateStage { from, to, duration } = stage;
         StageV2 {
             rate_from_per_s: from.per_second(),
             rate_to_per_s: to.per_second(),
             start_ms: milliseconds(begins),
-            duration_ms: milliseconds(*lasts),
+            duration_ms: milliseconds(*duration),
             requests: group.into(),
         }
     }
 }
 
-impl From<&Second> for SecondRegionV2 {
-    fn from(record: &Second) -> SecondRegionV2 {
-        let Second { ok, failed, latencies } = record;
+impl From<&SecondStats> for SecondRegionV2 {
+    fn from(record: &SecondStats) -> SecondRegionV2 {
+        let SecondStats { ok, failed, latencies } = record;
         SecondRegionV2 {
             ok: *ok,
             failed: *failed,
@@ -185,10 +189,10 @@ impl From<&Second> for SecondRegionV2 {
     }
 }
 
-impl From<&Latencies> for SpansV1 {
-    fn from(latencies: &Latencies) -> SpansV1 {
+impl From<&Latencies> for LatencySummaryV1 {
+    fn from(latencies: &Latencies) -> LatencySummaryV1 {
         let at = |quantile| latencies.quantile(quantile).map(milliseconds);
-        SpansV1 {
+        LatencySummaryV1 {
             p50: at(0.5),
             p90: at(0.9),
             p99: at(0.99),
@@ -198,19 +202,19 @@ impl From<&Latencies> for SpansV1 {
     }
 }
 
-/// The percentile curve, as far out as there are requests to tell of.
+/// Returns the percentile curve, as far as the number of requests supports it.
 fn curve(latencies: &Latencies) -> Vec<[f64; 2]> {
     let count = latencies.count() as f64;
     let evenly = (0..=CURVE_PER_DECADE * CURVE_DECADES).map(|step| {
         let slower = 10_f64.powf(-f64::from(step) / f64::from(CURVE_PER_DECADE));
         ((1.0 - slower) * 1e7).round() / 1e7
     });
-    // Those that have a name are on it whatever the steps.
+    // The named percentiles are always part of the curve.
     let named = [0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.99999];
     let shares: BTreeSet<u64> = evenly.chain(named).map(|share| (share * 1e7).round() as u64).collect();
-    let told =
+    let supported =
         shares.into_iter().map(|share| share as f64 / 1e7).filter(|share| (1.0 - share) * count >= 0.999);
-    told.filter_map(|share| Some([share, milliseconds(latencies.quantile(share)?)])).collect()
+    supported.filter_map(|share| Some([share, milliseconds(latencies.quantile(share)?)])).collect()
 }
 
 fn milliseconds(span: Duration) -> f64 {
@@ -229,7 +233,7 @@ mod tests {
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["version"], 2);
         assert_eq!(value["total"]["requests"], 250);
-        assert_eq!(value["total"]["failures"][0]["cause"], "no answer in time");
+        assert_eq!(value["total"]["failures"][0]["cause"], "timeout");
         assert_eq!(value["regions"]["gcp/europe-west4"]["ok"], 100);
         let here = |ok: u64, failed: u64, ms: Option<f64>, us: &str| json!({"ok": ok, "failed": failed, "p50_ms": ms, "p99_ms": ms, "latency_max_ms": ms, "latencies_us": us});
         let seconds = json!([
@@ -243,7 +247,7 @@ mod tests {
         let task = &value["tasks"][0];
         assert_eq!(
             (&task["name"], &task["priority"], &task["pacing"]),
-            (&json!("lookups"), &json!("interactive"), &json!("open"))
+            (&json!("queries"), &json!("interactive"), &json!("open"))
         );
         assert_eq!((&task["rate"], &task["requests"]), (&json!("100 for 1s, 150 for 1s"), &json!(250)));
         assert_eq!(task["seconds"], seconds);
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_curve_goes_as_far_as_there_are_requests() {
+    fn the_curve_ends_where_the_number_of_requests_does() {
         let of = |count: u64| {
             let mut latencies = Latencies::default();
             (1..=count).for_each(|micros| latencies.record(Duration::from_micros(micros)));

@@ -1,4 +1,4 @@
-//! The fields of the report's JSON.
+//! JSON schema of the report.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(super) struct ReportV2 {
     pub(super) geo: Option<[f64; 2]>,
     pub(super) elapsed_ms: f64,
     pub(super) stopped_early: bool,
-    pub(super) lag_ms: SpansV1,
+    pub(super) lag_ms: LatencySummaryV1,
     pub(super) lag_notable: bool,
     pub(super) slo: Option<SloV2>,
     pub(super) marks: Vec<MarkV2>,
@@ -23,7 +23,7 @@ pub(super) struct ReportV2 {
     pub(super) regions: BTreeMap<String, GroupV2>,
     pub(super) priorities: BTreeMap<String, BTreeMap<String, GroupV2>>,
     pub(super) tasks: Vec<TaskV2>,
-    /// Of the first task, which is the only one of most runs.
+    /// Stages of the first task, which is the only one of most runs.
     pub(super) stages: Vec<StageV2>,
     pub(super) seconds: Vec<SecondV2>,
 }
@@ -52,7 +52,7 @@ pub(super) struct TaskV2 {
     pub(super) priority: String,
     /// `open`, `closed` or `replayed`.
     pub(super) pacing: &'static str,
-    /// Of an open loop as it was asked for, and its mean over the run.
+    /// Open loop: rate as given, and its mean over the run.
     pub(super) rate: Option<String>,
     pub(super) rate_per_s: Option<f64>,
     pub(super) arrival: Option<String>,
@@ -74,8 +74,8 @@ pub(super) struct GroupV2 {
     pub(super) ok: u64,
     pub(super) failed: u64,
     pub(super) retried: u64,
-    pub(super) latency_ms: SpansV1,
-    /// A share of the ok requests, 0 to 1, and what it stays within.
+    pub(super) latency_ms: LatencySummaryV1,
+    /// Share of the ok requests, 0 to 1, with the latency at this quantile.
     pub(super) percentiles: Vec<[f64; 2]>,
     pub(super) failures: Vec<FailureV1>,
 }
@@ -94,12 +94,12 @@ pub(super) struct StageV2 {
 pub(super) struct FailureV1 {
     pub(super) cause: String,
     pub(super) count: u64,
-    pub(super) latency_ms: SpansV1,
+    pub(super) latency_ms: LatencySummaryV1,
 }
 
-/// `null` where nothing was measured.
+/// `null` where there are no values.
 #[derive(Serialize)]
-pub(super) struct SpansV1 {
+pub(super) struct LatencySummaryV1 {
     pub(super) p50: Option<f64>,
     pub(super) p90: Option<f64>,
     pub(super) p99: Option<f64>,

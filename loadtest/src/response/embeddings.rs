@@ -1,156 +1,156 @@
-//! Rows of an embeddings answer, looked at in one pass over its bytes.
+//! Validation of embeddings responses in one pass over the bytes.
 //!
-//! Most of such an answer are digits, and parsing them would cost more than all else that a request costs the generator. So
-//! rows that are written plainly are only counted ([`row`]), where they lie, by the same pass that finds out whether
-//! the answer is JSON at all; whatever else stands in a row is read number by number. Both say the same of every row, and
-//! both of every answer what a parser for everything says: property tests compare them.
+//! Such a response consists mostly of digits, and parsing them would cost more than everything else that a request
+//! costs the generator. Rows in plain notation are therefore only counted in place ([`row`]), by the same pass that
+//! validates the JSON; rows in any other notation are parsed number by number. Both paths accept the same rows, and
+//! both agree with a general JSON parser: property tests compare them.
 
-use super::{Rubbish, row};
-use crate::scan::{Cursor, Wrong};
+use super::{ResponseDefect, row};
+use crate::scan::{DecodeError, JsonScanner};
 
-/// A row as it lies in the answer.
-struct Row<'a> {
+/// Row of a response, unparsed.
+struct ResponseRow<'a> {
     index: u64,
     dimensions: usize,
     finite: bool,
-    /// With its brackets.
+    /// Including the brackets.
     text: &'a [u8],
 }
 
-/// What a list of numbers is like.
+/// Properties of a list of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Shape {
+struct RowShape {
     dimensions: usize,
     finite: bool,
 }
 
-/// How many numbers each row of `body` has, if it is an answer to `inputs` inputs of which `right` likes every row. Rows are
-/// parsed for `right` only where they have to be: it is given the row's text.
+/// Validates a response to `inputs` inputs; returns the numbers per row. `is_expected` is called with the index and
+/// the text of each row, so that rows are parsed only where their values matter.
 pub(crate) fn check(
     body: &[u8],
     inputs: usize,
-    right: impl Fn(usize, &[u8]) -> bool,
-) -> Result<usize, Rubbish> {
+    is_expected: impl Fn(usize, &[u8]) -> bool,
+) -> Result<usize, ResponseDefect> {
     let rows = rows(body, inputs).map_err(|wrong| match wrong {
-        Wrong::NotJson | Wrong::NotBase64 => Rubbish::NotJson,
-        Wrong::Shape(_) | Wrong::Index(_) => Rubbish::WrongShape,
-        Wrong::Count { .. } => Rubbish::WrongCount,
-        Wrong::Dimensions { .. } => Rubbish::WrongDimensions,
-        Wrong::NotFinite => Rubbish::NotFinite,
+        DecodeError::NotJson | DecodeError::NotBase64 => ResponseDefect::NotJson,
+        DecodeError::Shape(_) | DecodeError::Index(_) => ResponseDefect::WrongShape,
+        DecodeError::Count { .. } => ResponseDefect::WrongCount,
+        DecodeError::Dimensions { .. } => ResponseDefect::WrongDimensions,
+        DecodeError::NotFinite => ResponseDefect::NotFinite,
     })?;
     if rows.len() != inputs {
-        return Err(Rubbish::WrongCount);
+        return Err(ResponseDefect::WrongCount);
     }
-    if rows.iter().zip(0..).any(|(row, place)| row.index != place) {
-        return Err(Rubbish::WrongOrder);
+    if rows.iter().zip(0..).any(|(row, index)| row.index != index) {
+        return Err(ResponseDefect::WrongOrder);
     }
     let dimensions = rows.first().map_or(0, |row| row.dimensions);
     if dimensions == 0 || rows.iter().any(|row| row.dimensions != dimensions) {
-        return Err(Rubbish::WrongDimensions);
+        return Err(ResponseDefect::WrongDimensions);
     }
     if rows.iter().any(|row| !row.finite) {
-        return Err(Rubbish::NotFinite);
+        return Err(ResponseDefect::NotFinite);
     }
-    if !rows.iter().enumerate().all(|(place, row)| right(place, row.text)) {
-        return Err(Rubbish::Unexpected);
+    if !rows.iter().enumerate().all(|(index, row)| is_expected(index, row.text)) {
+        return Err(ResponseDefect::Unexpected);
     }
     Ok(dimensions)
 }
 
-/// The numbers of a row, if it is one.
+/// Parses the numbers of a row.
 pub(crate) fn numbers(row: &[u8]) -> Option<Vec<Option<f32>>> {
     serde_json::from_slice(row).ok()
 }
 
-/// All rows of an answer, of which most likely so many come.
-fn rows(body: &[u8], likely: usize) -> Result<Vec<Row<'_>>, Wrong> {
-    let mut cursor = Cursor::new(body);
+/// Returns all rows of a response; `likely` is the expected number.
+fn rows(body: &[u8], likely: usize) -> Result<Vec<ResponseRow<'_>>, DecodeError> {
+    let mut cursor = JsonScanner::new(body);
     let mut rows = None;
     object(&mut cursor, |key, cursor| {
         if key != b"data" {
             return cursor.skip();
         }
         if rows.is_some() || cursor.peek()? != b'[' {
-            return Err(Wrong::Shape("one list under `data`"));
+            return Err(DecodeError::Shape("one list under `data`"));
         }
         let rows = rows.insert(Vec::with_capacity(likely));
         let mut more = cursor.open(b'[', b']')?;
         while more {
-            rows.push(one(cursor)?);
+            rows.push(parse_row(cursor)?);
             more = cursor.more(b']')?;
         }
         Ok(())
     })?;
     cursor.end()?;
-    rows.ok_or(Wrong::Shape("`data`"))
+    rows.ok_or(DecodeError::Shape("`data`"))
 }
 
-/// One element of `data`.
-fn one<'a>(cursor: &mut Cursor<'a>) -> Result<Row<'a>, Wrong> {
+/// Parses one element of `data`.
+fn parse_row<'a>(cursor: &mut JsonScanner<'a>) -> Result<ResponseRow<'a>, DecodeError> {
     let (mut index, mut row) = (None, None);
     object(cursor, |key, cursor| {
         match key {
             b"index" if index.is_none() => index = Some(cursor.count("number under `index`")?),
-            b"embedding" if row.is_none() => row = Some(list(cursor)?),
-            b"index" | b"embedding" => return Err(Wrong::Shape("one of each in a row")),
+            b"embedding" if row.is_none() => row = Some(parse_numbers(cursor)?),
+            b"index" | b"embedding" => return Err(DecodeError::Shape("one of each in a row")),
             _ => cursor.skip()?,
         }
         Ok(())
     })?;
-    let index = index.ok_or(Wrong::Shape("`index`"))?;
-    let (text, Shape { dimensions, finite }) = row.ok_or(Wrong::Shape("`embedding`"))?;
-    Ok(Row { index, dimensions, finite, text })
+    let index = index.ok_or(DecodeError::Shape("`index`"))?;
+    let (text, RowShape { dimensions, finite }) = row.ok_or(DecodeError::Shape("`embedding`"))?;
+    Ok(ResponseRow { index, dimensions, finite, text })
 }
 
-/// Goes through an object: `of` is given each key, with the cursor before its value.
+/// Iterates over an object: `visit` is called with each key, and the cursor before its value.
 fn object<'a>(
-    cursor: &mut Cursor<'a>,
-    mut of: impl FnMut(&'a [u8], &mut Cursor<'a>) -> Result<(), Wrong>,
-) -> Result<(), Wrong> {
+    cursor: &mut JsonScanner<'a>,
+    mut visit: impl FnMut(&'a [u8], &mut JsonScanner<'a>) -> Result<(), DecodeError>,
+) -> Result<(), DecodeError> {
     if cursor.peek()? != b'{' {
-        return Err(Wrong::Shape("object"));
+        return Err(DecodeError::Shape("object"));
     }
     let mut more = cursor.open(b'{', b'}')?;
     while more {
-        of(cursor.key()?, cursor)?;
+        visit(cursor.key()?, cursor)?;
         more = cursor.more(b'}')?;
     }
     Ok(())
 }
 
-/// A list of numbers.
-fn list<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a [u8], Shape), Wrong> {
+/// Parses a list of numbers.
+fn parse_numbers<'a>(cursor: &mut JsonScanner<'a>) -> Result<(&'a [u8], RowShape), DecodeError> {
     if cursor.peek()? != b'[' {
-        return Err(Wrong::Shape("list under `embedding`"));
+        return Err(DecodeError::Shape("list under `embedding`"));
     }
-    if let Some(row::Plain { numbers, bytes }) = row::plain(&cursor.rest()[1..]) {
-        return Ok((cursor.pass(1 + bytes), Shape { dimensions: numbers, finite: true }));
+    if let Some(row::PlainRow { numbers, bytes }) = row::count_plain(&cursor.rest()[1..]) {
+        return Ok((cursor.advance(1 + bytes), RowShape { dimensions: numbers, finite: true }));
     }
     let from = cursor.rest();
-    let shape = one_by_one(cursor)?;
+    let shape = parse_any_notation(cursor)?;
     Ok((&from[..from.len() - cursor.rest().len()], shape))
 }
 
-/// What a list is like whose numbers are written in whatever way.
-fn one_by_one(cursor: &mut Cursor<'_>) -> Result<Shape, Wrong> {
-    let mut shape = Shape { dimensions: 0, finite: true };
+/// Parses a list whose numbers are in any notation.
+fn parse_any_notation(cursor: &mut JsonScanner<'_>) -> Result<RowShape, DecodeError> {
+    let mut shape = RowShape { dimensions: 0, finite: true };
     let mut more = cursor.open(b'[', b']')?;
     while more {
         shape.dimensions += 1;
         match cursor.peek()? {
-            // How JavaScript writes NaN.
+            // JavaScript serializes NaN as `null`.
             b'n' => {
                 cursor.skip()?;
                 shape.finite = false;
             }
             b'-' | b'0'..=b'9' => {
-                // A number beyond f32 becomes infinite here.
-                let number: f32 = cursor.number()?.parse().map_err(|_| Wrong::NotJson)?;
+                // A number beyond the range of f32 becomes infinite here.
+                let number: f32 = cursor.number()?.parse().map_err(|_| DecodeError::NotJson)?;
                 shape.finite &= number.is_finite();
             }
             _ => {
                 cursor.skip()?;
-                return Err(Wrong::Shape("number in a row"));
+                return Err(DecodeError::Shape("number in a row"));
             }
         }
         more = cursor.more(b']')?;
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_row_is_a_list_of_numbers() {
-        let check = |row: &str, expected: Result<(usize, bool), Rubbish>| {
+        let check = |row: &str, expected: Result<(usize, bool), ResponseDefect>| {
             let body = format!(r#"{{"data":[{{"index":0,"embedding":{row}}}]}}"#);
             let got = rows(body.as_bytes(), 1).map(|rows| (rows[0].dimensions, rows[0].finite, rows[0].text));
             let expected = expected.ok().map(|(dimensions, finite)| (dimensions, finite, row.as_bytes()));
@@ -192,9 +192,9 @@ mod tests {
             "[nul]",
             "[true]",
         ] {
-            check(wrong, Err(Rubbish::WrongShape));
+            check(wrong, Err(ResponseDefect::WrongShape));
         }
-        // As many digits as f32 holds, and one more, at every alignment.
+        // 38 digits fit in f32, 39 do not; at every alignment.
         for before in 0..140 {
             let with = |digits: usize| format!("[{}0.5,{},1]", "1,".repeat(before), "9".repeat(digits));
             check(&with(38), Ok((before + 3, true)));
@@ -202,16 +202,16 @@ mod tests {
         }
     }
 
-    /// What a parser for everything says of an answer: as `check`, without the reasons.
+    /// Reference implementation of `check` with a general parser, without reasons.
     fn parsed(body: &[u8], inputs: usize) -> Option<usize> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let data = body.get("data")?.as_array().filter(|data| data.len() == inputs)?;
         let mut dimensions = None;
-        for (place, row) in data.iter().enumerate() {
+        for (index, row) in data.iter().enumerate() {
             let numbers = row.get("embedding")?.as_array()?;
             let finite = |number: &Value| number.as_f64().is_some_and(|number| (number as f32).is_finite());
-            let right = row.get("index")?.as_u64() == Some(place as u64) && numbers.iter().all(finite);
-            if !right || *dimensions.get_or_insert(numbers.len()) != numbers.len() {
+            let is_expected = row.get("index")?.as_u64() == Some(index as u64) && numbers.iter().all(finite);
+            if !is_expected || *dimensions.get_or_insert(numbers.len()) != numbers.len() {
                 return None;
             }
         }
@@ -228,16 +228,16 @@ mod tests {
         ]
     }
 
-    /// An answer of two rows, mostly a good one.
-    fn answer() -> impl Strategy<Value = String> {
+    /// Generates responses of two rows, mostly valid.
+    fn response() -> impl Strategy<Value = String> {
         let rows = (1_usize..60).prop_flat_map(|numbers| {
             prop::collection::vec(prop::collection::vec(number(), numbers..=numbers), 2)
         });
         (rows, prop::sample::select(vec![",", ", ", " ,\n"])).prop_map(|(rows, between)| {
-            let row = |place: usize| {
+            let row = |index: usize| {
                 format!(
-                    r#"{{"object":"embedding","embedding":[{}],"index":{place}}}"#,
-                    rows[place].join(between)
+                    r#"{{"object":"embedding","embedding":[{}],"index":{index}}}"#,
+                    rows[index].join(between)
                 )
             };
             format!(r#"{{"data":[{},{}],"model":"m\u00e9","usage":{{"total_tokens":12}}}}"#, row(0), row(1))
@@ -248,14 +248,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(1000))]
 
         #[test]
-        fn looking_at_an_answer_says_the_same_as_parsing_it(body in answer()) {
+        fn validation_agrees_with_a_general_parser(body in response()) {
             prop_assert_eq!(super::super::check(body.as_bytes(), 2).ok(), parsed(body.as_bytes(), 2), "{}", body);
         }
 
         #[test]
-        fn and_of_one_of_which_a_byte_is_another_or_the_end_is_gone(
-            body in answer(),
-            place in any::<prop::sample::Index>(),
+        fn validation_agrees_with_a_general_parser_for_corrupted_responses(
+            body in response(),
+            index in any::<prop::sample::Index>(),
             byte in prop_oneof![
                 prop::sample::select(b"0123456789-+.eE,[]{}:\"\\ nul\x01\xc3".to_vec()),
                 any::<u8>(),
@@ -263,8 +263,8 @@ mod tests {
             cut in any::<bool>(),
         ) {
             let mut body = body.into_bytes();
-            let place = place.index(body.len());
-            if cut { body.truncate(place) } else { body[place] = byte }
+            let index = index.index(body.len());
+            if cut { body.truncate(index) } else { body[index] = byte }
             let got = super::super::check(&body, 2).ok();
             prop_assert_eq!(got, parsed(&body, 2), "{}", String::from_utf8_lossy(&body));
         }

@@ -1,33 +1,33 @@
-//! The bytes of a run's requests, and whether an answer answers them.
+//! Serialization of a task's requests, and validation of the responses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::Uri;
 use replica_core::wire::headers;
 
-use super::http1::Whole;
-use crate::answer::{self, Rubbish};
-use crate::exchange::Failure;
+use super::http1::CompleteResponse;
+use crate::exchange::RequestFailure;
 use crate::options::Options;
 use crate::priority::Priority;
-use crate::workload::{Kind, Workload};
+use crate::response::{self, ResponseDefect};
+use crate::workload::{TaskWorkload, WorkloadType};
 
-/// What every request of one task has.
+/// Constant parts of the requests of one task.
 pub(crate) struct Requests {
-    /// Up to the length of the body.
+    /// Request head up to the value of `content-length`.
     head: Vec<u8>,
-    /// The deployment, as a JSON string.
+    /// Name of the deployment, as a JSON string.
     model: String,
-    workload: Workload,
-    /// The length of the rows of this task, once the first answer has said it; 0 before.
+    workload: TaskWorkload,
+    /// Length of the rows of this task, as in the first response; 0 before it.
     dimensions: AtomicUsize,
 }
 
 impl Requests {
-    /// Those of the task at `place`.
-    pub(crate) fn of(options: &Options, place: usize) -> Requests {
+    /// Creates the requests of the task with this index.
+    pub(crate) fn of(options: &Options, index: usize) -> Requests {
         let Options { base, authorization, model, geo, tasks, .. } = options;
-        let workload = tasks[place].workload.clone();
+        let workload = tasks[index].workload.clone();
         let target = target(base, workload.kind);
         let mut head = Vec::new();
         let mut line = |name: &str, value: &[u8]| {
@@ -54,7 +54,7 @@ impl Requests {
         self.workload.kind.priority()
     }
 
-    /// Writes request `number`, with `body` to put it together in.
+    /// Writes request `number` into `request`; `body` is a scratch buffer.
     pub(crate) fn write(&self, number: u64, body: &mut Vec<u8>, request: &mut Vec<u8>) {
         body.clear();
         self.workload.body(number, &self.model, body);
@@ -66,37 +66,37 @@ impl Requests {
         request.extend_from_slice(body);
     }
 
-    /// Whether an answer is one to request `number`.
-    pub(crate) fn check(&self, number: u64, whole: &Whole<'_>) -> Result<(), Failure> {
-        match whole.head.status {
-            200 => self.check_body(number, whole.body).map_err(Failure::Rubbish),
-            status => Err(Failure::Refused { status, code: whole.head.code }),
+    /// Validates the response to request `number`.
+    pub(crate) fn check(&self, number: u64, received: &CompleteResponse<'_>) -> Result<(), RequestFailure> {
+        match received.head.status {
+            200 => self.check_body(number, received.body).map_err(RequestFailure::InvalidResponse),
+            status => Err(RequestFailure::ErrorStatus { status, code: received.head.code }),
         }
     }
 
-    fn check_body(&self, number: u64, body: &[u8]) -> Result<(), Rubbish> {
+    fn check_body(&self, number: u64, body: &[u8]) -> Result<(), ResponseDefect> {
         let rows = self.workload.rows(number);
         let dimensions = match (self.workload.kind, &self.workload.expected) {
-            (Kind::Rerank, _) => return answer::rerank::check(body, rows),
-            (_, None) => answer::check(body, rows)?,
+            (WorkloadType::Rerank, _) => return response::rerank::check(body, rows),
+            (_, None) => response::check(body, rows)?,
             (_, Some(expected)) => {
                 let first = self.workload.texts.first(number, rows);
-                answer::embeddings::check(body, rows, |place, row| {
-                    let row = answer::embeddings::numbers(row);
+                response::embeddings::check(body, rows, |index, row| {
+                    let row = response::embeddings::numbers(row);
                     let row: Option<Vec<f32>> = row.and_then(|row| row.into_iter().collect());
-                    row.is_some_and(|row| expected.holds(first + place, &row))
+                    row.is_some_and(|row| expected.matches(first + index, &row))
                 })?
             }
         };
         match self.dimensions.compare_exchange(0, dimensions, Ordering::Relaxed, Ordering::Relaxed) {
-            Err(earlier) if earlier != dimensions => Err(Rubbish::WrongDimensions),
+            Err(earlier) if earlier != dimensions => Err(ResponseDefect::WrongDimensions),
             Ok(_) | Err(_) => Ok(()),
         }
     }
 }
 
-/// Where requests of this kind go.
-pub(crate) fn target(base: &Uri, kind: Kind) -> Uri {
+/// Returns the URL of requests of this type.
+pub(crate) fn target(base: &Uri, kind: WorkloadType) -> Uri {
     let below = base.path().trim_end_matches('/');
     let mut parts = base.clone().into_parts();
     let path = format!("{below}{}", kind.path());

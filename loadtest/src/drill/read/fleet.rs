@@ -1,56 +1,56 @@
-//! `[world]`: where a drill happens.
+//! Parser of the `[fleet]` table.
 
 use regions::document::{Problems, Table};
 use regions::{Deployment, region_list};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Surroundings, number_of};
-use crate::drill::{Engine, Store, World};
+use super::{ReadContext, number_of};
+use crate::drill::{DrillEngine, DrillFleet, DrillStore};
 
-/// How many regions a world on one machine has at most.
+/// Maximum number of regions of a fleet on one machine.
 const REGIONS_MAX: usize = 12;
-/// How many hubs one has at most.
+/// Maximum number of hubs.
 const HUBS_MAX: u32 = 5;
-/// How many replicas a region has at most.
+/// Maximum number of replicas per region.
 const REPLICAS_MAX: u32 = 16;
 
 const WORLD_KEYS: &[&str] = &["regions", "store", "hubs", "deployments", "engine", "replicas", "capacity"];
 const ENGINE_KEYS: &[&str] = &["kind", "inputs_per_second"];
 
-/// The world, and what is deployed in it.
-pub(super) fn world(
+/// Parses the fleet and loads its deployments.
+pub(super) fn fleet(
     top: &Table<'_>,
-    around: &Surroundings<'_>,
+    context: &ReadContext<'_>,
     problems: &mut Problems<'_>,
-) -> (World, Vec<Deployment>) {
-    let mut world = World {
+) -> (DrillFleet, Vec<Deployment>) {
+    let mut fleet = DrillFleet {
         regions: Vec::new(),
-        store: Store::Embedded,
+        store: DrillStore::Embedded,
         hubs: 1,
         deployments: None,
-        engine: Engine::Cpu,
+        engine: DrillEngine::Cpu,
         capacity: None,
     };
     let mut deployments = Vec::new();
     let example = "{ regions = [\"aws/us-east-1\", \"gcp/europe-west4\"] }";
     let table =
-        top.need("world", example, problems).and_then(|value| Table::of("world".to_owned(), value, problems));
-    let Some(table) = table else { return (world, deployments) };
+        top.need("fleet", example, problems).and_then(|value| Table::of("fleet".to_owned(), value, problems));
+    let Some(table) = table else { return (fleet, deployments) };
     table.refuse_other_keys(WORLD_KEYS, problems);
     let get = |key: &str| table.entries.get(key);
     if let Some(value) = table.need("regions", "[\"aws/us-east-1\", \"gcp/europe-west4\"]", problems) {
         let texts = table.texts("regions", value, problems).unwrap_or_default();
         if texts.is_empty() || texts.len() > REGIONS_MAX {
-            problems.note(value.span(), format!("world: `regions`: name from 1 to {REGIONS_MAX} regions"));
+            problems.note(value.span(), format!("fleet: `regions`: name from 1 to {REGIONS_MAX} regions"));
         }
         for (text, at) in texts {
-            match region_list::find_region(text, around.catalogue) {
-                Ok(region) if world.regions.contains(&region) => {
-                    problems.note(at, format!("world: `{text}` stands twice: keep one"));
+            match region_list::find_region(text, context.catalogue) {
+                Ok(region) if fleet.regions.contains(&region) => {
+                    problems.note(at, format!("fleet: `{text}` is listed twice: remove one"));
                 }
-                Ok(region) => world.regions.push(region),
-                Err(problem) => problems.note(at, format!("world: {problem}")),
+                Ok(region) => fleet.regions.push(region),
+                Err(problem) => problems.note(at, format!("fleet: {problem}")),
             }
         }
     }
@@ -59,62 +59,62 @@ pub(super) fn world(
     {
         match text {
             "embedded" => {}
-            "etcd" => world.store = Store::Etcd,
-            _ => problems.note(at, format!("world: `store` is `{text}`: write \"embedded\" or \"etcd\"")),
+            "etcd" => fleet.store = DrillStore::Etcd,
+            _ => problems.note(at, format!("fleet: `store` is `{text}`: write \"embedded\" or \"etcd\"")),
         }
     }
     if let Some(value) = get("hubs")
         && let Some(hubs) = number_of(&table, "hubs", value, 1..=HUBS_MAX, problems)
     {
-        world.hubs = hubs;
-        if hubs > 1 && world.store == Store::Embedded {
-            let message = "world: several hubs need a store that they share: write store = \"etcd\"";
+        fleet.hubs = hubs;
+        if hubs > 1 && fleet.store == DrillStore::Embedded {
+            let message = "fleet: several hubs need a shared store: set store = \"etcd\"";
             problems.note(value.span(), message);
         }
     }
-    let named =
+    let file =
         get("deployments").and_then(|value| Some((table.text("deployments", value, problems)?, value)));
-    world.deployments = named.as_ref().map(|((file, _), _)| (*file).to_owned());
-    match (around.deployments)(world.deployments.as_deref()) {
-        Ok(found) => deployments = found,
-        Err(wrong) => {
-            let at = named.map_or(table.span.clone(), |(_, value)| value.span());
-            wrong
+    fleet.deployments = file.as_ref().map(|((file, _), _)| (*file).to_owned());
+    match (context.deployments)(fleet.deployments.as_deref()) {
+        Ok(loaded) => deployments = loaded,
+        Err(errors) => {
+            let at = file.map_or(table.span.clone(), |(_, value)| value.span());
+            errors
                 .into_iter()
-                .for_each(|wrong| problems.note(at.clone(), format!("world: deployments: {wrong}")));
+                .for_each(|error| problems.note(at.clone(), format!("fleet: deployments: {error}")));
         }
     }
-    engine(&table, &mut world, problems);
+    engine(&table, &mut fleet, problems);
     if let Some(value) = get("capacity") {
-        match world.engine {
-            Engine::Cpu => world.capacity = table.number("capacity", value, problems).map(f64::from),
-            Engine::Scripted { .. } => {
-                let message = "world: `capacity` is what scripted replicas come to: leave it out";
+        match fleet.engine {
+            DrillEngine::Cpu => fleet.capacity = table.number("capacity", value, problems).map(f64::from),
+            DrillEngine::Scripted { .. } => {
+                let message = "fleet: `capacity` follows from the scripted replicas: remove it";
                 problems.note(value.span(), message);
             }
         }
     }
-    (world, deployments)
+    (fleet, deployments)
 }
 
-/// What computes: what is deployed, or something that takes its time.
-fn engine(table: &Table<'_>, world: &mut World, problems: &mut Problems<'_>) {
+/// Parses the engine and the replica counts of scripted replicas.
+fn engine(table: &Table<'_>, fleet: &mut DrillFleet, problems: &mut Problems<'_>) {
     let replicas = table.entries.get("replicas");
     let Some(value) = table.entries.get("engine") else {
         if let Some(value) = replicas {
-            let message = "world: `replicas` counts scripted ones: write engine = { kind = \"scripted\", inputs_per_second = 100 }, or leave it out";
+            let message = "fleet: `replicas` requires scripted replicas: set engine = { kind = \"scripted\", inputs_per_second = 100 }, or remove it";
             problems.note(value.span(), message);
         }
         return;
     };
-    let Some(engine) = Table::of("world: engine".to_owned(), value, problems) else { return };
+    let Some(engine) = Table::of("fleet: engine".to_owned(), value, problems) else { return };
     engine.refuse_other_keys(ENGINE_KEYS, problems);
     let kind = engine.need_text("kind", "\"scripted\"", problems);
     match kind {
         None | Some(("scripted", _)) => {}
         Some((kind, at)) => {
             let message = format!(
-                "world: engine: `{kind}`: write \"scripted\", or leave `engine` out to run what is deployed"
+                "fleet: engine: `{kind}`: write \"scripted\", or remove `engine` to run the deployed models"
             );
             problems.note(at, message);
         }
@@ -123,17 +123,17 @@ fn engine(table: &Table<'_>, world: &mut World, problems: &mut Problems<'_>) {
     let speed = speed
         .and_then(|value| number_of(&engine, "inputs_per_second", value, 1..=10_000, problems))
         .unwrap_or(1);
-    let each = world.regions.len();
+    let each = fleet.regions.len();
     let replicas = match replicas {
         None => vec![1; each],
         Some(value) => counts(table, value, each, problems).unwrap_or(vec![1; each]),
     };
     let all: u32 = replicas.iter().sum();
-    world.capacity = Some(f64::from(speed) * f64::from(all));
-    world.engine = Engine::Scripted { inputs_per_second: speed, replicas };
+    fleet.capacity = Some(f64::from(speed) * f64::from(all));
+    fleet.engine = DrillEngine::Scripted { inputs_per_second: speed, replicas };
 }
 
-/// One number for all regions, or a list with one for each.
+/// Parses one number for all regions, or a list with one per region.
 fn counts(
     table: &Table<'_>,
     value: &Spanned<DeValue<'_>>,
@@ -150,7 +150,7 @@ fn counts(
     }
     if list.len() != regions {
         let message = format!(
-            "world: `replicas` has {} numbers: write one, or one for each of {regions} regions",
+            "fleet: `replicas` has {} numbers: write one, or one for each of {regions} regions",
             list.len()
         );
         problems.note(value.span(), message);

@@ -1,4 +1,4 @@
-//! A socket that does not block, in the clear or over TLS.
+//! Non-blocking socket, with or without TLS.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,22 +9,22 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
-/// Whom to trust, and by which name the server has to prove itself.
+/// TLS configuration and expected server name.
 #[derive(Clone, Debug)]
-pub(crate) struct Tls {
+pub(crate) struct TlsTarget {
     pub(crate) config: Arc<ClientConfig>,
     pub(crate) name: ServerName<'static>,
 }
 
-/// One connection's bytes.
-pub(crate) enum Stream {
+/// Byte stream of one connection.
+pub(crate) enum SocketStream {
     Clear(TcpStream),
     Tls(TcpStream, Box<ClientConnection>),
 }
 
-impl Stream {
-    /// Begins to connect; the socket becomes writable when it is, or is known not to be.
-    pub(crate) fn connect(address: SocketAddr, tls: Option<&Tls>) -> io::Result<Stream> {
+impl SocketStream {
+    /// Starts to connect; the socket becomes writable when the attempt has succeeded or failed.
+    pub(crate) fn connect(address: SocketAddr, tls: Option<&TlsTarget>) -> io::Result<SocketStream> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -35,50 +35,50 @@ impl Stream {
         let socket = TcpStream::from(socket);
         socket.set_nodelay(true)?;
         Ok(match tls {
-            None => Stream::Clear(socket),
+            None => SocketStream::Clear(socket),
             Some(tls) => {
                 let session = ClientConnection::new(Arc::clone(&tls.config), tls.name.clone());
-                Stream::Tls(socket, Box::new(session.map_err(io::Error::other)?))
+                SocketStream::Tls(socket, Box::new(session.map_err(io::Error::other)?))
             }
         })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Stream::Clear(socket) | Stream::Tls(socket, _) => socket.as_fd(),
+            SocketStream::Clear(socket) | SocketStream::Tls(socket, _) => socket.as_fd(),
         }
     }
 
-    /// What became of connecting.
+    /// Returns the result of the connection attempt.
     pub(crate) fn connected(&self) -> io::Result<()> {
-        let (Stream::Clear(socket) | Stream::Tls(socket, _)) = self;
+        let (SocketStream::Clear(socket) | SocketStream::Tls(socket, _)) = self;
         socket.take_error()?.map_or(Ok(()), Err)
     }
 
-    /// Whether the server has proven who it is; in the clear nobody does.
+    /// Returns whether the TLS handshake is complete; always true without TLS.
     pub(crate) fn is_established(&self) -> bool {
         match self {
-            Stream::Clear(_) => true,
-            Stream::Tls(_, session) => !session.is_handshaking(),
+            SocketStream::Clear(_) => true,
+            SocketStream::Tls(_, session) => !session.is_handshaking(),
         }
     }
 
-    /// Whether bytes that were taken wait for the socket.
+    /// Returns whether buffered bytes wait to be written to the socket.
     pub(crate) fn wants_write(&self) -> bool {
         match self {
-            Stream::Clear(_) => false,
-            Stream::Tls(_, session) => session.wants_write(),
+            SocketStream::Clear(_) => false,
+            SocketStream::Tls(_, session) => session.wants_write(),
         }
     }
 
-    /// Writes what the socket takes. `WouldBlock` when it takes nothing.
+    /// Writes as much as the socket accepts. `WouldBlock` if it accepts nothing.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Stream::Clear(socket) => retried(|| socket.write(bytes)),
-            Stream::Tls(socket, session) => {
+            SocketStream::Clear(socket) => retry_interrupted(|| socket.write(bytes)),
+            SocketStream::Tls(socket, session) => {
                 let taken = session.writer().write(bytes)?;
                 while session.wants_write() {
-                    match retried(|| session.write_tls(socket)) {
+                    match retry_interrupted(|| session.write_tls(socket)) {
                         Ok(_) => {}
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                         Err(error) => return Err(error),
@@ -93,18 +93,18 @@ impl Stream {
         }
     }
 
-    /// Reads what there is; none at the end. `WouldBlock` when there is nothing.
+    /// Reads available bytes; 0 at the end. `WouldBlock` if there are none.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Stream::Clear(socket) => retried(|| socket.read(buffer)),
-            Stream::Tls(socket, session) => loop {
+            SocketStream::Clear(socket) => retry_interrupted(|| socket.read(buffer)),
+            SocketStream::Tls(socket, session) => loop {
                 match session.reader().read(buffer) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    // An end without a farewell is one all the same: what is cut short shows in the answer.
+                    // An end without close_notify is accepted; truncation is detected in the response.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                     read => return read,
                 }
-                retried(|| session.read_tls(socket))?;
+                retry_interrupted(|| session.read_tls(socket))?;
                 let state = session.process_new_packets().map_err(io::Error::other)?;
                 if state.peer_has_closed() && state.plaintext_bytes_to_read() == 0 {
                     return Ok(0);
@@ -114,7 +114,7 @@ impl Stream {
     }
 }
 
-fn retried<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn retry_interrupted<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match act() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

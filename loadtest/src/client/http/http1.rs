@@ -1,62 +1,65 @@
-//! HTTP/1.1: a request out, an answer into one buffer.
+//! HTTP/1.1 exchange: sends a request and reads the response into one buffer.
 //!
-//! Reading is strict where leniency would let two readers see two answers: both a length and chunks, two lengths, or
-//! bytes after the end are no answer. A connection is used again only after an answer that ended where it said it would.
+//! Parsing is strict where leniency would let two parsers see different responses (response smuggling): both a length
+//! and chunked encoding, two different lengths, or bytes after the end are rejected. A connection is reused only after
+//! a response that ended at its declared end.
 
 use std::ops::Range;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use super::{ANSWER_BYTES_MAX, Answer, Failure, HEAD_BYTES_MAX, Headers};
+use super::{HEAD_BYTES_MAX, HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX};
 
-/// A stream that a request can be sent on.
+/// Transport for a request.
 pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// The most headers of an answer.
+/// Maximum number of header lines of a response.
 const HEADERS_MAX: usize = 96;
 
-/// Room for the first read, where the buffer is new.
+/// Capacity reserved in a new buffer for the first read.
 const FIRST_READ_BYTES: usize = 64 << 10;
 
-/// Where an answer's body ends.
+/// Framing of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Framing {
+enum ResponseFraming {
     Length(usize),
     Chunks,
     UntilClosed,
 }
 
 #[derive(Debug)]
-struct Head {
+struct ParsedHead {
     status: u16,
-    headers: Headers,
+    headers: HeaderLines,
     bytes: usize,
-    framing: Framing,
-    keep: bool,
+    framing: ResponseFraming,
+    reusable: bool,
 }
 
-/// Sends a request, of which `bodiless` says that its answer has no body whatever its head says (HEAD). Reads the answer into
-/// `buffer`. Its status, and whether the connection can be used again.
+/// Sends a request and reads the response into `buffer`. `bodiless` marks requests whose response never has a body
+/// (HEAD). Returns the status, the response, and whether the connection can be reused.
 pub(super) async fn exchange(
     io: &mut dyn Io,
     request: &[u8],
     bodiless: bool,
     mut buffer: Vec<u8>,
-) -> Result<(u16, Answer, bool), Failure> {
-    // A server may refuse a request that it has not read to its end; what it says is worth more than that it hung up.
+) -> Result<(u16, HttpResponse, bool), HttpAttemptError> {
+    // A server may reject a request before reading all of it; its response is more informative than the write error.
     let sent = io.write_all(request).await;
     buffer.clear();
     buffer.reserve(FIRST_READ_BYTES);
     let head = match head(io, &mut buffer, bodiless).await {
         Ok(head) => head,
         Err(failure) => {
-            return Err(sent.err().map_or(failure, |error| Failure::BrokenOff(error.to_string())));
+            return Err(sent
+                .err()
+                .map_or(failure, |error| HttpAttemptError::ConnectionClosed(error.to_string())));
         }
     };
-    let Head { status, headers, bytes, framing, keep } = head;
+    let ParsedHead { status, headers, bytes, framing, reusable } = head;
     let (body, ended) = match framing {
-        Framing::Length(length) => {
+        ResponseFraming::Length(length) => {
             let end = bytes + length;
             buffer.reserve(end.saturating_sub(buffer.len()));
             while buffer.len() < end {
@@ -64,38 +67,38 @@ pub(super) async fn exchange(
             }
             (bytes..end, buffer.len() == end)
         }
-        Framing::Chunks => chunks(io, &mut buffer, bytes).await?,
-        Framing::UntilClosed => {
+        ResponseFraming::Chunks => chunks(io, &mut buffer, bytes).await?,
+        ResponseFraming::UntilClosed => {
             while io.read_buf(&mut buffer).await.map_err(broken)? > 0 {
                 within_limit(buffer.len() - bytes)?;
             }
             (bytes..buffer.len(), false)
         }
     };
-    Ok((status, Answer { headers, buffer, body }, keep && ended && sent.is_ok()))
+    Ok((status, HttpResponse { headers, buffer, body }, reusable && ended && sent.is_ok()))
 }
 
-/// The head of the answer, behind those that only say that it will come.
-async fn head(io: &mut dyn Io, buffer: &mut Vec<u8>, bodiless: bool) -> Result<Head, Failure> {
+/// Reads the head of the final response; skips interim (1xx) responses.
+async fn head(io: &mut dyn Io, buffer: &mut Vec<u8>, bodiless: bool) -> Result<ParsedHead, HttpAttemptError> {
     loop {
         if let Some(head) = parse(buffer, bodiless)? {
             if head.status >= 200 {
                 return Ok(head);
             }
             if head.status == 101 {
-                return Err(malformed("a change of protocol that nobody asked for"));
+                return Err(malformed("unsolicited protocol switch"));
             }
             buffer.drain(..head.bytes);
         } else if buffer.len() > HEAD_BYTES_MAX {
-            return Err(malformed("a head that does not end"));
+            return Err(malformed("head is too long"));
         } else {
             more(io, buffer).await?;
         }
     }
 }
 
-/// The head at the beginning of `bytes`, if it is whole.
-fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Failure> {
+/// Parses the head at the start of `bytes`; `None` while it is incomplete.
+fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<ParsedHead>, HttpAttemptError> {
     let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut fields);
     let length = match response.parse(bytes) {
@@ -104,55 +107,55 @@ fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Failure> {
         Err(error) => return Err(malformed(&error.to_string())),
     };
     let status = response.code.unwrap_or_default();
-    let mut headers = Headers::default();
-    let mut keep = response.version == Some(1);
+    let mut headers = HeaderLines::default();
+    let mut reusable = response.version == Some(1);
     let (mut content_length, mut chunked) = (None, false);
     for field in response.headers.iter() {
         headers.push(field.name, field.value);
         if field.name.eq_ignore_ascii_case("content-length") {
             let text = std::str::from_utf8(field.value).unwrap_or_default().trim();
             let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-            let said: usize = text
+            let declared: usize = text
                 .parse()
                 .ok()
                 .filter(|_| digits)
-                .ok_or_else(|| malformed("a length that is no number"))?;
-            if content_length.is_some_and(|earlier| earlier != said) {
-                return Err(malformed("two lengths"));
+                .ok_or_else(|| malformed("content-length is not a number"))?;
+            if content_length.is_some_and(|earlier| earlier != declared) {
+                return Err(malformed("conflicting content-length headers"));
             }
-            content_length = Some(said);
+            content_length = Some(declared);
         } else if field.name.eq_ignore_ascii_case("transfer-encoding") {
             if !field.value.trim_ascii().eq_ignore_ascii_case(b"chunked") {
-                return Err(malformed("a transfer encoding other than chunked"));
+                return Err(malformed("unsupported transfer encoding"));
             }
             chunked = true;
         } else if field.name.eq_ignore_ascii_case("connection") {
             let has = |word: &[u8]| {
                 field.value.split(|byte| *byte == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(word))
             };
-            keep = (keep || has(b"keep-alive")) && !has(b"close");
+            reusable = (reusable || has(b"keep-alive")) && !has(b"close");
         }
     }
     let framing = match (chunked, content_length) {
-        _ if bodiless || status < 200 || matches!(status, 204 | 304) => Framing::Length(0),
-        (true, Some(_)) => return Err(malformed("both a length and chunks")),
-        (true, None) => Framing::Chunks,
+        _ if bodiless || status < 200 || matches!(status, 204 | 304) => ResponseFraming::Length(0),
+        (true, Some(_)) => return Err(malformed("both content-length and chunked encoding")),
+        (true, None) => ResponseFraming::Chunks,
         (false, Some(length)) => {
             within_limit(length)?;
-            Framing::Length(length)
+            ResponseFraming::Length(length)
         }
-        (false, None) => Framing::UntilClosed,
+        (false, None) => ResponseFraming::UntilClosed,
     };
-    Ok(Some(Head { status, headers, bytes: length, framing, keep }))
+    Ok(Some(ParsedHead { status, headers, bytes: length, framing, reusable }))
 }
 
-/// Puts the chunks from `begin` on together; where the body lies then, and whether nothing came after it.
+/// Joins the chunks from `begin` on. Returns the range of the body, and whether no bytes follow it.
 async fn chunks(
     io: &mut dyn Io,
     buffer: &mut Vec<u8>,
     begin: usize,
-) -> Result<(Range<usize>, bool), Failure> {
-    // Before `end` is the body so far; from `at` on what has not been looked at.
+) -> Result<(Range<usize>, bool), HttpAttemptError> {
+    // The body so far ends at `end`; unparsed bytes begin at `at`.
     let (mut end, mut at) = (begin, begin);
     loop {
         let line = line(io, buffer, at).await?;
@@ -160,7 +163,7 @@ async fn chunks(
         let size = text.split(';').next().unwrap_or_default().trim();
         let digits = !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_hexdigit());
         let size = usize::from_str_radix(size, 16).ok().filter(|_| digits);
-        let size = size.ok_or_else(|| malformed("a chunk without a size"))?;
+        let size = size.ok_or_else(|| malformed("chunk without a size"))?;
         at = line + 2;
         if size == 0 {
             break;
@@ -172,7 +175,7 @@ async fn chunks(
             more(io, buffer).await?;
         }
         if &buffer[next - 2..next] != b"\r\n" {
-            return Err(malformed("a chunk that does not end where it said"));
+            return Err(malformed("chunk is longer than its size"));
         }
         buffer.copy_within(at..at + size, end);
         (end, at) = (end + size, next);
@@ -187,49 +190,49 @@ async fn chunks(
             return Ok((begin..end, buffer.len() == at));
         }
         if at - trailers > HEAD_BYTES_MAX {
-            return Err(malformed("trailers that do not end"));
+            return Err(malformed("trailers are too long"));
         }
     }
 }
 
-/// Where the line that begins at `at` ends, before its CRLF.
-async fn line(io: &mut dyn Io, buffer: &mut Vec<u8>, at: usize) -> Result<usize, Failure> {
-    /// Sizes are a few digits; extensions and trailers are not meant for us.
+/// Returns the end of the line that begins at `at`, before its CRLF.
+async fn line(io: &mut dyn Io, buffer: &mut Vec<u8>, at: usize) -> Result<usize, HttpAttemptError> {
+    /// Maximum length of a line: sizes are a few digits; extensions and trailers are ignored.
     const LINE_BYTES_MAX: usize = 8 << 10;
     loop {
         if let Some(found) = memchr::memmem::find(&buffer[at..], b"\r\n") {
             return Ok(at + found);
         }
         if buffer.len() - at > LINE_BYTES_MAX {
-            return Err(malformed("a line among the chunks that does not end"));
+            return Err(malformed("chunk size line is too long"));
         }
         more(io, buffer).await?;
     }
 }
 
-async fn more(io: &mut dyn Io, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+async fn more(io: &mut dyn Io, buffer: &mut Vec<u8>) -> Result<(), HttpAttemptError> {
     match io.read_buf(buffer).await {
-        Ok(0) => Err(Failure::BrokenOff("it was closed".to_owned())),
+        Ok(0) => Err(HttpAttemptError::ConnectionClosed("end of stream".to_owned())),
         Ok(_) => Ok(()),
         Err(error) => Err(broken(error)),
     }
 }
 
-fn within_limit(bytes: usize) -> Result<(), Failure> {
-    if bytes > ANSWER_BYTES_MAX {
+fn within_limit(bytes: usize) -> Result<(), HttpAttemptError> {
+    if bytes > RESPONSE_BYTES_MAX {
         return Err(malformed(&format!(
-            "a body of more than {ANSWER_BYTES_MAX} bytes; ask for fewer texts at once"
+            "body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request"
         )));
     }
     Ok(())
 }
 
-fn broken(error: std::io::Error) -> Failure {
-    Failure::BrokenOff(error.to_string())
+fn broken(error: std::io::Error) -> HttpAttemptError {
+    HttpAttemptError::ConnectionClosed(error.to_string())
 }
 
-fn malformed(what: &str) -> Failure {
-    Failure::Malformed(what.to_owned())
+fn malformed(what: &str) -> HttpAttemptError {
+    HttpAttemptError::Malformed(what.to_owned())
 }
 
 #[cfg(test)]
@@ -237,36 +240,40 @@ mod tests {
     use super::*;
     use tokio::io::duplex;
 
-    /// What is read of `answer`, which comes in pieces of so many bytes and then ends.
-    async fn read(answer: &[u8], piece: usize) -> Result<(u16, String, bool), Failure> {
+    /// Parses `response`, which is delivered in pieces of `piece` bytes and then ends.
+    async fn read(response: &[u8], piece: usize) -> Result<(u16, String, bool), HttpAttemptError> {
         let (mut ours, mut theirs) = duplex(1 << 20);
-        let answer = answer.to_vec();
+        let response = response.to_vec();
         let server = async move {
             let mut request = [0; 4];
             theirs.read_exact(&mut request).await.expect("a request");
-            for piece in answer.chunks(piece) {
-                theirs.write_all(piece).await.expect("somebody reads");
+            for piece in response.chunks(piece) {
+                theirs.write_all(piece).await.expect("the client reads");
                 tokio::task::yield_now().await;
             }
         };
         let exchange = exchange(&mut ours, b"ping", false, Vec::new());
         let (got, ()) = tokio::join!(exchange, server);
-        got.map(|(status, answer, keep)| (status, String::from_utf8_lossy(answer.body()).into_owned(), keep))
+        got.map(|(status, response, reusable)| {
+            (status, String::from_utf8_lossy(response.body()).into_owned(), reusable)
+        })
     }
 
-    async fn check(answer: &str, expected: Option<(u16, &str, bool)>) {
+    async fn check(response: &str, expected: Option<(u16, &str, bool)>) {
         for piece in [1, 7, 4096] {
-            let got = read(answer.as_bytes(), piece).await;
+            let got = read(response.as_bytes(), piece).await;
             let as_expected = match (&got, expected) {
-                (Ok((status, body, keep)), Some(expected)) => (*status, body.as_str(), *keep) == expected,
+                (Ok((status, body, reusable)), Some(expected)) => {
+                    (*status, body.as_str(), *reusable) == expected
+                }
                 (got, expected) => got.is_err() && expected.is_none(),
             };
-            assert!(as_expected, "{answer:?} in pieces of {piece}: {got:?}");
+            assert!(as_expected, "{response:?} in pieces of {piece}: {got:?}");
         }
     }
 
     #[tokio::test]
-    async fn an_answer_ends_where_it_says() {
+    async fn a_response_ends_at_its_declared_end() {
         check("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", Some((200, "hi", true))).await;
         check(
             "HTTP/1.1 200 OK\r\nconnection: Close\r\ncontent-length: 2\r\n\r\nhi",
@@ -288,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_ends_otherwise_is_no_answer() {
+    async fn a_response_with_an_invalid_end_is_rejected() {
         check("", None).await;
         check("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", None).await;
         check("HTTP/1.1 200 OK\r\ncontent-length: -2\r\n\r\nhi", None).await;
@@ -305,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_with_bytes_after_the_answer_is_not_used_again() {
+    async fn a_connection_with_bytes_after_the_response_is_not_reused() {
         let got = read(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi!", 4096).await;
         assert_eq!(got, Ok((200, "hi".to_owned(), false)));
     }
@@ -313,8 +320,8 @@ mod tests {
     #[test]
     fn heads_and_bodies_have_limits() {
         let head = |length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
-        assert!(parse(head(ANSWER_BYTES_MAX).as_bytes(), false).is_ok());
-        assert!(parse(head(ANSWER_BYTES_MAX + 1).as_bytes(), false).is_err());
+        assert!(parse(head(RESPONSE_BYTES_MAX).as_bytes(), false).is_ok());
+        assert!(parse(head(RESPONSE_BYTES_MAX + 1).as_bytes(), false).is_err());
         let many = |count: usize| format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(count));
         assert!(parse(many(HEADERS_MAX).as_bytes(), false).is_ok());
         assert!(parse(many(HEADERS_MAX + 1).as_bytes(), false).is_err());
