@@ -2,8 +2,8 @@
 //!
 //! Tokenization is pure computation, and the longest text that a body may hold takes seconds; on a reactor thread it
 //! would block all connections. So the texts of a request are enqueued as one *job* in a bounded queue. Workers take a
-//! chunk of texts and put the job back, so that all threads work on a request of two thousand texts at once. [`TokenizationQueue`]
-//! decides the order, so that neither many texts nor long texts delay short ones.
+//! chunk of texts and put the job back, so that all threads work on a request of two thousand texts at once.
+//! [`TokenizationQueue`] decides the order, so that neither many texts nor long texts delay short ones.
 //!
 //! A job whose caller has disconnected is dropped at its next turn.
 

@@ -1,7 +1,7 @@
 //! Fast path of WordPiece tokenization for plain ASCII text.
 //!
-//! The `tokenizers` crate tracks the origin of every character through all steps from text to tokens. That takes 1.5 µs
-//! per token (Zen 4, November 2026), while an int8 engine takes 30 for everything else. Most texts for BERT's tokenizer
+//! The `tokenizers` crate tracks the origin of every character through all steps from text to tokens. That takes
+//! 1.5 µs per token (Zen 4, November 2026), while an int8 engine takes 30 for everything else. Most texts for BERT's tokenizer
 //! are ASCII, and for them the steps are few: remove control characters, lower-case, split at spaces, make each
 //! punctuation character a word of its own, and split each word greedily, from its start, into the longest pieces in
 //! the vocabulary.
