@@ -1,19 +1,19 @@
-//! The public keys of an issuer, as it publishes them: a JSON Web Key Set (RFC 7517, 7518 §6, 8037 §2).
+//! Public keys of an issuer: a JSON Web Key Set (RFC 7517, 7518 §6, 8037 §2).
 //!
-//! A set may hold keys for other things (encryption, curves that are not spoken here); they are passed over, as RFC 7517
-//! §5 asks, and a set of nothing else is refused. A key that is meant for us and broken is a mistake that somebody should
-//! hear of, and so is a shared secret in a file that is there to be published.
+//! A set may hold keys for other purposes (encryption, unsupported curves); they are skipped, as RFC 7517 §5 demands,
+//! and a set without any usable key is rejected. A usable key that is malformed is a mistake to report, and so is a
+//! shared secret in a file that is meant to be published.
 
 use super::Algorithm;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
 
-/// The largest file that is read: a key has less than 2 KiB.
+/// Maximum size of the file; a key has less than 2 KiB.
 pub const JWKS_BYTES_MAX: usize = 256 << 10;
-/// The most keys that a set may hold: an issuer that changes them daily and keeps each for two months.
+/// Maximum keys of a set: an issuer that changes them daily and keeps each for two months.
 pub const KEYS_MAX: usize = 64;
-/// The least and the most bytes of an RSA modulus: 2048 bits, which RFC 7518 §3.3 demands, and 8192.
+/// Minimum and maximum bytes of an RSA modulus: 2048 bits, which RFC 7518 §3.3 demands, and 8192.
 const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
 /// A public key.
@@ -33,7 +33,7 @@ pub enum PublicKey {
 }
 
 impl PublicKey {
-    /// The one algorithm that it is for.
+    /// Returns the only algorithm of this key.
     pub fn algorithm(&self) -> Algorithm {
         match self {
             PublicKey::Rsa { .. } => Algorithm::Rs256,
@@ -43,7 +43,7 @@ impl PublicKey {
     }
 }
 
-/// A key and its name.
+/// Key and its identifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedKey {
     /// `kid`.
@@ -52,11 +52,11 @@ pub struct NamedKey {
     pub key: PublicKey,
 }
 
-/// Reads a set.
+/// Parses a key set.
 ///
 /// # Errors
 ///
-/// What is wrong, with the place of the key.
+/// The mistake, with the index of the key.
 pub fn read(json: &[u8]) -> Result<Vec<NamedKey>, String> {
     if json.len() > JWKS_BYTES_MAX {
         return Err(format!("it has {} bytes and may have {JWKS_BYTES_MAX}", json.len()));
@@ -84,7 +84,7 @@ pub fn read(json: &[u8]) -> Result<Vec<NamedKey>, String> {
     Ok(read)
 }
 
-/// One key; nothing if it is for something else.
+/// Parses one key; `None` if it is for another purpose.
 fn named(jwk: &Value) -> Result<Option<NamedKey>, String> {
     let text = |name: &str| jwk.get(name).and_then(Value::as_str);
     if text("use").is_some_and(|used| used != "sig") {
@@ -120,7 +120,7 @@ fn named(jwk: &Value) -> Result<Option<NamedKey>, String> {
         (Some(_), _) => return Ok(None),
         (None, _) => return Err("\"kty\" is missing".to_owned()),
     };
-    // The same key material under another algorithm (PS256, RS512) is for tokens that are not taken here.
+    // The same key material under another algorithm (PS256, RS512) is for tokens that are not supported here.
     if text("alg").is_some_and(|given| given != alg) {
         return Ok(None);
     }
