@@ -125,12 +125,12 @@ impl World {
         let set: RegionSet = routed.iter().copied().collect();
         let residency: ResidencyPolicy = "eu,us,jp,gb,ch".parse().unwrap();
         let tenant = residency.permitted(&catalogue);
-        let routed = |number: usize| match number % 8 {
+        let permitted = |number: usize| match number % 8 {
             place @ 0..5 => policies[place].permitted(&catalogue),
             _ => catalogue.all(),
         };
-        let routed = |number| {
-            let anybody = routed(number);
+        let regions_of = |number| {
+            let anybody = permitted(number);
             RoutedDeployment { anybody, tenant: anybody.intersect(tenant), registered: set }
         };
         let told: Vec<Told> = names
@@ -144,7 +144,7 @@ impl World {
             .collect();
         let weights = Weights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
         let deployments =
-            names.into_iter().enumerate().map(|(number, name)| (name, routed(number))).collect();
+            names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();
         World { catalogue, routed: set, deployments, residency, fleet, latency, weights }
     }
 

@@ -355,8 +355,8 @@ mod tests {
         let problems = parse(
             "[[tenant]]\nname = \"docs team\"\nkey_env = \"DOCS_KEY\"\n\
              [[tenant]]\nname = \"docs\"\nissuer = \"nobody\"\nkey_env = \"NOT_SET\"\nresidency = { allow = [] }\n\
-             [[tenant]]\nname = \"bare\"\ndeployments = [\"a b\"]\nlanes = [\"bulk\", \"fast\"]\nlimits = { inputs_per_second = 0 }\n\
-             [[tenant]]\nname = \"bare\"\nlanes = []\nweight = 1001\nkey_env = \"EMPTY\"\n\
+             [[tenant]]\nname = \"bare\"\ndeployments = [\"a b\"]\npriorities = [\"bulk\", \"fast\"]\nlimits = { inputs_per_second = 0 }\n\
+             [[tenant]]\nname = \"bare\"\npriorities = []\nweight = 1001\nkey_env = \"EMPTY\"\n\
              [[tenant]]\nname = \"one\"\nweight = 0\nkey_env = \"DOCS_KEY\"\n[[tenant]]\nname = \"two\"\nkey_env = \"DOCS_KEY\"",
         );
         let problems = problems.err().expect("many problems");

@@ -372,9 +372,9 @@ impl Ingress {
             Some(policy) => policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?,
             None => ResidencyPolicy::Anywhere,
         };
-        let policy = AllowedRegions::of_policy(&policy, &self.catalogue);
-        if policy.contains(self.here) {
-            return Ok(policy);
+        let allowed = AllowedRegions::of_policy(&policy, &self.catalogue);
+        if allowed.contains(self.here) {
+            return Ok(allowed);
         }
         tracing::error!(region = %self.region, %policy, "a request came here that must not be seen here");
         let message =

@@ -207,7 +207,7 @@ mod tests {
     fn sound() -> String {
         format!(
             "[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{KEY}\"]\nissuer = \"https://login.example/\"\n\
-             deployments = [\"minilm\"]\nresidency = {{ allow = [\"eu\"] }}\nlanes = [\"bulk\"]\nweight = 2\n\
+             deployments = [\"minilm\"]\nresidency = {{ allow = [\"eu\"] }}\npriorities = [\"bulk\"]\nweight = 2\n\
              limits = {{ requests_per_second = 1, inputs_per_second = 2, tokens_per_minute = 3 }}\n"
         )
     }
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(acme.limits.tokens_per_minute, NonZeroU64::new(3));
         assert_eq!(read(&write_tenants(tenants.values()).unwrap()), Ok(tenants));
         let least = format!(
-            "[[tenant]]\nname = \"a\"\nkey_sha256 = [\"{KEY}\"]\nlanes = [\"bulk\", \"interactive\"]\n"
+            "[[tenant]]\nname = \"a\"\nkey_sha256 = [\"{KEY}\"]\npriorities = [\"bulk\", \"interactive\"]\n"
         );
         let tenants = read(&least).unwrap();
         let a = tenants.values().next().unwrap();
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn everything_that_is_wrong_is_told_at_once_with_its_line() {
-        let text = "issuer = []\n[[tenant]]\nname = \"a b\"\nkey_sha256 = [\"s3cret\"]\nweight = 1001\nlanes = []\n\
+        let text = "issuer = []\n[[tenant]]\nname = \"a b\"\nkey_sha256 = [\"s3cret\"]\nweight = 1001\npriorities = []\n\
                     [[tenant]]\nname = \"b\"\nkey_file = \"key\"\ndeployments = [\"a/b\"]\nresidency = { allow = [\"atlantis\"] }\n\
                     priorities = [\"fast\"]\nlimits = { inputs_per_second = 0 }\nwieght = 1\n[[tenant]]\nname = \"c\"\n";
         let problems = read(text).unwrap_err();

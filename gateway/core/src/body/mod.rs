@@ -9,7 +9,7 @@
 //! The walk checks what it relies on (balanced nesting, terminated strings, a string key before each `:`), not all of
 //! RFC 8259: a bad number or escape inside an input passes here and is refused by the replica, which parses in full.
 //! It never reports a `model` that a full parser would not: a name that appears twice is refused, because two readers
-//! may then disagree on which one is meant, and the residency policy of a request hangs on it.
+//! may then disagree on which one is meant, and the law of a request hangs on it.
 //!
 //! What it says of the work is an estimate for limits, made before anybody has tokenized. Inputs are the elements of the
 //! longest list that stands in the top-level object or in an object there, which is where each API has its inputs

@@ -1,6 +1,6 @@
 //! The walk over the bytes of a body, and what it counts on the way.
 
-use super::word::{Priorities, WORD_BYTES, Word, escaped};
+use super::word::{Lanes, WORD_BYTES, Word, escaped};
 use super::{BodyProblem, NESTING_MAX};
 
 /// Words in a row without an escape after which the rest of a string is searched with `memchr`: what it costs to begin is
@@ -161,7 +161,7 @@ impl<'a> Walk<'a> {
     /// Walks over a number in a list, and over those that follow it: token ids come by the thousand, with a comma and
     /// perhaps a space between them.
     fn numbers(&mut self) {
-        let mut before = Priorities::NONE;
+        let mut before = Lanes::NONE;
         while let Some(bytes) = self.body[self.at..].first_chunk() {
             let word = Word::of(bytes);
             let digits = word.digits();

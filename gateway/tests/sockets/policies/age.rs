@@ -1,7 +1,7 @@
 //! A region that no hub has answered for too long rejects what is locked, and serves the rest.
 
-use super::door::{REGION, replica};
 use super::edge::PATIENCE;
+use super::ingress::{REGION, replica};
 use gateway::ingress::{self, IngressConfig, Signals};
 use regions::Catalogue;
 use scheduler_core::spoke::Spoke;

@@ -139,7 +139,7 @@ fn token(header: &Value, claims: &Value, sign: impl Fn(&[u8]) -> Vec<u8>) -> Str
 async fn the_bearer_of_a_token_is_whoever_its_issuer_says_and_nobody_else() {
     const SECRET: &str = "thirty-two bytes that nobody guesses";
     let tenants = "[[tenant]]\nname = 'keys'\nkey_env = 'KEYS'\n\
-                   [[tenant]]\nname = 'signed'\nissuer = 'https://a/'\nlanes = ['bulk']\n\
+                   [[tenant]]\nname = 'signed'\nissuer = 'https://a/'\npriorities = ['bulk']\n\
                    [[tenant]]\nname = 'shared'\nissuer = 'b'\n\
                    [[issuer]]\nname = 'https://a/'\naudience = 'm'\nkeys_file = 'jwks.json'\n\
                    [[issuer]]\nname = 'b'\naudience = 'm'\nsecret_file = 'secret'\ntenant_claim = 'org'\n";

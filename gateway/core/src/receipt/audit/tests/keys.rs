@@ -20,7 +20,7 @@ fn keyed(entry: Entry<'static>, number: u64, policy: &'static str) -> Entry<'sta
             end,
             ..
         } => {
-            let policy = if policy == "eu" { 1 } else { 2 };
+            let number = if policy == "eu" { 1 } else { 2 };
             let essence = Essence {
                 chain: EDGE,
                 request: &request,
@@ -39,7 +39,7 @@ fn keyed(entry: Entry<'static>, number: u64, policy: &'static str) -> Entry<'sta
                 tenant,
                 deployment,
                 generation,
-                policy,
+                policy: number,
                 tls,
                 region,
                 at_ms,
