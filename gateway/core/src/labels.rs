@@ -27,10 +27,10 @@ impl AttemptCause {
     pub fn as_str(self) -> &'static str {
         match self {
             AttemptCause::First => "first",
-            AttemptCause::Spillover => "overflow",
+            AttemptCause::Spillover => "spillover",
             AttemptCause::Replay => "replay",
             AttemptCause::Retry => "retry",
-            AttemptCause::FirstByteTimeout => "late",
+            AttemptCause::FirstByteTimeout => "first_byte_timeout",
             AttemptCause::Evacuation => "evacuation",
             AttemptCause::Hedge => "hedge",
         }
@@ -97,22 +97,30 @@ impl AttemptResult {
             AttemptResult::StaleConnection => "stale_connection",
             AttemptResult::Unreachable => "unreachable",
             AttemptResult::WrongPeer => "wrong_peer",
-            AttemptResult::Declined => "elsewhere",
-            AttemptResult::FirstByteTimeout => "late",
-            AttemptResult::RegionDown => "lost",
-            AttemptResult::DeadlineExceeded => "deadline_passed",
+            AttemptResult::Declined => "declined",
+            AttemptResult::FirstByteTimeout => "first_byte_timeout",
+            AttemptResult::RegionDown => "region_down",
+            AttemptResult::DeadlineExceeded => "deadline_exceeded",
             AttemptResult::ReceiptUnavailable => "receipt_unavailable",
-            AttemptResult::Cancelled => "abandoned",
+            AttemptResult::Cancelled => "cancelled",
         }
     }
 
-    /// Parses a label.
+    /// Parses a label, including the former ones that older receipts have.
     pub fn parse(label: &str) -> Option<AttemptResult> {
+        let label = match label {
+            "elsewhere" => "declined",
+            "late" => "first_byte_timeout",
+            "lost" => "region_down",
+            "deadline_passed" => "deadline_exceeded",
+            "abandoned" => "cancelled",
+            label => label,
+        };
         AttemptResult::ALL.into_iter().find(|result| result.as_str() == label)
     }
 
     /// Returns whether the region is known to have seen the request, because it responded.
-    pub fn was_seen(self) -> bool {
+    pub fn has_response(self) -> bool {
         match self {
             AttemptResult::Ok | AttemptResult::ClientError | AttemptResult::ServerError | AttemptResult::Declined => true,
             AttemptResult::StaleConnection
@@ -161,6 +169,7 @@ mod tests {
             assert_eq!(result as usize, index, "the order of the list is that of the enum");
         }
         assert_eq!((AttemptCause::parse("whim"), AttemptResult::parse("")), (None, None));
+        assert_eq!(AttemptResult::parse("late"), Some(AttemptResult::FirstByteTimeout), "a former label");
     }
 
     #[test]

@@ -184,7 +184,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the shares of the priorities, each region gets its share of all tokens.
+        /// For any shares of the priorities, each region gets its share of all tokens.
         #[test]
         fn priorities_together_are_divided_as_the_row_says(
             cuts in prop::collection::btree_set(1..1000u16, 0..5),

@@ -59,22 +59,22 @@ pub struct NamedKey {
 /// The mistake, with the index of the key.
 pub fn read(json: &[u8]) -> Result<Vec<NamedKey>, String> {
     if json.len() > JWKS_BYTES_MAX {
-        return Err(format!("it has {} bytes and may have {JWKS_BYTES_MAX}", json.len()));
+        return Err(format!("it has {} bytes; the maximum is {JWKS_BYTES_MAX}", json.len()));
     }
-    let set: Value = serde_json::from_slice(json).map_err(|error| format!("it is no JSON: {error}"))?;
+    let set: Value = serde_json::from_slice(json).map_err(|error| format!("it is not JSON: {error}"))?;
     let keys = set.get("keys").and_then(Value::as_array).ok_or("it has no list \"keys\"")?;
     if keys.len() > KEYS_MAX {
-        return Err(format!("it has {} keys and may have {KEYS_MAX}", keys.len()));
+        return Err(format!("it has {} keys; the maximum is {KEYS_MAX}", keys.len()));
     }
     let mut read: Vec<NamedKey> = Vec::new();
-    for (place, jwk) in keys.iter().enumerate() {
-        let named = named(jwk).map_err(|problem| format!("keys[{place}]: {problem}"))?;
+    for (index, jwk) in keys.iter().enumerate() {
+        let named = named(jwk).map_err(|problem| format!("keys[{index}]: {problem}"))?;
         let Some(named) = named else { continue };
         let twin = |other: &NamedKey| {
             other.kid == named.kid && other.key.algorithm() == named.key.algorithm() && other.key != named.key
         };
         if named.kid.is_some() && read.iter().any(twin) {
-            return Err(format!("keys[{place}]: two keys for one algorithm have the same \"kid\""));
+            return Err(format!("keys[{index}]: two keys for one algorithm have the same \"kid\""));
         }
         read.push(named);
     }
@@ -113,7 +113,7 @@ fn named(jwk: &Value) -> Result<Option<NamedKey>, String> {
         }
         (Some("OKP"), Some("Ed25519")) => (PublicKey::Ed25519(coordinate("x")?), "EdDSA"),
         (Some("oct"), _) => {
-            return Err("it is a shared secret, which does not belong into a set of public keys; \
+            return Err("it is a shared secret, which does not belong in a set of public keys; \
                         give it as secret_file"
                 .to_owned());
         }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_us_is_taken_and_what_is_not_is_passed_over() {
+    fn signature_keys_are_used_and_others_are_skipped() {
         let with = |mut jwk: Value, name: &str, value: &str| {
             jwk[name] = json!(value);
             jwk
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_somebody_should_look_at_is_refused_with_the_place() {
+    fn an_invalid_set_is_rejected_with_the_index_of_the_key() {
         let check = |keys: &[Value], word: &str| {
             let problem = algorithms(keys).expect_err(word);
             assert!(problem.contains(word), "{word} in {problem}");
