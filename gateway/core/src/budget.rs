@@ -70,7 +70,10 @@ pub struct EvacuationBudget {
 impl EvacuationBudget {
     /// Returns the budget of a region that is lost at `now` with `in_flight` requests in flight.
     pub fn open(in_flight: u32, now: Instant) -> EvacuationBudget {
-        EvacuationBudget { left: in_flight.saturating_add(EVACUATION_MARGIN), until: now + EVACUATION_DURATION }
+        EvacuationBudget {
+            left: in_flight.saturating_add(EVACUATION_MARGIN),
+            until: now + EVACUATION_DURATION,
+        }
     }
 
     /// Withdraws one evacuation; returns whether there was one.

@@ -17,7 +17,7 @@
 //!
 //! Time is an argument, and so is the random draw that keeps several gateways from readmitting a target in step.
 
-use crate::outlier::{OutlierEvidence, AttemptOutcome};
+use crate::outlier::{AttemptOutcome, OutlierEvidence};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -199,7 +199,8 @@ impl<K: Copy + Ord> Circuits<K> {
     /// Returns whether a response slower than usual fails the probe of `key`. It does while a probe is in flight, until
     /// the target has been ejected more than [`SLOW_PROBES_MAX`] times in a row.
     pub fn probe_must_be_fast(&self, key: K, now: Instant) -> bool {
-        let is_probing = |circuit: &&Circuit| circuit.state(now) == BreakerState::HalfOpen { probe: Probe::InFlight };
+        let is_probing =
+            |circuit: &&Circuit| circuit.state(now) == BreakerState::HalfOpen { probe: Probe::InFlight };
         self.circuits.get(&key).filter(is_probing).is_some_and(|circuit| circuit.ejections <= SLOW_PROBES_MAX)
     }
 
@@ -234,7 +235,8 @@ impl<K: Copy + Ord> Circuits<K> {
             BreakerState::Closed | BreakerState::Recovering { .. } => false,
         };
         let others = || self.circuits.iter().filter(|(other, _)| **other != key).map(|(_, circuit)| circuit);
-        let other_is_healthy = others().any(|circuit| !is_ejected(circuit) && circuit.timeouts == 0 && circuit.failures == 0);
+        let other_is_healthy =
+            others().any(|circuit| !is_ejected(circuit) && circuit.timeouts == 0 && circuit.failures == 0);
         let limit = (self.circuits.len() / 3).max(1);
         other_is_healthy && others().filter(|circuit| is_ejected(circuit)).count() < limit
     }
@@ -250,13 +252,17 @@ impl Circuit {
             State::Closed { .. } => BreakerState::Closed,
             State::Ejected { until } if now < until => BreakerState::Ejected { until },
             State::Ejected { .. } => BreakerState::HalfOpen { probe: Probe::Idle },
-            State::Probing { since } if now.saturating_duration_since(since) < PROBE_TIMEOUT => BreakerState::HalfOpen { probe: Probe::InFlight },
+            State::Probing { since } if now.saturating_duration_since(since) < PROBE_TIMEOUT => {
+                BreakerState::HalfOpen { probe: Probe::InFlight }
+            }
             State::Probing { .. } => BreakerState::HalfOpen { probe: Probe::Idle },
             State::Recovering { since } => {
                 let elapsed_ms = now.saturating_duration_since(since).as_millis() as u64;
                 let gained = (1000 - RAMP_UP_FROM_PERMILLE) * elapsed_ms / RAMP_UP.as_millis() as u64;
                 match u16::try_from(RAMP_UP_FROM_PERMILLE + gained) {
-                    Ok(share) if share < 1000 => BreakerState::Recovering { traffic_share: Permille::new(share) },
+                    Ok(share) if share < 1000 => {
+                        BreakerState::Recovering { traffic_share: Permille::new(share) }
+                    }
                     Ok(_) | Err(_) => BreakerState::Closed,
                 }
             }
@@ -284,8 +290,11 @@ impl Circuit {
                 self.timeouts = self.timeouts.saturating_add(1);
             }
         }
-        let error_rate_exceeded = window.requests >= ERROR_RATE_MIN_REQUESTS && 2 * window.errors >= window.requests;
-        self.timeouts >= CONSECUTIVE_TIMEOUTS_MAX || self.failures >= CONSECUTIVE_FAILURES_MAX || (error_rate_exceeded && outcome != AttemptOutcome::Success)
+        let error_rate_exceeded =
+            window.requests >= ERROR_RATE_MIN_REQUESTS && 2 * window.errors >= window.requests;
+        self.timeouts >= CONSECUTIVE_TIMEOUTS_MAX
+            || self.failures >= CONSECUTIVE_FAILURES_MAX
+            || (error_rate_exceeded && outcome != AttemptOutcome::Success)
     }
 
     /// Closes the breaker after the ramp, and resets the ejection count after [`EJECTION_COUNT_RESET`].

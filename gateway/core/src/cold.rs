@@ -39,7 +39,9 @@ pub fn soonest_first(order: &mut [Candidate], estimator: impl Fn(&Candidate) -> 
     let mut estimated: Vec<_> = order.iter().map(|candidate| (*candidate, estimator(candidate))).collect();
     // A warm region gets the soonest time of those behind it, so that the sort keeps their order.
     let mut earliest = (None, Duration::MAX);
-    for (candidate, estimate) in estimated.iter_mut().rev().filter(|(_, estimate)| estimate.held_for.is_none()) {
+    for (candidate, estimate) in
+        estimated.iter_mut().rev().filter(|(_, estimate)| estimate.held_for.is_none())
+    {
         let health = Some(candidate.score.health);
         earliest = if earliest.0 == health {
             (health, earliest.1.min(estimate.total()))
@@ -49,7 +51,9 @@ pub fn soonest_first(order: &mut [Candidate], estimator: impl Fn(&Candidate) -> 
         estimate.responds_in = earliest.1;
     }
     // Stable: equal ones keep their order.
-    estimated.sort_by_key(|(candidate, estimate)| (candidate.score.health, estimate.total(), estimate.held_for.is_some()));
+    estimated.sort_by_key(|(candidate, estimate)| {
+        (candidate.score.health, estimate.total(), estimate.held_for.is_some())
+    });
     for (slot, (candidate, _)) in order.iter_mut().zip(estimated) {
         *slot = candidate;
     }
@@ -59,7 +63,8 @@ pub fn soonest_first(order: &mut [Candidate], estimator: impl Fn(&Candidate) -> 
 /// and there is no hedge.
 pub fn extend_timeouts(timeouts: AttemptTimeouts, held_for: Option<Duration>) -> AttemptTimeouts {
     let Some(held_for) = held_for else { return timeouts };
-    let first_byte = timeouts.first_byte.map(|timeout| timeout.saturating_add(held_for).saturating_add(RELEASE_TIME));
+    let first_byte =
+        timeouts.first_byte.map(|timeout| timeout.saturating_add(held_for).saturating_add(RELEASE_TIME));
     AttemptTimeouts { first_byte, hedge: None }
 }
 
@@ -76,7 +81,7 @@ pub fn elsewhere(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Budgets, ExpiredTimer, RegionLoad, RequestPlan, RegionView, Step};
+    use crate::plan::{Budgets, ExpiredTimer, RegionLoad, RegionView, RequestPlan, Step};
     use crate::some_instant;
     use regions::selection::{Health, Score};
 
@@ -133,7 +138,10 @@ mod tests {
         let ms = Duration::from_millis;
         let timeouts = AttemptTimeouts { first_byte: Some(ms(100)), hedge: Some(ms(40)) };
         assert_eq!(extend_timeouts(timeouts, None), timeouts);
-        assert_eq!(extend_timeouts(timeouts, Some(ms(900))), AttemptTimeouts { first_byte: Some(ms(1500)), hedge: None });
+        assert_eq!(
+            extend_timeouts(timeouts, Some(ms(900))),
+            AttemptTimeouts { first_byte: Some(ms(1500)), hedge: None }
+        );
         let unknown = AttemptTimeouts { first_byte: None, hedge: None };
         assert_eq!(extend_timeouts(unknown, Some(ms(900))), unknown);
     }

@@ -53,7 +53,9 @@ impl Cors {
         }
         let any = origins.iter().any(|origin| origin == "*");
         if any && origins.len() > 1 {
-            problems.push("cors.origins has \"*\" and other origins; give either \"*\" alone, or the others".to_owned());
+            problems.push(
+                "cors.origins has \"*\" and other origins; give either \"*\" alone, or the others".to_owned(),
+            );
         }
         for origin in origins.iter().filter(|origin| *origin != "*" && !is_origin(origin)) {
             problems.push(format!(
@@ -68,9 +70,10 @@ impl Cors {
             problems.push(format!("cors.max_age_s ({given}) is out of range; give 0 to {MAX_AGE_MAX_S}"));
         }
         match age {
-            Some(max_age_s) if problems.is_empty() => {
-                Ok(Cors { origins: if any { AllowedOrigins::Any } else { AllowedOrigins::These(origins) }, max_age_s })
-            }
+            Some(max_age_s) if problems.is_empty() => Ok(Cors {
+                origins: if any { AllowedOrigins::Any } else { AllowedOrigins::These(origins) },
+                max_age_s,
+            }),
             _ => Err(problems),
         }
     }
@@ -186,7 +189,10 @@ mod tests {
         );
         assert_eq!(allowed_headers(&ask(b"x\r\ny: z")), None);
         assert_eq!(allowed_headers(&ask(&[b'a'; REQUESTED_HEADERS_BYTES_MAX + 1])), None);
-        assert_eq!(allowed_headers(&ask(&[b'a'; REQUESTED_HEADERS_BYTES_MAX])).map(|list| list.len()), Some(4096));
+        assert_eq!(
+            allowed_headers(&ask(&[b'a'; REQUESTED_HEADERS_BYTES_MAX])).map(|list| list.len()),
+            Some(4096)
+        );
         assert!(cors.preflight(b"https://b.example", "POST", None).is_none());
     }
 

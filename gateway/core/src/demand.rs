@@ -98,14 +98,24 @@ impl DemandMeter {
         }
         let in_deployment = self.classes.get(deployment).map_or(0, Vec::len);
         let bytes = self.residency_bytes + residency.as_str().len();
-        if in_deployment >= CLASSES_PER_DEPLOYMENT_MAX || self.class_count >= CLASSES_MAX || bytes > RESIDENCY_BYTES_MAX {
+        if in_deployment >= CLASSES_PER_DEPLOYMENT_MAX
+            || self.class_count >= CLASSES_MAX
+            || bytes > RESIDENCY_BYTES_MAX
+        {
             self.untracked += 1;
             return None;
         }
         self.class_count += 1;
         self.residency_bytes = bytes;
         let (total, interactive) = (TokenCounter::default(), TokenCounter::default());
-        let mut class = DemandClass { residency: residency.clone(), allowed, origin, total, interactive, last_request: now };
+        let mut class = DemandClass {
+            residency: residency.clone(),
+            allowed,
+            origin,
+            total,
+            interactive,
+            last_request: now,
+        };
         class.count(priority, tokens);
         self.classes.entry(deployment.clone()).or_default().push(class);
         None
@@ -196,7 +206,14 @@ mod tests {
         RegionIndex::new(number).unwrap()
     }
 
-    fn request(demand: &mut DemandMeter, deployment: &str, regions: usize, origin: usize, tokens: u64, now: Instant) {
+    fn request(
+        demand: &mut DemandMeter,
+        deployment: &str,
+        regions: usize,
+        origin: usize,
+        tokens: u64,
+        now: Instant,
+    ) {
         let anywhere = Residency::of(&ResidencyPolicy::Anywhere);
         let (policy, tokens) = ((&anywhere, RegionSet::all(regions)), (Priority::Bulk, tokens));
         demand.record(&name(deployment), policy, at(origin), tokens, now);
@@ -204,7 +221,8 @@ mod tests {
 
     fn reported(demand: &mut DemandMeter, now: Instant) -> Vec<(String, usize, u64)> {
         let reported = demand.report(now).into_iter();
-        reported.map(|class| (class.deployment.to_string(), class.origin.as_usize(), class.tokens_per_second))
+        reported
+            .map(|class| (class.deployment.to_string(), class.origin.as_usize(), class.tokens_per_second))
             .collect()
     }
 
@@ -233,10 +251,16 @@ mod tests {
         let (mut demand, mut now) = (DemandMeter::default(), some_instant());
         let (anywhere, d) = (Residency::of(&ResidencyPolicy::Anywhere), name("d"));
         let policy = (&anywhere, RegionSet::all(8));
-        let part = |demand: &DemandMeter, origin| demand.interactive_share(&d, policy.1, at(origin)).map(Permille::get);
+        let part = |demand: &DemandMeter, origin| {
+            demand.interactive_share(&d, policy.1, at(origin)).map(Permille::get)
+        };
         demand.report(now);
         for (priority, tokens) in [(Priority::Interactive, 100), (Priority::Bulk, 300)] {
-            assert_eq!(demand.record(&d, policy, at(0), (priority, tokens), now), None, "before the first report");
+            assert_eq!(
+                demand.record(&d, policy, at(0), (priority, tokens), now),
+                None,
+                "before the first report"
+            );
         }
         demand.record(&d, policy, at(1), (Priority::Interactive, 5), now);
         demand.record(&d, policy, at(2), (Priority::Bulk, 5), now);
@@ -256,13 +280,18 @@ mod tests {
         assert_eq!(reported(&mut demand, now + CLASS_RETENTION).len(), 1);
         assert_eq!(reported(&mut demand, now + CLASS_RETENTION + SECOND), []);
         request(&mut demand, "d", 8, 0, 1, now + CLASS_RETENTION + SECOND);
-        assert_eq!(reported(&mut demand, now + CLASS_RETENTION + SECOND).len(), 1, "and again after a new request");
+        assert_eq!(
+            reported(&mut demand, now + CLASS_RETENTION + SECOND).len(),
+            1,
+            "and again after a new request"
+        );
     }
 
     #[test]
     fn residencies_are_kept_up_to_the_byte_limit_and_one_more_is_untracked() {
         let (mut demand, now) = (DemandMeter::default(), some_instant());
-        let region_codes = ('a'..='z').flat_map(|a| ('a'..='z').map(move |b| format!("us-a{a}{b}"))).take(100);
+        let region_codes =
+            ('a'..='z').flat_map(|a| ('a'..='z').map(move |b| format!("us-a{a}{b}"))).take(100);
         let text = region_codes.collect::<Vec<_>>().join(",");
         let long = Residency::of(&text.parse().unwrap());
         let expected = long.as_str().len();

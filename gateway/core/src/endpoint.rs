@@ -175,7 +175,8 @@ pub fn uses_engine(path: &str) -> bool {
 /// Returns the replica's path of a request from an edge, if a replica serves it.
 pub fn replica_endpoint(method: &str, path: &str) -> Option<&'static str> {
     let method = normalized_method(method);
-    let computed = COMPUTED.iter().find(|(expected_method, served, _)| *expected_method == method && *served == path);
+    let computed =
+        COMPUTED.iter().find(|(expected_method, served, _)| *expected_method == method && *served == path);
     computed.map(|(_, path, _)| *path)
 }
 
@@ -192,7 +193,8 @@ mod tests {
     fn a_path_is_served_with_its_own_method_only() {
         let check =
             |method, path, expected| assert_eq!(Endpoint::of(method, path), expected, "{method} {path}");
-        let computed = |path, deployment, model| Ok(Endpoint::Computed(ForwardTarget { path, deployment, model }));
+        let computed =
+            |path, deployment, model| Ok(Endpoint::Computed(ForwardTarget { path, deployment, model }));
         check("POST", "/v1/embeddings", computed("/v1/embeddings", None, Required));
         check("HEAD", "/v1/models", Ok(Endpoint::Models));
         check("HEAD", "/v1/embeddings", Err(NotServed::Method("POST")));

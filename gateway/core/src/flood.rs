@@ -195,6 +195,10 @@ mod tests {
         meter.read(&pings, later).unwrap();
         let mut other = meter.clone();
         assert_eq!(meter.read(&frame(6, 0, &[0; 8]), later), Err(Flood(IdleFrame::Ping)));
-        assert_eq!(other.read(&frame(3, 0, &[0; 4]), later), Err(Flood(IdleFrame::Reset)), "the kind of the last frame");
+        assert_eq!(
+            other.read(&frame(3, 0, &[0; 4]), later),
+            Err(Flood(IdleFrame::Reset)),
+            "the kind of the last frame"
+        );
     }
 }

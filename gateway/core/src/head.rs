@@ -451,7 +451,10 @@ mod tests {
             format!("{start}{}{end}", "a".repeat(length - start.len() - end.len()))
         };
         assert_eq!(length(padded(HEAD_BYTES_MAX).as_bytes()), Ok(Some(HEAD_BYTES_MAX)));
-        assert_eq!(HeadScanner::default().advance(padded(HEAD_BYTES_MAX + 1).as_bytes()), Err(HeadProblem::TooLong));
+        assert_eq!(
+            HeadScanner::default().advance(padded(HEAD_BYTES_MAX + 1).as_bytes()),
+            Err(HeadProblem::TooLong)
+        );
         let endless = "a".repeat(HEAD_BYTES_MAX + 1);
         assert_eq!(HeadScanner::default().advance(&endless.as_bytes()[..HEAD_BYTES_MAX]), Ok(None));
         assert_eq!(HeadScanner::default().advance(endless.as_bytes()), Err(HeadProblem::TooLong));
@@ -464,7 +467,10 @@ mod tests {
         let fields =
             |count: usize| format!("GET / HTTP/1.1\r\nhost: x\r\n{}\r\n", "a: b\r\n".repeat(count - 1));
         assert!(matches!(HeadScanner::default().advance(fields(FIELDS_MAX).as_bytes()), Ok(Some(_))));
-        assert_eq!(HeadScanner::default().advance(fields(FIELDS_MAX + 1).as_bytes()), Err(HeadProblem::TooManyFields));
+        assert_eq!(
+            HeadScanner::default().advance(fields(FIELDS_MAX + 1).as_bytes()),
+            Err(HeadProblem::TooManyFields)
+        );
     }
 
     proptest! {

@@ -95,7 +95,12 @@ pub struct HealthChange {
 
 impl Default for RegionHealthTracker {
     fn default() -> RegionHealthTracker {
-        RegionHealthTracker { regions: BTreeMap::new(), reported: RegionSet::EMPTY, serving: BTreeMap::new(), last_tick: None }
+        RegionHealthTracker {
+            regions: BTreeMap::new(),
+            reported: RegionSet::EMPTY,
+            serving: BTreeMap::new(),
+            last_tick: None,
+        }
     }
 }
 
@@ -203,7 +208,9 @@ impl RegionHealthTracker {
             }
             let silence = health.silence(now);
             let next = match health.state {
-                State::Healthy | State::Suspect | State::Recovering { .. } if silence > DOWN_AFTER => State::Down,
+                State::Healthy | State::Suspect | State::Recovering { .. } if silence > DOWN_AFTER => {
+                    State::Down
+                }
                 State::Healthy if silence > SUSPECT_AFTER => State::Suspect,
                 same => same,
             };
@@ -227,7 +234,8 @@ impl RegionHealthTracker {
 
     /// Returns whether all regions that were up became silent at once. A single region may be at fault itself.
     fn all_silent_at_once(&self, now: Instant) -> bool {
-        let up = self.regions.values().filter(|health| matches!(health.state, State::Healthy | State::Suspect));
+        let up =
+            self.regions.values().filter(|health| matches!(health.state, State::Healthy | State::Suspect));
         let (mut count, mut first, mut last) = (0, None, None);
         for health in up {
             if health.silence(now) <= SUSPECT_AFTER {
@@ -245,7 +253,8 @@ impl RegionHealthTracker {
 
     /// Returns the healthy and suspect regions.
     pub fn reachable(&self) -> impl Iterator<Item = RegionIndex> {
-        let is_reachable = |health: &RegionHealth| matches!(health.health(), Health::Healthy | Health::Suspect);
+        let is_reachable =
+            |health: &RegionHealth| matches!(health.health(), Health::Healthy | Health::Suspect);
         self.regions.iter().filter(move |(_, health)| is_reachable(health)).map(|(region, _)| *region)
     }
 
@@ -284,14 +293,17 @@ impl RegionHealthTracker {
     pub fn state(&self, region: RegionIndex, now: Instant) -> (Health, Option<Duration>) {
         match self.regions.get(&region) {
             None => (Health::Unknown, None),
-            Some(health) => (health.health(), health.last_seen.map(|last_seen| now.saturating_duration_since(last_seen))),
+            Some(health) => {
+                (health.health(), health.last_seen.map(|last_seen| now.saturating_duration_since(last_seen)))
+            }
         }
     }
 }
 
 impl RegionHealth {
     fn silence(&self, now: Instant) -> Duration {
-        let since = self.last_seen.map_or(Duration::ZERO, |last_seen| now.saturating_duration_since(last_seen));
+        let since =
+            self.last_seen.map_or(Duration::ZERO, |last_seen| now.saturating_duration_since(last_seen));
         since.saturating_sub(self.round_trip / 2)
     }
 

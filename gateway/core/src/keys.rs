@@ -84,7 +84,11 @@ impl<'a> Credential<'a> {
         let bearer = authorization.map(|authorization| Credential::read(Some(authorization))).transpose()?;
         let mut credentials = bearer.into_iter().chain(keys.into_iter().flatten().map(Credential::of));
         let first = credentials.next().ok_or(KeyProblem::Missing)?;
-        if credentials.any(|other| other.digest != first.digest) { Err(KeyProblem::Several) } else { Ok(first) }
+        if credentials.any(|other| other.digest != first.digest) {
+            Err(KeyProblem::Several)
+        } else {
+            Ok(first)
+        }
     }
 
     fn of(secret: &'a [u8]) -> Credential<'a> {

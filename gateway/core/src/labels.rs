@@ -122,7 +122,10 @@ impl AttemptResult {
     /// Returns whether the region is known to have seen the request, because it responded.
     pub fn has_response(self) -> bool {
         match self {
-            AttemptResult::Ok | AttemptResult::ClientError | AttemptResult::ServerError | AttemptResult::Declined => true,
+            AttemptResult::Ok
+            | AttemptResult::ClientError
+            | AttemptResult::ServerError
+            | AttemptResult::Declined => true,
             AttemptResult::StaleConnection
             | AttemptResult::Unreachable
             | AttemptResult::WrongPeer
@@ -174,8 +177,9 @@ mod tests {
 
     #[test]
     fn a_status_ends_an_attempt_by_its_class() {
-        let check =
-            |status, expected| assert_eq!(AttemptResult::from(AttemptEnd::Responded { status }), expected, "{status}");
+        let check = |status, expected| {
+            assert_eq!(AttemptResult::from(AttemptEnd::Responded { status }), expected, "{status}")
+        };
         check(200, AttemptResult::Ok);
         check(399, AttemptResult::Ok);
         check(400, AttemptResult::ClientError);

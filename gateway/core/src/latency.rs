@@ -67,10 +67,12 @@ pub struct FirstByteTimeout {
 impl FirstByteTimeout {
     /// For a replica: four times the average of the fastest one. Below 50 ms, a delay is caused by scheduling rather
     /// than a fault.
-    pub const FOR_REPLICA: FirstByteTimeout = FirstByteTimeout { multiple: 4, floor: Duration::from_millis(50) };
+    pub const FOR_REPLICA: FirstByteTimeout =
+        FirstByteTimeout { multiple: 4, floor: Duration::from_millis(50) };
     /// For a region: one more multiple, and twice the floor, so that its ingress has the time to retry a frozen
     /// replica's request at another one before the region itself times out.
-    pub const FOR_REGION: FirstByteTimeout = FirstByteTimeout { multiple: 5, floor: Duration::from_millis(100) };
+    pub const FOR_REGION: FirstByteTimeout =
+        FirstByteTimeout { multiple: 5, floor: Duration::from_millis(100) };
 
     /// Returns the timeout for a target with this average latency.
     pub fn for_average(self, average: Duration) -> Duration {
@@ -98,7 +100,8 @@ impl LatencyStats {
     /// Records the latency of a response to a request of this size.
     pub fn record(&mut self, size: SizeClass, latency: Duration, now: Instant) {
         let latency_us = latency.min(LATENCY_MAX).as_micros() as u64;
-        let class = self.sizes[usize::from(size.0)].get_or_insert_with(|| Box::new(ClassLatency::new(latency_us, now)));
+        let class = self.sizes[usize::from(size.0)]
+            .get_or_insert_with(|| Box::new(ClassLatency::new(latency_us, now)));
         class.last = now;
         class.responses = class.responses.saturating_add(1);
         // The plain mean until there are enough responses for the fixed weight.
@@ -256,7 +259,8 @@ mod tests {
     #[test]
     fn the_long_term_average_is_not_moved_by_the_few_responses_that_reveal_a_slow_target() {
         let slow = stats_of((0..500).map(|_| 25).chain((0..20).map(|_| 125)));
-        let (average, long_term_average) = (slow.average(SizeClass::of(1)).unwrap(), slow.long_term_average(SizeClass::of(1)).unwrap());
+        let (average, long_term_average) =
+            (slow.average(SizeClass::of(1)).unwrap(), slow.long_term_average(SizeClass::of(1)).unwrap());
         assert!(average > 90 * MS && long_term_average < 42 * MS, "{average:?} {long_term_average:?}");
         assert_eq!(stats_of((1..SAMPLES_MIN).map(|_| 25)).long_term_average(SizeClass::of(1)), None);
     }

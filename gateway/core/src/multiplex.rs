@@ -56,7 +56,8 @@ pub fn select(connections: impl Iterator<Item = ConnectionLoad> + Clone, opening
     if let Some((index, _)) = responsive.clone().find(|(_, load)| load.requests < REQUESTS_BEFORE_OPENING) {
         return Selected::Use(index);
     }
-    let least = responsive.filter(|(_, load)| load.requests < REQUESTS_MAX).min_by_key(|(_, load)| load.requests);
+    let least =
+        responsive.filter(|(_, load)| load.requests < REQUESTS_MAX).min_by_key(|(_, load)| load.requests);
     let may_open = !opening && connections.count() < CONNECTIONS_MAX;
     match (least, may_open) {
         (Some((index, _)), true) => Selected::UseAndOpen(index),
@@ -93,7 +94,11 @@ impl Keepalive {
             self.unacknowledged_ping = None;
         }
         match self.unacknowledged_ping {
-            Some(unacknowledged_ping) if now.saturating_duration_since(unacknowledged_ping) >= CLOSE_AFTER => KeepaliveAction::Close,
+            Some(unacknowledged_ping)
+                if now.saturating_duration_since(unacknowledged_ping) >= CLOSE_AFTER =>
+            {
+                KeepaliveAction::Close
+            }
             Some(_) => KeepaliveAction::None,
             None if requests > 0 && now.saturating_duration_since(last_byte) >= KEEPALIVE_INTERVAL => {
                 self.unacknowledged_ping = Some(now);
@@ -105,7 +110,9 @@ impl Keepalive {
 
     /// Returns whether a ping is unacknowledged for so long that no more requests should use the connection.
     pub fn is_unresponsive(&self, now: Instant) -> bool {
-        self.unacknowledged_ping.is_some_and(|unacknowledged_ping| now.saturating_duration_since(unacknowledged_ping) >= UNRESPONSIVE_AFTER)
+        self.unacknowledged_ping.is_some_and(|unacknowledged_ping| {
+            now.saturating_duration_since(unacknowledged_ping) >= UNRESPONSIVE_AFTER
+        })
     }
 }
 
@@ -149,7 +156,11 @@ mod tests {
         connections.truncate(1);
         check(&connections, false, Selected::OpenAndWait);
         check(&connections, true, Selected::Wait);
-        check(&vec![ConnectionLoad { requests: 1, unresponsive: true }; CONNECTIONS_MAX], false, Selected::Full);
+        check(
+            &vec![ConnectionLoad { requests: 1, unresponsive: true }; CONNECTIONS_MAX],
+            false,
+            Selected::Full,
+        );
     }
 
     /// Checks a connection at every interval while a request is in flight; the last byte came at each of `received`, in

@@ -58,7 +58,8 @@ mod tests {
 
     #[test]
     fn a_deadline_of_the_client_is_no_evidence_about_a_region() {
-        let outcome = |failure: AttemptFailure, status| failure.evidence(status).map(OutlierEvidence::outcome);
+        let outcome =
+            |failure: AttemptFailure, status| failure.evidence(status).map(OutlierEvidence::outcome);
         assert_eq!(outcome(AttemptFailure::DeadlineExceeded, None), None);
         assert_eq!(outcome(AttemptFailure::FirstByteTimeout, None), Some(AttemptOutcome::Timeout));
         assert_eq!(outcome(AttemptFailure::Unreachable, None), Some(AttemptOutcome::ConnectionFailure));

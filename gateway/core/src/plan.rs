@@ -70,7 +70,9 @@ impl Budgets {
             AttemptFailure::StaleConnection => true,
             AttemptFailure::RegionDown => evacuation(),
             AttemptFailure::FirstByteTimeout => evacuation() || self.retry.withdraw(now),
-            AttemptFailure::Unreachable | AttemptFailure::WrongPeer | AttemptFailure::Declined => self.retry.withdraw(now),
+            AttemptFailure::Unreachable | AttemptFailure::WrongPeer | AttemptFailure::Declined => {
+                self.retry.withdraw(now)
+            }
             AttemptFailure::DeadlineExceeded | AttemptFailure::ReceiptUnavailable => false,
         }
     }
@@ -301,7 +303,10 @@ impl RequestPlan {
         let healthy = |health, load| health == Health::Healthy && load != RegionLoad::Full;
         let is_only_attempt = self.running.iter().flatten().count() == 1;
         match self.next_candidate(view, healthy) {
-            Some(next) if is_only_attempt && self.withdraw(AttemptFailure::FirstByteTimeout, region, budgets, now) => {
+            Some(next)
+                if is_only_attempt
+                    && self.withdraw(AttemptFailure::FirstByteTimeout, region, budgets, now) =>
+            {
                 self.remove_attempt(region);
                 self.send(next, AttemptCause::FirstByteTimeout, Some(region), view, now)
             }
@@ -366,13 +371,23 @@ impl RequestPlan {
     }
 
     /// Returns the first region without an attempt for which `is_fit` holds.
-    fn next_candidate(&self, view: RegionView<'_>, is_fit: impl Fn(Health, RegionLoad) -> bool) -> Option<RegionIndex> {
+    fn next_candidate(
+        &self,
+        view: RegionView<'_>,
+        is_fit: impl Fn(Health, RegionLoad) -> bool,
+    ) -> Option<RegionIndex> {
         let mut rest = self.order.iter().copied().filter(|region| !self.attempted.contains(*region));
         rest.find(|region| is_fit((view.health)(*region), (view.load)(*region)))
     }
 
     /// Pays for the next attempt after `failure`; returns whether it was allowed and paid.
-    fn withdraw(&mut self, failure: AttemptFailure, region: RegionIndex, budgets: &mut Budgets, now: Instant) -> bool {
+    fn withdraw(
+        &mut self,
+        failure: AttemptFailure,
+        region: RegionIndex,
+        budgets: &mut Budgets,
+        now: Instant,
+    ) -> bool {
         let used = match failure {
             AttemptFailure::RegionDown => &mut self.used.evacuation,
             AttemptFailure::FirstByteTimeout => &mut self.used.first_byte,
@@ -400,7 +415,8 @@ impl RequestPlan {
         self.attempted.insert(region);
         let first_byte_deadline = (view.timeouts)(region).first_byte.map(|after| now + after);
         let slot = self.running.iter_mut().find(|running| running.is_none());
-        *slot.expect("at most two attempts race") = Some(RunningAttempt { region, sent: now, first_byte_deadline, timed_out: false });
+        *slot.expect("at most two attempts race") =
+            Some(RunningAttempt { region, sent: now, first_byte_deadline, timed_out: false });
         assert!(self.attempts <= ATTEMPTS_MAX, "each kind of retry is allowed once (invariant 6, Bounded)");
         Step::Send { region, attempt: self.attempts, cause, instead_of }
     }

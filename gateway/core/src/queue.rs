@@ -31,9 +31,15 @@ pub struct RegionQueue {
 
 impl RegionQueue {
     /// Updates `before` with a report of the region.
-    pub fn updated(before: Option<RegionQueue>, pending_tokens: u64, tokens_per_second: f64, now: Instant) -> RegionQueue {
+    pub fn updated(
+        before: Option<RegionQueue>,
+        pending_tokens: u64,
+        tokens_per_second: f64,
+        now: Instant,
+    ) -> RegionQueue {
         let remaining_drop = before.map_or(0.0, |before| {
-            let halvings = now.saturating_duration_since(before.updated).div_duration_f64(SPEED_DROP_HALF_LIFE);
+            let halvings =
+                now.saturating_duration_since(before.updated).div_duration_f64(SPEED_DROP_HALF_LIFE);
             (before.speed - tokens_per_second) * 0.5f64.powf(halvings)
         });
         RegionQueue { pending_tokens, speed: tokens_per_second + remaining_drop.max(0.0), updated: now }

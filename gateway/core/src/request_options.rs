@@ -81,7 +81,8 @@ fn timeout(value: &[u8]) -> Result<Duration, HeaderProblem> {
 
 fn residency(value: &[u8], catalogue: &Catalogue) -> Result<ResidencyPolicy, HeaderProblem> {
     let text = text(value).ok_or_else(|| HeaderProblem::Residency("it is not UTF-8".to_owned()))?;
-    let policy: ResidencyPolicy = text.parse().map_err(|error| HeaderProblem::Residency(format!("{error}")))?;
+    let policy: ResidencyPolicy =
+        text.parse().map_err(|error| HeaderProblem::Residency(format!("{error}")))?;
     match policy.check(catalogue).into_iter().next() {
         Some(problem) => Err(HeaderProblem::Residency(problem)),
         None => Ok(policy),
@@ -122,7 +123,8 @@ mod tests {
     #[test]
     fn a_timeout_is_accepted_at_its_limits_and_rejected_past_them() {
         let check = |value: &str, expected: Option<u64>| {
-            let options = read(OptionHeaders { timeout_ms: Some(value.as_bytes()), ..OptionHeaders::default() });
+            let options =
+                read(OptionHeaders { timeout_ms: Some(value.as_bytes()), ..OptionHeaders::default() });
             assert_eq!(options.ok().map(|options| options.timeout.as_millis() as u64), expected, "{value}");
         };
         check("1", Some(1));
@@ -137,7 +139,8 @@ mod tests {
     #[test]
     fn an_unknown_area_is_rejected_rather_than_ignored() {
         let check = |value: &str, ok: bool| {
-            let options = read(OptionHeaders { residency: Some(value.as_bytes()), ..OptionHeaders::default() });
+            let options =
+                read(OptionHeaders { residency: Some(value.as_bytes()), ..OptionHeaders::default() });
             assert_eq!(options.is_ok(), ok, "{value}: {options:?}");
         };
         check("eu", true);
@@ -151,7 +154,8 @@ mod tests {
     #[test]
     fn an_unknown_priority_is_rejected_rather_than_ignored() {
         let check = |value: &str, expected: Result<Option<Priority>, HeaderProblem>| {
-            let options = read(OptionHeaders { priority: Some(value.as_bytes()), ..OptionHeaders::default() });
+            let options =
+                read(OptionHeaders { priority: Some(value.as_bytes()), ..OptionHeaders::default() });
             assert_eq!(options.map(|options| options.priority), expected, "{value}");
         };
         check("interactive", Ok(Some(Priority::Interactive)));
@@ -162,7 +166,8 @@ mod tests {
     #[test]
     fn a_location_is_on_the_globe() {
         let check = |value: &str, ok: bool| {
-            let options = read(OptionHeaders { client_geo: Some(value.as_bytes()), ..OptionHeaders::default() });
+            let options =
+                read(OptionHeaders { client_geo: Some(value.as_bytes()), ..OptionHeaders::default() });
             assert_eq!(options.is_ok(), ok, "{value}: {options:?}");
         };
         check("50.11,8.68", true);

@@ -37,7 +37,8 @@ const BULK_THRESHOLD: Duration = Duration::from_secs(1);
 const DETOUR_MAX: Duration = Duration::from_millis(250);
 /// Lifetime of a credit from the time of the poll: three periods, so that one from the other side of the world is valid
 /// for at least one.
-const CREDIT_LIFETIME: Duration = REPORT_PERIOD.checked_mul(3).expect("three periods are no more than a second");
+const CREDIT_LIFETIME: Duration =
+    REPORT_PERIOD.checked_mul(3).expect("three periods are no more than a second");
 /// Maximum deployments with counted spillover demand; one more clears all of them.
 const DEMANDS_MAX: usize = 4096;
 
@@ -91,7 +92,12 @@ struct SpillDemand {
 
 impl Spill {
     /// Replaces the credits of a region by those of a report; `polled_at` is the time of the poll.
-    pub fn set_credits(&mut self, region: RegionIndex, granted: BTreeMap<DeploymentName, u64>, polled_at: Instant) {
+    pub fn set_credits(
+        &mut self,
+        region: RegionIndex,
+        granted: BTreeMap<DeploymentName, u64>,
+        polled_at: Instant,
+    ) {
         self.offers.insert(region, CreditOffers { tokens: granted, until: polled_at + CREDIT_LIFETIME });
     }
 
@@ -129,7 +135,11 @@ impl Spill {
     ) -> Option<RegionIndex> {
         let share = share(request, primary)?;
         let would_spill = u128::from(request.tokens) * u128::from(share.get()) / 1000;
-        self.add_demand(request.deployment, u64::try_from(would_spill).expect("a part of a number of tokens"), now);
+        self.add_demand(
+            request.deployment,
+            u64::try_from(would_spill).expect("a part of a number of tokens"),
+            now,
+        );
         if request.chance >= share {
             return None;
         }
@@ -202,7 +212,8 @@ fn share(request: &SpillRequest<'_>, primary: SpillCandidate) -> Option<Permille
         Priority::Bulk => BULK_THRESHOLD,
     };
     let wait = primary.wait.filter(|wait| *wait > threshold)?;
-    let staying = u16::try_from(threshold.as_micros() * 1000 / wait.as_micros()).expect("a part of a thousand");
+    let staying =
+        u16::try_from(threshold.as_micros() * 1000 / wait.as_micros()).expect("a part of a thousand");
     Some(Permille::new((1000 - staying).min(SHARE_MAX_PERMILLE)))
 }
 
@@ -324,7 +335,10 @@ mod tests {
         assert!(scenario.spill.would_take(&name, 100, [at(1)], scenario.now));
         assert!(!scenario.spill.would_take(&name, 101, [at(1)], scenario.now));
         let unknown = SpillCandidate { wait: None, ..candidate(0, 20, 0) };
-        assert_eq!(scenario.spill.leaves(&request, unknown, &[candidate(1, 60, 500)], scenario.now), Some(at(1)));
+        assert_eq!(
+            scenario.spill.leaves(&request, unknown, &[candidate(1, 60, 500)], scenario.now),
+            Some(at(1))
+        );
     }
 
     #[test]
@@ -338,7 +352,10 @@ mod tests {
         // No credit for this deployment, and then a credit of zero.
         scenario.spill.set_credits(at(1), BTreeMap::new(), scenario.now);
         scenario.spill.set_credits(at(2), [(name.clone(), 0)].into(), scenario.now);
-        assert_eq!(scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now), Some(at(2)));
+        assert_eq!(
+            scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now),
+            Some(at(2))
+        );
         assert!(scenario.spill.would_take(&name, 0, [at(1), at(2)], scenario.now));
     }
 

@@ -9,9 +9,9 @@
 //! All observations are in-band. Reports and statuses that targets send about themselves are kept elsewhere and used in
 //! addition: a frozen process sends none, and a slow one reports that it is healthy.
 
-use crate::circuit::{Circuits, Permille, BreakerState};
+use crate::circuit::{BreakerState, Circuits, Permille};
+use crate::latency::{FirstByteTimeout, LatencyStats, SizeClass};
 use crate::outlier::OutlierEvidence;
-use crate::latency::{LatencyStats, FirstByteTimeout, SizeClass};
 use regions::id::DeploymentName;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -78,7 +78,11 @@ pub struct TargetStatus<K> {
 
 impl<K: Copy + Ord> Targets<K> {
     /// Makes an empty set of targets, with at most `in_flight_max` requests in flight to each.
-    pub fn new(first_byte_timeout: FirstByteTimeout, baseline: LatencyBaseline, in_flight_max: u32) -> Targets<K> {
+    pub fn new(
+        first_byte_timeout: FirstByteTimeout,
+        baseline: LatencyBaseline,
+        in_flight_max: u32,
+    ) -> Targets<K> {
         Targets {
             first_byte_timeout,
             baseline,
@@ -174,13 +178,22 @@ impl<K: Copy + Ord> Targets<K> {
         let Some(latencies) = self.latencies.get(deployment) else { return false };
         let long_term_average = match self.baseline {
             LatencyBaseline::Own => latencies.get(&key).and_then(|stats| stats.long_term_average(size)),
-            LatencyBaseline::Best => latencies.values().filter_map(|stats| stats.long_term_average(size)).min(),
+            LatencyBaseline::Best => {
+                latencies.values().filter_map(|stats| stats.long_term_average(size)).min()
+            }
         };
         long_term_average.is_some_and(|long_term_average| latency > 2 * long_term_average + SLOW_MARGIN)
     }
 
     /// Records the latency of a response to a request of this size.
-    pub fn record_latency(&mut self, key: K, deployment: &DeploymentName, size: SizeClass, latency: Duration, now: Instant) {
+    pub fn record_latency(
+        &mut self,
+        key: K,
+        deployment: &DeploymentName,
+        size: SizeClass,
+        latency: Duration,
+        now: Instant,
+    ) {
         self.latency_of(key, deployment).record(size, latency, now);
     }
 
@@ -197,7 +210,12 @@ impl<K: Copy + Ord> Targets<K> {
     }
 
     /// Returns the first-byte timeout; `None` until there are enough samples.
-    pub fn first_byte_timeout(&self, key: K, deployment: &DeploymentName, size: SizeClass) -> Option<Duration> {
+    pub fn first_byte_timeout(
+        &self,
+        key: K,
+        deployment: &DeploymentName,
+        size: SizeClass,
+    ) -> Option<Duration> {
         let latencies = self.latencies.get(deployment)?;
         let average = match self.baseline {
             LatencyBaseline::Own => latencies.get(&key)?.average(size),
@@ -218,7 +236,13 @@ impl<K: Copy + Ord> Targets<K> {
     }
 
     /// Returns the latency of `key` in thousandths of the fastest target's: at least 1000, and 1000 if it is not known.
-    pub fn slowness_permille(&self, key: K, deployment: &DeploymentName, size: SizeClass, now: Instant) -> u64 {
+    pub fn slowness_permille(
+        &self,
+        key: K,
+        deployment: &DeploymentName,
+        size: SizeClass,
+        now: Instant,
+    ) -> u64 {
         let hint = |stats: &LatencyStats| stats.hint(size).map(|(average, _)| average.as_micros() as u64);
         let Some(latencies) = self.latencies.get(deployment) else { return 1000 };
         let Some((own, last)) = latencies.get(&key).and_then(|stats| stats.hint(size)) else { return 1000 };
@@ -260,7 +284,7 @@ impl<K: Copy + Ord> Targets<K> {
         self.circuits.targets().map(|key| self.status(key, now)).collect()
     }
 
-fn status(&self, target: K, now: Instant) -> TargetStatus<K> {
+    fn status(&self, target: K, now: Instant) -> TargetStatus<K> {
         let mut first_byte_timeouts = Vec::new();
         for (deployment, latencies) in &self.latencies {
             for (size, _) in latencies.get(&target).into_iter().flat_map(LatencyStats::averages) {
@@ -312,7 +336,8 @@ mod tests {
         let mut targets = Targets::new(FirstByteTimeout::FOR_REPLICA, baseline, 8);
         targets.set_targets(0..latencies_ms.len());
         for (key, millis) in latencies_ms.iter().enumerate() {
-            (0..SAMPLES_MIN).for_each(|_| targets.record_latency(key, &name("d"), SizeClass::of(1), *millis * MS, now));
+            (0..SAMPLES_MIN)
+                .for_each(|_| targets.record_latency(key, &name("d"), SizeClass::of(1), *millis * MS, now));
         }
         (targets, now)
     }
@@ -332,8 +357,9 @@ mod tests {
     #[test]
     fn the_slowness_of_a_target_decays_until_its_next_request() {
         let (mut targets, now) = of(LatencyBaseline::Best, &[20, 400]);
-        let slowness =
-            |targets: &Targets<usize>, key, now| targets.slowness_permille(key, &name("d"), SizeClass::of(1), now);
+        let slowness = |targets: &Targets<usize>, key, now| {
+            targets.slowness_permille(key, &name("d"), SizeClass::of(1), now)
+        };
         assert_eq!((slowness(&targets, 0, now), slowness(&targets, 1, now)), (1000, 20_000));
         assert_eq!(slowness(&targets, 1, now + SLOWNESS_HALF_LIFE), 10_500);
         assert_eq!(slowness(&targets, 1, now + 600 * SLOWNESS_HALF_LIFE), 1000);
@@ -354,7 +380,11 @@ mod tests {
         assert_eq!(preferred(&[66, 20], 0), Some(1));
         assert_eq!(preferred(&[20, 400], 0), Some(0));
         assert_eq!(preferred(&[400], 0), Some(0), "the other has too few samples");
-        assert_eq!((preferred(&[400], 874), preferred(&[400], 875)), (Some(0), Some(1)), "some requests explore it");
+        assert_eq!(
+            (preferred(&[400], 874), preferred(&[400], 875)),
+            (Some(0), Some(1)),
+            "some requests explore it"
+        );
         let (targets, now) = of(LatencyBaseline::Own, &[400, 20]);
         let later = now + 4 * SLOWNESS_HALF_LIFE;
         let again = targets.preferred(0..2, &name("d"), SizeClass::of(1), Permille::new(0), later);
@@ -396,12 +426,20 @@ mod tests {
             let too_slow = targets.is_too_slow_for_probe(0, &name, size, 118 * MS, now);
             assert!(!targets.is_too_slow_for_probe(0, &name, size, 60 * MS, now), "about as quick");
             targets.record_latency(0, &name, size, 118 * MS, now);
-            targets.record(0, OutlierEvidence::of(if too_slow { AttemptOutcome::Timeout } else { AttemptOutcome::Success }), none, now);
+            targets.record(
+                0,
+                OutlierEvidence::of(if too_slow { AttemptOutcome::Timeout } else { AttemptOutcome::Success }),
+                none,
+                now,
+            );
             targets.ended(&probe, now);
             probes += 1;
         }
         assert_eq!(probes, 6, "five slow probes fail, and the sixth succeeds");
-        assert!(!targets.is_too_slow_for_probe(1, &name, size, 500 * MS, now), "a target without a probe is never too slow");
+        assert!(
+            !targets.is_too_slow_for_probe(1, &name, size, 500 * MS, now),
+            "a target without a probe is never too slow"
+        );
     }
 
     #[test]
@@ -431,6 +469,9 @@ mod tests {
         assert_eq!(targets.first_byte_timeout(0, &name("d"), SizeClass::of(1)), None);
         assert!(targets.first_byte_timeout(1, &name("d"), SizeClass::of(1)).is_some());
         let status = &targets.states(now)[0];
-        assert_eq!((status.state, status.in_flight, status.first_byte_timeouts.len()), (BreakerState::Closed, 0, 1));
+        assert_eq!(
+            (status.state, status.in_flight, status.first_byte_timeouts.len()),
+            (BreakerState::Closed, 0, 1)
+        );
     }
 }

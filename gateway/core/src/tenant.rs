@@ -292,12 +292,13 @@ pub(crate) mod tests {
         let never = |kind, limit| {
             Err(LimitExceeded { kind, limit: NonZeroU64::new(limit).unwrap(), shortfall: Shortfall::Never })
         };
-        let check = |at_least: Cost, cost: Cost, expected: (Result<(), LimitExceeded>, Result<(), LimitExceeded>)| {
-            let mut limiter = limiter.clone();
-            let entered = limiter.enter(at_least, now);
-            let charged = entered.and_then(|()| limiter.charge(cost, now));
-            assert_eq!((entered, charged), expected, "{cost:?}");
-        };
+        let check =
+            |at_least: Cost, cost: Cost, expected: (Result<(), LimitExceeded>, Result<(), LimitExceeded>)| {
+                let mut limiter = limiter.clone();
+                let entered = limiter.enter(at_least, now);
+                let charged = entered.and_then(|()| limiter.charge(cost, now));
+                assert_eq!((entered, charged), expected, "{cost:?}");
+            };
         let cost = |inputs, tokens| Cost { inputs, tokens };
         check(Cost::at_least(100 * BYTES_PER_TOKEN_MAX), cost(10, 100), (Ok(()), Ok(())));
         let too_long = never(LimitKind::Tokens, 100);
@@ -306,10 +307,7 @@ pub(crate) mod tests {
         check(Cost::at_least(0), cost(1, 101), (Ok(()), never(LimitKind::Tokens, 100)));
         // Also while another limit could be waited for.
         assert_eq!(admit(&mut limiter, cost(10, 1), now), Ok(()));
-        assert_eq!(
-            limiter.enter(cost(1, 1), now).map_err(|exceeded| exceeded.kind),
-            Err(LimitKind::Inputs)
-        );
+        assert_eq!(limiter.enter(cost(1, 1), now).map_err(|exceeded| exceeded.kind), Err(LimitKind::Inputs));
         assert_eq!(limiter.enter(cost(1, 101), now), never(LimitKind::Tokens, 100));
     }
 

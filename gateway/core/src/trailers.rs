@@ -270,7 +270,9 @@ fn text(block: &mut &[u8]) -> Result<(bool, usize), InvalidHpack> {
 fn huffman_decoded(encoded: &[u8]) -> Result<(bool, usize), InvalidHpack> {
     let (mut letters, mut begins_with_colon) = (0, false);
     let (mut code, mut length, mut first) = (0_u32, 0, 0_u32);
-    for bit in encoded.iter().flat_map(|byte| (0..8).rev().map(move |position| u32::from(byte >> position & 1))) {
+    for bit in
+        encoded.iter().flat_map(|byte| (0..8).rev().map(move |position| u32::from(byte >> position & 1)))
+    {
         code = code << 1 | bit;
         length += 1;
         let codes = *CODES.get(length).ok_or(InvalidHpack)?;

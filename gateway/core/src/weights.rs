@@ -144,7 +144,11 @@ mod tests {
     }
 
     /// Returns how often each region of a row is drawn by requests of a priority, of a thousand.
-    fn drawn(shares: &[Share], priority: Priority, interactive_share: Option<Permille>) -> BTreeMap<usize, u32> {
+    fn drawn(
+        shares: &[Share],
+        priority: Priority,
+        interactive_share: Option<Permille>,
+    ) -> BTreeMap<usize, u32> {
         let mut counts = BTreeMap::new();
         for draw_value in 0..1000 {
             let position = throw(priority, interactive_share, Permille::new(draw_value));

@@ -1,6 +1,6 @@
 //! Scanner of the bytes of a body, with its counters.
 
-use super::swar::{ByteMask, WORD_BYTES, SwarWord, escaped};
+use super::swar::{ByteMask, SwarWord, WORD_BYTES, escaped};
 use super::{BodyProblem, NESTING_MAX};
 
 /// Consecutive words without an escape after which the rest of a string is searched with `memchr`: its start-up cost is

@@ -22,7 +22,9 @@ impl Scenario {
     }
 
     fn record(&mut self, key: u8, outcome: &[AttemptOutcome]) -> bool {
-        outcome.iter().fold(false, |_, outcome| self.circuits.record(key, OutlierEvidence::of(*outcome), MIDDLE, self.now))
+        outcome.iter().fold(false, |_, outcome| {
+            self.circuits.record(key, OutlierEvidence::of(*outcome), MIDDLE, self.now)
+        })
     }
 
     fn after(&mut self, wait: Duration) -> &mut Scenario {
@@ -124,10 +126,21 @@ fn one_request_is_the_probe_and_the_others_are_not_admitted_until_it_ends() {
     scenario.circuits.began(0, scenario.now);
     assert!(!scenario.state(0).admits(Permille::new(0)));
     scenario.circuits.probe_cancelled(0, scenario.now);
-    assert_eq!(scenario.state(0), BreakerState::HalfOpen { probe: Probe::Idle }, "its client disconnected; another request may be the probe");
+    assert_eq!(
+        scenario.state(0),
+        BreakerState::HalfOpen { probe: Probe::Idle },
+        "its client disconnected; another request may be the probe"
+    );
     scenario.circuits.began(0, scenario.now);
-    assert_eq!(scenario.after(PROBE_TIMEOUT - MS).state(0), BreakerState::HalfOpen { probe: Probe::InFlight });
-    assert_eq!(scenario.after(MS).state(0), BreakerState::HalfOpen { probe: Probe::Idle }, "its outcome was never reported");
+    assert_eq!(
+        scenario.after(PROBE_TIMEOUT - MS).state(0),
+        BreakerState::HalfOpen { probe: Probe::InFlight }
+    );
+    assert_eq!(
+        scenario.after(MS).state(0),
+        BreakerState::HalfOpen { probe: Probe::Idle },
+        "its outcome was never reported"
+    );
     scenario.circuits.began(0, scenario.now);
     scenario.circuits.hedge_won(0, MIDDLE, scenario.now);
     assert_eq!(
@@ -164,7 +177,11 @@ fn the_ejection_count_of_a_flapping_target_is_kept_for_a_minute_of_health() {
         scenario.after(RAMP_UP).record(0, &[Success]);
         scenario.after(other_is_healthy).record(0, &[Success]);
         scenario.record(0, &[Timeout, Timeout]);
-        assert_eq!(scenario.state(0), BreakerState::Ejected { until: scenario.now + lasts * MS }, "{other_is_healthy:?}");
+        assert_eq!(
+            scenario.state(0),
+            BreakerState::Ejected { until: scenario.now + lasts * MS },
+            "{other_is_healthy:?}"
+        );
     }
 }
 

@@ -82,8 +82,9 @@ mod tests {
         let tenant = tenant::tests::named("a");
         let mut cache = VerifiedTokens::default();
         cache.insert(digest(1), 1, &bearer(5, 10), &tenant, 5 * SECOND);
-        let is_cached =
-            |cache: &VerifiedTokens, generation, now: u32| cache.tenant(&digest(1), generation, now * SECOND).is_some();
+        let is_cached = |cache: &VerifiedTokens, generation, now: u32| {
+            cache.tenant(&digest(1), generation, now * SECOND).is_some()
+        };
         assert_eq!([4, 5, 9, 10].map(|now| is_cached(&cache, 1, now)), [false, true, true, false]);
         assert!(!is_cached(&cache, 2, 7), "the keys have changed");
         assert!(cache.tenant(&digest(2), 1, 7 * SECOND).is_none());
@@ -104,7 +105,11 @@ mod tests {
         for number in 0..VERIFIED_TOKENS_MAX {
             assert_eq!(insert(number, if number % 2 == 0 { 10 } else { 20 }, 1), number + 1);
         }
-        assert_eq!(insert(VERIFIED_TOKENS_MAX, 20, 15), VERIFIED_TOKENS_MAX / 2 + 1, "expired entries were dropped");
+        assert_eq!(
+            insert(VERIFIED_TOKENS_MAX, 20, 15),
+            VERIFIED_TOKENS_MAX / 2 + 1,
+            "expired entries were dropped"
+        );
         for number in VERIFIED_TOKENS_MAX + 1..VERIFIED_TOKENS_MAX + VERIFIED_TOKENS_MAX / 2 {
             insert(number, 20, 15);
         }

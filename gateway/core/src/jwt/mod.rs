@@ -16,8 +16,8 @@
 //! only from a file of its own; `crit` extensions are not supported and so rejected; a token that never expires is
 //! rejected, because it would be an API key that cannot be revoked.
 
-pub mod jwks;
 pub mod cache;
+pub mod jwks;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -303,7 +303,8 @@ mod tests {
 
     #[test]
     fn malformed_tokens_are_distinguished_from_invalid_ones() {
-        let check = |token: &str, expected| assert_eq!(check_token(token).map(drop), Err(expected), "{token}");
+        let check =
+            |token: &str, expected| assert_eq!(check_token(token).map(drop), Err(expected), "{token}");
         let good = compact(&json!({"alg": "RS256"}), &good_claims(), b"right");
         let (signed, _) = good.rsplit_once('.').unwrap();
         check(&format!("{signed}."), TokenProblem::Signature);
@@ -345,7 +346,10 @@ mod tests {
         check("tenant", json!(["docs"]), Err(TokenProblem::Tenant));
         let mut endless = good_claims();
         endless.as_object_mut().unwrap().remove("exp");
-        assert_eq!(check_token(&compact(&json!({"alg": "ES256"}), &endless, b"right")), Err(TokenProblem::Times));
+        assert_eq!(
+            check_token(&compact(&json!({"alg": "ES256"}), &endless, b"right")),
+            Err(TokenProblem::Times)
+        );
     }
 
     #[test]

@@ -16,12 +16,16 @@ fn only(numbers: &[u16]) -> RegionSet {
 }
 
 /// Returns the step after a first attempt at region 0, a restriction of the plan to `allowed`, and the event `next`.
-fn after(allowed: &[u16], next: impl Fn(&mut RequestPlan, RegionView<'_>, &mut Budgets, Instant) -> Step) -> Step {
+fn after(
+    allowed: &[u16],
+    next: impl Fn(&mut RequestPlan, RegionView<'_>, &mut Budgets, Instant) -> Step,
+) -> Step {
     let now = some_instant();
     let mut budgets = Budgets::new(now);
     budgets.evacuate(region(0), 1000, now);
     (0..1000).for_each(|_| budgets.hedge.deposit());
-    let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(SECOND / 10), hedge: Some(SECOND / 20) };
+    let timeouts =
+        |_: RegionIndex| AttemptTimeouts { first_byte: Some(SECOND / 10), hedge: Some(SECOND / 20) };
     let view = RegionView { health: &|_| Health::Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts };
     let mut plan = RequestPlan::new(vec![region(0), region(1), region(2)], true, now + SECOND);
     let first = plan.start(view, &mut budgets, now);
@@ -51,7 +55,11 @@ fn a_region_that_is_no_longer_allowed_gets_no_retry_hedge_or_replay() {
     }
     assert_eq!(after(&[], fails(AttemptFailure::Unreachable)), Step::NoRegionReachable);
     assert_eq!(sent_to(after(&[0], fails(AttemptFailure::StaleConnection))), Some(region(0)));
-    assert_eq!(sent_to(after(&[1], fails(AttemptFailure::StaleConnection))), Some(region(1)), "no replay at a region that is not allowed");
+    assert_eq!(
+        sent_to(after(&[1], fails(AttemptFailure::StaleConnection))),
+        Some(region(1)),
+        "no replay at a region that is not allowed"
+    );
     assert_eq!(sent_to(after(&[], fails(AttemptFailure::StaleConnection))), None);
     let hedge = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, now: Instant| {
         plan.hedge(view, budgets, now)

@@ -11,7 +11,7 @@
 use super::*;
 use crate::latency::{FirstByteTimeout, SizeClass};
 use crate::some_instant;
-use crate::targets::{Targets, LatencyBaseline};
+use crate::targets::{LatencyBaseline, Targets};
 use regions::id::DeploymentName;
 
 const MS: Duration = Duration::from_millis(1);
@@ -79,10 +79,13 @@ impl Simulation {
         let Simulation { targets, budgets, deployment, now, remedies, .. } = self;
         let (size, remedies) = (SizeClass::of(1), *remedies);
         let timeouts = |region| AttemptTimeouts {
-            first_byte: targets.first_byte_timeout(region, deployment, size).filter(|_| remedies != Remedies::None),
+            first_byte: targets
+                .first_byte_timeout(region, deployment, size)
+                .filter(|_| remedies != Remedies::None),
             hedge: targets.hedge_after(region, deployment, size),
         };
-        let view = RegionView { health: &|_| Health::Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts };
+        let view =
+            RegionView { health: &|_| Health::Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts };
         decide(view, budgets, *now)
     }
 
@@ -160,6 +163,9 @@ fn hedging_keeps_to_its_budget_when_all_requests_go_to_the_stalling_region() {
     for seed in 1..=5 {
         let (_, retries) = measured(seed, false, Remedies::Deadlines);
         let (_, both) = measured(seed, false, Remedies::Hedges);
-        assert!(both <= retries + 20, "seed {seed}: {both} extra attempts per 1000, {retries} without hedging");
+        assert!(
+            both <= retries + 20,
+            "seed {seed}: {both} extra attempts per 1000, {retries} without hedging"
+        );
     }
 }

@@ -100,7 +100,8 @@ impl Scenario {
             at if of(busy, at) => RegionLoad::Busy,
             _ => RegionLoad::Light,
         };
-        let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: Some(HEDGE_AFTER) };
+        let timeouts =
+            |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: Some(HEDGE_AFTER) };
         let view = RegionView { health: &health, load: &load, timeouts: &timeouts };
         decide(plan, view, budgets, *now)
     }
@@ -148,7 +149,12 @@ fn send(to: u16, attempt: u32, cause: AttemptCause) -> Step {
 }
 
 fn instead(of: u16, to: u16, attempt: u32) -> Step {
-    Step::Send { region: region(to), attempt, cause: AttemptCause::FirstByteTimeout, instead_of: Some(region(of)) }
+    Step::Send {
+        region: region(to),
+        attempt,
+        cause: AttemptCause::FirstByteTimeout,
+        instead_of: Some(region(of)),
+    }
 }
 
 /// State × cause × budget, as data: the events so far, the budgets, and the last step.
@@ -268,7 +274,11 @@ fn the_next_timer_is_the_earliest_one() {
     scenario.after(Passes(HEDGE_AFTER));
     assert_eq!(scenario.plan.next_timer(), begun + LATE_AFTER);
     scenario.after(Passes(LATE_AFTER - HEDGE_AFTER));
-    assert_eq!(scenario.plan.next_timer(), begun + HEDGE_AFTER + LATE_AFTER, "the hedge has a first-byte timeout of its own");
+    assert_eq!(
+        scenario.plan.next_timer(),
+        begun + HEDGE_AFTER + LATE_AFTER,
+        "the hedge has a first-byte timeout of its own"
+    );
     scenario.after(Passes(HEDGE_AFTER));
     assert_eq!(scenario.plan.next_timer(), begun + SECOND);
 }

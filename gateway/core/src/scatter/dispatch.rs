@@ -76,7 +76,10 @@ pub fn plan_split(inputs: u64, tokens: u64, targets: &[SplitTarget]) -> Option<S
         let minimum = tokens_worth_sending(farthest, &targets);
         if inputs >= 2 && replicas >= 2 && tokens >= 2 * minimum || must_be_split(inputs, tokens) {
             let share = tokens / (replicas.max(1) * SUB_REQUESTS_PER_REPLICA);
-            return Some(SplitPlan { sub_request_tokens: share.max(minimum).min(SUB_REQUEST_TOKENS_MAX), targets });
+            return Some(SplitPlan {
+                sub_request_tokens: share.max(minimum).min(SUB_REQUEST_TOKENS_MAX),
+                targets,
+            });
         }
         targets.retain(|target| target.rtt < farthest);
     }
@@ -91,7 +94,8 @@ pub fn must_be_split(inputs: u64, tokens: u64) -> bool {
 
 /// Returns the tokens that are worth a round trip to the farthest target.
 fn tokens_worth_sending(farthest: Duration, targets: &[SplitTarget]) -> u64 {
-    let fastest = targets.iter().map(|target| speed(target, targets) / u64::from(target.replicas.max(1))).max();
+    let fastest =
+        targets.iter().map(|target| speed(target, targets) / u64::from(target.replicas.max(1))).max();
     let computing_time = farthest * COMPUTE_ROUND_TRIPS_MIN;
     let tokens = u128::from(fastest.unwrap_or(SPEED_DEFAULT)) * computing_time.as_micros() / 1_000_000;
     u64::try_from(tokens).unwrap_or(u64::MAX).clamp(SUB_REQUEST_TOKENS_MIN, SUB_REQUEST_TOKENS_MAX)
@@ -257,7 +261,13 @@ mod tests {
         tokens_per_second: u64,
     ) -> SplitTarget {
         let region = RegionIndex::new(region).unwrap();
-        SplitTarget { region, rtt: Duration::from_millis(rtt_ms), replicas, pending_tokens, tokens_per_second }
+        SplitTarget {
+            region,
+            rtt: Duration::from_millis(rtt_ms),
+            replicas,
+            pending_tokens,
+            tokens_per_second,
+        }
     }
 
     /// Returns the regions of the next sub-requests until all targets are at their limit.
@@ -304,7 +314,10 @@ mod tests {
         let check = |tokens: u64, targets: &[SplitTarget], expected: Option<(u64, &[usize])>| {
             let plan = plan_split(1_000, tokens, targets);
             let result = plan.map(|SplitPlan { sub_request_tokens, targets }| {
-                (sub_request_tokens, targets.iter().map(|target| target.region.as_usize()).collect::<Vec<_>>())
+                (
+                    sub_request_tokens,
+                    targets.iter().map(|target| target.region.as_usize()).collect::<Vec<_>>(),
+                )
             });
             assert_eq!(result, expected.map(|(tokens, regions)| (tokens, regions.to_vec())), "{tokens}");
         };
@@ -342,7 +355,11 @@ mod tests {
         assert_eq!(dispatched(&targets, 4_000, |at| [Suspect, Healthy, Unknown][at]), [1, 2, 1, 2]);
         assert_eq!(dispatched(&targets, 4_000, |at| [Suspect, Down, Down][at]), [0, 0]);
         assert_eq!(dispatched(&targets, 4_000, |at| [Healthy, Down, Healthy][at]), [0, 2, 0, 2]);
-        assert_eq!(dispatched(&targets, 4_000, |_| Down).len(), 6, "a region that is down may have recovered");
+        assert_eq!(
+            dispatched(&targets, 4_000, |_| Down).len(),
+            6,
+            "a region that is down may have recovered"
+        );
     }
 
     #[test]
@@ -377,7 +394,11 @@ mod tests {
         let accepting = |at| dispatcher.accepting_before(at).map(RegionIndex::as_usize).collect::<Vec<_>>();
         assert_eq!((accepting(now + 2 * second), accepting(now + 3 * second)), (vec![1], vec![0, 1]));
         dispatcher.reject_until(RegionIndex::new(7).unwrap(), now + 9 * second);
-        assert_eq!(dispatcher.next_accepting(now + 3 * second), None, "a region that is no target is ignored");
+        assert_eq!(
+            dispatcher.next_accepting(now + 3 * second),
+            None,
+            "a region that is no target is ignored"
+        );
     }
 
     proptest! {

@@ -88,16 +88,30 @@ struct ResponseRank {
 impl PartialResponse {
     /// Reads the response to a sub-request with `inputs` inputs, the first of which has the index `first` in the whole
     /// request.
-    pub fn read(shape: ResponseShape, response: &[u8], inputs: usize, first: usize) -> Result<PartialResponse, InvalidResponse> {
-        assert!(0 < inputs && inputs <= REPLICA_INPUTS_MAX, "a sub-request has at most the inputs that a replica accepts");
+    pub fn read(
+        shape: ResponseShape,
+        response: &[u8],
+        inputs: usize,
+        first: usize,
+    ) -> Result<PartialResponse, InvalidResponse> {
+        assert!(
+            0 < inputs && inputs <= REPLICA_INPUTS_MAX,
+            "a sub-request has at most the inputs that a replica accepts"
+        );
         let envelope = ResponseEnvelope::of(shape, response)?;
         let list = match shape {
             ResponseShape::Rows => read_in_order(response, &envelope.list, inputs, |_, _| Ok(None), first)?,
-            ResponseShape::Data => {
-                read_in_order(response, &envelope.list, inputs, |element, at| index_at(response, element, at), first)?
-            }
+            ResponseShape::Data => read_in_order(
+                response,
+                &envelope.list,
+                inputs,
+                |element, at| index_at(response, element, at),
+                first,
+            )?,
             ResponseShape::Ranks => read_ranked(response, &envelope.list, "score", inputs, first)?,
-            ResponseShape::Results => read_ranked(response, &envelope.list, "relevance_score", inputs, first)?,
+            ResponseShape::Results => {
+                read_ranked(response, &envelope.list, "relevance_score", inputs, first)?
+            }
         };
         let (opened, closes) = (envelope.list.start + 1, envelope.list.end - 1);
         let mut totals = envelope.totals;
@@ -107,7 +121,12 @@ impl PartialResponse {
             }
             total.span = total.span.start - closes..total.span.end - closes;
         }
-        Ok(PartialResponse { before: response[..opened].to_vec(), after: response[closes..].to_vec(), totals, list })
+        Ok(PartialResponse {
+            before: response[..opened].to_vec(),
+            after: response[closes..].to_vec(),
+            totals,
+            list,
+        })
     }
 
     /// Returns the memory that it takes in bytes.
@@ -145,8 +164,8 @@ impl ResponseEnvelope {
             member(name).filter(|member| member.value.kind == Kind::List).ok_or(invalid("it has no list"))?;
         let mut totals = Vec::new();
         if let Some(usage) = member("usage") {
-            let usage =
-                json::members(response, &usage.value.span, MEMBERS_MAX).ok_or(invalid("its usage is not an object"))?;
+            let usage = json::members(response, &usage.value.span, MEMBERS_MAX)
+                .ok_or(invalid("its usage is not an object"))?;
             for member in usage {
                 if let Some(value) = number(response, &member.value.span) {
                     let kind = TotalKind::Usage { name: member.key(response).to_vec(), value };
@@ -198,7 +217,7 @@ fn read_in_order(
     .ok_or(invalid("its list is not JSON"))?;
     match error {
         Some(reason) => Err(reason),
-         Err\(invalid\("it does not have one element for each input"\)\)=>None if count != inputs => Err(invalid("it does not have one element for each input"))=> Err(invalid("it does not have one element for each input")),
+        None if count != inputs => Err(invalid("it does not have one element for each input")),
         None => Ok(ResponseList::InOrder(elements)),
     }
 }
@@ -221,7 +240,13 @@ fn index(response: &[u8], element: &Value) -> Result<Span, InvalidResponse> {
 }
 
 /// Writes an element with another index, if it has one.
-fn push_with_index(response: &[u8], element: &Value, index: Option<Span>, new_index: usize, out: &mut Vec<u8>) {
+fn push_with_index(
+    response: &[u8],
+    element: &Value,
+    index: Option<Span>,
+    new_index: usize,
+    out: &mut Vec<u8>,
+) {
     let Span { start, end } = element.span;
     match index {
         None => out.extend_from_slice(&response[start..end]),
@@ -372,11 +397,16 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     /// Joins the responses to sub-requests with these numbers of inputs.
-    fn join(shape: ResponseShape, responses: &[(usize, String)], top_n: Option<u64>) -> Result<String, &'static str> {
+    fn join(
+        shape: ResponseShape,
+        responses: &[(usize, String)],
+        top_n: Option<u64>,
+    ) -> Result<String, &'static str> {
         let inputs = responses.iter().map(|(inputs, _)| inputs).sum();
         let (mut join, mut out, mut first) = (ResponseJoiner::new(inputs, top_n), Vec::new(), 0);
         for (inputs, response) in responses {
-            let part = PartialResponse::read(shape, response.as_bytes(), *inputs, first).map_err(|invalid| invalid.reason)?;
+            let part = PartialResponse::read(shape, response.as_bytes(), *inputs, first)
+                .map_err(|invalid| invalid.reason)?;
             assert!(part.bytes() >= response.len() / 2, "the memory is counted");
             join.push(part, &mut out);
             first += inputs;
@@ -456,7 +486,8 @@ mod tests {
             17,
         );
         check(ResponseShape::Results, &[(50, &first), (50, &response(documents[2], 7))], Some(2), &expected);
-        let more = join(ResponseShape::Results, &[(50, first), (51, response("", 7))], None).expect("an answer");
+        let more =
+            join(ResponseShape::Results, &[(50, first), (51, response("", 7))], None).expect("an answer");
         assert!(more.contains(r#""search_units":2"#) && more.contains(r#""index":49"#), "{more}");
     }
 
@@ -475,9 +506,19 @@ mod tests {
             (ResponseShape::Data, 1, r#"{"data":[[1]]}"#, "an element is not an object"),
             (ResponseShape::Data, 1, r#"{"data":[{}]}"#, "an element has no index"),
             (ResponseShape::Data, 1, r#"{"data":[{"index":1}]}"#, "its elements are out of order"),
-            (ResponseShape::Data, 2, r#"{"data":[{"index":0}]}"#, "it does not have one element for each input"),
+            (
+                ResponseShape::Data,
+                2,
+                r#"{"data":[{"index":0}]}"#,
+                "it does not have one element for each input",
+            ),
             (ResponseShape::Data, 1, r#"{"data":[{"index":0}],"usage":3}"#, "its usage is not an object"),
-            (ResponseShape::Data, 1, r#"{"usage":{"a":1},"data":[{"index":0}]}"#, "its usage precedes its list"),
+            (
+                ResponseShape::Data,
+                1,
+                r#"{"usage":{"a":1},"data":[{"index":0}]}"#,
+                "its usage precedes its list",
+            ),
             (ResponseShape::Ranks, 2, r#"[{"index":2,"score":1}]"#, "it ranks a document that was not sent"),
             (
                 ResponseShape::Ranks,

@@ -24,10 +24,10 @@
 //! A sub-request is a request like any other: the same allowed regions, the same deadline, a plan of its own. So all
 //! guarantees of requests hold for sub-requests, residency first.
 
-pub mod split;
+pub mod dispatch;
 pub mod join;
 mod json;
-pub mod dispatch;
+pub mod split;
 
 /// Maximum inputs of one request at the edge. Fifty times what a replica accepts (`replica_core::limits`), and as many
 /// short texts as a body of 32 MiB holds at 330 bytes each: beyond it a file is the better format.

@@ -9,7 +9,7 @@
 //! contains a list of token ids (unsplit it is rejected, split it might not be), when an apparent list of inputs is one
 //! input (token ids, a pair), or when it is not the expected JSON. The replica then reports the error.
 
-use super::json::{self, Kind, JsonMember, Span};
+use super::json::{self, JsonMember, Kind, Span};
 use super::{INPUTS_MAX, ResponseShape};
 use std::ops::Range;
 
@@ -304,7 +304,10 @@ mod tests {
     /// Returns the parsed bodies of all sub-requests of this size.
     fn sub_requests(path: &str, body: &str, tokens: u64) -> Vec<Value> {
         let splittable = splittable(path, body).unwrap_or_else(|| panic!("{path} {body} can be split"));
-        let bodies = splittable.sub_requests(tokens).into_iter().map(|sub_request| splittable.body(body.as_bytes(), &sub_request));
+        let bodies = splittable
+            .sub_requests(tokens)
+            .into_iter()
+            .map(|sub_request| splittable.body(body.as_bytes(), &sub_request));
         bodies.map(|body| serde_json::from_slice(&body).expect("a sub-request is JSON")).collect()
     }
 
@@ -333,7 +336,13 @@ mod tests {
         let documents = r#"{"query":"q","documents":["a",{"text":"b","documents":["c"]}],"top_n":1}"#;
         check("/v2/rerank", documents, "/documents", ResponseShape::Results, "documents");
         check("/rerank", documents, "/documents", ResponseShape::Results, "documents");
-        check("/rerank", r#"{"texts":["a","b"],"documents":["c","d"]}"#, "/texts", ResponseShape::Ranks, "texts");
+        check(
+            "/rerank",
+            r#"{"texts":["a","b"],"documents":["c","d"]}"#,
+            "/texts",
+            ResponseShape::Ranks,
+            "texts",
+        );
         check(
             "/rerank",
             r#"{"texts":null,"documents":["c","d"]}"#,
@@ -401,7 +410,8 @@ mod tests {
         let check = |element: String, inputs: usize, tokens: u64, expected: &[usize]| {
             let body = format!(r#"{{"input":[{}]}}"#, vec![element; inputs].join(","));
             let splittable = splittable("/v1/embeddings", &body).unwrap();
-            let sizes: Vec<usize> = splittable.sub_requests(tokens).iter().map(|sub_request| sub_request.inputs.len()).collect();
+            let sizes: Vec<usize> =
+                splittable.sub_requests(tokens).iter().map(|sub_request| sub_request.inputs.len()).collect();
             assert_eq!(sizes, expected);
         };
         let short = || "\"x\"".to_owned();

@@ -80,7 +80,8 @@ pub enum ShedReason {
 
 impl ShedReason {
     /// All reasons, in their order.
-    pub const ALL: [ShedReason; 4] = [ShedReason::BulkPaused, ShedReason::DeadlineTooShort, ShedReason::OverShare, ShedReason::NoCapacity];
+    pub const ALL: [ShedReason; 4] =
+        [ShedReason::BulkPaused, ShedReason::DeadlineTooShort, ShedReason::OverShare, ShedReason::NoCapacity];
 
     /// Returns the metric label.
     pub fn as_str(self) -> &'static str {

@@ -2,7 +2,7 @@
 //! to shed.
 
 use super::limit::Limit;
-use super::{AdmissionRequest, ShedReason, Shed, QueueWaits};
+use super::{AdmissionRequest, QueueWaits, Shed, ShedReason};
 use crate::priority::Priority;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -76,7 +76,8 @@ impl PriorityUsage {
     /// tenant has caused, a tenant with few requests has many in flight as well. One request at a time is always within
     /// the share.
     fn exceeds_share(&self, request: &AdmissionRequest, limit: u64, now: Instant) -> bool {
-        let others = self.tenants.iter().filter(|(index, load)| **index != request.tenant && load.is_active(now));
+        let others =
+            self.tenants.iter().filter(|(index, load)| **index != request.tenant && load.is_active(now));
         let weights: u64 = request.weight.saturating_add(others.map(|(_, load)| load.weight).sum());
         let load = self.tenants.get(&request.tenant).map_or(0, |load| load.tokens);
         let share =
@@ -141,7 +142,8 @@ impl AdmissionPool {
     pub(super) fn would_shed(&self, request: &AdmissionRequest, now: Instant) -> Option<Shed> {
         let usage = self.usage(request.priority);
         let wait = usage.limit.wait().unwrap_or_default();
-        let paused = self.bulk_paused_until.filter(|until| request.priority == Priority::Bulk && now < *until);
+        let paused =
+            self.bulk_paused_until.filter(|until| request.priority == Priority::Bulk && now < *until);
         let limit = usage.limit.tokens().unwrap_or(u64::MAX);
         let exceeds_limit = usage.in_flight > 0 && usage.in_flight.saturating_add(request.tokens) > limit;
         let (reason, retry_after) = if let Some(until) = paused {

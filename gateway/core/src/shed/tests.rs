@@ -46,7 +46,8 @@ fn a_tenant_above_its_share_is_shed_and_one_below_it_is_admitted() {
     let check = |asked: &[(usize, u64, Result<(), ShedReason>)]| {
         let mut pools = pools.clone();
         for (tenant, tokens, expected) in asked {
-            let entered = pools.enter(region(), &name(), &request(*tenant, Priority::Interactive, *tokens), now);
+            let entered =
+                pools.enter(region(), &name(), &request(*tenant, Priority::Interactive, *tokens), now);
             assert_eq!(entered.map(drop).map_err(|shed| shed.reason), *expected, "{tenant} in {asked:?}");
         }
     };
@@ -92,7 +93,8 @@ fn a_request_that_would_miss_its_deadline_is_shed_with_a_retry_delay() {
     let mut check = |left_ms: u32, expected: Option<u32>| {
         let request = AdmissionRequest { left: left_ms * MS, ..request(0, Priority::Interactive, 1) };
         let shed = pools.enter(region(), &name(), &request, now).err();
-        let shed = shed.inspect(|shed| assert_eq!((shed.reason, shed.wait), (ShedReason::DeadlineTooShort, 700 * MS)));
+        let shed = shed
+            .inspect(|shed| assert_eq!((shed.reason, shed.wait), (ShedReason::DeadlineTooShort, 700 * MS)));
         assert_eq!(shed.map(|shed| shed.retry_after), expected.map(|ms| ms * MS), "{left_ms}");
     };
     check(700, None);
@@ -104,10 +106,12 @@ fn a_request_that_would_miss_its_deadline_is_shed_with_a_retry_delay() {
 fn the_retry_delay_is_the_time_to_reach_the_target_queue() {
     let now = some_instant();
     let (mut pools, _entered) = pressed(Priority::Interactive, 1_000, now);
-    let shed = pools.enter(region(), &name(), &request(0, Priority::Interactive, 1), now).expect_err("no capacity");
+    let shed =
+        pools.enter(region(), &name(), &request(0, Priority::Interactive, 1), now).expect_err("no capacity");
     assert_eq!((shed.wait, shed.retry_after), (4_000 * MS, 3_000 * MS), "a second of it may stay");
     pools.report(region(), [(name(), waits(3_600_000, 3_600_000))], now);
-    let patient = AdmissionRequest { left: Duration::from_secs(7200), ..request(0, Priority::Interactive, 1) };
+    let patient =
+        AdmissionRequest { left: Duration::from_secs(7200), ..request(0, Priority::Interactive, 1) };
     let shed = pools.enter(region(), &name(), &patient, now).expect_err("no capacity");
     assert_eq!(shed.retry_after, Duration::from_secs(60), "the maximum retry delay");
 }

@@ -119,9 +119,10 @@ impl ReceiptJoin {
                         joined.never_arrived += 1;
                         continue;
                     }
-                    ReceiptSide::Responded => {
-                        (Kind::AttemptWithoutArrival, "the edge has a response, and the region has no receipt")
-                    }
+                    ReceiptSide::Responded => (
+                        Kind::AttemptWithoutArrival,
+                        "the edge has a response, and the region has no receipt",
+                    ),
                     ReceiptSide::Arrived => {
                         (Kind::ArrivalWithoutAttempt, "it arrived, and no edge has a receipt")
                     }

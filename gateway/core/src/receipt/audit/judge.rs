@@ -1,10 +1,10 @@
 //! Checks of one receipt.
 
-use super::join::{Record, ReceiptSide};
-use super::{FilePosition, Audit, Kind, REJECTIONS_LISTED_MAX};
+use super::join::{ReceiptSide, Record};
+use super::{Audit, FilePosition, Kind, REJECTIONS_LISTED_MAX};
+use crate::labels::{AttemptResult, INVALID_HEADER, NOT_RESIDENT_HERE};
 use crate::receipt::entry::Entry;
 use crate::receipt::{AttemptKey, ReceiptContent};
-use crate::labels::{AttemptResult, INVALID_HEADER, NOT_RESIDENT_HERE};
 use regions::residency::ResidencyPolicy;
 use regions::set::RegionSet;
 use std::borrow::Cow;
@@ -23,7 +23,13 @@ pub(super) struct FilePolicy {
 const REFUSED: [&str; 2] = [NOT_RESIDENT_HERE, INVALID_HEADER];
 
 impl Audit<'_> {
-    pub(super) fn policy(&mut self, number: u32, residency: &str, allowed: &[Cow<'_, str>], at: &mut FilePosition<'_>) {
+    pub(super) fn policy(
+        &mut self,
+        number: u32,
+        residency: &str,
+        allowed: &[Cow<'_, str>],
+        at: &mut FilePosition<'_>,
+    ) {
         let allowed = allowed.iter().map(|region| region.to_string()).collect();
         at.policies.insert(number, FilePolicy { residency: residency.to_owned(), allowed, judged: false });
         // With a filter, the policy is judged when the first selected receipt refers to it.
@@ -120,8 +126,15 @@ impl Audit<'_> {
             );
             self.findings.add(Kind::ResidencyViolation, at.file, at.line, message);
         }
-        let content =
-            ReceiptContent { chain: &at.chain, request, attempt: *attempt, region, residency, at_ms: *at_ms, key };
+        let content = ReceiptContent {
+            chain: &at.chain,
+            request,
+            attempt: *attempt,
+            region,
+            residency,
+            at_ms: *at_ms,
+            key,
+        };
         if content.id().to_string() != **id {
             let message = format!("receipt {id} does not match its content");
             self.findings.add(Kind::WrongReceiptId, at.file, at.line, message);
@@ -227,7 +240,8 @@ impl Audit<'_> {
         let Some(index) = self.chain(at).open.remove(&number) else {
             // Its start may be in a file that was archived.
             if !self.options.partial {
-                let message = format!("it is the outcome of entry {number}, which is not before it in this chain");
+                let message =
+                    format!("it is the outcome of entry {number}, which is not before it in this chain");
                 self.note(Kind::OutcomeWithoutAttempt, at, message);
             }
             return;

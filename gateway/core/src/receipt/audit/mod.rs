@@ -17,10 +17,12 @@ mod judge;
 mod report;
 
 pub use filter::Filter;
-pub use report::{ChainSummary, FINDINGS_LISTED_MAX, Finding, Kind, REJECTIONS_LISTED_MAX, Report, AuditVerdict};
+pub use report::{
+    AuditVerdict, ChainSummary, FINDINGS_LISTED_MAX, Finding, Kind, REJECTIONS_LISTED_MAX, Report,
+};
 
 use super::chain::{ChainHash, LineProblem};
-use super::checkpoint::{ChainHead, AuditCheckpoint};
+use super::checkpoint::{AuditCheckpoint, ChainHead};
 use super::entry::{Entry, Role, VERSION, VERSION_MIN};
 use join::{JoinConditions, ReceiptJoin};
 use judge::FilePolicy;
@@ -220,7 +222,9 @@ impl<'a> Audit<'a> {
         let chain = self.chains.get_mut(&at.chain).expect("a file begins before its lines");
         chain.summary.closed = false;
         match entry {
-            Entry::File { .. } => self.note(Kind::Unreadable, at, "the header of a file is within a file".to_owned()),
+            Entry::File { .. } => {
+                self.note(Kind::Unreadable, at, "the header of a file is within a file".to_owned())
+            }
             Entry::Closed { at_ms } => {
                 chain.summary.closed = true;
                 self.record_time(at, at_ms);

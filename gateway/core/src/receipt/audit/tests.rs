@@ -5,9 +5,9 @@ mod keys;
 mod outcomes;
 
 use super::*;
+use crate::labels::{AttemptResult, INVALID_HEADER, NOT_RESIDENT_HERE};
 use crate::receipt::entry::GapReason;
 use crate::receipt::{AttemptKey, ReceiptContent};
-use crate::labels::{AttemptResult, INVALID_HEADER, NOT_RESIDENT_HERE};
 use std::borrow::Cow;
 
 const EDGE: &str = "0e";
@@ -15,7 +15,13 @@ const SPOKE: &str = "05";
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
 
-fn file(chain: &'static str, role: Role, region: &'static str, number: u32, before: ChainHash) -> Entry<'static> {
+fn file(
+    chain: &'static str,
+    role: Role,
+    region: &'static str,
+    number: u32,
+    before: ChainHash,
+) -> Entry<'static> {
     Entry::File {
         version: VERSION,
         chain: chain.into(),
@@ -33,8 +39,15 @@ fn policy(residency: &'static str, allowed: &[&'static str]) -> Entry<'static> {
 }
 
 fn attempt(request: &'static str, number: u32, region: &'static str, end: AttemptResult) -> Entry<'static> {
-    let content =
-        ReceiptContent { chain: EDGE, request, attempt: number, region, residency: "eu", at_ms: 2_000, key: None };
+    let content = ReceiptContent {
+        chain: EDGE,
+        request,
+        attempt: number,
+        region,
+        residency: "eu",
+        at_ms: 2_000,
+        key: None,
+    };
     Entry::Attempt {
         id: content.id().to_string().into(),
         request: request.into(),
@@ -162,7 +175,11 @@ fn each_violation_is_found_with_its_kind() {
         &|scenario| scenario.edge[1] = policy("eu", &[EUROPE, "aws/atlantis"]),
         &[(Kind::AllowedTooWide, 1)],
     );
-    check("a policy is invalid", &|scenario| scenario.edge.insert(1, policy("", &[])), &[(Kind::Unreadable, 1)]);
+    check(
+        "a policy is invalid",
+        &|scenario| scenario.edge.insert(1, policy("", &[])),
+        &[(Kind::Unreadable, 1)],
+    );
     check(
         "an attempt has an undefined policy",
         &|scenario| drop(scenario.edge.remove(1)),
@@ -283,7 +300,8 @@ fn the_files_of_a_chain_must_be_consecutive() {
         written(&entries).1
     };
     let check = |files: &[&[u8]], partial: bool, expected: &[Kind]| {
-        let scenario = Scenario { options: AuditOptions { partial, ..AuditOptions::default() }, ..Scenario::sound() };
+        let scenario =
+            Scenario { options: AuditOptions { partial, ..AuditOptions::default() }, ..Scenario::sound() };
         let mut all: Vec<(&str, &[u8])> = files.iter().map(|content| ("edge", *content)).collect();
         all.push(("spoke", &spoke));
         let report = scenario.report_of(&all);

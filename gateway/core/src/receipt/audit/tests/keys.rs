@@ -180,7 +180,8 @@ fn an_arrival_of_another_attempt_does_not_replace_the_missing_one() {
 #[test]
 fn one_end_of_an_older_version_is_joined_with_the_other() {
     for (edge, spoke) in [(true, false), (false, true)] {
-        let (with, without) = (two_requests_with_one_identifier(true), two_requests_with_one_identifier(false));
+        let (with, without) =
+            (two_requests_with_one_identifier(true), two_requests_with_one_identifier(false));
         let mut scenario = Scenario::sound();
         scenario.edge = if edge { with.edge } else { without.edge };
         scenario.spoke = if spoke { two_requests_with_one_identifier(true).spoke } else { without.spoke };

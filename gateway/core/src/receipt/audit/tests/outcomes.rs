@@ -4,8 +4,15 @@ use super::*;
 
 fn sent(request: &'static str, number: u64, region: &'static str) -> Entry<'static> {
     let key = AttemptKey { gateway: 0xab, number };
-    let content =
-        ReceiptContent { chain: EDGE, request, attempt: 1, region, residency: "eu", at_ms: 2_000, key: Some(key) };
+    let content = ReceiptContent {
+        chain: EDGE,
+        request,
+        attempt: 1,
+        region,
+        residency: "eu",
+        at_ms: 2_000,
+        key: Some(key),
+    };
     Entry::Sent {
         id: content.id().to_string().into(),
         number,
@@ -154,7 +161,11 @@ fn a_request_that_a_region_rejected_is_no_violation() {
     };
     let report = unreadable(INVALID_HEADER);
     assert_eq!((kinds(&report), report.refused), (vec![(Kind::PoliciesDiffer, 1)], 1), "{report:#?}");
-    assert_eq!(report.verdict, AuditVerdict::NotProven, "the two ends have different policies, without a violation");
+    assert_eq!(
+        report.verdict,
+        AuditVerdict::NotProven,
+        "the two ends have different policies, without a violation"
+    );
     let report = unreadable("ok");
     assert_eq!(report.verdict, AuditVerdict::Violated, "it was accepted: {report:#?}");
     // In an allowed region, an invalid header is an error like any other.
@@ -186,7 +197,8 @@ fn a_filter_selects_receipts_and_every_chain_is_verified() {
     };
     let window =
         |from_ms, until_ms| Filter { from_ms: Some(from_ms), until_ms: Some(until_ms), ..Filter::default() };
-    let violated = |scenario: &mut Scenario| scenario.edge[3] = attempt("b", 1, AMERICA, AttemptResult::Unreachable);
+    let violated =
+        |scenario: &mut Scenario| scenario.edge[3] = attempt("b", 1, AMERICA, AttemptResult::Unreachable);
     let keep = |_: &mut Scenario| {};
 
     assert_eq!(with(of(Some("a1"), None), &violated).verdict, AuditVerdict::Violated);
@@ -206,7 +218,9 @@ fn a_filter_selects_receipts_and_every_chain_is_verified() {
     assert!(with(of(Some("a2"), None), &wide).holds);
     // A gap concerns all requests in its time range.
     let gap = |scenario: &mut Scenario| {
-        scenario.edge.insert(4, Entry::Gap { missing: 7, why: GapReason::Disk, since_ms: 1_500, at_ms: 1_900 });
+        scenario
+            .edge
+            .insert(4, Entry::Gap { missing: 7, why: GapReason::Disk, since_ms: 1_500, at_ms: 1_900 });
     };
     assert_eq!(kinds(&with(of(Some("a2"), None), &gap)), [(Kind::Gap, 1)]);
     assert!(with(window(1_901, 9_000), &gap).holds && !with(window(1_900, 9_000), &gap).holds);
