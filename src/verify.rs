@@ -16,7 +16,7 @@ use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
 use checkpoint::{Keeping, Unusable};
 use gateway_core::receipt::PseudonymKey;
 use gateway_core::receipt::audit::{
-    ChainSummary, Demands, FINDINGS_TOLD_MAX, Filter, Finding, Report, Verdict,
+    AuditOptions, AuditVerdict, ChainSummary, FINDINGS_LISTED_MAX, Filter, Finding, Report,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::catalogue::Catalogue;
@@ -30,8 +30,9 @@ pub(crate) fn main(options: VerifyOptions) -> ExitCode {
     let mut problems = Vec::new();
     let catalogue = regions.as_deref().map_or_else(|| Ok(Catalogue::builtin()), read_catalogue);
     let catalogue = catalogue.map_err(|found| problems.extend(found)).ok();
-    let demands = Demands { partial: *partial, settle_ms: settle.saturating_mul(1000), ..Demands::default() };
-    let mut demands = Demands { filter: filter(&options, &mut problems), ..demands };
+    let demands =
+        AuditOptions { partial: *partial, settle_ms: settle.saturating_mul(1000), ..Demands::default() };
+    let mut demands = AuditOptions { filter: filter(&options, &mut problems), ..demands };
     demands.receipts.extend(held.iter().cloned());
     for head in heads {
         match head.parse() {
@@ -118,7 +119,7 @@ fn read_catalogue(file: &Path) -> Result<Catalogue, Vec<String>> {
 fn verify(
     dirs: &[PathBuf],
     catalogue: &Catalogue,
-    demands: Demands,
+    demands: AuditOptions,
     keeping: Option<Keeping>,
     json: bool,
 ) -> ExitCode {
@@ -209,15 +210,15 @@ fn told(report: &Report) -> String {
     }
     let all: u64 = counts.values().sum();
     if all > findings.len() as u64 {
-        lines.push(format!("and {} more ({FINDINGS_TOLD_MAX} are told)", all - findings.len() as u64));
+        lines.push(format!("and {} more ({FINDINGS_LISTED_MAX} are told)", all - findings.len() as u64));
     }
     lines.push(if *holds {
         "\nholds: every chain is whole, and no request was sent to where it was not allowed to be".to_owned()
     } else {
         let counts: Vec<_> = counts.iter().map(|(kind, n)| format!("{n} {}", snake(kind))).collect();
         let what = match verdict {
-            Verdict::Violated => "residency was violated",
-            Verdict::NotProven | Verdict::Holds => {
+            AuditVerdict::Violated => "residency was violated",
+            AuditVerdict::NotProven | AuditVerdict::Holds => {
                 "no violation was found, and the receipts do not prove that there was none"
             }
         };
@@ -235,20 +236,20 @@ fn snake(kind: &impl serde::Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gateway_core::receipt::chain::Head;
-    use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
+    use gateway_core::receipt::chain::ChainHash;
+    use gateway_core::receipt::entry::{Entry, GapReason, Role, VERSION};
 
     /// A folder with a chain of these entries after its first.
     fn folder(entries: &[Entry<'_>]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().expect("a folder");
-        let (mut head, mut file) = (Head::default(), Vec::new());
+        let (mut head, mut file) = (ChainHash::default(), Vec::new());
         let begins = Entry::File {
             version: VERSION,
             chain: "01".into(),
             role: Role::Edge,
-            place: "aws/us-east-1".into(),
+            region: "aws/us-east-1".into(),
             number: 1,
-            before: Head::default().to_string().into(),
+            before: ChainHash::default().to_string().into(),
             at_ms: 1,
         };
         std::iter::once(&begins).chain(entries).for_each(|entry| head.append(entry, &mut file));
@@ -319,7 +320,8 @@ mod tests {
 
     #[test]
     fn what_is_judged_can_be_named_and_what_is_named_wrongly_is_refused() {
-        let gap = folder(&[Entry::Gap { missing: 1, why: Why::Disk, since_ms: 1_000, at_ms: 2_000 }]);
+        let gap =
+            folder(&[Entry::Gap { missing: 1, reason: GapReason::Disk, since_ms: 1_000, at_ms: 2_000 }]);
         let path = gap.path();
         let key = path.join("key");
         std::fs::write(&key, "0123456789abcdef").expect("written");
@@ -341,7 +343,7 @@ mod tests {
     #[test]
     fn the_exit_code_says_whether_it_holds_cannot_be_told_or_was_asked_wrongly() {
         let sound = folder(&[Entry::Closed { at_ms: 2 }]);
-        let gap = folder(&[Entry::Gap { missing: 1, why: Why::Disk, since_ms: 1, at_ms: 2 }]);
+        let gap = folder(&[Entry::Gap { missing: 1, reason: GapReason::Disk, since_ms: 1, at_ms: 2 }]);
         check(options(sound.path()), 0);
         check(options(gap.path()), 3);
         check(VerifyOptions { held: vec!["00".to_owned()], ..options(sound.path()) }, 3);
@@ -359,9 +361,9 @@ mod tests {
 
     #[test]
     fn a_person_is_told_what_does_not_hold_and_where() {
-        let gap = folder(&[Entry::Gap { missing: 4, why: Why::QueueFull, since_ms: 1, at_ms: 2 }]);
+        let gap = folder(&[Entry::Gap { missing: 4, reason: GapReason::QueueFull, since_ms: 1, at_ms: 2 }]);
         let files = gateway::receipts::files_in(&[gap.path().to_owned()]).expect("a file");
-        let report = gateway::receipts::audit(&files, &Catalogue::builtin(), Demands::default(), || {});
+        let report = gateway::receipts::audit(&files, &Catalogue::builtin(), AuditOptions::default(), || {});
         let text = told(&report.expect("readable"));
         for part in [
             "gap: ",

@@ -194,7 +194,7 @@ pub(crate) async fn pack(session: &ServerSession, mut answer: Answer, from: Opti
         answer.head.headers.insert(name, value.parse().expect("our own headers are valid"));
     };
     insert(&mut answer, VARY, ACCEPT_ENCODING.as_str());
-    if encoding::takes_gzip(session.get_header(ACCEPT_ENCODING).map(http::HeaderValue::as_bytes))
+    if encoding::accepts_gzip(session.get_header(ACCEPT_ENCODING).map(http::HeaderValue::as_bytes))
         && let AnswerBody::Whole(body) = &answer.body
     {
         let packed = packed(body).await;

@@ -24,8 +24,8 @@ use crate::listener::chunks_refused;
 use crate::metrics::{NotTaken, Tally};
 use crate::respond::Refusal;
 use gateway_core::encoding::{self, Coding};
-use gateway_core::memory::{self, Budget, Full, Owner};
-use gateway_core::progress::{self, Progress, TooSlow};
+use gateway_core::memory::{self, BodyOwner, Budget, BudgetExceeded};
+use gateway_core::progress::{self, BodyProgress, TooSlow};
 
 /// The largest body that is taken: 2,048 inputs of 8,191 tokens, at two bytes a token. The field's gateways break
 /// between 32 KiB and 2 MiB.
@@ -88,7 +88,7 @@ struct Memory(Arc<Mutex<Budget>>);
 /// Memory that a body has taken, given back when this is dropped.
 pub(crate) struct Reservation {
     memory: Memory,
-    owner: Owner,
+    owner: BodyOwner,
     bytes: usize,
 }
 
@@ -183,7 +183,7 @@ impl Intake {
     }
 
     /// The body of the request whose head `session` has read, unpacked.
-    pub(crate) async fn body(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
+    pub(crate) async fn body(&self, session: &mut ServerSession, owner: BodyOwner) -> Result<Body, NoBody> {
         let taken = self.taken(session, owner).await;
         if let Err(NoBody::Refused(why, _)) = &taken {
             self.not_taken.count(*why);
@@ -191,7 +191,7 @@ impl Intake {
         taken
     }
 
-    async fn taken(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
+    async fn taken(&self, session: &mut ServerSession, owner: BodyOwner) -> Result<Body, NoBody> {
         let coding = session.get_header(CONTENT_ENCODING).map(http::HeaderValue::as_bytes);
         let several = session.req_header().headers.get_all(CONTENT_ENCODING).iter().nth(1).is_some();
         let reservation = Reservation { memory: self.memory.clone(), owner, bytes: 0 };
@@ -232,8 +232,8 @@ impl Intake {
         let mut body = BytesMut::new();
         let now = Instant::now();
         let mut progress = match session.is_http2() {
-            true => Progress::multiplexed(self.progress, now),
-            false => Progress::new(self.progress, now),
+            true => BodyProgress::multiplexed(self.progress, now),
+            false => BodyProgress::new(self.progress, now),
         };
         // One timer for all pieces: it is set anew only when it goes off.
         let mut timer: Option<Pin<Box<Sleep>>> = None;
@@ -286,7 +286,7 @@ pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>) -> us
 }
 
 /// Comes back when the body is too slow, with the limit that it did not keep to.
-async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
+async fn too_slow(progress: &BodyProgress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
     loop {
         let (deadline, why) = progress.deadline();
         match timer {
@@ -302,24 +302,24 @@ async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> T
     }
 }
 
-fn no_memory(full: Full, limits: memory::Limits) -> NoBody {
+fn no_memory(full: BudgetExceeded, limits: memory::Limits) -> NoBody {
     let memory::Limits { total, per_tenant, per_connection } = limits;
     let (why, message) = match full {
-        Full::Total => (
+        BudgetExceeded::Total => (
             NotTaken::NoRoom,
             format!(
                 "The request bodies under way take {total} bytes, the limit for all (bodies.bytes_max); try again \
                  shortly."
             ),
         ),
-        Full::Tenant => (
+        BudgetExceeded::Tenant => (
             NotTaken::TenantFull,
             format!(
                 "The request bodies under way of this tenant take {per_tenant} bytes, the limit for one tenant \
                  (bodies.bytes_per_tenant_max); wait for responses before sending more."
             ),
         ),
-        Full::Connection => (
+        BudgetExceeded::Connection => (
             NotTaken::ConnectionFull,
             format!(
                 "The request bodies under way on this connection take {per_connection} bytes, the limit for one \
@@ -375,7 +375,7 @@ mod tests {
     fn memory_is_given_up_to_its_limit_and_comes_back() {
         let intake = Intake::new(BodyLimits { memory: MEMORY_DEFAULT, progress: PROGRESS_DEFAULT }).unwrap();
         let reserve = |tenant| {
-            let owner = Owner { tenant: Some(tenant), connection: None };
+            let owner = BodyOwner { tenant: Some(tenant), connection: None };
             let mut reservation = Reservation { memory: intake.memory.clone(), owner, bytes: 0 };
             reservation.grow_to(BODY_BYTES_MAX).map(|()| reservation)
         };

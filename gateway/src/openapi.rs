@@ -4,10 +4,10 @@
 //! and limits of `replica_core::wire`. Nothing is described that is not served, and nothing is served that is not described:
 //! tests hold the two together.
 
-use gateway_core::ask::TIMEOUT_MAX;
 use gateway_core::endpoint::{Endpoint, ModelField};
+use gateway_core::request_options::TIMEOUT_MAX;
 use gateway_core::scatter::INPUTS_MAX;
-use gateway_core::scatter::cut;
+use gateway_core::scatter::split;
 
 use replica_core::wire::api::{Header, OPERATIONS, Operation, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
 use replica_core::wire::body::{Field, FieldKind, Shape};
@@ -350,7 +350,7 @@ pub fn markdown() -> String {
         let Some(Operation { api, summary, body, list, .. }) = operation(path) else { continue };
         page.push_str(&format!("\n### `{method} {path}`\n\n{summary} API: {api}.\n"));
         if let Some((field, most)) = list {
-            let split = cut::fields(path).contains(field);
+            let split = split::fields(path).contains(field);
             let more =
                 if split { format!("; longer lists are split, up to {INPUTS_MAX}") } else { String::new() };
             page.push_str(&format!("`{field}` has at most {most} elements at a replica{more}.\n"));

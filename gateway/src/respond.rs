@@ -88,7 +88,7 @@ pub(crate) async fn refuse(
     refusal: &Refusal,
     extra: &[(&'static str, &str)],
 ) -> AfterAnswer {
-    let dialect = Dialect::of_path(endpoint::at_a_replica(session.req_header().uri.path()));
+    let dialect = Dialect::of_path(endpoint::replica_path(session.req_header().uri.path()));
     let body = dialect.body(refusal.code, &refusal.message, refusal.param);
     let mut head = head(dialect.status(refusal.code), extra);
     put(&mut head, headers::ERROR, refusal.code.as_str());

@@ -6,9 +6,9 @@
 //! seconds, as a whole: modification times lie (a mounted secret is a link that is swung, and two writes can share one
 //! tick), and a few KiB cost less than being wrong. A file that cannot be used is told of once and changes nothing.
 
+use gateway_core::jwt::cache::VerifiedTokens;
 use gateway_core::jwt::jwks::{self, NamedKey, PublicKey};
-use gateway_core::jwt::seen::Seen;
-use gateway_core::jwt::{Algorithm, Rules, ToVerify, Token, TokenProblem};
+use gateway_core::jwt::{Algorithm, IssuerRules, SignatureInput, Token, TokenProblem};
 use gateway_core::keys::{Credential, Digest, KeyRing};
 use gateway_core::tenant::Tenant;
 use ring::{hmac, signature};
@@ -35,7 +35,7 @@ pub(crate) enum Source {
 /// An issuer, as configured, with the keys that its file had then.
 #[derive(Clone)]
 pub struct Issuer {
-    pub(crate) rules: Rules,
+    pub(crate) rules: IssuerRules,
     pub(crate) source: Source,
     keys: Arc<Keys>,
     /// What the file held, so that a change is seen.
@@ -82,7 +82,7 @@ impl Source {
 
 impl Issuer {
     /// Reads an issuer's keys for the first time.
-    pub(crate) fn open(rules: Rules, source: Source) -> Result<Issuer, String> {
+    pub(crate) fn open(rules: IssuerRules, source: Source) -> Result<Issuer, String> {
         let problem = |problem: &dyn std::fmt::Display| format!("\"{}\": {problem}", source.path().display());
         let bytes = source.read().map_err(|error| problem(&format_args!("it cannot be read: {error}")))?;
         let keys = source.keys(&bytes).map_err(|error| problem(&error))?;
@@ -99,8 +99,8 @@ impl Issuer {
 
 impl Keys {
     /// Whether the signature is right. A key is used for its own algorithm only, whatever the token says.
-    fn verify(&self, token: &ToVerify<'_>) -> Result<(), TokenProblem> {
-        let ToVerify { algorithm, kid, signed, signature } = *token;
+    fn verify(&self, token: &SignatureInput<'_>) -> Result<(), TokenProblem> {
+        let SignatureInput { algorithm, kid, signed, signature } = *token;
         match self {
             Keys::Secret(key) if algorithm == Algorithm::Hs256 => {
                 hmac::verify(key, signed, signature).map_err(|_| TokenProblem::Signature)
@@ -137,9 +137,9 @@ fn verify_public(key: &PublicKey, signed: &[u8], signature: &[u8]) -> Result<(),
 
 /// The issuers whose tokens are taken.
 pub(crate) struct Tokens {
-    issuers: Vec<(Rules, Source)>,
+    issuers: Vec<(IssuerRules, Source)>,
     current: RwLock<Current>,
-    seen: Mutex<Seen>,
+    seen: Mutex<VerifiedTokens>,
 }
 
 #[derive(Clone)]
@@ -177,7 +177,7 @@ impl Tokens {
         let seen = self.seen.lock();
         if let Some(tenant) = seen.tenant(&credential.digest, generation, now) {
             // Who it speaks for may have been changed or taken away since.
-            return ring.again(tenant).cloned().ok_or(TokenProblem::Tenant);
+            return ring.current(tenant).cloned().ok_or(TokenProblem::Tenant);
         }
         drop(seen);
         let token = Token::parse(credential.secret)?;
@@ -188,7 +188,7 @@ impl Tokens {
         let bearer = token.verified(|to_verify| keys[place].verify(to_verify))?.check(rules, now)?;
         let tenant = ring.tenant_of(&rules.issuer, &bearer.tenant).ok_or(TokenProblem::Tenant)?;
         let mut seen = self.seen.lock();
-        seen.found(credential.digest, generation, &bearer, tenant, now);
+        seen.insert(credential.digest, generation, &bearer, tenant, now);
         Ok(tenant.clone())
     }
 
@@ -211,7 +211,7 @@ impl Tokens {
     }
 
     fn reload(&self, place: usize, held: &mut Held) {
-        let (Rules { issuer, .. }, source) = &self.issuers[place];
+        let (IssuerRules { issuer, .. }, source) = &self.issuers[place];
         let path = source.path().display();
         let bytes = match source.read() {
             Ok(bytes) => bytes,
@@ -298,7 +298,7 @@ mod tests {
         let es256 = ec.sign(&chance, message).unwrap();
         let ed25519 = ed.sign(message);
         let check = |keys: &Keys, algorithm, kid, signature: &[u8], expected| {
-            let token = ToVerify { algorithm, kid, signed: message, signature };
+            let token = SignatureInput { algorithm, kid, signed: message, signature };
             assert_eq!(keys.verify(&token), expected, "{algorithm:?} {kid:?}");
         };
         check(&keys, Algorithm::Es256, Some("ec"), es256.as_ref(), Ok(()));
@@ -341,9 +341,10 @@ mod tests {
             public("1", PublicKey::Ed25519(vec![1; 32])),
             public("2", PublicKey::Ed25519(vec![2; 32])),
         ]);
-        let token = ToVerify { algorithm: Algorithm::EdDsa, kid: None, signed: b"x", signature: &[0; 64] };
+        let token =
+            SignatureInput { algorithm: Algorithm::EdDsa, kid: None, signed: b"x", signature: &[0; 64] };
         assert_eq!(keys.verify(&token), Err(TokenProblem::Key));
-        assert_eq!(keys.verify(&ToVerify { kid: Some("2"), ..token }), Err(TokenProblem::Signature));
+        assert_eq!(keys.verify(&SignatureInput { kid: Some("2"), ..token }), Err(TokenProblem::Signature));
     }
 
     #[test]
@@ -352,7 +353,7 @@ mod tests {
         let path = dir.path().join("secret");
         let secret = |letter: &str| letter.repeat(32);
         let source = Source::Secret(path.clone());
-        let rules = Rules {
+        let rules = IssuerRules {
             issuer: "i".to_owned(),
             audience: "a".to_owned(),
             tenant_claim: "t".to_owned(),
@@ -369,8 +370,12 @@ mod tests {
             tokens.reload(0, &mut held);
             let current = tokens.current.read();
             let signed = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret(expected).as_bytes()), b"x");
-            let token =
-                ToVerify { algorithm: Algorithm::Hs256, kid: None, signed: b"x", signature: signed.as_ref() };
+            let token = SignatureInput {
+                algorithm: Algorithm::Hs256,
+                kid: None,
+                signed: b"x",
+                signature: signed.as_ref(),
+            };
             assert_eq!(
                 (current.keys[0].verify(&token), current.generation),
                 (Ok(()), generation),

@@ -14,8 +14,8 @@ use crate::metrics::{HopEvent, Tally};
 use crate::plain::{self, Plain, Way};
 use crate::streams::{self, Streams};
 use bytes::Bytes;
-use gateway_core::outcome::Failure;
-use gateway_core::residency::{self, Conn, Peer};
+use gateway_core::outcome::AttemptFailure;
+use gateway_core::residency::{self, Peer, RegionConnection};
 use http::header::{CONTENT_LENGTH, HOST};
 use http::response::Parts as Head;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
@@ -194,7 +194,7 @@ impl Upstream {
         self.streams.as_ref().map(|streams| (streams.counts(), streams.size()))
     }
 
-    async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
+    async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, AttemptFailure> {
         let Some(streams) = &self.streams else {
             return Ok(Opened::Plain(self.plain.open(way, connect_timeout).await?));
         };
@@ -222,13 +222,13 @@ impl Upstream {
         head: &RequestHead,
         body: &Bytes,
         whole_max: usize,
-    ) -> Result<(Answer, Duration), Failure> {
+    ) -> Result<(Answer, Duration), AttemptFailure> {
         loop {
             let opened = self.open(way, CONVERSE_CONNECT_TIMEOUT).await?;
             let asked = Instant::now();
             let answered = match opened.ask(head, body.clone()).await {
                 // Not one that waits is left, or a new one: that ends.
-                Err(Failure::StaleConnection) => continue,
+                Err(AttemptFailure::StaleConnection) => continue,
                 answered => self.whole(answered?, whole_max, way.address).await?,
             };
             return Ok((answered, asked.elapsed()));
@@ -239,12 +239,12 @@ impl Upstream {
     /// declares no more than `whole_max` bytes; the caller bounds the time by dropping this.
     pub(crate) async fn ask(
         &self,
-        to: Conn<SocketAddr>,
+        to: RegionConnection<SocketAddr>,
         connect_timeout: Duration,
         head: RequestHead,
-        body: residency::Body<Bytes>,
+        body: residency::SealedBody<Bytes>,
         whole_max: usize,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Answer, AttemptFailure> {
         let way = Way { region: to.region(), address: *to.address() };
         let opened = self.open(way, connect_timeout).await?;
         let (body, address) = residency::send(body, to, opened.peer());
@@ -257,13 +257,13 @@ impl Upstream {
         (head, mut rest): (Head, Rest),
         whole_max: usize,
         address: SocketAddr,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Answer, AttemptFailure> {
         let Some(length) = declared_length(&head).filter(|length| *length <= whole_max) else {
             return Ok(Answer { head, body: AnswerBody::Coming(Box::new(Coming(rest))) });
         };
         let whole = rest.whole(length).await.map_err(|error| {
             tracing::debug!(%address, %error, "an answer broke off");
-            Failure::Unreachable
+            AttemptFailure::Unreachable
         })?;
         rest.finish(&self.plain);
         Ok(Answer { head, body: AnswerBody::Whole(whole) })
@@ -280,7 +280,7 @@ impl Opened<'_> {
     }
 
     /// Sends a request and waits for the head of its answer.
-    async fn ask(self, head: &RequestHead, body: Bytes) -> Result<(Head, Rest), Failure> {
+    async fn ask(self, head: &RequestHead, body: Bytes) -> Result<(Head, Rest), AttemptFailure> {
         match self {
             Opened::Plain(opened) => {
                 let plain::Begun { head, rest } = opened.ask(head, &body).await?;

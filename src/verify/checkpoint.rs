@@ -1,7 +1,7 @@
 //! The file of the signed checkpoint: read before an audit, and renewed after one that found the chains whole.
 
 use gateway_core::receipt::audit::Report;
-use gateway_core::receipt::checkpoint::{Checkpoint, CheckpointKey, CheckpointProblem};
+use gateway_core::receipt::checkpoint::{AuditCheckpoint, CheckpointKey, CheckpointProblem};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub(super) struct Keeping {
     file: PathBuf,
     key: CheckpointKey,
     /// What was there; nothing where one is begun.
-    pub(super) last: Option<Checkpoint>,
+    pub(super) last: Option<AuditCheckpoint>,
 }
 
 /// Why an audit cannot go by the checkpoint.
@@ -42,7 +42,7 @@ impl Keeping {
                 "--init-checkpoint: there is a checkpoint in {} already; leave the option out",
                 file.display()
             ))),
-            (Ok(text), false) => match Checkpoint::read(&text, &key) {
+            (Ok(text), false) => match AuditCheckpoint::read(&text, &key) {
                 Ok(last) => Ok(keeping(Some(last))),
                 Err(error @ CheckpointProblem::Signature) => {
                     Err(Unusable::Tampered(format!("the checkpoint {}: {error}", file.display())))
@@ -60,10 +60,10 @@ impl Keeping {
     }
 
     /// Renews the checkpoint; `None` where the audit found a chain that is not whole, and the last one stays.
-    pub(super) fn renew(&self, report: &Report) -> io::Result<Option<Checkpoint>> {
+    pub(super) fn renew(&self, report: &Report) -> io::Result<Option<AuditCheckpoint>> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        let Some(next) = Checkpoint::after(self.last.as_ref(), report, now_ms) else { return Ok(None) };
+        let Some(next) = AuditCheckpoint::after(self.last.as_ref(), report, now_ms) else { return Ok(None) };
         let mut new = self.file.clone().into_os_string();
         new.push(".new");
         let mut file = fs::File::create(&new)?;

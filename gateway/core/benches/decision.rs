@@ -9,8 +9,8 @@
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
 #![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
 
-use gateway_core::health::{Fleet, Heard};
-use gateway_core::weights::{Told, Weights};
+use gateway_core::health::{HealthReport, RegionHealthTracker};
+use gateway_core::weights::{GatewayWeights, ReceivedRow};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
@@ -78,10 +78,10 @@ struct World {
     deployments: BTreeMap<DeploymentName, RoutedDeployment>,
     /// Of the tenant that has one.
     residency: ResidencyPolicy,
-    fleet: Fleet,
+    fleet: RegionHealthTracker,
     latency: LatencyModel,
     /// What a plan says of every deployment: shares of four regions.
-    weights: Weights,
+    weights: GatewayWeights,
 }
 
 impl World {
@@ -96,9 +96,9 @@ impl World {
             .collect();
         let policies =
             ["eu", "us", "eu,us", "de,fr,nl", "jp"].map(|text| text.parse::<ResidencyPolicy>().unwrap());
-        let mut fleet = Fleet::default();
+        let mut fleet = RegionHealthTracker::default();
         let mut latency = LatencyModel::new(catalogue.region(routed[0]).point, &catalogue);
-        fleet.watch(routed.iter().copied());
+        fleet.set_regions(routed.iter().copied());
         for (number, region) in routed.iter().enumerate() {
             let ready = names
                 .iter()
@@ -106,8 +106,11 @@ impl World {
                 .enumerate()
                 .filter(|(at, _)| at % 4 != 0)
                 .map(|(_, name)| name.clone());
-            let heard =
-                Heard { round_trip: Duration::from_millis(10), ready: ready.collect(), draining: false };
+            let heard = HealthReport {
+                round_trip: Duration::from_millis(10),
+                ready: ready.collect(),
+                draining: false,
+            };
             fleet.reported(*region, heard, now);
             for sample in 0..32 {
                 latency.observe(
@@ -133,7 +136,7 @@ impl World {
             let anybody = permitted(number);
             RoutedDeployment { anybody, tenant: anybody.intersect(tenant), registered: set }
         };
-        let told: Vec<Told> = names
+        let told: Vec<ReceivedRow> = names
             .iter()
             .map(|name| {
                 let share =
@@ -142,7 +145,7 @@ impl World {
                 (name.clone(), ResidencyPolicy::Anywhere, routed[0], shares)
             })
             .collect();
-        let weights = Weights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
+        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();
         World { catalogue, routed: set, deployments, residency, fleet, latency, weights }
@@ -192,7 +195,7 @@ impl World {
             routed: self.routed,
             serving: self.fleet.serving(name, *registered),
             draining: RegionSet::EMPTY,
-            health: &|region| self.fleet.standing(region),
+            health: &|region| self.fleet.region_health(region),
             rtt: &|region| match client {
                 Some(place) => self.latency.prior_from(place, region),
                 None => self.latency.estimate(region, now),

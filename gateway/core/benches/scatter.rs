@@ -5,9 +5,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a bench of bodies that it made itself")]
 
-use gateway_core::scatter::Shape;
-use gateway_core::scatter::cut::Cutting;
-use gateway_core::scatter::join::{Join, Part};
+use gateway_core::scatter::ResponseShape;
+use gateway_core::scatter::join::{PartialResponse, ResponseJoiner};
+use gateway_core::scatter::split::SplittableBody;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -43,11 +43,12 @@ fn main() {
         [("short texts", json!(short)), ("long texts", json!(long)), ("token ids", json!(ids))]
     {
         let body = json!({"model": "m", "input": input}).to_string().into_bytes();
-        let read = || Cutting::read("/v1/embeddings", &body).unwrap().unwrap();
+        let read = || SplittableBody::read("/v1/embeddings", &body).unwrap().unwrap();
         show(&format!("20,000 {what}: find the cuts"), body.len(), best(read));
         let cutting = read();
-        let pieces =
-            || cutting.pieces(16_384).iter().map(|piece| cutting.body(&body, piece).len()).sum::<usize>();
+        let pieces = || {
+            cutting.sub_requests(16_384).iter().map(|piece| cutting.body(&body, piece).len()).sum::<usize>()
+        };
         show(&format!("20,000 {what}: make the pieces"), body.len(), best(pieces));
         let tree = || serde_json::from_slice::<Value>(&body).unwrap();
         show(&format!("20,000 {what}: (a tree)"), body.len(), best(tree));
@@ -62,9 +63,9 @@ fn main() {
     for (what, answer) in [("numbers", floats), ("base64", base64)] {
         let answer = answer.to_string().into_bytes();
         let join = || {
-            let (mut join, mut out) = (Join::new(1_024, None), Vec::new());
+            let (mut join, mut out) = (ResponseJoiner::new(1_024, None), Vec::new());
             for first in [0, 512] {
-                join.push(Part::read(Shape::Data, &answer, 512, first).unwrap(), &mut out);
+                join.push(PartialResponse::read(ResponseShape::Data, &answer, 512, first).unwrap(), &mut out);
             }
             join.finish(&mut out);
             out.iter().map(Vec::len).sum::<usize>()

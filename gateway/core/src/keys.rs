@@ -179,7 +179,7 @@ impl KeyRing {
 
     /// Returns whether no caller can be authenticated.
     pub fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.tenants.iter().credentials(|tenant| tenant.issuer.is_none())
+        self.keys.is_empty() && self.tenants.iter().all(|tenant| tenant.issuer.is_none())
     }
 }
 

@@ -190,7 +190,7 @@ impl Peer {
     ///
     /// If it is no region of this fleet, or it has another residency policy than in the catalogue.
     pub fn proven(shown: &SpiffeId, own: &SpiffeId, catalogue: &Catalogue) -> Result<Peer, WrongPeer> {
-        shown.stands(Role::Region, own, catalogue).map(|region| Peer(Some(region)))
+        shown.verify(Role::Region, own, catalogue).map(|region| Peer(Some(region)))
     }
 }
 

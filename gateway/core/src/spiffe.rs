@@ -240,10 +240,10 @@ mod tests {
     fn a_peer_is_the_expected_one_or_rejected_with_a_reason() {
         let catalogue = Catalogue::builtin();
         let own: SpiffeId = GATEWAY.parse().unwrap();
-        let expected = catalogue.index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
+        let region = catalogue.index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
         let check = |name: &str, expected: &str| {
             let name: SpiffeId = name.parse().unwrap();
-            let result = name.verify_region(expected, Role::Region, &own, &catalogue);
+            let result = name.verify_region(region, Role::Region, &own, &catalogue);
             match result {
                 Ok(()) => assert_eq!(expected, "", "{name}"),
                 Err(wrong) => {

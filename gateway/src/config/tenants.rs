@@ -5,7 +5,7 @@ use super::issuers::{self, RawIssuer};
 use crate::tokens::Issuer;
 use gateway_core::keys::{Digest, KeyRing};
 use gateway_core::priority::{Priorities, Priority};
-use gateway_core::tenant::{Limits, Tenant, WEIGHT_MAX};
+use gateway_core::tenant::{RateLimits, Tenant, WEIGHT_MAX};
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
@@ -207,12 +207,12 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         }
         limit
     };
-    let limits = Limits {
+    let limits = RateLimits {
         requests_per_second: limit("requests_per_second", requests_per_second),
         inputs_per_second: limit("inputs_per_second", inputs_per_second),
         tokens_per_minute: limit("tokens_per_minute", tokens_per_minute),
     };
-    Some(Tenant { id: id.ok()?, place: 0, issuer, deployments, residency, priorities, weight, limits })
+    Some(Tenant { id: id.ok()?, index: 0, issuer, deployments, residency, priorities, weight, limits })
 }
 
 /// The residency of a tenant. An area in which no region lies permits nothing: that is a slip, and not what was meant.
@@ -306,7 +306,7 @@ mod tests {
     fn the_example_that_people_edit_is_valid_with_and_without_what_it_shows() {
         let text = include_str!("../../../configs/tenants.toml").replace("MERIDIAN_KEY", "DOCS_KEY");
         let plain = parse(&text).expect("as it stands");
-        assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [Limits::default()]);
+        assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [RateLimits::default()]);
         let shown = text.replace("# deployments", "deployments").replace("# residency", "residency");
         let shown = parse(
             &shown

@@ -14,15 +14,15 @@ use crate::intake::{Body, NoBody};
 use crate::names;
 use crate::relay::Crossing;
 use crate::respond::Refusal;
-use gateway_core::ask::{Ask, Headers};
-use gateway_core::body::{self, Reading};
+use gateway_core::body::{self, BodySummary};
 use gateway_core::circuit::Permille;
-use gateway_core::endpoint::{self, ModelField, Target};
+use gateway_core::endpoint::{self, ForwardTarget, ModelField};
 use gateway_core::jwt;
 use gateway_core::keys::{Credential, Digest, KeyRing};
-use gateway_core::memory::Owner;
-use gateway_core::pace::Size;
+use gateway_core::latency::SizeClass;
+use gateway_core::memory::BodyOwner;
 use gateway_core::priority::{NoBulk, Priority};
+use gateway_core::request_options::{OptionHeaders, RequestOptions};
 use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::trail::PolicyVersion;
@@ -161,7 +161,7 @@ impl Request {
 
     /// What of it its way hangs on.
     pub(super) fn about(&self) -> About<'_> {
-        let (size, chance) = (Size::of(self.cost.tokens), self.chance);
+        let (size, chance) = (SizeClass::of(self.cost.tokens), self.chance);
         About {
             deployment: &self.deployment,
             priority: self.priority,
@@ -180,7 +180,7 @@ impl Edge {
         let credential = Credential::of_request(authorization, keys).map_err(not_let_in)?;
         match ring.tenant(&credential) {
             Ok(tenant) => Ok(Authenticated { tenant: tenant.clone(), key: Some(credential.digest) }),
-            Err(_) if !self.tokens.none() && jwt::looks_like_one(credential.secret) => {
+            Err(_) if !self.tokens.none() && jwt::has_token_shape(credential.secret) => {
                 let tenant = self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)?;
                 Ok(Authenticated { tenant, key: None })
             }
@@ -192,7 +192,7 @@ impl Edge {
     pub(super) async fn read(
         &self,
         session: &mut ServerSession,
-        target: Target<'_>,
+        target: ForwardTarget<'_>,
         view: &View,
         authenticated: Authenticated,
         account: &Account<'_>,
@@ -277,34 +277,39 @@ impl Edge {
     }
 
     /// Owner of the body's memory. A trusted peer's connection carries the requests of many.
-    fn owner(&self, session: &ServerSession, tenant: &Tenant) -> Owner {
+    fn owner(&self, session: &ServerSession, tenant: &Tenant) -> BodyOwner {
         let connection = peer(session).filter(|peer| !self.config.trusted_peers.contains(&peer.ip()));
-        Owner { tenant: Some(tenant.place), connection }
+        BodyOwner { tenant: Some(tenant.index), connection }
     }
 
     /// Reads model and cost from the body; the default for a request without one.
-    async fn body_of(&self, target: Target<'_>, body: &Body, tenant: &Tenant) -> Result<Reading, Refusal> {
+    async fn body_of(
+        &self,
+        target: ForwardTarget<'_>,
+        body: &Body,
+        tenant: &Tenant,
+    ) -> Result<BodySummary, Refusal> {
         if target.model == ModelField::Bodiless {
-            return Ok(Reading::default());
+            return Ok(BodySummary::default());
         }
         let reading = if body.bytes.len() <= READ_AT_ONCE_BYTES_MAX {
             body::read(&body.bytes)
         } else {
             let bytes = body.bytes.clone();
-            self.intake.cpu.run(Some(tenant.place), move || body::read(&bytes)).await
+            self.intake.cpu.run(Some(tenant.index), move || body::read(&bytes)).await
         };
         reading.map_err(unreadable_body)
     }
 
-    fn ask(&self, session: &ServerSession) -> Result<Ask, Refusal> {
+    fn ask(&self, session: &ServerSession) -> Result<RequestOptions, Refusal> {
         let trusted = peer(session).is_some_and(|peer| self.config.trusted_peers.contains(&peer.ip()));
-        let asked = Headers {
+        let asked = OptionHeaders {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,
             residency: single(session, headers::RESIDENCY)?,
             priority: single(session, headers::PRIORITY)?,
             client_geo: single(session, headers::CLIENT_GEO)?.filter(|_| trusted),
         };
-        Ask::read(asked, &self.config.catalogue).map_err(unreadable_ask)
+        RequestOptions::read(asked, &self.config.catalogue).map_err(unreadable_ask)
     }
 }
 
@@ -320,7 +325,7 @@ fn peer(session: &ServerSession) -> Option<SocketAddr> {
 /// The deployment that a request is for: the one that its path names, or its body, or, where its ecosystem has no name
 /// for one, the only one that its tenant may use.
 fn asked_for<'a>(
-    target: Target<'_>,
+    target: ForwardTarget<'_>,
     in_body: Option<String>,
     view: &'a View,
     tenant: &Tenant,

@@ -13,10 +13,10 @@ use crate::names;
 use crate::receipts::{Before, NoReceipt, Recorder, Sending};
 use crate::respond::Refusal;
 use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::priority::Priority;
-use gateway_core::trail::{Cause, End, Trail};
+use gateway_core::trail::{AttemptCause, AttemptEnd, Trail};
 use regions::selection::{self, Candidate, Query, Selection};
 use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::{ErrorCode, Remedy};
@@ -60,7 +60,7 @@ impl Drop for Chosen {
 
 /// Event that a request waits for while attempts are in flight.
 enum Happened<'a> {
-    Ended(InFlight<'a>, Result<Answered, Failure>),
+    Ended(InFlight<'a>, Result<Answered, AttemptFailure>),
     /// A region has got worse.
     Worse,
     /// Something of the plan has come to its time.
@@ -72,7 +72,7 @@ struct Attempt {
     region: RegionIndex,
     /// Which one at the request, from 1.
     number: u32,
-    cause: Cause,
+    cause: AttemptCause,
     /// Its number among all of the process.
     key: u64,
     began: Instant,
@@ -161,7 +161,7 @@ impl Edge {
         self.renew(request, &mut permit)?;
         let chosen = Chosen(self.choose(request, &permit.view, *permit.allowed, &about));
         let selection = &chosen.0;
-        trail.chosen(selection.clone());
+        trail.set_selection(selection.clone());
         let order = selection.order.iter().map(|candidate| candidate.region).collect();
         let hedges = self.config.hedge && request.priority == Priority::Interactive;
         let mut plan = RequestPlan::new(order, hedges, request.arrived + request.timeout);
@@ -173,16 +173,16 @@ impl Edge {
             match next.step {
                 Step::Send { region, attempt, cause, instead_of } => {
                     if let Some(late) = instead_of {
-                        drop(race.leave(late, End::Failed(Failure::Late)));
+                        drop(race.leave(late, AttemptEnd::Failed(AttemptFailure::FirstByteTimeout)));
                     }
                     let (number, cause) = match cause {
-                        Cause::First if before > 0 => (attempt + before, Cause::Retry),
+                        AttemptCause::First if before > 0 => (attempt + before, AttemptCause::Retry),
                         cause => (attempt + before, cause),
                     };
-                    let overflows = cause == Cause::First && request.overflows_to(region);
-                    let cause = if overflows { Cause::Overflow } else { cause };
+                    let overflows = cause == AttemptCause::First && request.overflows_to(region);
+                    let cause = if overflows { AttemptCause::Spillover } else { cause };
                     let (began, key) = (Instant::now(), self.next_key());
-                    let left = plan.left(began);
+                    let left = plan.time_left(began);
                     let policy = permit.newer_than(request);
                     let attempt = Attempt { region, number, cause, key, began, left };
                     let asked = self.attempt(request, permit.clone(), &selection.order, attempt);
@@ -190,17 +190,19 @@ impl Edge {
                     race.enter(cause, in_flight, Beginning { began, key, policy }, asked);
                 }
                 Step::Wait => {}
-                Step::Relay | Step::NobodyReachable if denied.is_some() => {
+                Step::RelayResponse | Step::NoRegionReachable if denied.is_some() => {
                     return Err(denied.take().expect("checked above"));
                 }
-                Step::Relay => return Ok(at_hand.take().expect("a plan relays what an attempt has brought")),
-                Step::NobodyReachable => {
+                Step::RelayResponse => {
+                    return Ok(at_hand.take().expect("a plan relays what an attempt has brought"));
+                }
+                Step::NoRegionReachable => {
                     return Err(self.nobody_reachable(request, &permit, selection).into());
                 }
-                Step::Full(region) => return Err(self.full(region).into()),
-                Step::NoReceipt => return Err(no_receipt().into()),
-                Step::DeadlinePassed => {
-                    race.leave_all(End::Failed(Failure::DeadlinePassed));
+                Step::RegionFull(region) => return Err(self.full(region).into()),
+                Step::ReceiptUnavailable => return Err(no_receipt().into()),
+                Step::DeadlineExceeded => {
+                    race.leave_all(AttemptEnd::Failed(AttemptFailure::DeadlineExceeded));
                     return Err(deadline_passed(request.timeout).into());
                 }
             }
@@ -208,7 +210,7 @@ impl Edge {
                 biased;
                 (attempt, ended) = race.next() => Happened::Ended(attempt, ended),
                 _ = bell.changed() => Happened::Worse,
-                () = tokio::time::sleep_until(plan.alarm().into()) => Happened::Due,
+                () = tokio::time::sleep_until(plan.next_timer().into()) => Happened::Due,
             };
             // What is under way was sent under the policy of its time; nothing more is sent but under the newest.
             if let Err(refusal) = self.renew(request, &mut permit) {
@@ -221,13 +223,13 @@ impl Edge {
                     let took = answered.waited.saturating_sub(held(&answered.answer));
                     self.watch.answered(&mut plan, attempt, &about, status, took);
                     race.overtaken().for_each(|slower| self.watch.overtaken(slower));
-                    race.leave_all(End::Abandoned);
+                    race.leave_all(AttemptEnd::Cancelled);
                     return Ok(answered);
                 }
                 Happened::Ended(attempt, Ok(answered)) => {
                     let status = answered.answer.head.status.as_u16();
                     at_hand = Some(answered);
-                    self.watch.failed(&mut plan, attempt, Failure::Elsewhere, Some(status), &about)
+                    self.watch.failed(&mut plan, attempt, AttemptFailure::Declined, Some(status), &about)
                 }
                 Happened::Ended(attempt, Err(failure)) => {
                     let region = attempt.region().as_usize();
@@ -236,10 +238,10 @@ impl Edge {
                 }
                 Happened::Worse => match race.find(|region| self.watch.gives_up(&plan, region, &about)) {
                     Some(region) => {
-                        let attempt = race.leave(region, End::Failed(Failure::Lost));
+                        let attempt = race.leave(region, AttemptEnd::Failed(AttemptFailure::RegionDown));
                         // Another that races may be given up as well: the bell is heard again.
                         bell.mark_changed();
-                        self.watch.failed(&mut plan, attempt, Failure::Lost, None, &about)
+                        self.watch.failed(&mut plan, attempt, AttemptFailure::RegionDown, None, &about)
                     }
                     None => Next::WAIT,
                 },
@@ -261,10 +263,10 @@ impl Edge {
         permit: Permit,
         order: &[Candidate],
         attempt: Attempt,
-    ) -> Result<Answered, Failure> {
+    ) -> Result<Answered, AttemptFailure> {
         let Attempt { region, number, cause, key, began, left } = attempt;
         let Permit { view, allowed, policy } = permit;
-        let address = view.address(region).ok_or(Failure::Unreachable)?;
+        let address = view.address(region).ok_or(AttemptFailure::Unreachable)?;
         let to = allowed.open(region, address);
         let to = to.expect("a plan goes only where it is allowed (invariant 1, Residency)");
         let locked = policy.residency.is_locked();
@@ -282,7 +284,7 @@ impl Edge {
                 cause,
             };
             let durable = recorder.commit(Before::Sending(sending)).await;
-            durable.map_err(|NoReceipt| Failure::ReceiptUnavailable)?;
+            durable.map_err(|NoReceipt| AttemptFailure::ReceiptUnavailable)?;
         }
         let begun = Instant::now();
         let left = left.saturating_sub(begun.saturating_duration_since(began));

@@ -3,8 +3,8 @@
 
 use super::admit::Request;
 use super::known::{About, Known};
-use gateway_core::cold::{self, Outlook};
-use gateway_core::shed::Waits;
+use gateway_core::cold::{self, ResponseEstimate};
+use gateway_core::shed::QueueWaits;
 use regions::id::DeploymentName;
 use regions::selection::{Candidate, Selection};
 use regions::set::{RegionIndex, RegionSet};
@@ -81,12 +81,12 @@ impl Known {
         cold::elsewhere(order, than, |candidate| self.outlook(candidate, &about))
     }
 
-    fn outlook(&self, candidate: &Candidate, about: &About<'_>) -> Outlook {
+    fn outlook(&self, candidate: &Candidate, about: &About<'_>) -> ResponseEstimate {
         let Candidate { region, score, planned: _ } = *candidate;
         let load = self.load(region, about.deployment);
-        let usually = self.targets.usually(region, about.deployment, about.size);
-        let queue = Waits::of(None, load.pending_tokens, load.tokens_per_second).bulk;
+        let usually = self.targets.average_latency(region, about.deployment, about.size);
+        let queue = QueueWaits::of(None, load.pending_tokens, load.tokens_per_second).bulk;
         let there = usually.unwrap_or_default().max(score.rtt);
-        Outlook { answers_in: there + queue.unwrap_or_default(), held_for: load.ready_in }
+        ResponseEstimate { responds_in: there + queue.unwrap_or_default(), held_for: load.ready_in }
     }
 }

@@ -237,7 +237,7 @@ impl Edge {
             account.tokens = text(&answer, headers::TOKENS).and_then(|tokens| tokens.parse().ok());
             taken.used(account.tokens);
         }
-        let timing = timing.at_the_edge(times.to_head, waited);
+        let timing = timing.gateway_header(times.to_head, waited);
         let region = self.config.catalogue.region(region).id.as_str();
         let attempts = decimal::text(|text| decimal::push(text, account.trail.count() as u64));
         let receipt = account.receipt().map(|id| id.text());

@@ -6,8 +6,8 @@
 
 use super::attempts::Answered;
 use super::watch::InFlight;
-use gateway_core::outcome::Failure;
-use gateway_core::trail::{AttemptId, Cause, End, PolicyVersion, Trail};
+use gateway_core::outcome::AttemptFailure;
+use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, PolicyVersion, Trail};
 use regions::set::RegionIndex;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 /// What an attempt comes to.
-type Ended = Result<Answered, Failure>;
+type Ended = Result<Answered, AttemptFailure>;
 
 /// The attempts of one request.
 pub(super) struct Race<'a> {
@@ -50,14 +50,14 @@ impl<'a> Race<'a> {
     /// Another attempt begins.
     pub(super) fn enter(
         &mut self,
-        cause: Cause,
+        cause: AttemptCause,
         in_flight: InFlight<'a>,
         Beginning { began, key, policy }: Beginning,
         attempt: impl Future<Output = Ended> + Send + 'a,
     ) {
         let on_trail = self.trail.began(in_flight.region(), cause, key, began);
         if let Some(policy) = policy {
-            self.trail.sent_under(on_trail, policy);
+            self.trail.set_policy(on_trail, policy);
         }
         self.runners.push(Runner { on_trail, in_flight, attempt: Box::pin(attempt) });
     }
@@ -74,8 +74,8 @@ impl<'a> Race<'a> {
         })
         .await;
         let end = match &ended {
-            Ok(answered) => End::Answered { status: answered.answer.head.status.as_u16() },
-            Err(failure) => End::Failed(*failure),
+            Ok(answered) => AttemptEnd::Responded { status: answered.answer.head.status.as_u16() },
+            Err(failure) => AttemptEnd::Failed(*failure),
         };
         self.earlier = place;
         (self.close(place, end), ended)
@@ -92,19 +92,19 @@ impl<'a> Race<'a> {
     }
 
     /// Nobody waits for the attempt at `region` any longer.
-    pub(super) fn leave(&mut self, region: RegionIndex, end: End) -> InFlight<'a> {
+    pub(super) fn leave(&mut self, region: RegionIndex, end: AttemptEnd) -> InFlight<'a> {
         let place = self.runners.iter().position(|runner| runner.in_flight.region() == region);
         self.close(place.expect("only who is asked is left"), end)
     }
 
     /// Nobody waits for any.
-    pub(super) fn leave_all(&mut self, end: End) {
+    pub(super) fn leave_all(&mut self, end: AttemptEnd) {
         while !self.runners.is_empty() {
             self.close(0, end);
         }
     }
 
-    fn close(&mut self, place: usize, end: End) -> InFlight<'a> {
+    fn close(&mut self, place: usize, end: AttemptEnd) -> InFlight<'a> {
         let Runner { on_trail, in_flight, attempt: _ } = self.runners.remove(place);
         self.trail.ended(on_trail, end, Instant::now());
         in_flight

@@ -12,7 +12,7 @@ use crate::config::EdgeConfig;
 use crate::plain::Way;
 use crate::upstream::{AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, UpstreamMethod};
 use bytes::Bytes;
-use gateway_core::health::{Heard, REPORT_PERIOD};
+use gateway_core::health::{HealthReport, REPORT_PERIOD};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::set::RegionIndex;
 use scheduler_core::spoke::{Gateway, Load, Question};
@@ -144,6 +144,6 @@ impl Ear {
         let serves = |load: &Load| load.ready > 0 || load.ready_in.is_some();
         let ready = report.deployments.iter().filter(|(_, load)| serves(load));
         let ready = ready.map(|(name, _)| name.clone()).collect();
-        self.watch.reported(region, Heard { round_trip, ready, draining: report.draining });
+        self.watch.reported(region, HealthReport { round_trip, ready, draining: report.draining });
     }
 }

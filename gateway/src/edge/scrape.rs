@@ -5,13 +5,13 @@ use super::operations::Operations;
 use super::scatter::{AT_ONCE_MAX, PIECES_BYTES_MAX};
 use crate::circuits;
 use crate::metrics::{Kind, Names, Text, render_panics};
-use gateway_core::targets::CircuitState;
+use gateway_core::targets::TargetStatus;
 use regions::selection::Health;
 use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 
 /// One of the numbers of a circuit.
-type InFlight = fn(&CircuitState<RegionIndex>) -> u32;
+type InFlight = fn(&TargetStatus<RegionIndex>) -> u32;
 
 /// A region as this edge sees it at the moment.
 struct Seen {
@@ -172,12 +172,12 @@ fn render_regions(text: &mut Text, operations: &Operations) {
 fn render_circuits(text: &mut Text, operations: &Operations) {
     let Operations { config, watch, .. } = operations;
     let states = watch.circuits();
-    let named = |state: &CircuitState<_>| config.catalogue.region(state.target).id.to_string();
+    let named = |state: &TargetStatus<_>| config.catalogue.region(state.target).id.to_string();
     let name = "meridian_gateway_region_circuit";
     text.head(name, Kind::Gauge, "1 for how the circuit of a region stands.");
     for state in &states {
         for word in circuits::WORDS {
-            let is = u8::from(word == circuits::word(state.standing));
+            let is = u8::from(word == circuits::word(state.state));
             text.sample(name, &[("region", &named(state)), ("state", word)], is);
         }
     }

@@ -15,16 +15,16 @@ use super::refusals::shed;
 use super::view::{RoutedDeployment, View};
 use super::watch::{Watch, chances};
 use crate::respond::Refusal;
-use gateway_core::ask::Ask;
 use gateway_core::circuit::Permille;
-use gateway_core::endpoint::Target;
-use gateway_core::pace::Size;
+use gateway_core::endpoint::ForwardTarget;
+use gateway_core::latency::SizeClass;
 use gateway_core::priority::Priority;
+use gateway_core::request_options::RequestOptions;
 use gateway_core::residency::Residency;
-use gateway_core::shed::{self, Entered, Pools, Shed, Waits};
+use gateway_core::shed::{self, AdmissionPools, AdmittedRequest, QueueWaits, Shed};
 use gateway_core::spill;
 use gateway_core::tenant::{Cost, Tenant};
-use gateway_core::weights::{Weights, throw};
+use gateway_core::weights::{GatewayWeights, throw};
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::selection::Health;
@@ -41,7 +41,7 @@ const LOOKED_AT_MAX: usize = 16;
 
 /// What is in flight, by region and deployment, and what may be.
 #[derive(Default)]
-pub(crate) struct Shedding(Mutex<Pools>);
+pub(crate) struct Shedding(Mutex<AdmissionPools>);
 
 /// Where a request has room.
 pub(super) struct Room {
@@ -68,7 +68,7 @@ pub(super) struct Home {
 pub(super) struct Place {
     watch: Arc<Watch>,
     /// Until this is dropped.
-    entered: Option<Entered>,
+    entered: Option<AdmittedRequest>,
 }
 
 impl Drop for Place {
@@ -83,17 +83,17 @@ impl Shedding {
     /// A region has said how much it has before it.
     pub(super) fn heard(&self, region: RegionIndex, report: &Report) {
         let waits = report.deployments.iter().map(|(name, load)| (name.clone(), waits(load)));
-        self.pools().heard(region, waits, Instant::now());
+        self.pools().report(region, waits, Instant::now());
     }
 
-    fn pools(&self) -> MutexGuard<'_, Pools> {
+    fn pools(&self) -> MutexGuard<'_, AdmissionPools> {
         self.0.lock()
     }
 }
 
 /// Whether no pool turns anybody away.
 pub(super) fn is_calm(watch: &Watch) -> bool {
-    watch.shedding.pools().are_calm()
+    watch.shedding.pools().are_unlimited()
 }
 
 /// Where a request may go, and what that is measured from.
@@ -110,7 +110,7 @@ pub(super) struct Way<'a> {
     /// Where this gateway stands.
     pub(super) place: RegionIndex,
     /// What the hub plans for it.
-    pub(super) weights: Option<&'a Weights>,
+    pub(super) weights: Option<&'a GatewayWeights>,
 }
 
 /// What of a request its room hangs on.
@@ -130,10 +130,10 @@ impl Edge {
     /// Turns a request away of which only the head was read, if it would be turned away whatever its body is.
     pub(super) fn room_at_the_head(
         &self,
-        target: Target<'_>,
+        target: ForwardTarget<'_>,
         view: &View,
         tenant: &Tenant,
-        ask: &Ask,
+        ask: &RequestOptions,
         body_bytes: u64,
         arrived: Instant,
     ) -> Result<(), Refusal> {
@@ -169,7 +169,7 @@ impl Edge {
         let Some(pools) = pools else { return Ok(()) };
         let tokens = Cost::at_least(body_bytes).tokens;
         let asked = asked(tenant, priority, tokens, left(ask.timeout, arrived));
-        let room = self.watch.shedding.pools().at_the_head(pools.iter().copied(), &asked, now);
+        let room = self.watch.shedding.pools().check_head(pools.iter().copied(), &asked, now);
         let Err(why) = room else { return Ok(()) };
         let known = self.watch.known();
         let offered = |(_, name): &(RegionIndex, &DeploymentName)| {
@@ -188,7 +188,8 @@ impl Edge {
         let Wants { tenant, residency, priority, tokens, left, chance } = *wants;
         let name = &way.routed.deployment.name;
         let asked = asked(tenant, priority, tokens, left);
-        let overflow = spill::Ask { deployment: name, priority, tokens, left, turned_away: false, chance };
+        let overflow =
+            spill::SpillRequest { deployment: name, priority, tokens, left, turned_away: false, chance };
         let (spills, now) = (self.config.spill, Instant::now());
         let (home, past) = {
             let known = &mut *self.watch.known();
@@ -213,7 +214,7 @@ impl Edge {
         match enter(nearest) {
             Ok(place) => Ok(Room { origin, drawn, place: Some(place), overflow: None }),
             Err(why) => {
-                let overflow = spill::Ask { turned_away: true, ..overflow };
+                let overflow = spill::SpillRequest { turned_away: true, ..overflow };
                 let past = || way.past(&mut self.watch.known(), nearest, &overflow, Instant::now());
                 spills.then(past).flatten().and_then(offered).ok_or_else(|| {
                     self.metrics.shed.count(priority, why.reason);
@@ -223,7 +224,12 @@ impl Edge {
         }
     }
 
-    fn enter(&self, region: RegionIndex, name: &DeploymentName, asked: &shed::Ask) -> Result<Place, Shed> {
+    fn enter(
+        &self,
+        region: RegionIndex,
+        name: &DeploymentName,
+        asked: &shed::AdmissionRequest,
+    ) -> Result<Place, Shed> {
         let entered = self.watch.shedding.pools().enter(region, name, asked, Instant::now())?;
         Ok(Place { watch: self.watch.clone(), entered: Some(entered) })
     }
@@ -271,17 +277,17 @@ impl Way<'_> {
         &self,
         known: &mut Known,
         nearest: RegionIndex,
-        overflow: &spill::Ask<'_>,
+        overflow: &spill::SpillRequest<'_>,
         now: Instant,
     ) -> Option<RegionIndex> {
         let place = |known: &Known, region| {
-            let Waits { interactive, bulk } = waits(&known.load(region, overflow.deployment));
+            let QueueWaits { interactive, bulk } = waits(&known.load(region, overflow.deployment));
             let wait = match overflow.priority {
                 // A region that does not know them apart has one queue for both.
                 Priority::Interactive => interactive.or(bulk),
                 Priority::Bulk => bulk,
             };
-            spill::Place { region, rtt: rtt(known, self.client, region, now), wait }
+            spill::SpillCandidate { region, rtt: rtt(known, self.client, region, now), wait }
         };
         let home = place(known, nearest);
         if overflow.is_calm_at(home) {
@@ -298,7 +304,8 @@ impl Way<'_> {
     /// The health of a region for it: whoever is left alone for a while is a suspect, whatever it offers.
     fn health(&self, known: &Known, region: RegionIndex, now: Instant) -> Health {
         // Of no size and of any priority: health hangs on neither.
-        let (deployment, priority, size) = (&self.routed.deployment.name, Priority::Interactive, Size::of(0));
+        let (deployment, priority, size) =
+            (&self.routed.deployment.name, Priority::Interactive, SizeClass::of(0));
         let about = About { deployment, priority, size, chance: self.chance, uses_engine: true };
         known.health(region, &about, now)
     }
@@ -321,12 +328,18 @@ fn rtt(known: &Known, client: Option<GeoPoint>, region: RegionIndex, now: Instan
     }
 }
 
-fn waits(load: &Load) -> Waits {
-    Waits::of(load.lookup_tokens, load.pending_tokens, load.tokens_per_second)
+fn waits(load: &Load) -> QueueWaits {
+    QueueWaits::of(load.lookup_tokens, load.pending_tokens, load.tokens_per_second)
 }
 
-fn asked(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> shed::Ask {
-    shed::Ask { tenant: tenant.place, weight: tenant.weight.get().into(), priority, tokens, left }
+fn asked(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> shed::AdmissionRequest {
+    shed::AdmissionRequest {
+        tenant: tenant.index,
+        weight: tenant.weight.get().into(),
+        priority,
+        tokens,
+        left,
+    }
 }
 
 pub(super) fn left(timeout: Duration, arrived: Instant) -> Duration {

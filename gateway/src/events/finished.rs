@@ -8,7 +8,7 @@ use super::Times;
 use crate::metrics::{Asked, Ending};
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Cost;
-use gateway_core::trail::{Attempted, PolicyVersion, Trail};
+use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};
 use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub(crate) struct Understood {
 }
 
 /// When an attempt at a request began that had `arrived` at `at_ms`, in milliseconds since 1970.
-pub(crate) fn began_ms(attempt: &Attempted, arrived: Instant, at_ms: u64) -> u64 {
+pub(crate) fn began_ms(attempt: &AttemptRecord, arrived: Instant, at_ms: u64) -> u64 {
     at(attempt.began, arrived, at_ms)
 }
 

@@ -191,9 +191,11 @@ fn own_name(
     };
     let meant =
         catalogue.index_of(region).ok_or_else(|| format!("is of {region}, which is in no catalogue"))?;
-    name_in(certificate).and_then(|own| own.is_at(meant, role, &own, catalogue).map(|()| own)).map_err(
-        |wrong| format!("is not that of this {}: {wrong}; its one URI has to be {}", role.as_str(), wanted()),
-    )
+    name_in(certificate)
+        .and_then(|own| own.verify_region(meant, role, &own, catalogue).map(|()| own))
+        .map_err(|wrong| {
+            format!("is not that of this {}: {wrong}; its one URI has to be {}", role.as_str(), wanted())
+        })
 }
 
 #[cfg(test)]

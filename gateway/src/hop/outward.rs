@@ -7,7 +7,7 @@ use super::verify::{Verifier, server_name};
 use super::{Cause, Credentials, HTTP1, HTTP2, Regions};
 use crate::events::{HopFailed, HopFailures};
 use crate::plain::{Stream, Way};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use regions::set::RegionIndex;
 use rustls::client::Resumption;
@@ -98,7 +98,7 @@ impl Outward {
 
     /// Opens a connection and finds out who is at the other end. A TCP connection may take `limit`, and so may the
     /// handshake, or a little more.
-    pub(crate) async fn connect(&self, way: Way, limit: Duration) -> Result<Greeted, Failure> {
+    pub(crate) async fn connect(&self, way: Way, limit: Duration) -> Result<Greeted, AttemptFailure> {
         let Way { region, address } = way;
         if matches!(self.mode, Mode::ClearOnThisMachine) && !address.ip().is_loopback() {
             let why = "without [region_tls] nothing is sent to another machine; give it certificates, or insecure = true";
@@ -123,7 +123,7 @@ impl Outward {
                 Some(cause) => Err(self.failed(way, cause, &error)),
                 None => {
                     tracing::debug!(%address, %error, "the next hop hung up in the handshake");
-                    Err(Failure::Unreachable)
+                    Err(AttemptFailure::Unreachable)
                 }
             },
             Err(late) => Err(self.failed(way, Cause::TimedOut, &late)),
@@ -145,10 +145,10 @@ impl Outward {
         }
     }
 
-    fn failed(&self, way: Way, cause: Cause, why: &dyn std::fmt::Display) -> Failure {
+    fn failed(&self, way: Way, cause: Cause, why: &dyn std::fmt::Display) -> AttemptFailure {
         let news = self.told().insert(way.region, cause) != Some(cause);
         HopFailed { region: way.region, address: way.address, cause, why, news }.record(&self.failures);
-        if cause == Cause::WrongPeer { Failure::WrongPeer } else { Failure::Unreachable }
+        if cause == Cause::WrongPeer { AttemptFailure::WrongPeer } else { AttemptFailure::Unreachable }
     }
 
     fn told(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, Cause>> {
@@ -156,7 +156,7 @@ impl Outward {
     }
 }
 
-async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Failure> {
+async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, AttemptFailure> {
     let reached = async {
         let stream = timeout(limit, TcpStream::connect(address)).await??;
         stream.set_nodelay(true)?;
@@ -164,7 +164,7 @@ async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Failur
     };
     reached.await.map_err(|error| {
         tracing::debug!(%address, %error, "the next hop cannot be reached");
-        Failure::Unreachable
+        AttemptFailure::Unreachable
     })
 }
 

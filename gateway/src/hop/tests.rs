@@ -9,7 +9,7 @@ use crate::metrics::Text;
 use crate::plain::{Plain, Stream, Way};
 use crate::upstream::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
 use rustls::HandshakeKind;
 use std::net::SocketAddr;
@@ -97,7 +97,7 @@ fn way(address: SocketAddr) -> Way {
 }
 
 /// The status that a request is answered with.
-async fn ask(edge: &Plain, address: SocketAddr) -> Result<u16, Failure> {
+async fn ask(edge: &Plain, address: SocketAddr) -> Result<u16, AttemptFailure> {
     let opened = edge.open(way(address), PATIENCE).await?;
     let begun = opened.ask(&RequestHead::new(UpstreamMethod::Get), b"").await?;
     let status = begun.head.status.as_u16();
@@ -142,7 +142,7 @@ async fn two_that_are_who_they_are_meet_and_keep_their_connection() {
 async fn whoever_is_not_the_region_that_was_meant_gets_not_a_byte() {
     let (ours, other) = (Authority::new(), Authority::new());
     let edge_end = End::gateway().with(&ours, &Subject::named(GATEWAY), &ours);
-    let check = async |authority: &Authority, subject: Subject<'_>, failure: Failure, cause: &str| {
+    let check = async |authority: &Authority, subject: Subject<'_>, failure: AttemptFailure, cause: &str| {
         let served = door(End::door().with(authority, &subject, &ours)).await;
         let edge = edge(edge_end.clone());
         for _ in 0..2 {
@@ -158,15 +158,15 @@ async fn whoever_is_not_the_region_that_was_meant_gets_not_a_byte() {
         "spiffe://m/gateway/aws/eu-central-1/in/de",
         "https://m/region/aws/eu-central-1",
     ] {
-        check(&ours, Subject::named(wrong), Failure::WrongPeer, "wrong_peer").await;
+        check(&ours, Subject::named(wrong), AttemptFailure::WrongPeer, "wrong_peer").await;
     }
     let two = Subject { uris: vec![FRANKFURT, FRANKFURT], ..Subject::named(FRANKFURT) };
-    check(&ours, two, Failure::WrongPeer, "wrong_peer").await;
-    check(&other, Subject::named(FRANKFURT), Failure::Unreachable, "untrusted").await;
+    check(&ours, two, AttemptFailure::WrongPeer, "wrong_peer").await;
+    check(&other, Subject::named(FRANKFURT), AttemptFailure::Unreachable, "untrusted").await;
     let expired = Subject { expired: true, ..Subject::named(FRANKFURT) };
-    check(&ours, expired, Failure::Unreachable, "not_valid_now").await;
+    check(&ours, expired, AttemptFailure::Unreachable, "not_valid_now").await;
     let client = Subject { uses: vec![ClientAuth], ..Subject::named(FRANKFURT) };
-    check(&ours, client, Failure::Unreachable, "untrusted").await;
+    check(&ours, client, AttemptFailure::Unreachable, "untrusted").await;
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn only_gateways_are_let_in() {
     let check = async |authority: &Authority, subject: Subject<'_>, cause: &str| {
         let served = door(door_end.clone()).await;
         let edge = edge(End::gateway().with(authority, &subject, &ours));
-        assert_eq!(ask(&edge, served.address).await, Err(Failure::Unreachable), "{:?}", subject.uris);
+        assert_eq!(ask(&edge, served.address).await, Err(AttemptFailure::Unreachable), "{:?}", subject.uris);
         assert_eq!(causes(&served.failures), [cause], "{:?}", subject.uris);
         assert_eq!(causes(edge.outward().failures()), ["refused"], "{:?}", subject.uris);
         assert_eq!(served.bytes.load(Ordering::SeqCst), 0, "{:?}", subject.uris);
@@ -236,12 +236,12 @@ async fn a_region_that_speaks_no_tls_or_says_nothing_is_told_apart() {
     let (asked, ()) = tokio::join!(ask(&edge, address), clear);
     assert_eq!(
         (asked, causes(edge.outward().failures())),
-        (Err(Failure::Unreachable), vec!["not_tls".into()])
+        (Err(AttemptFailure::Unreachable), vec!["not_tls".into()])
     );
 
     // The kernel connects, and nobody is there.
     let opened = edge.open(way(address), Duration::from_millis(1)).await;
-    assert_eq!(opened.err(), Some(Failure::Unreachable));
+    assert_eq!(opened.err(), Some(AttemptFailure::Unreachable));
     assert_eq!(causes(edge.outward().failures()), ["not_tls", "timed_out"]);
 }
 
@@ -264,11 +264,11 @@ fn is_resumed(stream: &Stream) -> bool {
 }
 
 /// Opens a connection and waits for an answer on it, and so for whether the door takes it.
-async fn connects(edge: &Plain, address: SocketAddr) -> Result<Stream, Failure> {
+async fn connects(edge: &Plain, address: SocketAddr) -> Result<Stream, AttemptFailure> {
     let Greeted { mut stream, .. } = edge.outward().connect(way(address), PATIENCE).await?;
-    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| Failure::Unreachable)?;
-    stream.flush().await.map_err(|_| Failure::Unreachable)?;
-    stream.read_u8().await.map_err(|_| Failure::Unreachable)?;
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| AttemptFailure::Unreachable)?;
+    stream.flush().await.map_err(|_| AttemptFailure::Unreachable)?;
+    stream.read_u8().await.map_err(|_| AttemptFailure::Unreachable)?;
     Ok(stream)
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The one name in a certificate.
 pub(super) fn name_in(certificate: &CertificateDer<'_>) -> Result<SpiffeId, WrongPeer> {
-    let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| WrongPeer::Nameless)?;
+    let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| WrongPeer::InvalidId)?;
     SpiffeId::of(parsed.valid_uri_names())
 }
 
@@ -59,7 +59,7 @@ impl Verifier {
     pub(super) fn named(&self, certificate: &CertificateDer<'_>, meant: RegionIndex) -> Result<Peer, Error> {
         let Credentials { own, catalogue, .. } = &*self.0;
         let name = name_in(certificate).map_err(wrong_peer)?;
-        name.is_at(meant, Role::Region, own, catalogue).map_err(wrong_peer)?;
+        name.verify_region(meant, Role::Region, own, catalogue).map_err(wrong_peer)?;
         Peer::proven(&name, own, catalogue).map_err(wrong_peer)
     }
 
@@ -73,7 +73,7 @@ impl Verifier {
         let Credentials { anchors, own, catalogue, .. } = &*self.0;
         let verified = anchors.current().of_clients.verify_client_cert(certificate, others, now)?;
         let name = name_in(certificate).map_err(wrong_peer)?;
-        name.stands(Role::Gateway, own, catalogue).map_err(wrong_peer)?;
+        name.verify(Role::Gateway, own, catalogue).map_err(wrong_peer)?;
         Ok(verified)
     }
 

@@ -15,8 +15,8 @@ use crate::respond::Refusal;
 use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
 use bytes::Bytes;
 use gateway_core::circuit::Permille;
-use gateway_core::outcome::Failure;
-use gateway_core::pace::Size;
+use gateway_core::latency::SizeClass;
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::AllowedRegions;
 use regions::ModelRevision;
 use regions::id::DeploymentName;
@@ -69,8 +69,8 @@ impl WasHeld {
 }
 
 impl Passing {
-    pub(super) fn size(&self) -> Size {
-        Size::of(self.tokens)
+    pub(super) fn size(&self) -> SizeClass {
+        SizeClass::of(self.tokens)
     }
 }
 
@@ -110,7 +110,9 @@ impl Ingress {
                     sent.took(request, answer.head.status.as_u16());
                     return Ok((answer, sent, held));
                 }
-                Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed)),
+                Err(AttemptFailure::DeadlineExceeded) => {
+                    return Err(not_answered(AttemptFailure::DeadlineExceeded));
+                }
                 Err(failure) => {
                     tracing::debug!(replica = %sent.endpoint(), ?failure, "a replica did not answer");
                     sent.failed(failure);
@@ -266,7 +268,7 @@ impl Ingress {
         request: &Passing,
         replica: SocketAddr,
         revision: Option<ModelRevision>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Answer, AttemptFailure> {
         let Passing { id, tenant, crossing, path, policy, body, deadline, .. } = request;
         let to = policy
             .open(self.here, replica)
@@ -284,12 +286,12 @@ impl Ingress {
             let body = policy.seal(body.clone());
             let asked = self.upstream.ask(to, CONNECT_TIMEOUT, head.clone(), body, WHOLE_ANSWER_MAX);
             match tokio::time::timeout(left, asked).await {
-                Ok(Err(Failure::StaleConnection)) => {}
+                Ok(Err(AttemptFailure::StaleConnection)) => {}
                 Ok(asked) => return asked,
-                Err(_) => return Err(Failure::DeadlinePassed),
+                Err(_) => return Err(AttemptFailure::DeadlineExceeded),
             }
         }
-        Err(Failure::Unreachable)
+        Err(AttemptFailure::Unreachable)
     }
 }
 
@@ -299,19 +301,19 @@ fn held_too_long(request: &Passing) -> Refusal {
     Refusal::new(ErrorCode::DeadlineExceeded, message)
 }
 
-fn not_answered(failure: Failure) -> Refusal {
+fn not_answered(failure: AttemptFailure) -> Refusal {
     match failure {
-        Failure::DeadlinePassed => Refusal::new(
+        AttemptFailure::DeadlineExceeded => Refusal::new(
             ErrorCode::DeadlineExceeded,
             "The replica did not answer before the request's deadline.",
         ),
-        Failure::StaleConnection
-        | Failure::Unreachable
-        | Failure::WrongPeer
-        | Failure::Elsewhere
-        | Failure::Late
-        | Failure::Lost
-        | Failure::ReceiptUnavailable => Refusal::new(
+        AttemptFailure::StaleConnection
+        | AttemptFailure::Unreachable
+        | AttemptFailure::WrongPeer
+        | AttemptFailure::Declined
+        | AttemptFailure::FirstByteTimeout
+        | AttemptFailure::RegionDown
+        | AttemptFailure::ReceiptUnavailable => Refusal::new(
             ErrorCode::ReplicaUnreachable,
             "The replica could not be reached or broke off before it answered.",
         ),

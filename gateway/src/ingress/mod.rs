@@ -27,7 +27,7 @@ use crate::upstream::Upstream;
 use arrival::Arrival;
 use attempts::Passing;
 use gateway_core::endpoint;
-use gateway_core::memory::Owner;
+use gateway_core::memory::BodyOwner;
 use gateway_core::receipt::entry::Role;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::timing;
@@ -248,7 +248,7 @@ impl Door for Ingress {
         let mut arrival = None;
         let served = match (method.as_str(), path.as_str()) {
             ("POST", "/spoke/v1/exchange") => self.exchange(session).await,
-            (method, path) => match endpoint::for_a_replica(method, path) {
+            (method, path) => match endpoint::replica_endpoint(method, path) {
                 Some(path) => {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
                     self.forward(session, path, arrived, arrival).await
@@ -297,7 +297,7 @@ impl From<NoBody> for Ended {
 
 impl Ingress {
     async fn exchange(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
-        let body = self.intake.body(session, Owner::default()).await?;
+        let body = self.intake.body(session, BodyOwner::default()).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Refusal::new(ErrorCode::InvalidJson, format!("No exchange request: {error}."))
         })?;
@@ -329,7 +329,7 @@ impl Ingress {
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
         let whose =
             if session.get_header(headers::OVERFLOW).is_some() { Whose::Overflow } else { Whose::Own };
-        let body = self.intake.body(session, Owner::default()).await?;
+        let body = self.intake.body(session, BodyOwner::default()).await?;
         let request = Passing {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
@@ -356,7 +356,7 @@ impl Ingress {
             () = relay::client_gone(session) => return Err(Ended::ClientGone),
         };
         let told = answer.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
-        let timing = timing::at_the_region(told, arrived.elapsed());
+        let timing = timing::region_header(told, arrived.elapsed());
         let held = held.headers();
         let mut extra =
             vec![(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];

@@ -10,10 +10,10 @@ use crate::circuits;
 use gateway_core::budget::{EvacuationBudget, RetryBudget};
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
-use gateway_core::outcome::Failure;
-use gateway_core::outlier::{DeadlineSetBy, Evidence, UpstreamAction, evidence};
-use gateway_core::pace::Patience;
-use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
+use gateway_core::latency::FirstByteTimeout;
+use gateway_core::outcome::AttemptFailure;
+use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
+use gateway_core::targets::{InFlightRequest, LatencyBaseline, TargetStatus, Targets};
 use rand::Rng;
 use regions::ModelRevision;
 use scheduler_core::spoke::{self, Outcome, ReplicaChoice, Spoke, Turn};
@@ -60,7 +60,8 @@ pub(super) async fn replica_is_late(after: Option<Duration>) {
 impl Replicas {
     /// Those that the spoke knows now.
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
-        let targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
+        let targets =
+            Targets::new(FirstByteTimeout::FOR_REPLICA, LatencyBaseline::Best, REPLICA_IN_FLIGHT_MAX);
         let (retry, addresses) = (RetryBudget::new(Instant::now()), BTreeMap::new());
         let known = Mutex::new(Known { addresses, targets, retry, evacuation: BTreeMap::new() });
         let replicas = Replicas { spoke, hold, known };
@@ -72,7 +73,7 @@ impl Replicas {
     pub(super) fn refresh(&self) -> BTreeMap<usize, SocketAddr> {
         let mut known = self.known();
         let addresses = self.spoke.lock().endpoints();
-        known.targets.watch(addresses.keys().copied().collect::<Vec<_>>());
+        known.targets.set_targets(addresses.keys().copied().collect::<Vec<_>>());
         known.evacuation.retain(|number, _| addresses.contains_key(number));
         known.addresses.clone_from(&addresses);
         addresses
@@ -100,13 +101,13 @@ impl Replicas {
 
     /// After how long the first byte from the replica that was chosen is late.
     pub(super) fn first_byte(&self, sent: &Sent<'_>, request: &Passing) -> Option<Duration> {
-        self.known().targets.first_byte(sent.index(), &request.deployment, request.size())
+        self.known().targets.first_byte_timeout(sent.index(), &request.deployment, request.size())
     }
 
     /// The first byte was late.
     pub(super) fn missed(&self, sent: &mut Sent<'_>) {
         sent.in_time = false;
-        self.known().saw(sent.index(), Failure::Late.evidence(None), Instant::now());
+        self.known().saw(sent.index(), AttemptFailure::FirstByteTimeout.evidence(None), Instant::now());
     }
 
     /// Somebody who takes over a request from a replica that is late: not one that is left alone itself, and only if the
@@ -117,7 +118,7 @@ impl Replicas {
         let choice = {
             let mut spoke = self.spoke.lock();
             let choice = known.choose(&mut spoke, request, tried, now).ok()?;
-            let open = known.targets.standing(choice.index, now).takes(request.chance);
+            let open = known.targets.state(choice.index, now).admits(request.chance);
             if !open || !known.pays(sent.index(), now) {
                 spoke.finished(&choice, Outcome::GivenUp, now);
                 return None;
@@ -134,7 +135,7 @@ impl Replicas {
             let known = self.known();
             (known.targets.states(now), known.addresses.clone())
         };
-        let shown = |state: &CircuitState<usize>| {
+        let shown = |state: &TargetStatus<usize>| {
             let endpoint = addresses[&state.target].to_string();
             json!({"endpoint": endpoint, "circuit": circuits::shown(state, now)})
         };
@@ -142,7 +143,7 @@ impl Replicas {
     }
 
     /// Retries that could be paid for now, and what waits for each replica.
-    pub(super) fn limits(&self) -> (u32, Vec<CircuitState<usize>>) {
+    pub(super) fn limits(&self) -> (u32, Vec<TargetStatus<usize>>) {
         let now = Instant::now();
         let known = self.known();
         (known.retry.left(now), known.targets.states(now))
@@ -171,7 +172,7 @@ impl Known {
                 Turn::Tried
             } else if self.targets.is_full(index) {
                 Turn::Full
-            } else if self.targets.standing(index, now).takes(request.chance) {
+            } else if self.targets.state(index, now).admits(request.chance) {
                 Turn::Open
             } else {
                 Turn::LastResort
@@ -189,12 +190,12 @@ impl Known {
         spoke.choose_for(&request.deployment, request.revision, request.tokens, seen, now)
     }
 
-    fn saw(&mut self, index: usize, evidence: Option<Evidence>, now: Instant) {
+    fn saw(&mut self, index: usize, evidence: Option<OutlierEvidence>, now: Instant) {
         let Some(evidence) = evidence else { return };
-        if self.targets.saw(index, evidence, chance(), now) {
+        if self.targets.record(index, evidence, chance(), now) {
             tracing::warn!(replica = index, ?evidence, "replica ejected");
             let in_flight = self.targets.in_flight(index);
-            self.evacuation.insert(index, EvacuationBudget::opened(in_flight, now));
+            self.evacuation.insert(index, EvacuationBudget::open(in_flight, now));
         }
     }
 
@@ -208,7 +209,7 @@ impl Known {
 pub(super) struct Sent<'a> {
     replicas: &'a Replicas,
     choice: ReplicaChoice,
-    under_way: UnderWay<usize>,
+    under_way: InFlightRequest<usize>,
     begun: Instant,
     in_time: bool,
     outcome: Outcome,
@@ -238,10 +239,10 @@ impl Sent<'_> {
         if (200..300).contains(&status) && endpoint::uses_engine(request.path) {
             let took = now.saturating_duration_since(self.begun);
             let (index, deployment, size) = (self.choice.index, &request.deployment, request.size());
-            if known.targets.too_slow_for_a_trial(index, deployment, size, took, now) {
-                action = UpstreamAction::RespondedSlowlyOnTrial;
+            if known.targets.is_too_slow_for_probe(index, deployment, size, took, now) {
+                action = UpstreamAction::RespondedSlowlyToProbe;
             }
-            known.targets.took(index, deployment, size, took, now);
+            known.targets.record_latency(index, deployment, size, took, now);
         }
         if self.in_time {
             known.saw(self.choice.index, evidence(DeadlineSetBy::Measurement, action), now);
@@ -254,9 +255,9 @@ impl Sent<'_> {
     }
 
     /// The attempt failed; it speaks against the replica only where that is the replica's doing.
-    pub(super) fn failed(&mut self, failure: Failure) {
+    pub(super) fn failed(&mut self, failure: AttemptFailure) {
         let evidence = failure.evidence(None);
-        if evidence.is_some_and(Evidence::is_failure) {
+        if evidence.is_some_and(OutlierEvidence::is_failure) {
             self.outcome = Outcome::Failed;
         }
         self.replicas.known().saw(self.choice.index, evidence, Instant::now());
@@ -274,7 +275,7 @@ impl Sent<'_> {
         let now = Instant::now();
         let waited = now.saturating_duration_since(self.begun);
         let targets = &mut self.replicas.known().targets;
-        targets.gave_up(self.choice.index, &request.deployment, request.size(), waited, now);
+        targets.record_abandoned(self.choice.index, &request.deployment, request.size(), waited, now);
     }
 }
 

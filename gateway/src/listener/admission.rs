@@ -3,7 +3,7 @@
 //! [`gateway_core::connections`] decides; here are its lock, and the signal to the connection that is to close.
 
 use crate::metrics::ListenerMetrics;
-use gateway_core::connections::{Admission, ConnectionId, Connections, Limits, Source};
+use gateway_core::connections::{Admission, ClientConnections, ConnectionId, Limits, Source};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) struct Open {
 }
 
 struct State {
-    connections: Connections,
+    connections: ClientConnections,
     /// Signals that close a connection.
     evicted: BTreeMap<ConnectionId, Arc<Notify>>,
 }
@@ -58,7 +58,7 @@ impl Open {
     pub(super) fn new(limits: AddressLimits, counts: Arc<ListenerMetrics>) -> Open {
         let AddressLimits { connections, half_open, exempt } = limits;
         let limits = Limits { per_source: connections, half_open_per_source: half_open };
-        let state = State { connections: Connections::new(limits), evicted: BTreeMap::new() };
+        let state = State { connections: ClientConnections::new(limits), evicted: BTreeMap::new() };
         Open { exempt, state: Mutex::new(state), counts }
     }
 

@@ -1,7 +1,7 @@
-//! Shows [`gateway_core::chunks::Scan`] the bytes of a chunked body as they are read, and ends the reading where it objects.
+//! Shows [`gateway_core::chunks::ChunkScanner`] the bytes of a chunked body as they are read, and ends the reading where it objects.
 
 use async_trait::async_trait;
-use gateway_core::chunks::{ChunkProblem, Scan};
+use gateway_core::chunks::{ChunkProblem, ChunkScanner};
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::{SslDigest, TlsRef};
 use pingora::protocols::{
@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 #[derive(Debug)]
 pub(super) struct Chunked {
     inner: Stream,
-    scan: Scan,
+    scan: ChunkScanner,
     /// Nothing more is read.
     problem: Option<ChunkProblem>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct ChunksRefused(&'static str);
 
 impl Chunked {
     /// Of which `scan` has seen what stands behind the head already, with a problem if it found one there.
-    pub(super) fn new(inner: Stream, scan: Scan, problem: Option<ChunkProblem>) -> Chunked {
+    pub(super) fn new(inner: Stream, scan: ChunkScanner, problem: Option<ChunkProblem>) -> Chunked {
         Chunked { inner, scan, problem }
     }
 
@@ -60,7 +60,7 @@ impl AsyncRead for Chunked {
         if self.problem.is_none() {
             let before = buffer.filled().len();
             std::task::ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
-            self.problem = self.scan.go_on(&buffer.filled()[before..]).err();
+            self.problem = self.scan.advance(&buffer.filled()[before..]).err();
         }
         Poll::Ready(match self.problem {
             None => Ok(()),

@@ -13,7 +13,7 @@ use crate::metrics::Closed;
 use crate::respond;
 use bytes::BytesMut;
 use gateway_core::chunks;
-use gateway_core::head::{Head, HeadProblem, Scan, origin_form};
+use gateway_core::head::{HeadProblem, HeadScanner, ScannedHead, origin_form};
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 /// What came where a request could.
 enum Came {
     /// A head, all of it, in order.
-    Head(Head),
+    Head(ScannedHead),
     /// The preface of HTTP/2.
     Preface,
     /// Nothing more: the client has gone, or was idle for too long, or its place was needed, or we are leaving.
@@ -79,10 +79,10 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream, 
 }
 
 /// Makes what came ready for the parser: its target in origin form, and its chunks looked at while they are read.
-fn as_request(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
+fn as_request(stream: Stream, buffer: &mut BytesMut, head: ScannedHead) -> Stream {
     let chunked = head.is_chunked.then(|| {
-        let mut chunks = chunks::Scan::default();
-        let problem = chunks.go_on(&buffer[head.length..]).err();
+        let mut chunks = chunks::ChunkScanner::default();
+        let problem = chunks.advance(&buffer[head.length..]).err();
         if problem.is_some() {
             // The parser is given none of it: who reads the body meets the problem.
             buffer.truncate(head.length);
@@ -133,7 +133,7 @@ async fn next<D: Door>(
         shared.met_tls();
         return Came::Nonsense(HeadProblem::Malformed("it is TLS, which is not spoken on this port"));
     }
-    let mut scan = Scan::default();
+    let mut scan = HeadScanner::default();
     let deadline = Instant::now() + shared.timeouts.head;
     loop {
         if may_be_h2 && H2_PREFACE.starts_with(&buffer[..buffer.len().min(H2_PREFACE.len())]) {
@@ -141,7 +141,7 @@ async fn next<D: Door>(
                 return Came::Preface;
             }
         } else {
-            match scan.go_on(buffer) {
+            match scan.advance(buffer) {
                 Ok(Some(head)) => {
                     admitted.mark(false);
                     return Came::Head(head);

@@ -1,4 +1,4 @@
-//! Shows [`gateway_core::flood::Meter`] and [`gateway_core::trailers::Guard`] the bytes of an HTTP/2 connection as they are
+//! Shows [`gateway_core::flood::FloodMeter`] and [`gateway_core::trailers::Guard`] the bytes of an HTTP/2 connection as they are
 //! read.
 //!
 //! The protocol library does not tell how many frames it was sent; so this stands between it and the connection. Once
@@ -6,7 +6,7 @@
 
 use async_trait::async_trait;
 use bytes::{Buf, Bytes, BytesMut};
-use gateway_core::flood::{Flood, Meter};
+use gateway_core::flood::{Flood, FloodMeter};
 use gateway_core::trailers::Guard;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::{
@@ -26,7 +26,7 @@ pub(super) struct Metered {
     inner: Stream,
     /// What was read before it was known that this is HTTP/2.
     read_before: Bytes,
-    meter: Meter,
+    meter: FloodMeter,
     guard: Guard,
     /// The beginning of a header block, which waits for its end.
     held: BytesMut,
@@ -39,7 +39,7 @@ impl Metered {
     /// Of which `read_before` was read already; with the bell that rings when the client floods.
     pub(super) fn new(inner: Stream, read_before: Bytes) -> (Metered, oneshot::Receiver<Flood>) {
         let (flooded, bell) = oneshot::channel();
-        let meter = Meter::new(Instant::now());
+        let meter = FloodMeter::new(Instant::now());
         let (guard, held, released) = (Guard::default(), BytesMut::new(), BytesMut::new());
         (Metered { inner, read_before, meter, guard, held, released, flooded: Some(flooded) }, bell)
     }

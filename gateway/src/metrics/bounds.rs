@@ -5,8 +5,8 @@
 //! one code stands for several limits.
 
 use super::{Count, Kind, Priority, Text};
-use gateway_core::flood::Idle;
-use gateway_core::shed::Reason;
+use gateway_core::flood::IdleFrame;
+use gateway_core::shed::ShedReason;
 
 /// A closed set of labels.
 pub(crate) trait Label: Copy + 'static {
@@ -179,8 +179,8 @@ labels! {
     }
 }
 
-impl Label for Idle {
-    const ALL: &'static [Idle] = &Idle::ALL;
+impl Label for IdleFrame {
+    const ALL: &'static [IdleFrame] = &IdleFrame::ALL;
 
     fn word(self) -> &'static str {
         self.as_str()
@@ -196,7 +196,7 @@ impl Label for Idle {
 pub(crate) struct ListenerMetrics {
     pub(crate) closed: Tally<Closed>,
     /// By the kind of the frame that was one too many.
-    pub(crate) floods: Tally<Idle>,
+    pub(crate) floods: Tally<IdleFrame>,
     /// Connections that have not sent the whole head of a request.
     pub(crate) half_open: Count,
 }
@@ -237,10 +237,10 @@ impl Names {
 
 /// Requests that were turned away because there was too much for all, by priority and by why.
 #[derive(Debug, Default)]
-pub(crate) struct ShedMetrics([[Count; Reason::ALL.len()]; 2]);
+pub(crate) struct ShedMetrics([[Count; ShedReason::ALL.len()]; 2]);
 
 impl ShedMetrics {
-    pub(crate) fn count(&self, priority: gateway_core::priority::Priority, reason: Reason) {
+    pub(crate) fn count(&self, priority: gateway_core::priority::Priority, reason: ShedReason) {
         self.0[priority as usize][reason as usize].add(1);
     }
 
@@ -254,7 +254,7 @@ impl ShedMetrics {
         for priority in
             [gateway_core::priority::Priority::Interactive, gateway_core::priority::Priority::Bulk]
         {
-            for reason in Reason::ALL {
+            for reason in ShedReason::ALL {
                 let n = self.0[priority as usize][reason as usize].get();
                 text.sample(
                     name,
@@ -290,6 +290,6 @@ mod tests {
         check::<Turn>();
         check::<Piece>();
         check::<NotHeldBy>();
-        check::<Idle>();
+        check::<IdleFrame>();
     }
 }

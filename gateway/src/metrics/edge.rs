@@ -6,8 +6,8 @@ use super::tenants::TenantMetrics;
 use super::{Asked, Count, Ending, Histogram, Kind, Lazily, Priority, Protocol, Stage, Text};
 use gateway_core::endpoint::Endpoint;
 use gateway_core::keys::KeyRing;
-use gateway_core::trail::{Attempted, Cause};
-use gateway_core::words::Ended;
+use gateway_core::labels::AttemptResult;
+use gateway_core::trail::{AttemptCause, AttemptRecord};
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ impl Default for ByEnding {
 #[derive(Default)]
 struct ByRegion {
     outcomes: [Count; Outcome::ALL.len()],
-    attempts: [[Count; Ended::ALL.len()]; Cause::ALL.len()],
+    attempts: [[Count; AttemptResult::ALL.len()]; AttemptCause::ALL.len()],
     seconds: Histogram,
 }
 
@@ -87,9 +87,9 @@ impl EdgeMetrics {
         self.regions.of(region.as_usize()).outcomes[Outcome::of(ending) as usize].add(1);
     }
 
-    pub(crate) fn attempted(&self, attempt: &Attempted) {
+    pub(crate) fn attempted(&self, attempt: &AttemptRecord) {
         let by = self.regions.of(attempt.region.as_usize());
-        by.attempts[attempt.cause as usize][Ended::from(attempt.end) as usize].add(1);
+        by.attempts[attempt.cause as usize][AttemptResult::from(attempt.end) as usize].add(1);
         by.seconds.observe(attempt.took);
     }
 
@@ -179,10 +179,10 @@ impl EdgeMetrics {
         let name = "meridian_gateway_attempts_total";
         text.head(name, Kind::Counter, "Attempts, by region, by why they were made and by how they ended.");
         for (region, by) in named() {
-            for cause in Cause::ALL {
-                for end in Ended::ALL {
+            for cause in AttemptCause::ALL {
+                for end in AttemptResult::ALL {
                     let n = by.attempts[cause as usize][end as usize].get();
-                    if n > 0 || (cause, end) == (Cause::First, Ended::Ok) {
+                    if n > 0 || (cause, end) == (AttemptCause::First, AttemptResult::Ok) {
                         let labels = [("region", region), ("cause", cause.as_str()), ("end", end.as_str())];
                         text.sample(name, &labels, n);
                     }

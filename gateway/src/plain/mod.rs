@@ -20,7 +20,7 @@ use crate::hop::{Greeted, Outward};
 use crate::upstream::RequestHead;
 use bytes::Bytes;
 use frame::{Body, HEAD_BYTES_MAX, Head, Unreadable};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use http::response::Parts;
 use pool::{Connection, Pool};
@@ -78,7 +78,11 @@ impl Plain {
     /// A connection that leads there: one that waits, or a new one. Beyond so many that are being opened the next waits for
     /// its turn, or for one that somebody else has done with: as long as it takes while connections come about, and no longer
     /// than the first attempt that nobody answers. To try after that would be to wait the limit once more, for each turn before.
-    pub(crate) async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
+    pub(crate) async fn open(
+        &self,
+        way: Way,
+        connect_timeout: Duration,
+    ) -> Result<Opened<'_>, AttemptFailure> {
         if let Some(opened) = self.waiting(way) {
             return Ok(opened);
         }
@@ -88,7 +92,7 @@ impl Plain {
             return Ok(opened);
         }
         if turn.behind_one_in_vain {
-            return Err(Failure::Unreachable);
+            return Err(AttemptFailure::Unreachable);
         }
         let begun = Instant::now();
         let greeted = self.outward.connect(way, connect_timeout).await;
@@ -128,7 +132,7 @@ impl Opened<'_> {
     }
 
     /// Sends a request and waits for the head of its answer; the caller bounds the time by dropping this.
-    pub(crate) async fn ask(self, head: &RequestHead, body: &[u8]) -> Result<Begun, Failure> {
+    pub(crate) async fn ask(self, head: &RequestHead, body: &[u8]) -> Result<Begun, AttemptFailure> {
         let Opened { plain, mut connection, reused } = self;
         let way = connection.way;
         // Whoever refuses a body early answers before it has read all of it and closes; so a failed write does not end
@@ -149,7 +153,11 @@ impl Opened<'_> {
                     plain.outward.broke(way, error);
                 }
                 let unanswered = connection.buffer.is_empty() && matches!(error, Broken::Io(_));
-                Err(if reused && unanswered { Failure::StaleConnection } else { Failure::Unreachable })
+                Err(if reused && unanswered {
+                    AttemptFailure::StaleConnection
+                } else {
+                    AttemptFailure::Unreachable
+                })
             }
         }
     }
@@ -281,12 +289,12 @@ mod tests {
         Plain::over(Arc::new(Outward::within_the_region()))
     }
 
-    async fn ask(plain: &Plain, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
+    async fn ask(plain: &Plain, address: SocketAddr) -> Result<(u16, Vec<u8>), AttemptFailure> {
         let way = Way { region: RegionIndex::new(0).expect("a number"), address };
         let opened = plain.open(way, Duration::from_secs(5)).await?;
         let Begun { head, mut rest } = opened.ask(&request(), BODY).await?;
         let mut body = Vec::new();
-        while let Some(bytes) = rest.chunk().await.map_err(|_| Failure::Unreachable)? {
+        while let Some(bytes) = rest.chunk().await.map_err(|_| AttemptFailure::Unreachable)? {
             body.extend_from_slice(&bytes);
         }
         rest.finish(plain);
@@ -320,8 +328,8 @@ mod tests {
         let (address, _server) = server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "", "", ""]).await;
         let plain = plain();
         assert!(ask(&plain, address).await.is_ok());
-        assert_eq!(ask(&plain, address).await, Err(Failure::StaleConnection));
-        assert_eq!(ask(&plain, address).await, Err(Failure::Unreachable));
+        assert_eq!(ask(&plain, address).await, Err(AttemptFailure::StaleConnection));
+        assert_eq!(ask(&plain, address).await, Err(AttemptFailure::Unreachable));
     }
 
     #[tokio::test]
@@ -364,7 +372,7 @@ mod tests {
         tokio::time::pause();
         let begun = tokio::time::Instant::now();
         let all = (0..8 * OPENING_MAX).map(|_| async {
-            assert_eq!(plain.open(way, limit).await.err(), Some(Failure::Unreachable));
+            assert_eq!(plain.open(way, limit).await.err(), Some(AttemptFailure::Unreachable));
             begun.elapsed()
         });
         let slowest = futures_util::future::join_all(all).await.into_iter().max().unwrap();
@@ -378,7 +386,7 @@ mod tests {
             server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "HTTP/1.1 200 OK\r\nx-close: "]).await;
         let plain = plain();
         assert!(ask(&plain, address).await.is_ok());
-        assert_eq!(ask(&plain, address).await, Err(Failure::Unreachable));
+        assert_eq!(ask(&plain, address).await, Err(AttemptFailure::Unreachable));
     }
 
     #[tokio::test]
@@ -391,7 +399,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nx: close\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
         ] {
             let (address, _server) = server(Vec::leak(vec![answer])).await;
-            assert_eq!(ask(&plain(), address).await, Err(Failure::Unreachable), "{answer}");
+            assert_eq!(ask(&plain(), address).await, Err(AttemptFailure::Unreachable), "{answer}");
         }
     }
 

@@ -3,7 +3,7 @@
 //! `receipts-CHAIN-NUMBER.log`, beside a lock that says that a living process writes the chain. A process goes on with the
 //! newest chain of its folder that nobody holds; while one hands over to another, each has its own.
 
-use gateway_core::receipt::chain::{Head, entry_of};
+use gateway_core::receipt::chain::{ChainHash, entry_of};
 use gateway_core::receipt::entry::{Entry, Role};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -56,7 +56,7 @@ pub(super) fn lock(dir: &Path, chain: &str) -> io::Result<Option<File>> {
 pub(super) struct Standing {
     /// Of its last file.
     pub(super) number: u32,
-    pub(super) head: Head,
+    pub(super) head: ChainHash,
     /// Bytes of that file that are good.
     pub(super) len: u64,
     /// Bytes after them.
@@ -70,7 +70,7 @@ pub(super) struct Standing {
 impl Standing {
     /// Where a chain stands that has not begun.
     pub(super) fn nowhere() -> Standing {
-        Standing { number: 0, head: Head::default(), len: 0, torn_bytes: 0, clean: true, writer: None }
+        Standing { number: 0, head: ChainHash::default(), len: 0, torn_bytes: 0, clean: true, writer: None }
     }
 }
 
@@ -91,9 +91,9 @@ pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing
     }
     let mut lines = content[..whole].split_inclusive(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
     let first = lines.next().unwrap_or_default();
-    let Some(Entry::File { before, role, place, .. }) = entry_of(first) else { return Ok(None) };
+    let Some(Entry::File { before, role, region: place, .. }) = entry_of(first) else { return Ok(None) };
     let writer = Some((role, place.into_owned()));
-    let Ok(mut head) = before.parse::<Head>() else { return Ok(None) };
+    let Ok(mut head) = before.parse::<ChainHash>() else { return Ok(None) };
     let mut clean = false;
     for line in std::iter::once(first).chain(lines) {
         let (entry, problem) = head.read(line);

@@ -22,9 +22,9 @@ pub(crate) use before::{Before, Receiving, Sending};
 
 use crate::events::Finished;
 use crate::metrics::{Count, Histogram, Kind, Text};
-use gateway_core::receipt::entry::{Role, Why};
-use gateway_core::receipt::{AttemptKey, Essence, PseudonymKey, ReceiptId};
-use gateway_core::words::Ended;
+use gateway_core::labels::AttemptResult;
+use gateway_core::receipt::entry::{GapReason, Role};
+use gateway_core::receipt::{AttemptKey, PseudonymKey, ReceiptContent, ReceiptId};
 use rand::Rng;
 use regions::id::{DeploymentName, RegionId};
 use serde::Deserialize;
@@ -153,7 +153,7 @@ impl Told {
         match self {
             // Nothing was sent before it was understood, and by whom it was asked.
             Told::Sent(request) => {
-                let sent = |end| Ended::from(end) != Ended::ReceiptUnavailable;
+                let sent = |end| AttemptResult::from(end) != AttemptResult::ReceiptUnavailable;
                 request.trail.attempts().filter(|attempt| sent(attempt.end)).count() as u64
             }
             Told::Received(_) => 1,
@@ -183,7 +183,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn lost(&self, why: Why) -> &Count {
+    fn lost(&self, why: GapReason) -> &Count {
         &self.lost[why as usize]
     }
 
@@ -336,7 +336,7 @@ impl Recorder {
                 Ordering::Relaxed,
             );
             self.shared.overflowed.fetch_add(receipts, Ordering::Release);
-            self.shared.lost(Why::QueueFull).add(receipts);
+            self.shared.lost(GapReason::QueueFull).add(receipts);
         }
     }
 
@@ -351,7 +351,7 @@ impl Recorder {
         number: u64,
     ) -> ReceiptId {
         let key = Some(self.key(number));
-        Essence { chain: &self.chain, request, attempt, region, residency, at_ms, key }.id()
+        ReceiptContent { chain: &self.chain, request, attempt, region, residency, at_ms, key }.id()
     }
 
     /// For whoever shows how it is. It does not keep the writer from ending.
@@ -384,7 +384,11 @@ impl Gauge {
         }
         let name = "meridian_receipts_missing_total";
         text.head(name, Kind::Counter, "Receipts that could not be written and are part of a gap, by why.");
-        let whys = [(Why::QueueFull, "queue_full"), (Why::Disk, "disk"), (Why::Unsynced, "unsynced")];
+        let whys = [
+            (GapReason::QueueFull, "queue_full"),
+            (GapReason::Disk, "disk"),
+            (GapReason::Unsynced, "unsynced"),
+        ];
         for (why, word) in whys {
             text.sample(name, &[("why", word)], self.shared.lost(why).get());
         }

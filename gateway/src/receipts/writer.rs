@@ -17,8 +17,8 @@ use super::batch::{Batch, Pseudonyms, received};
 use super::before::Before;
 use super::file::{Name, Standing, list, lock, standing};
 use super::{ReceiptsConfig, Shared, Told, now_ms};
-use gateway_core::receipt::chain::Head;
-use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
+use gateway_core::receipt::chain::ChainHash;
+use gateway_core::receipt::entry::{Entry, GapReason, Role, VERSION};
 use gateway_core::residency::Residency;
 use rand::Rng;
 use regions::id::RegionId;
@@ -64,7 +64,7 @@ pub(super) struct Writer {
     /// The current file; none before the first, and after one that could not be made durable.
     file: Option<File>,
     number: u32,
-    head: Head,
+    head: ChainHash,
     /// Bytes of the current file that are good.
     len: u64,
     /// There may be more than that.
@@ -75,7 +75,7 @@ pub(super) struct Writer {
     policies_known: usize,
     next_policy: u32,
     /// Receipts that are missing and since when.
-    gaps: BTreeMap<Why, (u64, u64)>,
+    gaps: BTreeMap<GapReason, (u64, u64)>,
     /// Receipts that are written and may not be durable, and since when.
     unsynced: u64,
     unsynced_since: Option<Instant>,
@@ -207,7 +207,7 @@ impl Writer {
         let overflowed = self.shared.overflowed.swap(0, Ordering::Acquire);
         if overflowed > 0 {
             let since = self.shared.overflowed_since_ms.swap(0, Ordering::Relaxed);
-            self.miss(Why::QueueFull, overflowed, since);
+            self.miss(GapReason::QueueFull, overflowed, since);
         }
         if told.is_empty() && !self.has_something_to_tell() {
             return;
@@ -248,8 +248,8 @@ impl Writer {
                     // It may have been given up meanwhile.
                     answer.send(false).ok();
                 }
-                self.shared.lost(Why::Disk).add(receipts);
-                self.miss(Why::Disk, receipts, now_ms());
+                self.shared.lost(GapReason::Disk).add(receipts);
+                self.miss(GapReason::Disk, receipts, now_ms());
                 // They may stand in what is cut off.
                 self.forget_policies();
                 if !was_failing {
@@ -259,7 +259,7 @@ impl Writer {
         }
     }
 
-    fn miss(&mut self, why: Why, receipts: u64, since_ms: u64) {
+    fn miss(&mut self, why: GapReason, receipts: u64, since_ms: u64) {
         if receipts == 0 {
             return;
         }
@@ -276,7 +276,7 @@ impl Writer {
         let at_ms = now_ms();
         let mut batch = Batch::after(self.head);
         for (why, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
-            batch.put(&Entry::Gap { missing: *missing, why: *why, since_ms: *since_ms, at_ms });
+            batch.put(&Entry::Gap { missing: *missing, reason: *why, since_ms: *since_ms, at_ms });
         }
         let rejected = self.shared.rejected.get();
         if rejected > self.rejected_written {
@@ -345,7 +345,7 @@ impl Writer {
             version: VERSION,
             chain: Cow::Borrowed(&self.chain),
             role: self.role,
-            place: Cow::Borrowed(self.place.as_str()),
+            region: Cow::Borrowed(self.place.as_str()),
             number,
             before: self.head.to_string().into(),
             at_ms: now_ms(),
@@ -378,9 +378,9 @@ impl Writer {
         if let Err(error) = &synced {
             tracing::error!(chain = self.chain, %error, unsynced, "receipts may not have reached the disk");
             self.file = None;
-            self.shared.lost(Why::Unsynced).add(unsynced);
+            self.shared.lost(GapReason::Unsynced).add(unsynced);
             self.shared.failing.store(true, Ordering::Relaxed);
-            self.miss(Why::Unsynced, unsynced.max(1), now_ms());
+            self.miss(GapReason::Unsynced, unsynced.max(1), now_ms());
         }
         synced.is_ok()
     }

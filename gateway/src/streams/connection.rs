@@ -5,7 +5,9 @@ use crate::hop::{Greeted, Outward};
 use crate::metrics::{HopEvent, Tally};
 use crate::plain::{self, Way};
 use bytes::Bytes;
-use gateway_core::multiplex::{BEAT, Beat, Pulse, REQUESTS_EASY, REQUESTS_MAX};
+use gateway_core::multiplex::{
+    KEEPALIVE_INTERVAL, Keepalive, KeepaliveAction, REQUESTS_BEFORE_OPENING, REQUESTS_MAX,
+};
 use gateway_core::residency::Peer;
 use h2::client::{Builder, SendRequest};
 use h2::{Ping, Reason, RecvStream, SendStream};
@@ -23,7 +25,7 @@ use tokio::time::MissedTickBehavior;
 /// that is read whole is smaller.
 const ANSWER_WINDOW_BYTES: u32 = 2 << 20;
 /// Of all answers on a connection: as many as a connection has easily may have clients that do not read.
-const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_EASY as u32 * ANSWER_WINDOW_BYTES;
+const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_BEFORE_OPENING as u32 * ANSWER_WINDOW_BYTES;
 /// Larger frames than the least that everybody has to take, for large answers.
 const FRAME_BYTES_MAX: u32 = 64 << 10;
 /// The head of an answer, unpacked: as much as over HTTP/1.1.
@@ -149,9 +151,9 @@ impl State {
 /// Moves bytes, and feels the pulse, until the connection ends or is dead.
 async fn drive(mut connection: h2::client::Connection<Heard, Bytes>, state: Arc<State>) {
     let mut pings = connection.ping_pong().expect("nobody else takes it");
-    let (mut pulse, mut under_way) = (Pulse::default(), false);
+    let (mut pulse, mut under_way) = (Keepalive::default(), false);
     let (mut served, mut used) = (0, state.begun);
-    let mut beat = tokio::time::interval(BEAT);
+    let mut beat = tokio::time::interval(KEEPALIVE_INTERVAL);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -166,16 +168,16 @@ async fn drive(mut connection: h2::client::Connection<Heard, Bytes>, state: Arc<
             _ = poll_fn(|context| pings.poll_pong(context)), if under_way => under_way = false,
             _ = beat.tick() => {
                 let (now, requests) = (Instant::now(), state.requests.load(Relaxed));
-                match pulse.felt(state.heard(), requests, now) {
-                    Beat::Rest => {}
-                    Beat::Ask => under_way |= pings.send_ping(Ping::opaque()).is_ok(),
-                    Beat::Dead => {
+                match pulse.check(state.heard(), requests, now) {
+                    KeepaliveAction::None => {}
+                    KeepaliveAction::Ping => under_way |= pings.send_ping(Ping::opaque()).is_ok(),
+                    KeepaliveAction::Close => {
                         state.counts.count(HopEvent::Dead);
                         tracing::info!(address = %state.way.address, requests, "a connection to a region is dead");
                         return;
                     }
                 }
-                let silent = pulse.is_silent(now);
+                let silent = pulse.is_unresponsive(now);
                 if silent && !state.silent.load(Relaxed) {
                     state.counts.count(HopEvent::Silent);
                 }

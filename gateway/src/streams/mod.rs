@@ -11,7 +11,7 @@
 //!
 //! Framing and flow control are those of the `h2` crate. A connection that a region is leaving (GOAWAY) takes nothing new and
 //! finishes what it has; what the region says it never looked at, and what was under way on a connection that broke and had
-//! worked before, is [`Failure::StaleConnection`], which costs no budget.
+//! worked before, is [`AttemptFailure::StaleConnection`], which costs no budget.
 
 mod connection;
 #[cfg(test)]
@@ -24,8 +24,8 @@ use crate::upstream::RequestHead;
 use bytes::{Bytes, BytesMut};
 pub(crate) use connection::Rest;
 use connection::{Connection, Lease};
-use gateway_core::multiplex::{self, Load, Pick};
-use gateway_core::outcome::Failure;
+use gateway_core::multiplex::{self, ConnectionLoad, Selected};
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use h2::client::SendRequest;
 use http::response::Parts;
@@ -53,7 +53,7 @@ pub(crate) struct Streams {
 struct Connections {
     inner: Mutex<Inner>,
     /// How many attempts to open one have ended, and how the last did.
-    opened: watch::Sender<(u64, Result<(), Failure>)>,
+    opened: watch::Sender<(u64, Result<(), AttemptFailure>)>,
     counts: Arc<Tally<HopEvent>>,
 }
 
@@ -111,7 +111,7 @@ impl Streams {
         way: Way,
         connect_timeout: Duration,
         plain: &Arc<Plain>,
-    ) -> Result<Opened, Failure> {
+    ) -> Result<Opened, AttemptFailure> {
         let connections = self.way(way);
         loop {
             // Heard from before it is looked, so that nothing falls between the two.
@@ -131,7 +131,7 @@ impl Streams {
                 Place::Here(opened) => return Ok(opened),
                 Place::Full => {
                     self.counts.count(HopEvent::Full);
-                    return Err(Failure::Unreachable);
+                    return Err(AttemptFailure::Unreachable);
                 }
                 Place::Later => {
                     // The sender is in `connections`, which is held here.
@@ -143,7 +143,7 @@ impl Streams {
     }
 
     /// Takes a connection that was opened for HTTP/1.1 to a region that speaks HTTP/2 after all.
-    pub(crate) async fn adopt(&self, way: Way, greeted: Greeted) -> Result<(), Failure> {
+    pub(crate) async fn adopt(&self, way: Way, greeted: Greeted) -> Result<(), AttemptFailure> {
         let connections = self.way(way);
         let driver = connections.take(way, greeted, &self.outward).await?;
         self.spawn(driver);
@@ -193,17 +193,19 @@ impl Connections {
             return (Place::Here(Opened::Plain), false);
         }
         loop {
-            let loads =
-                inner.open.iter().map(|one| Load { requests: one.requests(), silent: one.is_silent() });
-            let (at, open_one) = match multiplex::pick(loads, inner.opening) {
-                Pick::Use(at) => (at, false),
-                Pick::UseAndOpen(at) => (at, true),
-                Pick::Open => {
+            let loads = inner
+                .open
+                .iter()
+                .map(|one| ConnectionLoad { requests: one.requests(), unresponsive: one.is_silent() });
+            let (at, open_one) = match multiplex::select(loads, inner.opening) {
+                Selected::Use(at) => (at, false),
+                Selected::UseAndOpen(at) => (at, true),
+                Selected::OpenAndWait => {
                     inner.opening = true;
                     return (Place::Later, true);
                 }
-                Pick::Wait => return (Place::Later, false),
-                Pick::Full => return (Place::Full, false),
+                Selected::Wait => return (Place::Later, false),
+                Selected::Full => return (Place::Full, false),
             };
             // One that is too old, or that the region is leaving, finishes what it has.
             let Some(stream) = inner.open[at].stream(now, AGE_MAX) else {
@@ -222,11 +224,11 @@ impl Connections {
         way: Way,
         greeted: Greeted,
         outward: &Arc<Outward>,
-    ) -> Result<impl Future<Output = ()> + Send + use<>, Failure> {
+    ) -> Result<impl Future<Output = ()> + Send + use<>, AttemptFailure> {
         let begun = Connection::begin(way, greeted, outward.clone(), self.counts.clone()).await;
         let (connection, driven) = begun.map_err(|error| {
             tracing::debug!(address = %way.address, %error, "no HTTP/2 handshake");
-            Failure::Unreachable
+            AttemptFailure::Unreachable
         })?;
         self.counts.count(HopEvent::Opened);
         let mut inner = self.lock();
@@ -241,7 +243,7 @@ impl Connections {
         })
     }
 
-    fn tell(&self, outcome: Result<(), Failure>) {
+    fn tell(&self, outcome: Result<(), AttemptFailure>) {
         self.lock().opening = false;
         self.opened.send_modify(|(count, last)| (*count, *last) = (*count + 1, outcome));
     }
@@ -266,7 +268,7 @@ async fn open_one_more(
         Ok(None)
     };
     // Others wait for what becomes of it, whatever that is.
-    let begun = contained("region connection", begun).await.unwrap_or(Err(Failure::Unreachable));
+    let begun = contained("region connection", begun).await.unwrap_or(Err(AttemptFailure::Unreachable));
     connections.tell(begun.as_ref().map(|_| ()).map_err(|failure| *failure));
     if let Ok(Some(driver)) = begun {
         driver.await;
@@ -281,7 +283,7 @@ impl Stream {
 
     /// Sends a request and waits for the head of its answer; the caller bounds the time by dropping this, and the region is
     /// told so.
-    pub(crate) async fn ask(self, head: &RequestHead, body: Bytes) -> Result<(Parts, Rest), Failure> {
+    pub(crate) async fn ask(self, head: &RequestHead, body: Bytes) -> Result<(Parts, Rest), AttemptFailure> {
         let Stream { mut send, lease } = self;
         let used_before = lease.has_answered();
         let begun = async {
@@ -301,9 +303,9 @@ impl Stream {
             let unseen = error.is_remote()
                 && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM));
             if used_before && (unseen || error.is_io()) {
-                Failure::StaleConnection
+                AttemptFailure::StaleConnection
             } else {
-                Failure::Unreachable
+                AttemptFailure::Unreachable
             }
         })
     }

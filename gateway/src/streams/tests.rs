@@ -3,7 +3,7 @@
 use super::*;
 use crate::hop::Regions;
 use crate::upstream::UpstreamMethod;
-use gateway_core::multiplex::{DEAD_AFTER, REQUESTS_EASY};
+use gateway_core::multiplex::{CLOSE_AFTER, REQUESTS_BEFORE_OPENING};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::{Request, Response};
@@ -132,7 +132,7 @@ fn edge() -> Arc<Edge> {
 }
 
 impl Edge {
-    async fn open(&self, address: SocketAddr) -> Result<Stream, Failure> {
+    async fn open(&self, address: SocketAddr) -> Result<Stream, AttemptFailure> {
         let way = Way { region: RegionIndex::new(0).expect("a number"), address };
         match self.streams.open(way, PATIENCE, &self.plain).await? {
             Opened::Stream(stream) => Ok(stream),
@@ -140,7 +140,7 @@ impl Edge {
         }
     }
 
-    async fn ask(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Rest), Failure> {
+    async fn ask(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Rest), AttemptFailure> {
         let mut head = RequestHead::new(UpstreamMethod::Post).for_path("/v1/embeddings");
         head.put("host", "region");
         head.put("content-length", body.len().to_string());
@@ -148,17 +148,17 @@ impl Edge {
     }
 
     /// What it is answered, and the body of that.
-    async fn whole(&self, address: SocketAddr, body: Bytes) -> Result<usize, Failure> {
+    async fn whole(&self, address: SocketAddr, body: Bytes) -> Result<usize, AttemptFailure> {
         let (_, mut rest) = self.ask(address, body).await?;
         let mut read = 0;
-        while let Some(chunk) = rest.chunk().await.map_err(|_| Failure::Unreachable)? {
+        while let Some(chunk) = rest.chunk().await.map_err(|_| AttemptFailure::Unreachable)? {
             read += chunk.len();
         }
         Ok(read)
     }
 
     /// A request that is under way, in a task of its own.
-    fn asks(self: &Arc<Edge>, address: SocketAddr) -> tokio::task::JoinHandle<Result<usize, Failure>> {
+    fn asks(self: &Arc<Edge>, address: SocketAddr) -> tokio::task::JoinHandle<Result<usize, AttemptFailure>> {
         let edge = self.clone();
         tokio::spawn(async move { edge.whole(address, BODY).await })
     }
@@ -178,16 +178,16 @@ async fn requests_share_a_connection_until_it_has_more_than_is_easy() {
     let mut server = Server::start().await;
     let edge = after_one_answer(&mut server).await;
     let mut asked = Vec::new();
-    for number in 0..REQUESTS_EASY {
+    for number in 0..REQUESTS_BEFORE_OPENING {
         asked.push(edge.asks(server.address));
         let came = server.next().await;
-        assert_eq!((came.connection, number < REQUESTS_EASY), (0, true));
+        assert_eq!((came.connection, number < REQUESTS_BEFORE_OPENING), (0, true));
         tokio::spawn(async move {
             std::future::pending::<()>().await;
             drop(came);
         });
     }
-    assert_eq!((server.accepted(), edge.streams.size()), (1, (1, REQUESTS_EASY)));
+    assert_eq!((server.accepted(), edge.streams.size()), (1, (1, REQUESTS_BEFORE_OPENING)));
     // One more is not held up by the connection that is opened for those who come next.
     asked.push(edge.asks(server.address));
     server.next().await.answer(BODY);
@@ -203,8 +203,8 @@ async fn requests_share_a_connection_until_it_has_more_than_is_easy() {
 async fn many_who_come_at_once_wait_for_one_connection() {
     let mut server = Server::start().await;
     let edge = edge();
-    let asked: Vec<_> = (0..REQUESTS_EASY).map(|_| edge.asks(server.address)).collect();
-    for _ in 0..REQUESTS_EASY {
+    let asked: Vec<_> = (0..REQUESTS_BEFORE_OPENING).map(|_| edge.asks(server.address)).collect();
+    for _ in 0..REQUESTS_BEFORE_OPENING {
         server.next().await.answer(BODY);
     }
     for one in asked {
@@ -237,7 +237,7 @@ async fn an_answer_is_read_to_its_end_and_not_given_up_before() {
     let (asking, address) = (edge.clone(), server.address);
     let asked = tokio::spawn(async move {
         let (_, mut rest) = asking.ask(address, BODY).await?;
-        rest.whole(BODY.len()).await.map_err(|_| Failure::Unreachable)
+        rest.whole(BODY.len()).await.map_err(|_| AttemptFailure::Unreachable)
     });
     let mut came = server.next().await;
     let mut stream = came.respond.send_response(Response::new(()), false).unwrap();
@@ -273,21 +273,21 @@ async fn what_was_under_way_on_a_connection_that_worked_is_stale_and_on_a_new_on
     let asked = edge.asks(server.address);
     server.next().await;
     server.tell(0, Does::Dies);
-    assert_eq!(asked.await.unwrap(), Err(Failure::Unreachable), "it has never worked");
+    assert_eq!(asked.await.unwrap(), Err(AttemptFailure::Unreachable), "it has never worked");
 
     let edge = after_one_answer(&mut server).await;
     let asked = edge.asks(server.address);
     let came = server.next().await;
     server.tell(came.connection, Does::Dies);
-    assert_eq!(asked.await.unwrap(), Err(Failure::StaleConnection));
+    assert_eq!(asked.await.unwrap(), Err(AttemptFailure::StaleConnection));
     let asked = edge.asks(server.address);
     server.next().await.answer(BODY);
     assert_eq!(asked.await.unwrap(), Ok(BODY.len()), "there is another");
 
     for (reason, failure) in [
-        (Reason::REFUSED_STREAM, Failure::StaleConnection),
-        (Reason::INTERNAL_ERROR, Failure::Unreachable),
-        (Reason::CANCEL, Failure::Unreachable),
+        (Reason::REFUSED_STREAM, AttemptFailure::StaleConnection),
+        (Reason::INTERNAL_ERROR, AttemptFailure::Unreachable),
+        (Reason::CANCEL, AttemptFailure::Unreachable),
     ] {
         let asked = edge.asks(server.address);
         server.next().await.respond.send_reset(reason);
@@ -301,7 +301,7 @@ async fn where_nobody_listens_everybody_who_waits_is_told() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let asked: Vec<_> = (0..3).map(|_| edge.asks(nobody)).collect();
     for one in asked {
-        assert_eq!(one.await.unwrap(), Err(Failure::Unreachable));
+        assert_eq!(one.await.unwrap(), Err(AttemptFailure::Unreachable));
     }
 }
 
@@ -325,7 +325,7 @@ async fn clients_that_do_not_read_hold_up_nobody_else() {
     let mut server = Server::start().await;
     let edge = after_one_answer(&mut server).await;
     let mut unread = Vec::new();
-    for _ in 1..REQUESTS_EASY {
+    for _ in 1..REQUESTS_BEFORE_OPENING {
         let (asking, address) = (edge.clone(), server.address);
         let asked = tokio::spawn(async move { asking.ask(address, BODY).await });
         let came = server.next().await;
@@ -337,7 +337,7 @@ async fn clients_that_do_not_read_hold_up_nobody_else() {
     assert_eq!(came.connection, 0);
     came.answer(Bytes::from(vec![b' '; LARGE]));
     assert_eq!(tokio::time::timeout(PATIENCE, asked).await.expect("it is read").unwrap(), Ok(LARGE));
-    assert_eq!(unread.len(), REQUESTS_EASY - 1);
+    assert_eq!(unread.len(), REQUESTS_BEFORE_OPENING - 1);
 }
 
 /// What a link does that was cut without a word: requests go elsewhere long before the connection is given up.
@@ -357,12 +357,12 @@ async fn a_connection_that_says_nothing_gets_nothing_more_and_is_given_up_in_the
             break came.unwrap();
         }
     };
-    assert_eq!((came.connection, frozen.elapsed() < DEAD_AFTER), (1, true), "{:?}", frozen.elapsed());
+    assert_eq!((came.connection, frozen.elapsed() < CLOSE_AFTER), (1, true), "{:?}", frozen.elapsed());
     came.answer(BODY);
     assert_eq!(
         tokio::time::timeout(PATIENCE, stuck).await.expect("it is given up").unwrap(),
-        Err(Failure::StaleConnection)
+        Err(AttemptFailure::StaleConnection)
     );
-    assert!(frozen.elapsed() >= DEAD_AFTER, "not before its time: {:?}", frozen.elapsed());
+    assert!(frozen.elapsed() >= CLOSE_AFTER, "not before its time: {:?}", frozen.elapsed());
     others.iter().for_each(|task| task.abort());
 }

@@ -70,7 +70,7 @@ fn a_region_that_is_no_longer_allowed_gets_no_retry_hedge_or_replay() {
         plan.first_byte_timed_out(region(0), view, budgets, now)
     };
     assert_eq!(sent_to(after(&[2], timed_out)), Some(region(2)));
-    assert_eq!(after(&[], late), Step::Wait);
+    assert_eq!(after(&[], timed_out), Step::Wait);
 }
 
 #[test]

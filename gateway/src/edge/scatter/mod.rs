@@ -37,8 +37,8 @@ use super::view::View;
 use crate::listener::AfterAnswer;
 use crate::metrics::Turn;
 use crate::respond::Refusal;
-use gateway_core::scatter::cut::{Cutting, Piece, TOKENS_AROUND};
-use gateway_core::scatter::spread::{self, CUT_INPUTS_MIN, CUT_TOKENS_MIN, Place, Scale};
+use gateway_core::scatter::dispatch::{self, SPLIT_INPUTS_MIN, SPLIT_TOKENS_MIN, SplitPlan, SplitTarget};
+use gateway_core::scatter::split::{SPECIAL_TOKENS, SplittableBody, SubRequest};
 use gateway_core::tenant::Cost;
 use gateway_core::trail::Trail;
 use piece::Failed;
@@ -53,9 +53,9 @@ use tokio::sync::{SemaphorePermit, mpsc};
 
 /// A request that is worth cutting, and how.
 pub(super) struct Cut<'a> {
-    cutting: Arc<Cutting>,
-    pieces: Vec<Piece>,
-    places: Vec<Place>,
+    cutting: Arc<SplittableBody>,
+    pieces: Vec<SubRequest>,
+    places: Vec<SplitTarget>,
     /// Its turn; one that must be cut can wait for it.
     turn: Option<SemaphorePermit<'a>>,
 }
@@ -69,7 +69,7 @@ struct Trails<'a> {
 impl Drop for Trails<'_> {
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.of_pieces);
-        pieces.into_iter().for_each(|piece| self.whole.absorb(piece));
+        pieces.into_iter().for_each(|piece| self.whole.merge(piece));
     }
 }
 
@@ -77,23 +77,23 @@ impl Edge {
     /// How the request is cut, if it is worth it. A small one is not even looked at.
     pub(super) async fn cut(&self, request: &Request, view: &View) -> Result<Option<Cut<'_>>, Refusal> {
         let Cost { inputs, tokens } = request.cost;
-        if inputs < CUT_INPUTS_MIN && tokens < CUT_TOKENS_MIN {
+        if inputs < SPLIT_INPUTS_MIN && tokens < SPLIT_TOKENS_MIN {
             return Ok(None);
         }
-        let tokens = tokens.saturating_add(inputs * TOKENS_AROUND);
+        let tokens = tokens.saturating_add(inputs * SPECIAL_TOKENS);
         let places = self.places(request, view);
-        let Some(scale) = spread::scale(inputs, tokens, &places) else { return Ok(None) };
-        let Scale { piece_tokens, places } = scale;
+        let Some(scale) = dispatch::plan_split(inputs, tokens, &places) else { return Ok(None) };
+        let SplitPlan { sub_request_tokens, targets: places } = scale;
         let turn = self.scattering.turn_now();
-        if turn.is_none() && !spread::must_be_cut(inputs, tokens) {
+        if turn.is_none() && !dispatch::must_be_split(inputs, tokens) {
             self.metrics.turns.count(Turn::Whole);
             return Ok(None);
         }
         let (path, body) = (request.path, request.body.bytes.clone());
         let cutting =
-            self.intake.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
+            self.intake.cpu.run(Some(request.tenant.index), move || SplittableBody::read(path, &body)).await;
         let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
-        let pieces = cutting.pieces(piece_tokens);
+        let pieces = cutting.sub_requests(sub_request_tokens);
         let worth_it = pieces.len() > 1;
         if worth_it {
             self.metrics.turns.count(if turn.is_some() { Turn::AtOnce } else { Turn::Waited });
@@ -102,13 +102,13 @@ impl Edge {
     }
 
     /// The regions that could take the request, best first, and what they say of their room.
-    fn places(&self, request: &Request, view: &View) -> Vec<Place> {
+    fn places(&self, request: &Request, view: &View) -> Vec<SplitTarget> {
         let selection = self.choose(request, view, *request.allowed, &request.about());
         let known = self.watch.known();
         let place = |region: RegionIndex, rtt: Duration| {
             let load = known.load(region, &request.deployment);
             let tokens_per_second = load.tokens_per_second as u64;
-            Place {
+            SplitTarget {
                 region,
                 rtt,
                 replicas: load.ready.max(1),

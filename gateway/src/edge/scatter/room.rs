@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::intake::BODY_BYTES_MAX;
-use gateway_core::scatter::cut::{PIECE_BYTES_MAX, REST_BYTES_MAX};
+use gateway_core::scatter::split::{REST_BYTES_MAX, SUB_REQUEST_BYTES_MAX};
 
 /// Requests that are computed in pieces at once. One more goes whole if a replica can take it, and waits if none can.
 pub(in crate::edge) const AT_ONCE_MAX: usize = 4;
@@ -21,7 +21,7 @@ const PORTION_BYTES: usize = 1 << 10;
 
 // A piece of any body that is taken fits by itself, or its request would wait for ever.
 const _: () =
-    assert!(BODY_BYTES_MAX <= PIECES_BYTES_MAX && PIECE_BYTES_MAX + REST_BYTES_MAX <= PIECES_BYTES_MAX);
+    assert!(BODY_BYTES_MAX <= PIECES_BYTES_MAX && SUB_REQUEST_BYTES_MAX + REST_BYTES_MAX <= PIECES_BYTES_MAX);
 
 /// The room.
 pub(in crate::edge) struct Room {

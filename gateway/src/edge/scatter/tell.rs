@@ -94,7 +94,7 @@ impl Edge {
         let receipts = receipts.join(",");
         let id = |(region, _)| self.config.catalogue.region(region).id.as_str();
         let regions = regions.into_iter().map(id).collect::<Vec<_>>().join(",");
-        let timing = timing.at_the_edge(request.arrived.elapsed(), waited);
+        let timing = timing.gateway_header(request.arrived.elapsed(), waited);
         let left = taken.headers();
         let parts = parts.to_string();
         let (attempts, tokens) = (attempts.to_string(), tokens.map(|tokens| tokens.to_string()));

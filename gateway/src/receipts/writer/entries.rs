@@ -5,11 +5,11 @@ use crate::events::{Finished, Understood, began_ms};
 use crate::receipts::Received;
 use crate::receipts::batch::{Batch, arrival, micros};
 use crate::receipts::before::Sending;
+use gateway_core::labels::AttemptResult;
 use gateway_core::receipt::entry::Entry;
-use gateway_core::receipt::{AttemptKey, Essence};
+use gateway_core::receipt::{AttemptKey, ReceiptContent};
 use gateway_core::residency::Residency;
-use gateway_core::trail::{Attempted, PolicyVersion};
-use gateway_core::words::Ended;
+use gateway_core::trail::{AttemptRecord, PolicyVersion};
 use regions::set::RegionSet;
 
 /// Policies that a file remembers having written. A client may narrow its policy in many ways; beyond this they are forgotten
@@ -27,13 +27,13 @@ impl Writer {
         let Understood { deployment, cost: _, policy: admitted } =
             understood.as_ref().expect("nothing is sent before it is understood");
         for attempt in trail.attempts() {
-            let Attempted { number, region, cause, began: _, took, end, key, policy } = attempt;
-            let end = Ended::from(*end);
+            let AttemptRecord { number, region, cause, began: _, took, end, key, policy } = attempt;
+            let end = AttemptResult::from(*end);
             if self.open.remove(key) {
                 batch.put(&Entry::Outcome { number: *key, took_us: micros(*took), end: end.as_str().into() });
                 continue;
             }
-            if end == Ended::ReceiptUnavailable {
+            if end == AttemptResult::ReceiptUnavailable {
                 // Nothing was sent.
                 continue;
             }
@@ -44,7 +44,7 @@ impl Writer {
             let told = receipt.filter(|(told, _)| told == key).map(|(_, id)| id);
             let region = self.regions[region.as_usize()].as_str();
             let key = AttemptKey { gateway: self.process, number: *key };
-            let essence = Essence {
+            let essence = ReceiptContent {
                 chain: &self.chain,
                 request: id,
                 attempt: *number,
@@ -81,7 +81,7 @@ impl Writer {
         let tenant = self.pseudonyms.of(tenant.as_str());
         let region = self.regions[region.as_usize()].as_str();
         let key = AttemptKey { gateway: self.process, number: *number };
-        let essence = Essence {
+        let essence = ReceiptContent {
             chain: &self.chain,
             request,
             attempt: *attempt,

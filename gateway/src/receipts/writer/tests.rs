@@ -8,9 +8,9 @@ use crate::events::{Finished, Understood};
 use crate::metrics::{Asked, Ending};
 use crate::receipts::{audit, files_in};
 use gateway_core::receipt::PseudonymKey;
-use gateway_core::receipt::audit::{Demands, Kind, Report};
+use gateway_core::receipt::audit::{AuditOptions, Kind, Report};
 use gateway_core::tenant::Cost;
-use gateway_core::trail::{Cause, End, PolicyVersion, Trail};
+use gateway_core::trail::{AttemptCause, AttemptEnd, PolicyVersion, Trail};
 use regions::catalogue::Catalogue;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
@@ -48,8 +48,9 @@ impl Scene {
         let arrived = Instant::now();
         let mut trail = Trail::default();
         for _ in 0..attempts {
-            let attempt = trail.began(region, Cause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
-            trail.ended(attempt, End::Answered { status: 200 }, arrived + Duration::from_millis(1));
+            let attempt =
+                trail.began(region, AttemptCause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
+            trail.ended(attempt, AttemptEnd::Responded { status: 200 }, arrived + Duration::from_millis(1));
         }
         Told::Sent(Arc::new(Finished {
             id: request.to_owned(),
@@ -81,7 +82,7 @@ impl Scene {
     }
 
     fn report(&self) -> Report {
-        audit(&self.files(), &self.catalogue, Demands::default(), || {}).unwrap()
+        audit(&self.files(), &self.catalogue, AuditOptions::default(), || {}).unwrap()
     }
 
     #[track_caller]
@@ -189,7 +190,7 @@ fn what_a_disk_does_not_take_is_a_gap_as_soon_as_it_takes_something() {
         writer.write(&mut vec![scene.told(request, 3, "eu")]);
         assert!(scene.shared.failing());
     }
-    assert_eq!((scene.shared.written.get(), scene.shared.lost(Why::Disk).get()), (1, 6));
+    assert_eq!((scene.shared.written.get(), scene.shared.lost(GapReason::Disk).get()), (1, 6));
     fs::rename(&away, &scene.config.dir).unwrap();
     writer.write(&mut vec![scene.told("d", 1, "eu")]);
     assert!(!scene.shared.failing());
@@ -251,7 +252,7 @@ async fn a_queue_that_is_full_costs_receipts_and_not_time_and_says_so() {
         recorder.record(scene.told(&number.to_string(), 2, "eu"), None);
     }
     assert!(recorder.promise().is_none(), "all places are taken");
-    assert_eq!((recorder.queue.capacity(), shared.lost(Why::QueueFull).get()), (0, 4));
+    assert_eq!((recorder.queue.capacity(), shared.lost(GapReason::QueueFull).get()), (0, 4));
     recorder.record(scene.told("promised", 1, "eu"), promise);
     drop(recorder);
     let mut writer = scene.open();

@@ -235,7 +235,7 @@ fn each_violation_is_found_with_its_kind() {
     check(
         "receipts were lost",
         &|scenario| {
-            let gap = Entry::Gap { missing: 7, why: GapReason::QueueFull, since_ms: 1, at_ms: 2 };
+            let gap = Entry::Gap { missing: 7, reason: GapReason::QueueFull, since_ms: 1, at_ms: 2 };
             scenario.edge.insert(4, gap);
         },
         &[(Kind::Gap, 1)],
@@ -356,7 +356,7 @@ fn an_incomplete_line_is_reported_and_is_no_finding() {
 #[test]
 fn findings_are_listed_up_to_a_limit_and_counted_beyond_it() {
     let mut scenario = Scenario::sound();
-    let gap = Entry::Gap { missing: 2, why: GapReason::Disk, since_ms: 1, at_ms: 2 };
+    let gap = Entry::Gap { missing: 2, reason: GapReason::Disk, since_ms: 1, at_ms: 2 };
     scenario.edge.extend(std::iter::repeat_n(gap, FINDINGS_LISTED_MAX + 1));
     let report = scenario.report();
     assert_eq!(report.findings.len(), FINDINGS_LISTED_MAX);

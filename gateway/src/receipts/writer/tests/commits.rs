@@ -3,7 +3,7 @@
 use super::*;
 use crate::receipts::before::Sending;
 use crate::receipts::{NoReceipt, Recorder};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use tokio::sync::oneshot;
 
 /// An attempt that is about to be made, and what becomes of it when it is over.
@@ -14,7 +14,7 @@ struct Awaited {
 }
 
 impl Scene {
-    fn awaited(&self, request: &str, end: End) -> Awaited {
+    fn awaited(&self, request: &str, end: AttemptEnd) -> Awaited {
         let Told::Sent(finished) = self.told(request, 1, "eu") else { panic!("it is of a gateway") };
         let Finished { id, at_ms, tls_ended_here, tenant, trail, understood, .. } = &*finished;
         let attempt = trail.attempts().next().unwrap().clone();
@@ -68,8 +68,9 @@ fn who_waits_is_answered_when_it_is_on_disk_and_all_who_wait_share_one_fsync() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
     let before = scene.shared.syncs.get();
-    let mut waiting: Vec<_> =
-        (0..50).map(|number| scene.awaited(&format!("r{number}"), End::Answered { status: 200 })).collect();
+    let mut waiting: Vec<_> = (0..50)
+        .map(|number| scene.awaited(&format!("r{number}"), AttemptEnd::Responded { status: 200 }))
+        .collect();
     let (mut told, mut over) = (Vec::new(), Vec::new());
     for Awaited { told: one, answered, finished } in waiting.drain(..) {
         told.push(one);
@@ -97,19 +98,19 @@ fn on_a_full_disk_who_waits_is_refused_and_nothing_is_missing() {
     let mut writer = scene.open();
     // It says that there is no space left, to every write.
     let file = writer.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
-    let end = End::Failed(Failure::ReceiptUnavailable);
+    let end = AttemptEnd::Failed(AttemptFailure::ReceiptUnavailable);
     let Awaited { told, mut answered, finished } = scene.awaited("a", end);
     writer.write(&mut vec![told]);
     assert_eq!(answered.try_recv(), Ok(false));
     assert!(scene.shared.failing());
     scene.shared.reject();
     writer.write(&mut vec![Told::Sent(finished)]);
-    assert_eq!(scene.shared.lost(Why::Disk).get(), 0, "nothing was sent, so no receipt is missing");
+    assert_eq!(scene.shared.lost(GapReason::Disk).get(), 0, "nothing was sent, so no receipt is missing");
     writer.file = file;
     // It recovers by itself: what was rejected is told of as soon as something can be written.
     writer.write(&mut Vec::new());
     assert!(!scene.shared.failing());
-    let Awaited { told, mut answered, finished } = scene.awaited("b", End::Answered { status: 200 });
+    let Awaited { told, mut answered, finished } = scene.awaited("b", AttemptEnd::Responded { status: 200 });
     writer.write(&mut vec![told]);
     assert_eq!(answered.try_recv(), Ok(true));
     writer.write(&mut vec![Told::Sent(finished)]);
@@ -125,7 +126,7 @@ fn what_was_written_and_not_made_durable_is_no_receipt() {
     // A pipe takes what is written, and cannot be made durable.
     let (_reader, pipe) = io::pipe().unwrap();
     writer.file = Some(File::from(std::os::fd::OwnedFd::from(pipe)));
-    let Awaited { told, mut answered, .. } = scene.awaited("a", End::Abandoned);
+    let Awaited { told, mut answered, .. } = scene.awaited("a", AttemptEnd::Cancelled);
     writer.write(&mut vec![told]);
     assert_eq!(answered.try_recv(), Ok(false));
     assert!(scene.shared.failing());
@@ -145,7 +146,7 @@ async fn a_receipt_is_on_disk_when_its_request_goes_on_and_none_is_taken_after_t
     let begun = Instant::now();
     let rounds = 20;
     for round in 0..rounds {
-        let Told::Before(before, _) = scene.awaited(&format!("r{round}"), End::Abandoned).told else {
+        let Told::Before(before, _) = scene.awaited(&format!("r{round}"), AttemptEnd::Cancelled).told else {
             panic!("it waits")
         };
         assert_eq!(recorder.commit(*before).await, Ok(()));
@@ -153,7 +154,9 @@ async fn a_receipt_is_on_disk_when_its_request_goes_on_and_none_is_taken_after_t
     }
     println!("{:?} for each of {rounds} receipts, one after the other", begun.elapsed() / rounds as u32);
     writing.finish(Duration::from_secs(30)).await;
-    let Told::Before(before, _) = scene.awaited("late", End::Abandoned).told else { panic!("it waits") };
+    let Told::Before(before, _) = scene.awaited("late", AttemptEnd::Cancelled).told else {
+        panic!("it waits")
+    };
     assert_eq!(recorder.commit(*before).await, Err(NoReceipt), "the chain has ended");
     let report = scene.report();
     assert!(report.holds && report.chains[0].closed, "{report:#?}");
@@ -172,7 +175,7 @@ async fn requests_that_wait_at_once_share_the_fsyncs() {
         tasks.spawn(async move {
             for round in 0..rounds {
                 let Told::Before(before, _) =
-                    scene.awaited(&format!("{caller}-{round}"), End::Abandoned).told
+                    scene.awaited(&format!("{caller}-{round}"), AttemptEnd::Cancelled).told
                 else {
                     panic!("it waits")
                 };

@@ -220,7 +220,7 @@ fn a_filter_selects_receipts_and_every_chain_is_verified() {
     let gap = |scenario: &mut Scenario| {
         scenario
             .edge
-            .insert(4, Entry::Gap { missing: 7, why: GapReason::Disk, since_ms: 1_500, at_ms: 1_900 });
+            .insert(4, Entry::Gap { missing: 7, reason: GapReason::Disk, since_ms: 1_500, at_ms: 1_900 });
     };
     assert_eq!(kinds(&with(of(Some("a2"), None), &gap)), [(Kind::Gap, 1)]);
     assert!(with(window(1_901, 9_000), &gap).holds && !with(window(1_900, 9_000), &gap).holds);
