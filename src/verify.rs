@@ -1,6 +1,6 @@
-//! `meridian verify-residency`: the audit is in `gateway_core::receipt::audit`; here are its bar, its tables and its exit
-//! code. Nothing but the folders and the catalogue is looked at, so it can be run anywhere and by anybody. With a key of the
-//! auditor's it keeps a signed checkpoint of the chains' heads, which the next audit compares.
+//! `meridian verify-residency`: the audit is in `gateway_core::receipt::audit`; here are its bar, its tables and its
+//! exit code. Nothing but the folders and the catalogue is looked at, so it can be run anywhere and by anybody. With a
+//! key of the auditor's it keeps a signed checkpoint of the chains' heads, which the next audit compares.
 //!
 //! | exit code | means |
 //! |---|---|
@@ -174,16 +174,19 @@ fn told(report: &Report) -> String {
         report;
     let Report { missing, counts, findings, verdict, refused, refusals, rejected, without_outcome, .. } =
         report;
-    let mut lines =
-        vec![format!("{:<22} {:<6} {:<24} {:>6} {:>10}  head", "chain", "role", "place", "files", "entries")];
-    for ChainSummary { chain, role, place, files, entries, head, closed, unfinished_bytes, .. } in chains {
+    let mut lines = vec![format!(
+        "{:<22} {:<6} {:<24} {:>6} {:>10}  head",
+        "chain", "role", "region", "files", "entries"
+    )];
+    for ChainSummary { chain, role, region, files, entries, head, closed, unfinished_bytes, .. } in chains {
         let role = format!("{role:?}").to_lowercase();
         let open = if *closed { "" } else { "  (not closed)" };
         let torn = match unfinished_bytes {
             0 => String::new(),
             bytes => format!("  ({bytes} bytes of an unfinished line)"),
         };
-        lines.push(format!("{chain:<22} {role:<6} {place:<24} {files:>6} {entries:>10}  {head}{open}{torn}"));
+        lines
+            .push(format!("{chain:<22} {role:<6} {region:<24} {files:>6} {entries:>10}  {head}{open}{torn}"));
     }
     lines.push(format!(
         "\n{attempts} attempts, {arrivals} arrivals: {confirmed} confirmed by both ends, {never_arrived} never arrived, \

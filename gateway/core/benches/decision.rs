@@ -1,13 +1,13 @@
-//! How long it takes to decide where a request goes: `cargo bench -p gateway-core --bench decision`.
+//! Latency of a routing decision: `cargo bench -p gateway-core --bench decision`.
 //!
-//! 64 regions, 1,000 deployments, every region with three quarters of them ready, some suspect, some down. The decision
-//! is all that stands between a body that was read and the first byte to a region: which residency policy it is under, who has the
-//! deployment ready, who of them is well, who is nearest. Each decision is timed alone, for it is the slow one that a
-//! client sees; and the allocator counts, for an allocation is what makes the slow one slow. There is none, but for whoever
-//! narrows its own residency by a header: that policy is worked out for it alone.
+//! 64 regions, 1,000 deployments, each region with three quarters of them ready, some suspect, some down. The decision
+//! is all that happens between the end of the body and the first byte to a region: the residency policy, the serving
+//! regions, their health, their distance. Each decision is timed separately, because clients notice the slow ones; and
+//! allocations are counted, because they cause the slow ones. There is none, except for requests that narrow their
+//! residency by a header: that policy is resolved for each of them.
 
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
-#![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
+#![expect(clippy::unwrap_used, reason = "an unexpected value ends the bench")]
 
 use gateway_core::health::{HealthReport, RegionHealthTracker};
 use gateway_core::weights::{GatewayWeights, ReceivedRow};
@@ -31,61 +31,61 @@ const REGIONS: usize = 64;
 const DEPLOYMENTS: usize = 1_000;
 const DECISIONS: usize = 200_000;
 
-/// The system's allocator, and how often it was asked.
-struct Counted;
+/// System allocator that counts its calls.
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-#[expect(unsafe_code, reason = "an allocator is unsafe to write; this one hands everything on as it came")]
-// SAFETY: every call is the system allocator's own, with the arguments that came.
-unsafe impl GlobalAlloc for Counted {
+#[expect(unsafe_code, reason = "an allocator is unsafe to implement; this one forwards every call")]
+// SAFETY: every call is forwarded to the system allocator with the same arguments.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantees are forwarded.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: `at` came from `alloc` above, and so from the system.
+        // SAFETY: `at` was returned by `alloc` above, and so by the system allocator.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTED: Counted = Counted;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Where a deployment may be served, as an edge works it out once for a route table and once for each tenant.
+/// Allowed regions of a deployment, as resolved once per route table and tenant.
 struct RoutedDeployment {
-    anybody: RegionSet,
+    deployment_only: RegionSet,
     tenant: RegionSet,
     registered: RegionSet,
 }
 
-/// Under which residency policy a request comes.
+/// Residency policy of a request.
 #[derive(Clone, Copy)]
-enum Who<'a> {
-    Anybody,
-    /// Somebody with a residency.
+enum RequestPolicy<'a> {
+    Deployment,
+    /// A tenant with a residency policy.
     Tenant,
-    /// Somebody whose request narrows it, which is worked out for that request.
+    /// A request that narrows the policy, resolved for that request.
     Narrowed(&'a ResidencyPolicy),
 }
 
-/// What an edge holds: routes, policy, health, distance.
-struct World {
+/// State of an edge: routes, policies, health, distances.
+struct DecisionScenario {
     catalogue: Catalogue,
     routed: RegionSet,
     deployments: BTreeMap<DeploymentName, RoutedDeployment>,
-    /// Of the tenant that has one.
+    /// Policy of the tenant that has one.
     residency: ResidencyPolicy,
-    fleet: RegionHealthTracker,
+    tracker: RegionHealthTracker,
     latency: LatencyModel,
-    /// What a plan says of every deployment: shares of four regions.
+    /// Plan for every deployment: shares of four regions.
     weights: GatewayWeights,
 }
 
-impl World {
-    fn new(now: Instant) -> World {
+impl DecisionScenario {
+    fn new(now: Instant) -> DecisionScenario {
         let catalogue = Catalogue::builtin();
         let all: Vec<RegionIndex> = catalogue.iter().map(|(region, _)| region).collect();
         assert!(all.len() >= REGIONS, "the catalogue has {} regions", all.len());
@@ -96,9 +96,9 @@ impl World {
             .collect();
         let policies =
             ["eu", "us", "eu,us", "de,fr,nl", "jp"].map(|text| text.parse::<ResidencyPolicy>().unwrap());
-        let mut fleet = RegionHealthTracker::default();
+        let mut tracker = RegionHealthTracker::default();
         let mut latency = LatencyModel::new(catalogue.region(routed[0]).point, &catalogue);
-        fleet.set_regions(routed.iter().copied());
+        tracker.set_regions(routed.iter().copied());
         for (number, region) in routed.iter().enumerate() {
             let ready = names
                 .iter()
@@ -106,12 +106,12 @@ impl World {
                 .enumerate()
                 .filter(|(at, _)| at % 4 != 0)
                 .map(|(_, name)| name.clone());
-            let heard = HealthReport {
+            let report = HealthReport {
                 round_trip: Duration::from_millis(10),
                 ready: ready.collect(),
                 draining: false,
             };
-            fleet.reported(*region, heard, now);
+            tracker.reported(*region, report, now);
             for sample in 0..32 {
                 latency.observe(
                     *region,
@@ -121,7 +121,7 @@ impl World {
             }
             if number % 9 == 8 {
                 for _ in 0..3 {
-                    fleet.failed(*region);
+                    tracker.failed(*region);
                 }
             }
         }
@@ -129,14 +129,14 @@ impl World {
         let residency: ResidencyPolicy = "eu,us,jp,gb,ch".parse().unwrap();
         let tenant = residency.permitted(&catalogue);
         let permitted = |number: usize| match number % 8 {
-            place @ 0..5 => policies[place].permitted(&catalogue),
+            index @ 0..5 => policies[index].permitted(&catalogue),
             _ => catalogue.all(),
         };
         let regions_of = |number| {
-            let anybody = permitted(number);
-            RoutedDeployment { anybody, tenant: anybody.intersect(tenant), registered: set }
+            let deployment_only = permitted(number);
+            RoutedDeployment { deployment_only, tenant: deployment_only.intersect(tenant), registered: set }
         };
-        let told: Vec<ReceivedRow> = names
+        let rows: Vec<ReceivedRow> = names
             .iter()
             .map(|name| {
                 let share =
@@ -145,108 +145,109 @@ impl World {
                 (name.clone(), ResidencyPolicy::Anywhere, routed[0], shares)
             })
             .collect();
-        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
+        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, rows, &catalogue);
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();
-        World { catalogue, routed: set, deployments, residency, fleet, latency, weights }
+        DecisionScenario { catalogue, routed: set, deployments, residency, tracker, latency, weights }
     }
 
-    /// And with a plan: its row, the region that is drawn by it, and what it says of each.
+    /// Decides with a plan: its row, the drawn region, and its shares.
     fn decide_with_a_plan(
         &self,
         name: &str,
-        chance: u16,
-        room: Vec<Candidate>,
+        draw_value: u16,
+        buffer: Vec<Candidate>,
         now: Instant,
     ) -> (Selection, Option<RegionIndex>) {
-        let mut selection = self.decide(name, Who::Anybody, None, room, now);
-        let (name, RoutedDeployment { anybody: allowed, .. }) = self.deployments.get_key_value(name).unwrap();
+        let mut selection = self.decide(name, RequestPolicy::Deployment, None, buffer, now);
+        let (name, RoutedDeployment { deployment_only: allowed, .. }) =
+            self.deployments.get_key_value(name).unwrap();
         let shares = self.weights.of(name, self.routed.iter().next().unwrap(), allowed);
-        let usable = |region| allowed.contains(region) && self.fleet.health(region, name) == Health::Healthy;
-        let drawn = draw(shares, usable, chance);
+        let usable =
+            |region| allowed.contains(region) && self.tracker.health(region, name) == Health::Healthy;
+        let drawn = draw(shares, usable, draw_value);
         for candidate in &mut selection.order {
             candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
         }
         (selection, drawn)
     }
 
-    /// As the edge decides: the deployment by its name, the residency policy that its request comes under, the choice, in the room of the
-    /// one before.
+    /// Decides like the edge: deployment by name, residency policy, and selection, with a reused buffer.
     fn decide(
         &self,
         name: &str,
-        who: Who<'_>,
+        policy: RequestPolicy<'_>,
         client: Option<GeoPoint>,
-        room: Vec<Candidate>,
+        buffer: Vec<Candidate>,
         now: Instant,
     ) -> Selection {
-        let (name, RoutedDeployment { anybody, tenant, registered }) =
+        let (name, RoutedDeployment { deployment_only, tenant, registered }) =
             self.deployments.get_key_value(name).unwrap();
-        let allowed = match who {
-            Who::Anybody => *anybody,
-            Who::Tenant => *tenant,
-            Who::Narrowed(policy) => {
-                anybody.intersect(self.residency.narrow(policy).permitted(&self.catalogue))
+        let allowed = match policy {
+            RequestPolicy::Deployment => *deployment_only,
+            RequestPolicy::Tenant => *tenant,
+            RequestPolicy::Narrowed(policy) => {
+                deployment_only.intersect(self.residency.narrow(policy).permitted(&self.catalogue))
             }
         };
         let query = Query {
             considered: self.routed,
             allowed,
             routed: self.routed,
-            serving: self.fleet.serving(name, *registered),
+            serving: self.tracker.serving(name, *registered),
             draining: RegionSet::EMPTY,
-            health: &|region| self.fleet.region_health(region),
+            health: &|region| self.tracker.region_health(region),
             rtt: &|region| match client {
-                Some(place) => self.latency.prior_from(place, region),
+                Some(index) => self.latency.prior_from(index, region),
                 None => self.latency.estimate(region, now),
             },
         };
-        selection::select_in(&query, room)
+        selection::select_in(&query, buffer)
     }
 }
 
 fn main() {
     let now = Instant::now();
-    let world = World::new(now);
+    let world = DecisionScenario::new(now);
     let names: Vec<&str> = world.deployments.keys().map(DeploymentName::as_str).collect();
     let client = "48.86,2.35".parse::<GeoPoint>().unwrap();
     let header: ResidencyPolicy = "eu,ch".parse().unwrap();
     println!(
-        "{REGIONS} regions, {DEPLOYMENTS} deployments, {DECISIONS} decisions; the clock's own time is in each figure"
+        "{REGIONS} regions, {DEPLOYMENTS} deployments, {DECISIONS} decisions; each figure includes the clock"
     );
     println!("{:<44}{:>10}{:>10}{:>10}{:>14}", "", "p50 µs", "p99 µs", "p99.9 µs", "allocations");
-    report("the clock alone", &measure(&names, |_| ()));
-    let room = Cell::new(Vec::new());
-    let decide = |who, client| {
+    report("clock only", &measure(&names, |_| ()));
+    let buffer = Cell::new(Vec::new());
+    let decide = |policy, client| {
         measure(&names, |name| {
-            let Selection { order, refused } = world.decide(name, who, client, room.take(), now);
+            let Selection { order, refused } = world.decide(name, policy, client, buffer.take(), now);
             black_box((&order, refused));
-            room.set(order);
+            buffer.set(order);
         })
     };
-    for (what, who, client) in [
-        ("anyone's request", Who::Anybody, None),
-        ("of a tenant with a residency", Who::Tenant, None),
-        ("and from a client whose place is known", Who::Tenant, Some(client)),
+    for (label, policy, client) in [
+        ("policy of the deployment", RequestPolicy::Deployment, None),
+        ("tenant with a residency policy", RequestPolicy::Tenant, None),
+        ("the same, from a client with a known location", RequestPolicy::Tenant, Some(client)),
     ] {
-        let measured = decide(who, client);
-        report(what, &measured);
-        assert_eq!(measured.1, 0, "{what}: a decision allocates nothing");
+        let measured = decide(policy, client);
+        report(label, &measured);
+        assert_eq!(measured.1, 0, "{label}: a decision allocates nothing");
     }
-    let chances = Cell::new(0u16);
+    let draws = Cell::new(0u16);
     let planned = measure(&names, |name| {
-        chances.set((chances.get() + 7) % 1000);
+        draws.set((draws.get() + 7) % 1000);
         let (Selection { order, refused }, drawn) =
-            world.decide_with_a_plan(name, chances.get(), room.take(), now);
+            world.decide_with_a_plan(name, draws.get(), buffer.take(), now);
         black_box((&order, refused, drawn));
-        room.set(order);
+        buffer.set(order);
     });
-    report("anyone's, with a plan that has a row for it", &planned);
+    report("policy of the deployment, with a traffic plan", &planned);
     assert_eq!(planned.1, 0, "with a plan: a decision allocates nothing");
-    report("and whose header narrows it further", &decide(Who::Narrowed(&header), Some(client)));
+    report("tenant, narrowed by a header", &decide(RequestPolicy::Narrowed(&header), Some(client)));
 }
 
-/// Nanoseconds of each decision, sorted, and allocations of all.
+/// Returns the sorted nanoseconds of the decisions, and the allocations of all of them.
 fn measure(names: &[&str], decide: impl Fn(&str)) -> (Vec<u64>, u64) {
     let mut nanos = Vec::with_capacity(DECISIONS);
     names.iter().for_each(|name| decide(name));
@@ -262,8 +263,8 @@ fn measure(names: &[&str], decide: impl Fn(&str)) -> (Vec<u64>, u64) {
     (nanos, allocations)
 }
 
-fn report(what: &str, (nanos, allocations): &(Vec<u64>, u64)) {
+fn report(label: &str, (nanos, allocations): &(Vec<u64>, u64)) {
     let at = |share: f64| nanos[(nanos.len() as f64 * share) as usize] as f64 / 1e3;
     let each = *allocations as f64 / DECISIONS as f64;
-    println!("{what:<44}{:>10.2}{:>10.2}{:>10.2}{each:>14.2}", at(0.5), at(0.99), at(0.999));
+    println!("{label:<44}{:>10.2}{:>10.2}{:>10.2}{each:>14.2}", at(0.5), at(0.99), at(0.999));
 }

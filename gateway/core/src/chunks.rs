@@ -110,7 +110,7 @@ impl ChunkScanner {
             (State::Size { digits: 0, .. }, _) => return Err(ChunkProblem("a chunk has no size")),
             (State::Size { size, .. }, b';' | b' ' | b'\t') => State::Extensions { size },
             (State::Size { size, .. } | State::Extensions { size }, b'\r') => State::LineFeed { size },
-            (State::Size { .. }, _) => return Err(ChunkProblem("the size of a chunk is no number")),
+            (State::Size { .. }, _) => return Err(ChunkProblem("the size of a chunk is not a number")),
             (State::Extensions { .. }, b'\n') => {
                 return Err(ChunkProblem("the extension of a chunk has a LF without CR"));
             }
@@ -129,7 +129,7 @@ impl ChunkScanner {
             (State::TrailerName { length }, b':') => {
                 let name = &self.name[..length.min(NAME_BYTES)];
                 if length == 0 || (length <= NAME_BYTES && FORBIDDEN_TRAILERS.contains(&name)) {
-                    return Err(ChunkProblem("a trailer has a name that no trailer may have"));
+                    return Err(ChunkProblem("a trailer has a name that is not allowed in trailers"));
                 }
                 State::TrailerValue
             }
@@ -139,7 +139,7 @@ impl ChunkScanner {
                 }
                 State::TrailerName { length: length + 1 }
             }
-            (State::TrailerName { .. }, _) => return Err(ChunkProblem("a trailer is no field")),
+            (State::TrailerName { .. }, _) => return Err(ChunkProblem("a trailer is not a field")),
             (State::TrailerValue, b'\r') => State::TrailerLineFeed,
             (State::TrailerValue, byte) if is_control(byte) => {
                 return Err(ChunkProblem("a trailer has a control character"));
@@ -198,10 +198,10 @@ mod tests {
         rejected("5;\"a\nb\"\r\nabcde\r\n0\r\n\r\n", "LF without CR");
         rejected("5;a\0\r\nabcde\r\n0\r\n\r\n", "control");
         rejected("5;a\rb\r\n", "not followed by LF");
-        rejected("5\nabcde\r\n", "no number");
+        rejected("5\nabcde\r\n", "not a number");
         rejected("\r\n", "no size");
         rejected("-5\r\n", "no size");
-        rejected("0x5\r\n", "no number");
+        rejected("0x5\r\n", "not a number");
         rejected("11111111111111111\r\n", "16 digits");
         rejected("5\r\nabcdef\r\n", "does not end");
         rejected("5\r\nabcde\n0", "does not end");
@@ -209,12 +209,12 @@ mod tests {
         rejected("0\r\nx: y\n\r\n", "control");
         rejected("0\r\nx: y\rz", "not followed by LF");
         rejected("0\r\n\r\r", "not followed by LF");
-        rejected("0\r\nx y: z\r\n", "no field");
-        rejected("0\r\n: z\r\n", "no trailer may have");
-        rejected("0\r\n x: z\r\n", "no field");
-        rejected("0\r\nnothing\r\n", "no field");
+        rejected("0\r\nx y: z\r\n", "not a field");
+        rejected("0\r\n: z\r\n", "not allowed in trailers");
+        rejected("0\r\n x: z\r\n", "not a field");
+        rejected("0\r\nnothing\r\n", "not a field");
         for name in ["Content-Length", "TRANSFER-ENCODING", "host", "authorization", "te"] {
-            rejected(&format!("0\r\n{name}: x\r\n\r\n"), "no trailer may have");
+            rejected(&format!("0\r\n{name}: x\r\n\r\n"), "not allowed in trailers");
         }
     }
 

@@ -104,16 +104,16 @@ impl Cors {
     /// Returns the response to a preflight for `methods` (the `Access-Control-Request-Headers` are `headers`); `None`
     /// if this page is not allowed.
     pub fn preflight(&self, origin: &[u8], methods: &str, headers: Option<&[u8]>) -> Option<ResponseHeaders> {
-        let mut answer = self.response(Some(origin));
-        answer.iter().find(|(name, _)| *name == "access-control-allow-origin")?;
-        answer.push(("access-control-allow-methods", methods.to_owned()));
-        answer.push(("access-control-max-age", self.max_age_s.to_string()));
+        let mut response = self.response(Some(origin));
+        response.iter().find(|(name, _)| *name == "access-control-allow-origin")?;
+        response.push(("access-control-allow-methods", methods.to_owned()));
+        response.push(("access-control-max-age", self.max_age_s.to_string()));
         // Clients send headers of their own (x-stainless-…, x-fern-…), which the gateway does not read: each may be
         // sent.
         if let Some(headers) = headers.filter(|headers| is_list_of_names(headers)) {
-            answer.push(("access-control-allow-headers", String::from_utf8_lossy(headers).into_owned()));
+            response.push(("access-control-allow-headers", String::from_utf8_lossy(headers).into_owned()));
         }
-        Some(answer)
+        Some(response)
     }
 }
 
@@ -177,20 +177,20 @@ mod tests {
     #[test]
     fn a_preflight_allows_the_requested_headers() {
         let cors = cors(&["https://a.example"]);
-        let ask =
+        let preflight =
             |headers: &[u8]| cors.preflight(b"https://a.example", "POST", Some(headers)).expect("allowed");
         let allowed_headers = |headers: &ResponseHeaders| {
             let found = headers.iter().find(|(name, _)| *name == "access-control-allow-headers");
             found.map(|(_, value)| value.clone())
         };
         assert_eq!(
-            allowed_headers(&ask(b"authorization, x-stainless-os")).as_deref(),
+            allowed_headers(&preflight(b"authorization, x-stainless-os")).as_deref(),
             Some("authorization, x-stainless-os")
         );
-        assert_eq!(allowed_headers(&ask(b"x\r\ny: z")), None);
-        assert_eq!(allowed_headers(&ask(&[b'a'; REQUESTED_HEADERS_BYTES_MAX + 1])), None);
+        assert_eq!(allowed_headers(&preflight(b"x\r\ny: z")), None);
+        assert_eq!(allowed_headers(&preflight(&[b'a'; REQUESTED_HEADERS_BYTES_MAX + 1])), None);
         assert_eq!(
-            allowed_headers(&ask(&[b'a'; REQUESTED_HEADERS_BYTES_MAX])).map(|list| list.len()),
+            allowed_headers(&preflight(&[b'a'; REQUESTED_HEADERS_BYTES_MAX])).map(|list| list.len()),
             Some(4096)
         );
         assert!(cors.preflight(b"https://b.example", "POST", None).is_none());

@@ -29,9 +29,9 @@ pub fn of_content(value: Option<&[u8]>) -> Option<Coding> {
 pub fn accepts_gzip(value: Option<&[u8]>) -> bool {
     let mut by_star = false;
     for part in value.unwrap_or_default().split(|byte| *byte == b',') {
-        let mut pieces = part.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-        let name = pieces.next().unwrap_or_default();
-        let is_rejected = pieces.any(is_weight_zero);
+        let mut parameters = part.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        let name = parameters.next().unwrap_or_default();
+        let is_rejected = parameters.any(is_weight_zero);
         if name.eq_ignore_ascii_case(b"gzip") || name.eq_ignore_ascii_case(b"x-gzip") {
             return !is_rejected;
         }

@@ -155,12 +155,14 @@ mod tests {
     }
 
     /// Returns how many of `frame` a new connection may send at once.
-    fn allowed(frame: &[u8], piece: usize) -> u64 {
+    fn allowed(frame: &[u8], read_size: usize) -> u64 {
         let now = crate::some_instant();
         let mut meter = FloodMeter::new(now);
         meter.read(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", now).unwrap();
         let mut sent = 0;
-        while sent < 2 * IDLE_FRAMES_MAX && frame.chunks(piece).all(|piece| meter.read(piece, now).is_ok()) {
+        while sent < 2 * IDLE_FRAMES_MAX
+            && frame.chunks(read_size).all(|bytes| meter.read(bytes, now).is_ok())
+        {
             sent += 1;
         }
         sent
@@ -169,18 +171,18 @@ mod tests {
     #[test]
     fn only_idle_frames_are_counted() {
         let unlimited = 2 * IDLE_FRAMES_MAX;
-        for piece in [1, 7, 9, 10, 4096] {
-            assert_eq!(allowed(&frame(6, 0, &[0; 8]), piece), IDLE_FRAMES_MAX, "PING");
-            assert_eq!(allowed(&frame(4, 0, &[]), piece), IDLE_FRAMES_MAX, "SETTINGS");
-            assert_eq!(allowed(&frame(3, 0, &[0; 4]), piece), IDLE_FRAMES_MAX, "RST_STREAM");
-            assert_eq!(allowed(&frame(0, 0, &[]), piece), IDLE_FRAMES_MAX, "empty DATA");
-            assert_eq!(allowed(&frame(9, 0, b"x"), piece), IDLE_FRAMES_MAX, "CONTINUATION");
-            assert_eq!(allowed(&frame(99, 0, b"x"), piece), IDLE_FRAMES_MAX, "unknown");
-            assert_eq!(allowed(&frame(0, 1, &[]), piece), unlimited, "the end of a body");
+        for read_size in [1, 7, 9, 10, 4096] {
+            assert_eq!(allowed(&frame(6, 0, &[0; 8]), read_size), IDLE_FRAMES_MAX, "PING");
+            assert_eq!(allowed(&frame(4, 0, &[]), read_size), IDLE_FRAMES_MAX, "SETTINGS");
+            assert_eq!(allowed(&frame(3, 0, &[0; 4]), read_size), IDLE_FRAMES_MAX, "RST_STREAM");
+            assert_eq!(allowed(&frame(0, 0, &[]), read_size), IDLE_FRAMES_MAX, "empty DATA");
+            assert_eq!(allowed(&frame(9, 0, b"x"), read_size), IDLE_FRAMES_MAX, "CONTINUATION");
+            assert_eq!(allowed(&frame(99, 0, b"x"), read_size), IDLE_FRAMES_MAX, "unknown");
+            assert_eq!(allowed(&frame(0, 1, &[]), read_size), unlimited, "the end of a body");
             // A payload that looks like frames does not count.
-            assert_eq!(allowed(&frame(0, 0, &frame(6, 0, &[0; 8]).repeat(20)), piece), unlimited, "DATA");
-            assert_eq!(allowed(&frame(1, 4, b"head"), piece), unlimited, "HEADERS");
-            assert_eq!(allowed(&frame(8, 0, &[0; 4]), piece), unlimited, "WINDOW_UPDATE");
+            assert_eq!(allowed(&frame(0, 0, &frame(6, 0, &[0; 8]).repeat(20)), read_size), unlimited, "DATA");
+            assert_eq!(allowed(&frame(1, 4, b"head"), read_size), unlimited, "HEADERS");
+            assert_eq!(allowed(&frame(8, 0, &[0; 4]), read_size), unlimited, "WINDOW_UPDATE");
         }
     }
 

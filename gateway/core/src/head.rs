@@ -109,7 +109,7 @@ impl HeadScanner {
         // A client that does not send HTTP (a TLS handshake, say) may never send a line end.
         let begun = bytes.get(self.line).copied();
         if self.version.is_none() && begun.is_some_and(|byte| byte != b'\r' && !is_token(byte)) {
-            return Err(HeadProblem::Malformed("it does not begin with a method"));
+            return Err(HeadProblem::Malformed("it does not start with a method"));
         }
         Ok(None)
     }
@@ -120,13 +120,13 @@ impl HeadScanner {
             return Err(HeadProblem::TooManyFields);
         }
         if line.starts_with(b" ") || line.starts_with(b"\t") {
-            return Err(HeadProblem::Malformed("a field goes on in a second line (obs-fold)"));
+            return Err(HeadProblem::Malformed("a field continues on a second line (obs-fold)"));
         }
         let colon = memchr(b':', line).ok_or(HeadProblem::Malformed("a line of the head has no colon"))?;
         let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
         if name.is_empty() || !name.iter().copied().all(is_token) {
             return Err(HeadProblem::Malformed(
-                "the name of a field is no token, or a space stands before its colon",
+                "the name of a field is not a token, or is followed by a space",
             ));
         }
         // All of them, without a branch for each.
@@ -135,15 +135,15 @@ impl HeadScanner {
             return Err(HeadProblem::Malformed("a field has a control character"));
         }
         if name.eq_ignore_ascii_case(b"host") {
-            set_once(&mut self.host, "there are two hosts")?;
+            set_once(&mut self.host, "it has two hosts")?;
             return host(value);
         }
         if name.eq_ignore_ascii_case(b"content-length") {
-            set_once(&mut self.length, "there are two content-lengths")?;
+            set_once(&mut self.length, "it has two content-lengths")?;
             return length(value);
         }
         if name.eq_ignore_ascii_case(b"transfer-encoding") {
-            set_once(&mut self.coding, "there are two transfer-encodings")?;
+            set_once(&mut self.coding, "it has two transfer-encodings")?;
             return if value.eq_ignore_ascii_case(b"chunked") {
                 Ok(())
             } else {
@@ -161,7 +161,7 @@ impl HeadScanner {
             Version::Http10 if self.coding => {
                 Err(HeadProblem::Malformed("HTTP/1.0 has no transfer-encoding"))
             }
-            Version::Http11 if !self.host => Err(HeadProblem::Malformed("there is no host")),
+            Version::Http11 if !self.host => Err(HeadProblem::Malformed("it has no host")),
             Version::Http10 | Version::Http11 => {
                 Ok(ScannedHead { length: self.line, is_chunked: self.coding, is_absolute: self.absolute })
             }
@@ -172,7 +172,7 @@ impl HeadScanner {
 /// Parses `method SP target SP version` strictly; returns the version and whether the target is an absolute URL.
 fn request_line(line: &[u8]) -> Checked<(Version, bool)> {
     if !line.first().copied().is_some_and(is_token) {
-        return Err(HeadProblem::Malformed("it does not begin with a method"));
+        return Err(HeadProblem::Malformed("it does not start with a method"));
     }
     let mut parts = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
@@ -181,13 +181,13 @@ fn request_line(line: &[u8]) -> Checked<(Version, bool)> {
         return Err(HeadProblem::Malformed("the first line is not 'METHOD TARGET VERSION'"));
     };
     if method.is_empty() || !method.iter().copied().all(is_token) {
-        return Err(HeadProblem::Malformed("the method is no token"));
+        return Err(HeadProblem::Malformed("the method is not a token"));
     }
     if target.len() > TARGET_BYTES_MAX {
         return Err(HeadProblem::TargetTooLong);
     }
     if target.is_empty() || !target.iter().all(|byte| matches!(byte, b'!'..=b'~') && *byte != b'#') {
-        return Err(HeadProblem::Malformed("the target has a byte that no target has"));
+        return Err(HeadProblem::Malformed("the target has a byte that is not allowed in targets"));
     }
     // RFC 9112 (3.2): a path, an absolute URL (for proxies), `*` of OPTIONS, `host:port` of CONNECT.
     let after_scheme = after_scheme(target);
@@ -221,7 +221,7 @@ fn authority(rest: &[u8]) -> Checked<(&[u8], &[u8])> {
     }
     host(authority)?;
     if !is_host_and_port(authority) {
-        return Err(HeadProblem::Malformed("the URL of the target has a host or a port that cannot be"));
+        return Err(HeadProblem::Malformed("the URL of the target has an invalid host or port"));
     }
     Ok((authority, path))
 }
@@ -282,7 +282,7 @@ fn host(value: &[u8]) -> Checked<()> {
     if value.iter().all(fits) {
         Ok(())
     } else {
-        Err(HeadProblem::Malformed("the host has a byte that no host has"))
+        Err(HeadProblem::Malformed("the host has a byte that is not allowed in hosts"))
     }
 }
 
@@ -292,7 +292,7 @@ fn length(value: &[u8]) -> Checked<()> {
     let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
     match number {
         Some(_) if digits => Ok(()),
-        _ => Err(HeadProblem::Malformed("the content-length is no number")),
+        _ => Err(HeadProblem::Malformed("the content-length is not a number")),
     }
 }
 
@@ -393,22 +393,22 @@ mod tests {
         rejected(&with("transfer-encoding: chunked\r\ncontent-length: 5"), "both");
         rejected(&with("content-length: 5\r\ncontent-length: 6"), "two content-lengths");
         rejected(&with("content-length: 5\r\nContent-Length: 5"), "two content-lengths");
-        rejected(&with("content-length: 5, 5"), "no number");
-        rejected(&with("content-length: +5"), "no number");
-        rejected(&with("content-length: 0x5"), "no number");
-        rejected(&with("content-length:"), "no number");
-        rejected(&with("content-length: 9223372036854775808"), "no number");
+        rejected(&with("content-length: 5, 5"), "not a number");
+        rejected(&with("content-length: +5"), "not a number");
+        rejected(&with("content-length: 0x5"), "not a number");
+        rejected(&with("content-length:"), "not a number");
+        rejected(&with("content-length: 9223372036854775808"), "not a number");
         rejected(&with("transfer-encoding: chunked\r\ntransfer-encoding: chunked"), "two transfer-encodings");
         rejected(&with("host: y"), "two hosts");
         rejected("GET / HTTP/1.1\r\n\r\n", "no host");
-        rejected("GET / HTTP/1.1\r\nhost: a, b\r\n\r\n", "no host has");
-        rejected("GET / HTTP/1.1\r\nhost: a@b\r\n\r\n", "no host has");
+        rejected("GET / HTTP/1.1\r\nhost: a, b\r\n\r\n", "not allowed in hosts");
+        rejected("GET / HTTP/1.1\r\nhost: a@b\r\n\r\n", "not allowed in hosts");
         rejected("POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n", "HTTP/1.0");
         rejected(&with("x: a\rb"), "CR");
         rejected(&with("x: a\r\r"), "CR");
         rejected(&with("x: a\ny: b"), "LF");
         rejected(&with("x: a\r\n b"), "obs-fold");
-        rejected(&with("x : a"), "colon");
+        rejected(&with("x : a"), "space");
         rejected(&with(": a"), "token");
         rejected(&with("x"), "no colon");
         rejected(&with("x: \0"), "control");
@@ -425,23 +425,23 @@ mod tests {
         line("GET /", "METHOD TARGET VERSION");
         line("GET  / HTTP/1.1", "METHOD TARGET VERSION");
         line("GET / HTTP/1.1 ", "METHOD TARGET VERSION");
-        line(" GET / HTTP/1.1", "begin with a method");
+        line(" GET / HTTP/1.1", "start with a method");
         line("G@T / HTTP/1.1", "method");
         line("GET /a b HTTP/1.1", "METHOD TARGET VERSION");
-        line("GET /a\tb HTTP/1.1", "no target has");
-        line("GET /\u{e9} HTTP/1.1", "no target has");
-        line("GET /#part HTTP/1.1", "no target has");
+        line("GET /a\tb HTTP/1.1", "not allowed in targets");
+        line("GET /\u{e9} HTTP/1.1", "not allowed in targets");
+        line("GET /#part HTTP/1.1", "not allowed in targets");
         line("GET models HTTP/1.1", "neither a path");
         line("GET ftp://x/ HTTP/1.1", "neither a path");
         line("GET http:///path HTTP/1.1", "no host");
-        line("GET http://user@x/ HTTP/1.1", "no host has");
-        line("GET http://a,b/ HTTP/1.1", "no host has");
+        line("GET http://user@x/ HTTP/1.1", "not allowed in hosts");
+        line("GET http://a,b/ HTTP/1.1", "not allowed in hosts");
         line("GET / HTTP/2.0", "version");
         line("GET / HTTP/1.2", "version");
         line("GET / http/1.1", "version");
         line("PRI * HTTP/2.0", "version");
-        rejected("\r\n\r\nGET / HTTP/1.1\r\n", "begin with a method");
-        rejected("\x16\x03\x01\x02\0\x01\0\x01\u{fc}", "begin with a method");
+        rejected("\r\n\r\nGET / HTTP/1.1\r\n", "start with a method");
+        rejected("\x16\x03\x01\x02\0\x01\0\x01\u{fc}", "start with a method");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
 pub enum AttemptFailure {
     /// A pooled connection was closed: the region had closed it while it was idle, and has not seen the request.
     StaleConnection,
-    /// The region could not be reached, or broke off before the first byte of an answer.
+    /// The region could not be reached, or broke off before the first byte of a response.
     Unreachable,
     /// The certificate at the region's address has another identity; no byte of the request was sent.
     WrongPeer,

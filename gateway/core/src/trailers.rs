@@ -343,12 +343,12 @@ mod tests {
         assert_eq!(Guard::default().scan(&mut whole), all.len());
         for size in [1, 2, 9, 10, 33] {
             let (mut guard, mut buffered, mut read) = (Guard::default(), Vec::new(), Vec::new());
-            for piece in all.chunks(size) {
-                buffered.extend_from_slice(piece);
+            for bytes in all.chunks(size) {
+                buffered.extend_from_slice(bytes);
                 let released = guard.scan(&mut buffered);
                 read.extend(buffered.drain(..released));
             }
-            assert_eq!(read, whole, "{trailers} in pieces of {size}");
+            assert_eq!(read, whole, "{trailers} in reads of {size}");
         }
         whole[before.len() + FLAGS_AT]
     }

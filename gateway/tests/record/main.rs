@@ -139,12 +139,12 @@ async fn who_hangs_up_and_where_a_request_went_on_are_told_too() {
     waiting.abort();
     let hung_up = line(&scene, "hung-up").await;
     has(&hung_up, json!({"outcome": "client_gone", "status": null, "attempts": 1, "region": null}));
-    assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:abandoned:"), "{hung_up}");
+    assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:cancelled:"), "{hung_up}");
 
     let scrape = scene.scrape().await;
     assert_eq!(scrape.get(in_flight), 0.0);
     assert_eq!(scrape.sum("meridian_gateway_attempts_total", "cause=\"retry\""), 1.0, "{}", scrape.text);
-    assert_eq!(scrape.sum("meridian_gateway_attempts_total", "end=\"abandoned\""), 1.0, "{}", scrape.text);
+    assert_eq!(scrape.sum("meridian_gateway_attempts_total", "end=\"cancelled\""), 1.0, "{}", scrape.text);
     assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_gone"), 1.0, "{}", scrape.text);
     let europe = format!("http://{}", scene.regions[EUROPE].address);
     scene

@@ -12,7 +12,7 @@
 //!
 //! So the beginning of a response can be sent to the client before its end is available. Ranks cannot: the best
 //! document may be in the last sub-request. They are small, are merged by score when all are available, and truncated
-//! to the best `top_n`; each sub-request asked for its own best `top_n`, and no document is among the best of all that
+//! to the best `top_n`; each sub-request requests its own best `top_n`, and no document is among the best of all that
 //! is not among those of its part.
 //!
 //! No number of a vector is parsed; a score is, for comparison, and is written as received. A response that is not what
@@ -487,7 +487,7 @@ mod tests {
         );
         check(ResponseShape::Results, &[(50, &first), (50, &response(documents[2], 7))], Some(2), &expected);
         let more =
-            join(ResponseShape::Results, &[(50, first), (51, response("", 7))], None).expect("an answer");
+            join(ResponseShape::Results, &[(50, first), (51, response("", 7))], None).expect("a response");
         assert!(more.contains(r#""search_units":2"#) && more.contains(r#""index":49"#), "{more}");
     }
 

@@ -276,9 +276,9 @@ mod tests {
     #[test]
     fn the_content_of_a_value_is_counted() {
         let check = |json: &str, text_bytes: usize, bare: usize| {
-            let mut seen = Vec::new();
-            elements(json.as_bytes(), &(0..json.len()), |value| seen.push((value.text_bytes, value.bare)));
-            assert_eq!(seen, [(text_bytes, bare)], "{json}");
+            let mut visited = Vec::new();
+            elements(json.as_bytes(), &(0..json.len()), |value| visited.push((value.text_bytes, value.bare)));
+            assert_eq!(visited, [(text_bytes, bare)], "{json}");
         };
         check(r#"["four"]"#, 4, 0);
         check("[[1, 2,3]]", 0, 3);
@@ -311,11 +311,11 @@ mod tests {
                 if pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) }.unwrap()
             };
             let text = write(&values.clone().into());
-            let mut seen: Vec<serde_json::Value> = Vec::new();
+            let mut visited: Vec<serde_json::Value> = Vec::new();
             elements(&text, &whole(&text).unwrap(), |value| {
-                seen.push(serde_json::from_slice(&text[value.span]).unwrap());
+                visited.push(serde_json::from_slice(&text[value.span]).unwrap());
             }).unwrap();
-            prop_assert_eq!(&seen, &values);
+            prop_assert_eq!(&visited, &values);
             let named: serde_json::Map<String, serde_json::Value> =
                 values.into_iter().enumerate().map(|(n, value)| (format!("\"{n}"), value)).collect();
             let text = write(&named.clone().into());

@@ -81,7 +81,7 @@ mod tests {
 
     const TARGET: Duration = Duration::from_secs(1);
 
-    fn heard(limit: &mut Limit, wait_ms: u64, in_flight: u64) -> Option<u64> {
+    fn report(limit: &mut Limit, wait_ms: u64, in_flight: u64) -> Option<u64> {
         limit.report(Some(Duration::from_millis(wait_ms)), TARGET, in_flight);
         limit.tokens()
     }
@@ -89,35 +89,35 @@ mod tests {
     #[test]
     fn one_long_delay_is_a_burst_and_two_set_a_limit() {
         let mut limit = Limit::default();
-        assert_eq!(heard(&mut limit, 1250, 10_000), None);
-        assert_eq!(heard(&mut limit, 1000, 10_000), None, "at the target");
-        assert_eq!(heard(&mut limit, 1250, 10_000), None);
-        assert_eq!(heard(&mut limit, 1250, 10_000), Some(8_000));
+        assert_eq!(report(&mut limit, 1250, 10_000), None);
+        assert_eq!(report(&mut limit, 1000, 10_000), None, "at the target");
+        assert_eq!(report(&mut limit, 1250, 10_000), None);
+        assert_eq!(report(&mut limit, 1250, 10_000), Some(8_000));
     }
 
     #[test]
     fn the_limit_is_at_least_half_of_the_load_and_grows_while_it_is_used() {
         let mut limit = Limit::default();
-        heard(&mut limit, 9000, 10_000);
-        assert_eq!(heard(&mut limit, 9000, 10_000), Some(5_000));
-        assert_eq!(heard(&mut limit, 8000, 9_000), Some(4_500), "while the excess drains");
-        assert_eq!(heard(&mut limit, 900, 2_250), Some(4_950));
-        assert_eq!(heard(&mut limit, 2000, 5_000), Some(4_950), "one long delay is a burst again");
-        assert_eq!(heard(&mut limit, 2000, 5_000), Some(2_500));
+        report(&mut limit, 9000, 10_000);
+        assert_eq!(report(&mut limit, 9000, 10_000), Some(5_000));
+        assert_eq!(report(&mut limit, 8000, 9_000), Some(4_500), "while the excess drains");
+        assert_eq!(report(&mut limit, 900, 2_250), Some(4_950));
+        assert_eq!(report(&mut limit, 2000, 5_000), Some(4_950), "one long delay is a burst again");
+        assert_eq!(report(&mut limit, 2000, 5_000), Some(2_500));
     }
 
     #[test]
     fn the_limit_is_removed_after_a_time_without_need() {
         let mut limit = Limit::default();
-        heard(&mut limit, 2000, 10_000);
-        heard(&mut limit, 2000, 10_000);
+        report(&mut limit, 2000, 10_000);
+        report(&mut limit, 2000, 10_000);
         for _ in 1..OPEN_AFTER {
-            assert_eq!(heard(&mut limit, 0, 2_499), Some(5_000));
+            assert_eq!(report(&mut limit, 0, 2_499), Some(5_000));
         }
-        assert_eq!(heard(&mut limit, 0, 2_499), None);
+        assert_eq!(report(&mut limit, 0, 2_499), None);
         // And at once when the region no longer knows its speed.
-        heard(&mut limit, 2000, 10_000);
-        heard(&mut limit, 2000, 10_000);
+        report(&mut limit, 2000, 10_000);
+        report(&mut limit, 2000, 10_000);
         limit.report(None, TARGET, 10_000);
         assert_eq!(limit.tokens(), None);
     }

@@ -43,12 +43,12 @@ fn pressed(priority: Priority, tokens: u64, now: Instant) -> (AdmissionPools, Ad
 fn a_tenant_above_its_share_is_shed_and_one_below_it_is_admitted() {
     let now = some_instant();
     let (pools, _entered) = pressed(Priority::Interactive, 1_000, now);
-    let check = |asked: &[(usize, u64, Result<(), ShedReason>)]| {
+    let check = |requests: &[(usize, u64, Result<(), ShedReason>)]| {
         let mut pools = pools.clone();
-        for (tenant, tokens, expected) in asked {
+        for (tenant, tokens, expected) in requests {
             let entered =
                 pools.enter(region(), &name(), &request(*tenant, Priority::Interactive, *tokens), now);
-            assert_eq!(entered.map(drop).map_err(|shed| shed.reason), *expected, "{tenant} in {asked:?}");
+            assert_eq!(entered.map(drop).map_err(|shed| shed.reason), *expected, "{tenant} in {requests:?}");
         }
     };
     let exceeds_limit = Err(ShedReason::OverShare);

@@ -1,5 +1,5 @@
-//! Overflow over real sockets: an edge between two regions with a scripted replica each. The nearer one has too much to do,
-//! and what goes past it is what the other has granted.
+//! Overflow over real sockets: an edge between two regions with a scripted replica each. The nearer one has too much to
+//! do, and what goes past it is what the other has granted.
 
 mod exchange;
 mod liar;
@@ -21,7 +21,8 @@ async fn a_part_of_what_is_too_much_goes_where_it_was_offered_room() {
     }
     // Seven tenths of 200 are 140, give or take 6.5.
     assert!((100..=180).contains(&far), "{far} of 200 left");
-    let sample = format!("meridian_gateway_attempts_total{{region=\"{FAR}\",cause=\"overflow\",end=\"ok\"}}");
+    let sample =
+        format!("meridian_gateway_attempts_total{{region=\"{FAR}\",cause=\"spillover\",end=\"ok\"}}");
     assert_eq!(
         scene.scraped(&sample).await,
         scene.far.requests.load(Ordering::SeqCst),

@@ -79,10 +79,10 @@ impl ReceiptJoin {
     }
 
     /// Sets the outcome of the receipt at `index`.
-    pub(super) fn ended(&mut self, index: usize, took_us: u64, answered: bool) {
+    pub(super) fn ended(&mut self, index: usize, took_us: u64, has_response: bool) {
         let record = &mut self.records[index];
         record.until_ms += took_us / 1000;
-        if answered && record.side == ReceiptSide::NoResponse {
+        if has_response && record.side == ReceiptSide::NoResponse {
             record.side = ReceiptSide::Responded;
         }
     }

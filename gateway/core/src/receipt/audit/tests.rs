@@ -147,11 +147,11 @@ fn sound_receipts_hold() {
 
 #[test]
 fn each_violation_is_found_with_its_kind() {
-    let check = |story: &str, break_it: &dyn Fn(&mut Scenario), expected: &[(Kind, u64)]| {
+    let check = |violation: &str, break_it: &dyn Fn(&mut Scenario), expected: &[(Kind, u64)]| {
         let mut scenario = Scenario::sound();
         break_it(&mut scenario);
         let report = scenario.report();
-        assert_eq!(kinds(&report), expected, "{story}: {report:#?}");
+        assert_eq!(kinds(&report), expected, "{violation}: {report:#?}");
         assert!(
             !report.holds
                 && report.findings.len() == expected.iter().map(|(_, n)| *n as usize).sum::<usize>()
