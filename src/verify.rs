@@ -31,7 +31,7 @@ pub(crate) fn main(options: VerifyOptions) -> ExitCode {
     let catalogue = regions.as_deref().map_or_else(|| Ok(Catalogue::builtin()), read_catalogue);
     let catalogue = catalogue.map_err(|found| problems.extend(found)).ok();
     let demands =
-        AuditOptions { partial: *partial, settle_ms: settle.saturating_mul(1000), ..Demands::default() };
+        AuditOptions { partial: *partial, settle_ms: settle.saturating_mul(1000), ..AuditOptions::default() };
     let mut demands = AuditOptions { filter: filter(&options, &mut problems), ..demands };
     demands.receipts.extend(held.iter().cloned());
     for head in heads {

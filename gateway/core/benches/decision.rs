@@ -55,7 +55,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Allowed regions of a deployment, as resolved once per route table and tenant.
-struct RoutedDeployment {
+struct BenchDeployment {
     deployment_only: RegionSet,
     tenant: RegionSet,
     registered: RegionSet,
@@ -75,7 +75,7 @@ enum RequestPolicy<'a> {
 struct DecisionScenario {
     catalogue: Catalogue,
     routed: RegionSet,
-    deployments: BTreeMap<DeploymentName, RoutedDeployment>,
+    deployments: BTreeMap<DeploymentName, BenchDeployment>,
     /// Policy of the tenant that has one.
     residency: ResidencyPolicy,
     tracker: RegionHealthTracker,
@@ -134,7 +134,7 @@ impl DecisionScenario {
         };
         let regions_of = |number| {
             let deployment_only = permitted(number);
-            RoutedDeployment { deployment_only, tenant: deployment_only.intersect(tenant), registered: set }
+            BenchDeployment { deployment_only, tenant: deployment_only.intersect(tenant), registered: set }
         };
         let rows: Vec<ReceivedRow> = names
             .iter()
@@ -160,7 +160,7 @@ impl DecisionScenario {
         now: Instant,
     ) -> (Selection, Option<RegionIndex>) {
         let mut selection = self.decide(name, RequestPolicy::Deployment, None, buffer, now);
-        let (name, RoutedDeployment { deployment_only: allowed, .. }) =
+        let (name, BenchDeployment { deployment_only: allowed, .. }) =
             self.deployments.get_key_value(name).unwrap();
         let shares = self.weights.of(name, self.routed.iter().next().unwrap(), allowed);
         let usable =
@@ -181,7 +181,7 @@ impl DecisionScenario {
         buffer: Vec<Candidate>,
         now: Instant,
     ) -> Selection {
-        let (name, RoutedDeployment { deployment_only, tenant, registered }) =
+        let (name, BenchDeployment { deployment_only, tenant, registered }) =
             self.deployments.get_key_value(name).unwrap();
         let allowed = match policy {
             RequestPolicy::Deployment => *deployment_only,

@@ -70,7 +70,7 @@ enum Version {
     Http11,
 }
 
-type Checked<T> = Result<T, HeadProblem>;
+type HeadResult<T> = Result<T, HeadProblem>;
 
 impl HeadScanner {
     /// Continues the scan: `bytes` are all bytes since the last request, starting with those of the previous call.
@@ -79,7 +79,7 @@ impl HeadScanner {
     /// # Errors
     ///
     /// As soon as the head is known to be invalid, which may be before its end.
-    pub fn advance(&mut self, bytes: &[u8]) -> Checked<Option<ScannedHead>> {
+    pub fn advance(&mut self, bytes: &[u8]) -> HeadResult<Option<ScannedHead>> {
         for at in memchr_iter(b'\n', &bytes[self.searched..]) {
             let end = self.searched + at;
             let line = &bytes[self.line..end];
@@ -114,7 +114,7 @@ impl HeadScanner {
         Ok(None)
     }
 
-    fn field(&mut self, line: &[u8]) -> Checked<()> {
+    fn field(&mut self, line: &[u8]) -> HeadResult<()> {
         self.fields += 1;
         if self.fields > FIELDS_MAX {
             return Err(HeadProblem::TooManyFields);
@@ -153,7 +153,7 @@ impl HeadScanner {
         Ok(())
     }
 
-    fn end(&self, version: Version) -> Checked<ScannedHead> {
+    fn end(&self, version: Version) -> HeadResult<ScannedHead> {
         if self.coding && self.length {
             return Err(HeadProblem::Malformed("it has both a content-length and a transfer-encoding"));
         }
@@ -170,7 +170,7 @@ impl HeadScanner {
 }
 
 /// Parses `method SP target SP version` strictly; returns the version and whether the target is an absolute URL.
-fn request_line(line: &[u8]) -> Checked<(Version, bool)> {
+fn request_line(line: &[u8]) -> HeadResult<(Version, bool)> {
     if !line.first().copied().is_some_and(is_token) {
         return Err(HeadProblem::Malformed("it does not start with a method"));
     }
@@ -213,7 +213,7 @@ fn after_scheme(target: &[u8]) -> Option<&[u8]> {
 }
 
 /// Splits a URL without its scheme into its authority and the rest.
-fn authority(rest: &[u8]) -> Checked<(&[u8], &[u8])> {
+fn authority(rest: &[u8]) -> HeadResult<(&[u8], &[u8])> {
     let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     if authority.is_empty() {
@@ -272,12 +272,12 @@ pub fn origin_form(head: &[u8]) -> Vec<u8> {
     rewritten
 }
 
-fn set_once(is_present: &mut bool, problem: &'static str) -> Checked<()> {
+fn set_once(is_present: &mut bool, problem: &'static str) -> HeadResult<()> {
     if std::mem::replace(is_present, true) { Err(HeadProblem::Malformed(problem)) } else { Ok(()) }
 }
 
 /// Checks a name or address with an optional port; empty is allowed where a target has no authority (RFC 9112, 3.2).
-fn host(value: &[u8]) -> Checked<()> {
+fn host(value: &[u8]) -> HeadResult<()> {
     let fits = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~%:[]!$&'()*+;=".contains(byte);
     if value.iter().all(fits) {
         Ok(())
@@ -287,7 +287,7 @@ fn host(value: &[u8]) -> Checked<()> {
 }
 
 /// Checks that the value is a decimal number of at most 63 bits, so that no reader overflows.
-fn length(value: &[u8]) -> Checked<()> {
+fn length(value: &[u8]) -> HeadResult<()> {
     let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
     let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
     match number {
@@ -322,7 +322,7 @@ mod tests {
 
     /// Checks the result for `head`, fed at once and byte for byte.
     #[track_caller]
-    fn check(head: &[u8], expected: Checked<Option<ScannedHead>>) {
+    fn check(head: &[u8], expected: HeadResult<Option<ScannedHead>>) {
         assert_eq!(HeadScanner::default().advance(head), expected, "{}", head.escape_ascii());
         let mut scan = HeadScanner::default();
         let mut last = Ok(None);
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(last, expected, "byte for byte: {}", head.escape_ascii());
     }
 
-    fn length(head: &[u8]) -> Checked<Option<usize>> {
+    fn length(head: &[u8]) -> HeadResult<Option<usize>> {
         HeadScanner::default().advance(head).map(|head| head.map(|head| head.length))
     }
 

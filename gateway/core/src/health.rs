@@ -325,7 +325,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    struct Scenario {
+    struct HealthScenario {
         tracker: RegionHealthTracker,
         now: Instant,
         changes: Vec<HealthChange>,
@@ -339,15 +339,15 @@ mod tests {
         "d".parse().unwrap()
     }
 
-    impl Scenario {
-        fn of(count: u16) -> Scenario {
+    impl HealthScenario {
+        fn of(count: u16) -> HealthScenario {
             let mut tracker = RegionHealthTracker::default();
             tracker.set_regions((0..count).map(region));
-            Scenario { tracker, now: some_instant(), changes: Vec::new() }
+            HealthScenario { tracker, now: some_instant(), changes: Vec::new() }
         }
 
         /// Advances by `millis`; the regions in `speaking` report every period, and ticks come every 50 ms.
-        fn pass(mut self, millis: u32, speaking: &[u16]) -> Scenario {
+        fn pass(mut self, millis: u32, speaking: &[u16]) -> HealthScenario {
             for step in 1..=millis / 50 {
                 self.now += 50 * MS;
                 if step % 4 == 0 {
@@ -365,12 +365,12 @@ mod tests {
             self.tracker.reported(region(number), report, self.now);
         }
 
-        fn fail(mut self, number: u16, times: u32) -> Scenario {
+        fn fail(mut self, number: u16, times: u32) -> HealthScenario {
             (0..times).for_each(|_| self.changes.extend(self.tracker.failed(region(number))));
             self
         }
 
-        fn expect(self, expected: &[Health]) -> Scenario {
+        fn expect(self, expected: &[Health]) -> HealthScenario {
             let observed: Vec<_> = (0..expected.len())
                 .map(|number| self.tracker.health(region(number as u16), &deployment()))
                 .collect();
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_silent_region_is_suspect_and_then_down() {
-        Scenario::of(2)
+        HealthScenario::of(2)
             .expect(&[Unknown, Unknown])
             .pass(1000, &[0, 1])
             .expect(&[Healthy, Healthy])
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_report_clears_a_suspect_region_at_once_but_one_that_was_down_recovers_slowly() {
-        Scenario::of(2)
+        HealthScenario::of(2)
             .pass(1000, &[0, 1])
             .pass(800, &[0])
             .expect(&[Healthy, Suspect])
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn failed_requests_take_precedence_over_reports() {
-        Scenario::of(2)
+        HealthScenario::of(2)
             .pass(1000, &[0, 1])
             .fail(1, FAILURES_MAX - 1)
             .expect(&[Healthy, Healthy])
@@ -427,23 +427,23 @@ mod tests {
 
     #[test]
     fn simultaneous_silence_of_all_regions_is_ignored() {
-        Scenario::of(3).pass(1000, &[0, 1, 2]).pass(60_000, &[]).expect(&[Healthy, Healthy, Healthy]);
-        Scenario::of(1).pass(1000, &[0]).pass(3500, &[]).expect(&[Down]);
+        HealthScenario::of(3).pass(1000, &[0, 1, 2]).pass(60_000, &[]).expect(&[Healthy, Healthy, Healthy]);
+        HealthScenario::of(1).pass(1000, &[0]).pass(3500, &[]).expect(&[Down]);
     }
 
     #[test]
     fn a_pause_of_the_gateway_is_not_counted_as_silence() {
-        let mut scenario = Scenario::of(1).pass(1000, &[0]);
+        let mut scenario = HealthScenario::of(1).pass(1000, &[0]);
         scenario.now += Duration::from_secs(60);
         scenario.pass(550, &[]).expect(&[Healthy]);
-        let mut scenario = Scenario::of(1).pass(1000, &[0]);
+        let mut scenario = HealthScenario::of(1).pass(1000, &[0]);
         scenario.now += Duration::from_secs(60);
         scenario.pass(1000, &[]).expect(&[Suspect]);
     }
 
     #[test]
     fn two_regions_that_die_one_after_the_other_are_both_detected() {
-        Scenario::of(3)
+        HealthScenario::of(3)
             .pass(1000, &[0, 1, 2])
             .pass(400, &[1, 2])
             .pass(4000, &[2])
@@ -452,15 +452,15 @@ mod tests {
 
     #[test]
     fn each_change_is_returned_once() {
-        let scenario = Scenario::of(2).pass(1000, &[0, 1]).pass(4000, &[0]);
+        let scenario = HealthScenario::of(2).pass(1000, &[0, 1]).pass(4000, &[0]);
         let changes: Vec<_> = scenario.changes.iter().map(|change| (change.region, change.health)).collect();
         assert_eq!(changes, [(region(1), Suspect), (region(1), Down)]);
-        assert_eq!(Scenario::of(1).pass(1000, &[0]).fail(0, 10).changes.len(), 1);
+        assert_eq!(HealthScenario::of(1).pass(1000, &[0]).fail(0, 10).changes.len(), 1);
     }
 
     #[test]
     fn a_region_without_a_ready_replica_is_down_for_that_deployment_alone() {
-        let mut scenario = Scenario::of(1).pass(1000, &[0]);
+        let mut scenario = HealthScenario::of(1).pass(1000, &[0]);
         assert_eq!(scenario.tracker.health(region(0), &"other".parse().unwrap()), Down);
         let report = HealthReport { round_trip: MS, ready: [deployment()].into(), draining: true };
         scenario.tracker.reported(region(0), report, scenario.now);

@@ -237,18 +237,18 @@ mod tests {
     }
 
     /// Region 0 is the primary, and the others have granted credits.
-    struct Scenario {
+    struct SpillScenario {
         spill: Spill,
         now: Instant,
     }
 
-    impl Scenario {
-        fn with(granted: &[u64]) -> Scenario {
+    impl SpillScenario {
+        fn with(granted: &[u64]) -> SpillScenario {
             let (mut spill, now) = (Spill::default(), some_instant());
             for (candidate, tokens) in granted.iter().enumerate() {
                 spill.set_credits(at(candidate + 1), [(name(), *tokens)].into(), now);
             }
-            Scenario { spill, now }
+            SpillScenario { spill, now }
         }
     }
 
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn the_spilled_share_reduces_the_queue_to_the_threshold() {
         let leaves = |wait_ms: u32, priority: Priority, chance: u16| {
-            let (mut scenario, name) = (Scenario::with(&[1000]), name());
+            let (mut scenario, name) = (SpillScenario::with(&[1000]), name());
             let request = SpillRequest { priority, chance: Permille::new(chance), ..interactive(&name) };
             let (primary, other) = (candidate(0, 20, wait_ms), candidate(1, 40, 0));
             scenario.spill.leaves(&request, primary, &[other], scenario.now).is_some()
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_request_spills_over_to_the_nearest_region_with_credit_that_responds_sooner() {
         let target = |granted: &[u64], others: &[SpillCandidate], left_ms: u32| {
-            let (mut scenario, name) = (Scenario::with(granted), name());
+            let (mut scenario, name) = (SpillScenario::with(granted), name());
             let request = SpillRequest { left: left_ms * MS, ..interactive(&name) };
             scenario.spill.leaves(&request, candidate(0, 20, 400), others, scenario.now)
         };
@@ -307,10 +307,10 @@ mod tests {
     fn a_credit_is_spent_once_and_expires() {
         let name = name();
         let request = interactive(&name);
-        let leaves = |scenario: &mut Scenario, now| {
+        let leaves = |scenario: &mut SpillScenario, now| {
             scenario.spill.leaves(&request, candidate(0, 20, 400), &[candidate(1, 60, 0)], now).is_some()
         };
-        let mut scenario = Scenario::with(&[250]);
+        let mut scenario = SpillScenario::with(&[250]);
         let now = scenario.now;
         assert!(leaves(&mut scenario, now) && leaves(&mut scenario, now) && !leaves(&mut scenario, now));
         scenario.spill.set_credits(at(1), [(name.clone(), 100)].into(), now);
@@ -318,11 +318,11 @@ mod tests {
             leaves(&mut scenario, now) && !leaves(&mut scenario, now),
             "a new grant replaces the old one"
         );
-        let mut scenario = Scenario::with(&[1000]);
+        let mut scenario = SpillScenario::with(&[1000]);
         let last = scenario.now + CREDIT_LIFETIME - MS;
         assert!(leaves(&mut scenario, last));
         assert!(!leaves(&mut scenario, last + MS), "the credit has expired");
-        let mut scenario = Scenario::with(&[1000]);
+        let mut scenario = SpillScenario::with(&[1000]);
         scenario.spill.retain_regions(|region| region != at(1));
         assert!(!leaves(&mut scenario, now));
     }
@@ -331,7 +331,7 @@ mod tests {
     fn a_request_that_would_be_shed_spills_over_wherever_there_is_credit() {
         let name = name();
         let request = SpillRequest { turned_away: true, chance: Permille::new(999), ..interactive(&name) };
-        let mut scenario = Scenario::with(&[100]);
+        let mut scenario = SpillScenario::with(&[100]);
         assert!(scenario.spill.would_take(&name, 100, [at(1)], scenario.now));
         assert!(!scenario.spill.would_take(&name, 101, [at(1)], scenario.now));
         let unknown = SpillCandidate { wait: None, ..candidate(0, 20, 0) };
@@ -346,7 +346,7 @@ mod tests {
         let name = name();
         let request = SpillRequest { tokens: 0, turned_away: true, ..interactive(&name) };
         let others = [candidate(1, 60, 0), candidate(2, 90, 0)];
-        let mut scenario = Scenario::with(&[]);
+        let mut scenario = SpillScenario::with(&[]);
         assert_eq!(scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now), None);
         assert!(!scenario.spill.would_take(&name, 0, [at(1), at(2)], scenario.now));
         // No credit for this deployment, and then a credit of zero.
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn the_demand_is_the_spillover_with_unlimited_credit() {
         let name = name();
-        let mut scenario = Scenario::with(&[]);
+        let mut scenario = SpillScenario::with(&[]);
         let now = scenario.now;
         let mut demand = |wait_ms, chance, at| {
             let request = SpillRequest { chance: Permille::new(chance), ..interactive(&name) };

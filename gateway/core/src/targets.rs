@@ -43,7 +43,7 @@ pub enum LatencyBaseline {
 
 /// Observations about all targets.
 #[derive(Clone, Debug)]
-pub struct Targets<K> {
+pub struct TargetTracker<K> {
     first_byte_timeout: FirstByteTimeout,
     baseline: LatencyBaseline,
     in_flight_max: u32,
@@ -76,14 +76,14 @@ pub struct TargetStatus<K> {
     pub first_byte_timeouts: Vec<(DeploymentName, SizeClass, Duration)>,
 }
 
-impl<K: Copy + Ord> Targets<K> {
+impl<K: Copy + Ord> TargetTracker<K> {
     /// Makes an empty set of targets, with at most `in_flight_max` requests in flight to each.
     pub fn new(
         first_byte_timeout: FirstByteTimeout,
         baseline: LatencyBaseline,
         in_flight_max: u32,
-    ) -> Targets<K> {
-        Targets {
+    ) -> TargetTracker<K> {
+        TargetTracker {
             first_byte_timeout,
             baseline,
             in_flight_max,
@@ -130,7 +130,7 @@ impl<K: Copy + Ord> Targets<K> {
         self.in_flight(key) < self.in_flight_max / 2
     }
 
-    /// Records that a request is sent to `key`. The returned value is passed to [`Targets::ended`].
+    /// Records that a request is sent to `key`. The returned value is passed to [`TargetTracker::ended`].
     pub fn began(&mut self, key: K, now: Instant) -> InFlightRequest<K> {
         *self.in_flight.entry(key).or_default() += 1;
         InFlightRequest { key, is_probe: self.circuits.began(key, now) }
@@ -331,9 +331,9 @@ mod tests {
     }
 
     /// Targets whose latencies are `latencies_ms`, in milliseconds.
-    fn of(baseline: LatencyBaseline, latencies_ms: &[u32]) -> (Targets<usize>, Instant) {
+    fn of(baseline: LatencyBaseline, latencies_ms: &[u32]) -> (TargetTracker<usize>, Instant) {
         let now = some_instant();
-        let mut targets = Targets::new(FirstByteTimeout::FOR_REPLICA, baseline, 8);
+        let mut targets = TargetTracker::new(FirstByteTimeout::FOR_REPLICA, baseline, 8);
         targets.set_targets(0..latencies_ms.len());
         for (key, millis) in latencies_ms.iter().enumerate() {
             (0..SAMPLES_MIN)
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn the_slowness_of_a_target_decays_until_its_next_request() {
         let (mut targets, now) = of(LatencyBaseline::Best, &[20, 400]);
-        let slowness = |targets: &Targets<usize>, key, now| {
+        let slowness = |targets: &TargetTracker<usize>, key, now| {
             targets.slowness_permille(key, &name("d"), SizeClass::of(1), now)
         };
         assert_eq!((slowness(&targets, 0, now), slowness(&targets, 1, now)), (1000, 20_000));
@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn latencies_are_kept_up_to_the_limit_and_one_more_clears_them() {
         let (mut targets, now) = of(LatencyBaseline::Own, &[20]);
-        let record = |targets: &mut Targets<usize>, n: usize| {
+        let record = |targets: &mut TargetTracker<usize>, n: usize| {
             targets.record_latency(0, &name(&format!("d{n}")), SizeClass::of(1), MS, now)
         };
         (1..LATENCIES_MAX).for_each(|n| record(&mut targets, n));

@@ -71,7 +71,7 @@ impl Guard {
             let skipped = self.skip.min(bytes.len() - at);
             self.skip -= skipped;
             at += skipped;
-            let Some(frame) = Frame::at(&bytes[at..]) else {
+            let Some(frame) = FrameHeader::at(&bytes[at..]) else {
                 return at;
             };
             if frame.kind != HEADERS {
@@ -100,18 +100,18 @@ impl Guard {
 
 /// Header of a frame.
 #[derive(Clone, Copy)]
-struct Frame {
+struct FrameHeader {
     length: usize,
     kind: u8,
     flags: u8,
     stream: u32,
 }
 
-impl Frame {
-    fn at(bytes: &[u8]) -> Option<Frame> {
+impl FrameHeader {
+    fn at(bytes: &[u8]) -> Option<FrameHeader> {
         let [high, mid, low, kind, flags, stream @ ..] = *bytes.first_chunk::<FRAME_HEADER_BYTES>()?;
         let length = usize::from(high) << 16 | usize::from(mid) << 8 | usize::from(low);
-        Some(Frame { length, kind, flags, stream: u32::from_be_bytes(stream) & (u32::MAX >> 1) })
+        Some(FrameHeader { length, kind, flags, stream: u32::from_be_bytes(stream) & (u32::MAX >> 1) })
     }
 }
 
@@ -122,7 +122,7 @@ struct Block {
 }
 
 /// Returns the block that begins with the frame `first`; `None` while it is incomplete.
-fn block(bytes: &[u8], first: Frame) -> Result<Option<Block>, InvalidHpack> {
+fn block(bytes: &[u8], first: FrameHeader) -> Result<Option<Block>, InvalidHpack> {
     let (mut frame, mut at, mut fields) = (first, 0, Vec::new());
     loop {
         let Some(mut payload) = bytes.get(at + FRAME_HEADER_BYTES..at + FRAME_HEADER_BYTES + frame.length)
@@ -143,7 +143,7 @@ fn block(bytes: &[u8], first: Frame) -> Result<Option<Block>, InvalidHpack> {
         if frame.flags & END_HEADERS != 0 {
             return Ok(Some(Block { length: at, fields }));
         }
-        let Some(next) = Frame::at(&bytes[at..]) else { return Ok(None) };
+        let Some(next) = FrameHeader::at(&bytes[at..]) else { return Ok(None) };
         if next.kind != CONTINUATION || next.stream != first.stream {
             return Err(InvalidHpack);
         }

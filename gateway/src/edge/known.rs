@@ -12,7 +12,7 @@ use gateway_core::plan::{AttemptTimeouts, Budgets, RegionLoad, RegionView};
 use gateway_core::priority::Priority;
 use gateway_core::queue::RegionQueue;
 use gateway_core::spill::Spill;
-use gateway_core::targets::{LatencyBaseline, Targets};
+use gateway_core::targets::{LatencyBaseline, TargetTracker};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
@@ -31,7 +31,7 @@ pub(crate) const REGION_IN_FLIGHT_MAX: u32 = 8192;
 pub(crate) struct Known {
     pub(crate) fleet: RegionHealthTracker,
     pub(crate) latency: LatencyModel,
-    pub(crate) targets: Targets<RegionIndex>,
+    pub(crate) targets: TargetTracker<RegionIndex>,
     /// What each region last said of the work in it.
     works: BTreeMap<RegionIndex, BTreeMap<DeploymentName, Work>>,
     /// Where a request would be held.
@@ -88,7 +88,11 @@ impl Known {
         Known {
             fleet: RegionHealthTracker::default(),
             latency: LatencyModel::new(place, catalogue),
-            targets: Targets::new(FirstByteTimeout::FOR_REGION, LatencyBaseline::Own, REGION_IN_FLIGHT_MAX),
+            targets: TargetTracker::new(
+                FirstByteTimeout::FOR_REGION,
+                LatencyBaseline::Own,
+                REGION_IN_FLIGHT_MAX,
+            ),
             works: BTreeMap::new(),
             holding: Holding::default(),
             budgets: Budgets::new(now),
@@ -219,7 +223,7 @@ impl Known {
 
 fn health(
     fleet: &RegionHealthTracker,
-    targets: &Targets<RegionIndex>,
+    targets: &TargetTracker<RegionIndex>,
     region: RegionIndex,
     about: &About<'_>,
     now: Instant,

@@ -13,7 +13,7 @@ use gateway_core::endpoint;
 use gateway_core::latency::FirstByteTimeout;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
-use gateway_core::targets::{InFlightRequest, LatencyBaseline, TargetStatus, Targets};
+use gateway_core::targets::{InFlightRequest, LatencyBaseline, TargetStatus, TargetTracker};
 use rand::Rng;
 use regions::ModelRevision;
 use scheduler_core::spoke::{self, Outcome, ReplicaChoice, Spoke, Turn};
@@ -38,7 +38,7 @@ pub(super) struct Replicas {
 struct Known {
     /// Where each is reached, by its number.
     addresses: BTreeMap<usize, SocketAddr>,
-    targets: Targets<usize>,
+    targets: TargetTracker<usize>,
     retry: RetryBudget,
     /// Pays for leaving a replica that was ejected lately.
     evacuation: BTreeMap<usize, EvacuationBudget>,
@@ -61,7 +61,7 @@ impl Replicas {
     /// Those that the spoke knows now.
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
         let targets =
-            Targets::new(FirstByteTimeout::FOR_REPLICA, LatencyBaseline::Best, REPLICA_IN_FLIGHT_MAX);
+            TargetTracker::new(FirstByteTimeout::FOR_REPLICA, LatencyBaseline::Best, REPLICA_IN_FLIGHT_MAX);
         let (retry, addresses) = (RetryBudget::new(Instant::now()), BTreeMap::new());
         let known = Mutex::new(Known { addresses, targets, retry, evacuation: BTreeMap::new() });
         let replicas = Replicas { spoke, hold, known };

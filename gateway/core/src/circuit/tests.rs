@@ -9,16 +9,16 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const MIDDLE: Permille = Permille(500);
 
-struct Scenario {
+struct CircuitScenario {
     circuits: Circuits<u8>,
     now: Instant,
 }
 
-impl Scenario {
-    fn of(count: u8) -> Scenario {
+impl CircuitScenario {
+    fn of(count: u8) -> CircuitScenario {
         let mut circuits = Circuits::default();
         circuits.set_targets(0..count);
-        Scenario { circuits, now: some_instant() }
+        CircuitScenario { circuits, now: some_instant() }
     }
 
     fn record(&mut self, key: u8, outcome: &[AttemptOutcome]) -> bool {
@@ -27,7 +27,7 @@ impl Scenario {
         })
     }
 
-    fn after(&mut self, wait: Duration) -> &mut Scenario {
+    fn after(&mut self, wait: Duration) -> &mut CircuitScenario {
         self.now += wait;
         self
     }
@@ -50,7 +50,7 @@ impl Scenario {
 #[test]
 fn two_timeouts_or_three_failures_in_a_row_or_half_of_twenty_requests_in_a_second_eject() {
     let check = |outcome: &[AttemptOutcome], ejected: bool| {
-        let mut scenario = Scenario::of(2);
+        let mut scenario = CircuitScenario::of(2);
         assert_eq!(scenario.record(0, outcome), ejected, "{outcome:?}");
     };
     check(&[Timeout], false);
@@ -70,7 +70,7 @@ fn two_timeouts_or_three_failures_in_a_row_or_half_of_twenty_requests_in_a_secon
 
 #[test]
 fn the_error_rate_is_counted_within_one_second() {
-    let mut scenario = Scenario::of(2);
+    let mut scenario = CircuitScenario::of(2);
     assert!(!scenario.record(0, &[ServerError; 19]));
     assert!(!scenario.after(ERROR_RATE_WINDOW).record(0, &[ServerError; 19]));
     assert!(scenario.after(ERROR_RATE_WINDOW - MS).record(0, &[ServerError]));
@@ -79,7 +79,7 @@ fn the_error_rate_is_counted_within_one_second() {
 /// Known failure of circuit breakers: load slows all targets down, and all of them are ejected.
 #[test]
 fn no_target_is_ejected_when_all_time_out() {
-    let mut scenario = Scenario::of(3);
+    let mut scenario = CircuitScenario::of(3);
     for _ in 0..10 {
         for key in 0..3 {
             assert!(!scenario.record(key, &[Timeout]));
@@ -92,7 +92,7 @@ fn no_target_is_ejected_when_all_time_out() {
 #[test]
 fn at_most_a_third_are_ejected_but_one_of_two_and_never_the_last() {
     for (count, most) in [(1, 0), (2, 1), (3, 1), (5, 1), (6, 2), (9, 3)] {
-        let mut scenario = Scenario::of(count);
+        let mut scenario = CircuitScenario::of(count);
         let is_ejected = (0..count).filter(|key| scenario.record(*key, &[Timeout, Timeout])).count();
         assert_eq!(is_ejected, most, "of {count}");
     }
@@ -100,7 +100,7 @@ fn at_most_a_third_are_ejected_but_one_of_two_and_never_the_last() {
 
 #[test]
 fn the_ejection_time_doubles_up_to_half_a_minute_with_a_jitter_of_a_fifth() {
-    let mut scenario = Scenario::of(2);
+    let mut scenario = CircuitScenario::of(2);
     scenario.record(0, &[Timeout, Timeout]);
     for lasts in [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000].map(Duration::from_millis) {
         assert_eq!(scenario.state(0), BreakerState::Ejected { until: scenario.now + lasts });
@@ -110,7 +110,7 @@ fn the_ejection_time_doubles_up_to_half_a_minute_with_a_jitter_of_a_fifth() {
         assert!(scenario.record(0, &[Timeout]), "a probe that fails");
     }
     for (draw, lasts) in [(0, 400), (1000, 600)] {
-        let mut scenario = Scenario::of(2);
+        let mut scenario = CircuitScenario::of(2);
         scenario.record(0, &[Timeout]);
         scenario.circuits.record(0, OutlierEvidence::of(Timeout), Permille::new(draw), scenario.now);
         assert_eq!(scenario.state(0), BreakerState::Ejected { until: scenario.now + lasts * MS });
@@ -119,7 +119,7 @@ fn the_ejection_time_doubles_up_to_half_a_minute_with_a_jitter_of_a_fifth() {
 
 #[test]
 fn one_request_is_the_probe_and_the_others_are_not_admitted_until_it_ends() {
-    let mut scenario = Scenario::of(2);
+    let mut scenario = CircuitScenario::of(2);
     scenario.record(0, &[Timeout, Timeout]);
     scenario.after(500 * MS);
     assert!(scenario.state(0).admits(Permille::new(999)));
@@ -154,10 +154,10 @@ fn one_request_is_the_probe_and_the_others_are_not_admitted_until_it_ends() {
 
 #[test]
 fn the_traffic_share_of_a_recovering_target_grows() {
-    let mut scenario = Scenario::of(2);
+    let mut scenario = CircuitScenario::of(2);
     scenario.record(0, &[Timeout, Timeout]);
     scenario.recovers(0);
-    let share = |scenario: &Scenario| match scenario.state(0) {
+    let share = |scenario: &CircuitScenario| match scenario.state(0) {
         BreakerState::Recovering { traffic_share } => traffic_share.get(),
         other => panic!("{other:?}"),
     };
@@ -171,7 +171,7 @@ fn the_traffic_share_of_a_recovering_target_grows() {
 #[test]
 fn the_ejection_count_of_a_flapping_target_is_kept_for_a_minute_of_health() {
     for (other_is_healthy, lasts) in [(RAMP_UP, 1000), (RAMP_UP + EJECTION_COUNT_RESET, 500)] {
-        let mut scenario = Scenario::of(2);
+        let mut scenario = CircuitScenario::of(2);
         scenario.record(0, &[Timeout, Timeout]);
         scenario.recovers(0);
         scenario.after(RAMP_UP).record(0, &[Success]);
@@ -195,7 +195,7 @@ proptest! {
         count in 1u8..10,
         events in prop::collection::vec((0u8..10, any_outcome(), 0u16..=1000, 0u32..400), 0..300),
     ) {
-        let mut scenario = Scenario::of(count);
+        let mut scenario = CircuitScenario::of(count);
         for (key, outcome, draw, wait_ms) in events {
             scenario.after(wait_ms * MS);
             let key = key % count;

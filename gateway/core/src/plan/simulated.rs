@@ -11,7 +11,7 @@
 use super::*;
 use crate::latency::{FirstByteTimeout, SizeClass};
 use crate::some_instant;
-use crate::targets::{LatencyBaseline, Targets};
+use crate::targets::{LatencyBaseline, TargetTracker};
 use regions::id::DeploymentName;
 
 const MS: Duration = Duration::from_millis(1);
@@ -42,22 +42,22 @@ enum Remedies {
     Hedges,
 }
 
-struct Simulation {
+struct HedgingSimulation {
     remedies: Remedies,
     random: SplitMix,
     now: Instant,
-    targets: Targets<RegionIndex>,
+    targets: TargetTracker<RegionIndex>,
     budgets: Budgets,
     deployment: DeploymentName,
     attempts: usize,
 }
 
-impl Simulation {
-    fn new(seed: u64, remedies: Remedies) -> Simulation {
+impl HedgingSimulation {
+    fn new(seed: u64, remedies: Remedies) -> HedgingSimulation {
         let now = some_instant();
-        let mut targets = Targets::new(FirstByteTimeout::FOR_REGION, LatencyBaseline::Own, 1024);
+        let mut targets = TargetTracker::new(FirstByteTimeout::FOR_REGION, LatencyBaseline::Own, 1024);
         targets.set_targets((0..3).filter_map(RegionIndex::new));
-        Simulation {
+        HedgingSimulation {
             remedies,
             random: SplitMix(seed),
             now,
@@ -76,7 +76,7 @@ impl Simulation {
     }
 
     fn decide(&mut self, decide: impl FnOnce(RegionView<'_>, &mut Budgets, Instant) -> Step) -> Step {
-        let Simulation { targets, budgets, deployment, now, remedies, .. } = self;
+        let HedgingSimulation { targets, budgets, deployment, now, remedies, .. } = self;
         let (size, remedies) = (SizeClass::of(1), *remedies);
         let timeouts = |region| AttemptTimeouts {
             first_byte: targets
@@ -126,7 +126,7 @@ impl Simulation {
 /// Returns the 99th percentile of the latency of the requests nearest to region 0, and the retries and hedges in
 /// thousandths.
 fn measured(seed: u64, spread: bool, remedies: Remedies) -> (Duration, usize) {
-    let mut simulation = Simulation::new(seed, remedies);
+    let mut simulation = HedgingSimulation::new(seed, remedies);
     let mut latencies = Vec::new();
     for request in 0..REQUESTS {
         let nearest = if spread { request % 3 } else { 0 };

@@ -49,7 +49,7 @@ fn drain(budgets: &mut Budgets, now: Instant) {
 }
 
 /// Scenario of one request over regions 0, 1 and 2.
-struct Scenario {
+struct PlanScenario {
     plan: RequestPlan,
     budgets: Budgets,
     now: Instant,
@@ -68,11 +68,11 @@ enum Event {
 
 use Event::*;
 
-impl Scenario {
-    fn new(funds: Funds) -> Scenario {
+impl PlanScenario {
+    fn new(funds: Funds) -> PlanScenario {
         let now = some_instant();
         let order = vec![region(0), region(1), region(2)];
-        Scenario {
+        PlanScenario {
             plan: RequestPlan::new(order, true, now + SECOND),
             budgets: budgets(funds, now),
             now,
@@ -88,7 +88,7 @@ impl Scenario {
         &mut self,
         decide: impl FnOnce(&mut RequestPlan, RegionView<'_>, &mut Budgets, Instant) -> T,
     ) -> T {
-        let Scenario { plan, budgets, now, down, suspect, busy, full } = self;
+        let PlanScenario { plan, budgets, now, down, suspect, busy, full } = self;
         let of = |list: &[u16], at: RegionIndex| list.contains(&(at.as_usize() as u16));
         let health = |at: RegionIndex| match at {
             at if of(down, at) => Health::Down,
@@ -162,7 +162,7 @@ fn instead(of: u16, to: u16, attempt: u32) -> Step {
 fn each_event_leads_to_the_step_of_the_table() {
     use AttemptCause::*;
     let check = |funds: Funds, events: &[Event], last: Step| {
-        assert_eq!(Scenario::new(funds).walk(events).last(), Some(&last), "{events:?}");
+        assert_eq!(PlanScenario::new(funds).walk(events).last(), Some(&last), "{events:?}");
     };
     let (hedged, late) = (Passes(HEDGE_AFTER), Passes(LATE_AFTER));
     check(Rich, &[], send(0, 1, First));
@@ -210,8 +210,8 @@ fn each_event_leads_to_the_step_of_the_table() {
 
 #[test]
 fn a_region_that_cannot_take_over_is_skipped() {
-    let check = |change: fn(&mut Scenario), event: Event, last: Step| {
-        let mut scenario = Scenario::new(Rich);
+    let check = |change: fn(&mut PlanScenario), event: Event, last: Step| {
+        let mut scenario = PlanScenario::new(Rich);
         change(&mut scenario);
         assert_eq!(scenario.walk(&[event]).last(), Some(&last), "{event:?}");
     };
@@ -235,7 +235,7 @@ fn a_region_that_cannot_take_over_is_skipped() {
 
 #[test]
 fn a_region_at_its_limit_rejects_and_does_not_spill_over() {
-    let mut scenario = Scenario::new(Rich);
+    let mut scenario = PlanScenario::new(Rich);
     scenario.full = &[0];
     assert_eq!(scenario.start(), Step::RegionFull(region(0)));
     scenario.full = &[1];
@@ -244,30 +244,30 @@ fn a_region_at_its_limit_rejects_and_does_not_spill_over() {
 
 #[test]
 fn without_allowed_regions_no_region_is_reachable() {
-    let mut scenario = Scenario::new(Rich);
+    let mut scenario = PlanScenario::new(Rich);
     scenario.plan = RequestPlan::new(Vec::new(), true, scenario.now + SECOND);
     assert_eq!(scenario.start(), Step::NoRegionReachable);
 }
 
 #[test]
 fn a_deadline_ends_a_request_in_every_state() {
-    let mut scenario = Scenario::new(Rich);
+    let mut scenario = PlanScenario::new(Rich);
     scenario.plan.deadline = scenario.now;
     assert_eq!(scenario.start(), Step::DeadlineExceeded);
     for failure in [StaleConnection, Unreachable, Declined, FirstByteTimeout, RegionDown, DeadlineExceeded] {
-        let mut scenario = Scenario::new(Rich);
+        let mut scenario = PlanScenario::new(Rich);
         scenario.start();
         scenario.now += SECOND;
         assert_eq!(scenario.after(Fails(0, failure)), Step::DeadlineExceeded, "{failure:?}");
     }
-    let mut scenario = Scenario::new(Rich);
+    let mut scenario = PlanScenario::new(Rich);
     scenario.start();
     assert_eq!(scenario.after(Passes(SECOND)), Step::DeadlineExceeded);
 }
 
 #[test]
 fn the_next_timer_is_the_earliest_one() {
-    let mut scenario = Scenario::new(Rich);
+    let mut scenario = PlanScenario::new(Rich);
     scenario.start();
     let begun = scenario.now;
     assert_eq!(scenario.plan.next_timer(), begun + HEDGE_AFTER);
@@ -285,12 +285,12 @@ fn the_next_timer_is_the_earliest_one() {
 
 #[test]
 fn the_first_response_ends_the_race_and_may_have_missed_its_timeout() {
-    let mut scenario = Scenario::new(Rich);
+    let mut scenario = PlanScenario::new(Rich);
     scenario.start();
     scenario.after(Passes(HEDGE_AFTER));
     assert!(scenario.plan.responded(region(1)));
     assert!(!scenario.plan.has_attempt_in_flight(), "the other attempt is dropped");
-    let mut alone = Scenario::new(Poor);
+    let mut alone = PlanScenario::new(Poor);
     alone.start();
     alone.after(Passes(LATE_AFTER));
     assert!(!alone.plan.responded(region(0)), "it missed the first-byte timeout");
@@ -298,11 +298,11 @@ fn the_first_response_ends_the_race_and_may_have_missed_its_timeout() {
 
 #[test]
 fn a_request_without_hedging_is_not_hedged_and_deposits_nothing() {
-    let mut scenario = Scenario::new(Rich);
+    let mut scenario = PlanScenario::new(Rich);
     scenario.plan.hedges = false;
     scenario.start();
     assert_eq!(scenario.after(Passes(HEDGE_AFTER)), Step::Wait);
-    let mut poor = Scenario::new(Poor);
+    let mut poor = PlanScenario::new(Poor);
     poor.plan.hedges = false;
     (0..100).for_each(|_| {
         let now = poor.now;
@@ -327,7 +327,7 @@ fn an_evacuation_covers_the_requests_in_flight_each_time_the_region_gets_worse()
 #[test]
 fn a_suspect_region_is_abandoned_only_for_a_healthy_one() {
     let should_abandon = |health: Health, suspect: &'static [u16]| {
-        let mut scenario = Scenario::new(Rich);
+        let mut scenario = PlanScenario::new(Rich);
         scenario.suspect = suspect;
         scenario.start();
         scenario.decide(|plan, view, _, _| plan.should_abandon(health, view))

@@ -19,7 +19,7 @@
 //! its path promises (a missing element, a wrong index) is invalid, and the join reports that instead of assigning the
 //! row of another input.
 
-use super::json::{self, Kind, Span, Value};
+use super::json::{self, ByteSpan, Kind, Value};
 use super::{REPLICA_INPUTS_MAX, ResponseShape};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -48,15 +48,15 @@ pub struct PartialResponse {
     /// Bytes from the closing bracket on.
     after: Vec<u8>,
     /// Numbers in `after` that differ for the whole request.
-    totals: Vec<Total>,
+    totals: Vec<UsageTotal>,
     list: ResponseList,
 }
 
 /// Number that the join replaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Total {
+struct UsageTotal {
     /// Position of the number.
-    span: Span,
+    span: ByteSpan,
     kind: TotalKind,
 }
 
@@ -143,8 +143,8 @@ impl PartialResponse {
 
 /// Position of the list, and the numbers that the join replaces.
 struct ResponseEnvelope {
-    list: Span,
-    totals: Vec<Total>,
+    list: ByteSpan,
+    totals: Vec<UsageTotal>,
 }
 
 impl ResponseEnvelope {
@@ -169,27 +169,27 @@ impl ResponseEnvelope {
             for member in usage {
                 if let Some(value) = number(response, &member.value.span) {
                     let kind = TotalKind::Usage { name: member.key(response).to_vec(), value };
-                    totals.push(Total { span: member.value.span, kind });
+                    totals.push(UsageTotal { span: member.value.span, kind });
                 }
             }
         }
         if let Some(span) = member("meta").and_then(|meta| search_units(response, &meta.value.span)) {
-            totals.push(Total { span, kind: TotalKind::SearchUnits });
+            totals.push(UsageTotal { span, kind: TotalKind::SearchUnits });
         }
         totals.sort_by_key(|total| total.span.start);
         Ok(ResponseEnvelope { list: list.value.span.clone(), totals })
     }
 }
 
-fn search_units(response: &[u8], meta: &Span) -> Option<Span> {
-    let inside = |span: &Span, name: &str| {
+fn search_units(response: &[u8], meta: &ByteSpan) -> Option<ByteSpan> {
+    let inside = |span: &ByteSpan, name: &str| {
         let members = json::members(response, span, MEMBERS_MAX)?;
         members.into_iter().find(|member| member.is(response, name)).map(|member| member.value.span)
     };
     inside(&inside(meta, "billed_units")?, "search_units")
 }
 
-fn number<T: std::str::FromStr>(response: &[u8], span: &Span) -> Option<T> {
+fn number<T: std::str::FromStr>(response: &[u8], span: &ByteSpan) -> Option<T> {
     std::str::from_utf8(&response[span.clone()]).ok()?.parse().ok()
 }
 
@@ -197,9 +197,9 @@ fn number<T: std::str::FromStr>(response: &[u8], span: &Span) -> Option<T> {
 /// element's index.
 fn read_in_order(
     response: &[u8],
-    list: &Span,
+    list: &ByteSpan,
     inputs: usize,
-    index_of: impl Fn(&Value, usize) -> Result<Option<Span>, InvalidResponse>,
+    index_of: impl Fn(&Value, usize) -> Result<Option<ByteSpan>, InvalidResponse>,
     first: usize,
 ) -> Result<ResponseList, InvalidResponse> {
     let (mut elements, mut count) = (Vec::with_capacity(list.len() + inputs * 4), 0);
@@ -223,7 +223,7 @@ fn read_in_order(
 }
 
 /// Returns the position of an element's index, which must be `at`.
-fn index_at(response: &[u8], element: &Value, at: usize) -> Result<Option<Span>, InvalidResponse> {
+fn index_at(response: &[u8], element: &Value, at: usize) -> Result<Option<ByteSpan>, InvalidResponse> {
     let index = index(response, element)?;
     if number(response, &index) == Some(at) {
         Ok(Some(index))
@@ -232,7 +232,7 @@ fn index_at(response: &[u8], element: &Value, at: usize) -> Result<Option<Span>,
     }
 }
 
-fn index(response: &[u8], element: &Value) -> Result<Span, InvalidResponse> {
+fn index(response: &[u8], element: &Value) -> Result<ByteSpan, InvalidResponse> {
     let members =
         json::members(response, &element.span, MEMBERS_MAX).ok_or(invalid("an element is not an object"))?;
     let index = members.into_iter().find(|member| member.is(response, "index"));
@@ -243,11 +243,11 @@ fn index(response: &[u8], element: &Value) -> Result<Span, InvalidResponse> {
 fn push_with_index(
     response: &[u8],
     element: &Value,
-    index: Option<Span>,
+    index: Option<ByteSpan>,
     new_index: usize,
     out: &mut Vec<u8>,
 ) {
-    let Span { start, end } = element.span;
+    let ByteSpan { start, end } = element.span;
     match index {
         None => out.extend_from_slice(&response[start..end]),
         Some(index) => {
@@ -261,7 +261,7 @@ fn push_with_index(
 /// Returns the elements of a list of ranks: each of another input, best first.
 fn read_ranked(
     response: &[u8],
-    list: &Span,
+    list: &ByteSpan,
     score: &str,
     inputs: usize,
     first: usize,
@@ -303,7 +303,7 @@ pub struct ResponseJoiner {
     parts: usize,
     /// Bytes after the list, of the first response.
     after: Vec<u8>,
-    totals: Vec<Total>,
+    totals: Vec<UsageTotal>,
     sums: BTreeMap<Vec<u8>, u64>,
     ranks: Vec<std::vec::IntoIter<ResponseRank>>,
 }
@@ -355,7 +355,7 @@ impl ResponseJoiner {
             out.push(ranks);
         }
         let (mut rest, mut at) = (Vec::with_capacity(self.after.len() + 16), 0);
-        for Total { span, kind } in &self.totals {
+        for UsageTotal { span, kind } in &self.totals {
             let total = match kind {
                 TotalKind::Usage { name, value: _ } => self.sums.get(name).copied().unwrap_or(0),
                 TotalKind::SearchUnits => self.inputs.div_ceil(DOCUMENTS_PER_SEARCH_UNIT) as u64,

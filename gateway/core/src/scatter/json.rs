@@ -12,7 +12,7 @@ use crate::body::NESTING_MAX;
 use std::ops::Range;
 
 /// Position of a value.
-pub(super) type Span = Range<usize>;
+pub(super) type ByteSpan = Range<usize>;
 
 /// Kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) enum Kind {
 /// Skipped value, with its statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Value {
-    pub(super) span: Span,
+    pub(super) span: ByteSpan,
     pub(super) kind: Kind,
     /// Bytes of text in it, keys included.
     pub(super) text_bytes: usize,
@@ -38,7 +38,7 @@ pub(super) struct Value {
 /// Member of an object: the position of its key, without quotes, and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JsonMember {
-    key: Span,
+    key: ByteSpan,
     pub(super) value: Value,
 }
 
@@ -59,7 +59,7 @@ impl JsonMember {
 }
 
 /// Returns the members of the object at `json[span]`, at most `max` of them.
-pub(super) fn members(json: &[u8], span: &Span, max: usize) -> Option<Vec<JsonMember>> {
+pub(super) fn members(json: &[u8], span: &ByteSpan, max: usize) -> Option<Vec<JsonMember>> {
     let mut cursor = JsonCursor { json: json.get(..span.end)?, at: span.start };
     let mut members = Vec::new();
     cursor.each(b'{', b'}', |cursor| {
@@ -80,7 +80,7 @@ pub(super) fn object(json: &[u8], max: usize) -> Option<Vec<JsonMember>> {
 }
 
 /// Calls `visit` with each element of the list at `json[span]`.
-pub(super) fn elements(json: &[u8], span: &Span, mut visit: impl FnMut(Value)) -> Option<()> {
+pub(super) fn elements(json: &[u8], span: &ByteSpan, mut visit: impl FnMut(Value)) -> Option<()> {
     let mut cursor = JsonCursor { json: json.get(..span.end)?, at: span.start };
     cursor.each(b'[', b']', |cursor| {
         visit(cursor.value()?);
@@ -89,7 +89,7 @@ pub(super) fn elements(json: &[u8], span: &Span, mut visit: impl FnMut(Value)) -
 }
 
 /// Returns the span of the only value of `json`.
-pub(super) fn whole(json: &[u8]) -> Option<Span> {
+pub(super) fn whole(json: &[u8]) -> Option<ByteSpan> {
     let mut cursor = JsonCursor { json, at: 0 };
     cursor.space();
     let value = cursor.value()?;
@@ -137,7 +137,7 @@ impl JsonCursor<'_> {
     }
 
     /// Skips a string; its span includes the quotes.
-    fn string(&mut self) -> Option<Span> {
+    fn string(&mut self) -> Option<ByteSpan> {
         let start = self.at;
         self.take(b'"')?;
         loop {
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_value_ends_where_it_ends() {
-        let check = |json: &str, expected: Option<Span>| {
+        let check = |json: &str, expected: Option<ByteSpan>| {
             assert_eq!(whole(json.as_bytes()), expected, "{json}");
         };
         check(r#" "a\"]" "#, Some(1..7));

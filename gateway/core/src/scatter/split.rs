@@ -9,7 +9,7 @@
 //! contains a list of token ids (unsplit it is rejected, split it might not be), when an apparent list of inputs is one
 //! input (token ids, a pair), or when it is not the expected JSON. The replica then reports the error.
 
-use super::json::{self, JsonMember, Kind, Span};
+use super::json::{self, ByteSpan, JsonMember, Kind};
 use super::{INPUTS_MAX, ResponseShape};
 use std::ops::Range;
 
@@ -124,7 +124,7 @@ pub struct SplittableBody {
     pub field: &'static str,
     /// Number of ranked documents to return; absent = all.
     pub top_n: Option<u64>,
-    list: Span,
+    list: ByteSpan,
     elements: Vec<InputElement>,
 }
 
@@ -234,7 +234,7 @@ impl SplittableBody {
 
     /// Returns the ranges that form a sub-request: up to the list, the inputs, and from the end of the list to that of
     /// the body.
-    fn parts(&self, sub_request: &SubRequest) -> [Span; 3] {
+    fn parts(&self, sub_request: &SubRequest) -> [ByteSpan; 3] {
         let Range { start, end } = sub_request.inputs;
         let inside = self.elements[start].start..self.elements[end - 1].end;
         [0..self.list.start + 1, inside, self.list.end - 1..usize::MAX]
@@ -242,7 +242,7 @@ impl SplittableBody {
 }
 
 /// Finds the list of inputs of a body, and the number of ranked documents to return.
-fn find(path: &str, body: &[u8]) -> Option<(&'static InputList, Span, Option<u64>)> {
+fn find(path: &str, body: &[u8]) -> Option<(&'static InputList, ByteSpan, Option<u64>)> {
     let members = json::object(body, MEMBERS_MAX)?;
     let mut there = LISTS
         .iter()

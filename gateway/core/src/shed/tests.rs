@@ -211,7 +211,7 @@ proptest! {
 
 /// Simulation of a replica that computes one request after another, behind a gateway with the pools and an aggressor's
 /// rate limits.
-struct Simulation {
+struct SheddingSimulation {
     now: Instant,
     pools: AdmissionPools,
     queue: VecDeque<(AdmittedRequest, Instant)>,
@@ -227,11 +227,18 @@ const SPEED: u64 = 20_000;
 const OVERHEAD: Duration = Duration::from_millis(20);
 const TICK: Duration = Duration::from_micros(100);
 
-impl Simulation {
-    fn new() -> Simulation {
+impl SheddingSimulation {
+    fn new() -> SheddingSimulation {
         let now = some_instant();
         let queue = VecDeque::new();
-        Simulation { now, pools: AdmissionPools::default(), queue, busy_until: now, computed: 0, seed: 42 }
+        SheddingSimulation {
+            now,
+            pools: AdmissionPools::default(),
+            queue,
+            busy_until: now,
+            computed: 0,
+            seed: 42,
+        }
     }
 
     /// Returns whether an event with this rate occurs in this tick.
@@ -281,7 +288,7 @@ const TOKENS: u64 = 20;
 /// Returns the victim's p99 over two minutes, how many of its requests were shed, and the computed tokens. The first
 /// seconds are excluded: in them the initial queue is not reported yet, and then drains.
 fn two_tenants(offered: u64, limit: Option<u64>) -> (Duration, u64, u64) {
-    let mut simulation = Simulation::new();
+    let mut simulation = SheddingSimulation::new();
     let limits = RateLimits { requests_per_second: limit.and_then(NonZeroU64::new), ..RateLimits::default() };
     let mut limiter = RateLimiter::new(&limits, simulation.now);
     let (mut times, mut shed) = (Vec::new(), 0);

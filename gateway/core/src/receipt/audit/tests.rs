@@ -81,15 +81,15 @@ fn arrival(request: &'static str, number: u32, outcome: &'static str) -> Entry<'
 }
 
 /// Valid entries of an edge and of a region.
-struct Scenario {
+struct AuditScenario {
     edge: Vec<Entry<'static>>,
     spoke: Vec<Entry<'static>>,
     options: AuditOptions,
 }
 
-impl Scenario {
-    fn sound() -> Scenario {
-        Scenario {
+impl AuditScenario {
+    fn sound() -> AuditScenario {
+        AuditScenario {
             edge: vec![
                 file(EDGE, Role::Edge, AMERICA, 1, ChainHash::default()),
                 policy("eu", &[EUROPE, "aws/eu-central-1"]),
@@ -139,7 +139,7 @@ fn kinds(report: &Report) -> Vec<(Kind, u64)> {
 
 #[test]
 fn sound_receipts_hold() {
-    let report = Scenario::sound().report();
+    let report = AuditScenario::sound().report();
     assert!(report.holds, "{report:#?}");
     assert_eq!((report.attempts, report.arrivals, report.confirmed, report.never_arrived), (4, 3, 3, 1));
     assert!(report.both_ends && report.chains.iter().all(|chain| chain.closed), "{report:#?}");
@@ -147,8 +147,8 @@ fn sound_receipts_hold() {
 
 #[test]
 fn each_violation_is_found_with_its_kind() {
-    let check = |violation: &str, break_it: &dyn Fn(&mut Scenario), expected: &[(Kind, u64)]| {
-        let mut scenario = Scenario::sound();
+    let check = |violation: &str, break_it: &dyn Fn(&mut AuditScenario), expected: &[(Kind, u64)]| {
+        let mut scenario = AuditScenario::sound();
         break_it(&mut scenario);
         let report = scenario.report();
         assert_eq!(kinds(&report), expected, "{violation}: {report:#?}");
@@ -259,7 +259,7 @@ fn each_violation_is_found_with_its_kind() {
 
 #[test]
 fn a_recorded_head_and_a_held_receipt_are_found() {
-    let mut scenario = Scenario::sound();
+    let mut scenario = AuditScenario::sound();
     let (head, _) = written(&scenario.edge[..3]);
     scenario.options.heads.insert(head);
     if let Entry::Attempt { id, .. } = &scenario.edge[2] {
@@ -270,7 +270,7 @@ fn a_recorded_head_and_a_held_receipt_are_found() {
 
 #[test]
 fn a_changed_line_is_found_by_its_hash() {
-    let scenario = Scenario::sound();
+    let scenario = AuditScenario::sound();
     let edge = String::from_utf8(written(&scenario.edge).1).expect("text");
     let spoke = written(&scenario.spoke).1;
     let check = |edge: &str, expected: &[(Kind, u64)]| {
@@ -291,7 +291,7 @@ fn a_changed_line_is_found_by_its_hash() {
 
 #[test]
 fn the_files_of_a_chain_must_be_consecutive() {
-    let scenario = Scenario::sound();
+    let scenario = AuditScenario::sound();
     let spoke = written(&scenario.spoke).1;
     let (head, first) = written(&scenario.edge[..3]);
     let begin = |number, before| {
@@ -300,8 +300,10 @@ fn the_files_of_a_chain_must_be_consecutive() {
         written(&entries).1
     };
     let check = |files: &[&[u8]], partial: bool, expected: &[Kind]| {
-        let scenario =
-            Scenario { options: AuditOptions { partial, ..AuditOptions::default() }, ..Scenario::sound() };
+        let scenario = AuditScenario {
+            options: AuditOptions { partial, ..AuditOptions::default() },
+            ..AuditScenario::sound()
+        };
         let mut all: Vec<(&str, &[u8])> = files.iter().map(|content| ("edge", *content)).collect();
         all.push(("spoke", &spoke));
         let report = scenario.report_of(&all);
@@ -322,7 +324,7 @@ fn the_files_of_a_chain_must_be_consecutive() {
 #[test]
 fn a_recent_receipt_without_counterpart_is_no_finding_until_it_is_old_or_all_chains_are_closed() {
     let check = |settle_ms: u64, closed: bool, expected: &[(Kind, u64)], too_young: u64| {
-        let mut scenario = Scenario::sound();
+        let mut scenario = AuditScenario::sound();
         scenario.options.settle_ms = settle_ms;
         scenario.spoke.remove(1);
         if !closed {
@@ -345,7 +347,7 @@ fn a_recent_receipt_without_counterpart_is_no_finding_until_it_is_old_or_all_cha
 
 #[test]
 fn an_incomplete_line_is_reported_and_is_no_finding() {
-    let scenario = Scenario::sound();
+    let scenario = AuditScenario::sound();
     let (edge, mut spoke) = (written(&scenario.edge).1, written(&scenario.spoke).1);
     spoke.extend_from_slice(b"0123");
     let report = scenario.report_of(&[("edge", &edge), ("spoke", &spoke)]);
@@ -355,7 +357,7 @@ fn an_incomplete_line_is_reported_and_is_no_finding() {
 
 #[test]
 fn findings_are_listed_up_to_a_limit_and_counted_beyond_it() {
-    let mut scenario = Scenario::sound();
+    let mut scenario = AuditScenario::sound();
     let gap = Entry::Gap { missing: 2, reason: GapReason::Disk, since_ms: 1, at_ms: 2 };
     scenario.edge.extend(std::iter::repeat_n(gap, FINDINGS_LISTED_MAX + 1));
     let report = scenario.report();

@@ -3,15 +3,15 @@
 use super::*;
 
 /// Audits a file with the first entries of the edge's chain, and the whole chain of the spoke.
-fn audited(scenario: &Scenario, edge_entries: usize) -> Report {
+fn audited(scenario: &AuditScenario, edge_entries: usize) -> Report {
     let edge = written(&scenario.edge[..edge_entries]).1;
     scenario.report_of(&[("edge", &edge), ("spoke", &written(&scenario.spoke).1)])
 }
 
 /// Returns a scenario in which only the chains are compared, and the checkpoint after this number of entries of the
 /// edge.
-fn with_checkpoint(edge_entries: usize) -> (Scenario, AuditCheckpoint) {
-    let mut scenario = Scenario::sound();
+fn with_checkpoint(edge_entries: usize) -> (AuditScenario, AuditCheckpoint) {
+    let mut scenario = AuditScenario::sound();
     scenario.options.settle_ms = u64::MAX;
     let first = audited(&scenario, edge_entries);
     let checkpoint = AuditCheckpoint::after(None, &first, 10).expect("sound chains");
@@ -46,7 +46,7 @@ fn a_chain_that_was_truncated_rewritten_or_removed_is_found() {
         assert_eq!(AuditCheckpoint::after(Some(&checkpoint), report, 20), None, "the old one stays");
     };
     check(&audited(&scenario, 3), "it was truncated");
-    let mut rewritten = Scenario::sound();
+    let mut rewritten = AuditScenario::sound();
     rewritten.options = scenario.options.clone();
     rewritten.edge[3] = attempt("b", 1, EUROPE, AttemptResult::FirstByteTimeout);
     check(&audited(&rewritten, 7), "rewritten");
@@ -77,7 +77,7 @@ fn the_next_file_confirms_a_checkpoint_in_an_archived_one() {
 
 #[test]
 fn receipts_of_version_1_are_read_and_of_a_future_version_are_not() {
-    let mut scenario = Scenario::sound();
+    let mut scenario = AuditScenario::sound();
     let mut versions = |number: u32| {
         for entries in [&mut scenario.edge, &mut scenario.spoke] {
             if let Entry::File { version, .. } = &mut entries[0] {
