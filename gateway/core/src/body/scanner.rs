@@ -190,7 +190,7 @@ impl<'a> BodyScanner<'a> {
         let mut open: u64 = 0; // one bit a level: 1 = object
         let mut depth: u32 = 1; // the top-level object is open around us
         let mut before = 0; // the last byte that is no space
-        let mut elements = 0; // of the list at hand, if inputs can stand there
+        let mut elements = 0; // of the current list, if it is at the level of inputs
         loop {
             let Some(byte) = self.peek() else {
                 return Err(self.unexpected("']' or '}'"));
