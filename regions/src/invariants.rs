@@ -1,18 +1,24 @@
-//! Named invariants, as functions. What makes a decision asserts them, properties check them after each step, and a test
-//! breaks them on purpose.
+//! Named invariants, as functions: decisions assert them, property tests check them after each step, and tests violate
+//! them on purpose.
 
-use crate::selection::Candidate;
 use crate::set::{RegionIndex, RegionSet};
 
-/// A region was chosen that may not see the request.
+/// A region was selected that may not see the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("region {} of the catalogue was chosen and may not see the request", .0.as_usize())]
+#[error("region {} of the catalogue was selected and may not see the request", .0.as_usize())]
 pub struct ResidencyViolation(pub RegionIndex);
 
 /// **Residency**: no byte of a request reaches a region outside its allowed set.
-pub fn check_residency(allowed: &RegionSet, chosen: &[Candidate]) -> Result<(), ResidencyViolation> {
-    match chosen.iter().find(|candidate| !allowed.contains(candidate.region)) {
-        Some(candidate) => Err(ResidencyViolation(candidate.region)),
+///
+/// # Errors
+///
+/// The first of the selected regions that is not allowed.
+pub fn check_residency(
+    allowed: &RegionSet,
+    selected: impl IntoIterator<Item = RegionIndex>,
+) -> Result<(), ResidencyViolation> {
+    match selected.into_iter().find(|region| !allowed.contains(*region)) {
+        Some(region) => Err(ResidencyViolation(region)),
         None => Ok(()),
     }
 }

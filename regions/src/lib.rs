@@ -10,7 +10,7 @@
 //! - [`deployment`], [`route`]: what is served, and where it was last known to be served; [`tenant`]: for whom.
 //! - [`identity`]: which model a replica runs, exactly, and which one a deployment is served with.
 //! - [`weights`]: how the hub divides what may go to several regions, and how one of them is drawn.
-//! - [`selection`]: the choice. Forbid first, prefer second, pick last; [`invariants`] says what must hold of it.
+//! - [`health`]: health of a region as a gateway observes it; [`invariants`]: what must hold of a routing decision.
 //!
 //! Everything here is pure: no IO, no clock, no runtime. Time and measurements are arguments, so that a test
 //! and the gateway run the same code.
@@ -21,6 +21,7 @@ pub mod document;
 pub mod duration;
 pub mod ewma;
 pub mod geography;
+pub mod health;
 pub mod id;
 pub mod identity;
 pub mod invariants;
@@ -29,7 +30,6 @@ pub mod latency;
 pub mod region_list;
 pub mod residency;
 pub mod route;
-pub mod selection;
 pub mod set;
 mod suggest;
 pub mod tenant;
@@ -42,6 +42,7 @@ pub use deployment::{
 };
 pub use document::Problem;
 pub use geography::GeoPoint;
+pub use health::Health;
 pub use id::{DeploymentName, RegionId, TenantId};
 pub use identity::{
     Agreement, ModelIdentity, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
@@ -51,7 +52,6 @@ pub use latency::LatencyModel;
 pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};
 pub use route::{Generation, RegionRoute, RouteTable, Tenants, Widening};
-pub use selection::{Candidate, Health, Ineligible, Score, Selection};
 pub use set::{RegionIndex, RegionSet};
 pub use suggest::did_you_mean;
 pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};

@@ -1,17 +1,10 @@
-//! What must hold of the residency policy and of the choice, whatever the fleet looks like.
-//!
-//! A fleet is drawn at random over the regions of the real catalogue: any policies, any health, any distances. The
-//! checker of the invariant *Residency* is the one that the selection asserts at run time; the last test plants the classic
-//! mistake, a preference where a prohibition belongs, and shows that the same checker finds it.
+//! Properties of residency policies: reading, writing, and narrowing, over policies of the real catalogue.
 
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use proptest::prelude::*;
-use regions::invariants::{ResidencyViolation, check_residency};
 use regions::residency::MAX_POLICY_LEN;
-use regions::selection::{Candidate, Health, Ineligible, Query, Score, select};
-use regions::{Area, Catalogue, Jurisdiction, RegionId, RegionIndex, RegionSet, ResidencyPolicy};
+use regions::{Area, Catalogue, Jurisdiction, RegionId, ResidencyPolicy};
 
 static CATALOGUE: LazyLock<Catalogue> = LazyLock::new(Catalogue::builtin);
 
@@ -51,71 +44,6 @@ fn any_text() -> impl Strategy<Value = String> {
     })
 }
 
-fn any_set() -> impl Strategy<Value = RegionSet> {
-    prop::collection::vec(any::<bool>(), CATALOGUE.len()).prop_map(|members| {
-        let members = members.into_iter().enumerate().filter(|(_, member)| *member);
-        members.filter_map(|(ordinal, _)| RegionIndex::new(ordinal)).collect()
-    })
-}
-
-/// A fleet as a gateway might see it.
-#[derive(Clone, Debug)]
-struct Fleet {
-    routed: RegionSet,
-    serving: RegionSet,
-    health: Vec<Health>,
-    rtt_us: Vec<u64>,
-}
-
-fn any_fleet() -> impl Strategy<Value = Fleet> {
-    let health = prop::sample::select(vec![Health::Healthy, Health::Unknown, Health::Suspect, Health::Down]);
-    (
-        any_set(),
-        any_set(),
-        prop::collection::vec(health, CATALOGUE.len()),
-        prop::collection::vec(0..400_000_u64, CATALOGUE.len()),
-    )
-        .prop_map(|(routed, serving, health, rtt_us)| Fleet { routed, serving, health, rtt_us })
-}
-
-impl Fleet {
-    fn health(&self, region: RegionIndex) -> Health {
-        self.health[region.as_usize()]
-    }
-
-    fn rtt(&self, region: RegionIndex) -> Duration {
-        Duration::from_micros(self.rtt_us[region.as_usize()])
-    }
-
-    fn select(&self, allowed: RegionSet) -> regions::Selection {
-        select(&Query {
-            considered: CATALOGUE.all(),
-            allowed,
-            routed: self.routed,
-            serving: self.serving,
-            draining: RegionSet::EMPTY,
-            health: &|region| self.health(region),
-            rtt: &|region| self.rtt(region),
-        })
-    }
-
-    /// The mistake: residency as the first of the preferences, with everything that serves as a candidate. It looks
-    /// right as long as an allowed region is up.
-    fn select_by_preference(&self, allowed: RegionSet) -> Vec<Candidate> {
-        let up =
-            self.routed.intersect(self.serving).iter().filter(|region| self.health(*region) != Health::Down);
-        let mut order: Vec<Candidate> = up
-            .map(|region| Candidate {
-                region,
-                score: Score { health: self.health(region), draining: false, rtt: self.rtt(region), region },
-                planned: None,
-            })
-            .collect();
-        order.sort_by_key(|candidate| (!allowed.contains(candidate.region), candidate.score));
-        order
-    }
-}
-
 proptest! {
     #[test]
     fn a_policy_that_was_read_is_read_back_wherever_it_is_sent(one in any_text(), other in any_text()) {
@@ -146,67 +74,4 @@ proptest! {
     fn a_policy_means_the_same_after_it_travelled_as_text(policy in any_policy()) {
         prop_assert_eq!(policy.to_string().parse::<ResidencyPolicy>(), Ok(policy));
     }
-
-    #[test]
-    fn residency_no_health_distance_or_load_brings_a_forbidden_region_into_a_selection(
-        fleet in any_fleet(),
-        policy in any_policy(),
-    ) {
-        let allowed = policy.permitted(&CATALOGUE);
-        let selection = fleet.select(allowed);
-        prop_assert_eq!(check_residency(&allowed, &selection.order), Ok(()));
-        for (region, _) in CATALOGUE.iter() {
-            let forbidden = selection.refused.reason(region) == Some(Ineligible::ForbiddenByResidency);
-            prop_assert_eq!(forbidden, !allowed.contains(region));
-        }
-    }
-
-    #[test]
-    fn each_region_has_a_place_or_a_reason_and_the_order_is_total(fleet in any_fleet(), allowed in any_set()) {
-        let selection = fleet.select(allowed);
-        let chosen: RegionSet = selection.order.iter().map(|candidate| candidate.region).collect();
-        let refused: RegionSet = selection.refused.iter().map(|(region, _)| region).collect();
-        prop_assert_eq!(chosen.len(), selection.order.len());
-        prop_assert!(chosen.intersect(refused).is_empty());
-        prop_assert_eq!(chosen.union(refused), CATALOGUE.all());
-        prop_assert!(selection.order.is_sorted_by(|a, b| a.score < b.score));
-    }
-
-    #[test]
-    fn a_region_that_comes_nearer_never_loses_its_place(
-        fleet in any_fleet(),
-        allowed in any_set(),
-        region in 0..CATALOGUE.len(),
-    ) {
-        let place = |fleet: &Fleet| {
-            fleet.select(allowed).order.iter().position(|candidate| candidate.region.as_usize() == region)
-        };
-        let mut nearer = fleet.clone();
-        nearer.rtt_us[region] /= 2;
-        prop_assert!(place(&nearer) <= place(&fleet));
-    }
-}
-
-#[test]
-fn residency_check_catches_a_selector_that_makes_residency_a_preference() {
-    let index =
-        |id: &str| CATALOGUE.index_of(&id.parse().expect("an id")).expect("a region of the catalogue");
-    let (european, american) = (index("gcp/europe-west4"), index("aws/us-east-1"));
-    let both = RegionSet::from_iter([european, american]);
-    let policy: ResidencyPolicy = "eu".parse().expect("a policy");
-    let allowed = policy.permitted(&CATALOGUE);
-    let mut fleet = Fleet {
-        routed: both,
-        serving: both,
-        health: vec![Health::Healthy; CATALOGUE.len()],
-        rtt_us: vec![1000; CATALOGUE.len()],
-    };
-    assert_eq!(fleet.select_by_preference(allowed)[0].region, european, "it looks right in fair weather");
-
-    fleet.health[european.as_usize()] = Health::Down;
-    assert_eq!(
-        check_residency(&allowed, &fleet.select_by_preference(allowed)),
-        Err(ResidencyViolation(american))
-    );
-    assert_eq!(fleet.select(allowed).order, [], "the right one refuses instead");
 }

@@ -1,25 +1,34 @@
-//! Latency of a routing decision: `cargo bench -p gateway-core --bench decision`.
+//! Time of a routing decision: `cargo bench -p gateway-core --bench decision`.
 //!
-//! 64 regions, 1,000 deployments, each region with three quarters of them ready, some suspect, some down. The decision
-//! is all that happens between the end of the body and the first byte to a region: the residency policy, the serving
-//! regions, their health, their distance. Each decision is timed separately, because clients notice the slow ones; and
-//! allocations are counted, because they cause the slow ones. There is none, except for requests that narrow their
-//! residency by a header: that policy is resolved for each of them.
+//! 64 regions, 1,000 deployments, each region with three quarters of them ready, some regions suspect, some down. The
+//! decision is all that stands between a body that was read and the first byte to a region: residency, readiness,
+//! health, measured response times, the traffic plan, spillover credits and distance. Each decision is timed alone,
+//! because a client notices the slow ones; and allocations are counted, because they make the slow ones slow. There are
+//! none, except for a request whose header narrows its residency: its allowed regions are computed for it alone.
 
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
 #![expect(clippy::unwrap_used, reason = "an unexpected value ends the bench")]
 
+use gateway_core::circuit::Permille;
+use gateway_core::cold::ResponseEstimate;
 use gateway_core::health::{HealthReport, RegionHealthTracker};
+use gateway_core::latency::{FirstByteTimeout, SizeClass};
+use gateway_core::priority::Priority;
+use gateway_core::route::{
+    Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route,
+};
+use gateway_core::spill::{Spill, SpillRequest};
+use gateway_core::targets::{LatencyBaseline, TargetTracker};
 use gateway_core::weights::{GatewayWeights, ReceivedRow};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
+use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
-use regions::selection::{self, Candidate, Health, Query, Selection};
 use regions::set::{RegionIndex, RegionSet};
-use regions::weights::{Share, Why, draw};
+use regions::weights::{Share, Why};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -78,10 +87,14 @@ struct DecisionScenario {
     deployments: BTreeMap<DeploymentName, BenchDeployment>,
     /// Policy of the tenant that has one.
     residency: ResidencyPolicy,
-    tracker: RegionHealthTracker,
+    fleet: RegionHealthTracker,
     latency: LatencyModel,
-    /// Plan for every deployment: shares of four regions.
+    /// Response times that were measured for every eighth deployment.
+    targets: TargetTracker<RegionIndex>,
+    /// Shares of four regions for every deployment.
     weights: GatewayWeights,
+    /// Credits for every deployment.
+    credits: Spill,
 }
 
 impl DecisionScenario {
@@ -96,9 +109,9 @@ impl DecisionScenario {
             .collect();
         let policies =
             ["eu", "us", "eu,us", "de,fr,nl", "jp"].map(|text| text.parse::<ResidencyPolicy>().unwrap());
-        let mut tracker = RegionHealthTracker::default();
+        let mut fleet = RegionHealthTracker::default();
         let mut latency = LatencyModel::new(catalogue.region(routed[0]).point, &catalogue);
-        tracker.set_regions(routed.iter().copied());
+        fleet.set_regions(routed.iter().copied());
         for (number, region) in routed.iter().enumerate() {
             let ready = names
                 .iter()
@@ -106,12 +119,12 @@ impl DecisionScenario {
                 .enumerate()
                 .filter(|(at, _)| at % 4 != 0)
                 .map(|(_, name)| name.clone());
-            let report = HealthReport {
+            let heard = HealthReport {
                 round_trip: Duration::from_millis(10),
                 ready: ready.collect(),
                 draining: false,
             };
-            tracker.reported(*region, report, now);
+            fleet.reported(*region, heard, now);
             for sample in 0..32 {
                 latency.observe(
                     *region,
@@ -121,7 +134,7 @@ impl DecisionScenario {
             }
             if number % 9 == 8 {
                 for _ in 0..3 {
-                    tracker.failed(*region);
+                    fleet.failed(*region);
                 }
             }
         }
@@ -129,14 +142,14 @@ impl DecisionScenario {
         let residency: ResidencyPolicy = "eu,us,jp,gb,ch".parse().unwrap();
         let tenant = residency.permitted(&catalogue);
         let permitted = |number: usize| match number % 8 {
-            index @ 0..5 => policies[index].permitted(&catalogue),
+            place @ 0..5 => policies[place].permitted(&catalogue),
             _ => catalogue.all(),
         };
         let regions_of = |number| {
             let deployment_only = permitted(number);
             BenchDeployment { deployment_only, tenant: deployment_only.intersect(tenant), registered: set }
         };
-        let rows: Vec<ReceivedRow> = names
+        let told: Vec<ReceivedRow> = names
             .iter()
             .map(|name| {
                 let share =
@@ -145,64 +158,135 @@ impl DecisionScenario {
                 (name.clone(), ResidencyPolicy::Anywhere, routed[0], shares)
             })
             .collect();
-        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, rows, &catalogue);
+        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
+        let mut targets = TargetTracker::new(FirstByteTimeout::FOR_REGION, LatencyBaseline::Own, 8192);
+        targets.set_targets(routed.iter().copied());
+        for (number, region) in routed.iter().enumerate() {
+            for name in names.iter().step_by(8) {
+                let took = Duration::from_millis(20 + number as u64);
+                targets.record_latency(*region, name, SizeClass::of(100), took, now);
+            }
+        }
+        let mut credits = Spill::default();
+        for region in &routed {
+            credits.set_credits(*region, names.iter().map(|name| (name.clone(), 1000)).collect(), now);
+        }
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();
-        DecisionScenario { catalogue, routed: set, deployments, residency, tracker, latency, weights }
-    }
-
-    /// Decides with a plan: its row, the drawn region, and its shares.
-    fn decide_with_a_plan(
-        &self,
-        name: &str,
-        draw_value: u16,
-        buffer: Vec<Candidate>,
-        now: Instant,
-    ) -> (Selection, Option<RegionIndex>) {
-        let mut selection = self.decide(name, RequestPolicy::Deployment, None, buffer, now);
-        let (name, BenchDeployment { deployment_only: allowed, .. }) =
-            self.deployments.get_key_value(name).unwrap();
-        let shares = self.weights.of(name, self.routed.iter().next().unwrap(), allowed);
-        let usable =
-            |region| allowed.contains(region) && self.tracker.health(region, name) == Health::Healthy;
-        let drawn = draw(shares, usable, draw_value);
-        for candidate in &mut selection.order {
-            candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
+        DecisionScenario {
+            catalogue,
+            routed: set,
+            deployments,
+            residency,
+            fleet,
+            latency,
+            targets,
+            weights,
+            credits,
         }
-        (selection, drawn)
     }
 
-    /// Decides like the edge: deployment by name, residency policy, and selection, with a reused buffer.
+    /// Decides as the gateway does: deployment by name, allowed regions, decision, in the memory of the decision
+    /// before.
     fn decide(
         &self,
         name: &str,
-        policy: RequestPolicy<'_>,
-        client: Option<GeoPoint>,
+        who: RequestPolicy<'_>,
+        request: Request,
         buffer: Vec<Candidate>,
-        now: Instant,
-    ) -> Selection {
-        let (name, BenchDeployment { deployment_only, tenant, registered }) =
+    ) -> RouteDecision {
+        let (deployment, BenchDeployment { deployment_only, tenant, registered }) =
             self.deployments.get_key_value(name).unwrap();
-        let allowed = match policy {
+        let allowed = match who {
             RequestPolicy::Deployment => *deployment_only,
             RequestPolicy::Tenant => *tenant,
             RequestPolicy::Narrowed(policy) => {
                 deployment_only.intersect(self.residency.narrow(policy).permitted(&self.catalogue))
             }
         };
-        let query = Query {
-            considered: self.routed,
+        let Request { client, draw, queue, now } = request;
+        let interactive_share = |_| Some(Permille::new(600));
+        let query = RouteQuery {
+            deployment,
+            priority: Priority::Interactive,
             allowed,
             routed: self.routed,
-            serving: self.tracker.serving(name, *registered),
+            serving: self.fleet.serving(deployment, *registered),
             draining: RegionSet::EMPTY,
-            health: &|region| self.tracker.region_health(region),
-            rtt: &|region| match client {
-                Some(index) => self.latency.prior_from(index, region),
-                None => self.latency.estimate(region, now),
-            },
+            gateway: self.routed.iter().next().unwrap(),
+            is_client_located: client.is_some(),
+            assigned: None,
+            plan: draw.map(|draw| PlanQuery {
+                weights: &self.weights,
+                draw: Some(draw),
+                interactive_share: &interactive_share,
+            }),
+            spillover: Some(SpilloverQuery {
+                credits: &self.credits,
+                now,
+                request: SpillRequest {
+                    deployment,
+                    priority: Priority::Interactive,
+                    tokens: 100,
+                    left: Duration::from_secs(30),
+                    turned_away: false,
+                    chance: Permille::new(0),
+                },
+            }),
         };
-        selection::select_in(&query, buffer)
+        route(&query, &Observed { world: self, deployment, client, queue, now }, buffer)
+    }
+}
+
+/// Differences between requests for one deployment.
+#[derive(Clone, Copy)]
+struct Request {
+    client: Option<GeoPoint>,
+    draw: Option<Permille>,
+    queue: Duration,
+    now: Instant,
+}
+
+struct Observed<'a> {
+    world: &'a DecisionScenario,
+    deployment: &'a DeploymentName,
+    client: Option<GeoPoint>,
+    queue: Duration,
+    now: Instant,
+}
+
+impl Observations for Observed<'_> {
+    fn health(&self, region: RegionIndex) -> Health {
+        let health = self.world.fleet.health(region, self.deployment);
+        let ejected = || !self.world.targets.state(region, self.now).admits(Permille::new(500));
+        if health == Health::Healthy && ejected() { Health::Suspect } else { health }
+    }
+
+    fn rtt(&self, region: RegionIndex) -> Duration {
+        match self.client {
+            Some(point) => self.world.latency.prior_from(point, region),
+            None => self.world.latency.estimate(region, self.now),
+        }
+    }
+
+    fn is_any_cold(&self) -> bool {
+        false
+    }
+
+    fn held_for(&self, _: RegionIndex) -> Option<Duration> {
+        None
+    }
+
+    fn response_estimate(&self, _: RegionIndex, rtt: Duration) -> ResponseEstimate {
+        ResponseEstimate { responds_in: rtt, held_for: None }
+    }
+
+    fn fastest(&self, near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex> {
+        self.world.targets.preferred(near, self.deployment, SizeClass::of(100), Permille::new(500), self.now)
+    }
+
+    fn queue_wait(&self, _: RegionIndex) -> Option<Duration> {
+        Some(self.queue)
     }
 }
 
@@ -213,41 +297,43 @@ fn main() {
     let client = "48.86,2.35".parse::<GeoPoint>().unwrap();
     let header: ResidencyPolicy = "eu,ch".parse().unwrap();
     println!(
-        "{REGIONS} regions, {DEPLOYMENTS} deployments, {DECISIONS} decisions; each figure includes the clock"
+        "{REGIONS} regions, {DEPLOYMENTS} deployments, {DECISIONS} decisions; the clock's own time is in each figure"
     );
     println!("{:<44}{:>10}{:>10}{:>10}{:>14}", "", "p50 µs", "p99 µs", "p99.9 µs", "allocations");
-    report("clock only", &measure(&names, |_| ()));
+    report("the clock alone", &measure(&names, |_| ()));
     let buffer = Cell::new(Vec::new());
-    let decide = |policy, client| {
+    let draws = Cell::new(0u16);
+    let decide = |who, request: Request| {
         measure(&names, |name| {
-            let Selection { order, refused } = world.decide(name, policy, client, buffer.take(), now);
-            black_box((&order, refused));
-            buffer.set(order);
+            draws.set((draws.get() + 7) % 1000);
+            let draw = request.draw.map(|_| Permille::new(draws.get()));
+            let decision = world.decide(name, who, Request { draw, ..request }, buffer.take());
+            black_box(&decision);
+            buffer.set(decision.candidates);
         })
     };
-    for (label, policy, client) in [
-        ("policy of the deployment", RequestPolicy::Deployment, None),
-        ("tenant with a residency policy", RequestPolicy::Tenant, None),
-        ("the same, from a client with a known location", RequestPolicy::Tenant, Some(client)),
+    let plain = Request { client: None, draw: None, queue: Duration::ZERO, now };
+    let located = Request { client: Some(client), ..plain };
+    let planned = Request { draw: Some(Permille::new(0)), ..plain };
+    for (what, who, request) in [
+        ("any tenant's request", RequestPolicy::Deployment, plain),
+        ("of a tenant with a residency", RequestPolicy::Tenant, plain),
+        ("and from a client whose location is known", RequestPolicy::Tenant, located),
+        ("any tenant's, with a traffic plan", RequestPolicy::Deployment, planned),
     ] {
-        let measured = decide(policy, client);
-        report(label, &measured);
-        assert_eq!(measured.1, 0, "{label}: a decision allocates nothing");
+        let measured = decide(who, request);
+        report(what, &measured);
+        assert_eq!(measured.1, 0, "{what}: a decision allocates nothing");
     }
-    let draws = Cell::new(0u16);
-    let planned = measure(&names, |name| {
-        draws.set((draws.get() + 7) % 1000);
-        let (Selection { order, refused }, drawn) =
-            world.decide_with_a_plan(name, draws.get(), buffer.take(), now);
-        black_box((&order, refused, drawn));
-        buffer.set(order);
-    });
-    report("policy of the deployment, with a traffic plan", &planned);
-    assert_eq!(planned.1, 0, "with a plan: a decision allocates nothing");
-    report("tenant, narrowed by a header", &decide(RequestPolicy::Narrowed(&header), Some(client)));
+    let overloaded = Request { queue: Duration::from_millis(400), ..planned };
+    report("and with an overloaded primary (spillover)", &decide(RequestPolicy::Deployment, overloaded));
+    report(
+        "a tenant's, whose header narrows its residency",
+        &decide(RequestPolicy::Narrowed(&header), located),
+    );
 }
 
-/// Returns the sorted nanoseconds of the decisions, and the allocations of all of them.
+/// Nanoseconds of each decision, sorted, and allocations of all.
 fn measure(names: &[&str], decide: impl Fn(&str)) -> (Vec<u64>, u64) {
     let mut nanos = Vec::with_capacity(DECISIONS);
     names.iter().for_each(|name| decide(name));
@@ -263,8 +349,8 @@ fn measure(names: &[&str], decide: impl Fn(&str)) -> (Vec<u64>, u64) {
     (nanos, allocations)
 }
 
-fn report(label: &str, (nanos, allocations): &(Vec<u64>, u64)) {
+fn report(what: &str, (nanos, allocations): &(Vec<u64>, u64)) {
     let at = |share: f64| nanos[(nanos.len() as f64 * share) as usize] as f64 / 1e3;
     let each = *allocations as f64 / DECISIONS as f64;
-    println!("{label:<44}{:>10.2}{:>10.2}{:>10.2}{each:>14.2}", at(0.5), at(0.99), at(0.999));
+    println!("{what:<44}{:>10.2}{:>10.2}{:>10.2}{each:>14.2}", at(0.5), at(0.99), at(0.999));
 }

@@ -5,13 +5,13 @@
 //! away; and to count a starting region as not serving would leave a deployment that is scaled to zero everywhere
 //! without any region. So regions are compared by the time to the *response*: the round trip, the latency there, the
 //! queue, and the holding time. A region that holds requests comes after every warm region with the same health that
-//! responds no later ([`soonest_first`]); the order among warm regions is kept.
+//! responds no later ([`mark_response_times`]); the order among warm regions is kept.
 //!
 //! A cold start is no fault of its region. The holding time that it reports is added to the first-byte timeout, and
 //! there is no hedge or retry because of it ([`extend_timeouts`]).
 
 use crate::plan::AttemptTimeouts;
-use regions::selection::Candidate;
+use crate::route::Candidate;
 use regions::set::RegionIndex;
 use std::time::Duration;
 
@@ -34,28 +34,22 @@ impl ResponseEstimate {
     }
 }
 
-/// Moves every region that would hold a request behind the equally healthy warm ones that respond no later.
-pub fn soonest_first(order: &mut [Candidate], estimator: impl Fn(&Candidate) -> ResponseEstimate) {
-    let mut estimated: Vec<_> = order.iter().map(|candidate| (*candidate, estimator(candidate))).collect();
-    // A warm region gets the soonest time of those behind it, so that the sort keeps their order.
-    let mut earliest = (None, Duration::MAX);
-    for (candidate, estimate) in
-        estimated.iter_mut().rev().filter(|(_, estimate)| estimate.held_for.is_none())
-    {
-        let health = Some(candidate.score.health);
-        earliest = if earliest.0 == health {
-            (health, earliest.1.min(estimate.total()))
-        } else {
-            (health, estimate.total())
-        };
-        estimate.responds_in = earliest.1;
-    }
-    // Stable: equal ones keep their order.
-    estimated.sort_by_key(|(candidate, estimate)| {
-        (candidate.score.health, estimate.total(), estimate.held_for.is_some())
-    });
-    for (slot, (candidate, _)) in order.iter_mut().zip(estimated) {
-        *slot = candidate;
+/// Sets [`Score::response_in`](crate::route::Score) and `holds` of candidates that are sorted by the rest of their scores.
+/// Sorted again, a region that would hold the request comes after the equally healthy warm regions that respond no later,
+/// and the warm ones keep their order.
+pub fn mark_response_times(order: &mut [Candidate], estimator: impl Fn(&Candidate) -> ResponseEstimate) {
+    // A warm region counts as the soonest of the warm ones from it on, so that sorting keeps their order.
+    let mut soonest = (None, Duration::MAX);
+    for candidate in order.iter_mut().rev() {
+        let estimate = estimator(candidate);
+        candidate.score.holds = estimate.held_for.is_some();
+        candidate.score.response_in = estimate.total();
+        if estimate.held_for.is_none() {
+            let health = Some(candidate.score.health);
+            let before = if soonest.0 == health { soonest.1 } else { Duration::MAX };
+            soonest = (health, before.min(estimate.total()));
+            candidate.score.response_in = soonest.1;
+        }
     }
 }
 
@@ -69,12 +63,12 @@ pub fn extend_timeouts(timeouts: AttemptTimeouts, held_for: Option<Duration>) ->
 }
 
 /// Returns the time in which the best warm region other than `than` would respond; `None` if all others hold requests.
-pub fn elsewhere(
-    order: &[Candidate],
+pub fn elsewhere<'a>(
+    order: impl Iterator<Item = &'a Candidate>,
     than: RegionIndex,
     estimator: impl Fn(&Candidate) -> ResponseEstimate,
 ) -> Option<Duration> {
-    let mut others = order.iter().filter(|candidate| candidate.region != than).map(estimator);
+    let mut others = order.filter(|candidate| candidate.region != than).map(estimator);
     others.find(|estimate| estimate.held_for.is_none()).map(ResponseEstimate::total)
 }
 
@@ -82,18 +76,18 @@ pub fn elsewhere(
 mod tests {
     use super::*;
     use crate::plan::{Budgets, ExpiredTimer, RegionLoad, RegionView, RequestPlan, Step};
+    use crate::route::Score;
     use crate::some_instant;
-    use regions::selection::{Health, Score};
+    use regions::health::Health;
 
     /// Region of a test: its health, its response time in milliseconds, and its holding time.
     type TestRegion = (Health, u64, Option<u64>);
 
     fn candidates(regions: &[TestRegion]) -> (Vec<Candidate>, impl Fn(&Candidate) -> ResponseEstimate) {
         let at = |number| RegionIndex::new(number).unwrap();
-        let order = regions.iter().enumerate().map(|(number, (health, rtt, _))| {
-            let (region, rtt) = (at(number), Duration::from_millis(*rtt));
-            let score = Score { health: *health, draining: false, rtt, region };
-            Candidate { region, score, planned: None }
+        let order = regions.iter().enumerate().map(|(number, (health, ..))| {
+            let (region, rtt) = (at(number), Duration::from_millis(number as u64));
+            Candidate { region, score: Score::new(region, *health, false, rtt), planned: None }
         });
         let estimate = |candidate: &Candidate| {
             let (_, responds_in, held_for) = regions[candidate.region.as_usize()];
@@ -110,7 +104,8 @@ mod tests {
     fn a_region_that_holds_requests_comes_after_warm_ones_that_respond_no_later() {
         let check = |regions: &[TestRegion], expected: &[usize]| {
             let (mut order, estimate) = candidates(regions);
-            soonest_first(&mut order, estimate);
+            mark_response_times(&mut order, estimate);
+            order.sort_by_key(|candidate| candidate.score);
             let order: Vec<_> = order.iter().map(|candidate| candidate.region.as_usize()).collect();
             assert_eq!(order, expected, "{regions:?}");
         };
@@ -165,7 +160,7 @@ mod tests {
     fn the_response_time_of_the_best_warm_region_is_found() {
         let check = |regions: &[TestRegion], than: usize, expected: Option<u64>| {
             let (order, estimate) = candidates(regions);
-            let result = elsewhere(&order, RegionIndex::new(than).unwrap(), estimate);
+            let result = elsewhere(order.iter(), RegionIndex::new(than).unwrap(), estimate);
             assert_eq!(result, expected.map(Duration::from_millis), "{regions:?}, {than}");
         };
         let regions = [(Healthy, 10, Some(50)), (Healthy, 90, None), (Healthy, 70, None)];

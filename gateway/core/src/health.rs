@@ -19,8 +19,8 @@
 //! moment, the likelier cause is this gateway (stopped, starved, partitioned), and silence proves nothing: the last
 //! state is kept. A failed request still counts.
 
+use regions::health::Health;
 use regions::id::DeploymentName;
-use regions::selection::Health;
 use regions::set::{RegionIndex, RegionSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

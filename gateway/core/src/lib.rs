@@ -56,6 +56,7 @@ pub mod queue;
 pub mod receipt;
 pub mod request_options;
 pub mod residency;
+pub mod route;
 pub mod scatter;
 pub mod shed;
 pub mod spiffe;

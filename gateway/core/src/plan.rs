@@ -30,7 +30,7 @@ use crate::budget::{EvacuationBudget, RetryBudget};
 use crate::hedge::HedgeBudget;
 use crate::outcome::AttemptFailure;
 use crate::trail::AttemptCause;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -70,6 +70,17 @@ pub struct SpillRequest<'a> {
     pub chance: Permille,
 }
 
+/// Spillover decision about a request whose primary has a queueing delay above the threshold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// Average number of tokens that would spill over with unlimited credit.
+    pub demand: u64,
+    /// Tokens of the request.
+    pub tokens: u64,
+    /// Region to which it spills over; `None` if it stays.
+    pub to: Option<RegionIndex>,
+}
+
 /// Spillover state of a gateway: credits of the regions, and demand.
 #[derive(Clone, Debug, Default)]
 pub struct Spill {
@@ -124,25 +135,30 @@ impl Spill {
         valid.tokens.get(deployment).copied()
     }
 
-    /// Returns the region to which a request spills over from `primary`, the nearest; `None` if it stays. `others` are
-    /// the healthy allowed regions, nearest first. Spends the credit.
-    pub fn leaves(
-        &mut self,
+    /// Decides whether a request spills over from `primary`, and to which of `others`: healthy allowed regions, nearest
+    /// first. `None`: the queueing delay of its primary is below the threshold. Spends nothing; see [`Spill::commit`].
+    pub fn decide(
+        &self,
+        request: &SpillRequest<'_>,
+        primary: SpillCandidate,
+        others: &[SpillCandidate],
+        now: Instant,
+    ) -> Option<Departure> {
+        let share = share(request, primary)?;
+        let demand = u128::from(request.tokens) * u128::from(share.get()) / 1000;
+        let demand = u64::try_from(demand).expect("a part of a number of tokens");
+        let to = if request.chance < share { self.target(request, primary, others, now) } else { None };
+        Some(Departure { demand, tokens: request.tokens, to })
+    }
+
+    /// Returns the nearest region that has granted enough credit, responds sooner than `primary`, and in time.
+    fn target(
+        &self,
         request: &SpillRequest<'_>,
         primary: SpillCandidate,
         others: &[SpillCandidate],
         now: Instant,
     ) -> Option<RegionIndex> {
-        let share = share(request, primary)?;
-        let would_spill = u128::from(request.tokens) * u128::from(share.get()) / 1000;
-        self.add_demand(
-            request.deployment,
-            u64::try_from(would_spill).expect("a part of a number of tokens"),
-            now,
-        );
-        if request.chance >= share {
-            return None;
-        }
         let wait = primary.wait.unwrap_or_default();
         let to = others.iter().find(|other| {
             let there = other.wait.unwrap_or_default();
@@ -152,10 +168,16 @@ impl Spill {
                 && detour <= wait + DETOUR_MAX
                 && other.rtt + there < request.left
         })?;
-        let offers = self.offers.get_mut(&to.region)?;
-        let tokens = offers.tokens.get_mut(request.deployment)?;
-        *tokens = tokens.saturating_sub(request.tokens);
         Some(to.region)
+    }
+
+    /// Counts the demand of a spillover decision, and spends the credit that it uses.
+    pub fn commit(&mut self, deployment: &DeploymentName, departure: Departure, now: Instant) {
+        self.add_demand(deployment, departure.demand, now);
+        let offers = departure.to.and_then(|region| self.offers.get_mut(&region));
+        if let Some(tokens) = offers.and_then(|offers| offers.tokens.get_mut(deployment)) {
+            *tokens = tokens.saturating_sub(departure.tokens);
+        }
     }
 
     /// Returns whether one of these regions would accept this much spillover of a deployment. Spends nothing.
@@ -249,6 +271,20 @@ mod tests {
                 spill.set_credits(at(candidate + 1), [(name(), *tokens)].into(), now);
             }
             SpillScenario { spill, now }
+        }
+    }
+
+    impl Spill {
+        fn leaves(
+            &mut self,
+            request: &SpillRequest<'_>,
+            primary: SpillCandidate,
+            others: &[SpillCandidate],
+            now: Instant,
+        ) -> Option<RegionIndex> {
+            let departure = self.decide(request, primary, others, now)?;
+            self.commit(request.deployment, departure, now);
+            departure.to
         }
     }
 

@@ -6,8 +6,8 @@
 
 use crate::outcome::AttemptFailure;
 use crate::residency::Residency;
+use crate::route::RouteDecision;
 use regions::route::Generation;
-use regions::selection::Selection;
 use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -97,7 +97,7 @@ pub struct AttemptRecord {
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
     attempts: Vec<(AttemptRecord, bool)>,
-    selection: Option<Selection>,
+    route: Option<RouteDecision>,
 }
 
 /// Identifier of an attempt in a [`Trail`].
@@ -105,14 +105,14 @@ pub struct Trail {
 pub struct AttemptId(usize);
 
 impl Trail {
-    /// Sets the region selection; the last one of several is kept.
-    pub fn set_selection(&mut self, selection: Selection) {
-        self.selection = Some(selection);
+    /// Records the routing decision; the last one of several is kept.
+    pub fn routed(&mut self, decision: RouteDecision) {
+        self.route = Some(decision);
     }
 
-    /// Returns the region selection, if there was one.
-    pub fn selection(&self) -> Option<&Selection> {
-        self.selection.as_ref()
+    /// Returns the routing decision of the request, if there was one.
+    pub fn route(&self) -> Option<&RouteDecision> {
+        self.route.as_ref()
     }
 
     /// Records the start of an attempt with this number among all of the process.

@@ -82,7 +82,8 @@ impl RawBodies {
                 }
             },
         };
-        BodyLimits { memory, progress: progress::Limits { stall, bytes_per_second, total } }
+        let progress = progress::Limits { stall, bytes_per_second, total };
+        BodyLimits { memory, progress, senders_are_gateways: false }
     }
 }
 
@@ -101,7 +102,8 @@ mod tests {
 
     #[test]
     fn what_is_not_written_has_its_default() {
-        assert_eq!(read(""), Ok(BodyLimits { memory: MEMORY_DEFAULT, progress: PROGRESS_DEFAULT }));
+        let (memory, progress) = (MEMORY_DEFAULT, PROGRESS_DEFAULT);
+        assert_eq!(read(""), Ok(BodyLimits { memory, progress, senders_are_gateways: false }));
         let less = read("bytes_max = 67108864").unwrap().memory;
         assert_eq!((less.per_tenant, less.per_connection), (BODY_BYTES_MAX, 2 * BODY_BYTES_MAX));
         assert!(read("bytes = 1").is_err_and(|problems| problems[0].contains("unknown field")));

@@ -3,10 +3,12 @@
 //! An account is opened with the request's head and told when it is dropped: so a request leaves its line, its counts and
 //! its receipts also when its client hangs up or when the process stops in the middle of it (invariant 2, One fate).
 
-use super::admit::{Request, request_id};
-use super::forward::Edge;
+use super::explain::Explanations;
+use super::request::Request;
+use super::request_head::request_id;
+use crate::config::EdgeConfig;
 use crate::events::{Finished, RequestEnded, Times, Understood, began_ms};
-use crate::metrics::{Asked, Ending, Priority, Protocol};
+use crate::metrics::{Asked, EdgeMetrics, Ending, Priority, Protocol};
 use crate::receipts::{Promise, Recorder, Told, now_ms};
 use gateway_core::labels::AttemptResult;
 use gateway_core::receipt::ReceiptId;
@@ -18,9 +20,17 @@ use regions::set::RegionIndex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One request's account.
+/// Records requests when they are over: log, metrics, explanations and receipts.
+pub(super) struct Accounting {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) metrics: Arc<EdgeMetrics>,
+    pub(super) explanations: Arc<Explanations>,
+    pub(super) recorder: Option<Arc<Recorder>>,
+}
+
+/// Account of one request.
 pub(super) struct Account<'a> {
-    edge: &'a Edge,
+    accounting: &'a Accounting,
     pub(super) id: String,
     pub(super) arrived: Instant,
     /// The same moment, in milliseconds since 1970.
@@ -67,12 +77,12 @@ impl Receipts<'_> {
 }
 
 impl<'a> Account<'a> {
-    pub(super) fn open(edge: &'a Edge, session: &ServerSession, arrived: Instant) -> Account<'a> {
-        edge.metrics.in_flight.add(1);
+    pub(super) fn open(accounting: &'a Accounting, session: &ServerSession, arrived: Instant) -> Account<'a> {
+        accounting.metrics.in_flight.add(1);
         let protocol = if session.is_http2() { Protocol::Http2 } else { Protocol::Http1 };
         let digest = session.digest();
         Account {
-            edge,
+            accounting,
             id: request_id(session),
             arrived,
             at_ms: now_ms(),
@@ -117,12 +127,12 @@ impl<'a> Account<'a> {
 
     /// What the identifiers of its receipts are made of, if its client is given any.
     pub(super) fn receipts(&self) -> Option<Receipts<'a>> {
-        let edge = self.edge;
-        let recorder = edge.recorder.as_ref()?;
+        let accounting = self.accounting;
+        let recorder = accounting.recorder.as_ref()?;
         let Understood { policy, .. } = self.understood.as_ref()?;
         policy.residency.is_locked().then(|| Receipts {
             recorder,
-            catalogue: &edge.config.catalogue,
+            catalogue: &accounting.config.catalogue,
             request: self.id.clone(),
             policy: policy.clone(),
             arrived: self.arrived,
@@ -160,7 +170,7 @@ impl Drop for Account<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         self.trail.close(now);
-        self.edge.metrics.in_flight.less();
+        self.accounting.metrics.in_flight.less();
         let total = now.saturating_duration_since(self.arrived);
         let understood = self.understood.as_ref();
         let ended = RequestEnded {
@@ -173,7 +183,7 @@ impl Drop for Account<'_> {
             deployment: understood.map(|understood| &understood.deployment),
             region: self.answered.map(|(region, _)| region),
             trail: &self.trail,
-            catalogue: &self.edge.config.catalogue,
+            catalogue: &self.accounting.config.catalogue,
             cost: understood.map(|understood| understood.cost),
             tokens: self.tokens,
             bytes_in: self.bytes_in,
@@ -181,11 +191,11 @@ impl Drop for Account<'_> {
             total,
             times: self.answered.map(|(_, times)| times),
         };
-        ended.record(&self.edge.metrics);
+        ended.record(&self.accounting.metrics);
         let finished = Arc::new(self.finished(total));
-        if let Some(recorder) = &self.edge.recorder {
+        if let Some(recorder) = &self.accounting.recorder {
             recorder.record(Told::Sent(finished.clone()), self.promise.take());
         }
-        self.edge.explanations.put(finished);
+        self.accounting.explanations.put(finished);
     }
 }

@@ -4,6 +4,7 @@
 //! back what it did not use when it ends, however it ends: the [`Taken`] does that when it is dropped. The headers are
 //! OpenAI's, which its clients and many others read; they stand on answers and on refusals alike.
 
+use super::duration::openai_duration;
 use super::refusals::beyond_limits;
 use crate::respond::Refusal;
 use gateway_core::decimal;
@@ -11,7 +12,7 @@ use gateway_core::keys::KeyRing;
 use gateway_core::tenant::{Cost, LimitStatus, RateLimiter, RateLimits, Tenant};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use supervision::{Mutex, RwLock};
 
 /// A header's name and its value.
@@ -148,40 +149,12 @@ fn headers((requests, tokens): (Option<LimitStatus>, Option<LimitStatus>)) -> Ve
     if let Some(LimitStatus { limit, remaining, reset }) = requests {
         headers.push(("x-ratelimit-limit-requests", number(limit.get())));
         headers.push(("x-ratelimit-remaining-requests", number(remaining)));
-        headers.push(("x-ratelimit-reset-requests", duration(reset)));
+        headers.push(("x-ratelimit-reset-requests", openai_duration(reset)));
     }
     if let Some(LimitStatus { limit, remaining, reset }) = tokens {
         headers.push(("x-ratelimit-limit-tokens", number(limit.get())));
         headers.push(("x-ratelimit-remaining-tokens", number(remaining)));
-        headers.push(("x-ratelimit-reset-tokens", duration(reset)));
+        headers.push(("x-ratelimit-reset-tokens", openai_duration(reset)));
     }
     headers
-}
-
-/// As OpenAI writes durations: `80ms`, `2.5s`, `1m30s`.
-pub(super) fn duration(duration: Duration) -> String {
-    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    match millis {
-        0..1_000 => decimal::text(|text| {
-            decimal::push(text, millis);
-            text.push_str("ms");
-        }),
-        1_000..60_000 => format!("{}s", (millis / 10) as f64 / 100.0),
-        _ => format!("{}m{}s", millis / 60_000, millis % 60_000 / 1_000),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_written_as_openai_writes_them() {
-        let check = |millis, expected| assert_eq!(duration(Duration::from_millis(millis)), expected);
-        check(0, "0ms");
-        check(999, "999ms");
-        check(1_000, "1s");
-        check(2_512, "2.51s");
-        check(90_900, "1m30s");
-    }
 }

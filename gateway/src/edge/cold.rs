@@ -1,12 +1,11 @@
 //! The regions that say they would hold a request, because no replica is ready for it, and what follows from that for a
 //! request. `gateway_core::cold` decides; here is what it is asked with.
 
-use super::admit::Request;
 use super::known::{About, Known};
 use gateway_core::cold::{self, ResponseEstimate};
+use gateway_core::route::Candidate;
 use gateway_core::shed::QueueWaits;
 use regions::id::DeploymentName;
-use regions::selection::{Candidate, Selection};
 use regions::set::{RegionIndex, RegionSet};
 use scheduler_core::spoke::Report;
 use std::collections::BTreeMap;
@@ -59,34 +58,39 @@ impl Known {
         held.collect()
     }
 
-    /// Puts the regions that would hold a request behind those that answer sooner.
-    pub(super) fn soonest_first(&self, selection: &mut Selection, about: &About<'_>) {
-        if self.holding.is_for(about.deployment) {
-            cold::soonest_first(&mut selection.order, |candidate| self.outlook(candidate, about));
-        }
+    /// Whether any region would hold requests for a deployment.
+    pub(super) fn is_any_cold(&self, deployment: &DeploymentName) -> bool {
+        self.holding.is_for(deployment)
     }
 
-    /// What a region that would hold a request is told of the others; it keeps the request only if it is sooner itself. One
-    /// that may have gone to sleep since its last word is told as well.
-    pub(super) fn elsewhere(
+    /// Time in which the best of the other regions would respond, for a region that would hold the request: it keeps the request
+    /// only if it responds sooner. A region that may have scaled to zero since its last report gets it as well.
+    pub(super) fn elsewhere<'a>(
         &self,
-        request: &Request,
-        order: &[Candidate],
+        about: &About<'_>,
+        may_sleep: bool,
+        order: impl Iterator<Item = &'a Candidate>,
         than: RegionIndex,
     ) -> Option<Duration> {
-        if !request.may_sleep && !self.holding.has(than, &request.deployment) {
+        if !may_sleep && !self.holding.has(than, about.deployment) {
             return None;
         }
-        let about = request.about();
-        cold::elsewhere(order, than, |candidate| self.outlook(candidate, &about))
+        cold::elsewhere(order, than, |candidate| {
+            self.response_estimate(candidate.region, candidate.score.rtt, about)
+        })
     }
 
-    fn outlook(&self, candidate: &Candidate, about: &About<'_>) -> ResponseEstimate {
-        let Candidate { region, score, planned: _ } = *candidate;
+    /// Expected response of a region at this round trip.
+    pub(super) fn response_estimate(
+        &self,
+        region: RegionIndex,
+        rtt: Duration,
+        about: &About<'_>,
+    ) -> ResponseEstimate {
         let load = self.load(region, about.deployment);
         let usually = self.targets.average_latency(region, about.deployment, about.size);
         let queue = QueueWaits::of(None, load.pending_tokens, load.tokens_per_second).bulk;
-        let there = usually.unwrap_or_default().max(score.rtt);
+        let there = usually.unwrap_or_default().max(rtt);
         ResponseEstimate { responds_in: there + queue.unwrap_or_default(), held_for: load.ready_in }
     }
 }

@@ -8,8 +8,8 @@ use crate::metrics::Ending;
 use gateway_core::labels::AttemptResult;
 use gateway_core::trail::{AttemptEnd, AttemptRecord, Trail};
 use regions::catalogue::Catalogue;
+use regions::health::Health;
 use regions::id::TenantId;
-use regions::selection::Health;
 use regions::set::RegionIndex;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -81,10 +81,10 @@ pub(super) fn in_json(request: &Finished, catalogue: &Catalogue) -> Value {
 
 /// Every region of the route table: its rank, or why it could not be chosen.
 fn considered(trail: &Trail, catalogue: &Catalogue) -> Value {
-    let Some(selection) = trail.selection() else { return Value::Null };
+    let Some(route) = trail.route() else { return Value::Null };
     let named = |region: RegionIndex| catalogue.region(region).id.as_str();
-    let mut regions: Vec<_> = selection
-        .order
+    let mut regions: Vec<_> = route
+        .candidates
         .iter()
         .enumerate()
         .map(|(place, candidate)| {
@@ -99,8 +99,8 @@ fn considered(trail: &Trail, catalogue: &Catalogue) -> Value {
             })
         })
         .collect();
-    let refused = selection.refused.iter();
-    regions.extend(refused.map(|(region, why)| json!({"region": named(region), "refused": why.as_str()})));
+    let rejected = route.rejected.iter();
+    regions.extend(rejected.map(|(region, why)| json!({"region": named(region), "refused": why.as_str()})));
     Value::Array(regions)
 }
 

@@ -3,12 +3,13 @@
 //! A check takes every lock that a request takes and goes through a routing decision, on a thread of its own and within a time
 //! ([`supervision::health`]). So an edge that cannot serve does not report that it can, whatever keeps it from serving.
 
-use super::operations::Operations;
-use super::shedding::{Way, is_calm};
+use super::known::About;
+use super::operator_state::Operations;
+use super::router::Routable;
 use super::view::{RoutedDeployment, View};
 use super::watch::chances;
+use gateway_core::latency::SizeClass;
 use gateway_core::priority::Priority;
-use std::time::Instant;
 
 /// Deployments for which a check decides: enough to meet a defect, and too few to keep requests waiting for the lock.
 const DECIDED_MAX: usize = 16;
@@ -39,8 +40,8 @@ impl Operations {
     fn locks(&self) -> Result<(), String> {
         self.tenants.applied();
         self.tenants.allowances.kept();
-        self.demands.missed();
-        is_calm(&self.watch);
+        self.router.demands.missed();
+        self.pools.are_calm();
         self.watch.circuits();
         self.upstream.connections();
         self.explanations.find("");
@@ -50,17 +51,12 @@ impl Operations {
     /// Decides where a request for each of some deployments of the table would go. That there may be no region for one is an answer
     /// that clients get; it is no defect of this gateway.
     fn decision(&self, view: &View) {
-        let planned = self.planned.borrow().clone();
         let [chance, _, draw] = chances();
-        for routed in view.all().take(DECIDED_MAX) {
-            let known = self.watch.known();
-            let RoutedDeployment { deployment, allowed, .. } = routed;
-            let allowed = **allowed;
-            let place = self.place;
-            let weights = planned.as_deref();
-            let way = Way { view, routed, allowed, client: None, chance, draw, place, weights };
-            let lookups = |origin| self.demands.lookups(&deployment.name, allowed, origin);
-            way.home(&known, Priority::Interactive, lookups, Instant::now());
+        let (priority, size) = (Priority::Interactive, SizeClass::of(0));
+        for RoutedDeployment { deployment, allowed, registered, .. } in view.all().take(DECIDED_MAX) {
+            let about = About { deployment: &deployment.name, priority, size, chance, uses_engine: true };
+            let (allowed, registered) = (**allowed, *registered);
+            self.router.preview(&Routable { view, about, allowed, registered, client: None }, draw);
         }
     }
 }

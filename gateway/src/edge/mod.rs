@@ -1,41 +1,49 @@
-//! The edge: one door for clients, and what it keeps up to date behind it.
+//! The gateway: serves clients, and keeps up to date what their requests need.
 //!
 //! ```text
-//!  client ──▶ forward ──▶ [allowed] ──▶ [order] ──▶ attempt ──▶ region … ──▶ client
-//!                │                        ▲
-//!                └── view  ◀── table      └── watch ◀── reports (5/s, from each region)
-//!                     (what, where)           (how well)
+//!  client ──▶ pipeline ──▶ auth ─▶ reader ─▶ router ─▶ admission ─▶ forwarder ──▶ region … ──▶ responder ──▶ client
+//!                             │                  ▲                                                │
+//!                             └── view ◀── table └── watch ◀── reports (5/s, from each region)    └▶ account
 //! ```
 //!
-//! [`table`] follows the hub's route table and [`weights`] its plan, and both survive without the hub; [`reports`] hears the regions; [`known`] is
-//! what is known of them, and [`watch`] shares it. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
-//! who asks for what and who may see it, [`tenants`] who may ask at all and [`allowances`] what each has left, [`shedding`] whether there is room
-//! for it, and [`attempts`] goes from region to region, with a [`race`] of two at most under way. [`scatter`] does that
-//! with the pieces of a request that is too large for one replica. [`policy`] checks, before each attempt, what may be sent by the
-//! newest table, and [`policy_clock`] how old that is. [`account`] is what is told of it afterwards, and
-//! [`operations`] where operators ask.
+//! A request, in reading order: [`pipeline`] is its path; [`auth`] authenticates it; [`allowances`] are the rate limits of its tenant;
+//! [`reader`] reads head and body; [`router`] makes the routing decision; [`admission`] admits or sheds it; [`forwarder`] sends it,
+//! with at most two attempts in a [`race`], and [`policy`] checks before each attempt what the newest route table allows; [`scatter`]
+//! splits a request that is too large for one replica; [`responder`] writes the response; [`account`] records it.
+//!
+//! In the background: [`table`] follows the hub's route table and [`weights`] its traffic plan, and both survive without the hub;
+//! [`policy_clock`] is the age of the table; [`tenants`] are the tenants that it has; [`reports`] receives the reports of the regions;
+//! [`known`] is the observed state of the regions, and [`watch`] shares it. [`operations`] serves operators. [`gateway`] puts the
+//! parts together.
 
 mod account;
-mod admit;
+mod admission;
 mod allowances;
-mod attempts;
+mod auth;
 mod cold;
-mod cors;
+mod duration;
 mod explain;
-mod forward;
+mod forwarder;
+mod gateway;
 mod health;
 mod known;
 mod models;
 mod operations;
+mod operator_state;
+mod pipeline;
 mod policy;
 mod policy_clock;
 mod race;
+mod reader;
 mod refusals;
 mod reload;
 mod reports;
+mod request;
+mod request_head;
+mod responder;
+mod router;
 mod scatter;
 mod scrape;
-mod shedding;
 mod snapshot;
 mod table;
 mod tenants;
@@ -45,24 +53,18 @@ mod weights;
 
 use crate::config::EdgeConfig;
 use crate::handover::{self, Giver, Sockets, Taken};
-use crate::hop::Regions;
-use crate::intake::Intake;
 use crate::listener::{Leave, Listener};
-use crate::metrics::EdgeMetrics;
-use crate::receipts::{ReceiptsError, Recorder};
+use crate::receipts::ReceiptsError;
 use crate::socket_owner;
 use crate::tls;
-use crate::tokens::Tokens;
-use crate::upstream::Upstream;
-use gateway_core::receipt::entry::Role;
+use gateway::Gateway;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use supervision::health::Health;
-use supervision::task::{essential, supervise, supervise_until_done};
+use supervision::task::essential;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
@@ -131,11 +133,11 @@ fn process(pid: Option<u32>) -> String {
     pid.map_or("the process that has it".to_owned(), |pid| format!("process {pid}"))
 }
 
-/// Runs an edge gateway until `shutdown`, then drains. Calls `ready` once, when clients can connect.
+/// Runs a gateway until `shutdown`, then drains. Calls `ready` once, when clients can connect.
 ///
 /// # Errors
 ///
-/// When an address cannot be bound. Nothing that happens later ends it.
+/// When an address cannot be bound, or something that requests need cannot be set up. Nothing later ends it.
 pub async fn run(
     config: EdgeConfig,
     shutdown: impl Future<Output = ()>,
@@ -149,155 +151,24 @@ pub async fn run(
     let listener = Listener::on(clients).map_err(EdgeError::Socket)?.over_tls(acceptor);
     let listener = listener.holding(config.connections_max).refusing(Arc::clone(&refused));
     let listener = listener.limited_by(config.addresses.clone());
-    let client = reqwest::Client::builder().no_proxy().build()?;
-    let config = Arc::new(config);
-    let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
-    let tenants = Arc::new(tenants::Tenants::of_file(&config.keys, metrics.clone()));
-    let views = channel::Sender::new(table::restore(&config, &tenants, &metrics));
-    let plan_counts: Arc<weights::PlanCounts> = Arc::default();
-    let planned = channel::Sender::new(weights::restore(&config, &plan_counts));
-    let demands = Arc::default();
-    let watch = Arc::new(watch::Watch::new(config.point, &config.catalogue));
+    let gateway = Gateway::new(config)?;
+    let (recorder, writing) = gateway.start_receipts()?;
     let leaving = channel::Sender::new(false);
-    let upstream = Arc::new(Upstream::to_regions(&config.regions, config.region_http2)?);
-
-    let policy_clock = Arc::new(policy_clock::PolicyClock::of(&config.snapshot, config.policy_max_age));
-    let reader = table::reader(&config);
     let mut tasks = JoinSet::new();
-    tasks.spawn(supervise("route table", {
-        let (config, client, reader) = (config.clone(), client.clone(), reader.clone());
-        let (views, tenants, metrics) = (views.clone(), tenants.clone(), metrics.clone());
-        let policy_clock = policy_clock.clone();
-        move || {
-            table::follow(
-                config.clone(),
-                client.clone(),
-                reader.clone(),
-                views.clone(),
-                tenants.clone(),
-                metrics.clone(),
-                policy_clock.clone(),
-            )
-        }
-    }));
-    tasks.spawn(supervise("demand and plan", {
-        let (config, client, demands) = (config.clone(), client.clone(), Arc::clone(&demands));
-        let (watch, planned, plan_counts) = (watch.clone(), planned.clone(), plan_counts.clone());
-        move || {
-            weights::follow(
-                config.clone(),
-                client.clone(),
-                Arc::clone(&demands),
-                watch.clone(),
-                planned.clone(),
-                plan_counts.clone(),
-            )
-        }
-    }));
-    tasks.spawn(supervise("region reports", {
-        let (config, upstream, views, watch) =
-            (config.clone(), upstream.clone(), views.clone(), watch.clone());
-        move || reports::listen(config.clone(), upstream.clone(), views.subscribe(), watch.clone())
-    }));
-    tasks.spawn(supervise("region health", {
-        let watch = watch.clone();
-        move || watch.clone().look_for_silence()
-    }));
-    if let Some(identity) = config.tls.clone() {
-        tasks.spawn(supervise("certificate", move || identity.clone().follow()));
-    }
-    match &config.regions {
-        Regions::Tls(credentials) => {
-            let credentials = credentials.clone();
-            tasks.spawn(supervise("region credentials", move || credentials.clone().follow()));
-        }
-        Regions::InTheClear => tracing::warn!("requests go to regions in the clear, as [region_tls] says"),
-        Regions::OnThisMachine => {}
-    }
-    let intake = Arc::new(Intake::new(config.bodies).map_err(EdgeError::Threads)?);
-    let (recorder, writing) = match &config.receipts {
-        Some(receipts) => {
-            let regions = config.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
-            let (recorder, writing) = Recorder::start(receipts, Role::Edge, &config.place, regions)?;
-            (Some(recorder), Some(writing))
-        }
-        None => {
-            tracing::warn!(
-                "no receipts are kept, because there is no [receipts]: where requests went cannot be proven"
-            );
-            (None, None)
-        }
-    };
-    let place =
-        config.catalogue.index_of(&config.place).expect("a place that is configured is in the catalogue");
-    let explanations = Arc::new(explain::Explanations::new());
-    let scattering = Arc::new(scatter::Room::new());
-    if let Some(file) = config.tenants.clone() {
-        tasks.spawn(supervise_until_done("tenants file", {
-            let (issuers, tenants) = (config.issuers.clone(), tenants.clone());
-            let (views, metrics) = (views.clone(), metrics.clone());
-            move || {
-                reload::follow(file.clone(), issuers.clone(), tenants.clone(), views.clone(), metrics.clone())
-            }
-        }));
-    }
-    let asked = operations::Operations {
-        config: config.clone(),
-        health: Health::default(),
-        tenants: tenants.clone(),
-        place,
-        views: views.subscribe(),
-        policy_clock: policy_clock.clone(),
-        planned: planned.subscribe(),
-        demands: demands.clone(),
-        plan_counts,
-        watch: watch.clone(),
-        metrics: metrics.clone(),
-        intake: intake.clone(),
-        upstream: upstream.clone(),
-        refused,
-        connections: listener.room(),
-        connections_max: config.connections_max,
-        listener: listener.counts(),
-        scattering: scattering.clone(),
-        explanations: explanations.clone(),
-        leaving: leaving.subscribe(),
-        receipts: recorder.as_ref().map(Recorder::gauge),
-    };
-    let operations = tasks.spawn(async {
-        essential("operations port", operations::serve(operators, asked)).await;
-    });
+    gateway.follow_control_plane(&mut tasks);
+    gateway.follow_files(&mut tasks);
 
-    if let (Some(giver), Some(path)) = (&giver, &config.handover) {
+    let state = gateway.operator_state(&listener, refused, leaving.subscribe(), recorder.as_deref());
+    let operations = tasks.spawn(async {
+        essential("operations port", operations::serve(operators, state)).await;
+    });
+    if let (Some(giver), Some(path)) = (&giver, &gateway.config.handover) {
         giver.stand_at(path).map_err(|source| EdgeError::Handover { path: path.clone(), source })?;
     }
     if let Some(taken) = taken {
         taken.ready().map_err(EdgeError::Socket)?;
     }
     ready(listener.address());
-    let timeouts = config.timeouts;
-    let tokens = Arc::new(Tokens::new(&config.issuers));
-    if !tokens.none() {
-        let (tokens, issuers) = (tokens.clone(), config.issuers.clone());
-        tasks.spawn(supervise("token issuers", move || tokens.clone().follow(issuers.clone())));
-    }
-    let door = forward::Edge {
-        config: config.clone(),
-        tokens,
-        tenants,
-        views: views.subscribe(),
-        policy_clock,
-        planned: planned.subscribe(),
-        demands,
-        place,
-        watch,
-        upstream,
-        intake,
-        scattering,
-        metrics,
-        explanations,
-        recorder,
-    };
     let leave = async {
         let leave = tokio::select! {
             () = shutdown => Leave::Stopping,
@@ -305,14 +176,14 @@ pub async fn run(
         };
         leaving.send_replace(true);
         if leave == Leave::HandedOver {
-            // Operators are answered by the next process now.
+            // The next process serves operators now.
             operations.abort();
         }
         leave
     };
-    listener.serve(Arc::new(door), leave, timeouts).await;
+    listener.serve(Arc::new(gateway.pipeline(recorder)), leave, gateway.config.timeouts).await;
     tasks.shutdown().await;
-    table::farewell(&config, &client, &reader).await;
+    table::farewell(&gateway.config, &gateway.client, &gateway.table_reader).await;
     if let Some(writing) = writing {
         writing.finish(LAST_RECEIPTS).await;
     }

@@ -8,72 +8,23 @@
 //! | `/explain/{id}` | why a request went where it went ([`super::explain`]) |
 //! | `/metrics` | what it has done and what it holds, for Prometheus ([`super::scrape`]) |
 
-use super::explain::{self, Explanations, KEPT_MAX, health_word};
-use super::policy_clock::PolicyClock;
-use super::scatter::Room;
+use super::explain::{self, KEPT_MAX, health_word};
+use super::operator_state::Operations;
 use super::scrape;
-use super::table::Current;
-use super::tenants::Tenants;
-use super::watch::Watch;
-use super::weights::{Demands, PlanCounts, Planned};
 use crate::circuits;
-use crate::config::EdgeConfig;
-use crate::events::HopFailures;
-use crate::intake::Intake;
-use crate::metrics::{CONTENT_TYPE, EdgeMetrics, ListenerMetrics};
-use crate::receipts::Gauge;
-use crate::upstream::Upstream;
+use crate::metrics::CONTENT_TYPE;
 use axum::Json;
-use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use regions::set::RegionIndex;
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::time::Instant;
-use supervision::health::Health;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
-
-/// Everything that operators may ask about.
-#[derive(Clone)]
-pub(super) struct Operations {
-    pub(super) config: Arc<EdgeConfig>,
-    /// Checks of its own state, one at a time.
-    pub(super) health: Health,
-    pub(super) tenants: Arc<Tenants>,
-    pub(super) place: RegionIndex,
-    pub(super) views: watch::Receiver<Current>,
-    pub(super) policy_clock: Arc<PolicyClock>,
-    pub(super) planned: watch::Receiver<Planned>,
-    pub(super) demands: Arc<Demands>,
-    pub(super) plan_counts: Arc<PlanCounts>,
-    pub(super) watch: Arc<Watch>,
-    pub(super) metrics: Arc<EdgeMetrics>,
-    pub(super) intake: Arc<Intake>,
-    /// A permit for each connection that could be opened.
-    pub(super) connections: Arc<Semaphore>,
-    /// How many may be open at once.
-    pub(super) connections_max: usize,
-    /// What its listener has ended.
-    pub(super) listener: Arc<ListenerMetrics>,
-    /// What requests in pieces have together.
-    pub(super) scattering: Arc<Room>,
-    pub(super) explanations: Arc<Explanations>,
-    pub(super) upstream: Arc<Upstream>,
-    /// Clients that came with TLS to a port in the clear.
-    pub(super) refused: Arc<HopFailures>,
-    /// Whether the edge is on its way out.
-    pub(super) leaving: watch::Receiver<bool>,
-    /// How receipts are getting on, if they are kept.
-    pub(super) receipts: Option<Gauge>,
-}
 
 /// Serves operators for ever.
 pub(super) async fn serve(socket: TcpListener, operations: Operations) {
-    let router = Router::new()
+    let router = axum::Router::new()
         .route("/livez", get(alive))
         .route("/readyz", get(ready))
         .route("/routes", get(routes))
@@ -118,8 +69,8 @@ async fn metrics(State(operations): State<Operations>) -> impl IntoResponse {
 }
 
 async fn routes(State(operations): State<Operations>) -> Json<Value> {
-    let Operations { config, views, planned, watch, .. } = operations;
-    let plan = planned.borrow().as_ref().map(|weights| weights.generation.to_string());
+    let Operations { config, views, router, watch, .. } = operations;
+    let plan = router.planned.borrow().as_ref().map(|weights| weights.generation.to_string());
     let Some(view) = views.borrow().clone() else {
         return Json(json!({"generation": null, "regions": []}));
     };

@@ -5,19 +5,22 @@
 //! a newer table is not wider for it: what it was admitted under is never exceeded.
 //!
 //! While no newer table has come this is one comparison of pointers. Hedges, retries and the parts of a split request all go
-//! through it, because they all go through [`Edge::go`].
+//! through it, because they all go through the forwarder.
 //!
 //! A gateway that no hub has answered for longer than `policy_max_age` does not know what has been narrowed meanwhile. It
-//! rejects requests of locked deployments, and serves all others ([`PolicyClock`]).
+//! rejects requests of locked deployments, and serves all others.
 
-use super::admit::Request;
-use super::forward::Edge;
+use super::policy_clock::PolicyClock;
 use super::refusals::{no_longer_known, no_region, policy_too_old, residency_too_long, unknown_model};
+use super::request::Request;
+use super::table::Current;
 use super::view::{Terms, View};
+use crate::config::EdgeConfig;
 use crate::respond::Refusal;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::trail::PolicyVersion;
 use std::sync::Arc;
+use tokio::sync::watch;
 
 /// Current permission of a request.
 #[derive(Clone)]
@@ -41,7 +44,14 @@ impl Permit {
     }
 }
 
-impl Edge {
+/// Checks requests that are in flight against the newest route table.
+pub(super) struct PolicyGuard {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) views: watch::Receiver<Current>,
+    pub(super) policy_clock: Arc<PolicyClock>,
+}
+
+impl PolicyGuard {
     /// Brings a permit up to date with the newest route table.
     ///
     /// # Errors

@@ -4,8 +4,8 @@
 //! Each has one entry on the trail, which is closed here and nowhere else, and counts as waiting for its region until
 //! whoever is given its end has judged it.
 
-use super::attempts::Answered;
 use super::watch::InFlight;
+use crate::upstream::Answer;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, PolicyVersion, Trail};
 use regions::set::RegionIndex;
@@ -13,7 +13,14 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How an attempt's answer came about.
+pub(super) struct Answered {
+    pub(super) answer: Answer,
+    pub(super) region: RegionIndex,
+    pub(super) waited: Duration,
+}
 
 /// What an attempt comes to.
 type Ended = Result<Answered, AttemptFailure>;

@@ -1,6 +1,6 @@
 //! Every sentence with which the edge says no by itself: what is wrong, the limit, what to do.
 
-use super::allowances::duration;
+use super::duration::openai_duration;
 use super::policy_clock::TooOld;
 use super::view::View;
 use crate::respond::Refusal;
@@ -11,6 +11,7 @@ use gateway_core::jwt::{TOKEN_BYTES_MAX, TokenProblem};
 use gateway_core::keys::KeyProblem;
 use gateway_core::request_options::{HeaderProblem, TIMEOUT_MAX};
 use gateway_core::residency::Residency;
+use gateway_core::route::RejectReason;
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::split::TooManyInputs;
 use gateway_core::shed::{Shed, ShedReason};
@@ -19,7 +20,6 @@ use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::DeploymentName;
 use regions::residency::{PolicyError, ResidencyPolicy};
-use regions::selection::Ineligible;
 use regions::set::RegionSet;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
@@ -298,7 +298,7 @@ pub(super) fn beyond_limits(tenant: &Tenant, exceeded: LimitExceeded) -> Refusal
         Shortfall::NotYet { wait } => {
             let message = format!(
                 "The tenant '{id}' may use {limit} {what} ({key}) and has used them up; try again in {}.",
-                duration(wait)
+                openai_duration(wait)
             );
             Refusal::new(ErrorCode::RateLimited, message).after(wait)
         }
@@ -315,7 +315,7 @@ pub(super) fn beyond_limits(tenant: &Tenant, exceeded: LimitExceeded) -> Refusal
 /// There is too much for all.
 pub(super) fn shed(tenant: &Tenant, why: Shed) -> Refusal {
     let Shed { reason, wait, retry_after } = why;
-    let (wait, soon) = (duration(wait), duration(retry_after));
+    let (wait, soon) = (openai_duration(wait), openai_duration(retry_after));
     let (code, message) = match reason {
         ShedReason::OverShare => (
             ErrorCode::Overloaded,
@@ -357,11 +357,10 @@ pub(super) fn deadline_passed(timeout: Duration) -> Refusal {
 }
 
 /// Why a region could not take a request.
-pub(super) fn in_words(reason: Ineligible) -> &'static str {
+pub(super) fn in_words(reason: RejectReason) -> &'static str {
     match reason {
-        Ineligible::ForbiddenByResidency => "forbidden",
-        Ineligible::NotInRouteTable => "not registered",
-        Ineligible::NotDeployedThere => "no replica ready",
-        Ineligible::Down => "down",
+        RejectReason::ForbiddenByResidency => "forbidden",
+        RejectReason::NotServing => "no replica ready",
+        RejectReason::Down => "down",
     }
 }

@@ -6,6 +6,7 @@
 //! seen in the beat that it happens. They go the way of requests and over the same connections ([`crate::hop`]), so whoever
 //! answers there and is not the region is not believed about it either.
 
+use super::admission::AdmissionPools;
 use super::table::Current;
 use super::watch::Watch;
 use crate::config::EdgeConfig;
@@ -39,6 +40,7 @@ pub(crate) async fn listen(
     upstream: Arc<Upstream>,
     mut views: watch::Receiver<Current>,
     watch: Arc<Watch>,
+    pools: Arc<AdmissionPools>,
 ) {
     let mut heard: BTreeMap<(RegionIndex, SocketAddr), tokio::task::AbortHandle> = BTreeMap::new();
     let mut tasks = JoinSet::new();
@@ -55,15 +57,16 @@ pub(crate) async fn listen(
         });
         for (region, address) in wanted {
             heard.entry((region, address)).or_insert_with(|| {
-                let ear = Ear {
+                let receiver = ReportReceiver {
                     way: Way { region, address },
                     gateway: gateway.clone(),
                     upstream: upstream.clone(),
                     watch: watch.clone(),
+                    pools: pools.clone(),
                     newest: AtomicU64::new(0),
                 };
-                let ear = Arc::new(ear);
-                tasks.spawn(supervise("reports of a region", move || ear.clone().listen()))
+                let receiver = Arc::new(receiver);
+                tasks.spawn(supervise("reports of a region", move || receiver.clone().listen()))
             });
         }
         if views.changed().await.is_err() {
@@ -72,18 +75,19 @@ pub(crate) async fn listen(
     }
 }
 
-/// Listens to one region.
-struct Ear {
+/// Receiver of the reports of one region.
+struct ReportReceiver {
     way: Way,
     gateway: Gateway,
     upstream: Arc<Upstream>,
     watch: Arc<Watch>,
+    pools: Arc<AdmissionPools>,
     /// The newest report that was taken; an older one that comes later says nothing new.
     newest: AtomicU64,
 }
 
-impl Ear {
-    async fn listen(self: Arc<Ear>) {
+impl ReportReceiver {
+    async fn listen(self: Arc<ReportReceiver>) {
         let mut beat = tokio::time::interval(REPORT_PERIOD);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut under_way = JoinSet::new();
@@ -96,7 +100,7 @@ impl Ear {
         }
     }
 
-    async fn exchange(self: Arc<Ear>, sequence: u64) {
+    async fn exchange(self: Arc<ReportReceiver>, sequence: u64) {
         let asked = Instant::now();
         let wanted = self.watch.wanted(self.way.region);
         let question = Question { gateway: self.gateway.clone(), sequence, wanted };
@@ -139,7 +143,7 @@ impl Ear {
         }
         let region = self.way.region;
         self.watch.loaded(region, &report, asked);
-        self.watch.shedding.heard(region, &report);
+        self.pools.reported(region, &report);
         // What it would hold until a replica is ready is served as well.
         let serves = |load: &Load| load.ready > 0 || load.ready_in.is_some();
         let ready = report.deployments.iter().filter(|(_, load)| serves(load));

@@ -1,12 +1,12 @@
 //! `/metrics` of an edge: what it has counted, and what is so at this moment, asked of whoever holds it.
 
 use super::explain::health_word;
-use super::operations::Operations;
+use super::operator_state::Operations;
 use super::scatter::{AT_ONCE_MAX, PIECES_BYTES_MAX};
 use crate::circuits;
 use crate::metrics::{Kind, Names, Text, render_panics};
 use gateway_core::targets::TargetStatus;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ pub(super) fn text(operations: &Operations) -> String {
     let Operations {
         config,
         views,
-        planned,
+        router,
         metrics,
         intake,
         connections,
@@ -41,7 +41,7 @@ pub(super) fn text(operations: &Operations) -> String {
 
     let generation = views.borrow().as_ref().map(|view| view.generation);
     let (epoch, number) = generation.map_or((0, 0), |generation| (generation.epoch, generation.number));
-    let plan = planned.borrow().clone();
+    let plan = router.planned.borrow().clone();
     let (plan_epoch, plan_number) =
         plan.as_ref().map_or((0, 0), |plan| (plan.generation.epoch, plan.generation.number));
     let open = operations.connections_max - connections.available_permits();
@@ -103,7 +103,7 @@ pub(super) fn text(operations: &Operations) -> String {
         (
             "meridian_gateway_demand_missed_total",
             "Requests that no plan knows of, because there were too many classes.",
-            operations.demands.missed(),
+            operations.router.demands.missed(),
         ),
     ] {
         text.single(name, Kind::Counter, help, count);

@@ -4,7 +4,6 @@
 //! which wait for a region that has got worse. The lock is held for one decision at a time and never across an await.
 
 use super::known::{About, Known};
-use super::shedding::Shedding;
 use gateway_core::circuit::Permille;
 use gateway_core::health::{HealthChange, HealthReport, TICK_PERIOD_MAX};
 use gateway_core::outcome::AttemptFailure;
@@ -14,8 +13,8 @@ use gateway_core::targets::{InFlightRequest, TargetStatus};
 use rand::Rng;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
+use regions::health::Health;
 use regions::id::DeploymentName;
-use regions::selection::Health;
 use regions::set::RegionIndex;
 use scheduler_core::spoke::Report;
 use std::collections::BTreeMap;
@@ -30,8 +29,6 @@ const LOOK_PERIOD: Duration = TICK_PERIOD_MAX.checked_div(2).expect("two is not 
 /// What is known, and the bell.
 pub(crate) struct Watch {
     known: Mutex<Known>,
-    /// How much there is before each region, and whose.
-    pub(super) shedding: Shedding,
     bell: watch::Sender<()>,
 }
 
@@ -63,7 +60,7 @@ pub(crate) fn chances() -> [Permille; 3] {
 impl Watch {
     pub(crate) fn new(place: GeoPoint, catalogue: &Catalogue) -> Watch {
         let known = Known::new(place, catalogue, Instant::now());
-        Watch { known: Mutex::new(known), shedding: Shedding::default(), bell: watch::Sender::new(()) }
+        Watch { known: Mutex::new(known), bell: watch::Sender::new(()) }
     }
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {

@@ -302,7 +302,11 @@ impl Running {
                     turned_away: false,
                     chance,
                 };
-                match edge.spill.leaves(&ask, places[0], &places[1..], self.now) {
+                let departure = edge.spill.decide(&ask, places[0], &places[1..], self.now);
+                if let Some(departure) = departure {
+                    edge.spill.commit(&self.name, departure, self.now);
+                }
+                match departure.and_then(|departure| departure.to) {
                     Some(region) => (at(region), Whose::Overflow),
                     None => (edge.home, Whose::Own),
                 }

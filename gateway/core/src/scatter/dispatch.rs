@@ -17,7 +17,7 @@
 
 use super::REPLICA_INPUTS_MAX;
 use super::split::{SUB_REQUEST_INPUTS_MAX, SUB_REQUEST_TOKENS_MAX};
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 

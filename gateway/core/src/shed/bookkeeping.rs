@@ -53,8 +53,8 @@ proptest! {
         // Pauses are longer than the time after which an idle tenant is dropped.
         events in prop::collection::vec((event(), 0u32..3_000), 1..200),
     ) {
-        let (mut now, mut pools, mut in_flight) = (some_instant(), AdmissionPools::default(), Vec::new());
-        let requests = |pools: &AdmissionPools| -> u64 {
+        let (mut now, mut pools, mut in_flight) = (some_instant(), AdmissionPoolSet::default(), Vec::new());
+        let requests = |pools: &AdmissionPoolSet| -> u64 {
             pools.regions.values().flat_map(BTreeMap::values).map(AdmissionPool::requests).sum()
         };
         for (event, pause_ms) in events {
@@ -88,7 +88,7 @@ proptest! {
 
 #[test]
 fn a_request_without_cost_is_released_after_its_tenant_became_idle() {
-    let (mut now, mut pools) = (some_instant(), AdmissionPools::default());
+    let (mut now, mut pools) = (some_instant(), AdmissionPoolSet::default());
     let request = AdmissionRequest {
         tenant: 7,
         weight: 1,

@@ -118,11 +118,11 @@ pub struct AdmittedRequest {
 
 /// All pools of a gateway.
 #[derive(Clone, Debug, Default)]
-pub struct AdmissionPools {
+pub struct AdmissionPoolSet {
     regions: BTreeMap<RegionIndex, BTreeMap<DeploymentName, AdmissionPool>>,
 }
 
-impl AdmissionPools {
+impl AdmissionPoolSet {
     /// Applies a report of a region about all its deployments.
     pub fn report(
         &mut self,
@@ -192,7 +192,7 @@ impl AdmissionPools {
         Ok(AdmittedRequest { region, deployment: deployment.clone(), tenant, priority, tokens })
     }
 
-    /// Releases an admitted request, however it ended. Takes the value of [`AdmissionPools::enter`], so that it is
+    /// Releases an admitted request, however it ended. Takes the value of [`AdmissionPoolSet::enter`], so that it is
     /// released once.
     pub fn leave(&mut self, entered: AdmittedRequest) {
         let AdmittedRequest { region, deployment, tenant, priority, tokens } = entered;

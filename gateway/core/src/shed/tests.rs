@@ -26,8 +26,8 @@ fn waits(interactive_ms: u32, bulk_ms: u32) -> QueueWaits {
 }
 
 /// Returns a pool whose queueing delay was too long, with a limit of half of the tokens of tenant 0 in flight.
-fn pressed(priority: Priority, tokens: u64, now: Instant) -> (AdmissionPools, AdmittedRequest) {
-    let mut pools = AdmissionPools::default();
+fn pressed(priority: Priority, tokens: u64, now: Instant) -> (AdmissionPoolSet, AdmittedRequest) {
+    let mut pools = AdmissionPoolSet::default();
     let entered = pools.enter(region(), &name(), &request(0, priority, tokens), now).unwrap();
     for _ in 0..limit::TRIP_AFTER {
         let waits = match priority {
@@ -88,7 +88,7 @@ fn an_interactive_request_is_shed_only_while_bulk_is_paused() {
 #[test]
 fn a_request_that_would_miss_its_deadline_is_shed_with_a_retry_delay() {
     let now = some_instant();
-    let mut pools = AdmissionPools::default();
+    let mut pools = AdmissionPoolSet::default();
     pools.report(region(), [(name(), waits(700, 700))], now);
     let mut check = |left_ms: u32, expected: Option<u32>| {
         let request = AdmissionRequest { left: left_ms * MS, ..request(0, Priority::Interactive, 1) };
@@ -169,7 +169,7 @@ proptest! {
         events in prop::collection::vec((event(), 0u32..300), 1..300),
     ) {
         let mut now = some_instant();
-        let mut pools = AdmissionPools::default();
+        let mut pools = AdmissionPoolSet::default();
         let mut in_flight: Vec<AdmittedRequest> = Vec::new();
         let mut interactive_shed: Option<Instant> = None;
         for (event, wait_ms) in events {
@@ -213,7 +213,7 @@ proptest! {
 /// rate limits.
 struct SheddingSimulation {
     now: Instant,
-    pools: AdmissionPools,
+    pools: AdmissionPoolSet,
     queue: VecDeque<(AdmittedRequest, Instant)>,
     /// End of the current computation.
     busy_until: Instant,
@@ -233,7 +233,7 @@ impl SheddingSimulation {
         let queue = VecDeque::new();
         SheddingSimulation {
             now,
-            pools: AdmissionPools::default(),
+            pools: AdmissionPoolSet::default(),
             queue,
             busy_until: now,
             computed: 0,

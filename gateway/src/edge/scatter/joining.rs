@@ -51,7 +51,7 @@ pub(super) struct Source {
 
 /// What the producer of an answer tells the one who writes it.
 pub(super) enum Told {
-    Head(Head),
+    Head(JoinedHead),
     Chunk(Vec<u8>),
     /// All of it was told; so many tokens were computed.
     End(Option<u64>),
@@ -59,20 +59,20 @@ pub(super) enum Told {
 
 /// What is known of an answer when it begins.
 #[derive(Clone, Default)]
-pub(super) struct Head {
+pub(in crate::edge) struct JoinedHead {
     /// How long it is, if all of it is there.
-    pub(super) length: Option<usize>,
-    pub(super) content_type: Option<HeaderValue>,
+    pub(in crate::edge) length: Option<usize>,
+    pub(in crate::edge) content_type: Option<HeaderValue>,
     /// The revision of the model that computes all of it; known from the first part that arrives.
-    pub(super) revision: Option<ModelRevision>,
+    pub(in crate::edge) revision: Option<ModelRevision>,
     /// In the order of the first piece that each has answered, with the receipt of that.
-    pub(super) regions: Vec<(RegionIndex, Option<ReceiptId>)>,
-    pub(super) attempts: usize,
+    pub(in crate::edge) regions: Vec<(RegionIndex, Option<ReceiptId>)>,
+    pub(in crate::edge) attempts: usize,
     /// Pieces whose answers were joined so far.
-    pub(super) parts: usize,
-    pub(super) tokens: Option<u64>,
+    pub(in crate::edge) parts: usize,
+    pub(in crate::edge) tokens: Option<u64>,
     /// Of the piece that was waited for longest.
-    pub(super) slowest: (Duration, RegionTiming),
+    pub(in crate::edge) slowest: (Duration, RegionTiming),
 }
 
 pub(super) fn too_much() -> Refusal {
@@ -100,7 +100,7 @@ pub(super) struct Joining {
     reading: BTreeMap<usize, usize>,
     /// Bytes of the largest part so far.
     largest: Option<usize>,
-    head: Head,
+    head: JoinedHead,
     /// The client is being told.
     pub(super) begun: bool,
     head_told: bool,
@@ -118,7 +118,7 @@ impl Joining {
             held: 0,
             reading: BTreeMap::new(),
             largest: None,
-            head: Head { tokens: Some(0), ..Head::default() },
+            head: JoinedHead { tokens: Some(0), ..JoinedHead::default() },
             begun: false,
             head_told: false,
             end_told: false,

@@ -26,39 +26,27 @@ mod joining;
 mod piece;
 mod produce;
 mod room;
+mod split;
 mod tell;
 
 use super::account::Account;
-use super::admit::Request;
 use super::allowances::Taken;
-use super::forward::{Edge, NotForwarded};
-use super::refusals::too_many_inputs;
+use super::request::{NotForwarded, Request};
 use super::view::View;
 use crate::listener::AfterAnswer;
-use crate::metrics::Turn;
 use crate::respond::Refusal;
-use gateway_core::scatter::dispatch::{self, SPLIT_INPUTS_MIN, SPLIT_TOKENS_MIN, SplitPlan, SplitTarget};
-use gateway_core::scatter::split::{SPECIAL_TOKENS, SplittableBody, SubRequest};
-use gateway_core::tenant::Cost;
 use gateway_core::trail::Trail;
+pub(super) use joining::JoinedHead;
 use piece::Failed;
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 pub(super) use room::{AT_ONCE_MAX, PIECES_BYTES_MAX, Room};
+use split::Cut;
+pub(super) use split::Splitter;
 use std::sync::Arc;
-use std::time::Duration;
 use tell::Telling;
-use tokio::sync::{SemaphorePermit, mpsc};
-
-/// A request that is worth cutting, and how.
-pub(super) struct Cut<'a> {
-    cutting: Arc<SplittableBody>,
-    pieces: Vec<SubRequest>,
-    places: Vec<SplitTarget>,
-    /// Its turn; one that must be cut can wait for it.
-    turn: Option<SemaphorePermit<'a>>,
-}
+use tokio::sync::mpsc;
 
 /// The trails of the pieces, which become that of the request however it ends.
 struct Trails<'a> {
@@ -73,62 +61,7 @@ impl Drop for Trails<'_> {
     }
 }
 
-impl Edge {
-    /// How the request is cut, if it is worth it. A small one is not even looked at.
-    pub(super) async fn cut(&self, request: &Request, view: &View) -> Result<Option<Cut<'_>>, Refusal> {
-        let Cost { inputs, tokens } = request.cost;
-        if inputs < SPLIT_INPUTS_MIN && tokens < SPLIT_TOKENS_MIN {
-            return Ok(None);
-        }
-        let tokens = tokens.saturating_add(inputs * SPECIAL_TOKENS);
-        let places = self.places(request, view);
-        let Some(scale) = dispatch::plan_split(inputs, tokens, &places) else { return Ok(None) };
-        let SplitPlan { sub_request_tokens, targets: places } = scale;
-        let turn = self.scattering.turn_now();
-        if turn.is_none() && !dispatch::must_be_split(inputs, tokens) {
-            self.metrics.turns.count(Turn::Whole);
-            return Ok(None);
-        }
-        let (path, body) = (request.path, request.body.bytes.clone());
-        let cutting =
-            self.intake.cpu.run(Some(request.tenant.index), move || SplittableBody::read(path, &body)).await;
-        let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
-        let pieces = cutting.sub_requests(sub_request_tokens);
-        let worth_it = pieces.len() > 1;
-        if worth_it {
-            self.metrics.turns.count(if turn.is_some() { Turn::AtOnce } else { Turn::Waited });
-        }
-        Ok(worth_it.then(|| Cut { cutting: Arc::new(cutting), pieces, places, turn }))
-    }
-
-    /// The regions that could take the request, best first, and what they say of their room.
-    fn places(&self, request: &Request, view: &View) -> Vec<SplitTarget> {
-        let selection = self.choose(request, view, *request.allowed, &request.about());
-        let known = self.watch.known();
-        let place = |region: RegionIndex, rtt: Duration| {
-            let load = known.load(region, &request.deployment);
-            let tokens_per_second = load.tokens_per_second as u64;
-            SplitTarget {
-                region,
-                rtt,
-                replicas: load.ready.max(1),
-                pending_tokens: load.pending_tokens,
-                tokens_per_second,
-            }
-        };
-        // Nothing is spread over a region that is being emptied, while there is another.
-        let only_draining = selection.order.iter().all(|candidate| candidate.score.draining);
-        let order = selection.order.iter().filter(|candidate| only_draining || !candidate.score.draining);
-        // Pieces go where something is ready; where nothing is, to whoever would hold the whole.
-        let holds = |region| known.held_for(region, &request.deployment).is_some();
-        let warm = order.clone().filter(|candidate| !holds(candidate.region));
-        let warm: Vec<_> = warm.map(|candidate| place(candidate.region, candidate.score.rtt)).collect();
-        if !warm.is_empty() {
-            return warm;
-        }
-        order.take(1).map(|candidate| place(candidate.region, candidate.score.rtt)).collect()
-    }
-
+impl Splitter {
     /// Has the pieces computed, and answers with what they make together.
     pub(super) async fn scatter(
         &self,
@@ -163,7 +96,9 @@ impl Edge {
             }
         };
         match failed {
-            Failed::Refused(answered) => Ok(self.relay(session, request, taken, *answered, account).await),
+            Failed::Refused(answered) => {
+                Ok(self.responder.relay(session, request, taken, *answered, account).await)
+            }
             Failed::BrokeOff(region) => Err(self.broke_off(region).into()),
             Failed::Not(why) => Err(why),
         }

@@ -1,11 +1,15 @@
 //! One piece: from its body to its part of the answer.
 
 use super::super::account::Receipts;
-use super::super::admit::Request;
-use super::super::attempts::Answered;
-use super::super::forward::{Edge, NotForwarded};
+use super::super::policy::Permit;
+use super::super::race::Answered;
+use super::super::request::NotForwarded;
+use super::super::request::Request;
+use super::super::router::Routable;
 use super::super::view::View;
+use super::super::watch::chance;
 use super::joining::{Arrived, PIECE_ANSWER_MAX, Source, too_much};
+use super::split::Splitter;
 use crate::intake::Body;
 use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, AnswerBody, Coming};
@@ -95,7 +99,7 @@ impl From<Refusal> for Failed {
     }
 }
 
-impl Edge {
+impl Splitter {
     /// Has a piece computed, `region` being asked first. Its answer is of the model revision that is `required`, if one is. Without a `place` for its body it waits for one.
     pub(super) async fn ask_for<'t>(
         &self,
@@ -113,35 +117,57 @@ impl Edge {
         };
         let body = Body::piece(cutting.body(&request.body.bytes, piece).into(), place);
         let cost = Cost { inputs: piece.inputs.len() as u64, tokens: piece.tokens };
-        let request = request.piece(body, cost, region, required);
-        let outcome = match self.go(&request, view, waiting.trail).await {
-            Ok(answered) if answered.answer.head.status.is_success() => {
-                let Answered { answer: Answer { head, body }, region, waited } = answered;
-                let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
-                let attempt = waiting.trail.attempts().last();
-                let source = Source {
-                    region,
-                    content_type: head.headers.get(CONTENT_TYPE).cloned(),
-                    revision: text(headers::MODEL_REVISION).and_then(|revision| revision.parse().ok()),
-                    attempts: waiting.trail.count(),
-                    waited,
-                    timing: RegionTiming::parse(text(headers::SERVER_TIMING).unwrap_or_default()),
-                    tokens: text(headers::TOKENS).and_then(|tokens| tokens.parse().ok()),
-                    receipt: receipts.zip(attempt).map(|(receipts, attempt)| receipts.of(attempt)),
-                };
-                match body {
-                    AnswerBody::Whole(body) => self.part(cutting, &waiting.piece, source, body).await,
-                    AnswerBody::Coming(coming) => {
-                        let declared = text(CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
-                        let bytes = declared.unwrap_or(PIECE_ANSWER_MAX);
-                        Outcome::Begun(Begun { source, coming, bytes })
+        let outcome =
+            match self.forward_part(request, view, (body, cost), region, required, waiting.trail).await {
+                Ok(answered) if answered.answer.head.status.is_success() => {
+                    let Answered { answer: Answer { head, body }, region, waited } = answered;
+                    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+                    let attempt = waiting.trail.attempts().last();
+                    let source = Source {
+                        region,
+                        content_type: head.headers.get(CONTENT_TYPE).cloned(),
+                        revision: text(headers::MODEL_REVISION).and_then(|revision| revision.parse().ok()),
+                        attempts: waiting.trail.count(),
+                        waited,
+                        timing: RegionTiming::parse(text(headers::SERVER_TIMING).unwrap_or_default()),
+                        tokens: text(headers::TOKENS).and_then(|tokens| tokens.parse().ok()),
+                        receipt: receipts.zip(attempt).map(|(receipts, attempt)| receipts.of(attempt)),
+                    };
+                    match body {
+                        AnswerBody::Whole(body) => self.part(cutting, &waiting.piece, source, body).await,
+                        AnswerBody::Coming(coming) => {
+                            let declared =
+                                text(CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
+                            let bytes = declared.unwrap_or(PIECE_ANSWER_MAX);
+                            Outcome::Begun(Begun { source, coming, bytes })
+                        }
                     }
                 }
-            }
-            Ok(answered) => Outcome::Failed(refused(answered, cutting.field, waiting.piece.inputs.start)),
-            Err(why) => Outcome::Failed(why.into()),
-        };
+                Ok(answered) => Outcome::Failed(refused(answered, cutting.field, waiting.piece.inputs.start)),
+                Err(why) => Outcome::Failed(why.into()),
+            };
         Landed { region, waiting, outcome }
+    }
+
+    /// Routes a part by the newest route table, `region` first, and forwards it.
+    async fn forward_part(
+        &self,
+        request: &Request,
+        view: &Arc<View>,
+        (body, cost): (Body, Cost),
+        region: RegionIndex,
+        required: Option<ModelRevision>,
+        trail: &mut Trail,
+    ) -> Result<Answered, NotForwarded> {
+        let mut permit = Permit::of(request, view);
+        self.policy.renew(request, &mut permit)?;
+        let chance = chance();
+        let (about, allowed) = (request.about_part(cost, chance), *permit.allowed);
+        let (client, registered) = (request.client, request.registered);
+        let part = Routable { view: &permit.view, about, allowed, registered, client };
+        let route = self.router.route_part(&part, region);
+        let part = request.part(body, cost, (chance, route), required);
+        self.forwarder.forward(&part, permit, trail).await
     }
 
     /// Reads the rest of an answer for which there is room now.

@@ -10,13 +10,14 @@
 //! waits in the region and the network. The piece whose turn it is in the answer is always let in, or nothing would move.
 
 use super::super::account::Receipts;
-use super::super::admit::Request;
-use super::super::forward::{Edge, NotForwarded};
 use super::super::refusals::deadline_passed;
+use super::super::request::NotForwarded;
+use super::super::request::Request;
 use super::super::view::View;
-use super::Cut;
 use super::joining::{Joining, Told};
 use super::piece::{Begun, Failed, Landed, Outcome, Waiting, Whole};
+use super::split::Cut;
+use super::split::Splitter;
 use crate::metrics::Piece;
 use crate::respond::{RETRY_AFTER_MS, Refusal};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -24,7 +25,7 @@ use gateway_core::scatter::dispatch::SubRequestDispatcher;
 use gateway_core::scatter::split;
 use gateway_core::trail::Trail;
 use http::header::RETRY_AFTER;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use replica_core::wire::error::{ErrorCode, Fault, Remedy};
 use replica_core::wire::headers;
@@ -57,7 +58,7 @@ struct Again {
     by: Option<RegionIndex>,
 }
 
-impl Edge {
+impl Splitter {
     /// Starts pieces while there is room, joins what arrives, and tells it.
     pub(super) async fn produce(
         &self,

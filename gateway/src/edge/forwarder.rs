@@ -1,27 +1,24 @@
 //! From region to region until one answers.
 
-use super::admit::Request;
-use super::forward::{Edge, NotForwarded};
-use super::known::{About, REGION_IN_FLIGHT_MAX};
-use super::policy::Permit;
-use super::race::{Beginning, Race};
+use super::known::REGION_IN_FLIGHT_MAX;
+use super::policy::{Permit, PolicyGuard};
+use super::race::{Answered, Beginning, Race};
 use super::refusals::{deadline_passed, in_words, no_receipt};
-use super::view::View;
-use super::watch::{InFlight, Next};
+use super::request::{NotForwarded, Request};
+use super::watch::{InFlight, Next, Watch};
+use crate::config::EdgeConfig;
 use crate::events::at;
 use crate::names;
 use crate::receipts::{Before, NoReceipt, Recorder, Sending};
 use crate::respond::Refusal;
-use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
+use crate::upstream::{Answer, Upstream, WHOLE_ANSWER_MAX};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::priority::Priority;
 use gateway_core::trail::{AttemptCause, AttemptEnd, Trail};
-use regions::selection::{self, Candidate, Query, Selection};
 use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::{ErrorCode, Remedy};
 use replica_core::wire::headers;
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,32 +28,6 @@ const CONNECT_MAX: Duration = Duration::from_millis(400);
 
 /// When to come back where a region has as much as it may: half of what waits there has been answered by then.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// How an attempt's answer came about.
-pub(super) struct Answered {
-    pub(super) answer: Answer,
-    pub(super) region: RegionIndex,
-    pub(super) waited: Duration,
-}
-
-/// Regions whose distances differ by no more than this are as near: a client does not notice which of them it is, and notices
-/// a slow one.
-const AS_NEAR: Duration = Duration::from_millis(25);
-
-thread_local! {
-    /// The room of an order that is no longer needed, for the next request of this thread: where there are many regions,
-    /// allocating it is what made the slowest decisions slow.
-    static ROOM: Cell<Vec<Candidate>> = const { Cell::new(Vec::new()) };
-}
-
-/// A choice for as long as its request is under way; then its room is the next one's.
-struct Chosen(Selection);
-
-impl Drop for Chosen {
-    fn drop(&mut self) {
-        ROOM.set(std::mem::take(&mut self.0.order));
-    }
-}
 
 /// Event that a request waits for while attempts are in flight.
 enum Happened<'a> {
@@ -80,91 +51,34 @@ struct Attempt {
     left: Duration,
 }
 
-impl Edge {
-    /// The regions that could take the request, best first, and why the others cannot.
-    pub(super) fn choose(
+/// Forwards requests to regions.
+pub(super) struct Forwarder {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) policy: Arc<PolicyGuard>,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) recorder: Option<Arc<Recorder>>,
+}
+
+impl Forwarder {
+    /// Sends a request to its targets, one after the other, until one responds. Before each attempt the policy is checked against
+    /// the newest route table ([`super::policy`]).
+    pub(super) async fn forward(
         &self,
         request: &Request,
-        view: &View,
-        allowed: RegionSet,
-        about: &About<'_>,
-    ) -> Selection {
-        let now = Instant::now();
-        let known = self.watch.known();
-        // A region knows its replicas better than the table, for which it registered some time ago.
-        let serving = known.fleet.serving(&request.deployment, request.registered);
-        let query = Query {
-            considered: view.routed,
-            allowed,
-            routed: view.routed,
-            serving,
-            draining: view.draining,
-            health: &|region| known.health(region, about, now),
-            rtt: &|region| match request.client {
-                Some(place) => known.latency.prior_from(place, region),
-                None => known.latency.estimate(region, now),
-            },
-        };
-        let mut selection = selection::select_in(&query, ROOM.take());
-        self.put_drawn_first(request, &mut selection);
-        if let [Candidate { score: best, .. }, _, ..] = selection.order[..] {
-            let as_near = |candidate: &&Candidate| {
-                candidate.score.health == best.health
-                    && candidate.score.draining == best.draining
-                    && candidate.score.rtt.abs_diff(best.rtt) <= AS_NEAR
-            };
-            let near = selection.order.iter().filter(as_near).map(|candidate| candidate.region);
-            let preferred = known.targets.preferred(near, about.deployment, about.size, about.chance, now);
-            let place = |first| selection.order.iter().position(|candidate| candidate.region == first);
-            if let Some(place) = preferred.and_then(place) {
-                selection.order[..=place].rotate_right(1);
-            }
-        }
-        known.soonest_first(&mut selection, about);
-        // A piece of a larger request is asked for where there is room for it, and elsewhere as any other.
-        let first = selection.order.iter().position(|candidate| Some(candidate.region) == request.first);
-        if let Some(first) = first {
-            selection.order[..=first].rotate_right(1);
-        }
-        selection
-    }
-
-    /// Notes what the plan says of each region, and puts the one that was drawn in front of those that are as well.
-    fn put_drawn_first(&self, request: &Request, selection: &mut Selection) {
-        let planned = self.planned.borrow();
-        let Some(weights) = planned.as_ref() else { return };
-        let shares = weights.of(&request.deployment, request.origin, &request.allowed);
-        for candidate in &mut selection.order {
-            candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
-        }
-        let best = selection.order.first().map(|candidate| candidate.score.health);
-        let drawn = selection.order.iter().position(|candidate| {
-            Some(candidate.region) == request.drawn && Some(candidate.score.health) == best
-        });
-        if let Some(drawn) = drawn {
-            selection.order[..=drawn].rotate_right(1);
-        }
-    }
-
-    /// Goes from region to region until one answers. Before each attempt the policy is checked against the newest route
-    /// table ([`super::policy`]).
-    pub(super) async fn go(
-        &self,
-        request: &Request,
-        view: &Arc<View>,
+        mut permit: Permit,
         trail: &mut Trail,
     ) -> Result<Answered, NotForwarded> {
-        // Heard from before the choice is made, so that no loss falls between the two.
+        // Subscribed before the first step, so that no loss of a region falls between the two.
         let mut bell = self.watch.bell();
         let about = request.about();
-        let mut permit = Permit::of(request, view);
-        self.renew(request, &mut permit)?;
-        let chosen = Chosen(self.choose(request, &permit.view, *permit.allowed, &about));
-        let selection = &chosen.0;
-        trail.set_selection(selection.clone());
-        let order = selection.order.iter().map(|candidate| candidate.region).collect();
+        self.policy.renew(request, &mut permit)?;
+        let route = &request.route;
+        trail.routed((**route).clone());
+        let targets = route.targets().map(|target| target.region).collect();
         let hedges = self.config.hedge && request.priority == Priority::Interactive;
-        let mut plan = RequestPlan::new(order, hedges, request.arrived + request.timeout);
+        let mut plan = RequestPlan::new(targets, hedges, request.arrived + request.timeout);
+        plan.restrict(*permit.allowed);
         let mut next = self.watch.start(&mut plan, &about);
         // A piece of a larger request may have been turned away before.
         let before = trail.count() as u32;
@@ -179,13 +93,13 @@ impl Edge {
                         AttemptCause::First if before > 0 => (attempt + before, AttemptCause::Retry),
                         cause => (attempt + before, cause),
                     };
-                    let overflows = cause == AttemptCause::First && request.overflows_to(region);
-                    let cause = if overflows { AttemptCause::Spillover } else { cause };
+                    let spills_over = cause == AttemptCause::First && request.spills_over_to(region);
+                    let cause = if spills_over { AttemptCause::Spillover } else { cause };
                     let (began, key) = (Instant::now(), self.next_key());
                     let left = plan.time_left(began);
                     let policy = permit.newer_than(request);
                     let attempt = Attempt { region, number, cause, key, began, left };
-                    let asked = self.attempt(request, permit.clone(), &selection.order, attempt);
+                    let asked = self.attempt(request, permit.clone(), attempt);
                     let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
                     race.enter(cause, in_flight, Beginning { began, key, policy }, asked);
                 }
@@ -197,7 +111,7 @@ impl Edge {
                     return Ok(at_hand.take().expect("a plan relays what an attempt has brought"));
                 }
                 Step::NoRegionReachable => {
-                    return Err(self.nobody_reachable(request, &permit, selection).into());
+                    return Err(self.nobody_reachable(request, &permit).into());
                 }
                 Step::RegionFull(region) => return Err(self.full(region).into()),
                 Step::ReceiptUnavailable => return Err(no_receipt().into()),
@@ -213,7 +127,7 @@ impl Edge {
                 () = tokio::time::sleep_until(plan.next_timer().into()) => Happened::Due,
             };
             // What is under way was sent under the policy of its time; nothing more is sent but under the newest.
-            if let Err(refusal) = self.renew(request, &mut permit) {
+            if let Err(refusal) = self.policy.renew(request, &mut permit) {
                 denied = Some(refusal.into());
             }
             plan.restrict(if denied.is_some() { RegionSet::EMPTY } else { *permit.allowed });
@@ -252,7 +166,7 @@ impl Edge {
 
     /// The number of the next attempt among all of this process.
     fn next_key(&self) -> u64 {
-        self.recorder.as_ref().map_or(0, Recorder::number)
+        self.recorder.as_ref().map_or(0, |recorder| recorder.number())
     }
 
     /// One attempt; whoever waits for it bounds its time by dropping it. Where a receipt is required it is durable before a
@@ -261,7 +175,6 @@ impl Edge {
         &self,
         request: &Request,
         permit: Permit,
-        order: &[Candidate],
         attempt: Attempt,
     ) -> Result<Answered, AttemptFailure> {
         let Attempt { region, number, cause, key, began, left } = attempt;
@@ -301,7 +214,7 @@ impl Edge {
         if locked {
             extra.push((headers::RESIDENCY, policy.residency.as_str()));
         }
-        if request.overflows_to(region) {
+        if request.spills_over_to(region) {
             extra.push((headers::OVERFLOW, "1"));
         }
         let revision = request.revision.map(|revision| revision.to_string());
@@ -310,7 +223,10 @@ impl Edge {
         extra.extend(required.as_deref().map(|revision| (headers::REQUIRED_REVISION, revision)));
         let (connect, elsewhere) = {
             let known = self.watch.known();
-            (2 * known.latency.estimate(region, begun), known.elsewhere(request, order, region))
+            (
+                2 * known.latency.estimate(region, begun),
+                known.elsewhere(&request.about(), request.may_sleep, request.route.targets(), region),
+            )
         };
         let connect = connect.clamp(CONNECT_MIN, CONNECT_MAX);
         let elsewhere_ms = elsewhere.map(|there| there.as_millis().to_string());
@@ -330,14 +246,15 @@ impl Edge {
         Refusal::new(ErrorCode::Overloaded, message).after(FULL_RETRY_AFTER)
     }
 
-    fn nobody_reachable(&self, request: &Request, permit: &Permit, selection: &Selection) -> Refusal {
+    fn nobody_reachable(&self, request: &Request, permit: &Permit) -> Refusal {
         let Permit { view, allowed: permitted, policy } = permit;
         let catalogue = &self.config.catalogue;
-        let tried = selection.order.iter().map(|candidate| candidate.region);
+        let route = &request.route;
+        let tried = route.targets().map(|target| target.region).filter(|region| permitted.contains(*region));
         let named = |region: RegionIndex| catalogue.region(region).id.to_string();
         let mut allowed: Vec<_> = tried.clone().map(|region| format!("{} (tried)", named(region))).collect();
         for (region, _) in view.regions().filter(|(region, _)| permitted.contains(*region)) {
-            if let Some(reason) = selection.refused.reason(region) {
+            if let Some(reason) = route.rejected.reason(region) {
                 allowed.push(format!("{} ({})", named(region), in_words(reason)));
             }
         }

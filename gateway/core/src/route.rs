@@ -1,0 +1,398 @@
+//! Routing decision of one request: the regions that may serve it, in order of preference, and why the others may not.
+//!
+//! ```text
+//!  filter ──▶ score ──▶ order ──▶ primary ──▶ spillover
+//!  residency   Score     sort      first       another region, only with a credit of that region
+//!  route table           once      candidate
+//!  readiness
+//! ```
+//!
+//! *Filter* is set algebra: the allowed regions come first and everything later works on what they leave, so no health,
+//! distance or load can bring a forbidden region back (invariant 1, Residency). *Score* is a struct whose field order is the
+//! policy; nothing re-orders the candidates afterwards. The *primary* is the first candidate; its admission pool is the one
+//! that the request enters, and it is sent there first. *Spillover* replaces the primary only where its queue is too long and
+//! another allowed region has granted credit ([`crate::spill`]); then the request enters that region's pool.
+//!
+//! The decision is pure: state is read through [`Observations`], draws are arguments. It is made once for a request and once
+//! for each part of a split request, and `explain` prints it.
+//!
+//! The alternative, one weighted sum with a large penalty for forbidden regions, makes residency a matter of arithmetic.
+
+use crate::circuit::Permille;
+use crate::cold::{self, ResponseEstimate};
+use crate::priority::Priority;
+use crate::spill::{self, Departure, Spill};
+use crate::weights::{GatewayWeights, throw};
+use regions::health::Health;
+use regions::id::DeploymentName;
+use regions::invariants;
+use regions::set::{RegionIndex, RegionSet};
+use regions::weights::{Share, draw};
+use std::cmp::Reverse;
+use std::time::{Duration, Instant};
+
+/// Round trips that differ by no more than this count as equal: a client does not notice which of the regions responds, but
+/// notices a slow one.
+const EQUALLY_NEAR: Duration = Duration::from_millis(25);
+
+/// Input of a routing decision: the request and the route table.
+#[derive(Clone, Copy)]
+pub struct RouteQuery<'a> {
+    /// Deployment that the request is for.
+    pub deployment: &'a DeploymentName,
+    /// Priority of the request.
+    pub priority: Priority,
+    /// Regions that residency allows: the intersection of all policies.
+    pub allowed: RegionSet,
+    /// Regions in the route table.
+    pub routed: RegionSet,
+    /// Regions with a ready replica of the deployment, or which would start one.
+    pub serving: RegionSet,
+    /// Regions that are being drained. They rank last among the equally healthy.
+    pub draining: RegionSet,
+    /// Region of this gateway: the origin of requests whose client's location is unknown.
+    pub gateway: RegionIndex,
+    /// Whether the client's location is known. Then the nearest healthy region is the origin.
+    pub is_client_located: bool,
+    /// Region that a part of a split request was assigned to. It ranks first.
+    pub assigned: Option<RegionIndex>,
+    /// The hub's traffic plan, if there is one.
+    pub plan: Option<PlanQuery<'a>>,
+    /// Spillover, if it is enabled.
+    pub spillover: Option<SpilloverQuery<'a>>,
+}
+
+/// Traffic plan of the hub, and this request's draw from it.
+#[derive(Clone, Copy)]
+pub struct PlanQuery<'a> {
+    /// Shares of the regions.
+    pub weights: &'a GatewayWeights,
+    /// Draw of this request. `None`: the plan is reported with the candidates and not drawn from (parts of a split request).
+    pub draw: Option<Permille>,
+    /// Interactive part of the demand from an origin.
+    pub interactive_share: &'a dyn Fn(RegionIndex) -> Option<Permille>,
+}
+
+/// Credits that regions have granted, and the request that may use them.
+#[derive(Clone, Copy)]
+pub struct SpilloverQuery<'a> {
+    /// Granted credits.
+    pub credits: &'a Spill,
+    /// Time of the decision; credits expire.
+    pub now: Instant,
+    /// The request.
+    pub request: spill::SpillRequest<'a>,
+}
+
+/// Observed state of the regions, as it concerns one request.
+pub trait Observations {
+    /// Health of a region; an ejected one is suspect.
+    fn health(&self, region: RegionIndex) -> Health;
+    /// Expected round trip: from the client if its location is known, else from the gateway.
+    fn rtt(&self, region: RegionIndex) -> Duration;
+    /// Whether any region would hold requests for this deployment until a replica is ready.
+    fn is_any_cold(&self) -> bool;
+    /// Time for which a region would hold the request; `None` where a replica is ready.
+    fn held_for(&self, region: RegionIndex) -> Option<Duration>;
+    /// Expected response of a region with this round trip.
+    fn response_estimate(&self, region: RegionIndex, rtt: Duration) -> ResponseEstimate;
+    /// Region that should be preferred among equally near ones, by measured response times.
+    fn fastest(&self, near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex>;
+    /// Time that the request would wait in a region's queue; `None` where the region has not reported it.
+    fn queue_wait(&self, region: RegionIndex) -> Option<Duration>;
+}
+
+/// Rank of a region for a request; less is better. **The order of the fields is the policy.**
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Score {
+    /// The region that a part of a split request was assigned to comes first.
+    pub assigned: Reverse<bool>,
+    /// A healthy region far away is better than a suspect one nearby.
+    pub health: Health,
+    /// Expected response time; zero for all unless one of the regions would hold the request during a cold start.
+    pub response_in: Duration,
+    /// At equal response times a region with a ready replica is better than one that would hold the request.
+    pub holds: bool,
+    /// Among equally near regions the one with shorter measured response times.
+    pub fastest: Reverse<bool>,
+    /// The region that was drawn by the weights of the traffic plan.
+    pub drawn: Reverse<bool>,
+    /// A region that is being drained comes after the others.
+    pub draining: bool,
+    /// Of the others the nearest.
+    pub rtt: Duration,
+    /// Ties end in the order of the catalogue, so no two scores are equal.
+    pub region: RegionIndex,
+}
+
+impl Score {
+    /// Score of a region by itself, without what depends on other regions, the plan or the splitter.
+    pub fn new(region: RegionIndex, health: Health, draining: bool, rtt: Duration) -> Score {
+        Score {
+            assigned: Reverse(false),
+            health,
+            response_in: Duration::ZERO,
+            holds: false,
+            fastest: Reverse(false),
+            drawn: Reverse(false),
+            draining,
+            rtt,
+            region,
+        }
+    }
+}
+
+/// Region that may serve the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The region.
+    pub region: RegionIndex,
+    /// Its rank.
+    pub score: Score,
+    /// Its share in the traffic plan, if the plan has a row for requests like this one.
+    pub planned: Option<Share>,
+}
+
+/// Reason for which a region may not serve a request, in the order in which they are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RejectReason {
+    /// Residency forbids it.
+    ForbiddenByResidency,
+    /// It has no ready replica of the deployment and would not start one.
+    NotServing,
+    /// It is down.
+    Down,
+}
+
+/// Regions of the route table that may not serve the request, by reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    forbidden: RegionSet,
+    not_serving: RegionSet,
+    down: RegionSet,
+}
+
+/// Result of a routing decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteDecision {
+    /// Regions that may serve the request, best first.
+    pub candidates: Vec<Candidate>,
+    /// The other regions of the route table, with reasons.
+    pub rejected: Rejected,
+    /// Origin of the request in the traffic plan.
+    pub origin: RegionIndex,
+    /// Demand for spillover, and the region that has granted a credit for it. The caller spends it with [`Spill::commit`].
+    pub departure: Option<Departure>,
+    /// Region that takes the request as spillover. It is the first target, before all candidates.
+    pub spillover: Option<RegionIndex>,
+}
+
+impl Rejected {
+    /// Rejected regions with their reasons, in the order of the catalogue.
+    pub fn iter(&self) -> impl Iterator<Item = (RegionIndex, RejectReason)> {
+        let Rejected { forbidden, not_serving, down } = *self;
+        forbidden.union(not_serving).union(down).iter().map(move |region| {
+            let reason = if forbidden.contains(region) {
+                RejectReason::ForbiddenByResidency
+            } else if not_serving.contains(region) {
+                RejectReason::NotServing
+            } else {
+                RejectReason::Down
+            };
+            (region, reason)
+        })
+    }
+
+    /// Reason for which a region was rejected; `None` if it was not, or is not in the route table.
+    pub fn reason(&self, region: RegionIndex) -> Option<RejectReason> {
+        self.iter().find(|(rejected, _)| *rejected == region).map(|(_, reason)| reason)
+    }
+}
+
+impl RejectReason {
+    /// Text of the reason in explanations.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RejectReason::ForbiddenByResidency => "forbidden by residency",
+            RejectReason::NotServing => "no ready replica of the deployment",
+            RejectReason::Down => "down",
+        }
+    }
+}
+
+impl RouteDecision {
+    /// First candidate.
+    pub fn primary(&self) -> Option<RegionIndex> {
+        self.candidates.first().map(|candidate| candidate.region)
+    }
+
+    /// Region whose admission pool the request enters: the one that it is sent to first.
+    pub fn admission_pool(&self) -> Option<RegionIndex> {
+        self.spillover.or_else(|| self.primary())
+    }
+
+    /// Whether the first candidate was drawn by the traffic plan.
+    pub fn is_drawn(&self) -> bool {
+        self.candidates.first().is_some_and(|candidate| candidate.score.drawn.0)
+    }
+
+    /// Targets in the order in which attempts use them: the region that accepted the spillover, then the candidates.
+    pub fn targets(&self) -> impl Iterator<Item = &Candidate> + Clone {
+        let spills = |candidate: &&Candidate| Some(candidate.region) == self.spillover;
+        let rest = self.candidates.iter().filter(move |candidate| Some(candidate.region) != self.spillover);
+        self.candidates.iter().filter(spills).chain(rest)
+    }
+}
+
+/// Decides. `buffer` holds the candidates of an earlier decision, or is empty: nothing is allocated where it is large enough.
+///
+/// # Panics
+///
+/// When a candidate is not allowed (invariant 1, Residency): a defect of the filter.
+pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<Candidate>) -> RouteDecision {
+    let (eligible, mut rejected) = filter(query);
+    let mut candidates = buffer;
+    candidates.clear();
+    candidates.reserve_exact(eligible.len());
+    for region in eligible.iter() {
+        match observed.health(region) {
+            Health::Down => rejected.down.insert(region),
+            health => candidates.push(score(query, observed, region, health)),
+        }
+    }
+    let origin = origin(query, &candidates);
+    mark_drawn(query, observed, origin, &mut candidates);
+    order(query, observed, &mut candidates);
+    invariants::check_residency(&query.allowed, candidates.iter().map(|candidate| candidate.region))
+        .expect("the filter removes forbidden regions first");
+    let departure = query.spillover.as_ref().and_then(|query| departure(query, observed, &candidates, false));
+    let spillover = departure.and_then(|departure| departure.to);
+    RouteDecision { candidates, rejected, origin, departure, spillover }
+}
+
+/// Eligible regions, of which some may be down, and the others with reasons.
+fn filter(query: &RouteQuery<'_>) -> (RegionSet, Rejected) {
+    let allowed = query.routed.intersect(query.allowed);
+    let rejected = Rejected {
+        forbidden: query.routed.minus(query.allowed),
+        not_serving: allowed.minus(query.serving),
+        down: RegionSet::EMPTY,
+    };
+    (allowed.intersect(query.serving), rejected)
+}
+
+/// Score of an eligible region, before the comparisons with other regions.
+fn score(
+    query: &RouteQuery<'_>,
+    observed: &impl Observations,
+    region: RegionIndex,
+    health: Health,
+) -> Candidate {
+    let score = Score::new(region, health, query.draining.contains(region), observed.rtt(region));
+    Candidate { region, score, planned: None }
+}
+
+/// Origin of the request in the traffic plan: the region nearest to the client, or that of the gateway. A region that is being
+/// drained can be an origin.
+fn origin(query: &RouteQuery<'_>, candidates: &[Candidate]) -> RegionIndex {
+    let near = |candidate: &Candidate| (candidate.score.health, candidate.score.rtt, candidate.region);
+    let nearest = candidates.iter().map(near).min().map(|(.., region)| region);
+    nearest.filter(|_| query.is_client_located).unwrap_or(query.gateway)
+}
+
+/// Draws a region by the shares of the traffic plan, among those that are as healthy as the best. A region that would hold the
+/// request is drawn only where all nearer ones would.
+fn mark_drawn(
+    query: &RouteQuery<'_>,
+    observed: &impl Observations,
+    origin: RegionIndex,
+    candidates: &mut [Candidate],
+) {
+    let Some(PlanQuery { weights, draw: random, interactive_share }) = query.plan else { return };
+    let shares = weights.of(query.deployment, origin, &query.allowed);
+    if shares.is_empty() {
+        return;
+    }
+    for candidate in candidates.iter_mut() {
+        candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
+    }
+    let held_for = |region| if observed.is_any_cold() { observed.held_for(region) } else { None };
+    let first = |&Candidate { region, score, .. }: &Candidate| {
+        (score.health, score.draining, score.rtt + held_for(region).unwrap_or_default(), region)
+    };
+    let Some((best, .., first)) = candidates.iter().map(first).min() else { return };
+    let usable = |region: RegionIndex| {
+        candidates.iter().any(|candidate| candidate.region == region && candidate.score.health == best)
+            && (region == first || held_for(region).is_none())
+    };
+    let Some(random) = random else { return };
+    let drawn = draw(shares, usable, throw(query.priority, interactive_share(origin), random));
+    for candidate in candidates {
+        candidate.score.drawn = Reverse(Some(candidate.region) == drawn);
+    }
+}
+
+/// Completes the scores with what depends on other regions, and sorts by them.
+fn order(query: &RouteQuery<'_>, observed: &impl Observations, candidates: &mut [Candidate]) {
+    candidates.sort_unstable_by_key(|candidate| candidate.score);
+    let mut is_final = mark_fastest(observed, candidates);
+    if observed.is_any_cold() {
+        candidates.sort_unstable_by_key(|candidate| candidate.score);
+        cold::mark_response_times(candidates, |candidate| {
+            observed.response_estimate(candidate.region, candidate.score.rtt)
+        });
+        is_final = false;
+    }
+    if let Some(assigned) = query.assigned {
+        for candidate in &mut *candidates {
+            candidate.score.assigned = Reverse(candidate.region == assigned);
+        }
+        is_final = false;
+    }
+    if !is_final {
+        candidates.sort_unstable_by_key(|candidate| candidate.score);
+    }
+}
+
+/// Marks the fastest of the regions that are about as near as the first. Returns whether the order still holds.
+fn mark_fastest(observed: &impl Observations, candidates: &mut [Candidate]) -> bool {
+    let [Candidate { score: best, .. }, _, ..] = *candidates else { return true };
+    let is_near = |candidate: &&Candidate| {
+        candidate.score.health == best.health
+            && candidate.score.draining == best.draining
+            && candidate.score.rtt.abs_diff(best.rtt) <= EQUALLY_NEAR
+    };
+    let near = candidates.iter().filter(is_near).map(|candidate| candidate.region);
+    let Some(fastest) = observed.fastest(near) else { return true };
+    for candidate in &mut *candidates {
+        candidate.score.fastest = Reverse(candidate.region == fastest);
+    }
+    fastest == best.region
+}
+
+/// Decides whether a request spills over from its primary, and to which region. `is_shed`: the primary's admission pool has
+/// rejected it. `None`: there is no primary, or it is calm.
+pub fn departure(
+    query: &SpilloverQuery<'_>,
+    observed: &impl Observations,
+    candidates: &[Candidate],
+    is_shed: bool,
+) -> Option<Departure> {
+    let SpilloverQuery { credits, now, request } = *query;
+    let request = spill::SpillRequest { turned_away: is_shed, ..request };
+    let spill_candidate = |&Candidate { region, score, .. }: &Candidate| spill::SpillCandidate {
+        region,
+        rtt: score.rtt,
+        wait: observed.queue_wait(region),
+    };
+    let (first, rest) = candidates.split_first()?;
+    let primary = spill_candidate(first);
+    if request.is_calm_at(primary) {
+        return None;
+    }
+    let usable =
+        |candidate: &&Candidate| candidate.score.health == Health::Healthy && !candidate.score.draining;
+    let mut others: Vec<_> = rest.iter().filter(usable).map(spill_candidate).collect();
+    others.sort_unstable_by_key(|other| (other.rtt, other.region));
+    credits.decide(&request, primary, &others, now)
+}

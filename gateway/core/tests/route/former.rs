@@ -1,0 +1,158 @@
+//! The former routing decision, as it was spread over the gateway's shell: `home` ranked the regions to enter an
+//! admission pool, `choose` ranked them again to send, and four functions re-ordered the result.
+
+use crate::situation::Situation;
+use gateway_core::route::Observations;
+use gateway_core::spill::{Departure, SpillCandidate, SpillRequest};
+use gateway_core::weights::throw;
+use regions::health::Health;
+use regions::set::RegionIndex;
+use regions::weights::draw;
+use std::time::Duration;
+
+/// Result of the former decision.
+pub(crate) struct Former {
+    /// Region whose admission pool the request entered.
+    pub(crate) home: Option<RegionIndex>,
+    pub(crate) origin: RegionIndex,
+    pub(crate) drawn: Option<RegionIndex>,
+    /// Region that it was sent to first, spillover aside.
+    pub(crate) primary: Option<RegionIndex>,
+    pub(crate) departure: Option<Departure>,
+    pub(crate) departure_if_shed: Option<Departure>,
+    /// Regions in the order of the attempts.
+    pub(crate) order: Vec<RegionIndex>,
+}
+
+#[derive(Clone, Copy)]
+struct Ranked {
+    region: RegionIndex,
+    health: Health,
+    draining: bool,
+    rtt: Duration,
+}
+
+impl Former {
+    pub(crate) fn of(situation: &Situation) -> Former {
+        let whole = situation.assigned.is_none();
+        let (home, origin, drawn) = home(situation);
+        let drawn = drawn.filter(|_| whole);
+        let order = choose(situation, drawn);
+        let departs = |home, is_shed| {
+            if situation.spills && whole { past(situation, home, is_shed) } else { None }
+        };
+        let departure = home.and_then(|home| departs(home, false));
+        let departure_if_shed = home.and_then(|home| departs(home, true));
+        let first = departure.and_then(|departure| departure.to).or(situation.assigned);
+        let primary = order.first().map(|ranked| ranked.region);
+        let mut order: Vec<RegionIndex> = order.iter().map(|ranked| ranked.region).collect();
+        if let Some(position) = order.iter().position(|region| Some(*region) == first) {
+            order[..=position].rotate_right(1);
+        }
+        Former { home, origin, drawn, primary, departure, departure_if_shed, order }
+    }
+}
+
+fn serving(situation: &Situation) -> impl Iterator<Item = RegionIndex> + use<> {
+    situation.serving.intersect(situation.allowed).intersect(situation.routed).iter()
+}
+
+fn home(situation: &Situation) -> (Option<RegionIndex>, RegionIndex, Option<RegionIndex>) {
+    let (mut to, mut from) = (None, None);
+    for region in serving(situation) {
+        let health = situation.health(region);
+        if health != Health::Down {
+            let away = situation.rtt(region);
+            let draining = situation.draining.contains(region);
+            let there = (health, draining, away + situation.held_for(region).unwrap_or_default(), region);
+            to = Some(to.map_or(there, |best| there.min(best)));
+            from = Some(from.map_or((health, away, region), |best| (health, away, region).min(best)));
+        }
+    }
+    let (Some((best, .., nearest)), Some((.., from))) = (to, from) else {
+        return (None, situation.gateway, None);
+    };
+    let origin = if situation.is_client_located { from } else { situation.gateway };
+    let shares = situation
+        .plan
+        .as_ref()
+        .map_or(&[][..], |weights| weights.of(&situation.deployment, origin, &situation.allowed));
+    let usable = |region: RegionIndex| {
+        serving(situation).any(|other| other == region)
+            && situation.health(region) == best
+            && (region == nearest || situation.held_for(region).is_none())
+    };
+    let drawn = draw(shares, usable, throw(situation.priority, situation.interactive_share, situation.draw));
+    (Some(drawn.unwrap_or(nearest)), origin, drawn)
+}
+
+fn past(situation: &Situation, home: RegionIndex, is_shed: bool) -> Option<Departure> {
+    let place =
+        |region| SpillCandidate { region, rtt: situation.rtt(region), wait: situation.queue_wait(region) };
+    let request = SpillRequest { turned_away: is_shed, ..situation.spilling() };
+    if request.is_calm_at(place(home)) {
+        return None;
+    }
+    let others = serving(situation)
+        .filter(|region| *region != home && !situation.draining.contains(*region))
+        .filter(|region| situation.health(*region) == Health::Healthy);
+    let mut others: Vec<_> = others.map(place).collect();
+    others.sort_unstable_by_key(|other| (other.rtt, other.region));
+    situation.credits().decide(&request, place(home), &others, situation.now)
+}
+
+fn choose(situation: &Situation, drawn: Option<RegionIndex>) -> Vec<Ranked> {
+    let ranked = serving(situation).map(|region| Ranked {
+        region,
+        health: situation.health(region),
+        draining: situation.draining.contains(region),
+        rtt: situation.rtt(region),
+    });
+    let mut order: Vec<Ranked> = ranked.filter(|ranked| ranked.health != Health::Down).collect();
+    order.sort_unstable_by_key(|ranked| (ranked.health, ranked.draining, ranked.rtt, ranked.region));
+    // `put_drawn_first`
+    let best = order.first().map(|ranked| ranked.health);
+    let position =
+        order.iter().position(|ranked| Some(ranked.region) == drawn && Some(ranked.health) == best);
+    if let Some(position) = position {
+        order[..=position].rotate_right(1);
+    }
+    // `preferred`
+    if let [best, _, ..] = order[..] {
+        let as_near = |ranked: &&Ranked| {
+            ranked.health == best.health
+                && ranked.draining == best.draining
+                && ranked.rtt.abs_diff(best.rtt) <= Duration::from_millis(25)
+        };
+        let near = order.iter().filter(as_near).map(|ranked| ranked.region);
+        let preferred = situation.fastest(near);
+        let position = |first| order.iter().position(|ranked| ranked.region == first);
+        if let Some(position) = preferred.and_then(position) {
+            order[..=position].rotate_right(1);
+        }
+    }
+    if situation.is_any_cold() {
+        soonest_first(situation, &mut order);
+    }
+    order
+}
+
+fn soonest_first(situation: &Situation, order: &mut [Ranked]) {
+    let mut placed: Vec<_> = order
+        .iter()
+        .map(|ranked| (*ranked, situation.response_estimate(ranked.region, ranked.rtt)))
+        .collect();
+    let in_all =
+        |look: &gateway_core::cold::ResponseEstimate| look.responds_in + look.held_for.unwrap_or_default();
+    let mut soonest = (None, Duration::MAX);
+    for (ranked, look) in placed.iter_mut().rev().filter(|(_, look)| look.held_for.is_none()) {
+        let health = Some(ranked.health);
+        let time = in_all(look);
+        soonest = if soonest.0 == health { (health, soonest.1.min(time)) } else { (health, time) };
+        look.responds_in = soonest.1;
+    }
+    placed.sort_by_key(|(ranked, look)| (ranked.health, in_all(look), look.held_for.is_some()));
+    for (place, (ranked, _)) in order.iter_mut().zip(placed) {
+        *place = ranked;
+    }
+}

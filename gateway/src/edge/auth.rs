@@ -1,0 +1,42 @@
+//! Authentication: API keys of the tenants, and signed tokens of their issuers.
+
+use super::refusals::{bad_token, not_let_in};
+use super::request_head::single;
+use crate::respond::Refusal;
+use crate::tokens::Tokens;
+use gateway_core::jwt;
+use gateway_core::keys::{Credential, Digest, KeyRing};
+use gateway_core::tenant::Tenant;
+use http::header::AUTHORIZATION;
+use pingora::protocols::http::ServerSession;
+use replica_core::wire::headers;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Authenticator of client requests.
+pub(super) struct Authenticator {
+    pub(super) tokens: Arc<Tokens>,
+}
+
+/// Authenticated tenant, and its key unless it was authenticated by a token.
+pub(super) struct Authenticated {
+    pub(super) tenant: Arc<Tenant>,
+    pub(super) key: Option<Digest>,
+}
+
+impl Authenticator {
+    /// Authenticates the request: the tenant, and its key unless it was a token.
+    pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Authenticated, Refusal> {
+        let authorization = session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes);
+        let keys = [single(session, headers::API_KEY)?, single(session, headers::X_API_KEY)?];
+        let credential = Credential::of_request(authorization, keys).map_err(not_let_in)?;
+        match ring.tenant(&credential) {
+            Ok(tenant) => Ok(Authenticated { tenant: tenant.clone(), key: Some(credential.digest) }),
+            Err(_) if !self.tokens.none() && jwt::has_token_shape(credential.secret) => {
+                let tenant = self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)?;
+                Ok(Authenticated { tenant, key: None })
+            }
+            Err(problem) => Err(not_let_in(problem)),
+        }
+    }
+}

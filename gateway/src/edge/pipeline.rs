@@ -1,0 +1,186 @@
+//! Request path of the gateway, from head to response:
+//!
+//! ```text
+//! authenticate ─▶ rate limit ─▶ read, route, admit ─▶ charge ─┬▶ forward ─▶ relay ─▶ account
+//!                                                             └▶ split ───▶ join ──┘
+//! ```
+
+use super::account::{Account, Accounting};
+use super::auth::{Authenticated, Authenticator};
+use super::forwarder::Forwarder;
+use super::models;
+use super::policy::Permit;
+use super::reader::RequestReader;
+use super::refusals::{no_receipt, no_table_yet, not_served, unknown_model};
+use super::request::{NotForwarded, Request};
+use super::request_head::{declared_length, none_repeated};
+use super::responder::{Responder, preflight_response};
+use super::scatter::Splitter;
+use super::table::Current;
+use super::tenants::Tenants;
+use super::view::View;
+use crate::listener::{AfterAnswer, Door};
+use crate::metrics::{Asked, Ending};
+use crate::openapi;
+use crate::receipts::{Promise, Recorder};
+use crate::relay;
+use crate::respond::{self, Refusal};
+use gateway_core::endpoint::{Endpoint, ForwardTarget};
+use http::header::CONTENT_ENCODING;
+use pingora::protocols::http::ServerSession;
+use replica_core::wire::error::Fault;
+use replica_core::wire::headers;
+use std::sync::Arc;
+use std::time::Instant;
+use supervision::request::{Panicked, contain};
+use tokio::sync::watch;
+
+/// Handler of client requests.
+pub(super) struct Pipeline {
+    pub(super) tenants: Arc<Tenants>,
+    pub(super) views: watch::Receiver<Current>,
+    pub(super) authenticator: Authenticator,
+    pub(super) reader: RequestReader,
+    pub(super) forwarder: Arc<Forwarder>,
+    pub(super) splitter: Splitter,
+    pub(super) responder: Arc<Responder>,
+    pub(super) accounting: Accounting,
+    pub(super) recorder: Option<Arc<Recorder>>,
+}
+
+impl Door for Pipeline {
+    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+        let arrived = Instant::now();
+        let mut account = Account::open(&self.accounting, session, arrived);
+        let after = match contain(self.serve(session, &mut account)).await {
+            Err(Panicked(reason)) => self.panicked(session, &mut account, &reason).await,
+            Ok(Ok(after)) => after,
+            Ok(Err(NotForwarded::ClientGone)) => {
+                account.ending = Ending::ClientGone;
+                AfterAnswer::Close
+            }
+            Ok(Err(NotForwarded::Refused(refusal))) => {
+                self.responder.refuse(session, &refusal, &mut account).await
+            }
+        };
+        account.measure(session);
+        after
+    }
+}
+
+impl Pipeline {
+    async fn serve(
+        &self,
+        session: &mut ServerSession,
+        account: &mut Account<'_>,
+    ) -> Result<AfterAnswer, NotForwarded> {
+        let path = session.req_header().uri.path().to_owned();
+        if let Some(preflight) = self.responder.preflight(session, &path) {
+            let after = preflight_response(session, &preflight, &account.id).await;
+            account.ending = Ending::as_told(session);
+            return Ok(after);
+        }
+        let head = session.req_header();
+        let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
+        account.asked = Asked::of(&endpoint);
+        none_repeated(session)?;
+        if endpoint == Endpoint::OpenApi {
+            // The description of the API has no tenant's data and needs no key.
+            return Ok(self.respond(session, openapi::document().to_vec(), account).await);
+        }
+        let view = self.views.borrow().clone();
+        let keys = view.as_ref().map_or_else(|| self.tenants.before_any_table(), |view| view.keys.clone());
+        let authenticated = self.authenticator.tenant(session, &keys)?;
+        let tenant = authenticated.tenant.clone();
+        account.tenant = Some(tenant.clone());
+        let view = view.ok_or_else(no_table_yet)?;
+        let body = match endpoint {
+            Endpoint::Computed(target) => {
+                return self.compute(session, target, &view, authenticated, account).await;
+            }
+            Endpoint::OpenApi => openapi::document().to_vec(),
+            Endpoint::Models => models::list(&view, &tenant),
+            Endpoint::InfinityModels => models::list_for_infinity(&view, &tenant),
+            Endpoint::Model(id) => {
+                let found = view.deployment(id, &tenant).ok_or_else(|| unknown_model(id, &view, &tenant))?;
+                models::one(&found.deployment)
+            }
+        };
+        Ok(self.respond(session, body, account).await)
+    }
+
+    /// Serves a request for the engine: read, route, admit, charge, then forward it whole or in parts.
+    async fn compute(
+        &self,
+        session: &mut ServerSession,
+        target: ForwardTarget<'_>,
+        view: &Arc<View>,
+        authenticated: Authenticated,
+        account: &mut Account<'_>,
+    ) -> Result<AfterAnswer, NotForwarded> {
+        // A tenant over its limits is rejected before the body is read.
+        let entered = self.tenants.allowances.enter(&authenticated.tenant, declared_length(session))?;
+        let read = self.reader.read(session, target, view, authenticated, account).await;
+        let request = match read {
+            Err(NotForwarded::Refused(refusal)) if refusal.code.fault() == Fault::Capacity => {
+                entered.leave();
+                return Err(refusal.into());
+            }
+            Err(NotForwarded::Refused(refusal)) => {
+                entered.processed(&refusal);
+                return Err(refusal.into());
+            }
+            read => read?,
+        };
+        account.admitted(&request);
+        account.promise = self.promise(&request)?;
+        // The size of a compressed body was unknown when it was sent, so its rejection is charged.
+        let is_packed = session.get_header(CONTENT_ENCODING).is_some();
+        let mut taken = entered.charge(&request.tenant, request.cost, is_packed)?;
+        if let Some(cut) = self.splitter.cut(&request).await? {
+            return self.splitter.scatter(session, &request, view, cut, &mut taken, account).await;
+        }
+        let permit = Permit::of(&request, view);
+        let answered = tokio::select! {
+            biased;
+            answered = self.forwarder.forward(&request, permit, &mut account.trail) => answered?,
+            () = relay::client_gone(session) => return Err(NotForwarded::ClientGone),
+        };
+        Ok(self.responder.relay(session, &request, &mut taken, answered, account).await)
+    }
+
+    /// Responds with a body that the gateway makes itself.
+    async fn respond(
+        &self,
+        session: &mut ServerSession,
+        body: Vec<u8>,
+        account: &mut Account<'_>,
+    ) -> AfterAnswer {
+        let after = self.responder.local(session, body, &account.id).await;
+        account.ending = Ending::as_told(session);
+        after
+    }
+
+    async fn panicked(
+        &self,
+        session: &mut ServerSession,
+        account: &mut Account<'_>,
+        reason: &str,
+    ) -> AfterAnswer {
+        tracing::error!(request = account.id, reason, "request panicked");
+        let begun = session.response_written().is_some();
+        let after = respond::panicked(session, &[(headers::REQUEST_ID, account.id.as_str())]).await;
+        let ending = Ending::as_told(session);
+        account.ending = if begun { ending.broken_off() } else { ending };
+        after
+    }
+
+    /// Reserves memory for the receipts of a request that must not be sent without them.
+    fn promise(&self, request: &Request) -> Result<Option<Promise>, Refusal> {
+        let locked = request.residency.is_locked();
+        match self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
+            Some(recorder) => recorder.promise().map(Some).ok_or_else(no_receipt),
+            None => Ok(None),
+        }
+    }
+}

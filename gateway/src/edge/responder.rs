@@ -1,0 +1,204 @@
+//! Responses to clients: those of regions, those that the gateway makes itself, and the headers of both.
+
+use super::account::Account;
+use super::allowances::Taken;
+use super::race::Answered;
+use super::request::Request;
+use super::scatter::JoinedHead;
+use crate::compress;
+use crate::config::EdgeConfig;
+use crate::events::Times;
+use crate::listener::{self, AfterAnswer};
+use crate::metrics::Ending;
+use crate::names;
+use crate::relay;
+use crate::respond::{self, Refusal};
+use crate::upstream::{Answer, Upstream};
+use bytes::Bytes;
+use gateway_core::cors::ResponseHeaders;
+use gateway_core::decimal;
+use gateway_core::endpoint::{Endpoint, NotServed};
+use gateway_core::timing::RegionTiming;
+use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::{Method, Version};
+use pingora::protocols::http::ServerSession;
+use replica_core::wire::headers;
+use std::sync::Arc;
+
+/// Writes responses to clients.
+pub(super) struct Responder {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) upstream: Arc<Upstream>,
+}
+
+impl Responder {
+    /// CORS headers for the response to the page that sent the request.
+    pub(super) fn cors(&self, session: &ServerSession) -> ResponseHeaders {
+        let Some(cors) = &self.config.cors else { return ResponseHeaders::new() };
+        cors.response(session.get_header(ORIGIN).map(http::HeaderValue::as_bytes))
+    }
+
+    /// The answer to a preflight of a path that is served; nothing if the request is none, or the page may not.
+    pub(super) fn preflight(&self, session: &ServerSession, path: &str) -> Option<ResponseHeaders> {
+        let cors = self.config.cors.as_ref()?;
+        if session.req_header().method != Method::OPTIONS {
+            return None;
+        }
+        session.get_header(ACCESS_CONTROL_REQUEST_METHOD)?;
+        let method = match Endpoint::of(Method::OPTIONS.as_str(), path) {
+            Err(NotServed::Method(method)) => method,
+            Err(NotServed::Path) | Ok(_) => return None,
+        };
+        let asked = session.get_header(ACCESS_CONTROL_REQUEST_HEADERS).map(http::HeaderValue::as_bytes);
+        cors.preflight(session.get_header(ORIGIN)?.as_bytes(), method, asked)
+    }
+
+    /// Responds with a body that the gateway makes itself.
+    pub(super) async fn local(&self, session: &mut ServerSession, body: Vec<u8>, id: &str) -> AfterAnswer {
+        let cors = self.cors(session);
+        let mut extra = vec![(headers::REQUEST_ID, id)];
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
+        respond::ok(session, body, &extra).await
+    }
+
+    /// Rejects a request.
+    pub(super) async fn refuse(
+        &self,
+        session: &mut ServerSession,
+        refusal: &Refusal,
+        account: &mut Account<'_>,
+    ) -> AfterAnswer {
+        let attempts = account.trail.count().to_string();
+        let parts = Some(account.trail.parts()).filter(|parts| *parts > 1).map(|n| n.to_string());
+        let receipt = account.receipt().map(|id| id.text());
+        let mut extra = vec![(headers::REQUEST_ID, account.id.as_str()), (headers::ATTEMPTS, &attempts)];
+        extra.extend(parts.as_deref().map(|parts| (headers::PARTS, parts)));
+        extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
+        let cors = self.cors(session);
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
+        let after = respond::refuse(session, refusal, &extra).await;
+        account.ending = Ending::as_told(session);
+        after
+    }
+
+    /// Relays the response of a region.
+    pub(super) async fn relay(
+        &self,
+        session: &mut ServerSession,
+        request: &Request,
+        taken: &mut Taken,
+        answered: Answered,
+        account: &mut Account<'_>,
+    ) -> AfterAnswer {
+        let Answered { answer, region, waited } = answered;
+        let timing = RegionTiming::parse(text(&answer, headers::SERVER_TIMING).unwrap_or_default());
+        let times = Times { to_head: request.arrived.elapsed(), waited, region: timing };
+        account.answered = Some((region, times));
+        if answer.head.status.is_success() {
+            account.tokens = text(&answer, headers::TOKENS).and_then(|tokens| tokens.parse().ok());
+            taken.used(account.tokens);
+        }
+        let timing = timing.gateway_header(times.to_head, waited);
+        let region = self.config.catalogue.region(region).id.as_str();
+        let attempts = decimal::text(|text| decimal::push(text, account.trail.count() as u64));
+        let receipt = account.receipt().map(|id| id.text());
+        let left = taken.headers();
+        let mut extra = vec![
+            (headers::REQUEST_ID, request.id.as_str()),
+            (headers::REGION, region),
+            (headers::ATTEMPTS, &attempts),
+            (headers::SERVER_TIMING, &timing),
+        ];
+        if request.priority_changed {
+            extra.push((headers::PRIORITY, request.priority.as_str()));
+        }
+        extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
+        let cors = self.cors(session);
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
+        extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
+        let answer = compress::pack(session, answer, self.config.gzip_answers_from).await;
+        let after = relay::outward(session, answer, &self.upstream, &extra).await;
+        account.ending = match after {
+            AfterAnswer::Reuse => Ending::as_told(session),
+            AfterAnswer::Close => Ending::as_told(session).broken_off(),
+        };
+        after
+    }
+
+    /// Begins the response to a split request.
+    pub(super) async fn begin_joined(
+        &self,
+        session: &mut ServerSession,
+        request: &Request,
+        taken: &Taken,
+        head: JoinedHead,
+    ) -> pingora::Result<()> {
+        let JoinedHead {
+            length,
+            content_type,
+            revision,
+            regions,
+            attempts,
+            parts,
+            tokens,
+            slowest: (waited, timing),
+        } = head;
+        // One of each region that has answered, in their order; they lead to the others, which have the same request.
+        let receipts: Vec<_> =
+            regions.iter().filter_map(|(_, receipt)| receipt.map(|id| id.to_string())).collect();
+        let receipts = receipts.join(",");
+        let id = |(region, _)| self.config.catalogue.region(region).id.as_str();
+        let regions = regions.into_iter().map(id).collect::<Vec<_>>().join(",");
+        let timing = timing.gateway_header(request.arrived.elapsed(), waited);
+        let left = taken.headers();
+        let parts = parts.to_string();
+        let (attempts, tokens) = (attempts.to_string(), tokens.map(|tokens| tokens.to_string()));
+        let mut extra = vec![
+            (headers::REQUEST_ID, request.id.as_str()),
+            (headers::REGION, &regions),
+            (headers::ATTEMPTS, &attempts),
+            (headers::PARTS, &parts),
+            (headers::SERVER_TIMING, &timing),
+        ];
+        extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
+        let revision = revision.map(|revision| revision.to_string());
+        extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
+        let cors = self.cors(session);
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
+        extra.extend((!receipts.is_empty()).then_some((headers::RECEIPT, receipts.as_str())));
+        // Of an answer that is still being computed nobody knows.
+        extra.extend(tokens.as_deref().filter(|_| length.is_some()).map(|tokens| (headers::TOKENS, tokens)));
+        let mut answer = respond::head(200, &extra);
+        if let Some(content_type) = content_type {
+            answer.headers.insert(CONTENT_TYPE, content_type);
+        }
+        match length {
+            Some(length) => respond::put(&mut answer, CONTENT_LENGTH.as_str(), &length.to_string()),
+            // HTTP/2 frames by itself, and HTTP/1.0 by closing.
+            None if !session.is_http2() && session.req_header().version == Version::HTTP_11 => {
+                respond::put(&mut answer, TRANSFER_ENCODING.as_str(), "chunked");
+            }
+            None => {}
+        }
+        listener::heed_notice(session);
+        respond::begin(session, answer).await
+    }
+}
+
+/// Responds to a CORS preflight.
+pub(super) async fn preflight_response(
+    session: &mut ServerSession,
+    preflight: &ResponseHeaders,
+    id: &str,
+) -> AfterAnswer {
+    let mut extra = vec![(headers::REQUEST_ID, id)];
+    extra.extend(preflight.iter().map(|(name, value)| (*name, value.as_str())));
+    let head = respond::head(204, &extra);
+    respond::whole(session, head, Bytes::new()).await
+}
+
+/// A header of a region's answer.
+fn text<'a>(answer: &'a Answer, name: &'static str) -> Option<&'a str> {
+    answer.head.headers.get(names::name(name))?.to_str().ok()
+}
