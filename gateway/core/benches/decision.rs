@@ -149,7 +149,7 @@ impl DecisionScenario {
             let deployment_only = permitted(number);
             BenchDeployment { deployment_only, tenant: deployment_only.intersect(tenant), registered: set }
         };
-        let told: Vec<ReceivedRow> = names
+        let rows: Vec<ReceivedRow> = names
             .iter()
             .map(|name| {
                 let share =
@@ -158,7 +158,7 @@ impl DecisionScenario {
                 (name.clone(), ResidencyPolicy::Anywhere, routed[0], shares)
             })
             .collect();
-        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
+        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, rows, &catalogue);
         let mut targets = TargetTracker::new(FirstByteTimeout::FOR_REGION, LatencyBaseline::Own, 8192);
         targets.set_targets(routed.iter().copied());
         for (number, region) in routed.iter().enumerate() {
