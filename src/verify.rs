@@ -16,7 +16,7 @@ use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use checkpoint::{CheckpointFile, CheckpointFileError};
 use gateway_core::receipt::PseudonymKey;
 use gateway_core::receipt::audit::{
-    ChainSummary, Demands, FINDINGS_TOLD_MAX, Filter, Finding, Report, Verdict,
+    AuditOptions, AuditVerdict, ChainSummary, FINDINGS_LISTED_MAX, Filter, Finding, Report,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::catalogue::Catalogue;
@@ -183,7 +183,8 @@ fn format_text(report: &Report) -> String {
             0 => String::new(),
             bytes => format!("  ({bytes} bytes of an unfinished line)"),
         };
-        lines.push(format!("{chain:<22} {role:<6} {place:<24} {files:>6} {entries:>10}  {head}{open}{torn}"));
+        lines
+            .push(format!("{chain:<22} {role:<6} {region:<24} {files:>6} {entries:>10}  {head}{open}{torn}"));
     }
     lines.push(format!(
         "\n{attempts} attempts, {arrivals} arrivals: {confirmed} confirmed by both ends, {never_arrived} never arrived, \
@@ -234,20 +235,20 @@ fn snake(kind: &impl serde::Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gateway_core::receipt::chain::Head;
-    use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
+    use gateway_core::receipt::chain::ChainHash;
+    use gateway_core::receipt::entry::{Entry, GapReason, Role, VERSION};
 
     /// Creates a directory with a chain of these entries after its first.
     fn folder(entries: &[Entry<'_>]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().expect("a folder");
-        let (mut head, mut file) = (Head::default(), Vec::new());
+        let (mut head, mut file) = (ChainHash::default(), Vec::new());
         let begins = Entry::File {
             version: VERSION,
             chain: "01".into(),
             role: Role::Edge,
-            place: "aws/us-east-1".into(),
+            region: "aws/us-east-1".into(),
             number: 1,
-            before: Head::default().to_string().into(),
+            before: ChainHash::default().to_string().into(),
             at_ms: 1,
         };
         std::iter::once(&begins).chain(entries).for_each(|entry| head.append(entry, &mut file));

@@ -1,7 +1,7 @@
 //! Circuit breaker state of a region (at a gateway) or of a replica (at its ingress), as operators read it.
 
-use gateway_core::circuit::Standing;
-use gateway_core::targets::CircuitState;
+use gateway_core::circuit::{BreakerState, Probe};
+use gateway_core::targets::TargetStatus;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ pub(crate) fn to_json<K>(state: &CircuitState<K>, now: Instant) -> Value {
         Standing::Returning { share } => (None, Some(share.get())),
         Standing::Closed | Standing::MayBeTried | Standing::OnTrial => (None, None),
     };
-    let first_byte: Vec<_> = first_byte
+    let first_byte: Vec<_> = first_byte_timeouts
         .iter()
         .map(|(deployment, size, after)| {
             let after_ms = after.as_millis() as u64;

@@ -3,10 +3,10 @@
 //! Both are rendered from the definitions that the code uses: the paths of `gateway_core::endpoint`, and the fields,
 //! headers, errors and limits of `replica_core::wire`. Tests verify that the description and the served API agree.
 
-use gateway_core::ask::TIMEOUT_MAX;
 use gateway_core::endpoint::{Endpoint, ModelField};
+use gateway_core::request_options::TIMEOUT_MAX;
 use gateway_core::scatter::INPUTS_MAX;
-use gateway_core::scatter::cut;
+use gateway_core::scatter::split;
 
 use replica_core::wire::api::{ApiOperation, Header, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
 use replica_core::wire::body::{BodySchema, Field, FieldKind};
@@ -350,7 +350,7 @@ pub fn markdown() -> String {
         let Some(ApiOperation { api, summary, body, list, .. }) = operation(path) else { continue };
         page.push_str(&format!("\n### `{method} {path}`\n\n{summary} API: {api}.\n"));
         if let Some((field, most)) = list {
-            let split = cut::fields(path).contains(field);
+            let split = split::fields(path).contains(field);
             let more =
                 if split { format!("; longer lists are split, up to {INPUTS_MAX}") } else { String::new() };
             page.push_str(&format!("`{field}` has at most {most} elements at a replica{more}.\n"));

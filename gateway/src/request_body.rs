@@ -24,8 +24,8 @@ use crate::listener::chunk_error;
 use crate::metrics::{BodyRejection, LabelCounter};
 use crate::respond::Rejection;
 use gateway_core::encoding::{self, Coding};
-use gateway_core::memory::{self, Budget, Full, Owner};
-use gateway_core::progress::{self, Progress, TooSlow};
+use gateway_core::memory::{self, BodyOwner, Budget, BudgetExceeded};
+use gateway_core::progress::{self, BodyProgress, TooSlow};
 
 /// Maximum size of a request body: 2,048 inputs of 8,191 tokens, at two bytes a token. Other gateways fail between 32
 /// KiB and 2 MiB.
@@ -95,7 +95,7 @@ struct Memory(Arc<Mutex<Budget>>);
 /// Memory reserved for a body; released on drop.
 pub(crate) struct Reservation {
     memory: Memory,
-    owner: Owner,
+    owner: BodyOwner,
     bytes: usize,
 }
 
@@ -255,8 +255,8 @@ impl BodyReader {
         let mut body = BytesMut::new();
         let now = Instant::now();
         let mut progress = match session.is_http2() {
-            true => Progress::multiplexed(self.progress, now),
-            false => Progress::new(self.progress, now),
+            true => BodyProgress::multiplexed(self.progress, now),
+            false => BodyProgress::new(self.progress, now),
         };
         // One timer for all chunks: it is reset only when it fires.
         let mut timer: Option<Pin<Box<Sleep>>> = None;

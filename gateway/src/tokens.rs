@@ -7,9 +7,9 @@
 //! and two writes can share one timestamp), and reading a few KiB is cheap. An invalid file is logged once and changes
 //! nothing.
 
+use gateway_core::jwt::cache::VerifiedTokens;
 use gateway_core::jwt::jwks::{self, NamedKey, PublicKey};
-use gateway_core::jwt::seen::Seen;
-use gateway_core::jwt::{Algorithm, Rules, ToVerify, Token, TokenProblem};
+use gateway_core::jwt::{Algorithm, IssuerRules, SignatureInput, Token, TokenProblem};
 use gateway_core::keys::{Credential, Digest, KeyRing};
 use gateway_core::tenant::Tenant;
 use ring::{hmac, signature};
@@ -36,7 +36,7 @@ pub(crate) enum Source {
 /// Configured issuer, with the keys of its file at that time.
 #[derive(Clone)]
 pub struct Issuer {
-    pub(crate) rules: Rules,
+    pub(crate) rules: IssuerRules,
     pub(crate) source: Source,
     keys: Arc<VerificationKeys>,
     /// Digest of the file, to detect changes.
@@ -345,9 +345,10 @@ mod tests {
             public("1", PublicKey::Ed25519(vec![1; 32])),
             public("2", PublicKey::Ed25519(vec![2; 32])),
         ]);
-        let token = ToVerify { algorithm: Algorithm::EdDsa, kid: None, signed: b"x", signature: &[0; 64] };
+        let token =
+            SignatureInput { algorithm: Algorithm::EdDsa, kid: None, signed: b"x", signature: &[0; 64] };
         assert_eq!(keys.verify(&token), Err(TokenProblem::Key));
-        assert_eq!(keys.verify(&ToVerify { kid: Some("2"), ..token }), Err(TokenProblem::Signature));
+        assert_eq!(keys.verify(&SignatureInput { kid: Some("2"), ..token }), Err(TokenProblem::Signature));
     }
 
     #[test]
@@ -356,7 +357,7 @@ mod tests {
         let path = dir.path().join("secret");
         let secret = |letter: &str| letter.repeat(32);
         let source = Source::Secret(path.clone());
-        let rules = Rules {
+        let rules = IssuerRules {
             issuer: "i".to_owned(),
             audience: "a".to_owned(),
             tenant_claim: "t".to_owned(),
@@ -373,8 +374,12 @@ mod tests {
             tokens.reload(0, &mut state);
             let current = tokens.current.read();
             let signed = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret(expected).as_bytes()), b"x");
-            let token =
-                ToVerify { algorithm: Algorithm::Hs256, kid: None, signed: b"x", signature: signed.as_ref() };
+            let token = SignatureInput {
+                algorithm: Algorithm::Hs256,
+                kid: None,
+                signed: b"x",
+                signature: signed.as_ref(),
+            };
             assert_eq!(
                 (current.keys[0].verify(&token), current.generation),
                 (Ok(()), generation),

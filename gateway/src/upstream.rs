@@ -15,8 +15,8 @@ use crate::http1::{self, Http1Client, UpstreamKey};
 use crate::http2::{self, Http2Client};
 use crate::metrics::{HopEvent, LabelCounter};
 use bytes::Bytes;
-use gateway_core::outcome::Failure;
-use gateway_core::residency::{self, Conn, Peer};
+use gateway_core::outcome::AttemptFailure;
+use gateway_core::residency::{self, Peer, RegionConnection};
 use http::header::{CONTENT_LENGTH, HOST};
 use http::response::Parts as Head;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
@@ -257,10 +257,10 @@ impl Upstream {
     /// which is buffered if it declares at most `whole_max` bytes; the caller bounds the time by dropping the future.
     pub(crate) async fn send(
         &self,
-        to: Conn<SocketAddr>,
+        to: RegionConnection<SocketAddr>,
         connect_timeout: Duration,
         head: RequestHead,
-        body: residency::Body<Bytes>,
+        body: residency::SealedBody<Bytes>,
         whole_max: usize,
     ) -> Result<UpstreamResponse, Failure> {
         let key = UpstreamKey { region: to.region(), address: *to.address() };

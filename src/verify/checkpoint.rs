@@ -1,7 +1,7 @@
 //! File of the signed checkpoint: read before an audit, and updated after one that found all chains intact.
 
 use gateway_core::receipt::audit::Report;
-use gateway_core::receipt::checkpoint::{Checkpoint, CheckpointKey, CheckpointProblem};
+use gateway_core::receipt::checkpoint::{AuditCheckpoint, CheckpointKey, CheckpointProblem};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ impl CheckpointFile {
     pub(super) fn update(&self, report: &Report) -> io::Result<Option<Checkpoint>> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        let Some(next) = Checkpoint::after(self.last.as_ref(), report, now_ms) else { return Ok(None) };
+        let Some(next) = AuditCheckpoint::after(self.last.as_ref(), report, now_ms) else { return Ok(None) };
         let mut new = self.file.clone().into_os_string();
         new.push(".new");
         let mut file = fs::File::create(&new)?;

@@ -1,24 +1,25 @@
-//! How fast the body reader reads, beside serde_json on the same bytes: `cargo bench -p gateway-core --bench body`.
+//! Throughput of the body scanner, compared with serde_json: `cargo bench -p gateway-core --bench body`.
 //!
-//! The edge reads each body once, before anything is decided, so this is time that every request pays. Bodies are those
-//! of the APIs: one query, a batch of passages, a backfill of long texts, many short ones, token ids instead of texts, and
-//! texts full of escapes and of letters beyond ASCII; some of them also as Python's `json` writes them, which is what most
-//! clients send: a space behind each comma, and `\u` for every letter beyond ASCII. serde_json is measured twice: into a tree, as a gateway does that also wants to
-//! change the body, and past everything but `model`, the least that a serde gateway can do.
+//! The edge scans each body once, before any decision, so every request pays this time. The bodies are those of the
+//! APIs: one query, a batch of passages, a backfill of long texts, many short ones, token ids instead of texts, and
+//! texts full of escapes and of letters beyond ASCII; some of them also as Python's `json` writes them, which is what
+//! most clients send: a space after each comma, and `\u` for every letter beyond ASCII. serde_json is measured twice:
+//! into a tree, as in a gateway that also modifies the body, and skipping everything but `model`, the least that a
+//! gateway with serde can do.
 
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
-#![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
+#![expect(clippy::unwrap_used, reason = "an unexpected value ends the bench")]
 
 use gateway_core::body;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Of each figure; the best of [`ROUNDS`] counts, since whatever disturbs only ever adds.
+/// Duration of one measurement; the best of [`ROUNDS`] counts, because disturbances only slow it down.
 const TIME: Duration = Duration::from_millis(60);
 const ROUNDS: usize = 5;
 
-/// As little as serde can read.
+/// Smallest structure for serde.
 #[derive(serde::Deserialize)]
 struct ModelOnly {
     model: Option<String>,
@@ -26,7 +27,7 @@ struct ModelOnly {
 
 fn main() {
     let passage =
-        "The night train leaves at half past nine from the old platform, and whoever misses it walks. ";
+        "The night train leaves at half past nine from the old platform, and the next one at five o'clock. ";
     let texts = |count: usize, bytes: usize| -> Vec<String> {
         (0..count)
             .map(|number| format!("{number} {}", passage.repeat(bytes / passage.len() + 1)))
@@ -51,7 +52,7 @@ fn main() {
         ("1 MB, 2,048 texts", embed(json!(texts(2048, 508)))),
         ("10 MB, 2,048 texts", embed(json!(texts(2048, 5_116)))),
         ("190 KB of token ids", embed(json!(ids))),
-        ("220 KB of them, spaced", spaced(embed(json!(ids)))),
+        ("220 KB of ids, spaced", spaced(embed(json!(ids)))),
         ("17 KB full of escapes", embed(json!(escaped))),
         (
             "350 KB of \\u escapes",
@@ -69,7 +70,7 @@ fn main() {
     ];
     println!(
         "{:<24}{:>10}{:>12}{:>16}{:>18}",
-        "body", "bytes", "GB/s, ours", "serde, model", "serde, a tree"
+        "body", "bytes", "GB/s, scanner", "serde, model", "serde, tree"
     );
     for (name, bytes) in &bodies {
         assert_eq!(body::read(bytes).unwrap().model.as_deref(), Some("docs-embed"));
@@ -82,7 +83,7 @@ fn main() {
     }
 }
 
-/// GB/s of the best round.
+/// Returns the GB/s of the best round.
 fn speed(bytes: &[u8], read: impl Fn(&[u8]) -> usize) -> f64 {
     let round = || {
         let (began, mut times) = (Instant::now(), 0u64);

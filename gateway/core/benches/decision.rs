@@ -1,25 +1,25 @@
 //! Time of a routing decision: `cargo bench -p gateway-core --bench decision`.
 //!
-//! 64 regions, 1,000 deployments, each region with three quarters of them ready, some regions suspect, some down. The decision is
-//! all that stands between a body that was read and the first byte to a region: residency, readiness, health, measured response
-//! times, the traffic plan, spillover credits and distance. Each decision is timed alone, because a client notices the slow ones;
-//! and allocations are counted, because they make the slow ones slow. There are none, except for a request whose header narrows
-//! its residency: its allowed regions are computed for it alone.
+//! 64 regions, 1,000 deployments, each region with three quarters of them ready, some regions suspect, some down. The
+//! decision is all that stands between a body that was read and the first byte to a region: residency, readiness,
+//! health, measured response times, the traffic plan, spillover credits and distance. Each decision is timed alone,
+//! because a client notices the slow ones; and allocations are counted, because they make the slow ones slow. There are
+//! none, except for a request whose header narrows its residency: its allowed regions are computed for it alone.
 
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
-#![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
+#![expect(clippy::unwrap_used, reason = "an unexpected value ends the bench")]
 
 use gateway_core::circuit::Permille;
-use gateway_core::cold::Outlook;
-use gateway_core::health::{Fleet, Heard};
-use gateway_core::pace::{Patience, Size};
+use gateway_core::cold::ResponseEstimate;
+use gateway_core::health::{HealthReport, RegionHealthTracker};
+use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::priority::Priority;
 use gateway_core::route::{
     Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route,
 };
-use gateway_core::spill::{Ask, Spill};
-use gateway_core::targets::{Targets, Yardstick};
-use gateway_core::weights::{Told, Weights};
+use gateway_core::spill::{Spill, SpillRequest};
+use gateway_core::targets::{LatencyBaseline, TargetTracker};
+use gateway_core::weights::{GatewayWeights, ReceivedRow};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::health::Health;
@@ -40,65 +40,65 @@ const REGIONS: usize = 64;
 const DEPLOYMENTS: usize = 1_000;
 const DECISIONS: usize = 200_000;
 
-/// The system's allocator, and how often it was asked.
-struct Counted;
+/// System allocator that counts its calls.
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-#[expect(unsafe_code, reason = "an allocator is unsafe to write; this one hands everything on as it came")]
-// SAFETY: every call is the system allocator's own, with the arguments that came.
-unsafe impl GlobalAlloc for Counted {
+#[expect(unsafe_code, reason = "an allocator is unsafe to implement; this one forwards every call")]
+// SAFETY: every call is forwarded to the system allocator with the same arguments.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantees are forwarded.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: `at` came from `alloc` above, and so from the system.
+        // SAFETY: `at` was returned by `alloc` above, and so by the system allocator.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTED: Counted = Counted;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Where a deployment may be served, as an edge works it out once for a route table and once for each tenant.
-struct RoutedDeployment {
-    anybody: RegionSet,
+/// Allowed regions of a deployment, as resolved once per route table and tenant.
+struct BenchDeployment {
+    deployment_only: RegionSet,
     tenant: RegionSet,
     registered: RegionSet,
 }
 
-/// Under which residency policy a request comes.
+/// Residency policy of a request.
 #[derive(Clone, Copy)]
-enum Who<'a> {
-    Anybody,
-    /// Somebody with a residency.
+enum RequestPolicy<'a> {
+    Deployment,
+    /// A tenant with a residency policy.
     Tenant,
-    /// Somebody whose request narrows it, which is worked out for that request.
+    /// A request that narrows the policy, resolved for that request.
     Narrowed(&'a ResidencyPolicy),
 }
 
-/// What an edge holds: routes, policy, health, distance.
-struct World {
+/// State of an edge: routes, policies, health, distances.
+struct DecisionScenario {
     catalogue: Catalogue,
     routed: RegionSet,
-    deployments: BTreeMap<DeploymentName, RoutedDeployment>,
-    /// Of the tenant that has one.
+    deployments: BTreeMap<DeploymentName, BenchDeployment>,
+    /// Policy of the tenant that has one.
     residency: ResidencyPolicy,
-    fleet: Fleet,
+    fleet: RegionHealthTracker,
     latency: LatencyModel,
     /// Response times that were measured for every eighth deployment.
-    targets: Targets<RegionIndex>,
+    targets: TargetTracker<RegionIndex>,
     /// Shares of four regions for every deployment.
-    weights: Weights,
+    weights: GatewayWeights,
     /// Credits for every deployment.
     credits: Spill,
 }
 
-impl World {
-    fn new(now: Instant) -> World {
+impl DecisionScenario {
+    fn new(now: Instant) -> DecisionScenario {
         let catalogue = Catalogue::builtin();
         let all: Vec<RegionIndex> = catalogue.iter().map(|(region, _)| region).collect();
         assert!(all.len() >= REGIONS, "the catalogue has {} regions", all.len());
@@ -109,9 +109,9 @@ impl World {
             .collect();
         let policies =
             ["eu", "us", "eu,us", "de,fr,nl", "jp"].map(|text| text.parse::<ResidencyPolicy>().unwrap());
-        let mut fleet = Fleet::default();
+        let mut fleet = RegionHealthTracker::default();
         let mut latency = LatencyModel::new(catalogue.region(routed[0]).point, &catalogue);
-        fleet.watch(routed.iter().copied());
+        fleet.set_regions(routed.iter().copied());
         for (number, region) in routed.iter().enumerate() {
             let ready = names
                 .iter()
@@ -119,8 +119,11 @@ impl World {
                 .enumerate()
                 .filter(|(at, _)| at % 4 != 0)
                 .map(|(_, name)| name.clone());
-            let heard =
-                Heard { round_trip: Duration::from_millis(10), ready: ready.collect(), draining: false };
+            let heard = HealthReport {
+                round_trip: Duration::from_millis(10),
+                ready: ready.collect(),
+                draining: false,
+            };
             fleet.reported(*region, heard, now);
             for sample in 0..32 {
                 latency.observe(
@@ -143,10 +146,10 @@ impl World {
             _ => catalogue.all(),
         };
         let regions_of = |number| {
-            let anybody = permitted(number);
-            RoutedDeployment { anybody, tenant: anybody.intersect(tenant), registered: set }
+            let deployment_only = permitted(number);
+            BenchDeployment { deployment_only, tenant: deployment_only.intersect(tenant), registered: set }
         };
-        let told: Vec<Told> = names
+        let rows: Vec<ReceivedRow> = names
             .iter()
             .map(|name| {
                 let share =
@@ -155,33 +158,50 @@ impl World {
                 (name.clone(), ResidencyPolicy::Anywhere, routed[0], shares)
             })
             .collect();
-        let weights = Weights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
-        let mut targets = Targets::new(Patience::WITH_A_REGION, Yardstick::Own, 8192);
-        targets.watch(routed.iter().copied());
+        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, rows, &catalogue);
+        let mut targets = TargetTracker::new(FirstByteTimeout::FOR_REGION, LatencyBaseline::Own, 8192);
+        targets.set_targets(routed.iter().copied());
         for (number, region) in routed.iter().enumerate() {
             for name in names.iter().step_by(8) {
                 let took = Duration::from_millis(20 + number as u64);
-                targets.took(*region, name, Size::of(100), took, now);
+                targets.record_latency(*region, name, SizeClass::of(100), took, now);
             }
         }
         let mut credits = Spill::default();
         for region in &routed {
-            credits.heard(*region, names.iter().map(|name| (name.clone(), 1000)).collect(), now);
+            credits.set_credits(*region, names.iter().map(|name| (name.clone(), 1000)).collect(), now);
         }
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();
-        World { catalogue, routed: set, deployments, residency, fleet, latency, targets, weights, credits }
+        DecisionScenario {
+            catalogue,
+            routed: set,
+            deployments,
+            residency,
+            fleet,
+            latency,
+            targets,
+            weights,
+            credits,
+        }
     }
 
-    /// Decides as the gateway does: deployment by name, allowed regions, decision, in the memory of the decision before.
-    fn decide(&self, name: &str, who: Who<'_>, request: Request, buffer: Vec<Candidate>) -> RouteDecision {
-        let (deployment, RoutedDeployment { anybody, tenant, registered }) =
+    /// Decides as the gateway does: deployment by name, allowed regions, decision, in the memory of the decision
+    /// before.
+    fn decide(
+        &self,
+        name: &str,
+        who: RequestPolicy<'_>,
+        request: Request,
+        buffer: Vec<Candidate>,
+    ) -> RouteDecision {
+        let (deployment, BenchDeployment { deployment_only, tenant, registered }) =
             self.deployments.get_key_value(name).unwrap();
         let allowed = match who {
-            Who::Anybody => *anybody,
-            Who::Tenant => *tenant,
-            Who::Narrowed(policy) => {
-                anybody.intersect(self.residency.narrow(policy).permitted(&self.catalogue))
+            RequestPolicy::Deployment => *deployment_only,
+            RequestPolicy::Tenant => *tenant,
+            RequestPolicy::Narrowed(policy) => {
+                deployment_only.intersect(self.residency.narrow(policy).permitted(&self.catalogue))
             }
         };
         let Request { client, draw, queue, now } = request;
@@ -204,7 +224,7 @@ impl World {
             spillover: Some(SpilloverQuery {
                 credits: &self.credits,
                 now,
-                request: Ask {
+                request: SpillRequest {
                     deployment,
                     priority: Priority::Interactive,
                     tokens: 100,
@@ -218,7 +238,7 @@ impl World {
     }
 }
 
-/// What differs between requests for one deployment.
+/// Differences between requests for one deployment.
 #[derive(Clone, Copy)]
 struct Request {
     client: Option<GeoPoint>,
@@ -228,7 +248,7 @@ struct Request {
 }
 
 struct Observed<'a> {
-    world: &'a World,
+    world: &'a DecisionScenario,
     deployment: &'a DeploymentName,
     client: Option<GeoPoint>,
     queue: Duration,
@@ -238,7 +258,7 @@ struct Observed<'a> {
 impl Observations for Observed<'_> {
     fn health(&self, region: RegionIndex) -> Health {
         let health = self.world.fleet.health(region, self.deployment);
-        let ejected = || !self.world.targets.standing(region, self.now).takes(Permille::new(500));
+        let ejected = || !self.world.targets.state(region, self.now).admits(Permille::new(500));
         if health == Health::Healthy && ejected() { Health::Suspect } else { health }
     }
 
@@ -257,12 +277,12 @@ impl Observations for Observed<'_> {
         None
     }
 
-    fn outlook(&self, _: RegionIndex, rtt: Duration) -> Outlook {
-        Outlook { answers_in: rtt, held_for: None }
+    fn response_estimate(&self, _: RegionIndex, rtt: Duration) -> ResponseEstimate {
+        ResponseEstimate { responds_in: rtt, held_for: None }
     }
 
     fn fastest(&self, near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex> {
-        self.world.targets.preferred(near, self.deployment, Size::of(100), Permille::new(500), self.now)
+        self.world.targets.preferred(near, self.deployment, SizeClass::of(100), Permille::new(500), self.now)
     }
 
     fn queue_wait(&self, _: RegionIndex) -> Option<Duration> {
@@ -272,7 +292,7 @@ impl Observations for Observed<'_> {
 
 fn main() {
     let now = Instant::now();
-    let world = World::new(now);
+    let world = DecisionScenario::new(now);
     let names: Vec<&str> = world.deployments.keys().map(DeploymentName::as_str).collect();
     let client = "48.86,2.35".parse::<GeoPoint>().unwrap();
     let header: ResidencyPolicy = "eu,ch".parse().unwrap();
@@ -296,18 +316,21 @@ fn main() {
     let located = Request { client: Some(client), ..plain };
     let planned = Request { draw: Some(Permille::new(0)), ..plain };
     for (what, who, request) in [
-        ("any tenant's request", Who::Anybody, plain),
-        ("of a tenant with a residency", Who::Tenant, plain),
-        ("and from a client whose location is known", Who::Tenant, located),
-        ("any tenant's, with a traffic plan", Who::Anybody, planned),
+        ("any tenant's request", RequestPolicy::Deployment, plain),
+        ("of a tenant with a residency", RequestPolicy::Tenant, plain),
+        ("and from a client whose location is known", RequestPolicy::Tenant, located),
+        ("any tenant's, with a traffic plan", RequestPolicy::Deployment, planned),
     ] {
         let measured = decide(who, request);
         report(what, &measured);
         assert_eq!(measured.1, 0, "{what}: a decision allocates nothing");
     }
     let overloaded = Request { queue: Duration::from_millis(400), ..planned };
-    report("and with an overloaded primary (spillover)", &decide(Who::Anybody, overloaded));
-    report("a tenant's, whose header narrows its residency", &decide(Who::Narrowed(&header), located));
+    report("and with an overloaded primary (spillover)", &decide(RequestPolicy::Deployment, overloaded));
+    report(
+        "a tenant's, whose header narrows its residency",
+        &decide(RequestPolicy::Narrowed(&header), located),
+    );
 }
 
 /// Nanoseconds of each decision, sorted, and allocations of all.

@@ -1,20 +1,22 @@
-//! Tries to make the body reader wrong: `cargo run --release -p gateway-core --example fuzz_body -- --seconds 600`.
+//! Fuzzer of the body scanner: `cargo run --release -p gateway-core --example fuzz_body -- --seconds 600`.
 //!
-//! It makes bodies of the APIs, damages them where it hurts (quotes, escapes, brackets, keys, numbers, bytes that are no
-//! UTF-8, pieces of other bodies) and lets serde_json judge. The oracle is serde's parser over a tree of our own that
-//! keeps every key, doubles among them, since a map would hide exactly the bodies that two readers read differently.
+//! It generates bodies of the APIs, damages them in critical positions (quotes, escapes, brackets, keys, numbers, bytes
+//! that are not UTF-8, parts of other bodies) and compares the scanner with serde_json. The oracle is serde's parser
+//! with a tree that keeps every key, including duplicates, because a map would hide exactly the bodies that two readers
+//! interpret differently.
 //!
-//! * No bytes make the reader panic.
-//! * What serde takes as an object the reader takes: same `model`, same number of inputs, and where no escape makes a text
-//!   shorter than its bytes the same estimate of tokens; or it says that `model` is there twice, or no text, or that the
-//!   body is too deep, and then that is so.
-//! * What the reader calls no JSON, serde calls none either.
+//! * No bytes make the scanner panic.
+//! * An object that serde accepts is accepted by the scanner: same `model`, same number of inputs, and where no escape
+//!   makes a text shorter than its bytes the same estimate of tokens; or the scanner reports, correctly, that `model`
+//!   is duplicate, or no text, or that the body is too deep.
+//! * Bytes that the scanner rejects as JSON are rejected by serde.
 //!
-//! The reverse is not asked: the reader routes and does not judge, so it may pass on what a replica will refuse.
+//! The reverse is not required: the scanner routes and does not validate, so it may accept a body that a replica will
+//! reject.
 //!
-//! It ends with the first wrong body, shown with its seed; `--seed N --from N` runs it again. Same seed, same bodies: on
-//! stable Rust, with no instrumentation, it makes some 300,000 bodies a second, which for a parser of this size reaches
-//! every branch within the first one.
+//! It stops at the first wrong body and prints it with its seed; `--seed N --from N` repeats it. The same seed gives
+//! the same bodies: on stable Rust, without instrumentation, it makes some 300,000 bodies a second, which for a parser
+//! of this size reaches every branch within the first one.
 
 #![expect(clippy::disallowed_methods, reason = "a program has a clock")]
 
@@ -33,7 +35,7 @@ fn main() {
             ("--seed", Some(number)) => seed = Some(number),
             ("--from", Some(number)) => from = number,
             _ => {
-                eprintln!("fuzz_body takes --seconds N, --seed N and --from N, and not '{name}'");
+                eprintln!("unknown option '{name}'; use --seconds N, --seed N or --from N");
                 std::process::exit(2);
             }
         }
@@ -42,30 +44,33 @@ fn main() {
     let seed = seed
         .unwrap_or_else(|| (u64::from(std::process::id()) << 32) | u64::from(began.elapsed().subsec_nanos()));
     println!("seed {seed}");
-    let mut seen = Seen::default();
+    let mut tally = FuzzCounts::default();
     let mut number = from;
     while number % 1024 != 0 || began.elapsed() < Duration::from_secs(seconds) {
-        let body = Maker { chance: Chance(mix(seed ^ mix(number))) }.body();
-        if let Err(wrong) = check(&body, &mut seen) {
-            println!("wrong: {wrong}\nbody: {}\nagain: --seed {seed} --from {number}", body.escape_ascii());
+        let body = BodyGenerator { random: Random(mix(seed ^ mix(number))) }.body();
+        if let Err(failure) = check(&body, &mut tally) {
+            println!(
+                "failure: {failure}\nbody: {}\nrepeat with: --seed {seed} --from {number}",
+                body.escape_ascii()
+            );
             std::process::exit(1);
         }
         number += 1;
     }
-    let Seen { taken, refused, lenient, twice, not_text, deep, longest } = seen;
+    let FuzzCounts { accepted, rejected, lenient, twice, not_text, deep, longest } = tally;
     println!(
-        "{} bodies in {} s, none read wrongly: {taken} taken by both, {refused} by neither, {lenient} by the reader alone, \
-         {twice} with two models, {not_text} with a model that is no text, {deep} too deep; the longest had {longest} bytes",
+        "{} bodies in {} s, no failure: {accepted} accepted by both, {rejected} by neither, {lenient} by the scanner only, \
+         {twice} with two models, {not_text} with a model that is not a text, {deep} too deep; the longest had {longest} bytes",
         number - from,
         began.elapsed().as_secs()
     );
 }
 
-/// How many bodies there were of each kind.
+/// Number of bodies by result.
 #[derive(Default)]
-struct Seen {
-    taken: u64,
-    refused: u64,
+struct FuzzCounts {
+    accepted: u64,
+    rejected: u64,
     lenient: u64,
     twice: u64,
     not_text: u64,
@@ -73,20 +78,20 @@ struct Seen {
     longest: usize,
 }
 
-fn check(body: &[u8], seen: &mut Seen) -> Result<(), String> {
-    let ours = std::panic::catch_unwind(|| body::read(body)).map_err(|_| "the reader panics".to_owned())?;
-    let judged = serde_json::from_slice::<Tree>(body);
-    seen.longest = seen.longest.max(body.len());
-    let fields = match judged {
+fn check(body: &[u8], tally: &mut FuzzCounts) -> Result<(), String> {
+    let ours = std::panic::catch_unwind(|| body::read(body)).map_err(|_| "the scanner panics".to_owned())?;
+    let parsed = serde_json::from_slice::<Tree>(body);
+    tally.longest = tally.longest.max(body.len());
+    let fields = match parsed {
         Ok(Tree::Object(fields)) => fields,
-        // The parser gives up 127 levels down, which is deeper than ours goes.
+        // serde_json stops at 127 levels, which is deeper than the scanner's limit.
         Err(_) | Ok(_) if ours.is_err() => {
-            seen.refused += 1;
+            tally.rejected += 1;
             return Ok(());
         }
-        Ok(_) => return Err(format!("it is no object, and the reader says {ours:?}")),
+        Ok(_) => return Err(format!("it is not an object, and the scanner returns {ours:?}")),
         Err(_) => {
-            seen.lenient += 1;
+            tally.lenient += 1;
             return Ok(());
         }
     };
@@ -94,44 +99,45 @@ fn check(body: &[u8], seen: &mut Seen) -> Result<(), String> {
         fields.iter().filter(|(key, _)| key == "model").map(|(_, value)| value).collect();
     let depth = 1 + fields.iter().map(|(_, value)| value.depth()).max().unwrap_or(0);
     match ours {
-        Ok(reading) => {
+        Ok(summary) => {
             let expected = match models.as_slice() {
                 [] => None,
                 [Tree::Text(name)] => Some(name.clone()),
                 _ => {
                     return Err(format!(
-                        "its models are {models:?}, and the reader takes {:?}",
-                        reading.model
+                        "its models are {models:?}, and the scanner returns {:?}",
+                        summary.model
                     ));
                 }
             };
             if depth > NESTING_MAX {
-                return Err(format!("it is {depth} deep, and the reader takes it"));
+                return Err(format!("its depth is {depth}, and the scanner accepts it"));
             }
             let inputs = inputs(&fields);
-            if (&reading.model, reading.inputs) != (&expected, inputs) {
+            if (&summary.model, summary.inputs) != (&expected, inputs) {
                 return Err(format!(
-                    "it has {expected:?} and {inputs} inputs, and the reader says {reading:?}"
+                    "it has {expected:?} and {inputs} inputs, and the scanner returns {summary:?}"
                 ));
             }
             let tokens = tokens(&fields).max(inputs);
-            let told_exactly = !body.contains(&b'\\');
-            if reading.tokens < tokens || told_exactly && reading.tokens != tokens {
-                return Err(format!("it has {tokens} tokens, and the reader says {reading:?}"));
+            let is_exact = !body.contains(&b'\\');
+            if summary.tokens < tokens || is_exact && summary.tokens != tokens {
+                return Err(format!("it has {tokens} tokens, and the scanner returns {summary:?}"));
             }
-            seen.taken += 1;
+            tally.accepted += 1;
         }
-        Err(BodyProblem::ModelTwice) if models.len() > 1 => seen.twice += 1,
+        Err(BodyProblem::ModelTwice) if models.len() > 1 => tally.twice += 1,
         Err(BodyProblem::ModelNotText) if models.iter().any(|model| !matches!(model, Tree::Text(_))) => {
-            seen.not_text += 1
+            tally.not_text += 1
         }
-        Err(BodyProblem::TooDeep) if depth > NESTING_MAX => seen.deep += 1,
-        Err(problem) => return Err(format!("it is a good body, and the reader says {problem:?}")),
+        Err(BodyProblem::TooDeep) if depth > NESTING_MAX => tally.deep += 1,
+        Err(problem) => return Err(format!("it is a valid body, and the scanner returns {problem:?}")),
     }
     Ok(())
 }
 
-/// Elements, other than numbers and the like, of the longest list in the object or in an object there; 1 at least.
+/// Returns the number of elements, other than numbers and literals, of the longest list in the object or in an object
+/// there; at least 1.
 fn inputs(fields: &[(String, Tree)]) -> u64 {
     let of = |value: &Tree| match value {
         Tree::List(elements) => elements.iter().filter(|element| !matches!(element, Tree::Other)).count(),
@@ -144,9 +150,9 @@ fn inputs(fields: &[(String, Tree)]) -> u64 {
     each.max().unwrap_or(0).max(1) as u64
 }
 
-/// A fourth of the bytes of texts that are values, `model` not among them, and each number or word in a list.
+/// Returns a fourth of the bytes of string values except `model`, plus the numbers and literals in lists.
 fn tokens(fields: &[(String, Tree)]) -> u64 {
-    /// Bytes and numbers.
+    /// Returns bytes and numbers.
     fn of(value: &Tree, in_a_list: bool) -> (u64, u64) {
         let sum = |all: &mut dyn Iterator<Item = (u64, u64)>| {
             all.fold((0, 0), |(bytes, numbers), (more, other)| (bytes + more, numbers + other))
@@ -163,7 +169,7 @@ fn tokens(fields: &[(String, Tree)]) -> u64 {
     bytes / 4 + numbers
 }
 
-/// JSON as it was written.
+/// JSON with all its keys.
 #[derive(Debug)]
 enum Tree {
     Object(Vec<(String, Tree)>),
@@ -184,8 +190,8 @@ impl Tree {
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Tree, D::Error> {
-        struct Build;
-        impl<'de> Visitor<'de> for Build {
+        struct TreeVisitor;
+        impl<'de> Visitor<'de> for TreeVisitor {
             type Value = Tree;
             fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
                 to.write_str("JSON")
@@ -223,12 +229,12 @@ impl<'de> Deserialize<'de> for Tree {
                 Ok(Tree::Other)
             }
         }
-        from.deserialize_any(Build)
+        from.deserialize_any(TreeVisitor)
     }
 }
 
-/// SplitMix64: a body depends on its number alone.
-struct Chance(u64);
+/// SplitMix64 random generator: a body depends only on its number.
+struct Random(u64);
 
 fn mix(state: u64) -> u64 {
     let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -236,7 +242,7 @@ fn mix(state: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-impl Chance {
+impl Random {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         ((u128::from(mix(self.0)) * bound as u128) >> 64) as usize
@@ -251,7 +257,7 @@ impl Chance {
     }
 }
 
-/// Bodies as clients send them; damage begins with one of these as often as with one that is made up.
+/// Bodies as sent by clients; half of the damaged bodies start with one of these.
 const SEEDS: [&str; 10] = [
     r#"{"model":"docs-embed","input":"the quick brown fox"}"#,
     r#"{"input":["a","b\"c","d\\"],"model":"docs-embed","encoding_format":"base64","dimensions":256}"#,
@@ -265,7 +271,7 @@ const SEEDS: [&str; 10] = [
     r#"{"model":7,"input":-1.5e+30,"x":[],"y":{},"z":[{}],"w":[[]]}"#,
 ];
 
-/// What damage puts in.
+/// Text that is inserted as damage.
 const TOKENS: [&str; 40] = [
     "\"",
     "\\",
@@ -309,14 +315,14 @@ const TOKENS: [&str; 40] = [
     "/*",
 ];
 
-struct Maker {
-    chance: Chance,
+struct BodyGenerator {
+    random: Random,
 }
 
-impl Maker {
+impl BodyGenerator {
     fn body(mut self) -> Vec<u8> {
-        let mut body = match self.chance.below(8) {
-            0..3 => self.chance.of(&SEEDS).as_bytes().to_vec(),
+        let mut body = match self.random.below(8) {
+            0..3 => self.random.of(&SEEDS).as_bytes().to_vec(),
             3 => self.deep(),
             _ => {
                 let mut text = Vec::new();
@@ -324,19 +330,19 @@ impl Maker {
                 text
             }
         };
-        for _ in 0..[0, 0, 1, 1, 2, 5][self.chance.below(6)] {
+        for _ in 0..[0, 0, 1, 1, 2, 5][self.random.below(6)] {
             self.damage(&mut body);
         }
         body
     }
 
-    /// Brackets around the limits of both parsers.
+    /// Makes nested brackets around the limits of both parsers.
     fn deep(&mut self) -> Vec<u8> {
-        let levels = NESTING_MAX as usize - 3 + self.chance.below(6) + 60 * self.chance.below(2);
+        let levels = NESTING_MAX as usize - 3 + self.random.below(6) + 60 * self.random.below(2);
         let mut text = b"{\"x\":".to_vec();
         let mut closing = Vec::new();
         for _ in 0..levels {
-            if self.chance.one_in(2) {
+            if self.random.one_in(2) {
                 text.push(b'[');
                 closing.push(b']');
             } else {
@@ -352,23 +358,23 @@ impl Maker {
     }
 
     fn space(&mut self, text: &mut Vec<u8>) {
-        while self.chance.one_in(6) {
-            text.extend_from_slice(self.chance.of(&[" ", "\n", "\t", "\r", "  "]).as_bytes());
+        while self.random.one_in(6) {
+            text.extend_from_slice(self.random.of(&[" ", "\n", "\t", "\r", "  "]).as_bytes());
         }
     }
 
     fn object(&mut self, text: &mut Vec<u8>, level: usize) {
         text.push(b'{');
-        for number in 0..self.chance.below(5) {
+        for number in 0..self.random.below(5) {
             if number > 0 {
                 text.push(b',');
             }
             self.space(text);
-            match self.chance.below(6) {
+            match self.random.below(6) {
                 0 => text.extend_from_slice(b"\"model\""),
                 1 => text.extend_from_slice(b"\"input\""),
                 2 => text.extend_from_slice(
-                    self.chance
+                    self.random
                         .of(&["\"mode\\u006c\"", "\"\\u006dodel\"", "\"Model\"", "\"model \""])
                         .as_bytes(),
                 ),
@@ -384,11 +390,11 @@ impl Maker {
     }
 
     fn value(&mut self, text: &mut Vec<u8>, level: usize) {
-        match self.chance.below(if level > 5 { 5 } else { 10 }) {
+        match self.random.below(if level > 5 { 5 } else { 10 }) {
             0..3 => self.text(text),
-            3 => text.extend_from_slice(self.chance.of(&["null", "true", "false"]).as_bytes()),
+            3 => text.extend_from_slice(self.random.of(&["null", "true", "false"]).as_bytes()),
             4 => text.extend_from_slice(
-                self.chance
+                self.random
                     .of(&["0", "-1", "30522", "1.5e-7", "1e308", "123456789012345678901234567890"])
                     .as_bytes(),
             ),
@@ -396,7 +402,7 @@ impl Maker {
             6 => self.ids(text),
             _ => {
                 text.push(b'[');
-                for number in 0..self.chance.below(6) {
+                for number in 0..self.random.below(6) {
                     if number > 0 {
                         text.push(b',');
                     }
@@ -409,19 +415,19 @@ impl Maker {
         }
     }
 
-    /// Token ids, of which the reader takes many at once; now and then one that is none.
+    /// Writes token ids, which the scanner counts several at once, with an occasional other value.
     fn ids(&mut self, text: &mut Vec<u8>) {
-        let between = self.chance.of(&[",", ", ", " ,", ",\n"]);
+        let between = self.random.of(&[",", ", ", " ,", ",\n"]);
         text.push(b'[');
-        for number in 0..self.chance.below(40) {
+        for number in 0..self.random.below(40) {
             if number > 0 {
                 text.extend_from_slice(between.as_bytes());
             }
-            match self.chance.below(30) {
+            match self.random.below(30) {
                 0 => text
-                    .extend_from_slice(self.chance.of(&["-1", "0.5", "1e3", "12.5E-3", "null"]).as_bytes()),
+                    .extend_from_slice(self.random.of(&["-1", "0.5", "1e3", "12.5E-3", "null"]).as_bytes()),
                 1 => self.text(text),
-                digits => text.extend((0..1 + digits % 9).map(|_| b'1' + self.chance.below(9) as u8)),
+                digits => text.extend((0..1 + digits % 9).map(|_| b'1' + self.random.below(9) as u8)),
             }
         }
         text.push(b']');
@@ -429,9 +435,9 @@ impl Maker {
 
     fn text(&mut self, text: &mut Vec<u8>) {
         text.push(b'"');
-        let pieces = if self.chance.one_in(8) { 40 } else { 5 };
-        for _ in 0..self.chance.below(pieces) {
-            let piece = self.chance.of(&[
+        let parts = if self.random.one_in(8) { 40 } else { 5 };
+        for _ in 0..self.random.below(parts) {
+            let part = self.random.of(&[
                 "a",
                 "word ",
                 "\\\"",
@@ -447,33 +453,33 @@ impl Maker {
                 ",",
                 ":",
                 "\\/",
-                "a long run of plain letters that a search passes over at once",
+                "a long run of plain letters that a search skips at once",
             ]);
-            text.extend_from_slice(piece.as_bytes());
+            text.extend_from_slice(part.as_bytes());
         }
         text.push(b'"');
     }
 
     fn damage(&mut self, body: &mut Vec<u8>) {
-        let at = self.chance.below(body.len() + 1);
-        match self.chance.below(7) {
-            0 => drop(body.drain(at..(at + 1 + self.chance.below(3)).min(body.len()))),
+        let at = self.random.below(body.len() + 1);
+        match self.random.below(7) {
+            0 => drop(body.drain(at..(at + 1 + self.random.below(3)).min(body.len()))),
             1 => body.truncate(at),
-            2 => body.insert(at, self.chance.below(256) as u8),
-            3 if at < body.len() => body[at] ^= 1 << self.chance.below(8),
+            2 => body.insert(at, self.random.below(256) as u8),
+            3 if at < body.len() => body[at] ^= 1 << self.random.below(8),
             4 => {
-                // A piece of it once more, somewhere else: doubled keys, unbalanced brackets.
-                let end = (at + self.chance.below(24)).min(body.len());
-                let piece = body[at..end].to_vec();
-                let to = self.chance.below(body.len() + 1);
-                body.splice(to..to, piece);
+                // Copies a part of it to another position: duplicate keys, unbalanced brackets.
+                let end = (at + self.random.below(24)).min(body.len());
+                let part = body[at..end].to_vec();
+                let to = self.random.below(body.len() + 1);
+                body.splice(to..to, part);
             }
             5 => {
-                let other = self.chance.of(&SEEDS).as_bytes();
-                let from = self.chance.below(other.len());
+                let other = self.random.of(&SEEDS).as_bytes();
+                let from = self.random.below(other.len());
                 body.splice(at..at, other[from..].iter().copied());
             }
-            _ => drop(body.splice(at..at, self.chance.of(&TOKENS).bytes())),
+            _ => drop(body.splice(at..at, self.random.of(&TOKENS).bytes())),
         }
     }
 }

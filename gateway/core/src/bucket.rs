@@ -1,6 +1,6 @@
-//! A limit on a rate, with room for bursts: the generic cell rate algorithm (ITU-T I.371, annex A).
+//! Token bucket by the generic cell rate algorithm (GCRA; ITU-T I.371, annex A).
 //!
-//! The state is one instant, *paid until*: the time up to which what was taken has been paid for by waiting.
+//! The state is one instant, *paid until*: the time up to which past charges are paid for by waiting.
 //!
 //! ```text
 //!   now            paid until                 now + burst
@@ -8,73 +8,73 @@
 //!    │ taken and owed  │ may still be taken        │
 //! ```
 //!
-//! To take `n` is to move *paid until* by `n` times the time that one costs, and it may not pass `now + burst`. Time does
-//! the refilling, so there is nothing to tick, and two callers need no more than this one number between them.
+//! Taking `n` moves *paid until* by `n` times the time that one unit costs, and it may not pass `now + burst`. Time
+//! does the refilling, so there is no timer, and concurrent callers share only this one number.
 //!
-//! More than one burst can never be taken at once, however long somebody waits, and whoever asks for it is told so. The
-//! obvious kindness, to give it out of a full bucket and to let the debt be waited off, makes of a limit a suggestion:
-//! one request of a day's worth would pass.
+//! More than one burst can never be taken at once, however long the wait, and such a request is rejected for good. The
+//! obvious alternative, granting it from a full bucket and waiting off the debt, would undermine the limit: one request
+//! of a day's worth would pass.
 //!
-//! What is taken is an estimate; [`Bucket::settle`] moves *paid until* to where the real cost would have put it, which may
-//! be beyond the burst: what was computed is owed.
+//! The charge is an estimate; [`Bucket::settle`] moves *paid until* to where the real cost would have put it, which may
+//! be beyond the burst: computed work is owed.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-/// So much per period, and at most one period's worth at once.
+/// Units per period, with a burst of at most one period's worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
-    /// Units.
+pub struct RateQuota {
+    /// Number of units.
     pub units: NonZeroU64,
-    /// Within this time.
+    /// Length of the period.
     pub period: Duration,
 }
 
-impl Rate {
-    /// How long `units` take to earn.
+impl RateQuota {
+    /// Returns the time in which `units` are refilled.
     fn time_for(self, units: u64) -> Duration {
         let nanos = self.period.as_nanos() * u128::from(units) / u128::from(self.units.get());
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
 
-/// What is left of a rate.
+/// Token bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
-    rate: Rate,
+    rate: RateQuota,
     paid_until: Instant,
 }
 
-/// Why it may not be taken now.
+/// Reason why units may not be taken now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Short {
-    /// After this it may, if nobody else takes any.
+pub enum Shortfall {
+    /// They may be taken after `wait`, if there are no other charges.
     NotYet {
-        /// From now.
+        /// Wait from now.
         wait: Duration,
     },
-    /// It is more than there can ever be at once.
+    /// They exceed the size of the bucket.
     Never,
 }
 
 impl Bucket {
-    /// A full one.
-    pub fn new(rate: Rate, now: Instant) -> Bucket {
+    /// Makes a full bucket.
+    pub fn new(rate: RateQuota, now: Instant) -> Bucket {
         Bucket { rate, paid_until: now }
     }
 
-    /// The rate that it keeps.
-    pub fn rate(&self) -> Rate {
+    /// Returns the configured rate.
+    pub fn rate(&self) -> RateQuota {
         self.rate
     }
 
-    /// Whether `units` may be taken now.
-    pub fn check(&self, units: u64, now: Instant) -> Result<(), Short> {
+    /// Returns whether `units` may be taken now.
+    pub fn check(&self, units: u64, now: Instant) -> Result<(), Shortfall> {
         if units > self.rate.units.get() {
-            return Err(Short::Never);
+            return Err(Shortfall::Never);
         }
         let wait = (self.owed(now) + self.rate.time_for(units)).saturating_sub(self.rate.period);
-        if wait.is_zero() { Ok(()) } else { Err(Short::NotYet { wait }) }
+        if wait.is_zero() { Ok(()) } else { Err(Shortfall::NotYet { wait }) }
     }
 
     /// Takes `units`.
@@ -82,7 +82,7 @@ impl Bucket {
         self.paid_until = now + self.owed(now) + self.rate.time_for(units);
     }
 
-    /// What was taken as `estimate` cost `actual`.
+    /// Corrects a charge of `estimate` to `actual`.
     pub fn settle(&mut self, estimate: u64, actual: u64, now: Instant) {
         if actual >= estimate {
             self.take(actual - estimate, now);
@@ -92,14 +92,14 @@ impl Bucket {
         }
     }
 
-    /// Units that may be taken now.
+    /// Returns the units that may be taken now.
     pub fn left(&self, now: Instant) -> u64 {
         let free = self.rate.period.saturating_sub(self.owed(now));
         let units = free.as_nanos() * u128::from(self.rate.units.get()) / self.rate.period.as_nanos().max(1);
         u64::try_from(units).unwrap_or(u64::MAX)
     }
 
-    /// When it is full again, if nobody takes any.
+    /// Returns the time until it is full again, without further charges.
     pub fn full_in(&self, now: Instant) -> Duration {
         self.owed(now)
     }
@@ -117,8 +117,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn per_second(units: u64) -> Rate {
-        Rate { units: NonZeroU64::new(units).unwrap(), period: SECOND }
+    fn per_second(units: u64) -> RateQuota {
+        RateQuota { units: NonZeroU64::new(units).unwrap(), period: SECOND }
     }
 
     #[test]
@@ -130,23 +130,23 @@ mod tests {
             bucket.take(1, now);
             assert_eq!(bucket.left(now), left);
         }
-        assert_eq!(bucket.check(1, now), Err(Short::NotYet { wait: SECOND / 10 }));
+        assert_eq!(bucket.check(1, now), Err(Shortfall::NotYet { wait: SECOND / 10 }));
         assert_eq!(bucket.check(1, now + SECOND / 10), Ok(()));
         assert_eq!(bucket.full_in(now), SECOND);
-        assert_eq!(bucket.left(now + 60 * SECOND), 10, "saving has an end");
+        assert_eq!(bucket.left(now + 60 * SECOND), 10, "the bucket has a maximum");
     }
 
     #[test]
-    fn what_is_larger_than_the_bucket_is_never_given_and_what_was_used_is_owed() {
+    fn a_charge_larger_than_the_bucket_is_rejected_for_good_and_usage_is_owed() {
         let now = some_instant();
         let mut bucket = Bucket::new(per_second(10), now);
         assert_eq!(bucket.check(10, now), Ok(()), "at the limit");
-        assert_eq!(bucket.check(11, now), Err(Short::Never), "one past it");
-        assert_eq!(bucket.check(11, now + 60 * SECOND), Err(Short::Never), "waiting does not help");
+        assert_eq!(bucket.check(11, now), Err(Shortfall::Never), "one past it");
+        assert_eq!(bucket.check(11, now + 60 * SECOND), Err(Shortfall::Never), "waiting does not help");
         bucket.take(10, now);
         bucket.settle(10, 35, now);
-        assert_eq!(bucket.check(1, now), Err(Short::NotYet { wait: SECOND * 26 / 10 }));
-        assert_eq!(bucket.check(10, now), Err(Short::NotYet { wait: SECOND * 35 / 10 }));
+        assert_eq!(bucket.check(1, now), Err(Shortfall::NotYet { wait: SECOND * 26 / 10 }));
+        assert_eq!(bucket.check(10, now), Err(Shortfall::NotYet { wait: SECOND * 35 / 10 }));
     }
 
     #[test]
@@ -159,12 +159,11 @@ mod tests {
         bucket.settle(3, 9, now);
         assert_eq!(bucket.left(now), 1);
         bucket.settle(9, 0, now + 60 * SECOND);
-        assert_eq!(bucket.left(now + 60 * SECOND), 10, "what time has paid for is not given back");
+        assert_eq!(bucket.left(now + 60 * SECOND), 10, "units refilled by time are not returned twice");
     }
 
     proptest! {
-        /// Whatever is asked for, and whenever: in any stretch of time no more is let through than the rate allows and
-        /// one bucket beside it.
+        /// In any period, no more passes than the rate allows and one burst, whatever the requests.
         #[test]
         fn no_more_passes_than_the_rate_and_one_burst(
             rate in 1u64..200,
@@ -176,9 +175,9 @@ mod tests {
                 now += Duration::from_millis(wait_ms);
                 match bucket.check(units, now) {
                     Ok(()) => { bucket.take(units, now); passed += units; }
-                    Err(Short::Never) => prop_assert!(units > rate),
-                    Err(Short::NotYet { wait }) => {
-                        prop_assert!(bucket.check(units, now + wait).is_ok(), "the wait that is told is enough");
+                    Err(Shortfall::Never) => prop_assert!(units > rate),
+                    Err(Shortfall::NotYet { wait }) => {
+                        prop_assert!(bucket.check(units, now + wait).is_ok(), "the returned wait is sufficient");
                         prop_assert!(bucket.check(units, now + wait - Duration::from_nanos(1)).is_err(), "and no longer than needed");
                     }
                 }

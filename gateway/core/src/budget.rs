@@ -1,66 +1,66 @@
-//! What a second attempt may cost.
+//! Retry budget and evacuation budget.
 //!
-//! Retries turn a small failure into a large one: a region that slows down is asked twice as often. So a retry is
-//! paid for from what successes have paid in (the retry budget of Finagle and linkerd: a share of traffic, not a count
-//! per request), and one gateway can never add more than that share to the load of the rest.
+//! Retries turn a small failure into a large one: a region that slows down gets twice the requests. So a retry is paid
+//! for by successful requests (the retry budget of Finagle and linkerd: a share of traffic, not a count per request),
+//! and one gateway can never add more than that share to the load of the regions.
 //!
-//! Losing a whole region is different: everything in flight to it must move at once, and that is a burst, once, not a
-//! storm. It has a budget of its own, so that an evacuation does not starve ordinary retries nor they it.
+//! The loss of a whole region is different: everything in flight to it must move at once, and that is a single burst.
+//! It has a budget of its own, so that an evacuation and ordinary retries do not starve each other.
 
 use std::time::{Duration, Instant};
 
-/// What a success pays in, as a share of one retry. Finagle and linkerd default to twice this.
+/// Deposit of a success, as a share of one retry. Finagle and linkerd default to twice this.
 const RETRIES_PER_SUCCESS: f64 = 0.10;
-/// What may be saved up: about one second of retries at 1,000 requests/s.
-const RETRIES_SAVED_MAX: f64 = 100.0;
-/// What an idle gateway may spend at once and earns back within a second: without it the first failures after a quiet
-/// night could not be retried at all.
+/// Largest balance: about one second of retries at 1,000 requests/s.
+const RETRY_BALANCE_MAX: f64 = 100.0;
+/// Retries that an idle gateway may spend at once and regains within a second: without them the first failures after an
+/// idle period could not be retried at all.
 const RETRIES_IDLE: f64 = 10.0;
 
-/// Retries, as a share of successes.
+/// Retry budget: retries as a share of successes.
 #[derive(Clone, Debug)]
 pub struct RetryBudget {
-    saved: f64,
+    balance: f64,
     topped_up: Instant,
 }
 
 impl RetryBudget {
-    /// A budget with what an idle gateway has.
+    /// Returns the budget of an idle gateway.
     pub fn new(now: Instant) -> RetryBudget {
-        RetryBudget { saved: RETRIES_IDLE, topped_up: now }
+        RetryBudget { balance: RETRIES_IDLE, topped_up: now }
     }
 
-    /// A request was answered.
+    /// Records a successful request.
     pub fn succeeded(&mut self) {
-        self.saved = (self.saved + RETRIES_PER_SUCCESS).min(RETRIES_SAVED_MAX);
+        self.balance = (self.balance + RETRIES_PER_SUCCESS).min(RETRY_BALANCE_MAX);
     }
 
-    /// Takes one retry out, if there is one.
+    /// Withdraws one retry; returns whether there was one.
     pub fn withdraw(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.topped_up).as_secs_f64() * RETRIES_IDLE;
-        if self.saved < RETRIES_IDLE {
-            self.saved = (self.saved + earned).min(RETRIES_IDLE);
+        if self.balance < RETRIES_IDLE {
+            self.balance = (self.balance + earned).min(RETRIES_IDLE);
         }
         self.topped_up = self.topped_up.max(now);
-        take_one(&mut self.saved)
+        take_one(&mut self.balance)
     }
 
-    /// How many retries could be taken out now.
+    /// Returns the number of retries that could be withdrawn now.
     pub fn left(&self, now: Instant) -> u32 {
         let mut copy = self.clone();
         (0..).take_while(|_| copy.withdraw(now)).count() as u32
     }
 }
 
-/// How long after a loss its evacuation may go on.
-const EVACUATION_LASTS: Duration = Duration::from_secs(3);
-/// What may be moved beside what was in flight: requests that were on their way to the region when it was lost.
+/// Duration of an evacuation after the loss of a region.
+const EVACUATION_DURATION: Duration = Duration::from_secs(3);
+/// Evacuations in addition to the requests in flight: for those that were just being sent when the region was lost.
 const EVACUATION_MARGIN: u32 = 16;
 
-/// Requests that may move out of one lost region.
+/// Evacuation budget: requests that may move out of one lost region, as many as were in flight there.
 ///
-/// As many as were in flight there. A rate would not do: how many are in flight is the rate times the time that each
-/// takes, and a region is slowest just before it is lost.
+/// A rate would not do: the number in flight is the rate times the latency, and a region is slowest just before it is
+/// lost.
 #[derive(Clone, Debug)]
 pub struct EvacuationBudget {
     left: u32,
@@ -68,12 +68,15 @@ pub struct EvacuationBudget {
 }
 
 impl EvacuationBudget {
-    /// The budget for a region that is lost at `now` with `in_flight` requests waiting for it.
-    pub fn opened(in_flight: u32, now: Instant) -> EvacuationBudget {
-        EvacuationBudget { left: in_flight.saturating_add(EVACUATION_MARGIN), until: now + EVACUATION_LASTS }
+    /// Returns the budget of a region that is lost at `now` with `in_flight` requests in flight.
+    pub fn open(in_flight: u32, now: Instant) -> EvacuationBudget {
+        EvacuationBudget {
+            left: in_flight.saturating_add(EVACUATION_MARGIN),
+            until: now + EVACUATION_DURATION,
+        }
     }
 
-    /// Takes one evacuation out, if there is one.
+    /// Withdraws one evacuation; returns whether there was one.
     pub fn withdraw(&mut self, now: Instant) -> bool {
         if now > self.until || self.left == 0 {
             return false;
@@ -82,18 +85,18 @@ impl EvacuationBudget {
         true
     }
 
-    /// How many evacuations could be taken out now.
+    /// Returns the number of evacuations that could be withdrawn now.
     pub fn left(&self, now: Instant) -> u32 {
         if now > self.until { 0 } else { self.left }
     }
 }
 
-fn take_one(saved: &mut f64) -> bool {
-    let enough = *saved >= 1.0;
+fn take_one(balance: &mut f64) -> bool {
+    let enough = *balance >= 1.0;
     if enough {
-        *saved -= 1.0;
+        *balance -= 1.0;
     }
-    debug_assert!(*saved >= 0.0);
+    debug_assert!(*balance >= 0.0);
     enough
 }
 
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_gateway_may_retry_a_little_and_again_a_second_later() {
+    fn an_idle_gateway_may_retry_ten_times_and_again_a_second_later() {
         let now = some_instant();
         let mut budget = RetryBudget::new(now);
         assert_eq!(budget.left(now), 10);
@@ -119,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn successes_pay_for_a_tenth_of_themselves_and_saving_has_an_end() {
+    fn successes_deposit_a_tenth_of_a_retry_up_to_the_largest_balance() {
         let now = some_instant();
         let mut budget = RetryBudget::new(now);
         drain(&mut budget, now);
@@ -130,15 +133,15 @@ mod tests {
     }
 
     #[test]
-    fn an_evacuation_moves_what_was_in_flight_and_then_ends() {
+    fn an_evacuation_moves_the_requests_in_flight_and_then_ends() {
         let now = some_instant();
         let moved = |mut budget: EvacuationBudget| (0..500).filter(|_| budget.withdraw(now)).count();
-        assert_eq!(moved(EvacuationBudget::opened(100, now)), 116);
-        assert_eq!(moved(EvacuationBudget::opened(0, now)), 16);
-        let mut late = EvacuationBudget::opened(100, now);
-        assert_eq!((late.left(now), late.left(now + 2 * EVACUATION_LASTS)), (116, 0));
-        assert!(late.withdraw(now + EVACUATION_LASTS));
-        assert!(!late.withdraw(now + EVACUATION_LASTS + Duration::from_millis(1)));
+        assert_eq!(moved(EvacuationBudget::open(100, now)), 116);
+        assert_eq!(moved(EvacuationBudget::open(0, now)), 16);
+        let mut late = EvacuationBudget::open(100, now);
+        assert_eq!((late.left(now), late.left(now + 2 * EVACUATION_DURATION)), (116, 0));
+        assert!(late.withdraw(now + EVACUATION_DURATION));
+        assert!(!late.withdraw(now + EVACUATION_DURATION + Duration::from_millis(1)));
     }
 
     proptest! {

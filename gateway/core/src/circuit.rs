@@ -1,99 +1,109 @@
-//! Who is left alone for a while, and how they come back.
+//! Outlier detection: a circuit breaker per target (region or replica).
 //!
 //! ```text
-//!           2 misses or 3 failures in a row,                 its time is over              it answers
-//!           or half of 20 in a second
-//!  Closed ──────────────────────────────────▶ Ejected ──────────────────────▶ on trial ─────────────▶ Returning
-//!     ▲                                          ▲ ◀── it does not answer ────────┘                       │
-//!     │                                          └────────── again ───────────────────────────────────────┤
-//!     └──────────────────────────── its share has grown back to the whole ────────────────────────────────┘
+//!           2 timeouts or 3 failures in a row,       ejection time over           probe succeeds
+//!           or 50 % of ≥ 20 requests in 1 s
+//!  Closed ─────────────────────────────────▶ Ejected ─────────────────▶ HalfOpen ───────────────▶ Recovering
+//!     ▲                                        ▲ ◀──── probe fails ───────┘                           │
+//!     │                                        └───────────────── fails again ────────────────────────┤
+//!     └──────────────────── traffic share has ramped up to 100 % ─────────────────────────────────────┘
 //! ```
 //!
-//! The statistical detectors of the field compare at least five hosts and so never fire on the two to four that there
-//! are here; these rules need one. And breakers of the field open on a healthy fleet when load makes everybody slow at
-//! once; so nobody is ejected unless *somebody else is above suspicion*, which under a surge nobody is, never more than a
-//! third of them, and never the last. Being ejected means to be asked after everybody else: it is a preference among those
-//! whom the residency policy permits, so that a request with nowhere else to go still has somewhere.
+//! Statistical outlier detectors (Envoy's success-rate ejection) need at least five hosts and never trigger on the two
+//! to four targets of a typical deployment; these rules need one. To avoid ejecting a healthy fleet under a surge, when
+//! all targets slow down together, a target is ejected only if at least one other target is healthy; at most a third of
+//! the targets are ejected at a time, and never the last one. An ejected target is ranked last, not removed: residency
+//! decides what is allowed, ejection only the order, so a request without alternatives is still sent.
 //!
-//! Time, and the chance that keeps several gateways from returning in step, are arguments.
+//! Time is an argument, and so is the random draw that keeps several gateways from readmitting a target in step.
 
-use crate::outlier::{Evidence, Seen};
+use crate::outlier::{AttemptOutcome, OutlierEvidence};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// First bytes missed in a row: one may be the network's, two are not.
-pub const MISSES_MAX: u32 = 2;
-/// Failures in a row.
-pub const FAILURES_MAX: u32 = 3;
-/// How long failures are counted together.
-const WINDOW: Duration = Duration::from_secs(1);
-/// Fewer than this in one window say nothing about a share.
-pub const WINDOW_ASKED_MIN: u32 = 20;
-/// The first ejection; each further one lasts twice as long.
-const EJECTED_FIRST: Duration = Duration::from_millis(500);
-/// The longest.
-const EJECTED_MAX: Duration = Duration::from_secs(30);
-/// By how much chance shortens or prolongs an ejection.
-const JITTER_PERMILLE: u64 = 200;
-/// How long somebody who is back takes to be given a whole share again.
-const RETURN_LASTS: Duration = Duration::from_secs(4);
-/// The share with which they begin.
-const RETURN_FROM_PERMILLE: u64 = 100;
-/// How long somebody has to be well before their next ejection is a first one again.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
-/// Ejections in a row after which somebody who answers slowly on trial is believed to be as slow as that from now on: half a
-/// minute, in which a machine that is short of breath has been helped, or has not.
-const SLOW_TRIALS_MAX: u32 = 5;
-/// A trial whose end nobody told is over after this.
-const TRIAL_MAX: Duration = Duration::from_secs(30);
+/// Consecutive first-byte timeouts before ejection. A single one may be packet loss.
+pub const CONSECUTIVE_TIMEOUTS_MAX: u32 = 2;
+/// Consecutive connection failures before ejection.
+pub const CONSECUTIVE_FAILURES_MAX: u32 = 3;
+/// Length of the window of the error-rate rule.
+const ERROR_RATE_WINDOW: Duration = Duration::from_secs(1);
+/// Minimum requests per window for the error-rate rule to apply.
+pub const ERROR_RATE_MIN_REQUESTS: u32 = 20;
+/// Duration of the first ejection; doubled for each further one, up to [`MAX_EJECTION_TIME`].
+const BASE_EJECTION_TIME: Duration = Duration::from_millis(500);
+/// Longest ejection.
+const MAX_EJECTION_TIME: Duration = Duration::from_secs(30);
+/// Largest random change of an ejection's duration, in either direction.
+const EJECTION_JITTER_PERMILLE: u64 = 200;
+/// Time over which a recovering target's traffic share grows to 100 % (slow start).
+const RAMP_UP: Duration = Duration::from_secs(4);
+/// Traffic share at the start of the ramp.
+const RAMP_UP_FROM_PERMILLE: u64 = 100;
+/// Healthy time after which the ejection count is reset.
+const EJECTION_COUNT_RESET: Duration = Duration::from_secs(60);
+/// Consecutive ejections after which a probe with a slow response succeeds: the target is as slow as that from now on.
+/// They last half a minute in total, in which an overloaded machine either recovers or does not.
+const SLOW_PROBES_MAX: u32 = 5;
+/// Time after which a probe without a reported outcome counts as over.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A number of thousandths from 0 to 1000. Also how chance is given: every value equally likely.
+/// A number of thousandths from 0 to 1000. Also the type of a random draw, in which every value is equally likely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Permille(u16);
 
 impl Permille {
-    /// The whole.
+    /// 1000 thousandths.
     pub const ALL: Permille = Permille(1000);
 
-    /// So many thousandths, and no more than all of them.
+    /// Returns `thousandths`, limited to 1000.
     pub fn new(thousandths: u16) -> Permille {
         Permille(thousandths.min(1000))
     }
 
-    /// How many thousandths.
+    /// Returns the number of thousandths.
     pub fn get(self) -> u16 {
         self.0
     }
 }
 
-/// How somebody stands.
+/// State of a target's circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Like everybody.
+pub enum BreakerState {
+    /// Traffic flows as usual.
     Closed,
-    /// Left alone until then.
+    /// Ranked last until `until`.
     Ejected {
-        /// When one request may try.
+        /// End of the ejection.
         until: Instant,
     },
-    /// Its time is over: one request may try.
-    MayBeTried,
-    /// One request is trying.
-    OnTrial,
-    /// It takes this share of what it would take.
-    Returning {
-        /// Of its requests.
-        share: Permille,
+    /// The ejection is over: one request is sent as a probe, and its outcome decides.
+    HalfOpen {
+        /// State of that request.
+        probe: Probe,
+    },
+    /// Receives a growing share of its traffic.
+    Recovering {
+        /// Share of its usual requests.
+        traffic_share: Permille,
     },
 }
 
-impl Standing {
-    /// Whether a request goes there as if nothing had been; `chance` is the request's own.
-    pub fn takes(self, chance: Permille) -> bool {
+/// State of the probe of a half-open circuit breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// No probe is in flight: the next request is the probe.
+    Idle,
+    /// The probe is in flight.
+    InFlight,
+}
+
+impl BreakerState {
+    /// Returns whether a request with random draw `draw` is sent to this target at normal rank.
+    pub fn admits(self, draw: Permille) -> bool {
         match self {
-            Standing::Closed | Standing::MayBeTried => true,
-            Standing::Ejected { .. } | Standing::OnTrial => false,
-            Standing::Returning { share } => chance < share,
+            BreakerState::Closed | BreakerState::HalfOpen { probe: Probe::Idle } => true,
+            BreakerState::Ejected { .. } | BreakerState::HalfOpen { probe: Probe::InFlight } => false,
+            BreakerState::Recovering { traffic_share } => draw < traffic_share,
         }
     }
 }
@@ -102,28 +112,28 @@ impl Standing {
 enum State {
     Closed { since: Option<Instant> },
     Ejected { until: Instant },
-    OnTrial { since: Instant },
-    Returning { since: Instant },
+    Probing { since: Instant },
+    Recovering { since: Instant },
 }
 
 #[derive(Clone, Debug)]
 struct Circuit {
     state: State,
-    misses: u32,
+    timeouts: u32,
     failures: u32,
-    /// Ejections that followed each other without a minute of health between them.
+    /// Ejections without [`EJECTION_COUNT_RESET`] of healthy time between them.
     ejections: u32,
-    window: Option<Window>,
+    window: Option<ErrorWindow>,
 }
 
 #[derive(Clone, Debug)]
-struct Window {
+struct ErrorWindow {
     began: Instant,
-    asked: u32,
-    bad: u32,
+    requests: u32,
+    errors: u32,
 }
 
-/// The standing of everybody who may be asked.
+/// Circuit breakers of all targets.
 #[derive(Clone, Debug)]
 pub struct Circuits<K> {
     circuits: BTreeMap<K, Circuit>,
@@ -136,167 +146,177 @@ impl<K> Default for Circuits<K> {
 }
 
 impl<K: Copy + Ord> Circuits<K> {
-    /// Keeps exactly these from now on, and what is known of those who stay.
-    pub fn watch(&mut self, wanted: impl IntoIterator<Item = K>) {
+    /// Replaces the set of targets; the state of those that stay is kept.
+    pub fn set_targets(&mut self, targets: impl IntoIterator<Item = K>) {
         let mut circuits = BTreeMap::new();
-        for key in wanted {
+        for key in targets {
             circuits.insert(key, self.circuits.remove(&key).unwrap_or_else(Circuit::new));
         }
         self.circuits = circuits;
     }
 
-    /// Whoever is watched.
-    pub fn watched(&self) -> impl Iterator<Item = K> {
+    /// Returns the targets.
+    pub fn targets(&self) -> impl Iterator<Item = K> {
         self.circuits.keys().copied()
     }
 
-    /// How `key` stands; whoever is not watched stands like everybody.
-    pub fn standing(&self, key: K, now: Instant) -> Standing {
-        self.circuits.get(&key).map_or(Standing::Closed, |circuit| circuit.standing(now))
+    /// Returns the state of `key`; `Closed` if it is not one of the targets.
+    pub fn state(&self, key: K, now: Instant) -> BreakerState {
+        self.circuits.get(&key).map_or(BreakerState::Closed, |circuit| circuit.state(now))
     }
 
-    /// A request is sent to `key`. If it may be tried, this is the trial, and whoever sends it says how it ended.
+    /// Records that a request is sent to `key`. Returns whether it is the probe; if so, the caller must report how it
+    /// ended.
     pub fn began(&mut self, key: K, now: Instant) -> bool {
         match self.circuits.get_mut(&key) {
-            Some(circuit) if circuit.standing(now) == Standing::MayBeTried => {
-                circuit.state = State::OnTrial { since: now };
+            Some(circuit) if circuit.state(now) == BreakerState::HalfOpen { probe: Probe::Idle } => {
+                circuit.state = State::Probing { since: now };
                 true
             }
             Some(_) | None => false,
         }
     }
 
-    /// The trial of `key` ended without saying anything about it: another may try.
-    pub fn given_up(&mut self, key: K, now: Instant) {
+    /// Records that the probe of `key` ended without evidence: another request may be the probe.
+    pub fn probe_cancelled(&mut self, key: K, now: Instant) {
         if let Some(circuit) = self.circuits.get_mut(&key)
-            && let State::OnTrial { .. } = circuit.state
+            && let State::Probing { .. } = circuit.state
         {
             circuit.state = State::Ejected { until: now };
         }
     }
 
-    /// A request that was sent to `key` was overtaken by one that was sent later elsewhere. That is no failure; but a
-    /// trial it is not.
-    pub fn overtaken(&mut self, key: K, chance: Permille, now: Instant) {
+    /// Records that a request to `key` lost a race against a hedge. That is no failure, but a probe that loses has
+    /// failed.
+    pub fn hedge_won(&mut self, key: K, draw: Permille, now: Instant) {
         if let Some(circuit) = self.circuits.get_mut(&key)
-            && let State::OnTrial { .. } = circuit.state
+            && let State::Probing { .. } = circuit.state
         {
-            circuit.eject(chance, now);
+            circuit.eject(draw, now);
         }
     }
 
-    /// Whether an answer that took longer than usual is no answer for `key`: it is on trial, and has not shown yet often enough
-    /// that this is how long it takes now.
-    pub fn has_to_be_quick(&self, key: K, now: Instant) -> bool {
-        let on_trial = |circuit: &&Circuit| circuit.standing(now) == Standing::OnTrial;
-        self.circuits.get(&key).filter(on_trial).is_some_and(|circuit| circuit.ejections <= SLOW_TRIALS_MAX)
+    /// Returns whether a response slower than usual fails the probe of `key`. It does while a probe is in flight, until
+    /// the target has been ejected more than [`SLOW_PROBES_MAX`] times in a row.
+    pub fn probe_must_be_fast(&self, key: K, now: Instant) -> bool {
+        let is_probing =
+            |circuit: &&Circuit| circuit.state(now) == BreakerState::HalfOpen { probe: Probe::InFlight };
+        self.circuits.get(&key).filter(is_probing).is_some_and(|circuit| circuit.ejections <= SLOW_PROBES_MAX)
     }
 
-    /// Counts what a request to `key` says about it. `chance` spreads the return. True when `key` is ejected for it.
-    pub fn saw(&mut self, key: K, evidence: Evidence, chance: Permille, now: Instant) -> bool {
-        let seen = evidence.seen();
-        let spared = !self.may_eject(key, now);
+    /// Records evidence about `key`; `draw` jitters the ejection time. Returns whether it ejects `key`.
+    pub fn record(&mut self, key: K, evidence: OutlierEvidence, draw: Permille, now: Instant) -> bool {
+        let outcome = evidence.outcome();
+        let is_protected = !self.may_eject(key, now);
         let Some(circuit) = self.circuits.get_mut(&key) else {
             return false;
         };
-        let bad = circuit.count(seen, now);
+        let is_bad = circuit.count(outcome, now);
         match circuit.state {
-            State::Closed { .. } | State::Returning { .. } if bad && !spared => {}
-            State::OnTrial { .. } => match seen {
-                Seen::Answered | Seen::Faulted => {
-                    circuit.state = State::Returning { since: now };
+            State::Closed { .. } | State::Recovering { .. } if is_bad && !is_protected => {}
+            State::Probing { .. } => match outcome {
+                AttemptOutcome::Success | AttemptOutcome::ServerError => {
+                    circuit.state = State::Recovering { since: now };
                     return false;
                 }
-                Seen::Failed | Seen::Missed => {}
+                AttemptOutcome::ConnectionFailure | AttemptOutcome::Timeout => {}
             },
-            // A request that was sent before the ejection, or as a last resort, says nothing new.
-            State::Ejected { .. } | State::Closed { .. } | State::Returning { .. } => return false,
+            // A request that was sent before the ejection, or as a last resort, is no new evidence.
+            State::Ejected { .. } | State::Closed { .. } | State::Recovering { .. } => return false,
         }
-        circuit.eject(chance, now);
+        circuit.eject(draw, now);
         true
     }
 
-    /// Whether `key` could be ejected: somebody else is above suspicion, and fewer than a third are ejected already.
+    /// Returns whether `key` may be ejected: another target is healthy, and fewer than a third are ejected already.
     fn may_eject(&self, key: K, now: Instant) -> bool {
-        let out = |circuit: &Circuit| match circuit.standing(now) {
-            Standing::Ejected { .. } | Standing::MayBeTried | Standing::OnTrial => true,
-            Standing::Closed | Standing::Returning { .. } => false,
+        let is_ejected = |circuit: &Circuit| match circuit.state(now) {
+            BreakerState::Ejected { .. } | BreakerState::HalfOpen { .. } => true,
+            BreakerState::Closed | BreakerState::Recovering { .. } => false,
         };
         let others = || self.circuits.iter().filter(|(other, _)| **other != key).map(|(_, circuit)| circuit);
-        let well = others().any(|circuit| !out(circuit) && circuit.misses == 0 && circuit.failures == 0);
-        let room = (self.circuits.len() / 3).max(1);
-        well && others().filter(|circuit| out(circuit)).count() < room
+        let other_is_healthy =
+            others().any(|circuit| !is_ejected(circuit) && circuit.timeouts == 0 && circuit.failures == 0);
+        let limit = (self.circuits.len() / 3).max(1);
+        other_is_healthy && others().filter(|circuit| is_ejected(circuit)).count() < limit
     }
 }
 
 impl Circuit {
     fn new() -> Circuit {
-        Circuit { state: State::Closed { since: None }, misses: 0, failures: 0, ejections: 0, window: None }
+        Circuit { state: State::Closed { since: None }, timeouts: 0, failures: 0, ejections: 0, window: None }
     }
 
-    fn standing(&self, now: Instant) -> Standing {
+    fn state(&self, now: Instant) -> BreakerState {
         match self.state {
-            State::Closed { .. } => Standing::Closed,
-            State::Ejected { until } if now < until => Standing::Ejected { until },
-            State::Ejected { .. } => Standing::MayBeTried,
-            State::OnTrial { since } if now.saturating_duration_since(since) < TRIAL_MAX => Standing::OnTrial,
-            State::OnTrial { .. } => Standing::MayBeTried,
-            State::Returning { since } => {
-                let back = now.saturating_duration_since(since).as_millis() as u64;
-                let grown = (1000 - RETURN_FROM_PERMILLE) * back / RETURN_LASTS.as_millis() as u64;
-                match u16::try_from(RETURN_FROM_PERMILLE + grown) {
-                    Ok(share) if share < 1000 => Standing::Returning { share: Permille::new(share) },
-                    Ok(_) | Err(_) => Standing::Closed,
+            State::Closed { .. } => BreakerState::Closed,
+            State::Ejected { until } if now < until => BreakerState::Ejected { until },
+            State::Ejected { .. } => BreakerState::HalfOpen { probe: Probe::Idle },
+            State::Probing { since } if now.saturating_duration_since(since) < PROBE_TIMEOUT => {
+                BreakerState::HalfOpen { probe: Probe::InFlight }
+            }
+            State::Probing { .. } => BreakerState::HalfOpen { probe: Probe::Idle },
+            State::Recovering { since } => {
+                let elapsed_ms = now.saturating_duration_since(since).as_millis() as u64;
+                let gained = (1000 - RAMP_UP_FROM_PERMILLE) * elapsed_ms / RAMP_UP.as_millis() as u64;
+                match u16::try_from(RAMP_UP_FROM_PERMILLE + gained) {
+                    Ok(share) if share < 1000 => {
+                        BreakerState::Recovering { traffic_share: Permille::new(share) }
+                    }
+                    Ok(_) | Err(_) => BreakerState::Closed,
                 }
             }
         }
     }
 
-    /// Counts; whether it is now enough.
-    fn count(&mut self, seen: Seen, now: Instant) -> bool {
+    /// Counts an outcome; returns whether it is sufficient for an ejection.
+    fn count(&mut self, outcome: AttemptOutcome, now: Instant) -> bool {
         self.settle(now);
-        let expired = |window: &Window| now.saturating_duration_since(window.began) >= WINDOW;
+        let expired = |window: &ErrorWindow| now.saturating_duration_since(window.began) >= ERROR_RATE_WINDOW;
         if self.window.as_ref().is_none_or(expired) {
-            self.window = Some(Window { began: now, asked: 0, bad: 0 });
+            self.window = Some(ErrorWindow { began: now, requests: 0, errors: 0 });
         }
         let window = self.window.as_mut().expect("it was just made");
-        window.asked = window.asked.saturating_add(1);
-        match seen {
-            Seen::Answered => (self.misses, self.failures) = (0, 0),
-            Seen::Faulted => window.bad += 1,
-            Seen::Failed => {
-                window.bad += 1;
+        window.requests = window.requests.saturating_add(1);
+        match outcome {
+            AttemptOutcome::Success => (self.timeouts, self.failures) = (0, 0),
+            AttemptOutcome::ServerError => window.errors += 1,
+            AttemptOutcome::ConnectionFailure => {
+                window.errors += 1;
                 self.failures = self.failures.saturating_add(1);
             }
-            Seen::Missed => {
-                window.bad += 1;
-                self.misses = self.misses.saturating_add(1);
+            AttemptOutcome::Timeout => {
+                window.errors += 1;
+                self.timeouts = self.timeouts.saturating_add(1);
             }
         }
-        let many = window.asked >= WINDOW_ASKED_MIN && 2 * window.bad >= window.asked;
-        self.misses >= MISSES_MAX || self.failures >= FAILURES_MAX || (many && seen != Seen::Answered)
+        let error_rate_exceeded =
+            window.requests >= ERROR_RATE_MIN_REQUESTS && 2 * window.errors >= window.requests;
+        self.timeouts >= CONSECUTIVE_TIMEOUTS_MAX
+            || self.failures >= CONSECUTIVE_FAILURES_MAX
+            || (error_rate_exceeded && outcome != AttemptOutcome::Success)
     }
 
-    /// Somebody who came back long enough ago is like everybody, and after a while nobody remembers.
+    /// Closes the breaker after the ramp, and resets the ejection count after [`EJECTION_COUNT_RESET`].
     fn settle(&mut self, now: Instant) {
-        if matches!(self.state, State::Returning { .. }) && self.standing(now) == Standing::Closed {
+        if matches!(self.state, State::Recovering { .. }) && self.state(now) == BreakerState::Closed {
             self.state = State::Closed { since: Some(now) };
         }
         if let State::Closed { since: Some(since) } = self.state
-            && now.saturating_duration_since(since) >= FORGOTTEN_AFTER
+            && now.saturating_duration_since(since) >= EJECTION_COUNT_RESET
         {
             self.state = State::Closed { since: None };
             self.ejections = 0;
         }
     }
 
-    fn eject(&mut self, chance: Permille, now: Instant) {
-        let lasts = EJECTED_FIRST.saturating_mul(1 << self.ejections.min(16)).min(EJECTED_MAX);
-        let span_ms = lasts.as_millis() as u64 * JITTER_PERMILLE / 1000;
-        let jitter = Duration::from_millis(2 * span_ms * u64::from(chance.get()) / 1000);
-        self.state = State::Ejected { until: now + lasts - Duration::from_millis(span_ms) + jitter };
+    fn eject(&mut self, draw: Permille, now: Instant) {
+        let duration = BASE_EJECTION_TIME.saturating_mul(1 << self.ejections.min(16)).min(MAX_EJECTION_TIME);
+        let span_ms = duration.as_millis() as u64 * EJECTION_JITTER_PERMILLE / 1000;
+        let jitter = Duration::from_millis(2 * span_ms * u64::from(draw.get()) / 1000);
+        self.state = State::Ejected { until: now + duration - Duration::from_millis(span_ms) + jitter };
         self.ejections = self.ejections.saturating_add(1);
-        (self.misses, self.failures, self.window) = (0, 0, None);
+        (self.timeouts, self.failures, self.window) = (0, 0, None);
     }
 }
 

@@ -1,12 +1,12 @@
-//! Which connections of clients are let in, and which of them makes room for another.
+//! Connection limits: admission of client connections, and eviction of half-open ones.
 //!
-//! A connection that has not sent the whole head of a request costs its client a packet and us a place. So it is the first
-//! to go when there is no place left, before any that has shown to be of use; and an address may have so many of them, and
-//! so many connections in all, that it cannot take the places of others. The limits are meant for one attacker and are far
-//! above what a company behind one address opens; proxies that are trusted have none.
+//! A connection without a complete request head costs its client a packet and the server a slot. So it is the first to
+//! be evicted when all slots are in use, before any that has sent a request; and an address is limited in the number of
+//! half-open connections and of all connections, so that it cannot take the slots of others. The limits target a single
+//! attacker and are far above what a company behind one address opens; trusted proxies are exempt.
 //!
-//! The listener reports opening, closing and the first head of a connection. It does not report further requests, so they cost
-//! nothing here.
+//! The listener reports opening, closing and the first head of a connection. It does not report further requests, so
+//! they cost nothing here.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,16 +17,16 @@ use std::net::{IpAddr, Ipv6Addr};
 pub struct Limits {
     /// Open at once.
     pub per_source: usize,
-    /// Of those, the ones whose head is not whole.
+    /// Maximum half-open connections among them.
     pub half_open_per_source: usize,
 }
 
-/// Where a connection comes from: an address of IPv4, or the network of 64 bits that one customer has of IPv6.
+/// Source of a connection: an IPv4 address, or the IPv6 network of 64 bits that one customer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
 impl Source {
-    /// That of a client's address.
+    /// Returns the source of a client's address.
     pub fn of(address: IpAddr) -> Source {
         Source(match address.to_canonical() {
             IpAddr::V4(address) => IpAddr::V4(address),
@@ -38,70 +38,70 @@ impl Source {
     }
 }
 
-/// A connection, by the order in which they were opened.
+/// Identifier of a connection, in the order of opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
 /// Decision about a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It is let in; the other, which is half-open, is closed for it.
+    /// It is admitted; `evicts`, which is half-open, is closed for it.
     Admitted {
-        /// The new one.
+        /// The new connection.
         id: ConnectionId,
-        /// One of the same source.
+        /// Evicted connection of the same source.
         evicts: Option<ConnectionId>,
     },
-    /// Its source has as many as it may.
-    Refused,
+    /// Its source is at its limit.
+    Rejected,
 }
 
-/// Everything that is open.
+/// Open connections of all clients.
 #[derive(Clone, Debug)]
-pub struct Connections {
+pub struct ClientConnections {
     limits: Limits,
     next: u64,
-    sources: BTreeMap<Source, Open>,
-    /// Sources by how many half-open connections they have, and of as many by which of these is the oldest.
-    ranks: BTreeSet<Rank>,
+    sources: BTreeMap<Source, SourceConnections>,
+    /// Sources by their number of half-open connections, and by the age of the oldest of these.
+    ranks: BTreeSet<EvictionRank>,
     half_open: usize,
 }
 
-/// Order in which sources lose half-open connections: their number, the oldest of them, and the source.
-type Rank = (usize, Reverse<ConnectionId>, Source);
+/// Eviction order of sources: number of half-open connections, the oldest of them, and the source.
+type EvictionRank = (usize, Reverse<ConnectionId>, Source);
 
 /// Open connections of a source.
 #[derive(Clone, Debug, Default)]
-struct Open {
+struct SourceConnections {
     connections: usize,
     half_open: BTreeSet<ConnectionId>,
 }
 
-impl Open {
-    fn rank(&self, source: Source) -> Option<Rank> {
+impl SourceConnections {
+    fn rank(&self, source: Source) -> Option<EvictionRank> {
         Some((self.half_open.len(), Reverse(*self.half_open.first()?), source))
     }
 }
 
-impl Connections {
-    /// None yet.
-    pub fn new(limits: Limits) -> Connections {
-        Connections { limits, next: 0, sources: BTreeMap::new(), ranks: BTreeSet::new(), half_open: 0 }
+impl ClientConnections {
+    /// Starts without connections.
+    pub fn new(limits: Limits) -> ClientConnections {
+        ClientConnections { limits, next: 0, sources: BTreeMap::new(), ranks: BTreeSet::new(), half_open: 0 }
     }
 
-    /// Connections whose head is not whole.
+    /// Returns the number of half-open connections.
     pub fn half_open(&self) -> usize {
         self.half_open
     }
 
-    /// A connection comes in. A source that is `exempt` has no limits.
+    /// Decides about a new connection. An `exempt` source has no limits.
     pub fn open(&mut self, source: Source, exempt: bool) -> Admission {
         let Limits { per_source, half_open_per_source } = self.limits;
         let open = self.sources.get(&source);
         let (connections, half_open) = open.map_or((0, 0), |open| (open.connections, open.half_open.len()));
         let full = !exempt && connections >= per_source;
         if full && half_open == 0 {
-            return Admission::Refused;
+            return Admission::Rejected;
         }
         let evicts =
             if full || (!exempt && half_open >= half_open_per_source) { self.oldest(source) } else { None };
@@ -112,7 +112,7 @@ impl Connections {
         Admission::Admitted { id, evicts }
     }
 
-    /// A head has come to its end, or another has begun and is not whole.
+    /// Marks whether the head of a connection is incomplete.
     pub fn mark(&mut self, source: Source, id: ConnectionId, is_half_open: bool) {
         let Some(open) = self.sources.get_mut(&source) else { return };
         let before = (open.half_open.len(), open.rank(source));
@@ -129,7 +129,7 @@ impl Connections {
         }
     }
 
-    /// A connection is closed.
+    /// Removes a closed connection.
     pub fn close(&mut self, source: Source, id: ConnectionId) {
         self.mark(source, id, false);
         if let Some(open) = self.sources.get_mut(&source) {
@@ -140,14 +140,14 @@ impl Connections {
         }
     }
 
-    /// Chooses who makes room for the `newest` when there is no place left: the oldest half-open connection of the source that
-    /// has most of them. It is chosen once. None where no other connection is half-open.
+    /// Selects a connection to evict for the `newest` when all slots are in use: the oldest half-open connection of the
+    /// source with the most of them. Each is returned once. `None` if no other connection is half-open.
     pub fn evict_half_open(&mut self, newest: ConnectionId) -> Option<ConnectionId> {
         let (.., source) = *self.ranks.iter().rev().find(|(_, Reverse(oldest), _)| *oldest != newest)?;
         self.oldest(source)
     }
 
-    /// The oldest half-open connection of a source, which is none of them any longer.
+    /// Takes the oldest half-open connection of a source, which no longer counts as half-open.
     fn oldest(&mut self, source: Source) -> Option<ConnectionId> {
         let id = *self.sources.get(&source)?.half_open.first()?;
         self.mark(source, id, false);
@@ -166,20 +166,20 @@ mod tests {
         Source::of(IpAddr::from([10, 0, 0, number]))
     }
 
-    fn admitted(connections: &mut Connections, from: u8) -> (ConnectionId, Option<ConnectionId>) {
+    fn admitted(connections: &mut ClientConnections, from: u8) -> (ConnectionId, Option<ConnectionId>) {
         match connections.open(source(from), false) {
             Admission::Admitted { id, evicts } => (id, evicts),
-            Admission::Refused => panic!("refused from {from}"),
+            Admission::Rejected => panic!("rejected from {from}"),
         }
     }
 
     #[test]
-    fn a_source_pays_with_its_own_half_open_connections() {
-        let mut connections = Connections::new(LIMITS);
+    fn a_source_loses_its_own_half_open_connections() {
+        let mut connections = ClientConnections::new(LIMITS);
         let first: Vec<_> = (0..3).map(|_| admitted(&mut connections, 1)).collect();
         assert!(first.iter().all(|(_, evicts)| evicts.is_none()), "at the limit");
         let (fourth, evicts) = admitted(&mut connections, 1);
-        assert_eq!(evicts, Some(first[0].0), "one past it, the oldest goes");
+        assert_eq!(evicts, Some(first[0].0), "one past it, the oldest is evicted");
         assert_eq!(admitted(&mut connections, 2).1, None, "another source has its own");
         connections.close(source(1), first[0].0);
         for id in [first[1].0, first[2].0, fourth] {
@@ -190,22 +190,22 @@ mod tests {
             assert_eq!(evicts, None);
             connections.mark(source(1), id, false);
         }
-        assert_eq!(connections.open(source(1), false), Admission::Refused, "six of use, and none to go");
+        assert_eq!(connections.open(source(1), false), Admission::Rejected, "six in use, and none to evict");
         assert!(matches!(connections.open(source(1), true), Admission::Admitted { evicts: None, .. }));
     }
 
     #[test]
-    fn the_source_with_most_half_open_connections_makes_room() {
-        let mut connections = Connections::new(LIMITS);
+    fn the_source_with_most_half_open_connections_loses_one() {
+        let mut connections = ClientConnections::new(LIMITS);
         let (honest, _) = admitted(&mut connections, 1);
         let many: Vec<_> = (0..3).map(|_| admitted(&mut connections, 2).0).collect();
         assert_eq!(connections.half_open(), 4);
         let (newest, _) = admitted(&mut connections, 3);
         assert_eq!(connections.evict_half_open(newest), Some(many[0]));
         assert_eq!(connections.evict_half_open(newest), Some(many[1]));
-        assert_eq!(connections.evict_half_open(newest), Some(honest), "of as many the oldest");
+        assert_eq!(connections.evict_half_open(newest), Some(honest), "the oldest among equals");
         assert_eq!(connections.evict_half_open(newest), Some(many[2]));
-        assert_eq!(connections.evict_half_open(newest), None, "none makes room for itself");
+        assert_eq!(connections.evict_half_open(newest), None, "none is evicted for itself");
         connections.mark(source(1), honest, true);
         assert_eq!(connections.evict_half_open(newest), Some(honest), "it has begun another head");
     }
@@ -220,11 +220,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_left_of_connections_that_are_closed(steps in prop::collection::vec((0_u8..3, 0_u8..4), 0..200)) {
-            let mut connections = Connections::new(LIMITS);
+        fn closed_connections_leave_no_state(steps in prop::collection::vec((0_u8..3, 0_u8..4), 0..200)) {
+            let mut connections = ClientConnections::new(LIMITS);
             let mut open = Vec::new();
-            for (from, what) in steps {
-                match what {
+            for (from, action) in steps {
+                match action {
                     0 | 1 => if let Admission::Admitted { id, .. } = connections.open(source(from), false) {
                         open.push((source(from), id));
                     },
@@ -235,7 +235,7 @@ mod tests {
                 }
                 let half_open: usize = connections.sources.values().map(|open| open.half_open.len()).sum();
                 prop_assert_eq!(connections.half_open(), half_open);
-                let within = |open: &Open| open.half_open.len() <= LIMITS.half_open_per_source;
+                let within = |open: &SourceConnections| open.half_open.len() <= LIMITS.half_open_per_source;
                 prop_assert!(connections.sources.values().all(within));
             }
             for (source, id) in open {

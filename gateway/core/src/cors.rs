@@ -1,33 +1,34 @@
-//! Cross-origin requests (CORS): which web pages may read the responses, and the headers that say so.
+//! Cross-origin requests (CORS): web pages that may read the responses, and the corresponding headers.
 //!
 //! Without configuration no page of another origin may: a browser that holds an API key is the exception. Origins are
 //! compared as they are written (RFC 6454 §6.2: scheme, host and port, in lower case). Credentials are never allowed,
 //! because the API has no cookies: a page sends its key in a header, which the preflight allows.
 
-/// Which origins may read responses.
+/// CORS policy: origins that may read responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cors {
-    origins: Origins,
+    origins: AllowedOrigins,
     /// Time for which a browser may cache the response to a preflight, in seconds.
     max_age_s: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Origins {
+enum AllowedOrigins {
     Any,
     These(Vec<String>),
 }
 
-/// Origins that may be listed; more is a case for `*`.
+/// Maximum origins of the list; more should be `*`.
 pub const ORIGINS_MAX: usize = 256;
-/// The longest that a browser may keep the answer to a preflight, in seconds; browsers keep none for longer than a day.
+/// Maximum time for which a browser may cache the response to a preflight, in seconds; browsers cache none for longer
+/// than a day.
 pub const MAX_AGE_MAX_S: u64 = 86_400;
 /// Default of that time.
 pub const MAX_AGE_DEFAULT_S: u64 = 600;
-/// Bytes of the list of headers that a preflight asks for.
+/// Maximum bytes of the headers in a preflight.
 const REQUESTED_HEADERS_BYTES_MAX: usize = 4096;
 
-/// Headers of responses that a page may read beside those that every page may.
+/// Response headers that a page may read in addition to the safelisted ones.
 pub const EXPOSED: &str = "x-request-id, x-meridian-region, x-meridian-attempts, x-meridian-parts, \
      x-meridian-model-revision, x-meridian-error, x-meridian-tokens, x-meridian-priority, x-meridian-held-ms, x-meridian-cold-start-ms, x-meridian-residency-receipt, server-timing, \
      retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
@@ -37,11 +38,11 @@ pub const EXPOSED: &str = "x-request-id, x-meridian-region, x-meridian-attempts,
 pub type ResponseHeaders = Vec<(&'static str, String)>;
 
 impl Cors {
-    /// From the origins and the seconds of a configuration.
+    /// Validates the configured origins and seconds.
     ///
     /// # Errors
     ///
-    /// Every problem, with its key, its value and what to write instead.
+    /// Every problem, with its key, its value and the fix.
     pub fn read(origins: Vec<String>, max_age_s: Option<i64>) -> Result<Cors, Vec<String>> {
         let mut problems = Vec::new();
         if origins.is_empty() || origins.len() > ORIGINS_MAX {
@@ -52,11 +53,13 @@ impl Cors {
         }
         let any = origins.iter().any(|origin| origin == "*");
         if any && origins.len() > 1 {
-            problems.push("cors.origins has \"*\" beside others; give \"*\" alone, or the others".to_owned());
+            problems.push(
+                "cors.origins has \"*\" and other origins; give either \"*\" alone, or the others".to_owned(),
+            );
         }
         for origin in origins.iter().filter(|origin| *origin != "*" && !is_origin(origin)) {
             problems.push(format!(
-                "cors.origins has \"{origin}\", which is no origin; write scheme, host and, if it is not the usual one, \
+                "cors.origins has \"{origin}\", which is not an origin; write scheme, host and, if it is not the default, \
                  the port, in lower case and without a path, as \"https://app.example.com\""
             ));
         }
@@ -64,27 +67,29 @@ impl Cors {
         let age = age.filter(|age| *age <= MAX_AGE_MAX_S);
         if age.is_none() {
             let given = max_age_s.unwrap_or_default();
-            problems.push(format!("cors.max_age_s = {given}; give 0 to {MAX_AGE_MAX_S}"));
+            problems.push(format!("cors.max_age_s ({given}) is out of range; give 0 to {MAX_AGE_MAX_S}"));
         }
         match age {
-            Some(max_age_s) if problems.is_empty() => {
-                Ok(Cors { origins: if any { Origins::Any } else { Origins::These(origins) }, max_age_s })
-            }
+            Some(max_age_s) if problems.is_empty() => Ok(Cors {
+                origins: if any { AllowedOrigins::Any } else { AllowedOrigins::These(origins) },
+                max_age_s,
+            }),
             _ => Err(problems),
         }
     }
 
-    /// Returns the headers for a response to a page of `origin`; without `access-control-allow-origin` if it may not read it.
+    /// Returns the headers for a response to a page of `origin`; without `access-control-allow-origin` if it may not
+    /// read it.
     pub fn response(&self, origin: Option<&[u8]>) -> ResponseHeaders {
-        // Whoever caches a response must know that it depends on the origin, also where this one is refused.
+        // A cache must know that the response depends on the origin, even if this one is rejected.
         let varies = || ("vary", "origin".to_owned());
         match (&self.origins, origin) {
-            (Origins::Any, Some(_)) => vec![
+            (AllowedOrigins::Any, Some(_)) => vec![
                 ("access-control-allow-origin", "*".to_owned()),
                 ("access-control-expose-headers", EXPOSED.to_owned()),
             ],
-            (Origins::Any, None) => Vec::new(),
-            (Origins::These(origins), origin) => {
+            (AllowedOrigins::Any, None) => Vec::new(),
+            (AllowedOrigins::These(origins), origin) => {
                 let known = origin.and_then(|origin| origins.iter().find(|known| known.as_bytes() == origin));
                 let Some(known) = known else { return vec![varies()] };
                 vec![
@@ -96,18 +101,19 @@ impl Cors {
         }
     }
 
-    /// The answer to a preflight for `methods` (the `Access-Control-Request-Headers` are `headers`); nothing if this page
-    /// may not.
+    /// Returns the response to a preflight for `methods` (the `Access-Control-Request-Headers` are `headers`); `None`
+    /// if this page is not allowed.
     pub fn preflight(&self, origin: &[u8], methods: &str, headers: Option<&[u8]>) -> Option<ResponseHeaders> {
-        let mut answer = self.response(Some(origin));
-        answer.iter().find(|(name, _)| *name == "access-control-allow-origin")?;
-        answer.push(("access-control-allow-methods", methods.to_owned()));
-        answer.push(("access-control-max-age", self.max_age_s.to_string()));
-        // Clients send headers of their own (x-stainless-…, x-fern-…), which nobody reads here: each may be sent.
+        let mut response = self.response(Some(origin));
+        response.iter().find(|(name, _)| *name == "access-control-allow-origin")?;
+        response.push(("access-control-allow-methods", methods.to_owned()));
+        response.push(("access-control-max-age", self.max_age_s.to_string()));
+        // Clients send headers of their own (x-stainless-…, x-fern-…), which the gateway does not read: each may be
+        // sent.
         if let Some(headers) = headers.filter(|headers| is_list_of_names(headers)) {
-            answer.push(("access-control-allow-headers", String::from_utf8_lossy(headers).into_owned()));
+            response.push(("access-control-allow-headers", String::from_utf8_lossy(headers).into_owned()));
         }
-        Some(answer)
+        Some(response)
     }
 }
 
@@ -142,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_listed_origin_may_read_and_each_response_says_that_it_depends_on_it() {
+    fn only_a_listed_origin_may_read_and_each_response_varies_by_origin() {
         let cors = cors(&["https://a.example", "http://localhost:3000"]);
         let to = |origin: &str| cors.response(Some(origin.as_bytes()));
         assert_eq!(allowed(&to("https://a.example")), Some("https://a.example"));
@@ -161,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_is_every_origin_and_never_with_credentials() {
+    fn a_star_allows_every_origin_without_credentials() {
         let headers =
             cors(&["*"]).preflight(b"https://x.example", "POST", Some(b"authorization")).expect("any");
         assert_eq!(allowed(&headers), Some("*"));
@@ -169,26 +175,29 @@ mod tests {
     }
 
     #[test]
-    fn a_preflight_allows_the_headers_that_it_asks_for() {
+    fn a_preflight_allows_the_requested_headers() {
         let cors = cors(&["https://a.example"]);
-        let ask =
+        let preflight =
             |headers: &[u8]| cors.preflight(b"https://a.example", "POST", Some(headers)).expect("allowed");
-        let told = |headers: &ResponseHeaders| {
+        let allowed_headers = |headers: &ResponseHeaders| {
             let found = headers.iter().find(|(name, _)| *name == "access-control-allow-headers");
             found.map(|(_, value)| value.clone())
         };
         assert_eq!(
-            told(&ask(b"authorization, x-stainless-os")).as_deref(),
+            allowed_headers(&preflight(b"authorization, x-stainless-os")).as_deref(),
             Some("authorization, x-stainless-os")
         );
-        assert_eq!(told(&ask(b"x\r\ny: z")), None);
-        assert_eq!(told(&ask(&[b'a'; REQUESTED_HEADERS_BYTES_MAX + 1])), None);
-        assert_eq!(told(&ask(&[b'a'; REQUESTED_HEADERS_BYTES_MAX])).map(|list| list.len()), Some(4096));
+        assert_eq!(allowed_headers(&preflight(b"x\r\ny: z")), None);
+        assert_eq!(allowed_headers(&preflight(&[b'a'; REQUESTED_HEADERS_BYTES_MAX + 1])), None);
+        assert_eq!(
+            allowed_headers(&preflight(&[b'a'; REQUESTED_HEADERS_BYTES_MAX])).map(|list| list.len()),
+            Some(4096)
+        );
         assert!(cors.preflight(b"https://b.example", "POST", None).is_none());
     }
 
     #[test]
-    fn a_configuration_is_checked_whole() {
+    fn all_problems_of_a_configuration_are_reported() {
         let read = |origins: &[&str], age| {
             let origins = origins.iter().map(|origin| (*origin).to_owned()).collect();
             Cors::read(origins, age).expect_err("a problem").join("\n")

@@ -1,7 +1,7 @@
-//! Numbers as text, for what is written with every request: headers, the log's line, receipts.
+//! Fast formatting of numbers for texts that are written with every request: headers, the log line, receipts.
 //!
-//! `format!` of eight durations took a twentieth of all that a request costs (docs/benchmarks.md): a float is made, rounded
-//! and taken apart again. Here durations stay the integers that they are.
+//! `format!` of eight durations took a twentieth of the cost of a request (docs/benchmarks.md), by conversions to float
+//! and back. Here durations stay integers.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ pub fn push(text: &mut String, mut number: u64) {
     text.push_str(std::str::from_utf8(&digits[begin..]).expect("digits are ASCII"));
 }
 
-/// Appends `number`, which has at most so many digits, with zeros in front.
+/// Appends `number`, which has at most this number of digits, with leading zeros.
 pub fn push_padded(text: &mut String, number: u64, digits: u32) {
-    for place in (0..digits).rev() {
-        text.push(char::from(b'0' + (number / 10u64.pow(place) % 10) as u8));
+    for exponent in (0..digits).rev() {
+        text.push(char::from(b'0' + (number / 10u64.pow(exponent) % 10) as u8));
     }
 }
 
-/// Appends `duration` in milliseconds with three decimals, as a person reads it.
+/// Appends `duration` in milliseconds with three decimals.
 pub fn push_millis(text: &mut String, duration: Duration) {
     let micros = u64::try_from((duration.as_nanos() + 500) / 1_000).unwrap_or(u64::MAX);
     push(text, micros / 1_000);
@@ -37,7 +37,7 @@ pub fn push_millis(text: &mut String, duration: Duration) {
     push_padded(text, micros % 1_000, 3);
 }
 
-/// Milliseconds as [`push_millis`] writes them; `None` for any other text, which may be a number all the same.
+/// Parses milliseconds as written by [`push_millis`]; `None` for any other text, which may be a number all the same.
 pub fn millis(text: &str) -> Option<Duration> {
     let (whole, fraction) = text.split_once('.')?;
     let digits = |text: &str| (1..=9).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -47,7 +47,7 @@ pub fn millis(text: &str) -> Option<Duration> {
     Some(Duration::from_micros(whole.parse::<u64>().ok()? * 1_000 + fraction.parse::<u64>().ok()?))
 }
 
-/// What `push` appends.
+/// Returns the text that `push` appends.
 pub fn text(push: impl FnOnce(&mut String)) -> String {
     let mut text = String::with_capacity(DIGITS_MAX);
     push(&mut text);
@@ -61,7 +61,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_are_written_as_the_library_writes_them(number in any::<u64>(), shift in 0u32..64, micros in 0u64..1 << 50) {
+        fn numbers_are_formatted_as_by_the_standard_library(number in any::<u64>(), shift in 0u32..64, micros in 0u64..1 << 50) {
             let number = number >> shift;
             prop_assert_eq!(text(|text| push(text, number)), number.to_string());
             prop_assert_eq!(text(|text| push_padded(text, number % 1_000_000, 6)), format!("{:06}", number % 1_000_000));
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_of_ours_is_left_to_others() {
+    fn other_formats_of_durations_are_not_parsed() {
         for text in
             ["", ".", "1", "1.", ".123", "1.23", "1.2345", "-1.000", "+1.000", "1e3.000", "1.0 0", "inf"]
         {

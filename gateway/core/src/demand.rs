@@ -1,15 +1,15 @@
-//! How much this gateway is asked for, by class and origin, for whoever plans.
+//! Demand of this gateway by class and origin, in tokens a second, as reported to the hub.
 //!
-//! Counted is what is *asked*, before anybody decides whether there is room: a plan that saw only what was served would
-//! never see that something is lacking. Told is an average that forgets half of what it knew in [`HALF_LIFE`], so that a
-//! surge is there within seconds, and a pause between two beats is not.
+//! All requests are counted before admission control: a plan from served requests alone would never show that capacity
+//! is lacking. The reported rate is an average with a half-life of [`HALF_LIFE`], so that it follows a surge within
+//! seconds and ignores a pause between two reports.
 //!
-//! The hub is told of all tokens of a class together. What part of them are lookups stays here, for whoever draws by the plan
+//! The hub receives the total of each class. The interactive share stays local, for the draw by the plan
 //! ([`crate::weights::throw`]).
 //!
-//! A class is told of for [`KEPT`] after it was last asked for, whether or not there is anything to tell: the message is as
-//! long in calm as in crisis. Classes come from requests, and a header can make a new one; so there is room for so many, and
-//! what is asked beyond it is not planned for and is counted as that.
+//! A class is reported for [`CLASS_RETENTION`] after its last request, even at a rate of zero: the message has the same
+//! length in calm and crisis. Classes come from requests, and a header can make a new one; so their number is limited.
+//! Requests of further classes are not planned for and are counted as untracked.
 
 use crate::circuit::Permille;
 use crate::priority::Priority;
@@ -20,67 +20,67 @@ use regions::set::{RegionIndex, RegionSet};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Half of what is told was asked in the last so many seconds.
+/// Half-life of the reported rates.
 const HALF_LIFE: Duration = Duration::from_secs(5);
-/// How long a class is told of that nobody asks for.
-pub const KEPT: Duration = Duration::from_secs(600);
-/// Classes of one deployment, which are looked through for each request.
+/// Time for which a class without requests is still reported.
+pub const CLASS_RETENTION: Duration = Duration::from_secs(600);
+/// Maximum classes of one deployment, which are scanned for each request.
 pub const CLASSES_PER_DEPLOYMENT_MAX: usize = 64;
-/// All classes.
+/// Maximum classes in total.
 pub const CLASSES_MAX: usize = 8192;
-/// Bytes of the residencies of all classes: a header can make one of 4 KiB, and a hub takes a report of 2 MiB. Half of that,
-/// because a name of a deployment and of a region and their quotation marks stand beside each.
+/// Maximum bytes of the residencies of all classes: a header can make one of 4 KiB, and a hub accepts a report of 2
+/// MiB. Half of that, because a deployment name, a region name and their quotation marks are sent with each.
 pub const RESIDENCY_BYTES_MAX: usize = 1 << 20;
 
-/// What is asked for.
+/// Demand of all classes.
 #[derive(Clone, Debug, Default)]
-pub struct Demand {
-    classes: BTreeMap<DeploymentName, Vec<Class>>,
-    kept: usize,
-    /// Bytes of their residencies.
-    bytes: usize,
-    /// Requests of classes for which there was no room.
-    missed: u64,
-    told: Option<Instant>,
+pub struct DemandMeter {
+    classes: BTreeMap<DeploymentName, Vec<DemandClass>>,
+    class_count: usize,
+    /// Bytes of the classes' residencies.
+    residency_bytes: usize,
+    /// Requests of classes beyond the limits.
+    untracked: u64,
+    last_report: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
-struct Class {
+struct DemandClass {
     residency: Residency,
     allowed: RegionSet,
     origin: RegionIndex,
-    all: Counter,
-    /// Those of the interactive priority among them.
-    lookups: Counter,
-    asked: Instant,
+    total: TokenCounter,
+    /// Tokens of interactive requests, included in `total`.
+    interactive: TokenCounter,
+    last_request: Instant,
 }
 
-/// Tokens that are asked for.
+/// Counter of requested tokens.
 #[derive(Clone, Debug, Default)]
-struct Counter {
-    /// Since they were last told of.
+struct TokenCounter {
+    /// Since the last report.
     tokens: u64,
     /// Per second.
     rate: Option<Ewma>,
 }
 
-/// One class, as it is told of.
+/// Demand of one class, as reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// What is asked for.
+pub struct ClassDemand {
+    /// Requested deployment.
     pub deployment: DeploymentName,
-    /// The residency policy that it travels under.
+    /// Residency policy of the requests.
     pub residency: Residency,
-    /// Where it comes from.
+    /// Region in which the requests originate.
     pub origin: RegionIndex,
-    /// How much.
+    /// Requested tokens a second.
     pub tokens_per_second: u64,
 }
 
-impl Demand {
-    /// Somebody asks for about so many tokens. Returns what part of what is asked are lookups, as it was when the class was
-    /// last told of.
-    pub fn asked(
+impl DemandMeter {
+    /// Records a request of an estimated number of tokens. Returns the interactive share of its class as of the last
+    /// report.
+    pub fn record(
         &mut self,
         deployment: &DeploymentName,
         (residency, allowed): (&Residency, RegionSet),
@@ -88,90 +88,100 @@ impl Demand {
         (priority, tokens): (Priority, u64),
         now: Instant,
     ) -> Option<Permille> {
-        let known = self.classes.get_mut(deployment);
+        let classes = self.classes.get_mut(deployment);
         if let Some(class) =
-            known.and_then(|classes| classes.iter_mut().find(|class| class.is(origin, allowed)))
+            classes.and_then(|classes| classes.iter_mut().find(|class| class.is(origin, allowed)))
         {
             class.count(priority, tokens);
-            class.asked = now;
-            return class.lookups();
+            class.last_request = now;
+            return class.interactive_share();
         }
-        let there = self.classes.get(deployment).map_or(0, Vec::len);
-        let bytes = self.bytes + residency.as_str().len();
-        if there >= CLASSES_PER_DEPLOYMENT_MAX || self.kept >= CLASSES_MAX || bytes > RESIDENCY_BYTES_MAX {
-            self.missed += 1;
+        let in_deployment = self.classes.get(deployment).map_or(0, Vec::len);
+        let bytes = self.residency_bytes + residency.as_str().len();
+        if in_deployment >= CLASSES_PER_DEPLOYMENT_MAX
+            || self.class_count >= CLASSES_MAX
+            || bytes > RESIDENCY_BYTES_MAX
+        {
+            self.untracked += 1;
             return None;
         }
-        self.kept += 1;
-        self.bytes = bytes;
-        let (all, lookups) = (Counter::default(), Counter::default());
-        let mut class = Class { residency: residency.clone(), allowed, origin, all, lookups, asked: now };
+        self.class_count += 1;
+        self.residency_bytes = bytes;
+        let (total, interactive) = (TokenCounter::default(), TokenCounter::default());
+        let mut class = DemandClass {
+            residency: residency.clone(),
+            allowed,
+            origin,
+            total,
+            interactive,
+            last_request: now,
+        };
         class.count(priority, tokens);
         self.classes.entry(deployment.clone()).or_default().push(class);
         None
     }
 
-    /// What part of what is asked are lookups, as it was when the class was last told of.
-    pub fn lookups(
+    /// Returns the interactive share of a class as of the last report.
+    pub fn interactive_share(
         &self,
         deployment: &DeploymentName,
         allowed: RegionSet,
         origin: RegionIndex,
     ) -> Option<Permille> {
-        self.classes.get(deployment)?.iter().find(|class| class.is(origin, allowed))?.lookups()
+        self.classes.get(deployment)?.iter().find(|class| class.is(origin, allowed))?.interactive_share()
     }
 
-    /// Everything that there is to tell. To be called about once a second.
-    pub fn tell(&mut self, now: Instant) -> Vec<Asked> {
-        let since = self.told.replace(now).map(|told| now.saturating_duration_since(told));
-        let mut told = Vec::with_capacity(self.kept);
+    /// Returns the demand of all classes. To be called about once a second.
+    pub fn report(&mut self, now: Instant) -> Vec<ClassDemand> {
+        let since = self.last_report.replace(now).map(|last| now.saturating_duration_since(last));
+        let mut reported = Vec::with_capacity(self.class_count);
         for (deployment, classes) in &mut self.classes {
-            classes.retain(|class| now.saturating_duration_since(class.asked) <= KEPT);
+            classes.retain(|class| now.saturating_duration_since(class.last_request) <= CLASS_RETENTION);
             for class in classes {
-                class.lookups.per_second(since, now);
-                told.push(Asked {
+                class.interactive.per_second(since, now);
+                reported.push(ClassDemand {
                     deployment: deployment.clone(),
                     residency: class.residency.clone(),
                     origin: class.origin,
-                    tokens_per_second: class.all.per_second(since, now).round() as u64,
+                    tokens_per_second: class.total.per_second(since, now).round() as u64,
                 });
             }
         }
         self.classes.retain(|_, classes| !classes.is_empty());
-        self.kept = told.len();
-        self.bytes = told.iter().map(|asked| asked.residency.as_str().len()).sum();
-        told
+        self.class_count = reported.len();
+        self.residency_bytes = reported.iter().map(|class| class.residency.as_str().len()).sum();
+        reported
     }
 
-    /// Requests of classes for which there was no room, ever.
-    pub fn missed(&self) -> u64 {
-        self.missed
+    /// Returns the number of requests so far of classes beyond the limits.
+    pub fn untracked(&self) -> u64 {
+        self.untracked
     }
 }
 
-impl Class {
+impl DemandClass {
     fn is(&self, origin: RegionIndex, allowed: RegionSet) -> bool {
         self.origin == origin && self.allowed == allowed
     }
 
     fn count(&mut self, priority: Priority, tokens: u64) {
-        self.all.tokens = self.all.tokens.saturating_add(tokens);
+        self.total.tokens = self.total.tokens.saturating_add(tokens);
         if priority == Priority::Interactive {
-            self.lookups.tokens = self.lookups.tokens.saturating_add(tokens);
+            self.interactive.tokens = self.interactive.tokens.saturating_add(tokens);
         }
     }
 
-    /// The part of them, while anything is asked.
-    fn lookups(&self) -> Option<Permille> {
-        let (all, lookups) = (self.all.rate?.get(), self.lookups.rate?.get());
-        (all > 0.0).then(|| Permille::new((lookups / all * 1000.0).round() as u16))
+    /// Returns the interactive share; `None` without demand.
+    fn interactive_share(&self) -> Option<Permille> {
+        let (total, interactive) = (self.total.rate?.get(), self.interactive.rate?.get());
+        (total > 0.0).then(|| Permille::new((interactive / total * 1000.0).round() as u16))
     }
 }
 
-impl Counter {
-    /// What is asked per second, with what came since it was last told of.
+impl TokenCounter {
+    /// Returns the rate, including the tokens since the last report.
     fn per_second(&mut self, since: Option<Duration>, now: Instant) -> f64 {
-        // Before anything was told there is no time that what came could be divided by.
+        // Before the first report the tokens have no period to divide by.
         let since = since.filter(|since| !since.is_zero()).unwrap_or(Duration::from_secs(1));
         let sample = std::mem::take(&mut self.tokens) as f64 / since.as_secs_f64();
         let rate = self.rate.get_or_insert_with(|| Ewma::new(HALF_LIFE, sample, now));
@@ -196,103 +206,122 @@ mod tests {
         RegionIndex::new(number).unwrap()
     }
 
-    fn asks(demand: &mut Demand, deployment: &str, regions: usize, origin: usize, tokens: u64, now: Instant) {
+    fn request(
+        demand: &mut DemandMeter,
+        deployment: &str,
+        regions: usize,
+        origin: usize,
+        tokens: u64,
+        now: Instant,
+    ) {
         let anywhere = Residency::of(&ResidencyPolicy::Anywhere);
         let (policy, tokens) = ((&anywhere, RegionSet::all(regions)), (Priority::Bulk, tokens));
-        demand.asked(&name(deployment), policy, at(origin), tokens, now);
+        demand.record(&name(deployment), policy, at(origin), tokens, now);
     }
 
-    fn told(demand: &mut Demand, now: Instant) -> Vec<(String, usize, u64)> {
-        let told = demand.tell(now).into_iter();
-        told.map(|asked| (asked.deployment.to_string(), asked.origin.as_usize(), asked.tokens_per_second))
+    fn reported(demand: &mut DemandMeter, now: Instant) -> Vec<(String, usize, u64)> {
+        let reported = demand.report(now).into_iter();
+        reported
+            .map(|class| (class.deployment.to_string(), class.origin.as_usize(), class.tokens_per_second))
             .collect()
     }
 
     #[test]
-    fn what_is_asked_is_told_by_class_and_origin_as_an_average_that_forgets() {
-        let (mut demand, mut now) = (Demand::default(), some_instant());
-        demand.tell(now);
+    fn demand_is_reported_by_class_and_origin_as_a_decaying_average() {
+        let (mut demand, mut now) = (DemandMeter::default(), some_instant());
+        demand.report(now);
         for _ in 0..3 {
             now += SECOND;
-            asks(&mut demand, "d", 8, 0, 400, now);
-            asks(&mut demand, "d", 8, 0, 600, now);
-            asks(&mut demand, "d", 8, 5, 10, now);
-            asks(&mut demand, "d", 3, 0, 20, now);
-            let each = |origin, tokens| ("d".to_owned(), origin, tokens);
-            assert_eq!(told(&mut demand, now), [each(0, 1000), each(5, 10), each(0, 20)]);
+            request(&mut demand, "d", 8, 0, 400, now);
+            request(&mut demand, "d", 8, 0, 600, now);
+            request(&mut demand, "d", 8, 5, 10, now);
+            request(&mut demand, "d", 3, 0, 20, now);
+            let expected = |origin, tokens| ("d".to_owned(), origin, tokens);
+            assert_eq!(reported(&mut demand, now), [expected(0, 1000), expected(5, 10), expected(0, 20)]);
         }
         now += HALF_LIFE;
-        assert_eq!(told(&mut demand, now)[0].2, 500);
-        asks(&mut demand, "d", 8, 0, 5 * 1500, now);
+        assert_eq!(reported(&mut demand, now)[0].2, 500);
+        request(&mut demand, "d", 8, 0, 5 * 1500, now);
         now += HALF_LIFE;
-        assert_eq!(told(&mut demand, now)[0].2, 1000);
+        assert_eq!(reported(&mut demand, now)[0].2, 1000);
     }
 
     #[test]
-    fn the_part_of_lookups_is_that_of_the_tokens_of_their_class() {
-        let (mut demand, mut now) = (Demand::default(), some_instant());
+    fn the_interactive_share_is_that_of_the_tokens_of_the_class() {
+        let (mut demand, mut now) = (DemandMeter::default(), some_instant());
         let (anywhere, d) = (Residency::of(&ResidencyPolicy::Anywhere), name("d"));
         let policy = (&anywhere, RegionSet::all(8));
-        let part = |demand: &Demand, origin| demand.lookups(&d, policy.1, at(origin)).map(Permille::get);
-        demand.tell(now);
+        let part = |demand: &DemandMeter, origin| {
+            demand.interactive_share(&d, policy.1, at(origin)).map(Permille::get)
+        };
+        demand.report(now);
         for (priority, tokens) in [(Priority::Interactive, 100), (Priority::Bulk, 300)] {
-            assert_eq!(demand.asked(&d, policy, at(0), (priority, tokens), now), None, "nobody has told yet");
+            assert_eq!(
+                demand.record(&d, policy, at(0), (priority, tokens), now),
+                None,
+                "before the first report"
+            );
         }
-        demand.asked(&d, policy, at(1), (Priority::Interactive, 5), now);
-        demand.asked(&d, policy, at(2), (Priority::Bulk, 5), now);
+        demand.record(&d, policy, at(1), (Priority::Interactive, 5), now);
+        demand.record(&d, policy, at(2), (Priority::Bulk, 5), now);
         now += SECOND;
-        demand.tell(now);
+        demand.report(now);
         assert_eq!([0, 1, 2, 3].map(|origin| part(&demand, origin)), [Some(250), Some(1000), Some(0), None]);
-        assert_eq!(demand.asked(&d, policy, at(0), (Priority::Bulk, 900), now), Some(Permille::new(250)));
+        assert_eq!(demand.record(&d, policy, at(0), (Priority::Bulk, 900), now), Some(Permille::new(250)));
         now += HALF_LIFE;
-        demand.tell(now);
+        demand.report(now);
         assert_eq!(part(&demand, 0), Some(172), "half of 100 in half of 400 and half of 900 in five seconds");
     }
 
     #[test]
-    fn a_class_that_nobody_asks_for_is_told_of_for_a_while() {
-        let (mut demand, now) = (Demand::default(), some_instant());
-        asks(&mut demand, "d", 8, 0, 1, now);
-        assert_eq!(told(&mut demand, now + KEPT).len(), 1);
-        assert_eq!(told(&mut demand, now + KEPT + SECOND), []);
-        asks(&mut demand, "d", 8, 0, 1, now + KEPT + SECOND);
-        assert_eq!(told(&mut demand, now + KEPT + SECOND).len(), 1, "and anew");
+    fn a_class_without_requests_is_reported_for_its_retention_time() {
+        let (mut demand, now) = (DemandMeter::default(), some_instant());
+        request(&mut demand, "d", 8, 0, 1, now);
+        assert_eq!(reported(&mut demand, now + CLASS_RETENTION).len(), 1);
+        assert_eq!(reported(&mut demand, now + CLASS_RETENTION + SECOND), []);
+        request(&mut demand, "d", 8, 0, 1, now + CLASS_RETENTION + SECOND);
+        assert_eq!(
+            reported(&mut demand, now + CLASS_RETENTION + SECOND).len(),
+            1,
+            "and again after a new request"
+        );
     }
 
     #[test]
-    fn as_many_bytes_of_residencies_are_kept_as_may_be_and_one_more_is_not() {
-        let (mut demand, now) = (Demand::default(), some_instant());
-        let codes = ('a'..='z').flat_map(|a| ('a'..='z').map(move |b| format!("us-a{a}{b}"))).take(100);
-        let text = codes.collect::<Vec<_>>().join(",");
+    fn residencies_are_kept_up_to_the_byte_limit_and_one_more_is_untracked() {
+        let (mut demand, now) = (DemandMeter::default(), some_instant());
+        let region_codes =
+            ('a'..='z').flat_map(|a| ('a'..='z').map(move |b| format!("us-a{a}{b}"))).take(100);
+        let text = region_codes.collect::<Vec<_>>().join(",");
         let long = Residency::of(&text.parse().unwrap());
-        let each = long.as_str().len();
-        let fit = RESIDENCY_BYTES_MAX / each;
-        let mut ask = |number: usize, now| {
+        let expected = long.as_str().len();
+        let fit = RESIDENCY_BYTES_MAX / expected;
+        let mut record = |number: usize, now| {
             let policy = (&long, RegionSet::all(1));
-            demand.asked(&name(&format!("d{number}")), policy, at(0), (Priority::Bulk, 1), now);
-            demand.missed()
+            demand.record(&name(&format!("d{number}")), policy, at(0), (Priority::Bulk, 1), now);
+            demand.untracked()
         };
-        assert_eq!((0..fit).map(|number| ask(number, now)).max(), Some(0));
-        assert_eq!(ask(fit, now), 1);
-        assert_eq!(demand.tell(now).len(), fit);
-        assert!(demand.tell(now + KEPT + SECOND).is_empty());
-        assert_eq!(demand.bytes, 0, "what is forgotten makes room");
+        assert_eq!((0..fit).map(|number| record(number, now)).max(), Some(0));
+        assert_eq!(record(fit, now), 1);
+        assert_eq!(demand.report(now).len(), fit);
+        assert!(demand.report(now + CLASS_RETENTION + SECOND).is_empty());
+        assert_eq!(demand.residency_bytes, 0, "an expired class frees its bytes");
     }
 
     #[test]
-    fn as_many_classes_are_counted_as_may_be_and_one_more_is_missed() {
-        let (mut demand, now) = (Demand::default(), some_instant());
+    fn classes_are_counted_up_to_the_limit_and_one_more_is_untracked() {
+        let (mut demand, now) = (DemandMeter::default(), some_instant());
         for regions in 1..=CLASSES_PER_DEPLOYMENT_MAX {
-            asks(&mut demand, "d", regions, 0, 1, now);
+            request(&mut demand, "d", regions, 0, 1, now);
         }
-        assert_eq!((demand.missed(), demand.kept), (0, CLASSES_PER_DEPLOYMENT_MAX));
-        asks(&mut demand, "d", CLASSES_PER_DEPLOYMENT_MAX + 1, 0, 1, now);
-        assert_eq!((demand.missed(), demand.kept), (1, CLASSES_PER_DEPLOYMENT_MAX));
+        assert_eq!((demand.untracked(), demand.class_count), (0, CLASSES_PER_DEPLOYMENT_MAX));
+        request(&mut demand, "d", CLASSES_PER_DEPLOYMENT_MAX + 1, 0, 1, now);
+        assert_eq!((demand.untracked(), demand.class_count), (1, CLASSES_PER_DEPLOYMENT_MAX));
         for number in CLASSES_PER_DEPLOYMENT_MAX..CLASSES_MAX {
-            asks(&mut demand, &format!("e{number}"), 1, 0, 1, now);
+            request(&mut demand, &format!("e{number}"), 1, 0, 1, now);
         }
-        assert_eq!((demand.missed(), demand.kept), (1, CLASSES_MAX));
-        asks(&mut demand, "one-more", 1, 0, 1, now);
-        assert_eq!((demand.missed(), told(&mut demand, now).len()), (2, CLASSES_MAX));
+        assert_eq!((demand.untracked(), demand.class_count), (1, CLASSES_MAX));
+        request(&mut demand, "one-more", 1, 0, 1, now);
+        assert_eq!((demand.untracked(), reported(&mut demand, now).len()), (2, CLASSES_MAX));
     }
 }

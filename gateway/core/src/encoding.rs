@@ -1,18 +1,18 @@
-//! Content codings, as headers name them (RFC 9110, 8.4 and 12.5.3).
+//! Content codings in headers (RFC 9110, 8.4 and 12.5.3).
 //!
-//! One coding is spoken, gzip: every client has it, in both directions. What else there is (zstd, br) would save some
-//! percent more of what is mostly digits, and is worth neither a second decoder to attack nor a choice to explain.
+//! Only gzip is supported: every client has it, in both directions. Others (zstd, br) would save some percent more of
+//! mostly digits, which does not justify a second decoder as attack surface or a choice to explain.
 
-/// In what a body comes.
+/// Content coding of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
-    /// As it is.
+    /// No coding.
     Identity,
     /// RFC 1952.
     Gzip,
 }
 
-/// What `content-encoding` says; `None` if that is not spoken here, as several codings on top of each other.
+/// Parses `content-encoding`; `None` if it is not supported, such as several codings on top of each other.
 pub fn of_content(value: Option<&[u8]>) -> Option<Coding> {
     let value = value.unwrap_or_default().trim_ascii();
     let is = |name: &[u8]| value.eq_ignore_ascii_case(name);
@@ -25,22 +25,22 @@ pub fn of_content(value: Option<&[u8]>) -> Option<Coding> {
     }
 }
 
-/// Whether an `accept-encoding` takes gzip: named, or by `*`, and not with the weight 0.
-pub fn takes_gzip(value: Option<&[u8]>) -> bool {
+/// Returns whether an `accept-encoding` accepts gzip: by name or by `*`, and not with the weight 0.
+pub fn accepts_gzip(value: Option<&[u8]>) -> bool {
     let mut by_star = false;
     for part in value.unwrap_or_default().split(|byte| *byte == b',') {
-        let mut pieces = part.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-        let name = pieces.next().unwrap_or_default();
-        let refused = pieces.any(is_weight_zero);
+        let mut parameters = part.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        let name = parameters.next().unwrap_or_default();
+        let is_rejected = parameters.any(is_weight_zero);
         if name.eq_ignore_ascii_case(b"gzip") || name.eq_ignore_ascii_case(b"x-gzip") {
-            return !refused;
+            return !is_rejected;
         }
-        by_star |= name == b"*" && !refused;
+        by_star |= name == b"*" && !is_rejected;
     }
     by_star
 }
 
-/// `q=0`, `q=0.`, `q=0.000`.
+/// Returns whether the parameter is `q=0`, `q=0.` or `q=0.000`.
 fn is_weight_zero(parameter: &[u8]) -> bool {
     match parameter {
         [b'q' | b'Q', b'=', b'0'] => true,
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_comes_as_it_is_or_in_gzip_or_not_at_all() {
+    fn a_body_is_plain_or_gzip_or_unsupported() {
         let check = |value: Option<&str>, expected| {
             assert_eq!(of_content(value.map(str::as_bytes)), expected, "{value:?}")
         };
@@ -70,9 +70,9 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_taken_by_those_who_say_so() {
+    fn gzip_is_accepted_if_the_header_says_so() {
         let check =
-            |value: &str, expected| assert_eq!(takes_gzip(Some(value.as_bytes())), expected, "{value}");
+            |value: &str, expected| assert_eq!(accepts_gzip(Some(value.as_bytes())), expected, "{value}");
         check("gzip", true);
         check("br, GZIP;q=0.5, *;q=0", true);
         check("*", true);
@@ -82,6 +82,6 @@ mod tests {
         check("identity, br", false);
         check("", false);
         check(",,;", false);
-        assert!(!takes_gzip(None));
+        assert!(!accepts_gzip(None));
     }
 }

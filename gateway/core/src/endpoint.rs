@@ -1,42 +1,42 @@
-//! What a method and a path ask for.
+//! Endpoints: mapping of a method and a path.
 //!
-//! Everything that a model computes is forwarded; which paths those are is written here once, for the edge and for the
-//! regions' doors. OpenAI's, Cohere's, Voyage's and Jina's requests name their model in the body. TEI's do not, since a TEI serves
-//! one model; so any path may stand below `/deployments/{name}`, as Azure has it, and `…/deployments/{name}` is the base
-//! URL to give to such a client.
+//! Everything that a model computes is forwarded; the list of those paths exists once, for the edge and for the
+//! regions' ingresses. Requests of OpenAI, Cohere, Voyage and Jina name their model in the body. TEI's do not, since a
+//! TEI serves one model; so any path may be prefixed with `/deployments/{name}`, as in Azure, and
+//! `…/deployments/{name}` is the base URL for such a client.
 
-/// Something that the edge serves.
+/// Endpoint of the edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint<'a> {
     /// Computed by a model, and forwarded to a region.
-    Computed(Target<'a>),
-    /// `GET /v1/models`, answered at the edge.
+    Computed(ForwardTarget<'a>),
+    /// `GET /v1/models`, served by the edge.
     Models,
-    /// `GET /infinity/models`: the same list with the members that Infinity's client insists on.
+    /// `GET /infinity/models`: the same list with the members that Infinity's client requires.
     InfinityModels,
-    /// `GET /v1/models/{id}`, answered at the edge.
+    /// `GET /v1/models/{id}`, served by the edge.
     Model(&'a str),
-    /// `GET /openapi.json`: the description of the API. It says nothing about tenants, so that no key is needed.
+    /// `GET /openapi.json`: the description of the API. It contains nothing about tenants, so that no key is needed.
     OpenApi,
 }
 
-/// Where a forwarded request goes.
+/// Target of a forwarded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target<'a> {
-    /// The path as a replica serves it.
+pub struct ForwardTarget<'a> {
+    /// Path as served by a replica.
     pub path: &'static str,
-    /// The deployment that the path names.
+    /// Deployment in the path.
     pub deployment: Option<&'a str>,
-    /// How the request names its deployment if the path does not.
+    /// Field that names the deployment if the path does not.
     pub model: ModelField,
 }
 
-/// What is known of the field `model` at a path.
+/// Presence of the field `model` at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelField {
-    /// The body has it.
+    /// The body must have it.
     Required,
-    /// The body may have it; its ecosystem does not know it.
+    /// The body may have it; the API itself does not define it.
     Optional,
     /// There is no body.
     Bodiless,
@@ -44,7 +44,7 @@ pub enum ModelField {
 
 use ModelField::{Bodiless, Optional, Required};
 
-/// Why a method and a path are not served.
+/// Reason why a method and a path are not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotServed {
     /// No such path.
@@ -53,7 +53,7 @@ pub enum NotServed {
     Method(&'static str),
 }
 
-/// Every path that a model computes something for.
+/// Paths that a model computes.
 const COMPUTED: [(&str, &str, ModelField); 25] = [
     ("POST", "/v1/embeddings", Required),
     ("POST", "/v1/embed", Required),
@@ -79,12 +79,12 @@ const COMPUTED: [(&str, &str, ModelField); 25] = [
     ("POST", "/tokenize", Optional),
     ("POST", "/decode", Optional),
     ("GET", "/info", Bodiless),
-    // The base URL itself, to which clients of TEI that were given a URL and no task post.
+    // The base URL itself, used by TEI clients that were given a URL and no task.
     ("POST", ROOT, Optional),
 ];
 
-/// What the edge answers by itself. `{id}` stands for one path segment.
-const AT_THE_EDGE: [(&str, &str); 4] =
+/// Paths that the edge serves itself. `{id}` stands for one path segment.
+const EDGE_ENDPOINTS: [(&str, &str); 4] =
     [("GET", "/v1/models"), ("GET", MODEL), ("GET", "/infinity/models"), ("GET", OPENAPI)];
 const MODEL: &str = "/v1/models/{id}";
 const MODEL_PREFIX: &str = "/v1/models/";
@@ -93,29 +93,29 @@ const ROOT: &str = "/";
 const DEPLOYMENTS: &str = "/deployments/";
 
 impl<'a> Endpoint<'a> {
-    /// The endpoint behind a method and a path; a query string is no part of the path.
+    /// Returns the endpoint of a method and a path without its query string.
     pub fn of(method: &str, path: &'a str) -> Result<Endpoint<'a>, NotServed> {
         let (deployment, path) = split(path);
-        let method = reading(method);
-        if let Some(endpoint) = at_the_edge(path) {
+        let method = normalized_method(method);
+        if let Some(endpoint) = edge_endpoint(path) {
             return if method == "GET" { Ok(endpoint) } else { Err(NotServed::Method("GET")) };
         }
-        let found =
+        let endpoint =
             COMPUTED.iter().find(|(_, served, _)| *served == path && (path != ROOT || deployment.is_some()));
-        let (wanted, path, model) = *found.ok_or(NotServed::Path)?;
-        if method == wanted {
-            Ok(Endpoint::Computed(Target { path, deployment, model }))
+        let (expected_method, path, model) = *endpoint.ok_or(NotServed::Path)?;
+        if method == expected_method {
+            Ok(Endpoint::Computed(ForwardTarget { path, deployment, model }))
         } else {
-            Err(NotServed::Method(wanted))
+            Err(NotServed::Method(expected_method))
         }
     }
 
-    /// Every path that is served, as a replica has it; the same path with two methods comes once.
+    /// Returns every served path, as a replica has it; a path with two methods is listed once.
     pub fn paths() -> impl Iterator<Item = &'static str> {
-        COMPUTED.iter().map(|(_, path, _)| *path).chain(AT_THE_EDGE.iter().map(|(_, path)| *path))
+        COMPUTED.iter().map(|(_, path, _)| *path).chain(EDGE_ENDPOINTS.iter().map(|(_, path)| *path))
     }
 
-    /// The path of this endpoint, as [`Endpoint::paths`] has it.
+    /// Returns the path of this endpoint, as in [`Endpoint::paths`].
     pub fn path(&self) -> &'static str {
         match self {
             Endpoint::Computed(target) => target.path,
@@ -126,21 +126,21 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// Every path that is computed, with what is known of its field `model`.
+    /// Returns every computed path, with its method and its field `model`.
     pub fn computed() -> impl Iterator<Item = (&'static str, &'static str, ModelField)> {
         COMPUTED.iter().copied()
     }
 
-    /// The paths that exist, for whoever asked for one that does not.
+    /// Returns the served endpoints, for the error about an unknown one.
     pub fn served() -> impl Iterator<Item = String> {
         let computed =
             COMPUTED.iter().filter(|(_, path, _)| *path != ROOT).map(|(method, path, _)| (*method, *path));
-        computed.chain(AT_THE_EDGE).map(|(method, path)| format!("{method} {path}"))
+        computed.chain(EDGE_ENDPOINTS).map(|(method, path)| format!("{method} {path}"))
     }
 }
 
-/// What the edge answers by itself at this path.
-fn at_the_edge(path: &str) -> Option<Endpoint<'_>> {
+/// Returns the endpoint that the edge serves itself at this path.
+fn edge_endpoint(path: &str) -> Option<Endpoint<'_>> {
     match path {
         "/v1/models" => Some(Endpoint::Models),
         "/infinity/models" => Some(Endpoint::InfinityModels),
@@ -152,7 +152,7 @@ fn at_the_edge(path: &str) -> Option<Endpoint<'_>> {
     }
 }
 
-/// The deployment that a path names, and the rest of it.
+/// Splits a path into its deployment and the rest.
 fn split(path: &str) -> (Option<&str>, &str) {
     let Some(below) = path.strip_prefix(DEPLOYMENTS) else {
         return (None, path);
@@ -161,26 +161,27 @@ fn split(path: &str) -> (Option<&str>, &str) {
     (Some(name), if path.is_empty() { ROOT } else { path })
 }
 
-/// A path as a replica has it, served or not.
-pub fn at_a_replica(path: &str) -> &str {
+/// Returns a path as a replica has it, served or not.
+pub fn replica_path(path: &str) -> &str {
     split(path).1
 }
 
-/// Whether the model's engine computes the response at this path. What is looked up or tokenized says nothing of how long
-/// the engine takes.
+/// Returns whether the model's engine computes the response at this path. The latency of the others says nothing about
+/// that of the engine.
 pub fn uses_engine(path: &str) -> bool {
     !matches!(path, "/info" | "/tokenize" | "/decode")
 }
 
-/// The path of a request that an edge sent, if it is one for a replica.
-pub fn for_a_replica(method: &str, path: &str) -> Option<&'static str> {
-    let method = reading(method);
-    let computed = COMPUTED.iter().find(|(wanted, served, _)| *wanted == method && *served == path);
+/// Returns the replica's path of a request from an edge, if a replica serves it.
+pub fn replica_endpoint(method: &str, path: &str) -> Option<&'static str> {
+    let method = normalized_method(method);
+    let computed =
+        COMPUTED.iter().find(|(expected_method, served, _)| *expected_method == method && *served == path);
     computed.map(|(_, path, _)| *path)
 }
 
-/// Whoever may have an answer may have its head alone (RFC 9110, 9.3.2).
-fn reading(method: &str) -> &str {
+/// Maps HEAD to GET (RFC 9110, 9.3.2).
+fn normalized_method(method: &str) -> &str {
     if method == "HEAD" { "GET" } else { method }
 }
 
@@ -192,7 +193,8 @@ mod tests {
     fn a_path_is_served_with_its_own_method_only() {
         let check =
             |method, path, expected| assert_eq!(Endpoint::of(method, path), expected, "{method} {path}");
-        let computed = |path, deployment, model| Ok(Endpoint::Computed(Target { path, deployment, model }));
+        let computed =
+            |path, deployment, model| Ok(Endpoint::Computed(ForwardTarget { path, deployment, model }));
         check("POST", "/v1/embeddings", computed("/v1/embeddings", None, Required));
         check("HEAD", "/v1/models", Ok(Endpoint::Models));
         check("HEAD", "/v1/embeddings", Err(NotServed::Method("POST")));
@@ -220,27 +222,27 @@ mod tests {
     }
 
     #[test]
-    fn what_an_edge_sends_on_is_what_a_region_takes() {
+    fn a_region_serves_what_an_edge_forwards() {
         for (method, path, _) in COMPUTED {
-            assert_eq!(for_a_replica(method, path), Some(path));
+            assert_eq!(replica_endpoint(method, path), Some(path));
         }
-        assert_eq!(for_a_replica("GET", "/v1/models"), None);
-        assert_eq!(for_a_replica("GET", "/embed"), None);
+        assert_eq!(replica_endpoint("GET", "/v1/models"), None);
+        assert_eq!(replica_endpoint("GET", "/embed"), None);
     }
 
     #[test]
     fn every_endpoint_has_a_path_that_is_listed() {
         let paths: Vec<_> = Endpoint::paths().collect();
-        for asked in ["/v1/models", "/v1/models/a", "/infinity/models", "/openapi.json"] {
-            let endpoint = Endpoint::of("GET", asked).expect(asked);
-            assert!(paths.contains(&endpoint.path()), "{asked}");
+        for path in ["/v1/models", "/v1/models/a", "/infinity/models", "/openapi.json"] {
+            let endpoint = Endpoint::of("GET", path).expect(path);
+            assert!(paths.contains(&endpoint.path()), "{path}");
         }
     }
 
     #[test]
-    fn whoever_asks_for_nothing_is_told_of_everything() {
+    fn all_endpoints_are_listed() {
         let served: Vec<String> = Endpoint::served().collect();
-        assert_eq!(served.len(), COMPUTED.len() - 1 + AT_THE_EDGE.len(), "all but the root");
+        assert_eq!(served.len(), COMPUTED.len() - 1 + EDGE_ENDPOINTS.len(), "all but the root");
         assert!(
             served.contains(&"POST /v1/rerank".to_owned()) && served.contains(&"GET /v1/models".to_owned())
         );

@@ -1,48 +1,49 @@
-//! What racing a late answer may cost.
+//! Budget of hedged requests.
 //!
-//! A second request beside the first hides a stall that hits one region and not the other, and doubles the work of
-//! whoever is merely slow. So it is paid for by requests that were not hedged, two in a hundred, whatever happens: where
-//! more than that stall, the rest wait. Nothing is earned by time: a gateway that answers nothing may not hedge.
+//! A second attempt hides a stall of one region, and doubles the work of a region that is merely slow. So hedges are
+//! paid for by requests that were not hedged, two in a hundred under all conditions: where more than that stall, the
+//! rest wait. Time adds nothing to the budget: a gateway without responses may not hedge.
 
-/// What a request pays in, in thousandths of a hedge: two of a hundred requests are hedged, at most.
-const PAID_IN_PERMILLE: u32 = 20;
-/// What may be saved up, in hedges: a stall of a region with a handful in flight, not a burst on everybody else.
-const SAVED_MAX: u32 = 8;
+/// Deposit of a request, in thousandths of a hedge: at most two of a hundred requests are hedged.
+const DEPOSIT_PERMILLE: u32 = 20;
+/// Largest balance, in hedges: enough for a stall of a region with a handful in flight, too few for a burst on the
+/// others.
+const BALANCE_MAX: u32 = 8;
 
-/// The work before a request, in the time that it takes, up to which a region is calm: the wait at which a queue
-/// begins to be felt beside an answer of the same length.
-const CALM_WAIT_MS: f64 = 20.0;
+/// Largest queueing time up to which a region counts as lightly loaded: at this wait queueing becomes noticeable beside
+/// a response of the same length.
+const LIGHT_LOAD_WAIT_MS: f64 = 20.0;
 
-/// Whether a region that has so many tokens before it and computes so many a second is calm: beyond that an answer is
-/// late because of the load, and a second request is more of it. Whose speed is not known yet is not loaded.
-pub fn is_calm(pending_tokens: u64, tokens_per_second: f64) -> bool {
-    pending_tokens as f64 * 1e3 <= tokens_per_second * CALM_WAIT_MS || tokens_per_second <= 0.0
+/// Returns whether a region with this queue and speed is lightly loaded. Beyond that a response is late because of the
+/// load, and a hedge adds to it. A region whose speed is not known yet counts as lightly loaded.
+pub fn is_lightly_loaded(pending_tokens: u64, tokens_per_second: f64) -> bool {
+    pending_tokens as f64 * 1e3 <= tokens_per_second * LIGHT_LOAD_WAIT_MS || tokens_per_second <= 0.0
 }
 
-/// Hedges, as a share of requests.
+/// Hedge budget: hedges as a share of requests.
 #[derive(Clone, Debug, Default)]
 pub struct HedgeBudget {
-    saved_permille: u32,
+    balance_permille: u32,
 }
 
 impl HedgeBudget {
-    /// A request was sent that could have been hedged.
-    pub fn pay_in(&mut self) {
-        self.saved_permille = (self.saved_permille + PAID_IN_PERMILLE).min(1000 * SAVED_MAX);
+    /// Records a request that could have been hedged.
+    pub fn deposit(&mut self) {
+        self.balance_permille = (self.balance_permille + DEPOSIT_PERMILLE).min(1000 * BALANCE_MAX);
     }
 
-    /// Takes one hedge out, if there is one.
+    /// Withdraws one hedge; returns whether there was one.
     pub fn withdraw(&mut self) -> bool {
-        let enough = self.saved_permille >= 1000;
+        let enough = self.balance_permille >= 1000;
         if enough {
-            self.saved_permille -= 1000;
+            self.balance_permille -= 1000;
         }
         enough
     }
 
-    /// How many hedges could be taken out now.
+    /// Returns the number of hedges that could be withdrawn now.
     pub fn left(&self) -> u32 {
-        self.saved_permille / 1000
+        self.balance_permille / 1000
     }
 }
 
@@ -52,25 +53,25 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn two_of_a_hundred_and_no_more_than_was_saved() {
+    fn two_of_a_hundred_requests_are_hedged_and_no_more_than_the_balance() {
         let mut budget = HedgeBudget::default();
         assert!(!budget.withdraw());
-        (0..49).for_each(|_| budget.pay_in());
+        (0..49).for_each(|_| budget.deposit());
         assert!(!budget.withdraw());
         assert_eq!(budget.left(), 0);
-        budget.pay_in();
+        budget.deposit();
         assert_eq!(budget.left(), 1);
         assert!(budget.withdraw() && !budget.withdraw());
-        (0..10_000).for_each(|_| budget.pay_in());
+        (0..10_000).for_each(|_| budget.deposit());
         assert_eq!((0..100).filter(|_| budget.withdraw()).count(), 8);
     }
 
     #[test]
-    fn a_region_is_calm_up_to_a_lookups_wait() {
-        for (pending, speed, calm) in
+    fn a_region_is_lightly_loaded_up_to_twenty_milliseconds_of_queue() {
+        for (pending, speed, expected) in
             [(0, 1000.0, true), (20, 1000.0, true), (21, 1000.0, false), (9, 0.0, true)]
         {
-            assert_eq!(is_calm(pending, speed), calm, "{pending} at {speed}");
+            assert_eq!(is_lightly_loaded(pending, speed), expected, "{pending} at {speed}");
         }
     }
 
@@ -79,9 +80,9 @@ mod tests {
         fn hedges_never_exceed_their_share(hedged in prop::collection::vec(any::<bool>(), 1..2000)) {
             let mut budget = HedgeBudget::default();
             let mut hedges = 0;
-            for (requests, wants) in hedged.iter().enumerate() {
-                budget.pay_in();
-                hedges += usize::from(*wants && budget.withdraw());
+            for (requests, hedge_is_due) in hedged.iter().enumerate() {
+                budget.deposit();
+                hedges += usize::from(*hedge_is_due && budget.withdraw());
                 prop_assert!(hedges * 50 <= requests + 1);
             }
         }

@@ -1,12 +1,12 @@
-//! Who asks: the tenants of a gateway, and the API keys by which they are known.
+//! Authentication with API keys: the tenants of a gateway, and their keys.
 //!
-//! A key is kept as its SHA-256 digest and looked up by digest. What a caller could learn from how long the lookup
-//! takes is a prefix of the digest of their own guess, which says nothing about any key: so an ordered map is safe
-//! where comparing the keys themselves would not be. A plain hash (no salt, no stretching) is enough because keys are
+//! A key is stored as its SHA-256 digest and looked up by digest. A caller could learn from the duration of the lookup
+//! only a prefix of the digest of its own guess, which reveals nothing about any key: so an ordered map is safe where a
+//! comparison of the keys themselves would not be. A plain hash (no salt, no stretching) is enough because keys are
 //! random, not passwords.
 //!
-//! A request that is let in shares its tenant; nothing is copied and nothing is looked up by name again: what others keep
-//! for each tenant they keep by its [place](Tenant::place).
+//! An authenticated request shares its tenant; nothing is copied and nothing is looked up by name again: other
+//! per-tenant state is stored by [index](Tenant::index).
 
 use crate::tenant::Tenant;
 use regions::id::TenantId;
@@ -15,7 +15,7 @@ use sha2::Digest as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is kept of a secret.
+/// SHA-256 digest of a secret.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 
@@ -26,45 +26,45 @@ impl From<KeyDigest> for Digest {
 }
 
 impl Digest {
-    /// That of `secret`.
+    /// Returns the digest of `secret`.
     pub fn of(secret: &[u8]) -> Digest {
         Digest(sha2::Sha256::digest(secret).into())
     }
 }
 
-/// The tenants of this gateway and the keys that open it.
+/// Tenants of this gateway and their keys.
 #[derive(Clone, Default)]
 pub struct KeyRing {
     tenants: Vec<Arc<Tenant>>,
-    /// Where each stands in the list.
+    /// Position of each tenant in the list.
     names: BTreeMap<TenantId, usize>,
     keys: BTreeMap<Digest, usize>,
 }
 
-/// What came in the `authorization` header.
+/// Credential of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Credential<'a> {
-    /// The key, or the token.
+    /// Key or token.
     pub secret: &'a [u8],
-    /// Its digest.
+    /// Digest of the secret.
     pub digest: Digest,
 }
 
-/// Why a caller is not let in.
+/// Reason why a caller is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyProblem {
     /// No `authorization` header.
     Missing,
     /// The header is not `Bearer KEY`.
     NotBearer,
-    /// Several headers carry keys, and not the same one.
+    /// Several headers carry different keys.
     Several,
-    /// Nobody has this key.
+    /// No tenant has this key.
     Unknown,
 }
 
 impl<'a> Credential<'a> {
-    /// Reads an `authorization` header (RFC 6750 §2.1; the scheme's case does not matter).
+    /// Parses an `authorization` header (RFC 6750 §2.1; the scheme is case-insensitive).
     pub fn read(authorization: Option<&'a [u8]>) -> Result<Credential<'a>, KeyProblem> {
         let header = authorization.ok_or(KeyProblem::Missing)?;
         let (scheme, secret) = header.split_at_checked("Bearer ".len()).ok_or(KeyProblem::NotBearer)?;
@@ -74,17 +74,21 @@ impl<'a> Credential<'a> {
         Ok(Credential::of(secret))
     }
 
-    /// The credential of a request: in `authorization`, or as it stands in one of the headers of `keys`, which Azure's,
-    /// NVIDIA's and Anthropic's clients send. Where several are sent they must be the same: of two tenants, each could be
-    /// the one that was meant.
+    /// Returns the credential of a request: from `authorization`, or from one of the headers of `keys`, which Azure's,
+    /// NVIDIA's and Anthropic's clients send. If several are sent they must be equal, because each of two tenants could
+    /// be the intended one.
     pub fn of_request(
         authorization: Option<&'a [u8]>,
         keys: [Option<&'a [u8]>; 2],
     ) -> Result<Credential<'a>, KeyProblem> {
         let bearer = authorization.map(|authorization| Credential::read(Some(authorization))).transpose()?;
-        let mut all = bearer.into_iter().chain(keys.into_iter().flatten().map(Credential::of));
-        let first = all.next().ok_or(KeyProblem::Missing)?;
-        if all.any(|other| other.digest != first.digest) { Err(KeyProblem::Several) } else { Ok(first) }
+        let mut credentials = bearer.into_iter().chain(keys.into_iter().flatten().map(Credential::of));
+        let first = credentials.next().ok_or(KeyProblem::Missing)?;
+        if credentials.any(|other| other.digest != first.digest) {
+            Err(KeyProblem::Several)
+        } else {
+            Ok(first)
+        }
     }
 
     fn of(secret: &'a [u8]) -> Credential<'a> {
@@ -94,16 +98,16 @@ impl<'a> Credential<'a> {
 }
 
 impl KeyRing {
-    /// Takes a tenant in. Returns false when there is one of its name.
+    /// Adds a tenant. Returns false if its name is taken.
     #[must_use]
     pub fn add(&mut self, tenant: Tenant) -> bool {
-        let place = self.tenants.len();
-        self.add_at_its_place(Tenant { place, ..tenant })
+        let index = self.tenants.len();
+        self.add_at_index(Tenant { index, ..tenant })
     }
 
-    /// The same, of one that has a place already, at which no other of this ring is.
+    /// Adds a tenant that has an index already, which no other tenant of this ring has.
     #[must_use]
-    pub fn add_at_its_place(&mut self, tenant: Tenant) -> bool {
+    pub fn add_at_index(&mut self, tenant: Tenant) -> bool {
         if self.names.contains_key(&tenant.id) {
             return false;
         }
@@ -112,14 +116,14 @@ impl KeyRing {
         true
     }
 
-    /// The same tenants and keys, each tenant at the place that `place` has for its name.
+    /// Returns the same tenants and keys, with the indices that `index` assigns to the names.
     #[must_use]
-    pub fn placed(&self, mut place: impl FnMut(&TenantId) -> usize) -> KeyRing {
-        let at = |tenant: &Arc<Tenant>| Arc::new(Tenant { place: place(&tenant.id), ..(**tenant).clone() });
+    pub fn reindexed(&self, mut index: impl FnMut(&TenantId) -> usize) -> KeyRing {
+        let at = |tenant: &Arc<Tenant>| Arc::new(Tenant { index: index(&tenant.id), ..(**tenant).clone() });
         KeyRing { tenants: self.tenants.iter().map(at).collect(), ..self.clone() }
     }
 
-    /// All keys' digests in order, each with whose it is: two rings with the same keys have the same.
+    /// Returns all digests of keys in order, each with its tenant: equal for two rings with the same keys.
     pub fn fingerprint(&self) -> Vec<u8> {
         let one = |(Digest(digest), at): (&Digest, &usize)| {
             [&digest[..], self.tenants[*at].id.as_str().as_bytes(), b"\n"].concat()
@@ -127,53 +131,53 @@ impl KeyRing {
         self.keys.iter().flat_map(one).collect()
     }
 
-    /// Gives `key` to the tenant of this name; a tenant may have several. Returns false when somebody else has that very
-    /// key, or there is no such tenant.
+    /// Adds `key` to the tenant of this name, which may have several. Returns false if another tenant has the same key,
+    /// or there is no such tenant.
     #[must_use]
     pub fn add_key(&mut self, key: &str, tenant: &TenantId) -> bool {
         self.add_digest(Digest::of(key.as_bytes()), tenant)
     }
 
-    /// The same, of a key of which no more is known than its digest.
+    /// Adds a key of which only the digest is known.
     #[must_use]
     pub fn add_digest(&mut self, digest: Digest, tenant: &TenantId) -> bool {
-        let Some(place) = self.names.get(tenant) else { return false };
-        self.keys.entry(digest).or_insert(*place) == place
+        let Some(index) = self.names.get(tenant) else { return false };
+        self.keys.entry(digest).or_insert(*index) == index
     }
 
-    /// What somebody who was let in by a token is in this ring, which may be a newer one than it was found in; nothing, if
-    /// that issuer no longer speaks for it.
-    pub fn again(&self, tenant: &Tenant) -> Option<&Arc<Tenant>> {
+    /// Returns the current version of a tenant that was authenticated by a token, possibly with an older ring; `None`
+    /// if it no longer belongs to that issuer.
+    pub fn current(&self, tenant: &Tenant) -> Option<&Arc<Tenant>> {
         let now = &self.tenants[*self.names.get(&tenant.id)?];
         (now.issuer == tenant.issuer).then_some(now)
     }
 
-    /// What a tenant who was authenticated by another ring, with this key or, without one, with a token, is in this one;
-    /// nothing if the tenant is gone, or its key was revoked or given to somebody else.
-    pub fn still(&self, tenant: &Tenant, key: Option<&Digest>) -> Option<&Arc<Tenant>> {
-        let Some(key) = key else { return self.again(tenant) };
+    /// Returns the current version of a tenant that was authenticated with an older ring, by this key or, without one,
+    /// by a token; `None` if the tenant was removed, or its key was revoked or moved to another tenant.
+    pub fn current_for(&self, tenant: &Tenant, key: Option<&Digest>) -> Option<&Arc<Tenant>> {
+        let Some(key) = key else { return self.current(tenant) };
         let now = &self.tenants[*self.keys.get(key)?];
         (now.id == tenant.id).then_some(now)
     }
 
-    /// The tenant who has this key.
+    /// Returns the tenant of this key.
     pub fn tenant(&self, credential: &Credential<'_>) -> Result<&Arc<Tenant>, KeyProblem> {
-        let place = self.keys.get(&credential.digest).ok_or(KeyProblem::Unknown)?;
-        Ok(&self.tenants[*place])
+        let index = self.keys.get(&credential.digest).ok_or(KeyProblem::Unknown)?;
+        Ok(&self.tenants[*index])
     }
 
-    /// The tenant of this name, if the tokens of this issuer speak for it.
+    /// Returns the tenant of this name if it belongs to this issuer.
     pub fn tenant_of(&self, issuer: &str, name: &str) -> Option<&Arc<Tenant>> {
         let tenant = &self.tenants[*self.names.get(&name.parse::<TenantId>().ok()?)?];
         (tenant.issuer.as_deref() == Some(issuer)).then_some(tenant)
     }
 
-    /// Everybody, in the order in which they came.
+    /// Returns all tenants, in the order in which they were added.
     pub fn tenants(&self) -> impl ExactSizeIterator<Item = &Arc<Tenant>> {
         self.tenants.iter()
     }
 
-    /// Whether nobody could ever be let in.
+    /// Returns whether no caller can be authenticated.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.tenants.iter().all(|tenant| tenant.issuer.is_none())
     }
@@ -197,10 +201,10 @@ mod tests {
     }
 
     #[test]
-    fn a_key_may_stand_in_any_of_three_headers_and_in_several_if_it_is_one() {
+    fn a_key_may_be_in_any_of_three_headers_and_in_several_if_equal() {
         let secret = |authorization: Option<&'static str>, keys: [Option<&'static str>; 2]| {
             let keys = keys.map(|key| key.map(str::as_bytes));
-            Credential::of_request(authorization.map(str::as_bytes), keys).map(|found| found.secret)
+            Credential::of_request(authorization.map(str::as_bytes), keys).map(|credential| credential.secret)
         };
         assert_eq!(secret(Some("Bearer a"), [None, None]), Ok(&b"a"[..]));
         assert_eq!(secret(None, [Some("a"), None]), Ok(&b"a"[..]));
@@ -213,12 +217,12 @@ mod tests {
     }
 
     #[test]
-    fn only_the_bearer_of_a_known_key_is_let_in() {
+    fn only_a_known_key_is_authenticated() {
         let mut ring = ring();
         assert!(ring.add_key("s3cret", &id("local")));
         assert!(ring.add_key("s3cret", &id("local")));
         assert!(!ring.add_key("s3cret", &id("other")), "one key, one tenant");
-        assert!(!ring.add_key("x", &id("nobody")));
+        assert!(!ring.add_key("x", &id("unknown")));
         let check = |header: Option<&str>, expected: Result<&str, KeyProblem>| {
             let credential = Credential::read(header.map(str::as_bytes));
             let tenant =
@@ -236,39 +240,39 @@ mod tests {
     }
 
     #[test]
-    fn an_issuer_speaks_only_for_whoever_names_it() {
+    fn an_issuer_authenticates_only_its_own_tenants() {
         let mut ring = ring();
         assert!(!ring.add(Tenant::clone(&named("local"))), "one name, one tenant");
         assert!(ring.is_empty());
         let ours = Tenant { issuer: Some("https://a/".to_owned()), ..Tenant::clone(&named("docs")) };
         assert!(ring.add(ours) && !ring.is_empty());
-        let places: Vec<_> = ring.tenants().map(|tenant| tenant.place).collect();
-        assert_eq!(places, [0, 1, 2]);
+        let indices: Vec<_> = ring.tenants().map(|tenant| tenant.index).collect();
+        assert_eq!(indices, [0, 1, 2]);
         let check = |issuer, name, expected: bool| {
             assert_eq!(ring.tenant_of(issuer, name).is_some(), expected, "{issuer} {name}")
         };
         check("https://a/", "docs", true);
         check("https://b/", "docs", false);
         check("https://a/", "local", false);
-        check("https://a/", "nobody", false);
+        check("https://a/", "unknown", false);
         check("https://a/", "no name", false);
     }
 
     #[test]
-    fn whoever_was_let_in_by_a_token_is_found_again_as_it_is_now() {
+    fn a_tenant_authenticated_by_a_token_is_found_in_its_current_version() {
         let mut ring = KeyRing::default();
-        let docs = |issuer: &str, place| Tenant {
+        let docs = |issuer: &str, index| Tenant {
             issuer: Some(issuer.to_owned()),
-            place,
+            index,
             ..Tenant::clone(&named("docs"))
         };
-        assert!(ring.add_at_its_place(docs("https://a/", 7)));
-        let now = ring.again(&docs("https://a/", 0)).map(|tenant| tenant.place);
-        assert_eq!((now, ring.again(&docs("https://b/", 0))), (Some(7), None));
-        assert_eq!(ring.again(&Tenant::clone(&named("other"))), None);
+        assert!(ring.add_at_index(docs("https://a/", 7)));
+        let now = ring.current(&docs("https://a/", 0)).map(|tenant| tenant.index);
+        assert_eq!((now, ring.current(&docs("https://b/", 0))), (Some(7), None));
+        assert_eq!(ring.current(&Tenant::clone(&named("other"))), None);
         let digest = KeyDigest(sha2::Sha256::digest("s3cret").into());
         assert!(ring.add_digest(digest.into(), &id("docs")));
         let credential = Credential::read(Some(b"Bearer s3cret")).unwrap();
-        assert_eq!(ring.tenant(&credential).map(|tenant| tenant.place), Ok(7));
+        assert_eq!(ring.tenant(&credential).map(|tenant| tenant.index), Ok(7));
     }
 }

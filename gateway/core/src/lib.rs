@@ -1,35 +1,30 @@
-//! One request's fate at the edge, decided without IO, clock or runtime.
+//! Decisions of the edge about one request, without IO, clock or runtime.
 //!
-//! In the order in which a request meets them:
+//! The modules in the order in which a request passes them:
 //!
-//! 0. [`connections`] — which connections are let in; [`head`], [`chunks`], [`trailers`] — whether what came is a request that everybody reads
-//!    alike; [`flood`] — whether an HTTP/2 client only keeps
-//!    us busy.
-//! 1. [`endpoint`] — method and path say what is asked for. [`cors`] — which web pages may read the response.
-//! 2. [`keys`], [`jwt`] — who asks; [`tenant`] — what they may use and how much of it, kept by a [`bucket`] per limit.
-//! 3. [`ask`] — what the headers ask for: time, place, narrower policy, and a [`priority`].
-//! 4. [`progress`] — how slowly a body may arrive, and [`memory`] — how much all of them may take; [`encoding`] — what a body is
-//!    packed in; [`body`] — the `model` that the JSON body names and the work that it
-//!    brings, read without building a tree.
-//! 5. [`residency`] — which regions may see it: a type without which nothing is sent. [`shed`] — whether there is room for it,
-//!    and who goes first when there is not; [`spill`] — whether it goes past the nearest region, because another has
-//!    offered to take it. [`spiffe`] — who a region proves to be.
-//! 6. [`health`] — what this gateway knows of each region from its reports, and [`queue`] — how long what waits there will
-//!    take; [`targets`] — what its own requests have seen of each: how long an answer takes ([`pace`]) and who is left alone
-//!    for a while ([`circuit`]), for what the upstream did and never for what a client did ([`outlier`]). [`cold`] — where it would
-//!    be held until a replica is ready, and whether that is worth it. [`weights`] — what the hub plans for requests like it;
-//!    [`demand`] — what the hub is told of them.
-//! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
-//!    attempt can come to, [`budget`] what a second one costs and [`hedge`] what a race. [`scatter`] cuts a request with
-//!    very many inputs into pieces, each a request of its own, and joins their answers.
-//!    [`multiplex`] — which of a region's connections an attempt goes over, where many share one.
-//! 8. [`trail`] — what became of each attempt, in [`words`]; [`timing`] — where the time went, for the client to read.
-//! 9. [`receipt`] — what proves all this later, and the audit that reads it. [`decimal`] writes the numbers in all of these.
+//! 0. [`connections`]: admission of connections. [`head`], [`chunks`], [`trailers`]: rejection of ambiguous requests.
+//!    [`flood`]: detection of HTTP/2 floods.
+//! 1. [`endpoint`]: mapping of method and path. [`cors`]: web pages that may read the response.
+//! 2. [`keys`], [`jwt`]: authentication. [`tenant`]: permissions and rate limits, with a token [`bucket`] per limit.
+//! 3. [`request_options`]: options in headers: timeout, location, narrower residency policy, [`priority`].
+//! 4. [`progress`]: timeouts of a body. [`memory`]: memory budget of all bodies. [`encoding`]: content coding of a
+//!    body. [`body`]: `model` and cost estimate of the JSON body, read without building a tree.
+//! 5. [`residency`]: allowed regions, a type without which nothing is sent. [`shed`]: admission control and load
+//!    shedding. [`spill`]: spillover past the primary region, to one that has offered credit. [`spiffe`]: proven
+//!    identity of a region.
+//! 6. [`health`]: health of each region from its reports. [`queue`]: its queueing delay. [`targets`]: observations of
+//!    this gateway's own requests: [`latency`] and circuit breakers ([`circuit`]), with evidence from the upstream and
+//!    never from the client ([`outlier`]). [`cold`]: ranking of regions that would hold a request until a replica is
+//!    ready. [`weights`]: the hub's traffic plan. [`demand`]: the demand that is reported to the hub.
+//! 7. [`plan`]: attempts, until there is a response or an error. [`outcome`]: failures of an attempt. [`budget`]: retry
+//!    budget. [`hedge`]: hedge budget. [`scatter`]: split of a request with very many inputs into sub-requests, and
+//!    join of their responses. [`multiplex`]: selection among a region's HTTP/2 connections.
+//! 8. [`trail`]: record of the attempts, with [`labels`]. [`timing`]: the `server-timing` header.
+//! 9. [`receipt`]: receipts that prove all this later, and their audit. [`decimal`]: fast formatting of numbers.
 //!
-//! The residency policy (which regions may see the request at all) and the choice among them are in `regions`. Everything here
-//! takes the time as an argument; the Pingora shell in `gateway` does as it is told.
+//! The residency policy itself and region selection are in `regions`. Everything here takes the time as an argument;
+//! the Pingora shell in `gateway` performs the decisions.
 
-pub mod ask;
 pub mod body;
 pub mod bucket;
 pub mod budget;
@@ -48,16 +43,18 @@ pub mod health;
 pub mod hedge;
 pub mod jwt;
 pub mod keys;
+pub mod labels;
+pub mod latency;
 pub mod memory;
 pub mod multiplex;
 pub mod outcome;
 pub mod outlier;
-pub mod pace;
 pub mod plan;
 pub mod priority;
 pub mod progress;
 pub mod queue;
 pub mod receipt;
+pub mod request_options;
 pub mod residency;
 pub mod route;
 pub mod scatter;
@@ -70,13 +67,12 @@ pub mod timing;
 pub mod trail;
 pub mod trailers;
 pub mod weights;
-pub mod words;
 
-/// Some instant for tests to count from.
+/// Returns an arbitrary instant for tests.
 #[cfg(test)]
 #[expect(
     clippy::disallowed_methods,
-    reason = "an Instant cannot be made from nothing, and no test looks at which it is"
+    reason = "an Instant cannot be constructed, and no test depends on its value"
 )]
 fn some_instant() -> std::time::Instant {
     std::time::Instant::now()

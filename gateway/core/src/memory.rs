@@ -1,34 +1,34 @@
-//! Memory budget of request bodies: how much all of them may take, and of that one tenant and one connection.
+//! Memory budget of request bodies: in total, for each tenant and for each connection.
 //!
-//! A body is counted as it arrives, never by the length that it declares: a declaration costs a client nothing. What one
-//! tenant or one connection may take is a part of the whole, so that whoever fills it is refused and others are not.
+//! A body is counted as it arrives, never by its declared length: a declaration costs a client nothing. The limits of a
+//! tenant and of a connection are parts of the total, so that the one that uses them up is rejected and others are not.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// Bytes that bodies may take.
+/// Limits of the bytes of bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// All of them together.
+    /// All bodies together.
     pub total: usize,
-    /// Those of one tenant.
+    /// Bodies of one tenant.
     pub per_tenant: usize,
-    /// Those that came over one connection.
+    /// Bodies received over one connection.
     pub per_connection: usize,
 }
 
 /// Owner of a body: tenant and connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Owner {
-    /// The place of its tenant; none where another process has counted it.
+pub struct BodyOwner {
+    /// Index of the tenant; `None` if another process has counted it.
     pub tenant: Option<usize>,
-    /// The client's end of its connection; none where the connection carries the requests of many.
+    /// Client address of the connection; `None` if the connection carries the requests of many clients.
     pub connection: Option<SocketAddr>,
 }
 
-/// Which limit is reached.
+/// Limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum BudgetExceeded {
     /// [`Limits::total`].
     Total,
     /// [`Limits::per_tenant`].
@@ -47,43 +47,43 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Nothing is taken yet.
+    /// Starts with no memory in use.
     pub fn new(limits: Limits) -> Budget {
         Budget { limits, used: 0, tenants: BTreeMap::new(), connections: BTreeMap::new() }
     }
 
-    /// The limits.
+    /// Returns the limits.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Bytes that are taken.
+    /// Returns the bytes in use.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// Bytes that the tenant with most of them has taken.
+    /// Returns the bytes of the tenant that uses the most.
     pub fn largest_tenant(&self) -> usize {
         self.tenants.values().copied().max().unwrap_or(0)
     }
 
-    /// Takes `bytes` more, or nothing.
+    /// Reserves all of `bytes`, or nothing.
     ///
     /// # Errors
     ///
-    /// The limit that is reached; the owner's own before that of all.
-    pub fn reserve(&mut self, owner: Owner, bytes: usize) -> Result<(), Full> {
+    /// The limit that is reached; the owner's own before the total.
+    pub fn reserve(&mut self, owner: BodyOwner, bytes: usize) -> Result<(), BudgetExceeded> {
         let connection = owner.connection.and_then(|key| self.connections.get(&key)).copied().unwrap_or(0);
         let tenant = owner.tenant.and_then(|key| self.tenants.get(&key)).copied().unwrap_or(0);
         let exceeds = |used: usize, limit: usize| used.saturating_add(bytes) > limit;
         if owner.connection.is_some() && exceeds(connection, self.limits.per_connection) {
-            return Err(Full::Connection);
+            return Err(BudgetExceeded::Connection);
         }
         if owner.tenant.is_some() && exceeds(tenant, self.limits.per_tenant) {
-            return Err(Full::Tenant);
+            return Err(BudgetExceeded::Tenant);
         }
         if exceeds(self.used, self.limits.total) {
-            return Err(Full::Total);
+            return Err(BudgetExceeded::Total);
         }
         self.used += bytes;
         if let Some(key) = owner.connection {
@@ -95,8 +95,8 @@ impl Budget {
         Ok(())
     }
 
-    /// Gives back `bytes` that the same owner has taken.
-    pub fn release(&mut self, owner: Owner, bytes: usize) {
+    /// Releases `bytes` that the same owner has reserved.
+    pub fn release(&mut self, owner: BodyOwner, bytes: usize) {
         self.used = self.used.saturating_sub(bytes);
         if let Some(key) = owner.connection {
             release(&mut self.connections, key, bytes);
@@ -107,11 +107,11 @@ impl Budget {
     }
 }
 
-fn release<K: Ord>(taken: &mut BTreeMap<K, usize>, key: K, bytes: usize) {
-    if let Some(left) = taken.get_mut(&key) {
-        *left = left.saturating_sub(bytes);
-        if *left == 0 {
-            taken.remove(&key);
+fn release<K: Ord>(used: &mut BTreeMap<K, usize>, key: K, bytes: usize) {
+    if let Some(bytes_used) = used.get_mut(&key) {
+        *bytes_used = bytes_used.saturating_sub(bytes);
+        if *bytes_used == 0 {
+            used.remove(&key);
         }
     }
 }
@@ -122,28 +122,28 @@ mod tests {
 
     const LIMITS: Limits = Limits { total: 100, per_tenant: 40, per_connection: 30 };
 
-    fn owner(tenant: usize, port: u16) -> Owner {
-        Owner { tenant: Some(tenant), connection: Some(SocketAddr::from(([127, 0, 0, 1], port))) }
+    fn owner(tenant: usize, port: u16) -> BodyOwner {
+        BodyOwner { tenant: Some(tenant), connection: Some(SocketAddr::from(([127, 0, 0, 1], port))) }
     }
 
     #[test]
-    fn each_limit_holds_and_one_byte_past_it_is_refused_by_its_name() {
+    fn each_limit_holds_and_one_byte_past_it_is_rejected_with_the_limit() {
         let mut budget = Budget::new(LIMITS);
         assert_eq!(budget.reserve(owner(0, 1), 30), Ok(()));
-        assert_eq!(budget.reserve(owner(0, 1), 1), Err(Full::Connection));
+        assert_eq!(budget.reserve(owner(0, 1), 1), Err(BudgetExceeded::Connection));
         assert_eq!(budget.reserve(owner(0, 2), 10), Ok(()));
-        assert_eq!(budget.reserve(owner(0, 3), 1), Err(Full::Tenant));
+        assert_eq!(budget.reserve(owner(0, 3), 1), Err(BudgetExceeded::Tenant));
         assert_eq!(budget.reserve(owner(1, 4), 30), Ok(()), "another tenant has its own");
         assert_eq!(budget.reserve(owner(2, 5), 30), Ok(()));
-        assert_eq!(budget.reserve(owner(3, 6), 1), Err(Full::Total));
+        assert_eq!(budget.reserve(owner(3, 6), 1), Err(BudgetExceeded::Total));
         assert_eq!((budget.used(), budget.largest_tenant()), (100, 40));
-        let whole = Owner { tenant: None, connection: None };
+        let whole = BodyOwner { tenant: None, connection: None };
         budget.release(owner(1, 4), 30);
-        assert_eq!(budget.reserve(whole, 30), Ok(()), "counted elsewhere, it has the total alone to keep to");
+        assert_eq!(budget.reserve(whole, 30), Ok(()), "counted by another process, only the total applies");
     }
 
     #[test]
-    fn what_is_given_back_is_forgotten() {
+    fn released_bytes_leave_no_state() {
         let mut budget = Budget::new(LIMITS);
         for port in 0..1000 {
             assert_eq!(budget.reserve(owner(usize::from(port), port), 30), Ok(()));
@@ -154,9 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_takes_nothing() {
+    fn a_rejected_reservation_reserves_nothing() {
         let mut budget = Budget::new(LIMITS);
-        assert_eq!(budget.reserve(owner(0, 1), usize::MAX), Err(Full::Connection));
+        assert_eq!(budget.reserve(owner(0, 1), usize::MAX), Err(BudgetExceeded::Connection));
         assert_eq!((budget.used(), budget.tenants.len(), budget.connections.len()), (0, 0, 0));
     }
 }

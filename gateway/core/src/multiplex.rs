@@ -1,109 +1,118 @@
-//! Many requests on one connection: which connection takes the next of them, and whether a connection is alive.
+//! HTTP/2 connection pool to one address: selection of a connection for a request, and keepalive.
 //!
-//! Over HTTP/1.1 a connection carries one request, and a connection that stalls stalls one. Over HTTP/2 it carries many, which
-//! saves connections and shares what goes wrong: a lost packet, or a path that swallows everything, holds up all that are on
-//! it. So requests are spread over several connections once there are more than a few ([`pick`]), and a connection from which
-//! nothing is heard gets nothing more to do long before it is given up ([`Pulse`]). What is under way on it stays: whoever
-//! waits for an answer leaves by itself, as its plan has it, and a connection that was only late goes on.
+//! Over HTTP/1.1 a connection carries one request, and a connection that stalls stalls one. Over HTTP/2 it carries
+//! many, which saves connections and shares failures: a lost packet, or a path that drops everything, holds up all
+//! requests on it. So requests are spread over several connections once there are more than a few ([`select`]), and a
+//! connection without incoming bytes gets no new requests long before it is closed ([`Keepalive`]). Requests in flight
+//! stay on it: their own timeouts move them elsewhere, and a connection that was only slow continues.
 
 use std::time::{Duration, Instant};
 
-/// Connections to one address. With [`REQUESTS_EASY`] on each that is 512 requests; beyond, they share.
+/// Connections to one address. With [`REQUESTS_BEFORE_OPENING`] on each that is 512 requests; further ones share.
 pub const CONNECTIONS_MAX: usize = 16;
-/// As long as one of the connections has fewer requests than this, no other is opened. What an answer may have under way
-/// (its window) times this is what a connection may have, so that so many clients who do not read hold up nobody else.
-pub const REQUESTS_EASY: usize = 32;
-/// Requests on one connection. Times [`CONNECTIONS_MAX`] it is more than an edge asks of a region at once (8,192), so that
-/// what is reached first is the bound that clients are told of, and a report still finds a place.
+/// While one of the connections has fewer requests than this, no other is opened. The flow-control window of a stream
+/// times this is the window of a connection, so that as many clients that do not read hold up no other request.
+pub const REQUESTS_BEFORE_OPENING: usize = 32;
+/// Requests on one connection. Times [`CONNECTIONS_MAX`] it is more than an edge sends to a region at once (8,192), so
+/// that the limit of the region is reached first, which is reported to clients, and a status report still finds
+/// capacity.
 pub const REQUESTS_MAX: usize = 640;
-/// How often a connection's pulse is felt.
-pub const BEAT: Duration = Duration::from_millis(250);
-/// From when on a question without an answer makes a connection silent: longer than a round trip around the globe.
-pub const SILENT_AFTER: Duration = Duration::from_millis(500);
-/// From when on it is dead: as long as a region's silence takes to mean the same.
-pub const DEAD_AFTER: Duration = Duration::from_secs(3);
+/// Interval of the keepalive checks of a connection.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(250);
+/// Time without an acknowledgement of a ping after which a connection is unresponsive: longer than a round trip around
+/// the globe.
+pub const UNRESPONSIVE_AFTER: Duration = Duration::from_millis(500);
+/// Time without an acknowledgement after which it is closed: as long as until a silent region is down.
+pub const CLOSE_AFTER: Duration = Duration::from_secs(3);
 
-/// What is asked of a connection before it is given another request.
+/// State of a connection, as used by [`select`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
-    /// Requests under way on it.
+pub struct ConnectionLoad {
+    /// Requests in flight on it.
     pub requests: usize,
-    /// Nothing is heard from it.
-    pub silent: bool,
+    /// Whether it is unresponsive.
+    pub unresponsive: bool,
 }
 
-/// What a request does.
+/// Selected connection of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pick {
-    /// It goes on this one.
+pub enum Selected {
+    /// Send on this one.
     Use(usize),
-    /// It goes on this one, and another is opened for those who come next.
+    /// Send on this one, and open another for the next requests.
     UseAndOpen(usize),
-    /// It waits for the one that is opened for it.
-    Open,
-    /// It waits for the one that is being opened.
+    /// Open a connection and wait for it.
+    OpenAndWait,
+    /// Wait for the connection that is being opened.
     Wait,
-    /// There is nothing to wait for.
+    /// Reject: all connections are at their limit.
     Full,
 }
 
-/// Which of the connections takes a request. The first that has it easy, so that those which a quiet hour has made
-/// superfluous grow idle; then the one with the least to do.
-pub fn pick(connections: impl Iterator<Item = Load> + Clone, opening: bool) -> Pick {
-    let sound = connections.clone().enumerate().filter(|(_, load)| !load.silent);
-    if let Some((at, _)) = sound.clone().find(|(_, load)| load.requests < REQUESTS_EASY) {
-        return Pick::Use(at);
+/// Selects the connection of a request: the first below [`REQUESTS_BEFORE_OPENING`], so that connections left over from
+/// a busier time become idle; then the one with the fewest requests.
+pub fn select(connections: impl Iterator<Item = ConnectionLoad> + Clone, opening: bool) -> Selected {
+    let responsive = connections.clone().enumerate().filter(|(_, load)| !load.unresponsive);
+    if let Some((index, _)) = responsive.clone().find(|(_, load)| load.requests < REQUESTS_BEFORE_OPENING) {
+        return Selected::Use(index);
     }
-    let least = sound.filter(|(_, load)| load.requests < REQUESTS_MAX).min_by_key(|(_, load)| load.requests);
+    let least =
+        responsive.filter(|(_, load)| load.requests < REQUESTS_MAX).min_by_key(|(_, load)| load.requests);
     let may_open = !opening && connections.count() < CONNECTIONS_MAX;
     match (least, may_open) {
-        (Some((at, _)), true) => Pick::UseAndOpen(at),
-        (Some((at, _)), false) => Pick::Use(at),
-        (None, true) => Pick::Open,
-        (None, false) if opening => Pick::Wait,
-        (None, false) => Pick::Full,
+        (Some((index, _)), true) => Selected::UseAndOpen(index),
+        (Some((index, _)), false) => Selected::Use(index),
+        (None, true) => Selected::OpenAndWait,
+        (None, false) if opening => Selected::Wait,
+        (None, false) => Selected::Full,
     }
 }
 
-/// What is to be done about a connection.
+/// Action of a keepalive check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beat {
-    /// Nothing.
-    Rest,
-    /// It should be asked whether it is there.
-    Ask,
-    /// It is not.
-    Dead,
+pub enum KeepaliveAction {
+    /// None.
+    None,
+    /// Send a ping.
+    Ping,
+    /// Close the connection.
+    Close,
 }
 
-/// Whether anything is heard from a connection.
+/// Keepalive state of a connection.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pulse {
-    /// When it was asked, and has said nothing since.
-    asked: Option<Instant>,
+pub struct Keepalive {
+    /// Time of the ping that is not acknowledged yet.
+    unacknowledged_ping: Option<Instant>,
 }
 
-impl Pulse {
-    /// To be called every [`BEAT`]: the last byte was `heard` then, and so many `requests` are under way. It is asked only
-    /// while somebody waits: nobody minds the death of a connection that nobody uses.
-    pub fn felt(&mut self, heard: Instant, requests: usize, now: Instant) -> Beat {
-        if self.asked.is_some_and(|asked| heard >= asked) {
-            self.asked = None;
+impl Keepalive {
+    /// Checks a connection, to be called every [`KEEPALIVE_INTERVAL`]: the last byte came at `last_byte`, and
+    /// `requests` are in flight. An idle connection is not pinged: its failure has no effect.
+    pub fn check(&mut self, last_byte: Instant, requests: usize, now: Instant) -> KeepaliveAction {
+        if self.unacknowledged_ping.is_some_and(|unacknowledged_ping| last_byte >= unacknowledged_ping) {
+            self.unacknowledged_ping = None;
         }
-        match self.asked {
-            Some(asked) if now.saturating_duration_since(asked) >= DEAD_AFTER => Beat::Dead,
-            Some(_) => Beat::Rest,
-            None if requests > 0 && now.saturating_duration_since(heard) >= BEAT => {
-                self.asked = Some(now);
-                Beat::Ask
+        match self.unacknowledged_ping {
+            Some(unacknowledged_ping)
+                if now.saturating_duration_since(unacknowledged_ping) >= CLOSE_AFTER =>
+            {
+                KeepaliveAction::Close
             }
-            None => Beat::Rest,
+            Some(_) => KeepaliveAction::None,
+            None if requests > 0 && now.saturating_duration_since(last_byte) >= KEEPALIVE_INTERVAL => {
+                self.unacknowledged_ping = Some(now);
+                KeepaliveAction::Ping
+            }
+            None => KeepaliveAction::None,
         }
     }
 
-    /// Whether it owes an answer for so long that nothing more should be given to it.
-    pub fn is_silent(&self, now: Instant) -> bool {
-        self.asked.is_some_and(|asked| now.saturating_duration_since(asked) >= SILENT_AFTER)
+    /// Returns whether a ping is unacknowledged for so long that no more requests should use the connection.
+    pub fn is_unresponsive(&self, now: Instant) -> bool {
+        self.unacknowledged_ping.is_some_and(|unacknowledged_ping| {
+            now.saturating_duration_since(unacknowledged_ping) >= UNRESPONSIVE_AFTER
+        })
     }
 }
 
@@ -111,76 +120,80 @@ impl Pulse {
 mod tests {
     use super::*;
 
-    fn loads(requests: &[usize]) -> Vec<Load> {
-        requests.iter().map(|requests| Load { requests: *requests, silent: false }).collect()
+    fn loads(requests: &[usize]) -> Vec<ConnectionLoad> {
+        requests.iter().map(|requests| ConnectionLoad { requests: *requests, unresponsive: false }).collect()
     }
 
-    fn check(connections: &[Load], opening: bool, expected: Pick) {
-        assert_eq!(pick(connections.iter().copied(), opening), expected, "{connections:?}, {opening}");
-    }
-
-    #[test]
-    fn the_first_that_has_it_easy_takes_a_request_and_another_is_opened_when_none_has() {
-        const FULL: usize = REQUESTS_EASY;
-        check(&[], false, Pick::Open);
-        check(&[], true, Pick::Wait);
-        check(&loads(&[FULL - 1, 0]), false, Pick::Use(0));
-        check(&loads(&[FULL, 1]), false, Pick::Use(1));
-        check(&loads(&[FULL + 1, FULL]), false, Pick::UseAndOpen(1));
-        check(&loads(&[FULL + 1, FULL]), true, Pick::Use(1));
+    fn check(connections: &[ConnectionLoad], opening: bool, expected: Selected) {
+        assert_eq!(select(connections.iter().copied(), opening), expected, "{connections:?}, {opening}");
     }
 
     #[test]
-    fn there_are_as_many_connections_and_requests_as_may_be_and_not_one_more() {
+    fn the_first_connection_with_few_requests_is_selected_and_another_is_opened_when_there_is_none() {
+        const FULL: usize = REQUESTS_BEFORE_OPENING;
+        check(&[], false, Selected::OpenAndWait);
+        check(&[], true, Selected::Wait);
+        check(&loads(&[FULL - 1, 0]), false, Selected::Use(0));
+        check(&loads(&[FULL, 1]), false, Selected::Use(1));
+        check(&loads(&[FULL + 1, FULL]), false, Selected::UseAndOpen(1));
+        check(&loads(&[FULL + 1, FULL]), true, Selected::Use(1));
+    }
+
+    #[test]
+    fn connections_and_requests_are_limited() {
         let many = |count: usize, requests| loads(&vec![requests; count]);
-        check(&many(CONNECTIONS_MAX - 1, REQUESTS_MAX), false, Pick::Open);
-        check(&many(CONNECTIONS_MAX, REQUESTS_MAX - 1), false, Pick::Use(0));
-        check(&many(CONNECTIONS_MAX, REQUESTS_MAX), false, Pick::Full);
-        check(&many(CONNECTIONS_MAX - 1, REQUESTS_MAX), true, Pick::Wait);
+        check(&many(CONNECTIONS_MAX - 1, REQUESTS_MAX), false, Selected::OpenAndWait);
+        check(&many(CONNECTIONS_MAX, REQUESTS_MAX - 1), false, Selected::Use(0));
+        check(&many(CONNECTIONS_MAX, REQUESTS_MAX), false, Selected::Full);
+        check(&many(CONNECTIONS_MAX - 1, REQUESTS_MAX), true, Selected::Wait);
     }
 
     #[test]
-    fn one_that_is_silent_gets_nothing_more_and_counts() {
-        let mut connections = loads(&[0, REQUESTS_EASY]);
-        connections[0].silent = true;
-        check(&connections, false, Pick::UseAndOpen(1));
+    fn an_unresponsive_connection_gets_no_requests_and_counts() {
+        let mut connections = loads(&[0, REQUESTS_BEFORE_OPENING]);
+        connections[0].unresponsive = true;
+        check(&connections, false, Selected::UseAndOpen(1));
         connections.truncate(1);
-        check(&connections, false, Pick::Open);
-        check(&connections, true, Pick::Wait);
-        check(&vec![Load { requests: 1, silent: true }; CONNECTIONS_MAX], false, Pick::Full);
+        check(&connections, false, Selected::OpenAndWait);
+        check(&connections, true, Selected::Wait);
+        check(
+            &vec![ConnectionLoad { requests: 1, unresponsive: true }; CONNECTIONS_MAX],
+            false,
+            Selected::Full,
+        );
     }
 
-    /// Feels a pulse every beat while a request is under way; the last byte was heard at each of `heard`, in beats. What was
-    /// done at each, as a word.
-    fn felt(beats: u32, heard: &[u32]) -> String {
-        let (begin, mut pulse) = (crate::some_instant(), Pulse::default());
+    /// Checks a connection at every interval while a request is in flight; the last byte came at each of `received`, in
+    /// intervals. Returns the action at each as a character.
+    fn felt(beats: u32, last_byte: &[u32]) -> String {
+        let (begin, mut keepalive) = (crate::some_instant(), Keepalive::default());
         let words = (1..=beats).map(|beat| {
-            let now = begin + beat * BEAT;
-            let last = heard.iter().filter(|heard| **heard <= beat).max().copied().unwrap_or(0);
-            match pulse.felt(begin + last * BEAT, 1, now) {
-                Beat::Rest if pulse.is_silent(now) => 's',
-                Beat::Rest => '.',
-                Beat::Ask => '?',
-                Beat::Dead => 'x',
+            let now = begin + beat * KEEPALIVE_INTERVAL;
+            let last = last_byte.iter().filter(|last_byte| **last_byte <= beat).max().copied().unwrap_or(0);
+            match keepalive.check(begin + last * KEEPALIVE_INTERVAL, 1, now) {
+                KeepaliveAction::None if keepalive.is_unresponsive(now) => 's',
+                KeepaliveAction::None => '.',
+                KeepaliveAction::Ping => '?',
+                KeepaliveAction::Close => 'x',
             }
         });
         words.collect()
     }
 
     #[test]
-    fn a_connection_that_says_nothing_is_asked_then_silent_then_dead() {
+    fn a_connection_without_bytes_is_pinged_then_unresponsive_then_closed() {
         assert_eq!(felt(13, &[]), "?.ssssssssssx");
-        // What it says without being asked is as good.
+        // Any received byte counts as an acknowledgement.
         assert_eq!(felt(6, &[1, 2, 4]), "..?.?.");
-        // Late, and alive again.
+        // Slow, and responsive again.
         assert_eq!(felt(6, &[4]), "?.s.?.");
     }
 
     #[test]
-    fn one_on_which_nobody_waits_is_left_in_peace() {
-        let (begin, mut pulse) = (crate::some_instant(), Pulse::default());
+    fn an_idle_connection_is_not_pinged() {
+        let (begin, mut keepalive) = (crate::some_instant(), Keepalive::default());
         for beat in 1..100 {
-            assert_eq!(pulse.felt(begin, 0, begin + beat * BEAT), Beat::Rest);
+            assert_eq!(keepalive.check(begin, 0, begin + beat * KEEPALIVE_INTERVAL), KeepaliveAction::None);
         }
     }
 }

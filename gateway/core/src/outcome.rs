@@ -1,50 +1,52 @@
-//! What an attempt can come to, and the two questions that it raises.
+//! Failures of an attempt.
 //!
-//! *May this be tried again?* depends on how far the attempt got: before the first byte of an answer, a second attempt
-//! cannot give the client two answers, and everything that the edge forwards today computes and changes nothing.
-//! *Is my picture of the region wrong?* is another question with its own answer: a stale pooled connection says nothing
-//! about a region, a refused one does.
+//! A failure answers two questions. *May the request be retried?* depends on how far the attempt got: before the first
+//! byte of a response, a second attempt cannot give the client two responses, and no request that the edge forwards
+//! today has side effects.
+//! *Is it evidence about the region?* is independent of that: a stale pooled connection says nothing about a region, a
+//! refused connection does.
 
-use crate::outlier::{DeadlineSetBy, Evidence, UpstreamAction, evidence};
+use crate::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
 
-/// How an attempt ended without an answer that the client could have.
+/// Failure of an attempt: it ended without a response for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// A pooled connection turned out to be closed: the region let go of it while it was idle, and has not seen the
-    /// request.
+pub enum AttemptFailure {
+    /// A pooled connection was closed: the region had closed it while it was idle, and has not seen the request.
     StaleConnection,
-    /// The region could not be reached, or broke off before the first byte of an answer.
+    /// The region could not be reached, or broke off before the first byte of a response.
     Unreachable,
-    /// Who answered at the region's address proved to be somebody else; not a byte of the request was sent.
+    /// The certificate at the region's address has another identity; no byte of the request was sent.
     WrongPeer,
-    /// The region answered that it cannot, and that another could.
-    Elsewhere,
-    /// Nothing came within the time in which this region answers such requests, and somebody else could take over.
-    Late,
-    /// Nothing came, and meanwhile the region was found to be lost.
-    Lost,
-    /// Nothing came before the deadline of the request.
-    DeadlinePassed,
+    /// The region responded that it cannot serve the request, and that another region could.
+    Declined,
+    /// No first byte came within the time that is usual for this region and request size, and another region could take
+    /// over.
+    FirstByteTimeout,
+    /// No response came, and meanwhile the region was found to be down.
+    RegionDown,
+    /// No response came before the deadline of the request.
+    DeadlineExceeded,
     /// The receipt of the attempt is required and could not be made durable; not a byte of the request was sent.
     ReceiptUnavailable,
 }
 
-impl Failure {
+impl AttemptFailure {
     /// Returns the evidence about the upstream; `status` is that of the response, if there was one.
-    pub fn evidence(self, status: Option<u16>) -> Option<Evidence> {
+    pub fn evidence(self, status: Option<u16>) -> Option<OutlierEvidence> {
         match self {
-            Failure::StaleConnection => {
+            AttemptFailure::StaleConnection => {
                 evidence(DeadlineSetBy::Measurement, UpstreamAction::ClosedIdleConnection)
             }
-            Failure::Unreachable => evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable),
-            Failure::WrongPeer => evidence(DeadlineSetBy::Measurement, UpstreamAction::WrongPeer),
-            Failure::Elsewhere => {
+            AttemptFailure::Unreachable => evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable),
+            AttemptFailure::WrongPeer => evidence(DeadlineSetBy::Measurement, UpstreamAction::WrongPeer),
+            AttemptFailure::Declined => {
                 evidence(DeadlineSetBy::Measurement, UpstreamAction::Declined { status: status? })
             }
-            Failure::Late => evidence(DeadlineSetBy::Measurement, UpstreamAction::Silent),
-            Failure::DeadlinePassed => evidence(DeadlineSetBy::Client, UpstreamAction::Silent),
-            // Whoever found the loss has counted it; and a receipt that cannot be written is this process's problem.
-            Failure::Lost | Failure::ReceiptUnavailable => None,
+            AttemptFailure::FirstByteTimeout => evidence(DeadlineSetBy::Measurement, UpstreamAction::Silent),
+            AttemptFailure::DeadlineExceeded => evidence(DeadlineSetBy::Client, UpstreamAction::Silent),
+            // The component that found the region down has counted it; a receipt that cannot be written is this
+            // process's problem.
+            AttemptFailure::RegionDown | AttemptFailure::ReceiptUnavailable => None,
         }
     }
 }
@@ -52,18 +54,19 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outlier::Seen;
+    use crate::outlier::AttemptOutcome;
 
     #[test]
-    fn a_deadline_of_the_client_says_nothing_about_a_region() {
-        let seen = |failure: Failure, status| failure.evidence(status).map(Evidence::seen);
-        assert_eq!(seen(Failure::DeadlinePassed, None), None);
-        assert_eq!(seen(Failure::Late, None), Some(Seen::Missed));
-        assert_eq!(seen(Failure::Unreachable, None), Some(Seen::Failed));
-        assert_eq!(seen(Failure::WrongPeer, None), Some(Seen::Failed));
-        assert_eq!(seen(Failure::Elsewhere, Some(502)), Some(Seen::Faulted));
-        assert_eq!(seen(Failure::Elsewhere, Some(503)), None);
-        assert_eq!(seen(Failure::StaleConnection, None), None);
-        assert_eq!(seen(Failure::Lost, None), None);
+    fn a_deadline_of_the_client_is_no_evidence_about_a_region() {
+        let outcome =
+            |failure: AttemptFailure, status| failure.evidence(status).map(OutlierEvidence::outcome);
+        assert_eq!(outcome(AttemptFailure::DeadlineExceeded, None), None);
+        assert_eq!(outcome(AttemptFailure::FirstByteTimeout, None), Some(AttemptOutcome::Timeout));
+        assert_eq!(outcome(AttemptFailure::Unreachable, None), Some(AttemptOutcome::ConnectionFailure));
+        assert_eq!(outcome(AttemptFailure::WrongPeer, None), Some(AttemptOutcome::ConnectionFailure));
+        assert_eq!(outcome(AttemptFailure::Declined, Some(502)), Some(AttemptOutcome::ServerError));
+        assert_eq!(outcome(AttemptFailure::Declined, Some(503)), None);
+        assert_eq!(outcome(AttemptFailure::StaleConnection, None), None);
+        assert_eq!(outcome(AttemptFailure::RegionDown, None), None);
     }
 }

@@ -1,401 +1,423 @@
-//! A request's way from region to region until there is an answer or a refusal.
+//! Retry state machine of one request: its attempts, until there is a response or an error.
 //!
-//! The plan is made once, from the regions that may see the request, in the order of preference. It never asks a region
-//! that is not in that list, so whatever happens on the way, the residency policy that made the list holds. It asks each region at
-//! most once (a stale connection aside), pays for every attempt after the first, and ends at the deadline. Where the policy
-//! has become narrower meanwhile, regions are taken out of the list ([`RequestPlan::restrict`]); none is added.
+//! The plan is made once, from the allowed regions in the order of preference. It never uses a region that is not in
+//! that list, so the residency policy that made the list holds throughout. Each region gets at most one attempt (apart
+//! from the replay after a stale connection), every attempt after the first is paid from a budget, and the plan ends at
+//! the deadline. Where the policy has become narrower meanwhile, regions are removed from the list
+//! ([`RequestPlan::restrict`]); none is added.
 //!
-//! | what happens | next | paid from |
+//! | event | next attempt | paid from |
 //! |---|---|---|
-//! | stale connection | the same region, once | nothing: it has not seen the request |
-//! | unreachable, the wrong peer, or "elsewhere" | the next region, once | the retry budget |
-//! | first byte late | the next healthy region instead, once | the evacuation budget of a region that is ejected, else the retry budget |
-//! | region lost | the next region, once | the evacuation budget of the lost region |
-//! | slower than nearly all | the next healthy and calm region as well, once | the hedge budget |
-//! | deadline passed | a refusal | |
-//! | the receipt cannot be made durable | a refusal: nothing was sent | |
+//! | stale connection | the same region, once | free: the region has not seen the request |
+//! | unreachable, wrong peer, or declined | the next region, once | the retry budget |
+//! | first-byte timeout | the next healthy region instead, once | the evacuation budget if there is one, else the retry budget |
+//! | region down | the next region, once | the evacuation budget of that region |
+//! | slower than the 95th percentile | the next healthy, lightly loaded region as well, once | the hedge budget |
+//! | deadline exceeded | none: error | |
+//! | the receipt cannot be made durable | none: error; nothing was sent | |
 //!
-//! A first byte that is late is no failure yet: without somebody healthy to take over, or a budget to pay for it, the plan
-//! waits on. So a deadline that is too short costs a few attempts and never an answer. While two attempts race, one that
-//! fails is simply out of the race.
+//! A first-byte timeout is no failure yet: without a healthy region to take over, or a budget to pay for it, the plan
+//! keeps waiting. So a timeout that is too short costs a few attempts and never a response. While two attempts race,
+//! the failure of one leaves the other in flight.
 //!
-//! An answer that says "elsewhere" is given to the client when there is no elsewhere: it says more than we could.
+//! A response that declines the request is relayed to the client when there is no other region: it is more specific
+//! than an error of the gateway.
 //!
-//! The obvious other way, a loop of attempts with a timeout each, can neither wait on nor race, and spreads over the code
-//! what the table above says in one place.
+//! The obvious alternative, a loop of attempts with a timeout each, can neither keep waiting nor race, and spreads over
+//! the code what the table above states in one place.
 
 use crate::budget::{EvacuationBudget, RetryBudget};
 use crate::hedge::HedgeBudget;
-use crate::outcome::Failure;
-use crate::trail::Cause;
+use crate::outcome::AttemptFailure;
+use crate::trail::AttemptCause;
 use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The budgets of one gateway.
+/// Budgets of one gateway.
 #[derive(Clone, Debug)]
 pub struct Budgets {
     /// Pays for retries.
     pub retry: RetryBudget,
-    /// Pays for races.
+    /// Pays for hedges.
     pub hedge: HedgeBudget,
-    /// Pays for leaving a lost region; one for each that was lost lately.
+    /// Pays for evacuations; one for each region that was recently lost.
     evacuation: BTreeMap<RegionIndex, EvacuationBudget>,
 }
 
 impl Budgets {
-    /// The budgets of a gateway that starts.
+    /// Makes the budgets of a gateway that starts.
     pub fn new(now: Instant) -> Budgets {
         Budgets { retry: RetryBudget::new(now), hedge: HedgeBudget::default(), evacuation: BTreeMap::new() }
     }
 
-    /// `region` has got worse: whatever is in flight there may leave. What has left already no longer counts, so a
-    /// region that is first suspected and then down, or that comes back and is lost again, pays for each attempt once.
+    /// Opens an evacuation budget for `region`, whose health got worse: its requests in flight may move. Requests that
+    /// have moved already no longer count, so a region that is first suspect and then down, or recovers and fails
+    /// again, pays for each once.
     pub fn evacuate(&mut self, region: RegionIndex, in_flight: u32, now: Instant) {
-        self.evacuation.insert(region, EvacuationBudget::opened(in_flight, now));
+        self.evacuation.insert(region, EvacuationBudget::open(in_flight, now));
     }
 
-    /// What each region that was lost lately may still be left for.
+    /// Returns the evacuations left of each recently lost region.
     pub fn evacuations_left(&self, now: Instant) -> impl Iterator<Item = (RegionIndex, u32)> {
         self.evacuation.iter().map(move |(region, budget)| (*region, budget.left(now)))
     }
 
-    fn pay(&mut self, failure: Failure, region: RegionIndex, now: Instant) -> bool {
+    fn pay(&mut self, failure: AttemptFailure, region: RegionIndex, now: Instant) -> bool {
         let mut evacuation = || self.evacuation.get_mut(&region).is_some_and(|budget| budget.withdraw(now));
         match failure {
-            Failure::StaleConnection => true,
-            Failure::Lost => evacuation(),
-            Failure::Late => evacuation() || self.retry.withdraw(now),
-            Failure::Unreachable | Failure::WrongPeer | Failure::Elsewhere => self.retry.withdraw(now),
-            Failure::DeadlinePassed | Failure::ReceiptUnavailable => false,
+            AttemptFailure::StaleConnection => true,
+            AttemptFailure::RegionDown => evacuation(),
+            AttemptFailure::FirstByteTimeout => evacuation() || self.retry.withdraw(now),
+            AttemptFailure::Unreachable | AttemptFailure::WrongPeer | AttemptFailure::Declined => {
+                self.retry.withdraw(now)
+            }
+            AttemptFailure::DeadlineExceeded | AttemptFailure::ReceiptUnavailable => false,
         }
     }
 }
 
-/// What is known of the regions when a plan decides.
+/// State of the regions at the time of a decision.
 #[derive(Clone, Copy)]
-pub struct Sight<'a> {
-    /// How a region looks; one that is left alone for a while is a suspect.
+pub struct RegionView<'a> {
+    /// Health of a region; an ejected region counts as suspect.
     pub health: &'a dyn Fn(RegionIndex) -> Health,
-    /// How much waits there.
-    pub load: &'a dyn Fn(RegionIndex) -> Load,
-    /// How long it takes.
-    pub waits: &'a dyn Fn(RegionIndex) -> Waits,
+    /// Load of a region.
+    pub load: &'a dyn Fn(RegionIndex) -> RegionLoad,
+    /// Timeouts of an attempt at a region.
+    pub timeouts: &'a dyn Fn(RegionIndex) -> AttemptTimeouts,
 }
 
-/// How much waits for a region.
+/// Load of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Load {
-    /// It may be asked for what need not be asked.
-    Calm,
-    /// It may be asked.
+pub enum RegionLoad {
+    /// May get hedges.
+    Light,
+    /// May get first attempts and retries.
     Busy,
-    /// As many requests of this gateway wait for it as may.
+    /// At the limit of requests in flight of this gateway.
     Full,
 }
 
-/// How long to wait for the first byte of a region's answer; `None` where that is not known yet.
+/// Timeouts of an attempt; `None` if not known yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits {
-    /// After this it is late.
-    pub late: Option<Duration>,
-    /// After this it is slower than nearly all.
+pub struct AttemptTimeouts {
+    /// First-byte timeout.
+    pub first_byte: Option<Duration>,
+    /// Hedging delay: the 95th percentile of the latency.
     pub hedge: Option<Duration>,
 }
 
-/// What to do next.
+/// Next action for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send the request to `region` as its `attempt`-th attempt.
+    /// Send attempt number `attempt` to `region`.
     Send {
-        /// Where to.
+        /// Region of the attempt.
         region: RegionIndex,
-        /// From 1.
+        /// Number of the attempt, from 1.
         attempt: u32,
-        /// Why.
-        cause: Cause,
-        /// Give up the attempt there, which is late.
+        /// Cause of the attempt.
+        cause: AttemptCause,
+        /// Region whose attempt is cancelled for this one, after a first-byte timeout.
         instead_of: Option<RegionIndex>,
     },
-    /// Wait for what is under way.
+    /// Wait for the attempts in flight.
     Wait,
-    /// Give the client the answer at hand, though it is a refusal: nobody else can do better.
-    Relay,
-    /// Tell the client that no region could be reached.
-    NobodyReachable,
-    /// Tell the client that as many requests wait for this region as may. To send it elsewhere would be overflow, which
-    /// only the one that takes it may allow.
-    Full(RegionIndex),
-    /// Tell the client that its time is over.
-    DeadlinePassed,
-    /// Tell the client that the receipt which it must have cannot be written.
-    NoReceipt,
+    /// Relay the response at hand to the client, though it declines the request: there is no better region.
+    RelayResponse,
+    /// Respond that no region could be reached.
+    NoRegionReachable,
+    /// Respond that this region is at its limit of requests in flight. Sending to another one would be spillover, which
+    /// needs an offer of that region.
+    RegionFull(RegionIndex),
+    /// Respond that the deadline is exceeded.
+    DeadlineExceeded,
+    /// Respond that the required receipt cannot be written.
+    ReceiptUnavailable,
 }
 
-/// What has come to its time.
+/// Expired timer of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
-    /// The request's own deadline.
+pub enum ExpiredTimer {
+    /// Deadline of the request.
     Deadline,
-    /// The first byte from this region is late.
-    Late(RegionIndex),
-    /// The answer takes longer than nearly all.
+    /// First-byte timeout of this region.
+    FirstByte(RegionIndex),
+    /// Hedging delay.
     Hedge,
 }
 
-/// One request's way.
+/// Retry state of one request.
 #[derive(Clone, Debug)]
 pub struct RequestPlan {
     order: Vec<RegionIndex>,
-    asked: RegionSet,
-    running: [Option<Running>; 2],
+    attempted: RegionSet,
+    running: [Option<RunningAttempt>; 2],
     attempts: u32,
-    /// Whether it may be raced at all.
+    /// Whether it may be hedged.
     hedges: bool,
     hedge_at: Option<Instant>,
-    spent: Spent,
+    used: RetriesUsed,
     deadline: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Running {
+struct RunningAttempt {
     region: RegionIndex,
-    asked: Instant,
-    late_at: Option<Instant>,
-    missed: bool,
+    sent: Instant,
+    first_byte_deadline: Option<Instant>,
+    timed_out: bool,
 }
 
-/// What a request may do once.
+/// Kinds of retries that are allowed once per request and were used.
 #[derive(Clone, Copy, Debug, Default)]
-struct Spent {
+struct RetriesUsed {
     replay: bool,
     retry: bool,
-    late: bool,
+    first_byte: bool,
     evacuation: bool,
 }
 
-/// The most attempts that one request can have: the first, and one for each thing that it may do once.
+/// Maximum attempts of one request: the first, and one for each kind that is allowed once.
 pub const ATTEMPTS_MAX: u32 = 6;
 
 impl RequestPlan {
-    /// A plan over the allowed regions in order of preference, until `deadline`; `hedges` says whether it may be raced.
+    /// Makes a plan over the allowed regions in order of preference, until `deadline`; `hedges` states whether it may
+    /// be hedged.
     pub fn new(order: Vec<RegionIndex>, hedges: bool, deadline: Instant) -> RequestPlan {
         RequestPlan {
             order,
-            asked: RegionSet::EMPTY,
+            attempted: RegionSet::EMPTY,
             running: [None; 2],
             attempts: 0,
             hedges,
             hedge_at: None,
-            spent: Spent::default(),
+            used: RetriesUsed::default(),
             deadline,
         }
     }
 
-    /// From now on no region outside `allowed` is asked, not even again: the policy has become narrower since the plan was
-    /// made. What is under way is left alone.
+    /// Removes the regions outside `allowed`, for replays as well: the policy has become narrower since the plan was
+    /// made. Attempts in flight are not affected.
     pub fn restrict(&mut self, allowed: RegionSet) {
         self.order.retain(|region| allowed.contains(*region));
     }
 
-    /// The first step.
-    pub fn start(&mut self, sight: Sight<'_>, budgets: &mut Budgets, now: Instant) -> Step {
+    /// Returns the first step.
+    pub fn start(&mut self, view: RegionView<'_>, budgets: &mut Budgets, now: Instant) -> Step {
         match self.order.first() {
-            None => Step::NobodyReachable,
-            Some(_) if now >= self.deadline => Step::DeadlinePassed,
-            Some(&region) if (sight.load)(region) == Load::Full => Step::Full(region),
+            None => Step::NoRegionReachable,
+            Some(_) if now >= self.deadline => Step::DeadlineExceeded,
+            Some(&region) if (view.load)(region) == RegionLoad::Full => Step::RegionFull(region),
             Some(&region) => {
                 if self.hedges {
-                    budgets.hedge.pay_in();
-                    self.hedge_at = (sight.waits)(region).hedge.map(|after| now + after);
+                    budgets.hedge.deposit();
+                    self.hedge_at = (view.timeouts)(region).hedge.map(|after| now + after);
                 }
-                self.send(region, Cause::First, None, sight, now)
+                self.send(region, AttemptCause::First, None, view, now)
             }
         }
     }
 
-    /// The step after the attempt at `region` failed.
+    /// Returns the step after the attempt at `region` failed.
     pub fn failed(
         &mut self,
         region: RegionIndex,
-        failure: Failure,
-        sight: Sight<'_>,
+        failure: AttemptFailure,
+        view: RegionView<'_>,
         budgets: &mut Budgets,
         now: Instant,
     ) -> Step {
-        self.over(region);
-        if now >= self.deadline || failure == Failure::DeadlinePassed {
-            return Step::DeadlinePassed;
+        self.remove_attempt(region);
+        if now >= self.deadline || failure == AttemptFailure::DeadlineExceeded {
+            return Step::DeadlineExceeded;
         }
-        if self.races() {
+        if self.has_attempt_in_flight() {
             return Step::Wait;
         }
-        if failure == Failure::ReceiptUnavailable {
-            return Step::NoReceipt;
+        if failure == AttemptFailure::ReceiptUnavailable {
+            return Step::ReceiptUnavailable;
         }
-        let may_replay = self.order.contains(&region);
-        if failure == Failure::StaleConnection
-            && may_replay
-            && !std::mem::replace(&mut self.spent.replay, true)
+        let is_allowed = self.order.contains(&region);
+        if failure == AttemptFailure::StaleConnection
+            && is_allowed
+            && !std::mem::replace(&mut self.used.replay, true)
         {
-            return self.send(region, Cause::Replay, None, sight, now);
+            return self.send(region, AttemptCause::Replay, None, view, now);
         }
-        match self.successor(sight, |health, load| health != Health::Down && load != Load::Full) {
-            Some(next) if self.pays(failure, region, budgets, now) => {
-                self.send(next, Cause::after(failure), None, sight, now)
+        match self.next_candidate(view, |health, load| health != Health::Down && load != RegionLoad::Full) {
+            Some(next) if self.withdraw(failure, region, budgets, now) => {
+                self.send(next, AttemptCause::after(failure), None, view, now)
             }
-            _ if failure == Failure::Elsewhere => Step::Relay,
-            _ => Step::NobodyReachable,
+            _ if failure == AttemptFailure::Declined => Step::RelayResponse,
+            _ => Step::NoRegionReachable,
         }
     }
 
-    /// What has come to its time by `now`, each thing once; the deadline for ever.
-    pub fn due(&mut self, now: Instant) -> Option<Due> {
+    /// Returns a timer that has expired at `now`, each one once, except for the deadline.
+    pub fn expired_timer(&mut self, now: Instant) -> Option<ExpiredTimer> {
         if now >= self.deadline {
-            return Some(Due::Deadline);
+            return Some(ExpiredTimer::Deadline);
         }
         for running in self.running.iter_mut().flatten() {
-            if !running.missed && running.late_at.is_some_and(|at| now >= at) {
-                running.missed = true;
-                return Some(Due::Late(running.region));
+            if !running.timed_out && running.first_byte_deadline.is_some_and(|at| now >= at) {
+                running.timed_out = true;
+                return Some(ExpiredTimer::FirstByte(running.region));
             }
         }
-        self.hedge_at.take_if(|at| now >= *at).map(|_| Due::Hedge)
+        self.hedge_at.take_if(|at| now >= *at).map(|_| ExpiredTimer::Hedge)
     }
 
-    /// When `region` was asked that has not answered yet.
-    pub fn asked_at(&self, region: RegionIndex) -> Option<Instant> {
+    /// Returns when the attempt in flight to `region` was sent.
+    pub fn sent_at(&self, region: RegionIndex) -> Option<Instant> {
         let mut running = self.running.iter().flatten();
-        running.find(|running| running.region == region).map(|running| running.asked)
+        running.find(|running| running.region == region).map(|running| running.sent)
     }
 
-    /// `region` has more to do first than was known, a replica to start or a queue: its first byte is late only after this.
-    pub fn put_off(&mut self, region: RegionIndex, late_at: Instant) {
+    /// Moves the first-byte timeout of `region`, which has to start a replica or has a longer queue than was known.
+    pub fn extend_first_byte_timeout(&mut self, region: RegionIndex, first_byte_deadline: Instant) {
         let mut running = self.running.iter_mut().flatten();
         if let Some(running) = running.find(|running| running.region == region) {
-            (running.late_at, running.missed) = (Some(late_at), false);
+            (running.first_byte_deadline, running.timed_out) = (Some(first_byte_deadline), false);
         }
     }
 
-    /// When something comes to its time next.
-    pub fn alarm(&self) -> Instant {
-        let late = self.running.iter().flatten().filter(|running| !running.missed);
-        let times = late.filter_map(|running| running.late_at).chain(self.hedge_at);
+    /// Returns when the next timer expires.
+    pub fn next_timer(&self) -> Instant {
+        let first_byte = self.running.iter().flatten().filter(|running| !running.timed_out);
+        let times = first_byte.filter_map(|running| running.first_byte_deadline).chain(self.hedge_at);
         times.fold(self.deadline, Instant::min)
     }
 
-    /// The first byte from `region` is [due](Due::Late): somebody healthy instead, or on with waiting.
-    pub fn late(
+    /// Returns the step after the [first-byte timeout](ExpiredTimer::FirstByte) of `region`: a healthy region instead,
+    /// or wait.
+    pub fn first_byte_timed_out(
         &mut self,
         region: RegionIndex,
-        sight: Sight<'_>,
+        view: RegionView<'_>,
         budgets: &mut Budgets,
         now: Instant,
     ) -> Step {
-        let healthy = |health, load| health == Health::Healthy && load != Load::Full;
-        let alone = self.running.iter().flatten().count() == 1;
-        match self.successor(sight, healthy) {
-            Some(next) if alone && self.pays(Failure::Late, region, budgets, now) => {
-                self.over(region);
-                self.send(next, Cause::Late, Some(region), sight, now)
+        let healthy = |health, load| health == Health::Healthy && load != RegionLoad::Full;
+        let is_only_attempt = self.running.iter().flatten().count() == 1;
+        match self.next_candidate(view, healthy) {
+            Some(next)
+                if is_only_attempt
+                    && self.withdraw(AttemptFailure::FirstByteTimeout, region, budgets, now) =>
+            {
+                self.remove_attempt(region);
+                self.send(next, AttemptCause::FirstByteTimeout, Some(region), view, now)
             }
             _ => Step::Wait,
         }
     }
 
-    /// The answer takes [longer than nearly all](Due::Hedge): somebody healthy and calm as well, or on with waiting.
-    pub fn hedge(&mut self, sight: Sight<'_>, budgets: &mut Budgets, now: Instant) -> Step {
-        // Where everybody is busy the answer is late because of the load, and a second request is more of it.
-        let calm = |region| (sight.load)(region) == Load::Calm;
-        let alone = self.running.iter().flatten().count() == 1;
-        let all_calm = self.running.iter().flatten().all(|running| calm(running.region));
-        let healthy = |health, load| health == Health::Healthy && load == Load::Calm;
-        match self.successor(sight, healthy) {
-            Some(next) if alone && all_calm && budgets.hedge.withdraw() => {
-                self.send(next, Cause::Hedge, None, sight, now)
+    /// Returns the step after the [hedging delay](ExpiredTimer::Hedge): a healthy and lightly loaded region in
+    /// addition, or wait.
+    pub fn hedge(&mut self, view: RegionView<'_>, budgets: &mut Budgets, now: Instant) -> Step {
+        // Where all regions are busy the response is late because of the load, and a hedge adds to it.
+        let is_light = |region| (view.load)(region) == RegionLoad::Light;
+        let is_only_attempt = self.running.iter().flatten().count() == 1;
+        let all_light = self.running.iter().flatten().all(|running| is_light(running.region));
+        let healthy = |health, load| health == Health::Healthy && load == RegionLoad::Light;
+        match self.next_candidate(view, healthy) {
+            Some(next) if is_only_attempt && all_light && budgets.hedge.withdraw() => {
+                self.send(next, AttemptCause::Hedge, None, view, now)
             }
             _ => Step::Wait,
         }
     }
 
-    /// The attempt at `region` was answered; whether in time. Whatever else runs has lost.
-    pub fn answered(&mut self, region: RegionIndex) -> bool {
-        let missed = self.over(region).is_some_and(|running| running.missed);
+    /// Records the response of `region`; returns whether it met the first-byte timeout. The other attempt is dropped.
+    pub fn responded(&mut self, region: RegionIndex) -> bool {
+        let timed_out = self.remove_attempt(region).is_some_and(|running| running.timed_out);
         self.running = [None; 2];
-        !missed
+        !timed_out
     }
 
-    /// Whether to give up waiting for `region`, which has got worse: always when it is down; when it is only suspected,
-    /// if somebody healthy could take over or is asked already.
-    pub fn gives_up(&self, now_at: Health, sight: Sight<'_>) -> bool {
-        match now_at {
+    /// Returns whether to abandon the attempt at a region whose health got worse: always when it is down; when it is
+    /// suspect, if another attempt is in flight or a healthy region could take over.
+    pub fn should_abandon(&self, health: Health, view: RegionView<'_>) -> bool {
+        match health {
             Health::Down => true,
             Health::Suspect => {
-                let races = self.running.iter().flatten().count() > 1;
-                let healthy = |health, load| health == Health::Healthy && load != Load::Full;
-                races || (!self.spent.evacuation && self.successor(sight, healthy).is_some())
+                let is_racing = self.running.iter().flatten().count() > 1;
+                let healthy = |health, load| health == Health::Healthy && load != RegionLoad::Full;
+                is_racing || (!self.used.evacuation && self.next_candidate(view, healthy).is_some())
             }
             Health::Healthy | Health::Unknown => false,
         }
     }
 
-    /// Attempts so far.
+    /// Returns the number of attempts so far.
     pub fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// What is left of the request's time.
-    pub fn left(&self, now: Instant) -> Duration {
+    /// Returns the time until the deadline.
+    pub fn time_left(&self, now: Instant) -> Duration {
         self.deadline.saturating_duration_since(now)
     }
 
-    fn races(&self) -> bool {
+    fn has_attempt_in_flight(&self) -> bool {
         self.running.iter().flatten().next().is_some()
     }
 
-    fn over(&mut self, region: RegionIndex) -> Option<Running> {
-        let of = |running: &Option<Running>| running.is_some_and(|running| running.region == region);
+    fn remove_attempt(&mut self, region: RegionIndex) -> Option<RunningAttempt> {
+        let of = |running: &Option<RunningAttempt>| running.is_some_and(|running| running.region == region);
         self.running.iter_mut().find(|running| of(running)).and_then(Option::take)
     }
 
-    /// The first region that was not asked yet and is fit.
-    fn successor(&self, sight: Sight<'_>, fit: impl Fn(Health, Load) -> bool) -> Option<RegionIndex> {
-        let mut rest = self.order.iter().copied().filter(|region| !self.asked.contains(*region));
-        rest.find(|region| fit((sight.health)(*region), (sight.load)(*region)))
+    /// Returns the first region without an attempt for which `is_fit` holds.
+    fn next_candidate(
+        &self,
+        view: RegionView<'_>,
+        is_fit: impl Fn(Health, RegionLoad) -> bool,
+    ) -> Option<RegionIndex> {
+        let mut rest = self.order.iter().copied().filter(|region| !self.attempted.contains(*region));
+        rest.find(|region| is_fit((view.health)(*region), (view.load)(*region)))
     }
 
-    /// Pays for going on after `failure`, where that was not done before.
-    fn pays(&mut self, failure: Failure, region: RegionIndex, budgets: &mut Budgets, now: Instant) -> bool {
-        let spent = match failure {
-            Failure::Lost => &mut self.spent.evacuation,
-            Failure::Late => &mut self.spent.late,
-            Failure::StaleConnection
-            | Failure::Unreachable
-            | Failure::WrongPeer
-            | Failure::Elsewhere
-            | Failure::DeadlinePassed
-            | Failure::ReceiptUnavailable => &mut self.spent.retry,
+    /// Pays for the next attempt after `failure`; returns whether it was allowed and paid.
+    fn withdraw(
+        &mut self,
+        failure: AttemptFailure,
+        region: RegionIndex,
+        budgets: &mut Budgets,
+        now: Instant,
+    ) -> bool {
+        let used = match failure {
+            AttemptFailure::RegionDown => &mut self.used.evacuation,
+            AttemptFailure::FirstByteTimeout => &mut self.used.first_byte,
+            AttemptFailure::StaleConnection
+            | AttemptFailure::Unreachable
+            | AttemptFailure::WrongPeer
+            | AttemptFailure::Declined
+            | AttemptFailure::DeadlineExceeded
+            | AttemptFailure::ReceiptUnavailable => &mut self.used.retry,
         };
-        let pays = !*spent && budgets.pay(failure, region, now);
-        *spent |= pays;
-        pays
+        let is_paid = !*used && budgets.pay(failure, region, now);
+        *used |= is_paid;
+        is_paid
     }
 
     fn send(
         &mut self,
         region: RegionIndex,
-        cause: Cause,
+        cause: AttemptCause,
         instead_of: Option<RegionIndex>,
-        sight: Sight<'_>,
+        view: RegionView<'_>,
         now: Instant,
     ) -> Step {
         self.attempts += 1;
-        self.asked.insert(region);
-        let late_at = (sight.waits)(region).late.map(|after| now + after);
-        let free = self.running.iter_mut().find(|running| running.is_none());
-        *free.expect("no more than two race") = Some(Running { region, asked: now, late_at, missed: false });
-        assert!(self.attempts <= ATTEMPTS_MAX, "each thing is done once (invariant 6, Bounded)");
+        self.attempted.insert(region);
+        let first_byte_deadline = (view.timeouts)(region).first_byte.map(|after| now + after);
+        let slot = self.running.iter_mut().find(|running| running.is_none());
+        *slot.expect("at most two attempts race") =
+            Some(RunningAttempt { region, sent: now, first_byte_deadline, timed_out: false });
+        assert!(self.attempts <= ATTEMPTS_MAX, "each kind of retry is allowed once (invariant 6, Bounded)");
         Step::Send { region, attempt: self.attempts, cause, instead_of }
     }
 }

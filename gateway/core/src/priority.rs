@@ -1,34 +1,34 @@
-//! Two kinds of traffic: lookups that somebody waits for, and backfills that want throughput.
+//! Priorities of requests: interactive requests, for which a person waits, and bulk, which needs throughput.
 //!
-//! A client says which it sends (`x-meridian-priority`). Where it says nothing, size does: whoever sends more than some dozen
-//! inputs at once is filling an index. What a tenant may is the operator's word, and the two meet so:
+//! A client states the priority (`x-meridian-priority`). Without the header the size decides: a request with more than
+//! some dozen inputs is filling an index. The operator configures what a tenant may use, which leads to:
 //!
-//! | asked for | the tenant may do both | interactive only | bulk only |
+//! | requested | the tenant may use both | interactive only | bulk only |
 //! |---|---|---|---|
 //! | `interactive` | interactive | interactive | **bulk** |
-//! | `bulk` | bulk | **refused** | bulk |
-//! | nothing | by its size | interactive | bulk |
+//! | `bulk` | bulk | **rejected** | bulk |
+//! | none | by its size | interactive | bulk |
 //!
-//! To travel as bulk is the same service with less urgency, so who asks for more than it has gets what it has, and is told
-//! so on the answer: a client library that labels everything interactive needs no change to run under a tenant of
-//! backfills. The other way round would give urgency to who said that it needs none, and a tenant without bulk was given
-//! no place for backfills on purpose: there a refusal is the answer.
+//! Bulk is the same service with less urgency, so a tenant without interactive priority gets bulk, and the response
+//! says so: a client library that labels everything interactive needs no change to run under a bulk tenant. The other
+//! direction would give urgency to a request that declares to need none, and a tenant without bulk has no capacity for
+//! backfills on purpose: such a request is rejected.
 
-/// Who goes first. The order of the variants is the preference.
+/// Priority of a request. The order of the variants is the preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// A person waits for it.
     Interactive,
-    /// It wants throughput.
+    /// It needs throughput.
     Bulk,
 }
 
-/// A request of more inputs than this is bulk, unless it says otherwise: the replica's own border. The largest batches of
-/// lookups that stock clients send by themselves are those of rerankers, some 25 to 100 documents; backfills begin at 128.
+/// Maximum inputs of an interactive request without a header, the same as at the replica. The largest interactive
+/// batches of stock clients are those of rerankers, some 25 to 100 documents; backfills begin at 128.
 pub const INTERACTIVE_INPUTS_MAX: u64 = 100;
 
 impl Priority {
-    /// As headers and configuration have it.
+    /// Returns the name in headers and configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Priority::Interactive => "interactive",
@@ -36,7 +36,7 @@ impl Priority {
         }
     }
 
-    /// The priority of this name.
+    /// Parses a name.
     pub fn parse(name: &[u8]) -> Option<Priority> {
         match name.trim_ascii() {
             b"interactive" => Some(Priority::Interactive),
@@ -50,7 +50,7 @@ impl Priority {
     }
 }
 
-/// The priorities that a tenant may use: at least one.
+/// Priorities that a tenant may use: at least one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priorities {
     /// Both.
@@ -60,15 +60,15 @@ pub enum Priorities {
     Only(Priority),
 }
 
-/// A tenant without the bulk priority asked for it.
+/// A tenant without the bulk priority requested it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoBulk;
 
 impl Priorities {
-    /// The priority of a request that asks for `asked` and has so many `inputs`.
-    pub fn priority(self, asked: Option<Priority>, inputs: u64) -> Result<Priority, NoBulk> {
-        match (self, asked) {
-            (Priorities::Both, Some(asked)) => Ok(asked),
+    /// Returns the priority of a request with this header and number of inputs.
+    pub fn priority(self, requested: Option<Priority>, inputs: u64) -> Result<Priority, NoBulk> {
+        match (self, requested) {
+            (Priorities::Both, Some(requested)) => Ok(requested),
             (Priorities::Both, None) => Ok(Priority::of_size(inputs)),
             (Priorities::Only(Priority::Interactive), Some(Priority::Bulk)) => Err(NoBulk),
             (Priorities::Only(only), Some(_) | None) => Ok(only),
@@ -82,13 +82,13 @@ mod tests {
     use Priority::{Bulk, Interactive};
 
     #[test]
-    fn a_tenant_travels_in_a_priority_that_it_has() {
-        let check = |asked: Option<Priority>, inputs: u64, expected: [Result<Priority, NoBulk>; 3]| {
+    fn a_request_gets_a_priority_of_its_tenant() {
+        let check = |requested: Option<Priority>, inputs: u64, expected: [Result<Priority, NoBulk>; 3]| {
             let priorities = [Priorities::Both, Priorities::Only(Interactive), Priorities::Only(Bulk)];
             assert_eq!(
-                priorities.map(|priorities| priorities.priority(asked, inputs)),
+                priorities.map(|priorities| priorities.priority(requested, inputs)),
                 expected,
-                "{asked:?}, {inputs}"
+                "{requested:?}, {inputs}"
             );
         };
         let many = INTERACTIVE_INPUTS_MAX + 1;

@@ -1,24 +1,24 @@
 //! Timeouts of a request body: stall, minimum rate, and total time.
 //!
-//! One time for the whole of a body is either too short for a large one over a slow line or long enough to hold memory with
-//! one byte a minute. So a body has to go on arriving: no pause longer than [`Limits::stall`], on the average no slower than
-//! [`Limits::bytes_per_second`] (from the first pause's length on, so that a start is nobody's fault), and not longer than
-//! [`Limits::total`] in all.
+//! A single timeout for the whole body is either too short for a large one over a slow line or long enough to hold
+//! memory with one byte a minute. So a body has to keep arriving: without a pause longer than [`Limits::stall`], at an
+//! average of at least [`Limits::bytes_per_second`] (after an initial grace time of one stall), and within
+//! [`Limits::total`].
 
 use std::time::{Duration, Instant};
 
 /// Timeouts and minimum rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The longest time without a byte.
+    /// Longest time without a byte.
     pub stall: Duration,
-    /// The lowest average rate.
+    /// Minimum average rate.
     pub bytes_per_second: u64,
-    /// The longest time in all.
+    /// Longest time in total.
     pub total: Duration,
 }
 
-/// Which limit a body did not keep to.
+/// Limit that a body exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooSlow {
     /// [`Limits::stall`].
@@ -31,9 +31,9 @@ pub enum TooSlow {
 
 /// Progress of one body.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress {
+pub struct BodyProgress {
     limits: Limits,
-    /// It shares its connection with others, and waits for its turn before its first byte.
+    /// Whether it shares its connection with other bodies, and may have to wait for them before its first byte.
     is_multiplexed: bool,
     opened: Instant,
     began: Instant,
@@ -41,19 +41,19 @@ pub struct Progress {
     received: u64,
 }
 
-impl Progress {
-    /// Nothing has arrived yet.
-    pub fn new(limits: Limits, now: Instant) -> Progress {
-        Progress { limits, is_multiplexed: false, opened: now, began: now, last: now, received: 0 }
+impl BodyProgress {
+    /// Starts without received bytes.
+    pub fn new(limits: Limits, now: Instant) -> BodyProgress {
+        BodyProgress { limits, is_multiplexed: false, opened: now, began: now, last: now, received: 0 }
     }
 
-    /// The same where many bodies share a connection: a client may send one after the other, so until the first byte there is
-    /// only the time in all.
-    pub fn multiplexed(limits: Limits, now: Instant) -> Progress {
-        Progress { is_multiplexed: true, ..Progress::new(limits, now) }
+    /// Starts on a connection shared by many bodies: a client may send them one after the other, so until the first
+    /// byte only the total time is limited.
+    pub fn multiplexed(limits: Limits, now: Instant) -> BodyProgress {
+        BodyProgress { is_multiplexed: true, ..BodyProgress::new(limits, now) }
     }
 
-    /// More has arrived.
+    /// Records received bytes.
     pub fn received(&mut self, bytes: usize, now: Instant) {
         if bytes > 0 {
             if self.is_multiplexed && self.received == 0 {
@@ -64,17 +64,17 @@ impl Progress {
         }
     }
 
-    /// When it is too slow if nothing more arrives, and by which limit.
+    /// Returns when it is too slow if no more bytes arrive, and by which limit.
     pub fn deadline(&self) -> (Instant, TooSlow) {
         let Limits { stall, bytes_per_second, total } = self.limits;
-        let in_all = (self.opened + total, TooSlow::Total);
+        let total_deadline = (self.opened + total, TooSlow::Total);
         if self.is_multiplexed && self.received == 0 {
-            return in_all;
+            return total_deadline;
         }
-        let earned_ms = self.received.saturating_mul(1000) / bytes_per_second.max(1);
-        // Beyond the time in all it makes no difference.
-        let earned = Duration::from_millis(earned_ms).min(total);
-        [(self.last + stall, TooSlow::Stalled), (self.began + stall + earned, TooSlow::Rate), in_all]
+        let granted_ms = self.received.saturating_mul(1000) / bytes_per_second.max(1);
+        // Beyond the total time it makes no difference.
+        let granted = Duration::from_millis(granted_ms).min(total);
+        [(self.last + stall, TooSlow::Stalled), (self.began + stall + granted, TooSlow::Rate), total_deadline]
             .into_iter()
             .min_by_key(|(at, _)| *at)
             .expect("there are three")
@@ -89,11 +89,11 @@ mod tests {
     const LIMITS: Limits =
         Limits { stall: Duration::from_secs(10), bytes_per_second: 1000, total: Duration::from_secs(60) };
 
-    /// When a body is too slow that arrived as told: so many bytes after so many seconds.
+    /// Checks when a body is too slow that arrives as given: bytes after seconds.
     #[track_caller]
     fn check(arrivals: &[(u64, usize)], seconds: u64, why: TooSlow) {
         let start = some_instant();
-        let mut progress = Progress::new(LIMITS, start);
+        let mut progress = BodyProgress::new(LIMITS, start);
         for (after, bytes) in arrivals {
             let now = start + Duration::from_secs(*after);
             assert!(now < progress.deadline().0, "it is too slow before {after} s");
@@ -104,13 +104,13 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_too_slow_when_it_stops_or_trickles_or_takes_too_long_in_all() {
+    fn a_body_is_too_slow_when_it_stalls_trickles_or_takes_too_long() {
         check(&[], 10, TooSlow::Stalled);
         check(&[(0, 1 << 20)], 10, TooSlow::Stalled);
         check(&[(9, 1 << 20)], 19, TooSlow::Stalled);
-        // A byte now and then is no progress.
+        // A byte now and then is not enough.
         check(&[(3, 1), (6, 1), (9, 1)], 10, TooSlow::Rate);
-        // 5,000 bytes at once earn five seconds more.
+        // 5,000 bytes at once give five seconds more.
         check(&[(8, 5000)], 15, TooSlow::Rate);
         check(&[(0, 0)], 10, TooSlow::Stalled);
         let steady: Vec<_> = (0..12).map(|number| (5 * number, 1 << 20)).collect();
@@ -118,11 +118,11 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_waits_for_others_on_its_connection_has_all_of_the_time_for_its_first_byte() {
+    fn a_multiplexed_body_has_the_total_time_for_its_first_byte() {
         let start = some_instant();
-        let mut progress = Progress::multiplexed(LIMITS, start);
+        let mut progress = BodyProgress::multiplexed(LIMITS, start);
         let deadline =
-            |progress: &Progress| ((progress.deadline().0 - start).as_secs(), progress.deadline().1);
+            |progress: &BodyProgress| ((progress.deadline().0 - start).as_secs(), progress.deadline().1);
         assert_eq!(deadline(&progress), (60, TooSlow::Total));
         progress.received(1, start + Duration::from_secs(30));
         assert_eq!(deadline(&progress), (40, TooSlow::Stalled));
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_longest_body_does_not_overflow() {
-        let mut progress = Progress::new(Limits { bytes_per_second: 1, ..LIMITS }, some_instant());
+        let mut progress = BodyProgress::new(Limits { bytes_per_second: 1, ..LIMITS }, some_instant());
         progress.received(usize::MAX, progress.began);
         assert_eq!(progress.deadline().1, TooSlow::Stalled);
     }

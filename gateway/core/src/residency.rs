@@ -1,14 +1,14 @@
-//! The residency policy of one request, as a type without which nothing is sent.
+//! Residency policy of one request, as a type without which nothing is sent.
 //!
-//! A [`AllowedRegions`] is the set of regions that may see a request. It is made from policies, never from a set of regions, and can
-//! only be narrowed. A body is sealed under it, a connection is opened under it, and [`send`] is the only way to get at
-//! either's inside: it takes a sealed body and an open connection and nothing else. So whoever writes a new exit (a retry,
-//! a hedge, a piece of a scattered request) cannot write one that the residency policy was not asked about.
+//! [`AllowedRegions`] is the set of regions that may see a request. It is made from policies, never from a set of
+//! regions, and can only be narrowed. A body is sealed under it, a connection is opened under it, and [`send`] is the
+//! only access to the content of either: it takes a sealed body and an open connection and nothing else. So new code
+//! that sends requests (a retry, a hedge, a sub-request) cannot bypass the residency policy.
 //!
-//! The third thing that [`send`] takes is what the one at the other end has proven of itself: a [`Peer`]. A region is named
-//! by an address, and an address can lead anywhere; so what was opened to one region is not sent to another that answers
-//! there. A peer whose certificate says so is turned away while the connection is made, as everything that comes from
-//! outside; that it never gets as far as here is what is asserted.
+//! The third argument of [`send`] is the proven identity of the other end: a [`Peer`]. A region is named by an address,
+//! and an address can lead anywhere; so a connection that was opened to one region is not used if another region
+//! responds there. A peer with another certificate is rejected during the handshake, like any external input; here it
+//! is only asserted that none gets this far.
 //!
 //! ```
 //! use gateway_core::residency::{AllowedRegions, Peer, send};
@@ -43,7 +43,8 @@
 //! }
 //! ```
 //!
-//! A connection is not made up, nor is a policy, nor what a peer has proven, nor is a body taken out of its seal:
+//! A connection, a policy or a proven identity cannot be constructed directly, and a body cannot be taken out of its
+//! seal:
 //!
 //! ```compile_fail,E0423
 //! use gateway_core::residency::Peer;
@@ -55,11 +56,11 @@
 //! ```
 //!
 //! ```compile_fail,E0451
-//! use gateway_core::residency::Conn;
+//! use gateway_core::residency::RegionConnection;
 //! # use regions::set::RegionIndex;
 //!
-//! fn wrong(region: RegionIndex) -> Conn<&'static str> {
-//!     Conn { region, address: "10.0.0.8:7100" }
+//! fn wrong(region: RegionIndex) -> RegionConnection<&'static str> {
+//!     RegionConnection { region, address: "10.0.0.8:7100" }
 //! }
 //! ```
 //!
@@ -73,15 +74,15 @@
 //! ```
 //!
 //! ```compile_fail,E0616
-//! use gateway_core::residency::Body;
+//! use gateway_core::residency::SealedBody;
 //!
-//! fn wrong(sealed: Body<Vec<u8>>) -> Vec<u8> {
+//! fn wrong(sealed: SealedBody<Vec<u8>>) -> Vec<u8> {
 //!     sealed.body
 //! }
 //! ```
 //!
-//! Two requests have two policies of one type, and the compiler does not see a body of one meet a connection of the other;
-//! that is what the assertion in [`send`] is for.
+//! The policies of two requests have the same type, so the compiler cannot detect a body of one with a connection of
+//! the other; that is the purpose of the assertion in [`send`].
 
 use crate::spiffe::{Role, SpiffeId, WrongPeer};
 use regions::catalogue::Catalogue;
@@ -91,119 +92,120 @@ use regions::set::{RegionIndex, RegionSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The regions that may see one request. What it permits is read as the set that it is; no set becomes a policy.
+/// Regions that may see one request. It can be read as a set; a set cannot be converted into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllowedRegions {
     allowed: RegionSet,
 }
 
-/// The policy that a request travels under, as it is written: all that is told of it once its policy is worked out.
+/// Residency policy of a request as text: all that is reported about it once the regions are resolved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Residency {
     text: Arc<str>,
     locked: bool,
 }
 
-/// A body that leaves only through [`send`].
+/// Body that can only be read by [`send`].
 #[derive(Clone, Debug)]
-pub struct Body<B> {
+pub struct SealedBody<B> {
     allowed: RegionSet,
     body: B,
 }
 
-/// A way to a region that a policy permits.
+/// Connection to an allowed region.
 #[derive(Clone, Copy, Debug)]
-pub struct Conn<A> {
+pub struct RegionConnection<A> {
     region: RegionIndex,
     address: A,
 }
 
-/// What the one at the other end of a connection has proven of itself.
+/// Proven identity of the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(Option<RegionIndex>);
 
-/// The residency policy does not permit this region.
+/// The residency policy does not allow this region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forbidden;
 
 impl AllowedRegions {
-    /// That of a deployment: where its residency permits it and where its list, if it has one, places it.
+    /// Returns the allowed regions of a deployment: those that its residency policy allows and its list of regions, if
+    /// any, contains.
     pub fn of(deployment: &Deployment, catalogue: &Catalogue) -> AllowedRegions {
         AllowedRegions {
             allowed: deployment.residency.permitted(catalogue).intersect(deployment.placement(catalogue)),
         }
     }
 
-    /// That of a policy alone, under which a request arrives at a region's door.
+    /// Returns the allowed regions of a policy alone, as at a region's ingress.
     pub fn of_policy(policy: &ResidencyPolicy, catalogue: &Catalogue) -> AllowedRegions {
         AllowedRegions { allowed: policy.permitted(catalogue) }
     }
 
-    /// Both this and a policy.
+    /// Returns the intersection with a policy.
     #[must_use]
     pub fn narrowed(self, policy: &ResidencyPolicy, catalogue: &Catalogue) -> AllowedRegions {
         AllowedRegions { allowed: self.allowed.intersect(policy.permitted(catalogue)) }
     }
 
-    /// Both this and another.
+    /// Returns the intersection with other allowed regions.
     #[must_use]
     pub fn and(self, other: AllowedRegions) -> AllowedRegions {
         AllowedRegions { allowed: self.allowed.intersect(other.allowed) }
     }
 
-    /// Puts a body under this policy.
-    pub fn seal<B>(&self, body: B) -> Body<B> {
-        Body { allowed: self.allowed, body }
+    /// Seals a body under this policy.
+    pub fn seal<B>(&self, body: B) -> SealedBody<B> {
+        SealedBody { allowed: self.allowed, body }
     }
 
-    /// The way to `region` at `address`, if the residency policy permits it.
+    /// Opens a connection to `region` at `address`.
     ///
     /// # Errors
     ///
-    /// When it does not.
-    pub fn open<A>(&self, region: RegionIndex, address: A) -> Result<Conn<A>, Forbidden> {
-        if self.allowed.contains(region) { Ok(Conn { region, address }) } else { Err(Forbidden) }
+    /// If the residency policy does not allow the region.
+    pub fn open<A>(&self, region: RegionIndex, address: A) -> Result<RegionConnection<A>, Forbidden> {
+        if self.allowed.contains(region) { Ok(RegionConnection { region, address }) } else { Err(Forbidden) }
     }
 }
 
-impl<A> Conn<A> {
-    /// Where it leads.
+impl<A> RegionConnection<A> {
+    /// Returns the region.
     pub fn region(&self) -> RegionIndex {
         self.region
     }
 
-    /// Through which address.
+    /// Returns the address.
     pub fn address(&self) -> &A {
         &self.address
     }
 }
 
 impl Peer {
-    /// Nothing is proven: the connection is in the clear, because whoever runs this wants it so, or within a region.
+    /// No identity is proven: the connection is without TLS, by configuration, or within a region.
     pub const UNPROVEN: Peer = Peer(None);
 
-    /// The door of the region that `shown`, the name in its certificate, has; `own` is the name of who asks.
+    /// Verifies the name `shown` of an ingress's certificate; `own` is the name of this process.
     ///
     /// # Errors
     ///
-    /// When it is no region of this fleet, or under another policy than the catalogue has.
+    /// If it is no region of this fleet, or it has another residency policy than in the catalogue.
     pub fn proven(shown: &SpiffeId, own: &SpiffeId, catalogue: &Catalogue) -> Result<Peer, WrongPeer> {
-        shown.stands(Role::Region, own, catalogue).map(|region| Peer(Some(region)))
+        shown.verify(Role::Region, own, catalogue).map(|region| Peer(Some(region)))
     }
 }
 
 impl Residency {
-    /// Of this policy.
+    /// Makes the text of this policy.
     pub fn of(policy: &ResidencyPolicy) -> Residency {
         Residency { text: policy.to_string().into(), locked: *policy != ResidencyPolicy::Anywhere }
     }
 
-    /// The policy, also where it has no condition.
+    /// Returns the policy, even if it has no condition.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether it has a condition.
+    /// Returns whether the policy has a condition.
     pub fn is_locked(&self) -> bool {
         self.locked
     }
@@ -217,13 +219,13 @@ impl Deref for AllowedRegions {
     }
 }
 
-/// What goes to the wire, and where to: invariant 1 (Residency), where it is used.
+/// Returns the body and the address for sending; invariant 1 (Residency) is asserted here.
 ///
 /// # Panics
 ///
-/// When the body's policy does not permit the region of the connection, which was opened under another one; or when the peer
-/// has proven to be another region.
-pub fn send<B, A>(body: Body<B>, connection: Conn<A>, peer: Peer) -> (B, A) {
+/// If the body's policy does not allow the region of the connection, which was opened under another policy; or if the
+/// peer has proven to be another region.
+pub fn send<B, A>(body: SealedBody<B>, connection: RegionConnection<A>, peer: Peer) -> (B, A) {
     assert!(
         body.allowed.contains(connection.region),
         "a request is sent only where it is allowed (invariant 1, Residency)"
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_is_open_where_the_policy_permits_and_nowhere_else() {
+    fn a_connection_is_opened_only_where_the_policy_allows() {
         let open = |policy: &str, id: &str| allowed(policy).open(region(id), ()).is_ok();
         assert!(open("eu", "gcp/europe-west4"));
         assert!(!open("eu", "aws/us-east-1"));
@@ -261,7 +263,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "invariant 1, Residency")]
-    fn a_body_of_one_request_does_not_leave_over_the_connection_of_another() {
+    fn a_body_of_one_request_is_not_sent_over_the_connection_of_another() {
         let american = allowed("us").open(region("aws/us-east-1"), ()).unwrap();
         send(allowed("eu").seal(()), american, Peer::UNPROVEN);
     }
@@ -272,15 +274,15 @@ mod tests {
     }
 
     #[test]
-    fn a_body_leaves_to_the_region_that_proved_to_be_the_one_that_was_meant() {
+    fn a_body_is_sent_to_the_region_that_proved_its_identity() {
         let european = allowed("eu").open(region("gcp/europe-west4"), "there").unwrap();
-        let met = peer("spiffe://m/region/gcp/europe-west4/in/nl");
-        assert_eq!(send(allowed("eu").seal("body"), european, met), ("body", "there"));
+        let proven = peer("spiffe://m/region/gcp/europe-west4/in/nl");
+        assert_eq!(send(allowed("eu").seal("body"), european, proven), ("body", "there"));
     }
 
     #[test]
     #[should_panic(expected = "opened to (invariant 1, Residency)")]
-    fn a_body_does_not_leave_to_a_region_that_answers_under_the_address_of_another() {
+    fn a_body_is_not_sent_to_a_region_that_responds_at_the_address_of_another() {
         let european = allowed("eu").open(region("gcp/europe-west4"), ()).unwrap();
         send(allowed("eu").seal(()), european, peer("spiffe://m/region/aws/us-east-1/in/us-va"));
     }

@@ -19,10 +19,10 @@
 //! The alternative, one weighted sum with a large penalty for forbidden regions, makes residency a matter of arithmetic.
 
 use crate::circuit::Permille;
-use crate::cold::{self, Outlook};
+use crate::cold::{self, ResponseEstimate};
 use crate::priority::Priority;
 use crate::spill::{self, Departure, Spill};
-use crate::weights::{Weights, throw};
+use crate::weights::{GatewayWeights, throw};
 use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::invariants;
@@ -66,7 +66,7 @@ pub struct RouteQuery<'a> {
 #[derive(Clone, Copy)]
 pub struct PlanQuery<'a> {
     /// Shares of the regions.
-    pub weights: &'a Weights,
+    pub weights: &'a GatewayWeights,
     /// Draw of this request. `None`: the plan is reported with the candidates and not drawn from (parts of a split request).
     pub draw: Option<Permille>,
     /// Interactive part of the demand from an origin.
@@ -81,7 +81,7 @@ pub struct SpilloverQuery<'a> {
     /// Time of the decision; credits expire.
     pub now: Instant,
     /// The request.
-    pub request: spill::Ask<'a>,
+    pub request: spill::SpillRequest<'a>,
 }
 
 /// Observed state of the regions, as it concerns one request.
@@ -95,7 +95,7 @@ pub trait Observations {
     /// Time for which a region would hold the request; `None` where a replica is ready.
     fn held_for(&self, region: RegionIndex) -> Option<Duration>;
     /// Expected response of a region with this round trip.
-    fn outlook(&self, region: RegionIndex, rtt: Duration) -> Outlook;
+    fn response_estimate(&self, region: RegionIndex, rtt: Duration) -> ResponseEstimate;
     /// Region that should be preferred among equally near ones, by measured response times.
     fn fastest(&self, near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex>;
     /// Time that the request would wait in a region's queue; `None` where the region has not reported it.
@@ -339,7 +339,7 @@ fn order(query: &RouteQuery<'_>, observed: &impl Observations, candidates: &mut 
     if observed.is_any_cold() {
         candidates.sort_unstable_by_key(|candidate| candidate.score);
         cold::mark_response_times(candidates, |candidate| {
-            observed.outlook(candidate.region, candidate.score.rtt)
+            observed.response_estimate(candidate.region, candidate.score.rtt)
         });
         is_final = false;
     }
@@ -379,20 +379,20 @@ pub fn departure(
     is_shed: bool,
 ) -> Option<Departure> {
     let SpilloverQuery { credits, now, request } = *query;
-    let request = spill::Ask { turned_away: is_shed, ..request };
-    let place = |&Candidate { region, score, .. }: &Candidate| spill::Place {
+    let request = spill::SpillRequest { turned_away: is_shed, ..request };
+    let spill_candidate = |&Candidate { region, score, .. }: &Candidate| spill::SpillCandidate {
         region,
         rtt: score.rtt,
         wait: observed.queue_wait(region),
     };
     let (first, rest) = candidates.split_first()?;
-    let home = place(first);
-    if request.is_calm_at(home) {
+    let primary = spill_candidate(first);
+    if request.is_calm_at(primary) {
         return None;
     }
     let usable =
         |candidate: &&Candidate| candidate.score.health == Health::Healthy && !candidate.score.draining;
-    let mut others: Vec<_> = rest.iter().filter(usable).map(place).collect();
+    let mut others: Vec<_> = rest.iter().filter(usable).map(spill_candidate).collect();
     others.sort_unstable_by_key(|other| (other.rtt, other.region));
-    credits.decide(&request, home, &others, now)
+    credits.decide(&request, primary, &others, now)
 }

@@ -1,23 +1,22 @@
-//! Who stands at the other end of the hop between edge and region: the name in a certificate, and whether it is the one
-//! that was meant.
+//! Identity of a peer on the hop between edge and region: the name in its certificate, and its verification.
 //!
-//! A name is a SPIFFE ID, the one URI in the certificate's subject alternative names:
+//! A name is a SPIFFE ID, the only URI in the certificate's subject alternative names:
 //!
 //! ```text
 //! spiffe://meridian.example/region/aws/eu-central-1/in/de
-//!          trust domain    role   where            which residency policy
+//!          trust domain    role   region           jurisdiction
 //! ```
 //!
-//! SPIFFE and not a form of our own, because whatever gives workloads certificates speaks it (SPIRE, cert-manager,
-//! Vault), and it has no query part, so nothing in a name is optional. Not a DNS name either: a region's door may be behind
-//! any address, and who resolves a name must not decide who sees a request.
+//! SPIFFE is used rather than a form of our own because workload certificate issuers support it (SPIRE, cert-manager,
+//! Vault), and it has no query part, so nothing in a name is optional. A DNS name is not used either: an ingress may be
+//! behind any address, and name resolution must not decide which region sees a request.
 //!
-//! The name carries the narrowest jurisdiction in which the machines stand. The wider ones follow from it by the catalogue's
-//! own table, so a certificate need not be made anew when a union of countries is added there. Where catalogue and
-//! certificate disagree, one of them is wrong about which residency policy applies, and nothing is sent.
+//! The name has the narrowest jurisdiction of the machines. The wider ones follow from the catalogue, so a certificate
+//! need not be reissued when a union of countries is added there. If catalogue and certificate disagree, one of them is
+//! wrong about the applicable residency policy, and nothing is sent.
 //!
-//! Peers of one fleet are those of one trust domain: that of one's own certificate. Which authority signed a name is for
-//! the shell to verify; here it is decided what the name says.
+//! Peers of one fleet have the same trust domain as one's own certificate. The signature is verified by the shell; this
+//! module interprets the name.
 
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
@@ -27,54 +26,54 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Bytes of a SPIFFE ID (SPIFFE-ID, 2.3).
+/// Maximum bytes of a SPIFFE ID (SPIFFE-ID, 2.3).
 const ID_BYTES_MAX: usize = 2048;
-/// Bytes of a trust domain (SPIFFE-ID, 2.3).
+/// Maximum bytes of a trust domain (SPIFFE-ID, 2.3).
 const DOMAIN_BYTES_MAX: usize = 255;
 
-/// What a peer is there for.
+/// Role of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Asks regions.
+    /// Gateway, the client of the hop.
     Gateway,
-    /// Is asked.
+    /// Ingress of a region, the server of the hop.
     Region,
 }
 
-/// The name of a gateway or of a region's door.
+/// Name of a gateway or of a region's ingress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpiffeId {
     domain: Arc<str>,
     role: Role,
     region: RegionId,
-    within: Jurisdiction,
+    jurisdiction: Jurisdiction,
 }
 
-/// A peer that is not the one that was meant. What it says of itself was signed by an authority of ours, so it may be shown.
+/// The peer is not the intended one. Its name was signed by a trusted authority, so it may be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongPeer {
-    /// Its certificate has no name that one of us could have.
-    #[error("its certificate has not exactly one URI, or that is no SPIFFE ID of a gateway or a region")]
-    Nameless,
+    /// Its certificate has no valid name.
+    #[error("its certificate does not have exactly one URI that is a SPIFFE ID of a gateway or a region")]
+    InvalidId,
     /// It belongs to another fleet.
-    #[error("{0} is of another trust domain")]
+    #[error("{0} has another trust domain")]
     OtherDomain(Box<SpiffeId>),
-    /// It is of us, but a region where a gateway was meant, or the reverse.
-    #[error("{0} is there for something else")]
+    /// It belongs to this fleet, but is a region instead of a gateway, or the reverse.
+    #[error("{0} has another role")]
     OtherRole(Box<SpiffeId>),
-    /// No region of the catalogue.
-    #[error("{0} stands in no region of the catalogue")]
+    /// Its region is not in the catalogue.
+    #[error("the region of {0} is not in the catalogue")]
     UnknownRegion(Box<SpiffeId>),
-    /// The catalogue has the region under another policy.
-    #[error("{0} claims another jurisdiction than the catalogue has, which is {1}")]
+    /// The catalogue has another jurisdiction for the region.
+    #[error("{0} has another jurisdiction than the catalogue, which has {1}")]
     OtherJurisdiction(Box<SpiffeId>, Jurisdiction),
-    /// Another region than the one that was meant.
-    #[error("{0} is not the region that was meant")]
+    /// It is another region than the intended one.
+    #[error("{0} is not the expected region")]
     OtherRegion(Box<SpiffeId>),
 }
 
 impl Role {
-    /// The word for it in a name.
+    /// Returns the path segment of a name.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Gateway => "gateway",
@@ -84,24 +83,26 @@ impl Role {
 }
 
 impl SpiffeId {
-    /// The one name among the URIs of a certificate: with two of them, two readers could see two peers (X509-SVID, 2).
+    /// Returns the only name among the URIs of a certificate: with two of them, two readers could see two peers
+    /// (X509-SVID, 2).
     ///
     /// # Errors
     ///
-    /// [`WrongPeer::Nameless`] when there is none, or more than one, or none of ours.
+    /// [`WrongPeer::InvalidId`] if there is not exactly one valid URI.
     pub fn of<'a>(mut uris: impl Iterator<Item = &'a str>) -> Result<SpiffeId, WrongPeer> {
         match (uris.next(), uris.next()) {
             (Some(only), None) => only.parse(),
-            _ => Err(WrongPeer::Nameless),
+            _ => Err(WrongPeer::InvalidId),
         }
     }
 
-    /// Where it stands, if it is of the same fleet as `own`, in this `role`, and as the catalogue has it.
+    /// Verifies that it has the trust domain of `own`, this `role`, and the catalogue's jurisdiction; returns its
+    /// region.
     ///
     /// # Errors
     ///
-    /// What of that is not so.
-    pub fn stands(
+    /// The first condition that is not met.
+    pub fn verify(
         &self,
         role: Role,
         own: &SpiffeId,
@@ -115,26 +116,26 @@ impl SpiffeId {
             return Err(WrongPeer::OtherRole(shown()));
         }
         let index = catalogue.index_of(&self.region).ok_or_else(|| WrongPeer::UnknownRegion(shown()))?;
-        let within = catalogue.region(index).narrowest();
-        if *within != self.within {
-            return Err(WrongPeer::OtherJurisdiction(shown(), within.clone()));
+        let jurisdiction = catalogue.region(index).narrowest();
+        if *jurisdiction != self.jurisdiction {
+            return Err(WrongPeer::OtherJurisdiction(shown(), jurisdiction.clone()));
         }
         Ok(index)
     }
 
-    /// The same for a peer that was meant to stand in one region.
+    /// Verifies the same, and that its region is `expected`.
     ///
     /// # Errors
     ///
-    /// What of that is not so.
-    pub fn is_at(
+    /// The first condition that is not met.
+    pub fn verify_region(
         &self,
-        meant: RegionIndex,
+        expected: RegionIndex,
         role: Role,
         own: &SpiffeId,
         catalogue: &Catalogue,
     ) -> Result<(), WrongPeer> {
-        if self.stands(role, own, catalogue)? == meant {
+        if self.verify(role, own, catalogue)? == expected {
             Ok(())
         } else {
             Err(WrongPeer::OtherRegion(Box::new(self.clone())))
@@ -156,29 +157,29 @@ impl FromStr for SpiffeId {
                 _ => return None,
             };
             let region = format!("{}/{}", next()?, next()?).parse().ok()?;
-            let within: Jurisdiction = match (next()?, next()?, next()) {
-                ("in", within, None) => {
-                    within.parse().ok().filter(|read: &Jurisdiction| read.as_str() == within)?
+            let jurisdiction: Jurisdiction = match (next()?, next()?, next()) {
+                ("in", jurisdiction, None) => {
+                    jurisdiction.parse().ok().filter(|read: &Jurisdiction| read.as_str() == jurisdiction)?
                 }
                 _ => return None,
             };
-            is_domain(domain).then(|| SpiffeId { domain: domain.into(), role, region, within })
+            is_domain(domain).then(|| SpiffeId { domain: domain.into(), role, region, jurisdiction })
         };
         if text.len() > ID_BYTES_MAX {
-            return Err(WrongPeer::Nameless);
+            return Err(WrongPeer::InvalidId);
         }
-        read().ok_or(WrongPeer::Nameless)
+        read().ok_or(WrongPeer::InvalidId)
     }
 }
 
 impl fmt::Display for SpiffeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SpiffeId { domain, role, region, within } = self;
-        write!(f, "spiffe://{domain}/{}/{region}/in/{}", role.as_str(), within.as_str())
+        let SpiffeId { domain, role, region, jurisdiction } = self;
+        write!(f, "spiffe://{domain}/{}/{region}/in/{}", role.as_str(), jurisdiction.as_str())
     }
 }
 
-/// As SPIFFE has it: lower case, no port, no user.
+/// Returns whether the text is a trust domain: lower case, no port, no user.
 fn is_domain(text: &str) -> bool {
     let letter =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'-' | b'_');
@@ -193,7 +194,7 @@ mod tests {
     const GATEWAY: &str = "spiffe://m.example/gateway/aws/us-east-1/in/us-va";
 
     #[test]
-    fn a_name_reads_as_it_was_written_and_nothing_else_is_one() {
+    fn a_name_is_parsed_back_and_other_texts_are_rejected() {
         let check = |text: &str, good: bool| {
             let read: Result<SpiffeId, _> = text.parse();
             assert_eq!(read.map(|id| id.to_string()).ok().as_deref(), good.then_some(text), "{text}");
@@ -230,34 +231,34 @@ mod tests {
     fn a_certificate_has_one_name() {
         let of = |uris: &[&str]| SpiffeId::of(uris.iter().copied()).map(|id| id.to_string());
         assert_eq!(of(&[FRANKFURT]), Ok(FRANKFURT.to_owned()));
-        assert_eq!(of(&[]), Err(WrongPeer::Nameless));
-        assert_eq!(of(&[FRANKFURT, FRANKFURT]), Err(WrongPeer::Nameless));
-        assert_eq!(of(&["https://m.example"]), Err(WrongPeer::Nameless));
+        assert_eq!(of(&[]), Err(WrongPeer::InvalidId));
+        assert_eq!(of(&[FRANKFURT, FRANKFURT]), Err(WrongPeer::InvalidId));
+        assert_eq!(of(&["https://m.example"]), Err(WrongPeer::InvalidId));
     }
 
     #[test]
-    fn a_peer_is_the_one_that_was_meant_or_it_is_told_why_not() {
+    fn a_peer_is_the_expected_one_or_rejected_with_a_reason() {
         let catalogue = Catalogue::builtin();
         let own: SpiffeId = GATEWAY.parse().unwrap();
-        let meant = catalogue.index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
+        let region = catalogue.index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
         let check = |name: &str, expected: &str| {
             let name: SpiffeId = name.parse().unwrap();
-            let seen = name.is_at(meant, Role::Region, &own, &catalogue);
-            match seen {
+            let result = name.verify_region(region, Role::Region, &own, &catalogue);
+            match result {
                 Ok(()) => assert_eq!(expected, "", "{name}"),
                 Err(wrong) => {
-                    let said = wrong.to_string();
-                    assert!(!expected.is_empty() && said.contains(expected), "{said}");
-                    assert!(said.contains(&name.to_string()), "{said}");
+                    let message = wrong.to_string();
+                    assert!(!expected.is_empty() && message.contains(expected), "{message}");
+                    assert!(message.contains(&name.to_string()), "{message}");
                 }
             }
         };
         check(FRANKFURT, "");
         check("spiffe://other.example/region/aws/eu-central-1/in/de", "another trust domain");
-        check("spiffe://m.example/gateway/aws/eu-central-1/in/de", "something else");
-        check("spiffe://m.example/region/aws/atlantis-1/in/de", "no region of the catalogue");
+        check("spiffe://m.example/gateway/aws/eu-central-1/in/de", "another role");
+        check("spiffe://m.example/region/aws/atlantis-1/in/de", "not in the catalogue");
         check("spiffe://m.example/region/aws/eu-central-1/in/us", "another jurisdiction");
-        check("spiffe://m.example/region/aws/eu-central-1/in/eu", "which is de");
-        check("spiffe://m.example/region/gcp/europe-west3/in/de", "not the region that was meant");
+        check("spiffe://m.example/region/aws/eu-central-1/in/eu", "which has de");
+        check("spiffe://m.example/region/gcp/europe-west3/in/de", "not the expected region");
     }
 }

@@ -1,13 +1,13 @@
-//! Who a caller is to this gateway: what they may use, where it may go, and how much of it they may use.
+//! Tenants of a gateway: their permissions and their rate limits.
 //!
-//! A request costs one request, its inputs and its tokens, each against a limit of its own. It pays in two steps, because
-//! what it carries is known only when its body has been read, and whoever cannot pay is to be told before that: at the
-//! head it pays for being a request, if it could pay at all for the least that its declared length can mean; when it is
-//! read, for its inputs and tokens. Who fails at the second step gets back what the first one took, so to be refused by a
-//! limit costs nothing; a request that is wrong has cost us as much as a right one, and pays for being one. Inputs and
-//! tokens are estimates until the answer says what it really was.
+//! A request costs one request, its inputs and its tokens, each against a limit of its own. It is charged in two steps,
+//! because its content is known only after its body has been read, and a request above its limit should be rejected
+//! before that: at the head one request is charged, if the limits allow the minimum cost of the declared length; after
+//! the body its inputs and tokens. A request that fails the second step is refunded the first one, so a rejection by a
+//! limit costs nothing; an invalid request has cost us as much as a valid one, and is charged as one. Inputs and tokens
+//! are estimates until the response reports the real numbers.
 
-use crate::bucket::{Bucket, Rate, Short};
+use crate::bucket::{Bucket, RateQuota, Shortfall};
 use crate::priority::Priorities;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
@@ -15,40 +15,40 @@ use std::collections::BTreeSet;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::{Duration, Instant};
 
-/// A tenant, as configured.
+/// Configured tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// Its name.
+    /// Name.
     pub id: TenantId,
-    /// Where it stands among all the tenants that this gateway has ever known, from 0; what is kept for each is kept there.
-    pub place: usize,
-    /// Whose tokens speak for it; absent = it has keys only.
+    /// Index among all tenants that this gateway has ever known, from 0; the per-tenant state is stored at this index.
+    pub index: usize,
+    /// Issuer whose tokens authenticate it; absent = it has keys only.
     pub issuer: Option<String>,
-    /// The deployments that it may use; absent = all.
+    /// Deployments that it may use; absent = all.
     pub deployments: Option<BTreeSet<DeploymentName>>,
-    /// Where its requests may go; narrows what the deployment permits.
+    /// Residency policy of its requests; narrows that of the deployment.
     pub residency: ResidencyPolicy,
-    /// How urgent its requests may be.
+    /// Priorities that it may use.
     pub priorities: Priorities,
-    /// How much of what there is too little of is its share, beside the weights of others.
+    /// Weight of its fair share of a scarce capacity.
     pub weight: NonZeroU32,
-    /// How much it may use.
-    pub limits: Limits,
+    /// Rate limits.
+    pub limits: RateLimits,
 }
 
-/// The largest weight: with more, the shares of others would come to nothing.
+/// Maximum weight: with more, the shares of others would round to zero.
 pub const WEIGHT_MAX: u32 = 1000;
 
 impl Tenant {
-    /// Whether it may use this deployment.
+    /// Returns whether it may use this deployment.
     pub fn may_use(&self, deployment: &DeploymentName) -> bool {
         self.deployments.as_ref().is_none_or(|allowed| allowed.contains(deployment))
     }
 }
 
-/// How much a tenant may use; absent = as much as there is.
+/// Rate limits of a tenant; absent = unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct RateLimits {
     /// Requests in a second.
     pub requests_per_second: Option<NonZeroU64>,
     /// Inputs in a second.
@@ -57,99 +57,99 @@ pub struct Limits {
     pub tokens_per_minute: Option<NonZeroU64>,
 }
 
-/// Which limit.
+/// Kind of rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limited {
-    /// [`Limits::requests_per_second`].
+pub enum LimitKind {
+    /// [`RateLimits::requests_per_second`].
     Requests,
-    /// [`Limits::inputs_per_second`].
+    /// [`RateLimits::inputs_per_second`].
     Inputs,
-    /// [`Limits::tokens_per_minute`].
+    /// [`RateLimits::tokens_per_minute`].
     Tokens,
 }
 
-impl Limited {
-    /// The key of the configuration, which says the unit as well.
+impl LimitKind {
+    /// Returns the configuration key, which also states the unit.
     pub fn as_str(self) -> &'static str {
         match self {
-            Limited::Requests => "requests_per_second",
-            Limited::Inputs => "inputs_per_second",
-            Limited::Tokens => "tokens_per_minute",
+            LimitKind::Requests => "requests_per_second",
+            LimitKind::Inputs => "inputs_per_second",
+            LimitKind::Tokens => "tokens_per_minute",
         }
     }
 }
 
-/// What a request costs beside being one.
+/// Cost of a request in addition to the request itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Its inputs.
+    /// Inputs of the request.
     pub inputs: u64,
-    /// Their tokens.
+    /// Tokens of the inputs.
     pub tokens: u64,
 }
 
 impl Cost {
-    /// The least that a body of so many bytes carries: one input, and a token for every [`BYTES_PER_TOKEN_MAX`].
+    /// Returns the minimum cost of a body of this size: one input, and a token for every [`BYTES_PER_TOKEN_MAX`].
     pub fn at_least(body_bytes: u64) -> Cost {
         Cost { inputs: 1, tokens: (body_bytes / BYTES_PER_TOKEN_MAX).max(1) }
     }
 }
 
-/// A token takes no more bytes of a body than these, on the average of a body: the longest is a token id in a list that
-/// was written for people to read, on a line of its own (eight spaces, six digits, a comma, a line feed). Text has four.
+/// Maximum bytes of a body per token, on the average of a body: the longest is a token id in a pretty-printed list, on
+/// a line of its own (eight spaces, six digits, a comma, a line feed). Text has four.
 pub const BYTES_PER_TOKEN_MAX: u64 = 16;
 
-/// A request costs more than its tenant can pay.
+/// A request exceeds a rate limit of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exceeded {
-    /// Which limit; of several, the one that waiting does not help with, or that has to be waited for longest.
-    pub limited: Limited,
-    /// The limit.
+pub struct LimitExceeded {
+    /// Exceeded limit; of several, one that waiting does not help with, or else the one with the longest wait.
+    pub kind: LimitKind,
+    /// Value of the limit.
     pub limit: NonZeroU64,
-    /// What helps.
-    pub short: Short,
+    /// Whether and when a retry would pass.
+    pub shortfall: Shortfall,
 }
 
-/// What a tenant has left.
+/// Rate limiter of one tenant.
 #[derive(Clone, Debug)]
-pub struct Allowance {
+pub struct RateLimiter {
     requests: Option<Bucket>,
     inputs: Option<Bucket>,
     tokens: Option<Bucket>,
 }
 
-/// What is left of one limit, as `x-ratelimit-*` tells it.
+/// State of one limit, as sent in `x-ratelimit-*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Left {
-    /// The limit.
+pub struct LimitStatus {
+    /// Value of the limit.
     pub limit: NonZeroU64,
-    /// What may be taken now.
+    /// Units that may be taken now.
     pub remaining: u64,
-    /// When all of it may be.
+    /// Time until all units may be taken.
     pub reset: Duration,
 }
 
-impl Allowance {
-    /// All of it.
-    pub fn new(limits: &Limits, now: Instant) -> Allowance {
-        let Limits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
+impl RateLimiter {
+    /// Makes a limiter with full buckets.
+    pub fn new(limits: &RateLimits, now: Instant) -> RateLimiter {
+        let RateLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
         let bucket = |units: Option<NonZeroU64>, seconds| {
-            units.map(|units| Bucket::new(Rate { units, period: Duration::from_secs(seconds) }, now))
+            units.map(|units| Bucket::new(RateQuota { units, period: Duration::from_secs(seconds) }, now))
         };
-        Allowance {
+        RateLimiter {
             requests: bucket(requests_per_second, 1),
             inputs: bucket(inputs_per_second, 1),
             tokens: bucket(tokens_per_minute, 60),
         }
     }
 
-    /// At the head of a request that will cost `at_least` this: takes one request, or says why not.
-    pub fn enter(&mut self, at_least: Cost, now: Instant) -> Result<(), Exceeded> {
+    /// Charges one request at the head if the limits allow `at_least` this cost.
+    pub fn enter(&mut self, at_least: Cost, now: Instant) -> Result<(), LimitExceeded> {
         let Cost { inputs, tokens } = at_least;
         longest([
-            exceeded(Limited::Requests, self.requests.as_ref(), 1, now),
-            exceeded(Limited::Inputs, self.inputs.as_ref(), inputs, now),
-            exceeded(Limited::Tokens, self.tokens.as_ref(), tokens, now),
+            exceeded(LimitKind::Requests, self.requests.as_ref(), 1, now),
+            exceeded(LimitKind::Inputs, self.inputs.as_ref(), inputs, now),
+            exceeded(LimitKind::Tokens, self.tokens.as_ref(), tokens, now),
         ])?;
         if let Some(requests) = &mut self.requests {
             requests.take(1, now);
@@ -157,16 +157,16 @@ impl Allowance {
         Ok(())
     }
 
-    /// When a request that has [entered](Allowance::enter) is read: takes its inputs and its tokens, or gives the request
-    /// back and says why not.
-    pub fn charge(&mut self, cost: Cost, now: Instant) -> Result<(), Exceeded> {
+    /// Charges the inputs and tokens of a request that has [entered](RateLimiter::enter), after its body is read;
+    /// refunds the request if a limit is exceeded.
+    pub fn charge(&mut self, cost: Cost, now: Instant) -> Result<(), LimitExceeded> {
         let Cost { inputs, tokens } = cost;
         let paid = longest([
-            exceeded(Limited::Inputs, self.inputs.as_ref(), inputs, now),
-            exceeded(Limited::Tokens, self.tokens.as_ref(), tokens, now),
+            exceeded(LimitKind::Inputs, self.inputs.as_ref(), inputs, now),
+            exceeded(LimitKind::Tokens, self.tokens.as_ref(), tokens, now),
         ]);
         if let Err(exceeded) = paid {
-            self.leave(now);
+            self.refund(now);
             return Err(exceeded);
         }
         for (bucket, units) in [(&mut self.inputs, inputs), (&mut self.tokens, tokens)] {
@@ -177,8 +177,8 @@ impl Allowance {
         Ok(())
     }
 
-    /// Takes what was used already, beyond the limit if need be: it is owed.
-    pub fn pay(&mut self, requests: u64, tokens: u64, now: Instant) {
+    /// Charges usage that has already occurred, even beyond the limit.
+    pub fn record_usage(&mut self, requests: u64, tokens: u64, now: Instant) {
         for (bucket, units) in [(&mut self.requests, requests), (&mut self.tokens, tokens)] {
             if let Some(bucket) = bucket {
                 bucket.take(units, now);
@@ -186,24 +186,23 @@ impl Allowance {
         }
     }
 
-    /// A request that has [entered](Allowance::enter) is turned away for a reason that is not its own: it gets back what
-    /// it took.
-    pub fn leave(&mut self, now: Instant) {
+    /// Refunds a request that has [entered](RateLimiter::enter) and is rejected for a reason unrelated to it.
+    pub fn refund(&mut self, now: Instant) {
         if let Some(requests) = &mut self.requests {
             requests.settle(1, 0, now);
         }
     }
 
-    /// A request that was let in for `estimate` tokens had `actual`.
+    /// Corrects the charge of a request that was estimated at `estimate` tokens and had `actual`.
     pub fn settle(&mut self, estimate: u64, actual: u64, now: Instant) {
         if let Some(tokens) = &mut self.tokens {
             tokens.settle(estimate, actual, now);
         }
     }
 
-    /// What is left of the requests and of the tokens, where they are limited.
-    pub fn left(&self, now: Instant) -> (Option<Left>, Option<Left>) {
-        let left = |bucket: &Bucket| Left {
+    /// Returns the state of the limits of requests and tokens, where they are configured.
+    pub fn status(&self, now: Instant) -> (Option<LimitStatus>, Option<LimitStatus>) {
+        let left = |bucket: &Bucket| LimitStatus {
             limit: bucket.rate().units,
             remaining: bucket.left(now),
             reset: bucket.full_in(now),
@@ -212,16 +211,16 @@ impl Allowance {
     }
 }
 
-fn exceeded(limited: Limited, bucket: Option<&Bucket>, units: u64, now: Instant) -> Option<Exceeded> {
+fn exceeded(kind: LimitKind, bucket: Option<&Bucket>, units: u64, now: Instant) -> Option<LimitExceeded> {
     let bucket = bucket?;
-    let short = bucket.check(units, now).err()?;
-    Some(Exceeded { limited, limit: bucket.rate().units, short })
+    let shortfall = bucket.check(units, now).err()?;
+    Some(LimitExceeded { kind, limit: bucket.rate().units, shortfall })
 }
 
-fn longest<const N: usize>(exceeded: [Option<Exceeded>; N]) -> Result<(), Exceeded> {
-    let longest = exceeded.into_iter().flatten().max_by_key(|exceeded| match exceeded.short {
-        Short::NotYet { wait } => wait,
-        Short::Never => Duration::MAX,
+fn longest<const N: usize>(exceeded: [Option<LimitExceeded>; N]) -> Result<(), LimitExceeded> {
+    let longest = exceeded.into_iter().flatten().max_by_key(|exceeded| match exceeded.shortfall {
+        Shortfall::NotYet { wait } => wait,
+        Shortfall::Never => Duration::MAX,
     });
     longest.map_or(Ok(()), Err)
 }
@@ -233,110 +232,108 @@ pub(crate) mod tests {
     use crate::some_instant;
     use std::sync::Arc;
 
-    /// A tenant that may do everything.
+    /// Returns a tenant without restrictions.
     pub(crate) fn named(name: &str) -> Arc<Tenant> {
         Arc::new(Tenant {
             id: name.parse().unwrap(),
-            place: 0,
+            index: 0,
             issuer: None,
             deployments: None,
             residency: ResidencyPolicy::Anywhere,
             priorities: Priorities::default(),
             weight: NonZeroU32::MIN,
-            limits: Limits::default(),
+            limits: RateLimits::default(),
         })
     }
 
     const ONE: Cost = Cost { inputs: 1, tokens: 1 };
 
-    fn limits(requests: u64, inputs: u64, tokens: u64) -> Limits {
-        Limits {
+    fn limits(requests: u64, inputs: u64, tokens: u64) -> RateLimits {
+        RateLimits {
             requests_per_second: NonZeroU64::new(requests),
             inputs_per_second: NonZeroU64::new(inputs),
             tokens_per_minute: NonZeroU64::new(tokens),
         }
     }
 
-    /// Both steps of a request of which everything is known at its head.
-    fn admit(allowance: &mut Allowance, cost: Cost, now: Instant) -> Result<(), Exceeded> {
-        allowance.enter(cost, now)?;
-        allowance.charge(cost, now)
+    /// Charges both steps of a request whose cost is known at its head.
+    fn admit(limiter: &mut RateLimiter, cost: Cost, now: Instant) -> Result<(), LimitExceeded> {
+        limiter.enter(cost, now)?;
+        limiter.charge(cost, now)
     }
 
-    fn left(allowance: &Allowance, now: Instant) -> (u64, u64) {
-        let (requests, tokens) = allowance.left(now);
+    fn left(limiter: &RateLimiter, now: Instant) -> (u64, u64) {
+        let (requests, tokens) = limiter.status(now);
         (requests.unwrap().remaining, tokens.unwrap().remaining)
     }
 
     #[test]
     fn each_limit_holds_at_it_and_one_past_it() {
-        let check = |limits: Limits, cost: Cost, fits: u32, limited: Limited| {
+        let check = |limits: RateLimits, cost: Cost, fits: u32, kind: LimitKind| {
             let now = some_instant();
-            let mut allowance = Allowance::new(&limits, now);
+            let mut limiter = RateLimiter::new(&limits, now);
             for _ in 0..fits {
-                assert_eq!(admit(&mut allowance, cost, now), Ok(()), "{limits:?}");
+                assert_eq!(admit(&mut limiter, cost, now), Ok(()), "{limits:?}");
             }
-            let exceeded = admit(&mut allowance, cost, now).expect_err("one past the limit");
-            let Short::NotYet { wait } = exceeded.short else { panic!("{exceeded:?}") };
-            assert_eq!(exceeded.limited, limited, "{limits:?}");
-            assert_eq!(admit(&mut allowance, cost, now + wait), Ok(()), "{limits:?}");
+            let exceeded = admit(&mut limiter, cost, now).expect_err("one past the limit");
+            let Shortfall::NotYet { wait } = exceeded.shortfall else { panic!("{exceeded:?}") };
+            assert_eq!(exceeded.kind, kind, "{limits:?}");
+            assert_eq!(admit(&mut limiter, cost, now + wait), Ok(()), "{limits:?}");
         };
-        check(limits(5, 0, 0), ONE, 5, Limited::Requests);
-        check(limits(5, 6, 0), Cost { inputs: 2, tokens: 1 }, 3, Limited::Inputs);
-        check(limits(5, 6, 40), Cost { inputs: 2, tokens: 20 }, 2, Limited::Tokens);
+        check(limits(5, 0, 0), ONE, 5, LimitKind::Requests);
+        check(limits(5, 6, 0), Cost { inputs: 2, tokens: 1 }, 3, LimitKind::Inputs);
+        check(limits(5, 6, 40), Cost { inputs: 2, tokens: 20 }, 2, LimitKind::Tokens);
     }
 
     #[test]
-    fn what_can_never_be_paid_is_said_so_and_as_early_as_the_length_tells() {
+    fn an_unaffordable_request_is_rejected_for_good_as_early_as_its_length_shows() {
         let now = some_instant();
-        let mut allowance = Allowance::new(&limits(5, 10, 100), now);
-        let never = |limited, limit| {
-            Err(Exceeded { limited, limit: NonZeroU64::new(limit).unwrap(), short: Short::Never })
+        let mut limiter = RateLimiter::new(&limits(5, 10, 100), now);
+        let never = |kind, limit| {
+            Err(LimitExceeded { kind, limit: NonZeroU64::new(limit).unwrap(), shortfall: Shortfall::Never })
         };
-        let check = |at_least: Cost, cost: Cost, expected: (Result<(), Exceeded>, Result<(), Exceeded>)| {
-            let mut allowance = allowance.clone();
-            let entered = allowance.enter(at_least, now);
-            let charged = entered.and_then(|()| allowance.charge(cost, now));
-            assert_eq!((entered, charged), expected, "{cost:?}");
-        };
+        let check =
+            |at_least: Cost, cost: Cost, expected: (Result<(), LimitExceeded>, Result<(), LimitExceeded>)| {
+                let mut limiter = limiter.clone();
+                let entered = limiter.enter(at_least, now);
+                let charged = entered.and_then(|()| limiter.charge(cost, now));
+                assert_eq!((entered, charged), expected, "{cost:?}");
+            };
         let cost = |inputs, tokens| Cost { inputs, tokens };
         check(Cost::at_least(100 * BYTES_PER_TOKEN_MAX), cost(10, 100), (Ok(()), Ok(())));
-        let too_long = never(Limited::Tokens, 100);
+        let too_long = never(LimitKind::Tokens, 100);
         check(Cost::at_least(101 * BYTES_PER_TOKEN_MAX), cost(1, 101), (too_long, too_long));
-        check(Cost::at_least(0), cost(11, 11), (Ok(()), never(Limited::Inputs, 10)));
-        check(Cost::at_least(0), cost(1, 101), (Ok(()), never(Limited::Tokens, 100)));
-        // Also while something else could be waited for.
-        assert_eq!(admit(&mut allowance, cost(10, 1), now), Ok(()));
-        assert_eq!(
-            allowance.enter(cost(1, 1), now).map_err(|exceeded| exceeded.limited),
-            Err(Limited::Inputs)
-        );
-        assert_eq!(allowance.enter(cost(1, 101), now), never(Limited::Tokens, 100));
+        check(Cost::at_least(0), cost(11, 11), (Ok(()), never(LimitKind::Inputs, 10)));
+        check(Cost::at_least(0), cost(1, 101), (Ok(()), never(LimitKind::Tokens, 100)));
+        // Also while another limit could be waited for.
+        assert_eq!(admit(&mut limiter, cost(10, 1), now), Ok(()));
+        assert_eq!(limiter.enter(cost(1, 1), now).map_err(|exceeded| exceeded.kind), Err(LimitKind::Inputs));
+        assert_eq!(limiter.enter(cost(1, 101), now), never(LimitKind::Tokens, 100));
     }
 
     #[test]
-    fn a_request_that_is_refused_takes_nothing() {
+    fn a_rejected_request_is_not_charged() {
         let now = some_instant();
-        let mut allowance = Allowance::new(&limits(5, 0, 100), now);
-        assert_eq!(admit(&mut allowance, Cost { inputs: 1, tokens: 60 }, now), Ok(()));
-        assert!(admit(&mut allowance, Cost { inputs: 1, tokens: 60 }, now).is_err());
-        assert_eq!(left(&allowance, now), (4, 40));
-        assert_eq!(allowance.left(now).1.unwrap().reset, Duration::from_secs(36));
-        allowance.settle(60, 10, now);
-        assert_eq!(left(&allowance, now), (4, 90));
-        assert_eq!(allowance.enter(ONE, now), Ok(()));
-        assert_eq!(left(&allowance, now), (3, 90));
-        allowance.leave(now);
-        assert_eq!(left(&allowance, now), (4, 90));
+        let mut limiter = RateLimiter::new(&limits(5, 0, 100), now);
+        assert_eq!(admit(&mut limiter, Cost { inputs: 1, tokens: 60 }, now), Ok(()));
+        assert!(admit(&mut limiter, Cost { inputs: 1, tokens: 60 }, now).is_err());
+        assert_eq!(left(&limiter, now), (4, 40));
+        assert_eq!(limiter.status(now).1.unwrap().reset, Duration::from_secs(36));
+        limiter.settle(60, 10, now);
+        assert_eq!(left(&limiter, now), (4, 90));
+        assert_eq!(limiter.enter(ONE, now), Ok(()));
+        assert_eq!(left(&limiter, now), (3, 90));
+        limiter.refund(now);
+        assert_eq!(left(&limiter, now), (4, 90));
     }
 
     #[test]
-    fn whoever_has_no_limit_has_none() {
+    fn a_tenant_without_limits_is_unlimited() {
         let now = some_instant();
-        let mut allowance = Allowance::new(&Limits::default(), now);
+        let mut limiter = RateLimiter::new(&RateLimits::default(), now);
         for _ in 0..1000 {
-            assert_eq!(admit(&mut allowance, Cost { inputs: u64::MAX, tokens: u64::MAX }, now), Ok(()));
+            assert_eq!(admit(&mut limiter, Cost { inputs: u64::MAX, tokens: u64::MAX }, now), Ok(()));
         }
-        assert_eq!(allowance.left(now), (None, None));
+        assert_eq!(limiter.status(now), (None, None));
     }
 }

@@ -1,28 +1,27 @@
-//! `server-timing`: where the time of a request went (W3C Server Timing,
-//! <https://www.w3.org/TR/server-timing/>).
+//! `server-timing`: latency of a request by component (W3C Server Timing, <https://www.w3.org/TR/server-timing/>).
 //!
-//! Each process adds what only it can know. The replica says `queue`, `tokenize` and `engine`; the region's ingress
-//! adds `region`, all of its own time; the gateway subtracts that from what it waited and calls the rest `network`.
-//! What is left of the whole is the gateway's own.
+//! Each process adds its own durations. The replica reports `queue`, `tokenize` and `engine`; the region's ingress adds
+//! `region`, all of its own time; the gateway subtracts that from the time that it waited and reports the rest as
+//! `network`. The remainder of the total is the gateway's own.
 
 use crate::decimal;
 use std::time::Duration;
 
-/// What the region said of itself, read from its answer.
+/// Durations reported by the region, read from its response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionTiming {
-    /// All of the time from head in to head out at the region's ingress.
+    /// Time from request head to response head at the region's ingress.
     pub region: Option<Duration>,
     /// Waiting for a batch.
     pub queue: Option<Duration>,
-    /// Turning text into tokens.
+    /// Tokenization.
     pub tokenize: Option<Duration>,
-    /// Computing.
+    /// Computation of the model.
     pub engine: Option<Duration>,
 }
 
 impl RegionTiming {
-    /// Reads a header value; what cannot be read is as if it were absent.
+    /// Parses a header value; invalid parts are ignored.
     pub fn parse(header: &str) -> RegionTiming {
         let mut timing = RegionTiming::default();
         for metric in header.split(',') {
@@ -41,8 +40,8 @@ impl RegionTiming {
         timing
     }
 
-    /// The gateway's header: of `total`, the last attempt waited `waited` for its first byte.
-    pub fn at_the_edge(&self, total: Duration, waited: Duration) -> String {
+    /// Returns the gateway's header: of `total`, the last attempt waited `waited` for its first byte.
+    pub fn gateway_header(&self, total: Duration, waited: Duration) -> String {
         let mut header = String::with_capacity(112);
         push(&mut header, "gateway", Some(total.saturating_sub(waited)));
         push(&mut header, "network", self.region.map(|region| waited.saturating_sub(region)));
@@ -53,8 +52,8 @@ impl RegionTiming {
     }
 }
 
-/// The region's header: the replica's own metrics, and its ingress's time.
-pub fn at_the_region(replica: Option<&str>, region: Duration) -> String {
+/// Returns the region's header: the replica's own metrics, and the ingress's time.
+pub fn region_header(replica: Option<&str>, region: Duration) -> String {
     let mut header = String::with_capacity(96);
     if let Some(replica) = replica {
         header.push_str(replica);
@@ -86,23 +85,23 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn the_edge_tells_the_network_from_the_region() {
+    fn the_gateway_separates_the_network_from_the_region() {
         let replica = "queue;dur=1.000, tokenize;dur=2.000, engine;dur=3.000";
-        let region = at_the_region(Some(replica), 7 * MS);
+        let region = region_header(Some(replica), 7 * MS);
         assert_eq!(region, format!("{replica}, region;dur=7.000"));
         assert_eq!(
-            RegionTiming::parse(&region).at_the_edge(100 * MS, 95 * MS),
+            RegionTiming::parse(&region).gateway_header(100 * MS, 95 * MS),
             "gateway;dur=5.000, network;dur=88.000, queue;dur=1.000, tokenize;dur=2.000, engine;dur=3.000"
         );
     }
 
     #[test]
-    fn what_cannot_be_read_is_absent() {
+    fn an_invalid_header_is_ignored() {
         for header in
             ["", "region", "region;dur=x", "region;dur=-1", "region;dur=inf", "other;dur=1", ";;,,=;"]
         {
             assert_eq!(RegionTiming::parse(header), RegionTiming::default(), "{header}");
         }
-        assert_eq!(at_the_region(None, 2 * MS), "region;dur=2.000");
+        assert_eq!(region_header(None, 2 * MS), "region;dur=2.000");
     }
 }

@@ -1,10 +1,10 @@
-//! What became of a request: every attempt, in the order in which they began.
+//! Record of all attempts of a request, in the order in which they began.
 //!
-//! The trail is what everything that is told of a request afterwards is told from: its headers, its line in the log, its
-//! metrics, its receipts. It is written while the request is under way and outlives whatever ends it, so an attempt whose
-//! client hung up is in it too. There is one entry for every attempt that was begun, and one end for each (invariant 9).
+//! The trail is the source of all later statements about a request: its headers, its log line, its metrics, its
+//! receipts. It is written while the request is in flight and outlives it, so it also holds an attempt whose client has
+//! disconnected. It has one entry for every attempt that began, with exactly one end (invariant 9).
 
-use crate::outcome::Failure;
+use crate::outcome::AttemptFailure;
 use crate::residency::Residency;
 use crate::route::RouteDecision;
 use regions::route::Generation;
@@ -12,126 +12,125 @@ use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why an attempt was made.
+/// Cause of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Cause {
-    /// It is the first.
+pub enum AttemptCause {
+    /// First attempt.
     First,
-    /// It is the first, and goes past a nearer region that has too much, to one that has offered to take it.
-    Overflow,
-    /// The connection of the one before was stale.
+    /// First attempt that spilled over: sent past a nearer region with a long queue, to one that has offered capacity.
+    Spillover,
+    /// Replay after a stale connection.
     Replay,
-    /// The one before failed.
+    /// Retry after a failure.
     Retry,
-    /// The first byte of the one before did not come in time.
-    Late,
-    /// The region of the one before was lost.
+    /// Retry after a first-byte timeout.
+    FirstByteTimeout,
+    /// Retry because the region of the attempt before is down.
     Evacuation,
-    /// The one before takes longer than nearly all do, and this one races it.
+    /// Hedge: the attempt before is slower than the 95th percentile, and this one races it.
     Hedge,
 }
 
-impl Cause {
-    /// Why an attempt follows one that failed so.
-    pub fn after(failure: Failure) -> Cause {
+impl AttemptCause {
+    /// Returns the cause of the attempt that follows `failure`.
+    pub fn after(failure: AttemptFailure) -> AttemptCause {
         match failure {
-            Failure::StaleConnection => Cause::Replay,
-            Failure::Lost => Cause::Evacuation,
-            Failure::Late => Cause::Late,
-            Failure::Unreachable
-            | Failure::WrongPeer
-            | Failure::Elsewhere
-            | Failure::DeadlinePassed
-            | Failure::ReceiptUnavailable => Cause::Retry,
+            AttemptFailure::StaleConnection => AttemptCause::Replay,
+            AttemptFailure::RegionDown => AttemptCause::Evacuation,
+            AttemptFailure::FirstByteTimeout => AttemptCause::FirstByteTimeout,
+            AttemptFailure::Unreachable
+            | AttemptFailure::WrongPeer
+            | AttemptFailure::Declined
+            | AttemptFailure::DeadlineExceeded
+            | AttemptFailure::ReceiptUnavailable => AttemptCause::Retry,
         }
     }
 }
 
-/// How an attempt ended.
+/// End of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// With an answer of this status.
-    Answered {
-        /// Of HTTP.
+pub enum AttemptEnd {
+    /// A response with this status.
+    Responded {
+        /// HTTP status.
         status: u16,
     },
-    /// Without one.
-    Failed(Failure),
-    /// Nobody waited for it any longer: another attempt was faster, or the client hung up.
-    Abandoned,
+    /// A failure without a response.
+    Failed(AttemptFailure),
+    /// Cancelled: another attempt was faster, or the client disconnected.
+    Cancelled,
 }
 
-/// The residency policy of a request as one route table has it.
+/// Residency policy of a request as of one route table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyVersion {
-    /// The generation of that table.
+    /// Generation of that table.
     pub generation: Generation,
-    /// The policy.
+    /// Residency policy.
     pub residency: Residency,
-    /// The regions that may see the request under it.
+    /// Regions that may see the request under it.
     pub allowed: RegionSet,
 }
 
-/// One attempt.
+/// Record of one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempted {
-    /// Which attempt at the request, or at its piece, from 1: what the region is told.
+pub struct AttemptRecord {
+    /// Number of the attempt within the request or sub-request, from 1, as sent to the region.
     pub number: u32,
-    /// Where it was sent.
+    /// Region of the attempt.
     pub region: RegionIndex,
-    /// Why it was made.
-    pub cause: Cause,
-    /// When it began.
+    /// Cause of the attempt.
+    pub cause: AttemptCause,
+    /// Start of the attempt.
     pub began: Instant,
-    /// How long it took.
+    /// Duration of the attempt.
     pub took: Duration,
-    /// How it ended.
-    pub end: End,
-    /// The number of this attempt among all of the gateway process: [`crate::receipt::AttemptKey::number`].
+    /// End of the attempt.
+    pub end: AttemptEnd,
+    /// Number of this attempt among all of the gateway process: [`crate::receipt::AttemptKey::number`].
     pub key: u64,
-    /// The policy that it was sent under, where a newer route table has another than the one by which the request was
-    /// admitted.
+    /// Policy under which it was sent, where a newer route table has another policy than the one at admission.
     pub policy: Option<Arc<PolicyVersion>>,
 }
 
 /// All attempts of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
-    attempts: Vec<(Attempted, bool)>,
+    attempts: Vec<(AttemptRecord, bool)>,
     route: Option<RouteDecision>,
 }
 
-/// Which attempt of a [`Trail`].
+/// Identifier of an attempt in a [`Trail`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttemptId(usize);
 
 impl Trail {
-    /// Records the routing decision; of several decisions the last counts.
+    /// Records the routing decision; the last one of several is kept.
     pub fn routed(&mut self, decision: RouteDecision) {
         self.route = Some(decision);
     }
 
-    /// Routing decision of the request, if there was one.
+    /// Returns the routing decision of the request, if there was one.
     pub fn route(&self) -> Option<&RouteDecision> {
         self.route.as_ref()
     }
 
-    /// Another attempt begins, with this number among all of the process.
-    pub fn began(&mut self, region: RegionIndex, cause: Cause, key: u64, now: Instant) -> AttemptId {
+    /// Records the start of an attempt with this number among all of the process.
+    pub fn began(&mut self, region: RegionIndex, cause: AttemptCause, key: u64, now: Instant) -> AttemptId {
         let number = self.attempts.len() as u32 + 1;
-        let (took, end, policy) = (Duration::ZERO, End::Abandoned, None);
-        let attempt = Attempted { number, region, cause, began: now, took, end, key, policy };
+        let (took, end, policy) = (Duration::ZERO, AttemptEnd::Cancelled, None);
+        let attempt = AttemptRecord { number, region, cause, began: now, took, end, key, policy };
         self.attempts.push((attempt, true));
         AttemptId(self.attempts.len() - 1)
     }
 
-    /// An attempt is sent under another version of its policy than the one by which the request was admitted.
-    pub fn sent_under(&mut self, id: AttemptId, policy: Arc<PolicyVersion>) {
+    /// Records that an attempt is sent under another version of its policy than the one at admission.
+    pub fn set_policy(&mut self, id: AttemptId, policy: Arc<PolicyVersion>) {
         self.attempts[id.0].0.policy = Some(policy);
     }
 
-    /// An attempt that began is over.
-    pub fn ended(&mut self, id: AttemptId, end: End, now: Instant) {
+    /// Records the end of an attempt.
+    pub fn ended(&mut self, id: AttemptId, end: AttemptEnd, now: Instant) {
         let (attempt, running) = &mut self.attempts[id.0];
         assert!(*running, "an attempt ends once");
         *running = false;
@@ -139,13 +138,13 @@ impl Trail {
         attempt.end = end;
     }
 
-    /// The attempts of a piece of the request are attempts of the request.
-    pub fn absorb(&mut self, piece: Trail) {
-        self.attempts.extend(piece.attempts);
+    /// Adds the attempts of a sub-request.
+    pub fn merge(&mut self, part: Trail) {
+        self.attempts.extend(part.attempts);
         self.attempts.sort_by_key(|(attempt, _)| attempt.began);
     }
 
-    /// The request is over: whatever is still under way is abandoned.
+    /// Ends the request: attempts in flight are cancelled.
     pub fn close(&mut self, now: Instant) {
         for (attempt, running) in &mut self.attempts {
             if std::mem::take(running) {
@@ -154,17 +153,17 @@ impl Trail {
         }
     }
 
-    /// All attempts so far, in the order in which they began.
-    pub fn attempts(&self) -> impl ExactSizeIterator<Item = &Attempted> {
+    /// Returns all attempts so far, in the order in which they began.
+    pub fn attempts(&self) -> impl ExactSizeIterator<Item = &AttemptRecord> {
         self.attempts.iter().map(|(attempt, _)| attempt)
     }
 
-    /// Into how many parts the request was split: each has a first attempt of its own. One, where it was not split.
+    /// Returns the number of parts of a split request, each of which has a first attempt; 1 if it was not split.
     pub fn parts(&self) -> usize {
         self.attempts().filter(|attempt| attempt.number == 1).count().max(1)
     }
 
-    /// How many so far.
+    /// Returns the number of attempts so far.
     pub fn count(&self) -> usize {
         self.attempts.len()
     }
@@ -176,43 +175,43 @@ mod tests {
     use crate::some_instant;
 
     #[test]
-    fn the_attempts_of_pieces_are_told_in_the_order_in_which_they_began() {
+    fn the_attempts_of_sub_requests_are_listed_in_the_order_in_which_they_began() {
         let (now, second) = (some_instant(), Duration::from_secs(1));
         let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));
-        let (mut whole, mut piece) = (Trail::default(), Trail::default());
-        whole.began(region(0), Cause::First, 0, now + second);
-        let first = piece.began(region(1), Cause::First, 0, now);
-        piece.ended(first, End::Answered { status: 200 }, now + second);
-        piece.began(region(2), Cause::Retry, 0, now + 2 * second);
+        let (mut whole, mut part) = (Trail::default(), Trail::default());
+        whole.began(region(0), AttemptCause::First, 0, now + second);
+        let first = part.began(region(1), AttemptCause::First, 0, now);
+        part.ended(first, AttemptEnd::Responded { status: 200 }, now + second);
+        part.began(region(2), AttemptCause::Retry, 0, now + 2 * second);
         assert_eq!((whole.count(), whole.parts()), (1, 1));
-        whole.absorb(piece);
-        assert_eq!((whole.count(), whole.parts()), (3, 2), "a part is no retry");
+        whole.merge(part);
+        assert_eq!((whole.count(), whole.parts()), (3, 2), "a part is not a retry");
         whole.close(now + 3 * second);
-        let seen: Vec<_> =
+        let recorded: Vec<_> =
             whole.attempts().map(|attempt| (attempt.region, attempt.took, attempt.end)).collect();
-        let answered = End::Answered { status: 200 };
-        let abandoned = |at, seconds| (region(at), seconds * second, End::Abandoned);
-        assert_eq!(seen, [(region(1), second, answered), abandoned(0, 2), abandoned(2, 1)]);
+        let responded = AttemptEnd::Responded { status: 200 };
+        let cancelled = |at, seconds| (region(at), seconds * second, AttemptEnd::Cancelled);
+        assert_eq!(recorded, [(region(1), second, responded), cancelled(0, 2), cancelled(2, 1)]);
     }
 
     #[test]
-    fn every_attempt_that_began_has_one_end_whatever_became_of_it() {
+    fn every_attempt_that_began_has_exactly_one_end() {
         let (now, second) = (some_instant(), Duration::from_secs(1));
         let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));
         let mut trail = Trail::default();
-        let first = trail.began(region(0), Cause::First, 0, now);
-        trail.ended(first, End::Failed(Failure::Unreachable), now + second);
-        trail.began(region(1), Cause::after(Failure::Unreachable), 0, now + second);
+        let first = trail.began(region(0), AttemptCause::First, 0, now);
+        trail.ended(first, AttemptEnd::Failed(AttemptFailure::Unreachable), now + second);
+        trail.began(region(1), AttemptCause::after(AttemptFailure::Unreachable), 0, now + second);
         trail.close(now + 3 * second);
         trail.close(now + 9 * second);
         assert!(trail.attempts().map(|attempt| attempt.number).eq([1, 2]));
-        let seen: Vec<_> =
+        let recorded: Vec<_> =
             trail.attempts().map(|attempt| (attempt.cause, attempt.took, attempt.end)).collect();
         assert_eq!(
-            seen,
+            recorded,
             [
-                (Cause::First, second, End::Failed(Failure::Unreachable)),
-                (Cause::Retry, 2 * second, End::Abandoned)
+                (AttemptCause::First, second, AttemptEnd::Failed(AttemptFailure::Unreachable)),
+                (AttemptCause::Retry, 2 * second, AttemptEnd::Cancelled)
             ]
         );
     }

@@ -1,16 +1,17 @@
-//! Pseudo-headers in the trailers of HTTP/2 requests, which RFC 9113 (8.1) forbids and the `h2` library drops without a word.
+//! Rejection of pseudo-headers in the trailers of HTTP/2 requests, which RFC 9113 (8.1) forbids and the `h2` library
+//! drops silently.
 //!
-//! A trailer `:path` that one reader ignores and another takes is a second request line. So the header blocks of a connection
-//! are looked at as they come: in trailers with a pseudo-header the flag `END_STREAM` is cleared, which makes them malformed
-//! for the library too, and it resets that stream (`PROTOCOL_ERROR`) and no other.
+//! A trailer `:path` that one reader ignores and another accepts is a second request line. So the header blocks of a
+//! connection are inspected as they come: in trailers with a pseudo-header the flag `END_STREAM` is cleared, which
+//! makes them malformed for the library too, and it resets only that stream (`PROTOCOL_ERROR`).
 //!
-//! What is needed of HPACK (RFC 7541) for it is whether a field is a pseudo-header and how large it is: no text is kept.
+//! Of HPACK (RFC 7541) only the size of a field and whether it is a pseudo-header are decoded: no text is stored.
 
 use std::collections::VecDeque;
 
-/// `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n` (RFC 9113, 3.4).
+/// Length of the preface `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n` (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
-/// Length (3), type, flags, stream (4); RFC 9113, 4.1.
+/// Length of a frame header: length (3), type, flags, stream (4); RFC 9113, 4.1.
 const FRAME_HEADER_BYTES: usize = 9;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
@@ -18,15 +19,15 @@ const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// Where the flags of a frame stand in it.
+/// Offset of the flags in a frame.
 const FLAGS_AT: usize = 4;
-/// Bytes of header blocks that may wait for their end: more than the library takes of one.
-pub const HELD_BYTES_MAX: usize = 80 << 10;
-/// The dynamic table that clients may fill (`SETTINGS_HEADER_TABLE_SIZE`, which is left at its default).
+/// Maximum bytes of incomplete header blocks: more than the library accepts of one.
+pub const INCOMPLETE_BYTES_MAX: usize = 80 << 10;
+/// Size of the dynamic table for clients (`SETTINGS_HEADER_TABLE_SIZE`, which has its default).
 const TABLE_BYTES_MAX: usize = 4096;
-/// Overhead of an entry beside its name and value (RFC 7541, 4.1).
+/// Overhead of an entry in addition to its name and value (RFC 7541, 4.1).
 const ENTRY_BYTES: usize = 32;
-/// Entries of the static table that are pseudo-headers: its first.
+/// Number of pseudo-headers at the start of the static table.
 const STATIC_PSEUDO_MAX: usize = 14;
 /// Lengths of the names in the static table (RFC 7541, A), from entry 1.
 const STATIC_NAMES: [u8; 61] = [
@@ -34,10 +35,11 @@ const STATIC_NAMES: [u8; 61] = [
     12, 6, 4, 4, 6, 7, 4, 4, 8, 17, 13, 8, 19, 13, 4, 8, 12, 18, 19, 5, 7, 7, 11, 6, 10, 25, 17, 10, 4, 3,
     16,
 ];
-/// How many codes of the Huffman code (RFC 7541, B) have each length; it is canonical, so that says where each begins.
+/// Number of Huffman codes (RFC 7541, B) of each length; the code is canonical, so this determines where each length
+/// starts.
 const CODES: [u32; 31] =
     [0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19, 29, 0, 4];
-/// The code of `:`, and its length.
+/// Huffman code of `:`, and its length.
 const COLON: (u32, usize) = (0x5c, 7);
 
 /// Scanner of the frames of one connection.
@@ -46,30 +48,30 @@ pub struct Guard {
     /// Bytes up to the next frame.
     skip: usize,
     last_stream: u32,
-    table: Table,
-    /// Something was no HTTP/2: the library ends the connection, and nothing is looked at any more.
-    given_up: bool,
+    table: DynamicTable,
+    /// The bytes were not HTTP/2: the library ends the connection, and nothing is inspected any more.
+    is_disabled: bool,
 }
 
 impl Default for Guard {
     fn default() -> Guard {
-        Guard { skip: PREFACE_BYTES, last_stream: 0, table: Table::default(), given_up: false }
+        Guard { skip: PREFACE_BYTES, last_stream: 0, table: DynamicTable::default(), is_disabled: false }
     }
 }
 
-/// A field is no HPACK.
-struct Unreadable;
+/// A field is not valid HPACK.
+struct InvalidHpack;
 
 impl Guard {
-    /// Looks at the next bytes of the connection and says how many of them may be read. The rest is the beginning of a header
-    /// block: it is to be given again, with more behind it.
+    /// Inspects the next bytes of the connection and returns how many of them may be read. The rest is the beginning of
+    /// a header block, to be passed again together with more bytes.
     pub fn scan(&mut self, bytes: &mut [u8]) -> usize {
         let mut at = 0;
-        while !self.given_up {
+        while !self.is_disabled {
             let skipped = self.skip.min(bytes.len() - at);
             self.skip -= skipped;
             at += skipped;
-            let Some(frame) = Frame::at(&bytes[at..]) else {
+            let Some(frame) = FrameHeader::at(&bytes[at..]) else {
                 return at;
             };
             if frame.kind != HEADERS {
@@ -77,50 +79,50 @@ impl Guard {
                 continue;
             }
             match block(&bytes[at..], frame) {
-                Ok(None) if bytes.len() - at <= HELD_BYTES_MAX => return at,
-                Ok(None) => self.given_up = true,
+                Ok(None) if bytes.len() - at <= INCOMPLETE_BYTES_MAX => return at,
+                Ok(None) => self.is_disabled = true,
                 Ok(Some(Block { length, fields })) => {
                     let is_trailers = frame.stream <= self.last_stream;
                     self.last_stream = self.last_stream.max(frame.stream);
                     match self.table.has_pseudo_header(&fields) {
                         Ok(found) if found && is_trailers => bytes[at + FLAGS_AT] &= !END_STREAM,
                         Ok(_) => {}
-                        Err(Unreadable) => self.given_up = true,
+                        Err(InvalidHpack) => self.is_disabled = true,
                     }
                     at += length;
                 }
-                Err(Unreadable) => self.given_up = true,
+                Err(InvalidHpack) => self.is_disabled = true,
             }
         }
         bytes.len()
     }
 }
 
-/// The header of a frame.
+/// Header of a frame.
 #[derive(Clone, Copy)]
-struct Frame {
+struct FrameHeader {
     length: usize,
     kind: u8,
     flags: u8,
     stream: u32,
 }
 
-impl Frame {
-    fn at(bytes: &[u8]) -> Option<Frame> {
+impl FrameHeader {
+    fn at(bytes: &[u8]) -> Option<FrameHeader> {
         let [high, mid, low, kind, flags, stream @ ..] = *bytes.first_chunk::<FRAME_HEADER_BYTES>()?;
         let length = usize::from(high) << 16 | usize::from(mid) << 8 | usize::from(low);
-        Some(Frame { length, kind, flags, stream: u32::from_be_bytes(stream) & (u32::MAX >> 1) })
+        Some(FrameHeader { length, kind, flags, stream: u32::from_be_bytes(stream) & (u32::MAX >> 1) })
     }
 }
 
-/// A header block that is whole: the bytes of its frames, and what is in them.
+/// Complete header block: the length of its frames, and its content.
 struct Block {
     length: usize,
     fields: Vec<u8>,
 }
 
-/// The block that begins with the frame `first`; `None` while it is not whole.
-fn block(bytes: &[u8], first: Frame) -> Result<Option<Block>, Unreadable> {
+/// Returns the block that begins with the frame `first`; `None` while it is incomplete.
+fn block(bytes: &[u8], first: FrameHeader) -> Result<Option<Block>, InvalidHpack> {
     let (mut frame, mut at, mut fields) = (first, 0, Vec::new());
     loop {
         let Some(mut payload) = bytes.get(at + FRAME_HEADER_BYTES..at + FRAME_HEADER_BYTES + frame.length)
@@ -129,11 +131,11 @@ fn block(bytes: &[u8], first: Frame) -> Result<Option<Block>, Unreadable> {
         };
         if frame.kind == HEADERS {
             if frame.flags & PADDED != 0 {
-                let (padding, rest) = payload.split_first().ok_or(Unreadable)?;
-                payload = rest.get(..rest.len().wrapping_sub(usize::from(*padding))).ok_or(Unreadable)?;
+                let (padding, rest) = payload.split_first().ok_or(InvalidHpack)?;
+                payload = rest.get(..rest.len().wrapping_sub(usize::from(*padding))).ok_or(InvalidHpack)?;
             }
             if frame.flags & PRIORITY != 0 {
-                payload = payload.get(5..).ok_or(Unreadable)?;
+                payload = payload.get(5..).ok_or(InvalidHpack)?;
             }
         }
         fields.extend_from_slice(payload);
@@ -141,17 +143,17 @@ fn block(bytes: &[u8], first: Frame) -> Result<Option<Block>, Unreadable> {
         if frame.flags & END_HEADERS != 0 {
             return Ok(Some(Block { length: at, fields }));
         }
-        let Some(next) = Frame::at(&bytes[at..]) else { return Ok(None) };
+        let Some(next) = FrameHeader::at(&bytes[at..]) else { return Ok(None) };
         if next.kind != CONTINUATION || next.stream != first.stream {
-            return Err(Unreadable);
+            return Err(InvalidHpack);
         }
         frame = next;
     }
 }
 
-/// The dynamic table of a connection (RFC 7541, 2.3.2), newest entry first.
+/// Dynamic table of a connection (RFC 7541, 2.3.2), newest entry first.
 #[derive(Clone, Debug)]
-struct Table {
+struct DynamicTable {
     entries: VecDeque<Entry>,
     bytes: usize,
     bytes_max: usize,
@@ -164,15 +166,15 @@ struct Entry {
     bytes: usize,
 }
 
-impl Default for Table {
-    fn default() -> Table {
-        Table { entries: VecDeque::new(), bytes: 0, bytes_max: TABLE_BYTES_MAX }
+impl Default for DynamicTable {
+    fn default() -> DynamicTable {
+        DynamicTable { entries: VecDeque::new(), bytes: 0, bytes_max: TABLE_BYTES_MAX }
     }
 }
 
-impl Table {
-    /// Reads a header block.
-    fn has_pseudo_header(&mut self, mut block: &[u8]) -> Result<bool, Unreadable> {
+impl DynamicTable {
+    /// Reads a header block; returns whether it has a pseudo-header.
+    fn has_pseudo_header(&mut self, mut block: &[u8]) -> Result<bool, InvalidHpack> {
         let mut found = false;
         while let [first, ..] = block {
             match first {
@@ -190,7 +192,7 @@ impl Table {
                 0x20.. => {
                     self.bytes_max = integer(&mut block, 5)?;
                     if self.bytes_max > TABLE_BYTES_MAX {
-                        return Err(Unreadable);
+                        return Err(InvalidHpack);
                     }
                     self.evict();
                 }
@@ -203,19 +205,19 @@ impl Table {
         Ok(found)
     }
 
-    /// Whether the name of a literal field is that of a pseudo-header, and its length.
-    fn field_name(&self, block: &mut &[u8], prefix: u32) -> Result<(bool, usize), Unreadable> {
+    /// Returns whether the name of a literal field is that of a pseudo-header, and its length.
+    fn field_name(&self, block: &mut &[u8], prefix: u32) -> Result<(bool, usize), InvalidHpack> {
         match integer(block, prefix)? {
             0 => text(block),
             index => self.name(index),
         }
     }
 
-    fn name(&self, index: usize) -> Result<(bool, usize), Unreadable> {
+    fn name(&self, index: usize) -> Result<(bool, usize), InvalidHpack> {
         if let Some(length) = STATIC_NAMES.get(index.wrapping_sub(1)) {
             return Ok((index <= STATIC_PSEUDO_MAX, usize::from(*length)));
         }
-        let entry = self.entries.get(index.wrapping_sub(STATIC_NAMES.len() + 1)).ok_or(Unreadable)?;
+        let entry = self.entries.get(index.wrapping_sub(STATIC_NAMES.len() + 1)).ok_or(InvalidHpack)?;
         Ok((entry.is_pseudo, entry.name_bytes))
     }
 
@@ -233,16 +235,16 @@ impl Table {
     }
 }
 
-/// An integer of which the first byte has so many bits (RFC 7541, 5.1).
-fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Unreadable> {
+/// Reads an integer with this prefix length (RFC 7541, 5.1).
+fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, InvalidHpack> {
     let mut next = || {
-        let (first, rest) = block.split_first().ok_or(Unreadable)?;
+        let (first, rest) = block.split_first().ok_or(InvalidHpack)?;
         *block = rest;
         Ok(usize::from(*first))
     };
-    let most = (1 << prefix) - 1;
-    let mut number = next()? & most;
-    if number < most {
+    let prefix_max = (1 << prefix) - 1;
+    let mut number = next()? & prefix_max;
+    if number < prefix_max {
         return Ok(number);
     }
     for shift in [0, 7, 14, 21] {
@@ -252,26 +254,28 @@ fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Unreadable> {
             return Ok(number);
         }
     }
-    Err(Unreadable)
+    Err(InvalidHpack)
 }
 
-/// A string (RFC 7541, 5.2): whether it begins with a colon, and its length.
-fn text(block: &mut &[u8]) -> Result<(bool, usize), Unreadable> {
-    let is_packed = block.first().ok_or(Unreadable)? & 0x80 != 0;
+/// Reads a string (RFC 7541, 5.2); returns whether it begins with a colon, and its length.
+fn text(block: &mut &[u8]) -> Result<(bool, usize), InvalidHpack> {
+    let is_huffman_coded = block.first().ok_or(InvalidHpack)? & 0x80 != 0;
     let length = integer(block, 7)?;
-    let (text, rest) = block.split_at_checked(length).ok_or(Unreadable)?;
+    let (text, rest) = block.split_at_checked(length).ok_or(InvalidHpack)?;
     *block = rest;
-    if is_packed { unpacked(text) } else { Ok((text.first() == Some(&b':'), length)) }
+    if is_huffman_coded { huffman_decoded(text) } else { Ok((text.first() == Some(&b':'), length)) }
 }
 
-/// The same of one in the Huffman code.
-fn unpacked(packed: &[u8]) -> Result<(bool, usize), Unreadable> {
+/// Decodes the same of a Huffman-coded string.
+fn huffman_decoded(encoded: &[u8]) -> Result<(bool, usize), InvalidHpack> {
     let (mut letters, mut begins_with_colon) = (0, false);
     let (mut code, mut length, mut first) = (0_u32, 0, 0_u32);
-    for bit in packed.iter().flat_map(|byte| (0..8).rev().map(move |place| u32::from(byte >> place & 1))) {
+    for bit in
+        encoded.iter().flat_map(|byte| (0..8).rev().map(move |position| u32::from(byte >> position & 1)))
+    {
         code = code << 1 | bit;
         length += 1;
-        let codes = *CODES.get(length).ok_or(Unreadable)?;
+        let codes = *CODES.get(length).ok_or(InvalidHpack)?;
         first <<= 1;
         if code.wrapping_sub(first) < codes {
             begins_with_colon |= letters == 0 && (code, length) == COLON;
@@ -300,7 +304,7 @@ mod tests {
         [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
     }
 
-    /// The three requests of RFC 7541, C.3 (as they are) and C.4 (packed), and the sizes that the table has after each.
+    /// The three requests of RFC 7541, C.3 (plain) and C.4 (Huffman-coded), and the size of the table after each.
     #[test]
     fn the_table_is_as_large_as_in_the_examples_of_the_standard() {
         let plain = [
@@ -308,13 +312,13 @@ mod tests {
             "828684be58086e6f2d6361636865",
             "828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565",
         ];
-        let packed = [
+        let encoded = [
             "828684418cf1e3c2e5f23a6ba0ab90f4ff",
             "828684be5886a8eb10649cbf",
             "828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf",
         ];
-        for requests in [plain, packed] {
-            let mut table = Table::default();
+        for requests in [plain, encoded] {
+            let mut table = DynamicTable::default();
             for (request, bytes) in requests.into_iter().zip([57, 110, 164]) {
                 assert!(table.has_pseudo_header(&hex(request)).is_ok_and(|found| found), "{request}");
                 assert_eq!(table.bytes, bytes, "{request}");
@@ -327,7 +331,7 @@ mod tests {
 
     const REQUEST: &str = "828684410f7777772e6578616d706c652e636f6d";
 
-    /// What becomes of `trailers` behind a request, whole and in pieces of every size: the flags of their frame.
+    /// Returns the flags of the frame of `trailers` after a request, checked at once and in reads of every size.
     #[track_caller]
     fn flags(trailers: &str) -> u8 {
         let request = frame(HEADERS, END_HEADERS, 1, &hex(REQUEST));
@@ -338,13 +342,13 @@ mod tests {
         let mut whole = all.clone();
         assert_eq!(Guard::default().scan(&mut whole), all.len());
         for size in [1, 2, 9, 10, 33] {
-            let (mut guard, mut held, mut read) = (Guard::default(), Vec::new(), Vec::new());
-            for piece in all.chunks(size) {
-                held.extend_from_slice(piece);
-                let released = guard.scan(&mut held);
-                read.extend(held.drain(..released));
+            let (mut guard, mut buffered, mut read) = (Guard::default(), Vec::new(), Vec::new());
+            for bytes in all.chunks(size) {
+                buffered.extend_from_slice(bytes);
+                let released = guard.scan(&mut buffered);
+                read.extend(buffered.drain(..released));
             }
-            assert_eq!(read, whole, "{trailers} in pieces of {size}");
+            assert_eq!(read, whole, "{trailers} in reads of {size}");
         }
         whole[before.len() + FLAGS_AT]
     }
@@ -353,11 +357,11 @@ mod tests {
     fn trailers_with_a_pseudo_header_do_not_end_their_stream_and_others_do() {
         let (kept, cleared) = (END_HEADERS | END_STREAM, END_HEADERS);
         for (trailers, flags_read) in [
-            // x-a: b; as it is, packed, with a name of the static table, and of the dynamic one.
+            // x-a: b; plain, Huffman-coded, with a name of the static table, and of the dynamic one.
             ("0003782d610162", kept),
             ("0f0d0131", kept),
             ("", kept),
-            // :path: / in all the ways in which it can be written.
+            // :path: / in all possible representations.
             ("84", cleared),
             ("04012f", cleared),
             ("14012f", cleared),
@@ -373,21 +377,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_http_2_is_left_to_the_library() {
+    fn invalid_http_2_is_left_to_the_library() {
         for block in ["ff", "c0", "3fffff7f", "00", "0005", "7fffffffffff"] {
             let mut all = [vec![0; PREFACE_BYTES], frame(HEADERS, END_HEADERS, 1, &hex(block))].concat();
             let mut guard = Guard::default();
             assert_eq!(guard.scan(&mut all), all.len(), "{block}");
-            assert!(guard.given_up, "{block}");
+            assert!(guard.is_disabled, "{block}");
         }
         let mut endless = [vec![0; PREFACE_BYTES], frame(HEADERS, 0, 1, &hex(REQUEST))].concat();
         let mut guard = Guard::default();
-        assert_eq!(guard.scan(&mut endless), PREFACE_BYTES, "it waits for its end");
-        let mut held = endless.split_off(PREFACE_BYTES);
-        while held.len() <= HELD_BYTES_MAX {
-            held.extend(frame(CONTINUATION, 0, 1, &[0; 1000]));
+        assert_eq!(guard.scan(&mut endless), PREFACE_BYTES, "it is incomplete");
+        let mut buffered = endless.split_off(PREFACE_BYTES);
+        while buffered.len() <= INCOMPLETE_BYTES_MAX {
+            buffered.extend(frame(CONTINUATION, 0, 1, &[0; 1000]));
         }
-        assert_eq!(guard.scan(&mut held), held.len(), "and not for ever");
+        assert_eq!(guard.scan(&mut buffered), buffered.len(), "up to the limit");
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! `[[issuer]]` sections of `tenants.toml`: issuers of accepted tokens, and the rules for them.
 
 use crate::tokens::{Issuer, Source};
-use gateway_core::jwt::{LEEWAY_DEFAULT, LEEWAY_MAX, Rules, TENANT_CLAIM_DEFAULT};
+use gateway_core::jwt::{IssuerRules, LEEWAY_DEFAULT, LEEWAY_MAX, TENANT_CLAIM_DEFAULT};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn read_issuer(raw: RawIssuer, base: &Path, problems: &mut Vec<String>) -> Optio
             None
         }
     };
-    let rules = Rules { issuer: name, audience, tenant_claim, leeway };
+    let rules = IssuerRules { issuer: name, audience, tenant_claim, leeway };
     Issuer::open(rules, source?).map_err(|problem| problems.push(problem)).ok()
 }
 

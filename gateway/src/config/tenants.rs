@@ -5,7 +5,7 @@ use super::issuers::{self, RawIssuer};
 use crate::tokens::Issuer;
 use gateway_core::keys::{Digest, KeyRing};
 use gateway_core::priority::{Priorities, Priority};
-use gateway_core::tenant::{Limits, Tenant, WEIGHT_MAX};
+use gateway_core::tenant::{RateLimits, Tenant, WEIGHT_MAX};
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
@@ -212,12 +212,12 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         }
         limit
     };
-    let limits = Limits {
+    let limits = RateLimits {
         requests_per_second: limit("requests_per_second", requests_per_second),
         inputs_per_second: limit("inputs_per_second", inputs_per_second),
         tokens_per_minute: limit("tokens_per_minute", tokens_per_minute),
     };
-    Some(Tenant { id: id.ok()?, place: 0, issuer, deployments, residency, priorities, weight, limits })
+    Some(Tenant { id: id.ok()?, index: 0, issuer, deployments, residency, priorities, weight, limits })
 }
 
 /// Reads the residency policy of a tenant. An area without regions is a problem: it allows none, which is a typing

@@ -12,8 +12,7 @@ use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, Priority, Reque
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
-use gateway_core::trail::{Attempted, PolicyVersion, Trail};
-use gateway_core::words::Ended;
+use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
@@ -68,7 +67,7 @@ pub(super) struct Receipts<'a> {
 
 impl Receipts<'_> {
     /// That of one attempt.
-    pub(super) fn of(&self, attempt: &Attempted) -> ReceiptId {
+    pub(super) fn of(&self, attempt: &AttemptRecord) -> ReceiptId {
         let region = self.catalogue.region(attempt.region).id.as_str();
         let at_ms = began_ms(attempt, self.arrived, self.at_ms);
         let residency = attempt.policy.as_ref().unwrap_or(&self.policy).residency.as_str();
@@ -115,9 +114,9 @@ impl<'a> Account<'a> {
     /// gets, or of the last if there is none.
     pub(super) fn receipt(&mut self) -> Option<ReceiptId> {
         let receipts = self.receipts()?;
-        let answered = |attempt: &&Attempted| {
+        let answered = |attempt: &&AttemptRecord| {
             self.answered.is_some_and(|(region, _)| region == attempt.region)
-                && Ended::from(attempt.end).was_answered()
+                && AttemptResult::from(attempt.end).has_response()
         };
         let attempt = self.trail.attempts().filter(answered).last().or(self.trail.attempts().last())?;
         let (key, id) = (attempt.key, receipts.of(attempt));

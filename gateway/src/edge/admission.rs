@@ -17,7 +17,8 @@ use gateway_core::ask::Ask;
 use gateway_core::endpoint::Target;
 use gateway_core::pace::Size;
 use gateway_core::priority::Priority;
-use gateway_core::shed::{self, Entered, Pools, Shed};
+use gateway_core::request_options::RequestOptions;
+use gateway_core::shed::{self, AdmissionPoolSet, AdmittedRequest, Shed};
 use gateway_core::tenant::{Cost, Tenant};
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
@@ -32,7 +33,7 @@ const DEPLOYMENTS_CHECKED_MAX: usize = 16;
 
 /// Admission pools, by region and deployment.
 #[derive(Default)]
-pub(crate) struct AdmissionPools(Mutex<Pools>);
+pub(crate) struct AdmissionPools(Mutex<AdmissionPoolSet>);
 
 /// Admission control of one gateway.
 pub(super) struct AdmissionControl {
@@ -47,7 +48,7 @@ pub(super) struct AdmissionControl {
 pub(super) struct AdmissionPermit {
     pools: Arc<AdmissionPools>,
     /// Until this is dropped.
-    entered: Option<Entered>,
+    entered: Option<AdmittedRequest>,
 }
 
 impl Drop for AdmissionPermit {
@@ -62,15 +63,15 @@ impl AdmissionPools {
     /// Takes the load that a region reports.
     pub(super) fn reported(&self, region: RegionIndex, report: &Report) {
         let waits = report.deployments.iter().map(|(name, load)| (name.clone(), waits(load)));
-        self.lock().heard(region, waits, Instant::now());
+        self.lock().report(region, waits, Instant::now());
     }
 
     /// Whether no pool sheds.
     pub(super) fn are_calm(&self) -> bool {
-        self.lock().are_calm()
+        self.lock().are_unlimited()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pools> {
+    fn lock(&self) -> MutexGuard<'_, AdmissionPoolSet> {
         self.0.lock()
     }
 }
@@ -79,10 +80,10 @@ impl AdmissionControl {
     /// Sheds a request of which only the head was read, if it would be shed whatever its body is.
     pub(super) fn check_head(
         &self,
-        target: Target<'_>,
+        target: ForwardTarget<'_>,
         view: &View,
         tenant: &Tenant,
-        ask: &Ask,
+        ask: &RequestOptions,
         body_bytes: u64,
         arrived: Instant,
     ) -> Result<(), Rejection> {
@@ -104,7 +105,8 @@ impl AdmissionControl {
         let [chance, _, draw] = chances();
         let primary = |routed: &RoutedDeployment| {
             let deployment = &routed.deployment.name;
-            let about = About { deployment, priority, size: Size::of(tokens), chance, uses_engine: true };
+            let about =
+                About { deployment, priority, size: SizeClass::of(tokens), chance, uses_engine: true };
             let (allowed, registered) = (routed.allowed.intersect(permitted), routed.registered);
             let request = Routable { view, about, allowed, registered, client: ask.client };
             self.router.preview(&request, draw).primary()
@@ -114,7 +116,7 @@ impl AdmissionControl {
         let Some(pools) = pools.collect::<Option<Vec<_>>>() else { return Ok(()) };
         let (now, asked) =
             (Instant::now(), pool_request(tenant, priority, tokens, left(ask.timeout, arrived)));
-        let checked = self.pools.lock().at_the_head(pools.iter().copied(), &asked, now);
+        let checked = self.pools.lock().check_head(pools.iter().copied(), &asked, now);
         let Err(why) = checked else { return Ok(()) };
         let known = self.watch.known();
         let has_credit = |(_, name): &(RegionIndex, &DeploymentName)| {
@@ -162,15 +164,21 @@ impl AdmissionControl {
         &self,
         region: RegionIndex,
         deployment: &DeploymentName,
-        asked: &shed::Ask,
+        asked: &shed::AdmissionRequest,
     ) -> Result<AdmissionPermit, Shed> {
         let entered = self.pools.lock().enter(region, deployment, asked, Instant::now())?;
         Ok(AdmissionPermit { pools: self.pools.clone(), entered: Some(entered) })
     }
 }
 
-fn pool_request(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> shed::Ask {
-    shed::Ask { tenant: tenant.place, weight: tenant.weight.get().into(), priority, tokens, left }
+fn pool_request(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> shed::AdmissionRequest {
+    shed::AdmissionRequest {
+        tenant: tenant.index,
+        weight: tenant.weight.get().into(),
+        priority,
+        tokens,
+        left,
+    }
 }
 
 /// Remaining time of a request.

@@ -9,7 +9,7 @@ use super::refusals::beyond_limits;
 use crate::respond::Rejection;
 use gateway_core::decimal;
 use gateway_core::keys::KeyRing;
-use gateway_core::tenant::{Allowance, Cost, Left, Limits, Tenant};
+use gateway_core::tenant::{Cost, LimitStatus, RateLimiter, RateLimits, Tenant};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,18 +24,18 @@ pub(crate) struct Allowances(RwLock<BTreeMap<usize, Kept>>);
 
 /// The allowance of one tenant.
 struct Kept {
-    limits: Limits,
-    allowance: Arc<Mutex<Allowance>>,
+    limits: RateLimits,
+    allowance: Arc<Mutex<RateLimiter>>,
 }
 
 /// A request that has paid for itself and not yet for what it carries.
 pub(super) struct Entered {
-    allowance: Arc<Mutex<Allowance>>,
+    allowance: Arc<Mutex<RateLimiter>>,
 }
 
 /// What a request has taken.
 pub(super) struct Taken {
-    allowance: Arc<Mutex<Allowance>>,
+    allowance: Arc<Mutex<RateLimiter>>,
     estimate: u64,
     /// TokenVerifier that are not given back.
     used: u64,
@@ -54,8 +54,8 @@ impl Allowances {
         let mut kept = self.0.write();
         let mut before = std::mem::take(&mut *kept);
         for tenant in keys.tenants() {
-            let same = before.remove(&tenant.place).filter(|kept| kept.limits == tenant.limits);
-            kept.insert(tenant.place, same.unwrap_or_else(|| Kept::new(&tenant.limits, now)));
+            let same = before.remove(&tenant.index).filter(|kept| kept.limits == tenant.limits);
+            kept.insert(tenant.index, same.unwrap_or_else(|| Kept::new(&tenant.limits, now)));
         }
     }
 
@@ -65,15 +65,15 @@ impl Allowances {
         let (allowance, now) = (self.of(tenant), Instant::now());
         let mut left = allowance.lock();
         if let Err(exceeded) = left.enter(Cost::at_least(body_bytes), now) {
-            return Err(beyond_limits(tenant, exceeded).with(headers(left.left(now))));
+            return Err(beyond_limits(tenant, exceeded).with(headers(left.status(now))));
         }
         drop(left);
         Ok(Entered { allowance })
     }
 
-    fn of(&self, tenant: &Tenant) -> Arc<Mutex<Allowance>> {
+    fn of(&self, tenant: &Tenant) -> Arc<Mutex<RateLimiter>> {
         let kept = self.0.read();
-        let kept = kept.get(&tenant.place).map(|kept| kept.allowance.clone());
+        let kept = kept.get(&tenant.index).map(|kept| kept.allowance.clone());
         // Of a table that is being replaced: it is the last request of somebody who is a tenant no longer.
         kept.unwrap_or_else(|| Kept::new(&tenant.limits, Instant::now()).allowance)
     }
@@ -85,8 +85,8 @@ impl Allowances {
 }
 
 impl Kept {
-    fn new(limits: &Limits, now: Instant) -> Kept {
-        Kept { limits: *limits, allowance: Arc::new(Mutex::new(Allowance::new(limits, now))) }
+    fn new(limits: &RateLimits, now: Instant) -> Kept {
+        Kept { limits: *limits, allowance: Arc::new(Mutex::new(RateLimiter::new(limits, now))) }
     }
 }
 
@@ -101,9 +101,9 @@ impl Entered {
         let mut left = allowance.lock();
         if let Err(exceeded) = left.charge(cost, now) {
             if is_packed {
-                left.pay(1, 0, now);
+                left.record_usage(1, 0, now);
             }
-            return Err(beyond_limits(tenant, exceeded).with(headers(left.left(now))));
+            return Err(beyond_limits(tenant, exceeded).with(headers(left.status(now))));
         }
         drop(left);
         Ok(Taken { allowance, estimate: cost.tokens, used: 0 })
@@ -113,20 +113,20 @@ impl Entered {
     pub(super) fn processed(self, refusal: &Rejection) {
         if refusal.processed_bytes > 0 {
             let Cost { inputs: _, tokens } = Cost::at_least(refusal.processed_bytes);
-            self.allowance.lock().pay(0, tokens, Instant::now());
+            self.allowance.lock().record_usage(0, tokens, Instant::now());
         }
     }
 
     /// The request is turned away for a reason that is not its own, and gets back what it has paid.
     pub(super) fn leave(self) {
-        self.allowance.lock().leave(Instant::now());
+        self.allowance.lock().refund(Instant::now());
     }
 }
 
 impl Taken {
     /// What its tenant has left, in OpenAI's headers.
     pub(super) fn headers(&self) -> Vec<Header> {
-        let left = self.allowance.lock().left(Instant::now());
+        let left = self.allowance.lock().status(Instant::now());
         headers(left)
     }
 
@@ -143,15 +143,15 @@ impl Drop for Taken {
 }
 
 /// What is left, in OpenAI's headers.
-fn headers((requests, tokens): (Option<Left>, Option<Left>)) -> Vec<Header> {
+fn headers((requests, tokens): (Option<LimitStatus>, Option<LimitStatus>)) -> Vec<Header> {
     let number = |number: u64| decimal::text(|text| decimal::push(text, number));
     let mut headers = Vec::with_capacity(6);
-    if let Some(Left { limit, remaining, reset }) = requests {
+    if let Some(LimitStatus { limit, remaining, reset }) = requests {
         headers.push(("x-ratelimit-limit-requests", number(limit.get())));
         headers.push(("x-ratelimit-remaining-requests", number(remaining)));
         headers.push(("x-ratelimit-reset-requests", openai_duration(reset)));
     }
-    if let Some(Left { limit, remaining, reset }) = tokens {
+    if let Some(LimitStatus { limit, remaining, reset }) = tokens {
         headers.push(("x-ratelimit-limit-tokens", number(limit.get())));
         headers.push(("x-ratelimit-remaining-tokens", number(remaining)));
         headers.push(("x-ratelimit-reset-tokens", openai_duration(reset)));

@@ -2,9 +2,9 @@
 //! request. `gateway_core::cold` decides; here is what it is asked with.
 
 use super::known::{About, Known};
-use gateway_core::cold::{self, Outlook};
+use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::route::Candidate;
-use gateway_core::shed::Waits;
+use gateway_core::shed::QueueWaits;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use scheduler_core::spoke::Report;
@@ -75,15 +75,22 @@ impl Known {
         if !may_sleep && !self.holding.has(than, about.deployment) {
             return None;
         }
-        cold::elsewhere(order, than, |candidate| self.outlook(candidate.region, candidate.score.rtt, about))
+        cold::elsewhere(order, than, |candidate| {
+            self.response_estimate(candidate.region, candidate.score.rtt, about)
+        })
     }
 
     /// Expected response of a region at this round trip.
-    pub(super) fn outlook(&self, region: RegionIndex, rtt: Duration, about: &About<'_>) -> Outlook {
+    pub(super) fn response_estimate(
+        &self,
+        region: RegionIndex,
+        rtt: Duration,
+        about: &About<'_>,
+    ) -> ResponseEstimate {
         let load = self.load(region, about.deployment);
-        let usually = self.targets.usually(region, about.deployment, about.size);
-        let queue = Waits::of(None, load.pending_tokens, load.tokens_per_second).bulk;
+        let usually = self.targets.average_latency(region, about.deployment, about.size);
+        let queue = QueueWaits::of(None, load.pending_tokens, load.tokens_per_second).bulk;
         let there = usually.unwrap_or_default().max(rtt);
-        Outlook { answers_in: there + queue.unwrap_or_default(), held_for: load.ready_in }
+        ResponseEstimate { responds_in: there + queue.unwrap_or_default(), held_for: load.ready_in }
     }
 }

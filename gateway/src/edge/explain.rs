@@ -104,17 +104,17 @@ fn considered(trail: &Trail, catalogue: &Catalogue) -> Value {
     Value::Array(regions)
 }
 
-fn told_attempt(attempt: &Attempted, arrived: Instant, catalogue: &Catalogue) -> Value {
-    let Attempted { number, region, cause, began, took, end, key: _, policy } = attempt;
+fn told_attempt(attempt: &AttemptRecord, arrived: Instant, catalogue: &Catalogue) -> Value {
+    let AttemptRecord { number, region, cause, began, took, end, key: _, policy } = attempt;
     let status = match end {
-        End::Answered { status } => Some(status),
-        End::Failed(_) | End::Abandoned => None,
+        AttemptEnd::Responded { status } => Some(status),
+        AttemptEnd::Failed(_) | AttemptEnd::Cancelled => None,
     };
     json!({
         "attempt": number,
         "region": catalogue.region(*region).id.as_str(),
         "cause": cause.as_str(),
-        "end": Ended::from(*end).as_str(),
+        "end": AttemptResult::from(*end).as_str(),
         "status": status,
         "began_ms": millis(began.saturating_duration_since(arrived)),
         "took_ms": millis(*took),

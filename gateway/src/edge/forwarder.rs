@@ -15,7 +15,7 @@ use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::priority::Priority;
-use gateway_core::trail::{Cause, End, Trail};
+use gateway_core::trail::{AttemptCause, AttemptEnd, Trail};
 use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::{ErrorCode, Remedy};
 use replica_core::wire::headers;
@@ -31,7 +31,7 @@ const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Event that a request waits for while attempts are in flight.
 enum Happened<'a> {
-    Ended(InFlight<'a>, Result<Answered, Failure>),
+    Ended(InFlight<'a>, Result<Answered, AttemptFailure>),
     /// A region has got worse.
     Worse,
     /// Something of the plan has come to its time.
@@ -43,7 +43,7 @@ struct Attempt {
     region: RegionIndex,
     /// Which one at the request, from 1.
     number: u32,
-    cause: Cause,
+    cause: AttemptCause,
     /// Its number among all of the process.
     key: u64,
     began: Instant,
@@ -87,16 +87,16 @@ impl Forwarder {
             match next.step {
                 Step::Send { region, attempt, cause, instead_of } => {
                     if let Some(late) = instead_of {
-                        drop(race.leave(late, End::Failed(Failure::Late)));
+                        drop(race.leave(late, AttemptEnd::Failed(AttemptFailure::FirstByteTimeout)));
                     }
                     let (number, cause) = match cause {
-                        Cause::First if before > 0 => (attempt + before, Cause::Retry),
+                        AttemptCause::First if before > 0 => (attempt + before, AttemptCause::Retry),
                         cause => (attempt + before, cause),
                     };
-                    let spills_over = cause == Cause::First && request.spills_over_to(region);
-                    let cause = if spills_over { Cause::Overflow } else { cause };
+                    let spills_over = cause == AttemptCause::First && request.spills_over_to(region);
+                    let cause = if spills_over { AttemptCause::Spillover } else { cause };
                     let (began, key) = (Instant::now(), self.next_key());
-                    let left = plan.left(began);
+                    let left = plan.time_left(began);
                     let policy = permit.newer_than(request);
                     let attempt = Attempt { region, number, cause, key, began, left };
                     let asked = self.attempt(request, permit.clone(), attempt);
@@ -104,17 +104,19 @@ impl Forwarder {
                     race.enter(cause, in_flight, Beginning { began, key, policy }, asked);
                 }
                 Step::Wait => {}
-                Step::Relay | Step::NobodyReachable if denied.is_some() => {
+                Step::RelayResponse | Step::NoRegionReachable if denied.is_some() => {
                     return Err(denied.take().expect("checked above"));
                 }
-                Step::Relay => return Ok(at_hand.take().expect("a plan relays what an attempt has brought")),
-                Step::NobodyReachable => {
+                Step::RelayResponse => {
+                    return Ok(at_hand.take().expect("a plan relays what an attempt has brought"));
+                }
+                Step::NoRegionReachable => {
                     return Err(self.nobody_reachable(request, &permit).into());
                 }
-                Step::Full(region) => return Err(self.full(region).into()),
-                Step::NoReceipt => return Err(no_receipt().into()),
-                Step::DeadlinePassed => {
-                    race.leave_all(End::Failed(Failure::DeadlinePassed));
+                Step::RegionFull(region) => return Err(self.full(region).into()),
+                Step::ReceiptUnavailable => return Err(no_receipt().into()),
+                Step::DeadlineExceeded => {
+                    race.leave_all(AttemptEnd::Failed(AttemptFailure::DeadlineExceeded));
                     return Err(deadline_passed(request.timeout).into());
                 }
             }
@@ -122,7 +124,7 @@ impl Forwarder {
                 biased;
                 (attempt, ended) = race.next() => Happened::Ended(attempt, ended),
                 _ = bell.changed() => Happened::Worse,
-                () = tokio::time::sleep_until(plan.alarm().into()) => Happened::Due,
+                () = tokio::time::sleep_until(plan.next_timer().into()) => Happened::Due,
             };
             // What is under way was sent under the policy of its time; nothing more is sent but under the newest.
             if let Err(refusal) = self.policy.renew(request, &mut permit) {
@@ -135,13 +137,13 @@ impl Forwarder {
                     let took = answered.waited.saturating_sub(held(&answered.answer));
                     self.watch.answered(&mut plan, attempt, &about, status, took);
                     race.overtaken().for_each(|slower| self.watch.overtaken(slower));
-                    race.leave_all(End::Abandoned);
+                    race.leave_all(AttemptEnd::Cancelled);
                     return Ok(answered);
                 }
                 Happened::Ended(attempt, Ok(answered)) => {
                     let status = answered.answer.head.status.as_u16();
                     at_hand = Some(answered);
-                    self.watch.failed(&mut plan, attempt, Failure::Elsewhere, Some(status), &about)
+                    self.watch.failed(&mut plan, attempt, AttemptFailure::Declined, Some(status), &about)
                 }
                 Happened::Ended(attempt, Err(failure)) => {
                     let region = attempt.region().as_usize();
@@ -150,10 +152,10 @@ impl Forwarder {
                 }
                 Happened::Worse => match race.find(|region| self.watch.gives_up(&plan, region, &about)) {
                     Some(region) => {
-                        let attempt = race.leave(region, End::Failed(Failure::Lost));
+                        let attempt = race.leave(region, AttemptEnd::Failed(AttemptFailure::RegionDown));
                         // Another that races may be given up as well: the bell is heard again.
                         bell.mark_changed();
-                        self.watch.failed(&mut plan, attempt, Failure::Lost, None, &about)
+                        self.watch.failed(&mut plan, attempt, AttemptFailure::RegionDown, None, &about)
                     }
                     None => Next::WAIT,
                 },
@@ -174,10 +176,10 @@ impl Forwarder {
         request: &Request,
         permit: Permit,
         attempt: Attempt,
-    ) -> Result<Answered, Failure> {
+    ) -> Result<Answered, AttemptFailure> {
         let Attempt { region, number, cause, key, began, left } = attempt;
         let Permit { view, allowed, policy } = permit;
-        let address = view.address(region).ok_or(Failure::Unreachable)?;
+        let address = view.address(region).ok_or(AttemptFailure::Unreachable)?;
         let to = allowed.open(region, address);
         let to = to.expect("a plan goes only where it is allowed (invariant 1, Residency)");
         let locked = policy.residency.is_locked();

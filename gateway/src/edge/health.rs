@@ -8,7 +8,7 @@ use super::operator_state::Operations;
 use super::router::Routable;
 use super::view::{RoutedDeployment, View};
 use super::watch::chances;
-use gateway_core::pace::Size;
+use gateway_core::latency::SizeClass;
 use gateway_core::priority::Priority;
 
 /// Deployments for which a check decides: enough to meet a defect, and too few to keep requests waiting for the lock.
@@ -52,7 +52,7 @@ impl Operations {
     /// that clients get; it is no defect of this gateway.
     fn decision(&self, view: &View) {
         let [chance, _, draw] = chances();
-        let (priority, size) = (Priority::Interactive, Size::of(0));
+        let (priority, size) = (Priority::Interactive, SizeClass::of(0));
         for RoutedDeployment { deployment, allowed, registered, .. } in view.all().take(DECIDED_MAX) {
             let about = About { deployment: &deployment.name, priority, size, chance, uses_engine: true };
             let (allowed, registered) = (**allowed, *registered);

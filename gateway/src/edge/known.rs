@@ -4,15 +4,15 @@
 use super::cold::Holding;
 use gateway_core::circuit::Permille;
 use gateway_core::cold;
-use gateway_core::health::Fleet;
-use gateway_core::hedge::is_calm;
-use gateway_core::outlier::Evidence;
-use gateway_core::pace::{Patience, Size};
-use gateway_core::plan::{Budgets, Load, Sight, Waits};
+use gateway_core::health::RegionHealthTracker;
+use gateway_core::hedge::is_lightly_loaded;
+use gateway_core::latency::{FirstByteTimeout, SizeClass};
+use gateway_core::outlier::OutlierEvidence;
+use gateway_core::plan::{AttemptTimeouts, Budgets, RegionLoad, RegionView};
 use gateway_core::priority::Priority;
-use gateway_core::queue::Queue;
+use gateway_core::queue::RegionQueue;
 use gateway_core::spill::Spill;
-use gateway_core::targets::{Targets, Yardstick};
+use gateway_core::targets::{LatencyBaseline, TargetTracker};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::health::Health;
@@ -29,9 +29,9 @@ pub(crate) const REGION_IN_FLIGHT_MAX: u32 = 8192;
 
 /// Everything that changes with what regions say and do.
 pub(crate) struct Known {
-    pub(crate) fleet: Fleet,
+    pub(crate) fleet: RegionHealthTracker,
     pub(crate) latency: LatencyModel,
-    pub(crate) targets: Targets<RegionIndex>,
+    pub(crate) targets: TargetTracker<RegionIndex>,
     /// What each region last said of the work in it.
     works: BTreeMap<RegionIndex, BTreeMap<DeploymentName, Work>>,
     /// Where a request would be held.
@@ -46,9 +46,9 @@ pub(crate) struct Known {
 struct Work {
     load: spoke::DeploymentLoad,
     /// Everything that waits.
-    queue: Queue,
+    queue: RegionQueue,
     /// Of it, what goes before a lookup: other lookups, where the region knows them apart.
-    lookups: Queue,
+    lookups: RegionQueue,
 }
 
 impl Work {
@@ -79,7 +79,7 @@ impl Work {
 pub(crate) struct About<'a> {
     pub(crate) deployment: &'a DeploymentName,
     pub(crate) priority: Priority,
-    pub(crate) size: Size,
+    pub(crate) size: SizeClass,
     /// The request's own, drawn once.
     pub(crate) chance: Permille,
     /// The engine computes it, so the time that it takes is compared with that of others.
@@ -89,9 +89,13 @@ pub(crate) struct About<'a> {
 impl Known {
     pub(super) fn new(place: GeoPoint, catalogue: &Catalogue, now: Instant) -> Known {
         Known {
-            fleet: Fleet::default(),
+            fleet: RegionHealthTracker::default(),
             latency: LatencyModel::new(place, catalogue),
-            targets: Targets::new(Patience::WITH_A_REGION, Yardstick::Own, REGION_IN_FLIGHT_MAX),
+            targets: TargetTracker::new(
+                FirstByteTimeout::FOR_REGION,
+                LatencyBaseline::Own,
+                REGION_IN_FLIGHT_MAX,
+            ),
             works: BTreeMap::new(),
             holding: Holding::default(),
             budgets: Budgets::new(now),
@@ -101,18 +105,18 @@ impl Known {
 
     /// Of exactly these regions from now on.
     pub(super) fn watch(&mut self, wanted: impl IntoIterator<Item = RegionIndex> + Clone) {
-        self.fleet.watch(wanted.clone());
+        self.fleet.set_regions(wanted.clone());
         let wanted: BTreeSet<_> = wanted.into_iter().collect();
         self.works.retain(|region, _| wanted.contains(region));
         self.holding.watch(wanted.iter().copied().collect());
-        self.targets.watch(wanted.iter().copied());
-        self.spill.watch(|region| wanted.contains(&region));
+        self.targets.set_targets(wanted.iter().copied());
+        self.spill.retain_regions(|region| wanted.contains(&region));
     }
 
     /// What `region` says of the work in it, and what it offers, in answer to what it was `asked`.
     pub(super) fn loaded(&mut self, region: RegionIndex, report: &Report, asked: Instant, now: Instant) {
         let granted = report.deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens));
-        self.spill.heard(region, granted.collect(), asked);
+        self.spill.set_credits(region, granted.collect(), asked);
         self.holding.heard(region, report);
         let works = report
             .deployments
@@ -125,7 +129,7 @@ impl Known {
     /// What would have liked to leave other regions in the last period, for all that `region` serves.
     pub(super) fn wanted(&self, region: RegionIndex, now: Instant) -> BTreeMap<DeploymentName, u64> {
         let served = self.works.get(&region).into_iter().flat_map(BTreeMap::keys);
-        served.map(|name| (name.clone(), self.spill.wanted(name, now))).collect()
+        served.map(|name| (name.clone(), self.spill.demand(name, now))).collect()
     }
 
     /// What `region` last said of the work that a deployment has there.
@@ -147,35 +151,39 @@ impl Known {
         &mut self,
         about: &About<'_>,
         now: Instant,
-        decide: impl FnOnce(Sight<'_>, &mut Budgets) -> T,
+        decide: impl FnOnce(RegionView<'_>, &mut Budgets) -> T,
     ) -> T {
         let Known { fleet, latency: _, targets, works, holding, budgets, spill: _ } = self;
         let work = |region| works.get(&region).and_then(|works| works.get(about.deployment));
         let calm = |region| {
-            work(region).is_none_or(|work| is_calm(work.load.pending_tokens, work.load.tokens_per_second))
-                && targets.is_calm(region)
+            work(region)
+                .is_none_or(|work| is_lightly_loaded(work.load.pending_tokens, work.load.tokens_per_second))
+                && targets.is_lightly_loaded(region)
         };
         let load = |region| match region {
-            region if targets.is_full(region) => Load::Full,
-            region if calm(region) => Load::Calm,
-            _ => Load::Busy,
+            region if targets.is_full(region) => RegionLoad::Full,
+            region if calm(region) => RegionLoad::Light,
+            _ => RegionLoad::Busy,
         };
         let holds = |region| holding.has(region, about.deployment);
         let waits = |region| {
-            let first_byte = targets.first_byte(region, about.deployment, about.size);
+            let first_byte = targets.first_byte_timeout(region, about.deployment, about.size);
             let queue = work(region).map(|work| work.wait(about.priority)).unwrap_or_default();
-            let waits = Waits {
-                late: first_byte.map(|first_byte| first_byte + queue),
+            let waits = AttemptTimeouts {
+                first_byte: first_byte.map(|first_byte| first_byte + queue),
                 hedge: targets.hedge_after(region, about.deployment, about.size),
             };
-            cold::patience(waits, work(region).filter(|_| holds(region)).and_then(|work| work.load.ready_in))
+            cold::extend_timeouts(
+                waits,
+                work(region).filter(|_| holds(region)).and_then(|work| work.load.ready_in),
+            )
         };
         // Nobody leaves a region that is late, or races it, for one that would only hold the request.
         let health = |region| match health(fleet, targets, region, about, now) {
             Health::Healthy if holds(region) => Health::Suspect,
             health => health,
         };
-        decide(Sight { health: &health, load: &load, waits: &waits }, budgets)
+        decide(RegionView { health: &health, load: &load, timeouts: &waits }, budgets)
     }
 
     /// When an answer from a region is late that was `asked` then, by what is known now; nothing where that is over.
@@ -186,10 +194,10 @@ impl Known {
         asked: Option<Instant>,
         now: Instant,
     ) -> Option<Instant> {
-        let late = self.targets.first_byte(region, about.deployment, about.size).unwrap_or_default();
+        let late = self.targets.first_byte_timeout(region, about.deployment, about.size).unwrap_or_default();
         if let Some(held_for) = self.held_for(region, about.deployment) {
-            let waits = Waits { late: Some(late), hedge: None };
-            return cold::patience(waits, Some(held_for)).late.map(|late| now + late);
+            let waits = AttemptTimeouts { first_byte: Some(late), hedge: None };
+            return cold::extend_timeouts(waits, Some(held_for)).first_byte.map(|late| now + late);
         }
         let late_at = asked? + late + self.queue(region, about);
         (now < late_at).then_some(late_at)
@@ -204,12 +212,12 @@ impl Known {
     pub(super) fn saw(
         &mut self,
         region: RegionIndex,
-        evidence: Option<Evidence>,
+        evidence: Option<OutlierEvidence>,
         chance: Permille,
         now: Instant,
     ) {
         let Some(evidence) = evidence else { return };
-        if self.targets.saw(region, evidence, chance, now) {
+        if self.targets.record(region, evidence, chance, now) {
             tracing::warn!(region = region.as_usize(), ?evidence, "region ejected");
             self.budgets.evacuate(region, self.targets.in_flight(region), now);
         }
@@ -217,14 +225,14 @@ impl Known {
 }
 
 fn health(
-    fleet: &Fleet,
-    targets: &Targets<RegionIndex>,
+    fleet: &RegionHealthTracker,
+    targets: &TargetTracker<RegionIndex>,
     region: RegionIndex,
     about: &About<'_>,
     now: Instant,
 ) -> Health {
     let health = fleet.health(region, about.deployment);
-    let left_alone = || !targets.standing(region, now).takes(about.chance);
+    let left_alone = || !targets.state(region, now).admits(about.chance);
     if health == Health::Healthy && left_alone() { Health::Suspect } else { health }
 }
 
@@ -255,7 +263,7 @@ mod tests {
                 let about = About {
                     deployment: &deployment,
                     priority,
-                    size: Size::of(10),
+                    size: SizeClass::of(10),
                     chance: Permille::ALL,
                     uses_engine: true,
                 };

@@ -113,7 +113,7 @@ impl Pipeline {
     async fn compute(
         &self,
         session: &mut ServerSession,
-        target: Target<'_>,
+        target: ForwardTarget<'_>,
         view: &Arc<View>,
         authenticated: Authenticated,
         account: &mut Account<'_>,

@@ -63,7 +63,8 @@ impl PolicyGuard {
             Some(view) if !Arc::ptr_eq(view, &permit.view) => view.clone(),
             Some(_) | None => return Ok(()),
         };
-        let tenant = view.keys.still(&request.tenant, request.key.as_ref()).ok_or_else(no_longer_known)?;
+        let tenant =
+            view.keys.current_for(&request.tenant, request.key.as_ref()).ok_or_else(no_longer_known)?;
         let routed = view
             .deployment(request.deployment.as_str(), tenant)
             .ok_or_else(|| unknown_model(request.deployment.as_str(), &view, tenant))?;

@@ -23,7 +23,7 @@ pub(super) struct Answered {
 }
 
 /// What an attempt comes to.
-type Ended = Result<Answered, Failure>;
+type Ended = Result<Answered, AttemptFailure>;
 
 /// The attempts of one request.
 pub(super) struct Race<'a> {
@@ -57,14 +57,14 @@ impl<'a> Race<'a> {
     /// Another attempt begins.
     pub(super) fn enter(
         &mut self,
-        cause: Cause,
+        cause: AttemptCause,
         in_flight: InFlight<'a>,
         Beginning { began, key, policy }: Beginning,
         attempt: impl Future<Output = Ended> + Send + 'a,
     ) {
         let on_trail = self.trail.began(in_flight.region(), cause, key, began);
         if let Some(policy) = policy {
-            self.trail.sent_under(on_trail, policy);
+            self.trail.set_policy(on_trail, policy);
         }
         self.runners.push(Runner { on_trail, in_flight, attempt: Box::pin(attempt) });
     }
@@ -81,8 +81,8 @@ impl<'a> Race<'a> {
         })
         .await;
         let end = match &ended {
-            Ok(answered) => End::Answered { status: answered.answer.head.status.as_u16() },
-            Err(failure) => End::Failed(*failure),
+            Ok(answered) => AttemptEnd::Responded { status: answered.answer.head.status.as_u16() },
+            Err(failure) => AttemptEnd::Failed(*failure),
         };
         self.earlier = place;
         (self.close(place, end), ended)
@@ -99,19 +99,19 @@ impl<'a> Race<'a> {
     }
 
     /// Nobody waits for the attempt at `region` any longer.
-    pub(super) fn leave(&mut self, region: RegionIndex, end: End) -> InFlight<'a> {
+    pub(super) fn leave(&mut self, region: RegionIndex, end: AttemptEnd) -> InFlight<'a> {
         let place = self.runners.iter().position(|runner| runner.in_flight.region() == region);
         self.close(place.expect("only who is asked is left"), end)
     }
 
     /// Nobody waits for any.
-    pub(super) fn leave_all(&mut self, end: End) {
+    pub(super) fn leave_all(&mut self, end: AttemptEnd) {
         while !self.runners.is_empty() {
             self.close(0, end);
         }
     }
 
-    fn close(&mut self, place: usize, end: End) -> InFlight<'a> {
+    fn close(&mut self, place: usize, end: AttemptEnd) -> InFlight<'a> {
         let Runner { on_trail, in_flight, attempt: _ } = self.runners.remove(place);
         self.trail.ended(on_trail, end, Instant::now());
         in_flight

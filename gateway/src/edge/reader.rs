@@ -23,6 +23,7 @@ use gateway_core::endpoint::{self, ModelField, Target};
 use gateway_core::memory::Owner;
 use gateway_core::pace::Size;
 use gateway_core::priority::NoBulk;
+use gateway_core::request_options::{OptionHeaders, RequestOptions};
 use gateway_core::tenant::{Cost, Tenant};
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
@@ -46,7 +47,7 @@ impl RequestReader {
     pub(super) async fn read(
         &self,
         session: &mut ServerSession,
-        target: Target<'_>,
+        target: ForwardTarget<'_>,
         view: &View,
         authenticated: Authenticated,
         account: &Account<'_>,
@@ -85,7 +86,7 @@ impl RequestReader {
             .into());
         }
         let ([chance, leave_draw, draw], left) = (chances(), left(ask.timeout, arrived));
-        let (size, uses_engine) = (Size::of(cost.tokens), endpoint::uses_engine(target.path));
+        let (size, uses_engine) = (SizeClass::of(cost.tokens), endpoint::uses_engine(target.path));
         let about = About { deployment: &deployment.name, priority, size, chance, uses_engine };
         let (client, registered) = (ask.client, *registered);
         let routable = Routable { view, about, allowed: **allowed, registered, client };
@@ -124,9 +125,9 @@ impl RequestReader {
     }
 
     /// Owner of the body's memory. A trusted peer's connection carries the requests of many.
-    fn owner(&self, session: &ServerSession, tenant: &Tenant) -> Owner {
+    fn owner(&self, session: &ServerSession, tenant: &Tenant) -> BodyOwner {
         let connection = peer(session).filter(|peer| !self.config.trusted_peers.contains(&peer.ip()));
-        Owner { tenant: Some(tenant.place), connection }
+        BodyOwner { tenant: Some(tenant.index), connection }
     }
 
     /// Reads model and cost from the body; the default for a request without one.
@@ -137,7 +138,7 @@ impl RequestReader {
         tenant: &Tenant,
     ) -> Result<Reading, Rejection> {
         if target.model == ModelField::Bodiless {
-            return Ok(Reading::default());
+            return Ok(BodySummary::default());
         }
         let reading = if body.bytes.len() <= READ_AT_ONCE_BYTES_MAX {
             body::read(&body.bytes)
@@ -150,13 +151,13 @@ impl RequestReader {
 
     fn ask(&self, session: &ServerSession) -> Result<Ask, Rejection> {
         let trusted = peer(session).is_some_and(|peer| self.config.trusted_peers.contains(&peer.ip()));
-        let asked = Headers {
+        let asked = OptionHeaders {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,
             residency: single(session, headers::RESIDENCY)?,
             priority: single(session, headers::PRIORITY)?,
             client_geo: single(session, headers::CLIENT_GEO)?.filter(|_| trusted),
         };
-        Ask::read(asked, &self.config.catalogue).map_err(unreadable_ask)
+        RequestOptions::read(asked, &self.config.catalogue).map_err(unreadable_ask)
     }
 }
 
@@ -168,7 +169,7 @@ fn least_tokens(body: &BufferedBody) -> u64 {
 /// The deployment that a request is for: the one that its path names, or its body, or, where its ecosystem has no name
 /// for one, the only one that its tenant may use.
 fn asked_for<'a>(
-    target: Target<'_>,
+    target: ForwardTarget<'_>,
     in_body: Option<String>,
     view: &'a View,
     tenant: &Tenant,

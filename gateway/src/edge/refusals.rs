@@ -6,16 +6,17 @@ use super::view::View;
 use crate::respond::Rejection;
 use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
 use gateway_core::body::{self, BodyProblem};
-use gateway_core::bucket::Short;
+use gateway_core::bucket::Shortfall;
 use gateway_core::endpoint::{Endpoint, NotServed};
 use gateway_core::jwt::{TOKEN_BYTES_MAX, TokenProblem};
 use gateway_core::keys::KeyProblem;
+use gateway_core::request_options::{HeaderProblem, TIMEOUT_MAX};
 use gateway_core::residency::Residency;
 use gateway_core::route::RejectReason;
 use gateway_core::scatter::INPUTS_MAX;
-use gateway_core::scatter::cut::TooManyInputs;
-use gateway_core::shed::{Reason, Shed};
-use gateway_core::tenant::{Exceeded, Limited, Tenant};
+use gateway_core::scatter::split::TooManyInputs;
+use gateway_core::shed::{Shed, ShedReason};
+use gateway_core::tenant::{LimitExceeded, LimitKind, Tenant};
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::DeploymentName;
@@ -144,7 +145,7 @@ pub(super) fn no_receipt() -> Rejection {
 
 pub(super) fn unreadable_ask(problem: AskProblem) -> Rejection {
     let (param, message) = match problem {
-        AskProblem::Timeout => (
+        HeaderProblem::Timeout => (
             headers::TIMEOUT_MS,
             format!(
                 "{} is not a whole number of milliseconds from 1 to {}.",
@@ -152,13 +153,13 @@ pub(super) fn unreadable_ask(problem: AskProblem) -> Rejection {
                 TIMEOUT_MAX.as_millis()
             ),
         ),
-        AskProblem::Residency(why) => {
+        HeaderProblem::Residency(why) => {
             (headers::RESIDENCY, format!("{} cannot be read: {why}.", headers::RESIDENCY))
         }
-        AskProblem::Priority => {
+        HeaderProblem::Priority => {
             (headers::PRIORITY, format!("{} is neither 'interactive' nor 'bulk'.", headers::PRIORITY))
         }
-        AskProblem::ClientGeo(why) => {
+        HeaderProblem::ClientGeo(why) => {
             (headers::CLIENT_GEO, format!("{} cannot be read: {why}.", headers::CLIENT_GEO))
         }
     };
@@ -289,20 +290,20 @@ pub(super) fn too_many_inputs(problem: TooManyInputs) -> Rejection {
 pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Rejection {
     let Exceeded { limited, limit, short } = exceeded;
     let (what, unit, never) = match limited {
-        Limited::Requests => ("requests a second", "requests", ErrorCode::RateLimited),
-        Limited::Inputs => ("inputs a second", "inputs", ErrorCode::TooManyInputs),
-        Limited::Tokens => ("tokens a minute", "tokens", ErrorCode::TooManyTokens),
+        LimitKind::Requests => ("requests a second", "requests", ErrorCode::RateLimited),
+        LimitKind::Inputs => ("inputs a second", "inputs", ErrorCode::TooManyInputs),
+        LimitKind::Tokens => ("tokens a minute", "tokens", ErrorCode::TooManyTokens),
     };
     let (id, key) = (&tenant.id, limited.as_str());
     match short {
-        Short::NotYet { wait } => {
+        Shortfall::NotYet { wait } => {
             let message = format!(
                 "The tenant '{id}' may use {limit} {what} ({key}) and has used them up; try again in {}.",
                 openai_duration(wait)
             );
             Rejection::new(ErrorCode::RateLimited, message).after(wait)
         }
-        Short::Never => {
+        Shortfall::Never => {
             let message = format!(
                 "The tenant '{id}' may use {limit} {what} ({key}) and this request alone has more, so waiting does \
                  not help; send no more than {limit} {unit} in one request."
@@ -317,7 +318,7 @@ pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
     let Shed { reason, wait, retry_after } = why;
     let (wait, soon) = (openai_duration(wait), openai_duration(retry_after));
     let (code, message) = match reason {
-        Reason::OverShare => (
+        ShedReason::OverShare => (
             ErrorCode::Overloaded,
             format!(
                 "There is not room for all, and the tenant '{}' has more in flight than its share (a request would wait \
@@ -325,15 +326,15 @@ pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
                 tenant.id
             ),
         ),
-        Reason::NoRoom => (
+        ShedReason::NoCapacity => (
             ErrorCode::Saturated,
             format!("There is no room: a request would wait {wait}; try again in {soon}."),
         ),
-        Reason::LookupsFirst => (
+        ShedReason::BulkPaused => (
             ErrorCode::Saturated,
             format!("There is no room for bulk while lookups are turned away; try again in {soon}."),
         ),
-        Reason::TooLate => (
+        ShedReason::DeadlineTooShort => (
             ErrorCode::Saturated,
             format!(
                 "A request would wait {wait}, longer than this one may take; give it more time with {} (up to {}), or \

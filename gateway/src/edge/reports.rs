@@ -13,7 +13,7 @@ use crate::config::EdgeConfig;
 use crate::http1::UpstreamKey;
 use crate::upstream::{AUTHORITY, RequestHead, ResponseBody, Upstream, UpstreamMethod, UpstreamResponse};
 use bytes::Bytes;
-use gateway_core::health::{Heard, REPORT_PERIOD};
+use gateway_core::health::{HealthReport, REPORT_PERIOD};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::set::RegionIndex;
 use scheduler_core::spoke::{DeploymentLoad, ExchangeRequest, Gateway};
@@ -149,6 +149,6 @@ impl ReportReceiver {
         let serves = |load: &DeploymentLoad| load.ready > 0 || load.ready_in.is_some();
         let ready = report.deployments.iter().filter(|(_, load)| serves(load));
         let ready = ready.map(|(name, _)| name.clone()).collect();
-        self.watch.reported(region, Heard { round_trip, ready, draining: report.draining });
+        self.watch.reported(region, HealthReport { round_trip, ready, draining: report.draining });
     }
 }

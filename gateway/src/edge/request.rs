@@ -9,7 +9,7 @@ use crate::respond::Rejection;
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
 use gateway_core::keys::Digest;
-use gateway_core::pace::Size;
+use gateway_core::latency::SizeClass;
 use gateway_core::priority::Priority;
 use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::{Cost, Tenant};
@@ -126,7 +126,7 @@ impl Request {
         About {
             deployment: &self.deployment,
             priority: self.priority,
-            size: Size::of(cost.tokens),
+            size: SizeClass::of(cost.tokens),
             chance,
             uses_engine: endpoint::uses_engine(self.path),
         }

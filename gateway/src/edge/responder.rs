@@ -99,7 +99,7 @@ impl Responder {
             account.tokens = text(&answer, headers::TOKENS).and_then(|tokens| tokens.parse().ok());
             taken.used(account.tokens);
         }
-        let timing = timing.at_the_edge(times.to_head, waited);
+        let timing = timing.gateway_header(times.to_head, waited);
         let region = self.config.catalogue.region(region).id.as_str();
         let attempts = decimal::text(|text| decimal::push(text, account.trail.count() as u64));
         let receipt = account.receipt().map(|id| id.text());
@@ -150,7 +150,7 @@ impl Responder {
         let receipts = receipts.join(",");
         let id = |(region, _)| self.config.catalogue.region(region).id.as_str();
         let regions = regions.into_iter().map(id).collect::<Vec<_>>().join(",");
-        let timing = timing.at_the_edge(request.arrived.elapsed(), waited);
+        let timing = timing.gateway_header(request.arrived.elapsed(), waited);
         let left = taken.headers();
         let parts = parts.to_string();
         let (attempts, tokens) = (attempts.to_string(), tokens.map(|tokens| tokens.to_string()));

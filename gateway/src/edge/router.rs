@@ -9,13 +9,13 @@ use super::view::View;
 use super::watch::Watch;
 use super::weights::{Demands, Planned};
 use gateway_core::circuit::Permille;
-use gateway_core::cold::Outlook;
+use gateway_core::cold::ResponseEstimate;
 use gateway_core::priority::Priority;
 use gateway_core::residency::Residency;
 use gateway_core::route::{
     self, Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery,
 };
-use gateway_core::shed::Waits;
+use gateway_core::shed::QueueWaits;
 use gateway_core::spill;
 use regions::geography::GeoPoint;
 use regions::health::Health;
@@ -179,8 +179,14 @@ impl Router {
     ) -> Option<SpilloverQuery<'a>> {
         let About { deployment, priority, .. } = request.about;
         let RequestDemand { tokens, left, leave_draw, .. } = *demand;
-        let request =
-            spill::Ask { deployment, priority, tokens, left, turned_away: false, chance: leave_draw };
+        let request = spill::SpillRequest {
+            deployment,
+            priority,
+            tokens,
+            left,
+            turned_away: false,
+            chance: leave_draw,
+        };
         self.is_spillover_enabled.then_some(SpilloverQuery { credits: &known.spill, now, request })
     }
 }
@@ -212,8 +218,8 @@ impl Observations for Observed<'_> {
         self.known.held_for(region, self.request.about.deployment)
     }
 
-    fn outlook(&self, region: RegionIndex, rtt: Duration) -> Outlook {
-        self.known.outlook(region, rtt, &self.request.about)
+    fn response_estimate(&self, region: RegionIndex, rtt: Duration) -> ResponseEstimate {
+        self.known.response_estimate(region, rtt, &self.request.about)
     }
 
     fn fastest(&self, near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex> {
@@ -222,7 +228,7 @@ impl Observations for Observed<'_> {
     }
 
     fn queue_wait(&self, region: RegionIndex) -> Option<Duration> {
-        let Waits { interactive, bulk } = waits(&self.known.load(region, self.request.about.deployment));
+        let QueueWaits { interactive, bulk } = waits(&self.known.load(region, self.request.about.deployment));
         match self.request.about.priority {
             // A region that does not report the priorities separately has one queue for both.
             Priority::Interactive => interactive.or(bulk),

@@ -11,7 +11,7 @@ use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 
 /// One of the numbers of a circuit.
-type InFlight = fn(&CircuitState<RegionIndex>) -> u32;
+type InFlight = fn(&TargetStatus<RegionIndex>) -> u32;
 
 /// A region as this edge sees it at the moment.
 struct Seen {
@@ -181,7 +181,7 @@ fn render_regions(text: &mut MetricsText, operations: &Operations) {
 fn render_circuits(text: &mut MetricsText, operations: &Operations) {
     let Operations { config, watch, .. } = operations;
     let states = watch.circuits();
-    let named = |state: &CircuitState<_>| config.catalogue.region(state.target).id.to_string();
+    let named = |state: &TargetStatus<_>| config.catalogue.region(state.target).id.to_string();
     let name = "meridian_gateway_region_circuit";
     text.head(name, Kind::Gauge, "1 for how the circuit of a region stands.");
     for state in &states {

@@ -15,7 +15,7 @@ use super::allowances::Allowances;
 use crate::metrics::EdgeMetrics;
 use gateway_core::keys::KeyRing;
 use gateway_core::priority::{Priorities, Priority};
-use gateway_core::tenant::{Limits, Tenant};
+use gateway_core::tenant::{RateLimits, Tenant};
 use regions::id::TenantId;
 use regions::route::{self, RouteTable};
 use regions::tenant::{TenantLimits, TenantPriority, TenantRules};
@@ -45,7 +45,7 @@ struct Known {
 impl Tenants {
     /// Those of the file.
     pub(crate) fn of_file(file: &KeyRing, metrics: Arc<EdgeMetrics>) -> Tenants {
-        let places: BTreeMap<_, _> = file.tenants().map(|tenant| (tenant.id.clone(), tenant.place)).collect();
+        let places: BTreeMap<_, _> = file.tenants().map(|tenant| (tenant.id.clone(), tenant.index)).collect();
         let known = Known { next: places.len(), places, applied: None };
         let allowances = Allowances::new(file, Instant::now());
         Tenants { file: RwLock::new(Arc::new(file.clone())), known: Mutex::new(known), allowances, metrics }
@@ -64,7 +64,7 @@ impl Tenants {
             return None;
         }
         let mut before = std::mem::take(&mut known.places);
-        let ring = file.placed(|id| known.place(&mut before, id));
+        let ring = file.reindexed(|id| known.place(&mut before, id));
         self.allowances.adopt(&ring, Instant::now());
         self.metrics.tenants.adopt(&ring);
         let ring = Arc::new(ring);
@@ -85,7 +85,7 @@ impl Tenants {
         let mut ring = KeyRing::default();
         for rules in tenants.all.values() {
             let place = known.place(&mut before, &rules.id);
-            let added = ring.add_at_its_place(tenant(rules, place));
+            let added = ring.add_at_index(tenant(rules, place));
             let all = added && rules.keys.iter().all(|key| ring.add_digest((*key).into(), &rules.id));
             assert!(all, "a table in which a name or a key stands twice is refused when it is read");
         }
@@ -113,7 +113,7 @@ fn tenant(rules: &TenantRules, place: usize) -> Tenant {
     let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
     Tenant {
         id: id.clone(),
-        place,
+        index: place,
         issuer: issuer.clone(),
         deployments: deployments.clone(),
         residency: residency.clone(),
@@ -123,7 +123,7 @@ fn tenant(rules: &TenantRules, place: usize) -> Tenant {
             Some(TenantPriority::Bulk) => Priorities::Only(Priority::Bulk),
         },
         weight: NonZeroU32::new(*weight).unwrap_or(NonZeroU32::MIN),
-        limits: Limits { requests_per_second, inputs_per_second, tokens_per_minute },
+        limits: RateLimits { requests_per_second, inputs_per_second, tokens_per_minute },
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
     fn place(ring: &KeyRing, key: &str) -> Option<usize> {
         let header = format!("Bearer {key}");
         let credential = Credential::read(Some(header.as_bytes())).expect("a credential");
-        ring.tenant(&credential).ok().map(|tenant| tenant.place)
+        ring.tenant(&credential).ok().map(|tenant| tenant.index)
     }
 
     #[test]
@@ -213,6 +213,6 @@ mod tests {
         assert_eq!(inputs, expected);
         let ring = tenants.under(&table(&one("a", limited)));
         let back = ring.tenants().next().expect("a").clone();
-        assert!(back.place > a.place && tenants.allowances.enter(&back, 0).is_ok(), "he begins anew");
+        assert!(back.index > a.index && tenants.allowances.enter(&back, 0).is_ok(), "he begins anew");
     }
 }

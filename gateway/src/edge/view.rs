@@ -67,11 +67,11 @@ impl RoutedDeployment {
         if *asked != ResidencyPolicy::Anywhere {
             return self.narrowed(&tenant.residency.narrow(asked), catalogue);
         }
-        if let Some(known) = self.terms.lock().get(&tenant.place) {
+        if let Some(known) = self.terms.lock().get(&tenant.index) {
             return Ok(known.clone());
         }
         let terms = self.narrowed(&tenant.residency, catalogue)?;
-        self.terms.lock().insert(tenant.place, terms.clone());
+        self.terms.lock().insert(tenant.index, terms.clone());
         Ok(terms)
     }
 

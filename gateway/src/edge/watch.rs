@@ -5,11 +5,11 @@
 
 use super::known::{About, Known};
 use gateway_core::circuit::Permille;
-use gateway_core::health::{Heard, LOOK_PERIOD_MAX, Worse};
-use gateway_core::outcome::Failure;
-use gateway_core::outlier::{DeadlineSetBy, Evidence, UpstreamAction, evidence};
-use gateway_core::plan::{Due, RequestPlan, Step};
-use gateway_core::targets::{CircuitState, UnderWay};
+use gateway_core::health::{HealthChange, HealthReport, TICK_PERIOD_MAX};
+use gateway_core::outcome::AttemptFailure;
+use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
+use gateway_core::plan::{ExpiredTimer, RequestPlan, Step};
+use gateway_core::targets::{InFlightRequest, TargetStatus};
 use rand::Rng;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
@@ -24,7 +24,7 @@ use supervision::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// How often silence is looked for: twice as often as has to be.
-const LOOK_PERIOD: Duration = LOOK_PERIOD_MAX.checked_div(2).expect("two is not zero");
+const LOOK_PERIOD: Duration = TICK_PERIOD_MAX.checked_div(2).expect("two is not zero");
 
 /// What is known, and the bell.
 pub(crate) struct Watch {
@@ -73,7 +73,7 @@ impl Watch {
     }
 
     /// How each region stands with this edge; for operators.
-    pub(crate) fn circuits(&self) -> Vec<CircuitState<RegionIndex>> {
+    pub(crate) fn circuits(&self) -> Vec<TargetStatus<RegionIndex>> {
         self.known().targets.states(Instant::now())
     }
 
@@ -82,7 +82,7 @@ impl Watch {
         self.bell.subscribe()
     }
 
-    pub(crate) fn reported(&self, region: RegionIndex, heard: Heard) {
+    pub(crate) fn reported(&self, region: RegionIndex, heard: HealthReport) {
         let now = Instant::now();
         let known = &mut *self.known();
         known.latency.observe(region, heard.round_trip, now);
@@ -115,11 +115,11 @@ impl Watch {
                 Some(InFlight { watch: self, region, queue, request })
             }
             Step::Wait
-            | Step::Relay
-            | Step::NobodyReachable
-            | Step::Full(_)
-            | Step::NoReceipt
-            | Step::DeadlinePassed => None,
+            | Step::RelayResponse
+            | Step::NoRegionReachable
+            | Step::RegionFull(_)
+            | Step::ReceiptUnavailable
+            | Step::DeadlineExceeded => None,
         };
         Next { step, in_flight }
     }
@@ -136,19 +136,19 @@ impl Watch {
         let now = Instant::now();
         let region = attempt.region();
         let known = &mut *self.known();
-        known.fleet.answered(region, now);
+        known.fleet.responded(region, now);
         known.budgets.retry.succeeded();
-        let in_time = plan.answered(region);
+        let in_time = plan.responded(region);
         let mut action = UpstreamAction::Responded { status };
         // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
         if (200..300).contains(&status) && about.uses_engine {
             let (deployment, size) = (about.deployment, about.size);
             // Who was long in its queue is not slow for that.
             let computed = took.saturating_sub(attempt.queue);
-            if known.targets.too_slow_for_a_trial(region, deployment, size, computed, now) {
-                action = UpstreamAction::RespondedSlowlyOnTrial;
+            if known.targets.is_too_slow_for_probe(region, deployment, size, computed, now) {
+                action = UpstreamAction::RespondedSlowlyToProbe;
             }
-            known.targets.took(region, deployment, size, took, now);
+            known.targets.record_latency(region, deployment, size, took, now);
         }
         if in_time {
             known.saw(region, evidence(DeadlineSetBy::Measurement, action), chance(), now);
@@ -159,7 +159,7 @@ impl Watch {
     /// An attempt lost a race against one that began later.
     pub(crate) fn overtaken(&self, attempt: &InFlight<'_>) {
         if let Some(request) = &attempt.request {
-            self.known().targets.overtaken(request, chance(), Instant::now());
+            self.known().targets.hedge_won(request, chance(), Instant::now());
         }
     }
 
@@ -168,7 +168,7 @@ impl Watch {
         &self,
         plan: &mut RequestPlan,
         attempt: InFlight<'_>,
-        failure: Failure,
+        failure: AttemptFailure,
         status: Option<u16>,
         about: &About<'_>,
     ) -> Next<'_> {
@@ -176,7 +176,7 @@ impl Watch {
         let region = attempt.region();
         let known = &mut *self.known();
         let evidence = failure.evidence(status);
-        if evidence.is_some_and(Evidence::is_failure) {
+        if evidence.is_some_and(OutlierEvidence::is_failure) {
             let worse = known.fleet.failed(region);
             self.tell(known, worse, now);
         }
@@ -184,8 +184,8 @@ impl Watch {
         attempt.over(known, now);
         // What breaks off because its region dies is part of the evacuation, not a retry.
         let down = known.fleet.health(region, about.deployment) == Health::Down;
-        let broke_off = matches!(failure, Failure::Unreachable | Failure::WrongPeer);
-        let failure = if broke_off && down { Failure::Lost } else { failure };
+        let broke_off = matches!(failure, AttemptFailure::Unreachable | AttemptFailure::WrongPeer);
+        let failure = if broke_off && down { AttemptFailure::RegionDown } else { failure };
         let step =
             known.decide(about, now, |sight, budgets| plan.failed(region, failure, sight, budgets, now));
         self.next(known, step, about, now)
@@ -195,19 +195,19 @@ impl Watch {
     pub(crate) fn woke(&self, plan: &mut RequestPlan, about: &About<'_>) -> Next<'_> {
         let now = Instant::now();
         let known = &mut *self.known();
-        while let Some(due) = plan.due(now) {
-            if let Due::Late(region) = due {
+        while let Some(due) = plan.expired_timer(now) {
+            if let ExpiredTimer::FirstByte(region) = due {
                 // A cold start that takes longer than was said is no fault, nor is a queue that has grown since it was asked.
-                if let Some(late_at) = known.late_at(region, about, plan.asked_at(region), now) {
-                    plan.put_off(region, late_at);
+                if let Some(late_at) = known.late_at(region, about, plan.sent_at(region), now) {
+                    plan.extend_first_byte_timeout(region, late_at);
                     continue;
                 }
-                known.saw(region, Failure::Late.evidence(None), chance(), now);
+                known.saw(region, AttemptFailure::FirstByteTimeout.evidence(None), chance(), now);
             }
             let step = known.decide(about, now, |sight, budgets| match due {
-                Due::Deadline => Step::DeadlinePassed,
-                Due::Late(region) => plan.late(region, sight, budgets, now),
-                Due::Hedge => plan.hedge(sight, budgets, now),
+                ExpiredTimer::Deadline => Step::DeadlineExceeded,
+                ExpiredTimer::FirstByte(region) => plan.first_byte_timed_out(region, sight, budgets, now),
+                ExpiredTimer::Hedge => plan.hedge(sight, budgets, now),
             });
             if step != Step::Wait {
                 return self.next(known, step, about, now);
@@ -220,7 +220,7 @@ impl Watch {
     pub(crate) fn gives_up(&self, plan: &RequestPlan, region: RegionIndex, about: &About<'_>) -> bool {
         let known = &mut *self.known();
         let health = known.fleet.health(region, about.deployment);
-        known.decide(about, Instant::now(), |sight, _| plan.gives_up(health, sight))
+        known.decide(about, Instant::now(), |sight, _| plan.should_abandon(health, sight))
     }
 
     /// Looks for silence for ever.
@@ -236,8 +236,8 @@ impl Watch {
         }
     }
 
-    fn tell(&self, known: &mut Known, worse: impl IntoIterator<Item = Worse>, now: Instant) {
-        for Worse { region, health } in worse {
+    fn tell(&self, known: &mut Known, worse: impl IntoIterator<Item = HealthChange>, now: Instant) {
+        for HealthChange { region, health } in worse {
             known.budgets.evacuate(region, known.targets.in_flight(region), now);
             tracing::warn!(region = region.as_usize(), ?health, "a region got worse");
             self.bell.send_replace(());
@@ -253,7 +253,7 @@ pub(crate) struct InFlight<'a> {
     /// What waited before it when it was sent.
     queue: Duration,
     /// Until it is over.
-    request: Option<UnderWay<RegionIndex>>,
+    request: Option<InFlightRequest<RegionIndex>>,
 }
 
 impl InFlight<'_> {

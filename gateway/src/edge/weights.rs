@@ -11,10 +11,10 @@ use super::watch::Watch;
 use crate::config::EdgeConfig;
 use crate::metrics::RelaxedCounter;
 use gateway_core::circuit::Permille;
-use gateway_core::demand::{self, Asked, Demand};
+use gateway_core::demand::{self, ClassDemand, DemandMeter};
 use gateway_core::priority::Priority;
 use gateway_core::residency::Residency;
-use gateway_core::weights::{Told, Weights};
+use gateway_core::weights::{GatewayWeights, ReceivedRow};
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
@@ -41,11 +41,11 @@ const ANSWER_BYTES_MAX: usize = 8 << 20;
 const _: () = assert!(demand::CLASSES_MAX <= ROWS_MAX, "what is counted can be told");
 
 /// What is in hand: nothing before the first plan.
-pub(crate) type Planned = Option<Arc<Weights>>;
+pub(crate) type Planned = Option<Arc<GatewayWeights>>;
 
 /// What is asked for, shared between those who ask and the one who tells.
 #[derive(Default)]
-pub(crate) struct Demands(Mutex<Demand>);
+pub(crate) struct Demands(Mutex<DemandMeter>);
 
 /// What is counted of plans.
 #[derive(Default)]
@@ -55,7 +55,7 @@ pub(crate) struct PlanCounts {
 }
 
 impl Demands {
-    fn demand(&self) -> MutexGuard<'_, Demand> {
+    fn demand(&self) -> MutexGuard<'_, DemandMeter> {
         self.0.lock()
     }
 
@@ -68,7 +68,7 @@ impl Demands {
         asked: (Priority, u64),
         now: Instant,
     ) -> Option<Permille> {
-        self.demand().asked(deployment, policy, origin, asked, now)
+        self.demand().record(deployment, policy, origin, asked, now)
     }
 
     /// What part of what is asked are lookups.
@@ -78,12 +78,12 @@ impl Demands {
         allowed: RegionSet,
         origin: RegionIndex,
     ) -> Option<Permille> {
-        self.demand().lookups(deployment, allowed, origin)
+        self.demand().interactive_share(deployment, allowed, origin)
     }
 
     /// Requests that nobody plans for, since there are too many classes.
     pub(crate) fn missed(&self) -> u64 {
-        self.demand().missed()
+        self.demand().untracked()
     }
 }
 
@@ -142,8 +142,8 @@ pub(crate) async fn follow(
     let mut since = Since::written(&file(&config));
     loop {
         beat.tick().await;
-        let told = demands.demand().tell(Instant::now());
-        let heard = regions.known().fleet.heard().collect();
+        let told = demands.demand().report(Instant::now());
+        let heard = regions.known().fleet.reachable().collect();
         let told = in_words(&config, boot_id, told, heard);
         let hub = config.hub.current();
         match ask(&config, hub, &client, &told, &planned, &mut since).await {
@@ -166,9 +166,9 @@ pub(crate) async fn follow(
 }
 
 /// What is asked for, as it is told, and who is heard. One policy may be written in several ways; it is one class.
-fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>, heard: Vec<RegionIndex>) -> DemandV1 {
+fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<ClassDemand>, heard: Vec<RegionIndex>) -> DemandV1 {
     let mut classes = BTreeMap::new();
-    for Asked { deployment, residency, origin, tokens_per_second } in told {
+    for ClassDemand { deployment, residency, origin, tokens_per_second } in told {
         let residency = match residency.as_str().parse() {
             Ok(residency) => residency,
             Err(error) => {

@@ -8,7 +8,7 @@ use super::RequestTimes;
 use crate::metrics::{EndpointLabel, RequestOutcome};
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Cost;
-use gateway_core::trail::{Attempted, PolicyVersion, Trail};
+use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};
 use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 use super::{ACCESS, millis};
 use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, LatencyStage, Priority, RequestOutcome};
 use gateway_core::decimal;
+use gateway_core::labels::AttemptResult;
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
 use gateway_core::trail::Trail;
-use gateway_core::words::Ended;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
@@ -128,7 +128,8 @@ fn format_trail(trail: &Trail, catalogue: &Catalogue) -> String {
     for attempt in trail.attempts() {
         let region = catalogue.region(attempt.region).id.as_str();
         let space = if text.is_empty() { "" } else { " " };
-        for part in [space, region, ":", attempt.cause.as_str(), ":", Ended::from(attempt.end).as_str(), ":"]
+        for part in
+            [space, region, ":", attempt.cause.as_str(), ":", AttemptResult::from(attempt.end).as_str(), ":"]
         {
             text.push_str(part);
         }

@@ -9,7 +9,7 @@ use crate::http1::{Http1Client, TransportStream, UpstreamKey};
 use crate::metrics::MetricsText;
 use crate::upstream::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
 use rustls::HandshakeKind;
 use std::net::SocketAddr;
@@ -161,15 +161,15 @@ async fn a_peer_other_than_the_intended_region_gets_no_byte() {
         "spiffe://m/gateway/aws/eu-central-1/in/de",
         "https://m/region/aws/eu-central-1",
     ] {
-        check(&ours, Subject::named(wrong), Failure::WrongPeer, "wrong_peer").await;
+        check(&ours, Subject::named(wrong), AttemptFailure::WrongPeer, "wrong_peer").await;
     }
     let two = Subject { uris: vec![FRANKFURT, FRANKFURT], ..Subject::named(FRANKFURT) };
-    check(&ours, two, Failure::WrongPeer, "wrong_peer").await;
-    check(&other, Subject::named(FRANKFURT), Failure::Unreachable, "untrusted").await;
+    check(&ours, two, AttemptFailure::WrongPeer, "wrong_peer").await;
+    check(&other, Subject::named(FRANKFURT), AttemptFailure::Unreachable, "untrusted").await;
     let expired = Subject { expired: true, ..Subject::named(FRANKFURT) };
     check(&ours, expired, Failure::Unreachable, "outside_validity").await;
     let client = Subject { uses: vec![ClientAuth], ..Subject::named(FRANKFURT) };
-    check(&ours, client, Failure::Unreachable, "untrusted").await;
+    check(&ours, client, AttemptFailure::Unreachable, "untrusted").await;
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Returns the only SPIFFE ID in a certificate.
 pub(super) fn name_in(certificate: &CertificateDer<'_>) -> Result<SpiffeId, WrongPeer> {
-    let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| WrongPeer::Nameless)?;
+    let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| WrongPeer::InvalidId)?;
     SpiffeId::of(parsed.valid_uri_names())
 }
 
@@ -74,7 +74,7 @@ impl Verifier {
         let Credentials { anchors, own, catalogue, .. } = &*self.0;
         let verified = anchors.current().client_verifier.verify_client_cert(certificate, others, now)?;
         let name = name_in(certificate).map_err(wrong_peer)?;
-        name.stands(Role::Gateway, own, catalogue).map_err(wrong_peer)?;
+        name.verify(Role::Gateway, own, catalogue).map_err(wrong_peer)?;
         Ok(verified)
     }
 

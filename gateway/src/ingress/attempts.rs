@@ -16,8 +16,8 @@ use crate::respond::Rejection;
 use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::circuit::Permille;
-use gateway_core::outcome::Failure;
-use gateway_core::pace::Size;
+use gateway_core::latency::SizeClass;
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::AllowedRegions;
 use regions::ModelRevision;
 use regions::id::DeploymentName;
@@ -299,7 +299,7 @@ impl Ingress {
                 Err(_) => return Err(Failure::DeadlinePassed),
             }
         }
-        Err(Failure::Unreachable)
+        Err(AttemptFailure::Unreachable)
     }
 }
 

@@ -28,7 +28,7 @@ use crate::upstream::Upstream;
 use arrival::Arrival;
 use attempts::ForwardedRequest;
 use gateway_core::endpoint;
-use gateway_core::memory::Owner;
+use gateway_core::memory::BodyOwner;
 use gateway_core::receipt::entry::Role;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::timing;
@@ -256,7 +256,7 @@ impl RequestHandler for Ingress {
         let mut arrival = None;
         let served = match (method.as_str(), path.as_str()) {
             ("POST", "/spoke/v1/exchange") => self.exchange(session).await,
-            (method, path) => match endpoint::for_a_replica(method, path) {
+            (method, path) => match endpoint::replica_endpoint(method, path) {
                 Some(path) => {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
                     self.forward(session, path, arrived, arrival).await

@@ -10,10 +10,10 @@ use crate::circuits;
 use gateway_core::budget::{EvacuationBudget, RetryBudget};
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
-use gateway_core::outcome::Failure;
-use gateway_core::outlier::{DeadlineSetBy, Evidence, UpstreamAction, evidence};
-use gateway_core::pace::Patience;
-use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
+use gateway_core::latency::FirstByteTimeout;
+use gateway_core::outcome::AttemptFailure;
+use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
+use gateway_core::targets::{InFlightRequest, LatencyBaseline, TargetStatus, TargetTracker};
 use rand::Rng;
 use regions::ModelRevision;
 use scheduler_core::spoke::{self, Eligibility, ReplicaOutcome, SelectedReplica, Spoke};
@@ -39,7 +39,7 @@ pub(super) struct Replicas {
 struct ReplicaObservations {
     /// Addresses by replica number.
     addresses: BTreeMap<usize, SocketAddr>,
-    targets: Targets<usize>,
+    targets: TargetTracker<usize>,
     retry: RetryBudget,
     /// Budgets for retries away from recently ejected replicas.
     evacuation: BTreeMap<usize, EvacuationBudget>,
@@ -61,7 +61,8 @@ pub(super) async fn first_byte_timeout(after: Option<Duration>) {
 impl Replicas {
     /// Creates the state of the replicas in the spoke's list.
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
-        let targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
+        let targets =
+            TargetTracker::new(FirstByteTimeout::FOR_REPLICA, LatencyBaseline::Best, REPLICA_IN_FLIGHT_MAX);
         let (retry, addresses) = (RetryBudget::new(Instant::now()), BTreeMap::new());
         let observations =
             Mutex::new(ReplicaObservations { addresses, targets, retry, evacuation: BTreeMap::new() });
@@ -144,7 +145,7 @@ impl Replicas {
             let observations = self.observations();
             (observations.targets.states(now), observations.addresses.clone())
         };
-        let shown = |state: &CircuitState<usize>| {
+        let shown = |state: &TargetStatus<usize>| {
             let endpoint = addresses[&state.target].to_string();
             json!({"endpoint": endpoint, "circuit": circuits::to_json(state, now)})
         };
@@ -217,7 +218,7 @@ impl ReplicaObservations {
             let replica = self.addresses.get(&index).map(tracing::field::display);
             tracing::warn!(replica, ?evidence, "replica ejected");
             let in_flight = self.targets.in_flight(index);
-            self.evacuation.insert(index, EvacuationBudget::opened(in_flight, now));
+            self.evacuation.insert(index, EvacuationBudget::open(in_flight, now));
         }
     }
 

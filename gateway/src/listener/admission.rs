@@ -4,7 +4,7 @@
 //! [`gateway_core::connections`] decides; this module adds the lock and the signal to the connection that must close.
 
 use crate::metrics::ListenerMetrics;
-use gateway_core::connections::{Admission, ConnectionId, Connections, Limits, Source};
+use gateway_core::connections::{Admission, ClientConnections, ConnectionId, Limits, Source};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub(super) struct OpenConnections {
 }
 
 struct State {
-    connections: Connections,
+    connections: ClientConnections,
     /// Signals that close a connection.
     evicted: BTreeMap<ConnectionId, Arc<Notify>>,
 }

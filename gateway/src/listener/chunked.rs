@@ -2,7 +2,7 @@
 //! the read when the chunks are invalid.
 
 use async_trait::async_trait;
-use gateway_core::chunks::{ChunkProblem, Scan};
+use gateway_core::chunks::{ChunkProblem, ChunkScanner};
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::{SslDigest, TlsRef};
 use pingora::protocols::{
@@ -61,7 +61,7 @@ impl AsyncRead for Chunked {
         if self.problem.is_none() {
             let before = buffer.filled().len();
             std::task::ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
-            self.problem = self.scan.go_on(&buffer.filled()[before..]).err();
+            self.problem = self.scan.advance(&buffer.filled()[before..]).err();
         }
         Poll::Ready(match self.problem {
             None => Ok(()),

@@ -13,7 +13,7 @@ use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::BytesMut;
 use gateway_core::chunks;
-use gateway_core::head::{Head, HeadProblem, Scan, origin_form};
+use gateway_core::head::{HeadProblem, HeadScanner, ScannedHead, origin_form};
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use std::sync::Arc;
@@ -87,8 +87,8 @@ pub(super) async fn serve<D: RequestHandler>(
 /// checked while they are read.
 fn prepare(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
     let chunked = head.is_chunked.then(|| {
-        let mut chunks = chunks::Scan::default();
-        let problem = chunks.go_on(&buffer[head.length..]).err();
+        let mut chunks = chunks::ChunkScanner::default();
+        let problem = chunks.advance(&buffer[head.length..]).err();
         if problem.is_some() {
             // The parser gets no byte of the body: the reader of the body gets the error.
             buffer.truncate(head.length);
@@ -139,7 +139,7 @@ async fn next<D: RequestHandler>(
         shared.reject_tls();
         return HeadRead::Invalid(HeadProblem::Malformed("it is TLS, and this port expects plaintext"));
     }
-    let mut scan = Scan::default();
+    let mut scan = HeadScanner::default();
     let deadline = Instant::now() + shared.timeouts.head;
     loop {
         if may_be_h2 && H2_PREFACE.starts_with(&buffer[..buffer.len().min(H2_PREFACE.len())]) {
@@ -147,7 +147,7 @@ async fn next<D: RequestHandler>(
                 return HeadRead::Http2Preface;
             }
         } else {
-            match scan.go_on(buffer) {
+            match scan.advance(buffer) {
                 Ok(Some(head)) => {
                     admitted.mark(false);
                     return HeadRead::Head(head);

@@ -6,7 +6,7 @@
 
 use async_trait::async_trait;
 use bytes::{Buf, Bytes, BytesMut};
-use gateway_core::flood::{Flood, Meter};
+use gateway_core::flood::{Flood, FloodMeter};
 use gateway_core::trailers::Guard;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::{
@@ -27,7 +27,7 @@ pub(super) struct Metered {
     inner: Stream,
     /// Bytes that were read before the protocol was known to be HTTP/2.
     read_before: Bytes,
-    meter: Meter,
+    meter: FloodMeter,
     guard: Guard,
     /// Start of a header block, buffered until its end arrives.
     pending: BytesMut,

@@ -248,7 +248,7 @@ impl ListenerMetricNames {
 pub(crate) struct ShedMetrics([[RelaxedCounter; Reason::ALL.len()]; 2]);
 
 impl ShedMetrics {
-    pub(crate) fn count(&self, priority: gateway_core::priority::Priority, reason: Reason) {
+    pub(crate) fn count(&self, priority: gateway_core::priority::Priority, reason: ShedReason) {
         self.0[priority as usize][reason as usize].add(1);
     }
 
@@ -258,7 +258,7 @@ impl ShedMetrics {
         for priority in
             [gateway_core::priority::Priority::Interactive, gateway_core::priority::Priority::Bulk]
         {
-            for reason in Reason::ALL {
+            for reason in ShedReason::ALL {
                 let n = self.0[priority as usize][reason as usize].get();
                 text.sample(
                     name,

@@ -9,8 +9,8 @@ use super::{
 };
 use gateway_core::endpoint::Endpoint;
 use gateway_core::keys::KeyRing;
-use gateway_core::trail::{Attempted, Cause};
-use gateway_core::words::Ended;
+use gateway_core::labels::AttemptResult;
+use gateway_core::trail::{AttemptCause, AttemptRecord};
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
 use std::collections::BTreeMap;
@@ -90,9 +90,9 @@ impl EdgeMetrics {
         self.regions.of(region.as_usize()).outcomes[OutcomeClass::of(outcome) as usize].add(1);
     }
 
-    pub(crate) fn attempted(&self, attempt: &Attempted) {
+    pub(crate) fn attempted(&self, attempt: &AttemptRecord) {
         let by = self.regions.of(attempt.region.as_usize());
-        by.attempts[attempt.cause as usize][Ended::from(attempt.end) as usize].add(1);
+        by.attempts[attempt.cause as usize][AttemptResult::from(attempt.end) as usize].add(1);
         by.seconds.observe(attempt.took);
     }
 
@@ -186,8 +186,8 @@ impl EdgeMetrics {
         let name = "meridian_gateway_attempts_total";
         text.head(name, Kind::Counter, "Attempts, by region, cause and outcome.");
         for (region, by) in named() {
-            for cause in Cause::ALL {
-                for end in Ended::ALL {
+            for cause in AttemptCause::ALL {
+                for end in AttemptResult::ALL {
                     let n = by.attempts[cause as usize][end as usize].get();
                     if n > 0 || (cause, end) == (Cause::First, Ended::Ok) {
                         let labels =

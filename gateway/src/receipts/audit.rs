@@ -1,7 +1,7 @@
 //! File access of the receipts audit: finds the files of receipts and reads them in order.
 
 use super::file::{Name, list};
-use gateway_core::receipt::audit::{Audit, Demands, Report};
+use gateway_core::receipt::audit::{Audit, AuditOptions, Report};
 use regions::catalogue::Catalogue;
 use std::fs;
 use std::io;
@@ -30,7 +30,7 @@ pub fn files_in(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> 
 pub fn audit(
     files: &[PathBuf],
     catalogue: &Catalogue,
-    demands: Demands,
+    demands: AuditOptions,
     mut read: impl FnMut(),
 ) -> Result<Report, (PathBuf, io::Error)> {
     let mut audit = Audit::new(catalogue, demands);

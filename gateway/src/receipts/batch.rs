@@ -2,7 +2,7 @@
 
 use super::{Received, Receiving};
 use gateway_core::receipt::PseudonymKey;
-use gateway_core::receipt::chain::Head;
+use gateway_core::receipt::chain::ChainHash;
 use gateway_core::receipt::entry::Entry;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ const PSEUDONYMS_MAX: usize = 4096;
 /// Lines that are not in a file yet, and the head of the chain after them.
 pub(super) struct Batch {
     pub(super) lines: Vec<u8>,
-    pub(super) head: Head,
+    pub(super) head: ChainHash,
 }
 
 impl Batch {

@@ -4,7 +4,7 @@
 //! process continues the newest chain of its directory that no other process holds; during a handover each process has
 //! its own.
 
-use gateway_core::receipt::chain::{Head, entry_of};
+use gateway_core::receipt::chain::{ChainHash, entry_of};
 use gateway_core::receipt::entry::{Entry, Role};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -97,9 +97,9 @@ pub(super) fn position(dir: &Path, files: &[Name]) -> io::Result<Option<ChainPos
     }
     let mut lines = content[..whole].split_inclusive(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
     let first = lines.next().unwrap_or_default();
-    let Some(Entry::File { before, role, place, .. }) = entry_of(first) else { return Ok(None) };
+    let Some(Entry::File { before, role, region: place, .. }) = entry_of(first) else { return Ok(None) };
     let writer = Some((role, place.into_owned()));
-    let Ok(mut head) = before.parse::<Head>() else { return Ok(None) };
+    let Ok(mut head) = before.parse::<ChainHash>() else { return Ok(None) };
     let mut clean = false;
     for line in std::iter::once(first).chain(lines) {
         let (entry, problem) = head.read(line);

@@ -339,7 +339,7 @@ impl Recorder {
                 Ordering::Relaxed,
             );
             self.shared.overflowed.fetch_add(receipts, Ordering::Release);
-            self.shared.lost(Why::QueueFull).add(receipts);
+            self.shared.lost(GapReason::QueueFull).add(receipts);
         }
     }
 
@@ -354,7 +354,7 @@ impl Recorder {
         number: u64,
     ) -> ReceiptId {
         let key = Some(self.key(number));
-        Essence { chain: &self.chain, request, attempt, region, residency, at_ms, key }.id()
+        ReceiptContent { chain: &self.chain, request, attempt, region, residency, at_ms, key }.id()
     }
 
     /// Returns the metrics. They do not keep the writer from ending.

@@ -1,7 +1,7 @@
 //! Write-ahead receipts: entries that are durable before a request is forwarded, where a receipt is required.
 
 use gateway_core::receipt::AttemptKey;
-use gateway_core::trail::{Cause, PolicyVersion};
+use gateway_core::trail::{AttemptCause, PolicyVersion};
 use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) struct Sending {
     pub(crate) tls_ended_here: bool,
     pub(crate) region: RegionIndex,
     pub(crate) at_ms: u64,
-    pub(crate) cause: Cause,
+    pub(crate) cause: AttemptCause,
 }
 
 /// Request that a region has accepted.

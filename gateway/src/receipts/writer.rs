@@ -208,7 +208,7 @@ impl Writer {
         let overflowed = self.shared.overflowed.swap(0, Ordering::Acquire);
         if overflowed > 0 {
             let since = self.shared.overflowed_since_ms.swap(0, Ordering::Relaxed);
-            self.miss(Why::QueueFull, overflowed, since);
+            self.miss(GapReason::QueueFull, overflowed, since);
         }
         if messages.is_empty() && !self.has_unrecorded() {
             return;
@@ -260,7 +260,7 @@ impl Writer {
         }
     }
 
-    fn miss(&mut self, why: Why, receipts: u64, since_ms: u64) {
+    fn miss(&mut self, why: GapReason, receipts: u64, since_ms: u64) {
         if receipts == 0 {
             return;
         }
@@ -277,7 +277,7 @@ impl Writer {
         let at_ms = now_ms();
         let mut batch = Batch::after(self.head);
         for (why, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
-            batch.put(&Entry::Gap { missing: *missing, why: *why, since_ms: *since_ms, at_ms });
+            batch.put(&Entry::Gap { missing: *missing, reason: *why, since_ms: *since_ms, at_ms });
         }
         let rejected = self.shared.rejected.get();
         if rejected > self.rejected_written {
@@ -381,9 +381,9 @@ impl Writer {
         if let Err(error) = &synced {
             tracing::error!(chain = self.chain, %error, unsynced, "syncing receipts failed");
             self.file = None;
-            self.shared.lost(Why::Unsynced).add(unsynced);
+            self.shared.lost(GapReason::Unsynced).add(unsynced);
             self.shared.failing.store(true, Ordering::Relaxed);
-            self.miss(Why::Unsynced, unsynced.max(1), now_ms());
+            self.miss(GapReason::Unsynced, unsynced.max(1), now_ms());
         }
         synced.is_ok()
     }

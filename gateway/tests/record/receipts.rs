@@ -3,11 +3,11 @@
 use super::scene::{AMERICA, EUROPE, Scene, Scrape, Script};
 use super::{SECRET, line};
 use gateway::receipts::{audit, files_in};
-use gateway_core::receipt::audit::{Demands, Kind, Report};
+use gateway_core::receipt::audit::{AuditOptions, Kind, Report};
 use regions::catalogue::Catalogue;
 use std::fs;
 
-fn report(scene: &Scene, demands: Demands) -> Report {
+fn report(scene: &Scene, demands: AuditOptions) -> Report {
     let files = files_in(&scene.receipts()).unwrap();
     audit(&files, &Catalogue::builtin(), demands, || {}).unwrap()
 }
@@ -22,7 +22,7 @@ async fn every_attempt_has_a_receipt_at_both_ends_with_any_outcome() {
     let anywhere = scene.ask("anywhere", "anywhere", SECRET).await;
     assert_eq!(receipt(&anywhere), None, "nothing is promised about where it goes");
     let locked = scene.ask("locked", "locked", SECRET).await;
-    let mut demands = Demands::default();
+    let mut demands = AuditOptions::default();
     demands.receipts.insert(receipt(&locked).expect("an answer of a locked deployment names its receipt"));
     scene.ask("no-model", SECRET, "x").await;
 
@@ -79,7 +79,7 @@ async fn every_attempt_has_a_receipt_at_both_ends_with_any_outcome() {
         let kept = text.lines().enumerate().filter(|(place, _)| *place != left_out);
         let kept: String = kept.map(|(_, line)| format!("{line}\n")).collect();
         fs::write(file, kept).unwrap();
-        let found = report(&scene, Demands::default());
+        let found = report(&scene, AuditOptions::default());
         fs::write(file, text).unwrap();
         assert!(found.counts.contains_key(&Kind::BrokenChain), "{found:#?}");
         let ends = [Kind::ArrivalWithoutAttempt, Kind::AttemptWithoutArrival];
@@ -115,7 +115,7 @@ async fn with_required_receipts_locked_requests_are_rejected_and_others_leave_a_
     let missing = scene.scrape().await.sum("meridian_receipts_missing_total", "disk");
     scene.stop().await;
 
-    let found = report(&scene, Demands::default());
+    let found = report(&scene, AuditOptions::default());
     assert_eq!((found.missing as f64, found.attempts + found.missing), (missing, 4), "{found:#?}");
     assert!((1..=2).contains(&found.missing), "{found:#?}");
     let kinds: Vec<_> = found.counts.keys().collect();

@@ -3,7 +3,7 @@
 use super::scene::{EUROPE, Scene, Scrape};
 use crate::hub::{deployment, hub};
 use gateway::receipts::{audit, files_in};
-use gateway_core::receipt::audit::{Demands, Report};
+use gateway_core::receipt::audit::{AuditOptions, Report};
 use regions::catalogue::Catalogue;
 use serde_json::json;
 use std::fs;
@@ -23,7 +23,7 @@ async fn scene() -> Scene {
 
 fn report(scene: &Scene) -> Report {
     let files = files_in(&scene.receipts()).unwrap();
-    audit(&files, &Catalogue::builtin(), Demands::default(), || {}).unwrap()
+    audit(&files, &Catalogue::builtin(), AuditOptions::default(), || {}).unwrap()
 }
 
 /// Returns the number of requests that the region received, with any outcome.

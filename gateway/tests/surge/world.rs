@@ -2,7 +2,7 @@
 
 use gateway_core::circuit::Permille;
 use gateway_core::priority::Priority;
-use gateway_core::spill::{Ask, Place, Spill};
+use gateway_core::spill::{Spill, SpillCandidate, SpillRequest};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use regions::catalogue::Catalogue;
@@ -236,7 +236,7 @@ impl Running {
                 let load = report.deployments.get(&self.name).copied().unwrap_or_default();
                 edge.loads[region] = load;
                 let granted = [(self.name.clone(), load.granted_tokens)].into();
-                edge.spill.heard(self.regions[region].index, granted, asked);
+                edge.spill.set_credits(self.regions[region].index, granted, asked);
             }
             Event::Says { region } => {
                 let waits = self.waits(region);
@@ -282,7 +282,7 @@ impl Running {
             let load = &edge.loads[region];
             let wait = (load.tokens_per_second > 0.0)
                 .then(|| Duration::from_secs_f64(load.pending_tokens as f64 / load.tokens_per_second));
-            Place { region: self.regions[region].index, rtt: edge.rtt[region], wait }
+            SpillCandidate { region: self.regions[region].index, rtt: edge.rtt[region], wait }
         };
         let mut places: Vec<_> = (0..REGIONS.len()).map(place).collect();
         let at = |found: RegionIndex| self.regions.iter().position(|region| region.index == found).unwrap();
@@ -294,7 +294,7 @@ impl Running {
             }
             Policy::Credits => {
                 places.sort_by_key(|place| place.rtt);
-                let ask = Ask {
+                let ask = SpillRequest {
                     deployment: &self.name,
                     priority: Priority::Interactive,
                     tokens,

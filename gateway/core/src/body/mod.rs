@@ -1,114 +1,112 @@
-//! Reads from a JSON body what the edge decides on, without parsing the inputs: `model`, and how much work there is.
+//! Extraction of the `model` and of a cost estimate from a JSON body, without parsing the inputs.
 //!
-//! The edge must know the deployment before it may send a single byte on, and must not pay for the inputs, which are
-//! nearly all of the body. So one pass walks the bytes: inside strings it looks for nothing but the closing quote, between
-//! them it keeps the nesting in a bit stack, and only keys of the top-level object are compared with `model`. It looks at
-//! eight bytes at once or more.
-//! No tree is built and nothing is allocated until the value is found.
+//! The edge must know the deployment before it may forward a single byte, and must not pay for parsing the inputs,
+//! which are nearly all of the body. So one pass scans the bytes: in strings it searches only for the closing quote,
+//! between them it keeps the nesting in a bit stack, and only keys of the top-level object are compared with `model`.
+//! It processes eight bytes or more at once. No tree is built and nothing is allocated until the value is found.
 //!
-//! The walk checks what it relies on (balanced nesting, terminated strings, a string key before each `:`), not all of
-//! RFC 8259: a bad number or escape inside an input passes here and is refused by the replica, which parses in full.
-//! It never reports a `model` that a full parser would not: a name that appears twice is refused, because two readers
-//! may then disagree on which one is meant, and the law of a request hangs on it.
+//! The scan checks what it relies on (balanced nesting, terminated strings, a string key before each `:`), not all of
+//! RFC 8259: an invalid number or escape inside an input passes here and is rejected by the replica, which parses in
+//! full. It never reports a `model` that a full parser would not: a duplicate name is rejected, because two readers may
+//! disagree on which one applies, and the residency policy of a request depends on it.
 //!
-//! What it says of the work is an estimate for limits, made before anybody has tokenized. Inputs are the elements of the
-//! longest list that stands in the top-level object or in an object there, which is where each API has its inputs
-//! (`input`, `inputs`, `texts`, `documents`, `inputs.sentences`). Tokens are a fourth of the bytes of text, and every
-//! number in a list.
+//! The cost is an estimate for limits, made without tokenization. Inputs are the elements of the longest list in the
+//! top-level object or in an object there, which is where each API has its inputs (`input`, `inputs`, `texts`,
+//! `documents`, `inputs.sentences`). Tokens are a fourth of the bytes of text, and every number in a list.
 
-mod walk;
-mod word;
+mod scanner;
+mod swar;
 
-use walk::Walk;
+use scanner::BodyScanner;
 
-/// How deep a body may nest. An embeddings request needs three levels; a bound keeps the bit stack in one word.
+/// Maximum nesting of a body. An embeddings request needs three levels; a limit keeps the bit stack in one word.
 pub const NESTING_MAX: u32 = 64;
 
-/// Why no model was read from a body.
+/// Reason why no model was read from a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyProblem {
     /// Not JSON, or not a JSON object; at this byte.
     NotJson {
-        /// Offset of the first byte that does not fit.
+        /// Offset of the first invalid byte.
         at: usize,
-        /// What was expected there.
+        /// Expected syntax at this offset.
         expected: &'static str,
     },
     /// Nested deeper than [`NESTING_MAX`].
     TooDeep,
-    /// `model` is there and is not a string.
+    /// `model` is present and is not a string.
     ModelNotText,
-    /// `model` is there more than once.
+    /// `model` is present more than once.
     ModelTwice,
 }
 
-/// What a body says before it is parsed.
+/// Summary of a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct BodySummary {
     /// The top-level `model`.
     pub model: Option<String>,
-    /// Texts, or lists of token ids.
+    /// Number of texts, or of lists of token ids.
     pub inputs: u64,
-    /// Tokens of all of them together, roughly.
+    /// Estimated tokens of all inputs.
     pub tokens: u64,
 }
 
-/// Bytes of text a token, roughly; less for languages of long words, more for those without Latin letters.
+/// Estimated bytes of text per token; less for languages of long words, more for those without Latin letters.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// Reads the JSON object in `body`.
-pub fn read(body: &[u8]) -> Result<Reading, BodyProblem> {
-    let mut walk = Walk::new(body);
-    walk.space();
-    walk.take(b'{', "an object")?;
+/// Scans the JSON object in `body`.
+pub fn read(body: &[u8]) -> Result<BodySummary, BodyProblem> {
+    let mut scanner = BodyScanner::new(body);
+    scanner.space();
+    scanner.take(b'{', "an object")?;
     let mut model = None;
-    walk.space();
-    if walk.peek() == Some(b'}') {
-        walk.next();
-        return end(walk, model);
+    scanner.space();
+    if scanner.peek() == Some(b'}') {
+        scanner.next();
+        return end(scanner, model);
     }
     loop {
-        walk.space();
-        let key = walk.string("a key in double quotes")?;
-        walk.space();
-        walk.take(b':', "':' after a key")?;
-        walk.space();
+        scanner.space();
+        let key = scanner.string("a key in double quotes")?;
+        scanner.space();
+        scanner.take(b':', "':' after a key")?;
+        scanner.space();
         if is_model(key) {
             if model.is_some() {
                 return Err(BodyProblem::ModelTwice);
             }
-            if walk.peek() != Some(b'"') {
-                walk.value()?;
+            if scanner.peek() != Some(b'"') {
+                scanner.value()?;
                 return Err(BodyProblem::ModelNotText);
             }
-            model = Some(walk.string("a string")?);
+            model = Some(scanner.string("a string")?);
         } else {
-            walk.value()?;
+            scanner.value()?;
         }
-        walk.space();
-        match walk.next() {
+        scanner.space();
+        match scanner.next() {
             Some(b',') => {}
-            Some(b'}') => return end(walk, model),
-            _ => return Err(walk.wanted_before("',' or '}'")),
+            Some(b'}') => return end(scanner, model),
+            _ => return Err(scanner.unexpected_before("',' or '}'")),
         }
     }
 }
 
-/// Nothing but space may follow the object.
-fn end(mut walk: Walk<'_>, model: Option<&[u8]>) -> Result<Reading, BodyProblem> {
-    walk.space();
-    if walk.peek().is_some() {
-        return Err(walk.wanted("the end of the body"));
+/// Checks that only whitespace follows the object, and returns the summary.
+fn end(mut scanner: BodyScanner<'_>, model: Option<&[u8]>) -> Result<BodySummary, BodyProblem> {
+    scanner.space();
+    if scanner.peek().is_some() {
+        return Err(scanner.unexpected("the end of the body"));
     }
-    let readable =
+    let decoded =
         |raw| unescape(raw).ok_or(BodyProblem::NotJson { at: 0, expected: "a readable string as 'model'" });
-    let inputs = walk.longest_list.max(1);
-    let tokens = (walk.text_bytes / BYTES_PER_TOKEN).saturating_add(walk.numbers).max(inputs);
-    Ok(Reading { model: model.map(readable).transpose()?, inputs, tokens })
+    let inputs = scanner.longest_list.max(1);
+    let tokens = (scanner.text_bytes / BYTES_PER_TOKEN).saturating_add(scanner.numbers).max(inputs);
+    Ok(BodySummary { model: model.map(decoded).transpose()?, inputs, tokens })
 }
 
-/// Whether the raw key between the quotes spells `model`, escapes included. It stops at the first character that differs: a
-/// body can have millions of keys, each of them written in escapes.
+/// Returns whether the raw key between the quotes spells `model`, escapes included. It stops at the first different
+/// character: a body can have millions of keys, each of them written in escapes.
 fn is_model(raw: &[u8]) -> bool {
     let mut rest = raw;
     for letter in b"model" {
@@ -124,7 +122,7 @@ fn is_model(raw: &[u8]) -> bool {
     rest.is_empty()
 }
 
-/// The number in the four digits of a `\u` escape.
+/// Returns the number in the four digits of a `\u` escape.
 fn code_unit(digits: &[u8; 4]) -> Option<u16> {
     digits.iter().try_fold(0, |number, digit| {
         let digit = char::from(*digit).to_digit(16)?;
@@ -132,7 +130,7 @@ fn code_unit(digits: &[u8; 4]) -> Option<u16> {
     })
 }
 
-/// The text of a JSON string, from between its quotes.
+/// Returns the text of a JSON string, from between its quotes.
 fn unescape(raw: &[u8]) -> Option<String> {
     serde_json::from_slice(&[b"\"", raw, b"\""].concat()).ok()
 }
@@ -143,7 +141,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn model(body: &[u8]) -> Result<Option<String>, BodyProblem> {
-        read(body).map(|reading| reading.model)
+        read(body).map(|summary| summary.model)
     }
 
     fn check(body: &str, expected: Result<&str, BodyProblem>) {
@@ -179,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_two_readers_could_read_differently_is_refused() {
+    fn an_ambiguous_model_is_rejected() {
         check(r#"{"model":"a","model":"b"}"#, Err(BodyProblem::ModelTwice));
         check(r#"{"model":"a","mod\u0065l":"b"}"#, Err(BodyProblem::ModelTwice));
         check(r#"{"model":7}"#, Err(BodyProblem::ModelNotText));
@@ -188,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_object_is_refused_where_it_stops_being_one() {
+    fn an_invalid_object_is_rejected_with_the_offset() {
         let not_json = |at, expected| Err(BodyProblem::NotJson { at, expected });
         check("", not_json(0, "an object"));
         check("hello", not_json(0, "an object"));
@@ -214,8 +212,8 @@ mod tests {
     #[test]
     fn the_work_is_estimated_where_each_api_has_its_inputs() {
         let check = |body: &str, inputs: u64, tokens: u64| {
-            let reading = read(body.as_bytes()).unwrap();
-            assert_eq!((reading.inputs, reading.tokens), (inputs, tokens), "{body}");
+            let summary = read(body.as_bytes()).unwrap();
+            assert_eq!((summary.inputs, summary.tokens), (inputs, tokens), "{body}");
         };
         check(r#"{"model":"a name that is long and no text","input":"eight by"}"#, 1, 2);
         check(r#"{"input":["four","four","eight by"],"user":null}"#, 3, 4);
@@ -257,13 +255,13 @@ mod tests {
         }
 
         #[test]
-        fn as_many_inputs_are_counted_as_the_full_parser_finds(texts in prop::collection::vec(".*", 0..20)) {
+        fn the_number_of_inputs_equals_that_of_the_full_parser(texts in prop::collection::vec(".*", 0..20)) {
             let body = serde_json::to_vec(&serde_json::json!({"x": 1, "input": texts, "y": ["z"]})).expect("JSON");
-            prop_assert_eq!(read(&body).map(|reading| reading.inputs), Ok(texts.len().max(1) as u64));
+            prop_assert_eq!(read(&body).map(|summary| summary.inputs), Ok(texts.len().max(1) as u64));
         }
 
         #[test]
-        fn no_bytes_make_it_panic_or_read_what_the_full_parser_does_not(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn no_bytes_make_it_panic_or_differ_from_the_full_parser(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             if let Ok(parsed) = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&bytes)
                 && let Ok(name) = model(&bytes)
             {

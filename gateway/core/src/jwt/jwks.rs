@@ -1,19 +1,19 @@
-//! The public keys of an issuer, as it publishes them: a JSON Web Key Set (RFC 7517, 7518 §6, 8037 §2).
+//! Public keys of an issuer: a JSON Web Key Set (RFC 7517, 7518 §6, 8037 §2).
 //!
-//! A set may hold keys for other things (encryption, curves that are not spoken here); they are passed over, as RFC 7517
-//! §5 asks, and a set of nothing else is refused. A key that is meant for us and broken is a mistake that somebody should
-//! hear of, and so is a shared secret in a file that is there to be published.
+//! A set may hold keys for other purposes (encryption, unsupported curves); they are skipped, as RFC 7517 §5 demands,
+//! and a set without any usable key is rejected. A usable key that is malformed is a mistake to report, and so is a
+//! shared secret in a file that is meant to be published.
 
 use super::Algorithm;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
 
-/// The largest file that is read: a key has less than 2 KiB.
+/// Maximum size of the file; a key has less than 2 KiB.
 pub const JWKS_BYTES_MAX: usize = 256 << 10;
-/// The most keys that a set may hold: an issuer that changes them daily and keeps each for two months.
+/// Maximum keys of a set: an issuer that changes them daily and keeps each for two months.
 pub const KEYS_MAX: usize = 64;
-/// The least and the most bytes of an RSA modulus: 2048 bits, which RFC 7518 §3.3 demands, and 8192.
+/// Minimum and maximum bytes of an RSA modulus: 2048 bits, which RFC 7518 §3.3 demands, and 8192.
 const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
 /// A public key.
@@ -33,7 +33,7 @@ pub enum PublicKey {
 }
 
 impl PublicKey {
-    /// The one algorithm that it is for.
+    /// Returns the only algorithm of this key.
     pub fn algorithm(&self) -> Algorithm {
         match self {
             PublicKey::Rsa { .. } => Algorithm::Rs256,
@@ -43,7 +43,7 @@ impl PublicKey {
     }
 }
 
-/// A key and its name.
+/// Key and its identifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedKey {
     /// `kid`.
@@ -52,29 +52,29 @@ pub struct NamedKey {
     pub key: PublicKey,
 }
 
-/// Reads a set.
+/// Parses a key set.
 ///
 /// # Errors
 ///
-/// What is wrong, with the place of the key.
+/// The mistake, with the index of the key.
 pub fn read(json: &[u8]) -> Result<Vec<NamedKey>, String> {
     if json.len() > JWKS_BYTES_MAX {
-        return Err(format!("it has {} bytes and may have {JWKS_BYTES_MAX}", json.len()));
+        return Err(format!("it has {} bytes; the maximum is {JWKS_BYTES_MAX}", json.len()));
     }
-    let set: Value = serde_json::from_slice(json).map_err(|error| format!("it is no JSON: {error}"))?;
+    let set: Value = serde_json::from_slice(json).map_err(|error| format!("it is not JSON: {error}"))?;
     let keys = set.get("keys").and_then(Value::as_array).ok_or("it has no list \"keys\"")?;
     if keys.len() > KEYS_MAX {
-        return Err(format!("it has {} keys and may have {KEYS_MAX}", keys.len()));
+        return Err(format!("it has {} keys; the maximum is {KEYS_MAX}", keys.len()));
     }
     let mut read: Vec<NamedKey> = Vec::new();
-    for (place, jwk) in keys.iter().enumerate() {
-        let named = named(jwk).map_err(|problem| format!("keys[{place}]: {problem}"))?;
+    for (index, jwk) in keys.iter().enumerate() {
+        let named = named(jwk).map_err(|problem| format!("keys[{index}]: {problem}"))?;
         let Some(named) = named else { continue };
         let twin = |other: &NamedKey| {
             other.kid == named.kid && other.key.algorithm() == named.key.algorithm() && other.key != named.key
         };
         if named.kid.is_some() && read.iter().any(twin) {
-            return Err(format!("keys[{place}]: two keys for one algorithm have the same \"kid\""));
+            return Err(format!("keys[{index}]: two keys for one algorithm have the same \"kid\""));
         }
         read.push(named);
     }
@@ -84,7 +84,7 @@ pub fn read(json: &[u8]) -> Result<Vec<NamedKey>, String> {
     Ok(read)
 }
 
-/// One key; nothing if it is for something else.
+/// Parses one key; `None` if it is for another purpose.
 fn named(jwk: &Value) -> Result<Option<NamedKey>, String> {
     let text = |name: &str| jwk.get(name).and_then(Value::as_str);
     if text("use").is_some_and(|used| used != "sig") {
@@ -113,14 +113,14 @@ fn named(jwk: &Value) -> Result<Option<NamedKey>, String> {
         }
         (Some("OKP"), Some("Ed25519")) => (PublicKey::Ed25519(coordinate("x")?), "EdDSA"),
         (Some("oct"), _) => {
-            return Err("it is a shared secret, which does not belong into a set of public keys; \
+            return Err("it is a shared secret, which does not belong in a set of public keys; \
                         give it as secret_file"
                 .to_owned());
         }
         (Some(_), _) => return Ok(None),
         (None, _) => return Err("\"kty\" is missing".to_owned()),
     };
-    // The same key material under another algorithm (PS256, RS512) is for tokens that are not taken here.
+    // The same key material under another algorithm (PS256, RS512) is for tokens that are not supported here.
     if text("alg").is_some_and(|given| given != alg) {
         return Ok(None);
     }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_us_is_taken_and_what_is_not_is_passed_over() {
+    fn signature_keys_are_used_and_others_are_skipped() {
         let with = |mut jwk: Value, name: &str, value: &str| {
             jwk[name] = json!(value);
             jwk
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_somebody_should_look_at_is_refused_with_the_place() {
+    fn an_invalid_set_is_rejected_with_the_index_of_the_key() {
         let check = |keys: &[Value], word: &str| {
             let problem = algorithms(keys).expect_err(word);
             assert!(problem.contains(word), "{word} in {problem}");

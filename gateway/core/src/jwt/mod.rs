@@ -1,39 +1,39 @@
-//! Who asks: tokens that somebody else has signed (JWT, RFC 7519, in the compact form of RFC 7515).
+//! Authentication with signed tokens of an external issuer (JWT, RFC 7519, in the compact form of RFC 7515).
 //!
-//! A token passes three doors, and the types hold the order:
+//! A token passes three checks, in an order that the types enforce:
 //!
 //! ```text
-//!  Token::parse ──▶ Token ──verified──▶ Claims ──check──▶ the tenant's name, and until when
+//!  Token::parse ──▶ Token ──verified──▶ Claims ──check──▶ name of the tenant, and validity period
 //!   (shape only)     │ (issuer: only to find the keys)      (issuer, audience, times)
 //! ```
 //!
-//! Nothing that a token says is believed before its signature was; what is asked of it earlier is which issuer's keys to
-//! try, and those keys then decide. The signature itself is the shell's (`ring`), given as a function, because a
-//! library of cryptography brings chance with it.
+//! No claim is trusted before the signature is verified; before that only the issuer is read, to select the keys, and
+//! those keys then decide. The signature itself is verified by the shell (`ring`), passed as a function, because a
+//! cryptography library needs randomness.
 //!
-//! What has gone wrong with such tokens elsewhere is refused by construction (RFC 8725): a key has one algorithm and a
-//! token that names another is refused, so no public key is ever used as a shared secret; `none` is no algorithm; a secret
-//! comes only from a file of its own; `crit` extensions are not understood and so refused; a token that never expires is
-//! refused, for that is an API key that nobody can take back.
+//! Known attacks on such tokens are ruled out by construction (RFC 8725): a key has one algorithm and a token that
+//! names another is rejected, so no public key is ever used as a shared secret; `none` is no algorithm; a secret comes
+//! only from a file of its own; `crit` extensions are not supported and so rejected; a token that never expires is
+//! rejected, because it would be an API key that cannot be revoked.
 
+pub mod cache;
 pub mod jwks;
-pub mod seen;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// The longest token that is looked at. Those of the large identity providers have 1 to 3 KiB, with many groups in them.
+/// Longest token that is parsed. Those of the large identity providers have 1 to 3 KiB, with many groups in them.
 pub const TOKEN_BYTES_MAX: usize = 8 << 10;
-/// The claim that names the tenant where the configuration does not say.
+/// Default of the claim that names the tenant.
 pub const TENANT_CLAIM_DEFAULT: &str = "tenant";
-/// How far the clocks of issuer and gateway may differ where the configuration does not say.
+/// Default of the tolerated difference between the clocks of issuer and gateway.
 pub const LEEWAY_DEFAULT: Duration = Duration::from_secs(30);
-/// The most that it may say: a token lives that much longer than its issuer meant it to.
+/// Maximum of that difference: a token lives that much longer than its issuer intended.
 pub const LEEWAY_MAX: Duration = Duration::from_secs(300);
 
-/// How a token may be signed. There is no other.
+/// Supported signature algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Algorithm {
     /// RSASSA-PKCS1-v1_5 with SHA-256.
@@ -58,29 +58,29 @@ impl Algorithm {
     }
 }
 
-/// What a gateway asks of the tokens of one issuer.
+/// Rules for the tokens of one issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rules {
-    /// The claim `iss`, letter by letter.
+pub struct IssuerRules {
+    /// Required value of the claim `iss`, exactly.
     pub issuer: String,
-    /// Must be among the claim `aud`.
+    /// Value that the claim `aud` must contain.
     pub audience: String,
-    /// The claim whose value is the name of a tenant.
+    /// Claim whose value is the name of a tenant.
     pub tenant_claim: String,
-    /// How far the two clocks may differ.
+    /// Tolerated difference between the two clocks.
     pub leeway: Duration,
 }
 
-/// Why a token does not let its bearer in.
+/// Reason why a token is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TokenProblem {
     /// More than [`TOKEN_BYTES_MAX`].
     TooLong,
-    /// Not three parts, of which the first two are JSON objects, in base64url without padding.
+    /// It is not three parts in base64url without padding, of which the first two are JSON objects.
     Malformed,
-    /// `alg` is not one of ours, or the header has extensions that must be understood.
+    /// `alg` is not supported, or the header has extensions that must be understood.
     Header,
-    /// `iss` names nobody who is known here.
+    /// `iss` names no configured issuer.
     Issuer,
     /// No key of the issuer has this `kid` and this algorithm; or there is no `kid`, and several have the algorithm.
     Key,
@@ -88,64 +88,64 @@ pub enum TokenProblem {
     Signature,
     /// `aud` does not name this gateway.
     Audience,
-    /// There is no `exp`, or a time is no time.
+    /// There is no `exp`, or a time is malformed.
     Times,
     /// `exp` is past.
     Expired,
-    /// `nbf` or `iat` is yet to come.
+    /// `nbf` or `iat` is in the future.
     NotYet,
-    /// The claim that names the tenant is missing, or names none that this issuer speaks for.
+    /// The claim that names the tenant is missing, or names a tenant that does not belong to this issuer.
     Tenant,
 }
 
-/// A token of which nothing is believed yet.
+/// Token that is not verified yet.
 pub struct Token<'a> {
     algorithm: Algorithm,
     kid: Option<String>,
     claims: Map<String, Value>,
-    /// What was signed: the first two parts as they came.
+    /// Signed bytes: the first two parts as received.
     signed: &'a [u8],
     signature: Vec<u8>,
 }
 
-/// What to find the key by and what to verify with it.
-pub struct ToVerify<'a> {
-    /// The token's word for it; the key must be one of this algorithm.
+/// Input of the signature verification.
+pub struct SignatureInput<'a> {
+    /// Algorithm that the token states; the key must have the same.
     pub algorithm: Algorithm,
-    /// The key's name, if the token says it.
+    /// Identifier of the key, if the token has it.
     pub kid: Option<&'a str>,
-    /// What was signed.
+    /// Signed bytes.
     pub signed: &'a [u8],
-    /// With what result.
+    /// Signature.
     pub signature: &'a [u8],
 }
 
-/// What a token says, once its signature is known to be its issuer's.
+/// Claims of a token with a verified signature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claims(Map<String, Value>);
 
-/// Whom a token lets in, and when.
+/// Tenant and validity period of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bearer {
-    /// The tenant's name.
+    /// Name of the tenant.
     pub tenant: String,
-    /// From when on, since the epoch; the leeway is in it.
+    /// Start of the validity since the epoch, with leeway.
     pub from: Duration,
-    /// Until before when, since the epoch; the leeway is in it.
+    /// End of the validity since the epoch, exclusive, with leeway.
     pub until: Duration,
 }
 
-/// Whether these bytes look like a token at all, and not like a key.
-pub fn looks_like_one(bearer: &[u8]) -> bool {
+/// Returns whether these bytes have the shape of a token rather than a key.
+pub fn has_token_shape(bearer: &[u8]) -> bool {
     bearer.iter().filter(|byte| **byte == b'.').count() == 2
 }
 
 impl<'a> Token<'a> {
-    /// Takes a token apart.
+    /// Parses a token.
     ///
     /// # Errors
     ///
-    /// When it is none, or one that no key could make valid.
+    /// If it is malformed, or no key could make it valid.
     pub fn parse(token: &'a [u8]) -> Result<Token<'a>, TokenProblem> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(TokenProblem::TooLong);
@@ -158,39 +158,39 @@ impl<'a> Token<'a> {
         let claims = object(&signed[header_end + 1..])?;
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenProblem::Malformed)?;
         let algorithm = header.get("alg").and_then(Value::as_str).and_then(Algorithm::parse);
-        let plain =
+        let is_plain =
             !header.contains_key("crit") && header.get("b64").is_none_or(|b64| *b64 == Value::Bool(true));
         let kid = match header.remove("kid") {
             None => None,
             Some(Value::String(kid)) => Some(kid),
             Some(_) => return Err(TokenProblem::Header),
         };
-        let algorithm = algorithm.filter(|_| plain && is_a_jwt(&header)).ok_or(TokenProblem::Header)?;
+        let algorithm = algorithm.filter(|_| is_plain && is_a_jwt(&header)).ok_or(TokenProblem::Header)?;
         Ok(Token { algorithm, kid, claims, signed, signature })
     }
 
-    /// Whose it says it is: to find the keys that will tell.
+    /// Returns the unverified issuer, to select the keys.
     pub fn issuer(&self) -> Option<&str> {
         self.claims.get("iss").and_then(Value::as_str)
     }
 
-    /// What it says, if `verify` finds its signature right.
+    /// Returns the claims if `verify` accepts the signature.
     ///
     /// # Errors
     ///
     /// Those of `verify`.
     pub fn verified(
         self,
-        verify: impl FnOnce(&ToVerify<'_>) -> Result<(), TokenProblem>,
+        verify: impl FnOnce(&SignatureInput<'_>) -> Result<(), TokenProblem>,
     ) -> Result<Claims, TokenProblem> {
         let Token { algorithm, kid, claims, signed, signature } = self;
-        verify(&ToVerify { algorithm, kid: kid.as_deref(), signed, signature: &signature })?;
+        verify(&SignatureInput { algorithm, kid: kid.as_deref(), signed, signature: &signature })?;
         Ok(Claims(claims))
     }
 }
 
-/// `typ`, if it is there, must say that this is a JWT (RFC 7519 §5.1) or an access token (RFC 9068 §2.1), so that a token
-/// which the same issuer signed for something else does not open this door.
+/// Returns whether `typ`, if present, names a JWT (RFC 7519 §5.1) or an access token (RFC 9068 §2.1), so that a token
+/// that the same issuer signed for another purpose is rejected.
 fn is_a_jwt(header: &Map<String, Value>) -> bool {
     let names = ["jwt", "at+jwt", "application/at+jwt"];
     header.get("typ").is_none_or(|typ| {
@@ -204,23 +204,23 @@ fn object(part: &[u8]) -> Result<Map<String, Value>, TokenProblem> {
 }
 
 impl Claims {
-    /// Holds the claims against the rules of their issuer at `now`, the time since the epoch.
+    /// Checks the claims against the rules of their issuer at `now`, the time since the epoch.
     ///
     /// # Errors
     ///
-    /// The first rule that they break.
-    pub fn check(&self, rules: &Rules, now: Duration) -> Result<Bearer, TokenProblem> {
-        let Rules { issuer, audience, tenant_claim, leeway } = rules;
+    /// The first rule that is violated.
+    pub fn check(&self, rules: &IssuerRules, now: Duration) -> Result<Bearer, TokenProblem> {
+        let IssuerRules { issuer, audience, tenant_claim, leeway } = rules;
         let text = |name: &str| self.0.get(name).and_then(Value::as_str);
         if text("iss") != Some(issuer) {
             return Err(TokenProblem::Issuer);
         }
-        let named = match self.0.get("aud") {
+        let has_audience = match self.0.get("aud") {
             Some(Value::String(one)) => one == audience,
             Some(Value::Array(several)) => several.iter().any(|one| one.as_str() == Some(audience)),
             _ => false,
         };
-        if !named {
+        if !has_audience {
             return Err(TokenProblem::Audience);
         }
         let until = self.time("exp")?.ok_or(TokenProblem::Times)?.saturating_add(*leeway);
@@ -235,7 +235,7 @@ impl Claims {
         Ok(Bearer { tenant, from, until })
     }
 
-    /// A NumericDate (RFC 7519 §2): seconds since the epoch, perhaps with a fraction.
+    /// Returns a NumericDate (RFC 7519 §2): seconds since the epoch, with an optional fraction.
     fn time(&self, claim: &str) -> Result<Option<Duration>, TokenProblem> {
         let Some(value) = self.0.get(claim) else { return Ok(None) };
         let seconds = value.as_f64().ok_or(TokenProblem::Times)?;
@@ -251,8 +251,8 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1_800_000_000);
 
-    fn rules() -> Rules {
-        Rules {
+    fn rules() -> IssuerRules {
+        IssuerRules {
             issuer: "https://login.example.com/".to_owned(),
             audience: "meridian".to_owned(),
             tenant_claim: "tenant".to_owned(),
@@ -269,41 +269,42 @@ mod tests {
         json!({"iss": "https://login.example.com/", "aud": "meridian", "tenant": "docs", "exp": 1_800_000_060})
     }
 
-    /// A signature is right here when it says so.
-    fn ask(token: &str) -> Result<Bearer, TokenProblem> {
+    /// Checks a token; its signature is valid here if it is `right`.
+    fn check_token(token: &str) -> Result<Bearer, TokenProblem> {
         let token = Token::parse(token.as_bytes())?;
-        let right = |to_verify: &ToVerify<'_>| {
-            if to_verify.signature == b"right" { Ok(()) } else { Err(TokenProblem::Signature) }
+        let right = |input: &SignatureInput<'_>| {
+            if input.signature == b"right" { Ok(()) } else { Err(TokenProblem::Signature) }
         };
         token.verified(right)?.check(&rules(), NOW)
     }
 
     #[test]
-    fn a_token_is_believed_only_in_the_shape_that_ours_have() {
+    fn only_tokens_with_a_supported_header_are_accepted() {
         let check = |header: Value, expected: Result<(), TokenProblem>| {
-            let asked = ask(&compact(&header, &good_claims(), b"right"));
-            assert_eq!(asked.map(drop), expected, "{header}");
+            let result = check_token(&compact(&header, &good_claims(), b"right"));
+            assert_eq!(result.map(drop), expected, "{header}");
         };
         for algorithm in ["RS256", "ES256", "EdDSA", "HS256"] {
             check(json!({"alg": algorithm}), Ok(()));
         }
         check(json!({"alg": "RS256", "typ": "JWT", "kid": "1"}), Ok(()));
         check(json!({"alg": "RS256", "typ": "at+jwt"}), Ok(()));
-        let not_ours = Err(TokenProblem::Header);
+        let unsupported = Err(TokenProblem::Header);
         for algorithm in ["none", "None", "NONE", "", "RS384", "PS256", "rs256", "HS512"] {
-            check(json!({"alg": algorithm}), not_ours);
+            check(json!({"alg": algorithm}), unsupported);
         }
-        check(json!({}), not_ours);
-        check(json!({"alg": 1}), not_ours);
-        check(json!({"alg": "RS256", "crit": ["exp"]}), not_ours);
-        check(json!({"alg": "RS256", "b64": false}), not_ours);
-        check(json!({"alg": "RS256", "kid": 7}), not_ours);
-        check(json!({"alg": "RS256", "typ": "logout+jwt"}), not_ours);
+        check(json!({}), unsupported);
+        check(json!({"alg": 1}), unsupported);
+        check(json!({"alg": "RS256", "crit": ["exp"]}), unsupported);
+        check(json!({"alg": "RS256", "b64": false}), unsupported);
+        check(json!({"alg": "RS256", "kid": 7}), unsupported);
+        check(json!({"alg": "RS256", "typ": "logout+jwt"}), unsupported);
     }
 
     #[test]
-    fn what_is_no_token_is_told_from_one_that_is_wrong() {
-        let check = |token: &str, expected| assert_eq!(ask(token).map(drop), Err(expected), "{token}");
+    fn malformed_tokens_are_distinguished_from_invalid_ones() {
+        let check =
+            |token: &str, expected| assert_eq!(check_token(token).map(drop), Err(expected), "{token}");
         let good = compact(&json!({"alg": "RS256"}), &good_claims(), b"right");
         let (signed, _) = good.rsplit_once('.').unwrap();
         check(&format!("{signed}."), TokenProblem::Signature);
@@ -318,12 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_is_held_at_its_limit_and_past_it() {
+    fn every_rule_holds_at_its_limit_and_past_it() {
         let check = |claim: &str, value: Value, expected: Result<(), TokenProblem>| {
             let mut claims = good_claims();
             claims[claim] = value.clone();
-            let asked = ask(&compact(&json!({"alg": "ES256"}), &claims, b"right"));
-            assert_eq!(asked.map(drop), expected, "{claim}: {value}");
+            let result = check_token(&compact(&json!({"alg": "ES256"}), &claims, b"right"));
+            assert_eq!(result.map(drop), expected, "{claim}: {value}");
         };
         let now = NOW.as_secs();
         check("exp", json!(now - 29), Ok(()));
@@ -345,23 +346,26 @@ mod tests {
         check("tenant", json!(["docs"]), Err(TokenProblem::Tenant));
         let mut endless = good_claims();
         endless.as_object_mut().unwrap().remove("exp");
-        assert_eq!(ask(&compact(&json!({"alg": "ES256"}), &endless, b"right")), Err(TokenProblem::Times));
+        assert_eq!(
+            check_token(&compact(&json!({"alg": "ES256"}), &endless, b"right")),
+            Err(TokenProblem::Times)
+        );
     }
 
     #[test]
-    fn whom_it_lets_in_and_until_when() {
-        let bearer = ask(&compact(&json!({"alg": "EdDSA"}), &good_claims(), b"right")).unwrap();
+    fn a_valid_token_yields_its_tenant_and_validity_period() {
+        let bearer = check_token(&compact(&json!({"alg": "EdDSA"}), &good_claims(), b"right")).unwrap();
         let until = Duration::from_secs(1_800_000_090);
         assert_eq!(bearer, Bearer { tenant: "docs".to_owned(), from: Duration::ZERO, until });
     }
 
     proptest! {
-        /// Without the right signature nobody is let in, whatever the bytes are.
+        /// Without a valid signature no token is accepted, whatever its bytes.
         #[test]
         fn no_bytes_pass_without_a_signature(bytes in "[A-Za-z0-9_.=-]{0,80}") {
-            prop_assert!(ask(&bytes).is_err());
+            prop_assert!(check_token(&bytes).is_err());
             let token = compact(&json!({"alg": "HS256"}), &good_claims(), bytes.as_bytes());
-            prop_assert_eq!(ask(&token), Err(TokenProblem::Signature));
+            prop_assert_eq!(check_token(&token), Err(TokenProblem::Signature));
         }
     }
 }

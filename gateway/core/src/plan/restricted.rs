@@ -1,4 +1,4 @@
-//! A plan whose regions become fewer while it is under way.
+//! Tests of a plan whose allowed regions become fewer while attempts are in flight.
 
 use super::*;
 use crate::some_instant;
@@ -15,19 +15,23 @@ fn only(numbers: &[u16]) -> RegionSet {
     set
 }
 
-/// What follows when region 0 was asked first, the plan is restricted to `allowed`, and then `next` happens.
-fn after(allowed: &[u16], next: impl Fn(&mut RequestPlan, Sight<'_>, &mut Budgets, Instant) -> Step) -> Step {
+/// Returns the step after a first attempt at region 0, a restriction of the plan to `allowed`, and the event `next`.
+fn after(
+    allowed: &[u16],
+    next: impl Fn(&mut RequestPlan, RegionView<'_>, &mut Budgets, Instant) -> Step,
+) -> Step {
     let now = some_instant();
     let mut budgets = Budgets::new(now);
     budgets.evacuate(region(0), 1000, now);
-    (0..1000).for_each(|_| budgets.hedge.pay_in());
-    let waits = |_: RegionIndex| Waits { late: Some(SECOND / 10), hedge: Some(SECOND / 20) };
-    let sight = Sight { health: &|_| Health::Healthy, load: &|_| Load::Calm, waits: &waits };
+    (0..1000).for_each(|_| budgets.hedge.deposit());
+    let timeouts =
+        |_: RegionIndex| AttemptTimeouts { first_byte: Some(SECOND / 10), hedge: Some(SECOND / 20) };
+    let view = RegionView { health: &|_| Health::Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts };
     let mut plan = RequestPlan::new(vec![region(0), region(1), region(2)], true, now + SECOND);
-    let first = plan.start(sight, &mut budgets, now);
+    let first = plan.start(view, &mut budgets, now);
     assert!(matches!(first, Step::Send { region: to, .. } if to == region(0)), "{first:?}");
     plan.restrict(only(allowed));
-    next(&mut plan, sight, &mut budgets, now)
+    next(&mut plan, view, &mut budgets, now)
 }
 
 fn sent_to(step: Step) -> Option<RegionIndex> {
@@ -38,43 +42,47 @@ fn sent_to(step: Step) -> Option<RegionIndex> {
 }
 
 #[test]
-fn a_region_that_is_no_longer_allowed_is_asked_neither_instead_nor_as_well_nor_again() {
-    let fails = |failure: Failure| {
-        move |plan: &mut RequestPlan, sight: Sight<'_>, budgets: &mut Budgets, now: Instant| {
-            plan.failed(region(0), failure, sight, budgets, now)
+fn a_region_that_is_no_longer_allowed_gets_no_retry_hedge_or_replay() {
+    let fails = |failure: AttemptFailure| {
+        move |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, now: Instant| {
+            plan.failed(region(0), failure, view, budgets, now)
         }
     };
-    for failure in [Failure::Unreachable, Failure::Lost, Failure::Elsewhere] {
+    for failure in [AttemptFailure::Unreachable, AttemptFailure::RegionDown, AttemptFailure::Declined] {
         assert_eq!(sent_to(after(&[0, 1, 2], fails(failure))), Some(region(1)), "{failure:?}");
         assert_eq!(sent_to(after(&[0, 2], fails(failure))), Some(region(2)), "{failure:?}");
         assert_eq!(sent_to(after(&[], fails(failure))), None, "{failure:?}");
     }
-    assert_eq!(after(&[], fails(Failure::Unreachable)), Step::NobodyReachable);
-    assert_eq!(sent_to(after(&[0], fails(Failure::StaleConnection))), Some(region(0)));
-    assert_eq!(sent_to(after(&[1], fails(Failure::StaleConnection))), Some(region(1)), "not there again");
-    assert_eq!(sent_to(after(&[], fails(Failure::StaleConnection))), None);
-    let hedge = |plan: &mut RequestPlan, sight: Sight<'_>, budgets: &mut Budgets, now: Instant| {
-        plan.hedge(sight, budgets, now)
+    assert_eq!(after(&[], fails(AttemptFailure::Unreachable)), Step::NoRegionReachable);
+    assert_eq!(sent_to(after(&[0], fails(AttemptFailure::StaleConnection))), Some(region(0)));
+    assert_eq!(
+        sent_to(after(&[1], fails(AttemptFailure::StaleConnection))),
+        Some(region(1)),
+        "no replay at a region that is not allowed"
+    );
+    assert_eq!(sent_to(after(&[], fails(AttemptFailure::StaleConnection))), None);
+    let hedge = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, now: Instant| {
+        plan.hedge(view, budgets, now)
     };
     assert_eq!(sent_to(after(&[0, 2], hedge)), Some(region(2)));
-    assert_eq!(after(&[0], hedge), Step::Wait, "what is under way goes on");
-    let late = |plan: &mut RequestPlan, sight: Sight<'_>, budgets: &mut Budgets, now: Instant| {
-        plan.late(region(0), sight, budgets, now)
+    assert_eq!(after(&[0], hedge), Step::Wait, "the attempt in flight continues");
+    let timed_out = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, now: Instant| {
+        plan.first_byte_timed_out(region(0), view, budgets, now)
     };
-    assert_eq!(sent_to(after(&[2], late)), Some(region(2)));
-    assert_eq!(after(&[], late), Step::Wait);
+    assert_eq!(sent_to(after(&[2], timed_out)), Some(region(2)));
+    assert_eq!(after(&[], timed_out), Step::Wait);
 }
 
 #[test]
-fn a_receipt_that_cannot_be_written_ends_the_request_unless_another_attempt_is_under_way() {
+fn a_receipt_that_cannot_be_written_ends_the_request_unless_another_attempt_is_in_flight() {
     let now = some_instant();
-    let fails = |plan: &mut RequestPlan, sight: Sight<'_>, budgets: &mut Budgets, _: Instant| {
-        plan.failed(region(0), Failure::ReceiptUnavailable, sight, budgets, now)
+    let fails = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, _: Instant| {
+        plan.failed(region(0), AttemptFailure::ReceiptUnavailable, view, budgets, now)
     };
-    assert_eq!(after(&[0, 1, 2], fails), Step::NoReceipt);
-    let races = |plan: &mut RequestPlan, sight: Sight<'_>, budgets: &mut Budgets, _: Instant| {
-        assert!(sent_to(plan.hedge(sight, budgets, now)).is_some());
-        plan.failed(region(1), Failure::ReceiptUnavailable, sight, budgets, now)
+    assert_eq!(after(&[0, 1, 2], fails), Step::ReceiptUnavailable);
+    let fails_in_race = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, _: Instant| {
+        assert!(sent_to(plan.hedge(view, budgets, now)).is_some());
+        plan.failed(region(1), AttemptFailure::ReceiptUnavailable, view, budgets, now)
     };
-    assert_eq!(after(&[0, 1, 2], races), Step::Wait);
+    assert_eq!(after(&[0, 1, 2], fails_in_race), Step::Wait);
 }

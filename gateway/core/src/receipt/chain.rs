@@ -1,46 +1,46 @@
-//! The chain: `hash = SHA-256(hash before ‖ the entry's bytes)`, a line each: the hash in hexadecimal, a space, the entry as
-//! JSON.
+//! Hash chain of receipts: `hash = SHA-256(hash before ‖ the entry's bytes)`. A line has the hash in hexadecimal, a
+//! space, and the entry as JSON.
 //!
-//! The canonical bytes of an entry are those of its line. Nobody has to write JSON the same way twice to check one.
+//! The canonical bytes of an entry are those of its line. A verifier does not need to serialise JSON in the same way.
 
 use super::entry::Entry;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
 
-/// The longest line that is read: a policy that names every region that fits into a set, twice over.
+/// Maximum bytes of a line: a policy that names every region that fits into a set, twice over.
 pub const LINE_BYTES_MAX: usize = 64 << 10;
 
-/// The hash of an entry and everything before it.
+/// Head of a chain: the hash of an entry and everything before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Head([u8; 32]);
+pub struct ChainHash([u8; 32]);
 
-/// A text that is no head.
+/// The text is not the head of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a head is written with 64 hexadecimal digits")]
-pub struct NotAHead;
+#[error("the head of a chain has 64 hexadecimal digits")]
+pub struct InvalidChainHash;
 
-/// What is wrong with a line.
+/// Problem of a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineProblem {
-    /// It is not of the form.
-    #[error("it is no hash, a space and an entry")]
+    /// It is not a hash, a space and an entry.
+    #[error("it is not a hash, a space and an entry")]
     Form,
-    /// It does not follow from the one before it.
+    /// Its hash does not follow from the line before.
     #[error("its hash does not follow from the line before")]
     Hash,
-    /// Its entry cannot be read.
+    /// Its entry is invalid.
     #[error("its entry cannot be read: {0}")]
     Entry(String),
 }
 
-impl Head {
-    /// The head after `entry`.
-    fn after(&self, entry: &[u8]) -> Head {
-        Head(Sha256::new().chain_update(self.0).chain_update(entry).finalize().into())
+impl ChainHash {
+    /// Returns the head after `entry`.
+    fn after(&self, entry: &[u8]) -> ChainHash {
+        ChainHash(Sha256::new().chain_update(self.0).chain_update(entry).finalize().into())
     }
 
-    /// Appends the line of `entry` to `file` and moves on.
+    /// Appends the line of `entry` to `file` and advances the head.
     pub fn append(&mut self, entry: &Entry<'_>, file: &mut Vec<u8>) {
         let start = file.len();
         file.extend_from_slice(&[b' '; 65]);
@@ -50,8 +50,8 @@ impl Head {
         file.push(b'\n');
     }
 
-    /// Reads `line`, which has no newline any more, and moves on to the head that it states, right or wrong, so that one
-    /// wrong line is one problem. The entry is given whatever its hash is.
+    /// Reads `line`, without its newline, and advances to the head that it states, correct or not, so that one wrong
+    /// line is one problem. The entry is returned even if its hash is wrong.
     pub fn read<'a>(&mut self, line: &'a [u8]) -> (Option<Entry<'a>>, Option<LineProblem>) {
         let Some((stated, entry)) = split(line) else { return (None, Some(LineProblem::Form)) };
         let right = self.after(entry) == stated;
@@ -64,47 +64,47 @@ impl Head {
     }
 }
 
-/// The entry of a line, whether or not it follows from anything.
+/// Returns the entry of a line without a check of its hash.
 pub fn entry_of(line: &[u8]) -> Option<Entry<'_>> {
     serde_json::from_slice(split(line)?.1).ok()
 }
 
-fn split(line: &[u8]) -> Option<(Head, &[u8])> {
+fn split(line: &[u8]) -> Option<(ChainHash, &[u8])> {
     let (stated, entry) = line.split_at_checked(65)?;
     let stated = std::str::from_utf8(stated).ok()?.strip_suffix(' ')?.parse().ok()?;
     Some((stated, entry))
 }
 
-impl fmt::Display for Head {
+impl fmt::Display for ChainHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&hex(&self.0))
     }
 }
 
-impl fmt::Debug for Head {
+impl fmt::Debug for ChainHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl FromStr for Head {
-    type Err = NotAHead;
+impl FromStr for ChainHash {
+    type Err = InvalidChainHash;
 
-    fn from_str(text: &str) -> Result<Head, NotAHead> {
+    fn from_str(text: &str) -> Result<ChainHash, InvalidChainHash> {
         let digits = text.as_bytes();
         if digits.len() != 64 {
-            return Err(NotAHead);
+            return Err(InvalidChainHash);
         }
-        let digit = |byte: u8| (byte as char).to_digit(16).ok_or(NotAHead);
+        let digit = |byte: u8| (byte as char).to_digit(16).ok_or(InvalidChainHash);
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
             *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
         }
-        Ok(Head(bytes))
+        Ok(ChainHash(bytes))
     }
 }
 
-/// In lower-case hexadecimal.
+/// Returns the bytes in lower-case hexadecimal.
 pub(super) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(2 * bytes.len());
@@ -124,9 +124,9 @@ mod tests {
         Entry::Closed { at_ms }
     }
 
-    /// The problem of each line of a file.
+    /// Returns the problem of each line of a file.
     fn problems(file: &[u8]) -> Vec<Option<LineProblem>> {
-        let mut head = Head::default();
+        let mut head = ChainHash::default();
         file.split(|byte| *byte == b'\n')
             .filter(|line| !line.is_empty())
             .map(|line| head.read(line).1)
@@ -134,27 +134,27 @@ mod tests {
     }
 
     fn file_of(entries: impl IntoIterator<Item = u64>) -> Vec<u8> {
-        let (mut head, mut file) = (Head::default(), Vec::new());
+        let (mut head, mut file) = (ChainHash::default(), Vec::new());
         entries.into_iter().for_each(|at_ms| head.append(&closed(at_ms), &mut file));
         file
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_lines_are_read_back() {
         let file = file_of([1, 2]);
-        let mut head = Head::default();
+        let mut head = ChainHash::default();
         let lines: Vec<_> = file.split(|byte| *byte == b'\n').collect();
         assert_eq!(head.read(lines[0]), (Some(closed(1)), None));
         assert_eq!(head.read(lines[1]), (Some(closed(2)), None));
         assert_eq!(head.to_string().parse(), Ok(head));
-        // SHA-256 of 32 zero bytes and this text, as `sha256sum` says.
+        // SHA-256 of 32 zero bytes and this text, as computed by `sha256sum`.
         let first = std::str::from_utf8(lines[0]).expect("text");
         assert!(first.ends_with(r#" {"kind":"closed","at_ms":1}"#), "{first}");
         assert_eq!(first.len(), 65 + 27);
     }
 
     #[test]
-    fn a_line_that_is_changed_left_out_or_moved_breaks_the_chain_there() {
+    fn a_line_that_is_changed_removed_or_moved_breaks_the_chain_there() {
         let file = String::from_utf8(file_of([1, 2, 3])).expect("text");
         let lines: Vec<_> = file.lines().collect();
         let check = |lines: &[&str], expected: &[Option<LineProblem>]| {
@@ -171,11 +171,11 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_another_kind_or_with_a_field_too_many_cannot_be_read() {
+    fn an_entry_of_unknown_kind_or_with_an_unknown_field_cannot_be_read() {
         for entry in [r#"{"kind":"whim","at_ms":1}"#, r#"{"kind":"closed","at_ms":1,"b":2}"#, "{}", ""] {
-            let hash = Head::default().after(entry.as_bytes());
+            let hash = ChainHash::default().after(entry.as_bytes());
             let line = format!("{hash} {entry}");
-            let (read, problem) = Head::default().read(line.as_bytes());
+            let (read, problem) = ChainHash::default().read(line.as_bytes());
             assert!(read.is_none() && matches!(problem, Some(LineProblem::Entry(_))), "{entry}: {problem:?}");
         }
     }
@@ -186,7 +186,7 @@ mod tests {
             let mut file = file_of([10, 20]);
             let at = at % file.len();
             prop_assume!(file[at] != b'\n' && file[at] ^ by != b'\n');
-            // A hexadecimal digit may change its case.
+            // The case of a hexadecimal digit may change.
             prop_assume!(!file[at].eq_ignore_ascii_case(&(file[at] ^ by)));
             file[at] ^= by;
             prop_assert!(problems(&file).iter().any(Option::is_some));

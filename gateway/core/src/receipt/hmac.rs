@@ -1,10 +1,10 @@
 //! HMAC-SHA-256 (RFC 2104), for pseudonyms and for the signature of checkpoints.
 //!
-//! Written here because a core takes no crate that brings a random number generator, and the algorithm is two hashes.
+//! Implemented here because a core uses no crate with a random number generator, and the algorithm is two hashes.
 
 use sha2::{Digest, Sha256};
 
-/// The block size of SHA-256, in bytes.
+/// Block size of SHA-256, in bytes.
 const BLOCK_BYTES: usize = 64;
 
 /// Key of an HMAC, padded for both hashes.
@@ -15,7 +15,7 @@ pub(super) struct HmacKey {
 }
 
 impl HmacKey {
-    /// The key made from a secret of any length.
+    /// Makes the key from a secret of any length.
     pub(super) fn of(secret: &[u8]) -> HmacKey {
         let mut block = [0; BLOCK_BYTES];
         if secret.len() > BLOCK_BYTES {
@@ -26,7 +26,7 @@ impl HmacKey {
         HmacKey { inner: block.map(|byte| byte ^ 0x36), outer: block.map(|byte| byte ^ 0x5c) }
     }
 
-    /// The authentication code of `text`.
+    /// Returns the authentication code of `text`.
     pub(super) fn tag(&self, text: &[u8]) -> [u8; 32] {
         let inner = Sha256::new().chain_update(self.inner).chain_update(text).finalize();
         Sha256::new().chain_update(self.outer).chain_update(inner).finalize().into()
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_code_is_that_of_the_standard() {
+    fn the_code_matches_the_standard() {
         // RFC 4231, cases 1, 2 and 6.
         let check = |secret: &[u8], text: &[u8], expected: &str| {
             assert_eq!(hex(&HmacKey::of(secret).tag(text)), expected);

@@ -1,18 +1,18 @@
-//! Receipts: what proves, later and to somebody else, where every request was sent and that it was allowed to be.
+//! Receipts: evidence for third parties of where every request was sent and that it was allowed.
 //!
-//! An edge leaves one receipt for each attempt that it made, a region's door one for each request that arrived
-//! (invariant 9, Receipts equal attempts). A receipt holds no text of a client: identifiers, a pseudonym, the policy, the
-//! places, the times, the outcome. Receipts are [`entry`]s of a [`chain`], in which each carries the hash of everything
-//! before it: one that is changed, left out or added later breaks the chain from there on. [`audit`] reads both ends'
-//! files, without any of the processes that wrote them, and says what does not hold.
+//! An edge writes one receipt for each attempt, a region's ingress one for each request that arrived (invariant 9,
+//! Receipts equal attempts). A receipt holds no text of a client: identifiers, a pseudonym, the policy, the regions,
+//! the times, the outcome. Receipts are [`entry`]s of a [`chain`], in which each carries the hash of everything before
+//! it: a receipt that is changed, removed or added later breaks the chain from there on. [`audit`] reads the files of
+//! both ends, without any of the processes that wrote them, and reports violations.
 //!
-//! What a chain cannot prove is that nobody rewrote all of it, for it has no secret. Two things outside of it do: the
-//! identifier of each receipt of a locked deployment, which its client was given and which commits to what the receipt
-//! says, and any head that was noted elsewhere. The audit takes both and demands that they are there; it keeps the heads
-//! itself, in a [`checkpoint`] that is signed with the auditor's key.
+//! A chain has no secret, so it cannot prove that it was not rewritten as a whole. Two things outside of it do: the
+//! identifier of each receipt of a locked deployment, which its client was given and which commits to the content of
+//! the receipt, and any head that was recorded elsewhere. The audit accepts both and requires that they are in the
+//! chain; it records the heads itself, in a [`checkpoint`] that is signed with the auditor's key.
 //!
-//! A log with a signature for each line was the other way. It costs 20 µs a line, moves the question to who holds the key
-//! (the process that is audited), and still does not show what was never written.
+//! The alternative was a log with a signature for each line. It costs 20 µs a line, puts the key into the process that
+//! is audited, and still does not show what was never written.
 
 pub mod audit;
 pub mod chain;
@@ -28,33 +28,34 @@ pub use pseudonym::PseudonymKey;
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 
-/// What the holder of a receipt holds: a digest of what it says.
+/// Identifier of a receipt: a digest of its content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReceiptId([u8; 16]);
 
-/// What a [`ReceiptId`] commits to.
+/// Content that a [`ReceiptId`] commits to.
 #[derive(Clone, Copy, Debug)]
-pub struct Essence<'a> {
-    /// The chain that the receipt is in.
+pub struct ReceiptContent<'a> {
+    /// Chain of the receipt.
     pub chain: &'a str,
-    /// The request.
+    /// Identifier of the request.
     pub request: &'a str,
-    /// Which attempt at it, from 1.
+    /// Number of the attempt, from 1.
     pub attempt: u32,
-    /// Where it was sent.
+    /// Region that it was sent to.
     pub region: &'a str,
-    /// The policy under which it travelled.
+    /// Residency policy of the request.
     pub residency: &'a str,
-    /// When, in milliseconds since 1970.
+    /// Time of the attempt in milliseconds since 1970.
     pub at_ms: u64,
-    /// The key of the attempt; absent in version 1. With it no two attempts have the same identifier.
+    /// Key of the attempt; absent in version 1. With it no two attempts have the same identifier.
     pub key: Option<AttemptKey>,
 }
 
-impl Essence<'_> {
-    /// The identifier of a receipt that says so. Each part stands with its length, so that no two essences read the same.
+impl ReceiptContent<'_> {
+    /// Returns the identifier. Each part is hashed with its length, so that different contents have different hash
+    /// inputs.
     pub fn id(&self) -> ReceiptId {
-        let Essence { chain, request, attempt, region, residency, at_ms, key } = self;
+        let ReceiptContent { chain, request, attempt, region, residency, at_ms, key } = self;
         let mut hash = Sha256::new();
         for part in [chain, request, region, residency] {
             hash.update((part.len() as u64).to_be_bytes());
@@ -73,7 +74,7 @@ impl Essence<'_> {
 }
 
 impl ReceiptId {
-    /// As it is told, in hexadecimal.
+    /// Returns the identifier in hexadecimal.
     pub fn text(&self) -> String {
         chain::hex(&self.0)
     }
@@ -96,8 +97,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identifier_changes_with_everything_that_it_commits_to() {
-        let essence = Essence {
+    fn an_identifier_changes_with_each_part_of_the_content() {
+        let content = ReceiptContent {
             chain: "c",
             request: "r",
             attempt: 1,
@@ -106,18 +107,18 @@ mod tests {
             at_ms: 7,
             key: None,
         };
-        let id = essence.id();
+        let id = content.id();
         assert_eq!(id.to_string().len(), 32);
-        assert_eq!(id, essence.id());
+        assert_eq!(id, content.id());
         for other in [
-            Essence { chain: "d", ..essence },
-            Essence { request: "s", ..essence },
-            Essence { attempt: 2, ..essence },
-            Essence { region: "a/c", ..essence },
-            Essence { residency: "us", ..essence },
-            Essence { at_ms: 8, ..essence },
-            Essence { chain: "cr", request: "", ..essence },
-            Essence { key: Some(AttemptKey { gateway: 0, number: 0 }), ..essence },
+            ReceiptContent { chain: "d", ..content },
+            ReceiptContent { request: "s", ..content },
+            ReceiptContent { attempt: 2, ..content },
+            ReceiptContent { region: "a/c", ..content },
+            ReceiptContent { residency: "us", ..content },
+            ReceiptContent { at_ms: 8, ..content },
+            ReceiptContent { chain: "cr", request: "", ..content },
+            ReceiptContent { key: Some(AttemptKey { gateway: 0, number: 0 }), ..content },
         ] {
             assert_ne!(id, other.id(), "{other:?}");
         }

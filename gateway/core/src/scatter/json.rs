@@ -1,20 +1,20 @@
-//! Where things stand in JSON: spans of members and elements, found without building a tree.
+//! Positions of members and elements in JSON, found without building a tree.
 //!
-//! Cutting and joining move bytes, so what they need of JSON is where a value begins and ends. A [`Cursor`] skips values:
-//! inside strings it looks for the closing quote, in flat lists for the closing bracket, many bytes at a time.
+//! Splitting and joining move bytes, so they need only the start and end of a value. A [`JsonCursor`] skips values: in
+//! strings it searches for the closing quote, in flat lists for the closing bracket, many bytes at a time.
 //!
-//! It is strict about what it relies on (commas, colons and brackets of the levels that are cut, the ends of strings and
-//! nestings) and says `None` at anything else. What stands *inside* a value is not checked, and need not be: it is passed
-//! on byte for byte to a reader that parses in full. Valid JSON is never misread. This is not the walk of
-//! [`crate::body`], which counts in one pass over everything and keeps no place; here nearly nothing is counted.
+//! It is strict about what it relies on (commas, colons and brackets of the levels that are split, the ends of strings
+//! and nested values) and returns `None` for anything else. The *content* of a value is not checked: it is passed on
+//! byte for byte to a reader that parses in full. Valid JSON is never misread. This is not the scanner of
+//! [`crate::body`], which counts everything in one pass and keeps no positions; here nearly nothing is counted.
 
 use crate::body::NESTING_MAX;
 use std::ops::Range;
 
-/// Where a value stands.
-pub(super) type Span = Range<usize>;
+/// Position of a value.
+pub(super) type ByteSpan = Range<usize>;
 
-/// What a value is.
+/// Kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
@@ -24,26 +24,26 @@ pub(super) enum Kind {
     Bare,
 }
 
-/// A value that was skipped, and what was seen on the way.
+/// Skipped value, with its statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Value {
-    pub(super) span: Span,
+    pub(super) span: ByteSpan,
     pub(super) kind: Kind,
     /// Bytes of text in it, keys included.
     pub(super) text_bytes: usize,
-    /// Values in it that are neither text nor list nor object: for a list of token ids, how many.
+    /// Number of values in it that are neither text nor list nor object: the length of a list of token ids.
     pub(super) bare: usize,
 }
 
-/// A member of an object: where its key stands, without quotes, and its value.
+/// Member of an object: the position of its key, without quotes, and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
-    key: Span,
+pub(super) struct JsonMember {
+    key: ByteSpan,
     pub(super) value: Value,
 }
 
-impl Member {
-    /// Whether it has this name, however it is escaped.
+impl JsonMember {
+    /// Returns whether it has this name, in any escaping.
     pub(super) fn is(&self, json: &[u8], name: &str) -> bool {
         let key = &json[self.key.clone()];
         let quoted = || [b"\"", key, b"\""].concat();
@@ -52,15 +52,15 @@ impl Member {
                 && serde_json::from_slice::<String>(&quoted()).is_ok_and(|key| key == name)
     }
 
-    /// Its name as it stands there.
+    /// Returns its name as written.
     pub(super) fn key<'a>(&self, json: &'a [u8]) -> &'a [u8] {
         &json[self.key.clone()]
     }
 }
 
-/// The members of the object that `json[span]` is, at most `max` of them.
-pub(super) fn members(json: &[u8], span: &Span, max: usize) -> Option<Vec<Member>> {
-    let mut cursor = Cursor { json: json.get(..span.end)?, at: span.start };
+/// Returns the members of the object at `json[span]`, at most `max` of them.
+pub(super) fn members(json: &[u8], span: &ByteSpan, max: usize) -> Option<Vec<JsonMember>> {
+    let mut cursor = JsonCursor { json: json.get(..span.end)?, at: span.start };
     let mut members = Vec::new();
     cursor.each(b'{', b'}', |cursor| {
         let key = cursor.string()?;
@@ -68,42 +68,42 @@ pub(super) fn members(json: &[u8], span: &Span, max: usize) -> Option<Vec<Member
         cursor.take(b':')?;
         cursor.space();
         let value = cursor.value()?;
-        members.push(Member { key: key.start + 1..key.end - 1, value });
+        members.push(JsonMember { key: key.start + 1..key.end - 1, value });
         (members.len() <= max).then_some(())
     })?;
     Some(members)
 }
 
-/// The whole of `json` as an object, with nothing but space around it.
-pub(super) fn object(json: &[u8], max: usize) -> Option<Vec<Member>> {
+/// Returns the members of `json` as an object with nothing but whitespace around it.
+pub(super) fn object(json: &[u8], max: usize) -> Option<Vec<JsonMember>> {
     members(json, &whole(json)?, max)
 }
 
-/// Calls `visit` with each element of the list that `json[span]` is.
-pub(super) fn elements(json: &[u8], span: &Span, mut visit: impl FnMut(Value)) -> Option<()> {
-    let mut cursor = Cursor { json: json.get(..span.end)?, at: span.start };
+/// Calls `visit` with each element of the list at `json[span]`.
+pub(super) fn elements(json: &[u8], span: &ByteSpan, mut visit: impl FnMut(Value)) -> Option<()> {
+    let mut cursor = JsonCursor { json: json.get(..span.end)?, at: span.start };
     cursor.each(b'[', b']', |cursor| {
         visit(cursor.value()?);
         Some(())
     })
 }
 
-/// The span of the one value that `json` is.
-pub(super) fn whole(json: &[u8]) -> Option<Span> {
-    let mut cursor = Cursor { json, at: 0 };
+/// Returns the span of the only value of `json`.
+pub(super) fn whole(json: &[u8]) -> Option<ByteSpan> {
+    let mut cursor = JsonCursor { json, at: 0 };
     cursor.space();
     let value = cursor.value()?;
     cursor.space();
     (cursor.at == json.len()).then_some(value.span)
 }
 
-/// A place in JSON.
-struct Cursor<'a> {
+/// Position in JSON.
+struct JsonCursor<'a> {
     json: &'a [u8],
     at: usize,
 }
 
-impl Cursor<'_> {
+impl JsonCursor<'_> {
     fn peek(&self) -> Option<u8> {
         self.json.get(self.at).copied()
     }
@@ -118,7 +118,7 @@ impl Cursor<'_> {
         (self.peek()? == byte).then(|| self.at += 1)
     }
 
-    /// Everything between `open` and `close`, one `read` for each part between commas.
+    /// Reads everything between `open` and `close`, with one call of `read` for each part between commas.
     fn each(&mut self, open: u8, close: u8, mut read: impl FnMut(&mut Self) -> Option<()>) -> Option<()> {
         self.take(open)?;
         self.space();
@@ -136,8 +136,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Skips a string; its span has the quotes.
-    fn string(&mut self) -> Option<Span> {
+    /// Skips a string; its span includes the quotes.
+    fn string(&mut self) -> Option<ByteSpan> {
         let start = self.at;
         self.take(b'"')?;
         loop {
@@ -178,7 +178,7 @@ impl Cursor<'_> {
         (self.at > start).then_some(())
     }
 
-    /// Skips a list or an object; says how many bytes of text and how many bare values are in it.
+    /// Skips a list or an object; returns its bytes of text and its number of bare values.
     fn nested(&mut self) -> Option<(usize, usize)> {
         let mut open: u64 = 0; // one bit a level: 1 = object
         let mut depth = 0;
@@ -215,11 +215,11 @@ impl Cursor<'_> {
         }
     }
 
-    /// Skips a list that has neither text nor lists nor objects in it, such as a vector or an input of token ids; says
-    /// how many elements it has. Elsewhere it stays where it is.
+    /// Skips a list without texts, lists or objects, such as a vector or an input of token ids; returns its number of
+    /// elements. Otherwise it stays at the same position.
     fn flat(&mut self) -> Option<usize> {
         let inside = self.json.get(self.at + 1..)?;
-        // A look at the first byte saves looking for the end of what is no vector.
+        // A check of the first byte avoids searching for the end of other lists.
         if !matches!(inside.first()?, b'0'..=b'9' | b'-' | b' ' | b']') {
             return None;
         }
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_value_ends_where_it_ends() {
-        let check = |json: &str, expected: Option<Span>| {
+        let check = |json: &str, expected: Option<ByteSpan>| {
             assert_eq!(whole(json.as_bytes()), expected, "{json}");
         };
         check(r#" "a\"]" "#, Some(1..7));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_bounded_and_known_by_name_however_it_is_escaped() {
+    fn members_are_bounded_and_found_by_name_in_any_escaping() {
         let json = br#"{"a": 1, "\u0062\"": [2]}"#;
         let found = object(json, 2).unwrap();
         assert!(found[0].is(json, "a") && !found[0].is(json, "b\""));
@@ -274,11 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_a_value_is_counted() {
+    fn the_content_of_a_value_is_counted() {
         let check = |json: &str, text_bytes: usize, bare: usize| {
-            let mut seen = Vec::new();
-            elements(json.as_bytes(), &(0..json.len()), |value| seen.push((value.text_bytes, value.bare)));
-            assert_eq!(seen, [(text_bytes, bare)], "{json}");
+            let mut visited = Vec::new();
+            elements(json.as_bytes(), &(0..json.len()), |value| visited.push((value.text_bytes, value.bare)));
+            assert_eq!(visited, [(text_bytes, bare)], "{json}");
         };
         check(r#"["four"]"#, 4, 0);
         check("[[1, 2,3]]", 0, 3);
@@ -311,11 +311,11 @@ mod tests {
                 if pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) }.unwrap()
             };
             let text = write(&values.clone().into());
-            let mut seen: Vec<serde_json::Value> = Vec::new();
+            let mut visited: Vec<serde_json::Value> = Vec::new();
             elements(&text, &whole(&text).unwrap(), |value| {
-                seen.push(serde_json::from_slice(&text[value.span]).unwrap());
+                visited.push(serde_json::from_slice(&text[value.span]).unwrap());
             }).unwrap();
-            prop_assert_eq!(&seen, &values);
+            prop_assert_eq!(&visited, &values);
             let named: serde_json::Map<String, serde_json::Value> =
                 values.into_iter().enumerate().map(|(n, value)| (format!("\"{n}"), value)).collect();
             let text = write(&named.clone().into());

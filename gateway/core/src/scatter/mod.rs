@@ -1,48 +1,50 @@
-//! One request with very many inputs, computed in pieces at many places at once.
+//! Splitting of a request with very many inputs into sub-requests that are computed in several places at once.
 //!
-//! A request goes to one replica, so a backfill of twenty thousand texts waits for one machine while others of its
-//! regions are idle. Here is everything that has to be decided to do better, and none of the doing:
+//! A request is sent to one replica, so a backfill of twenty thousand texts waits for one machine while others in its
+//! allowed regions are idle. This module makes all decisions for a split, and performs none:
 //!
 //! ```text
-//!  body ──▶ cut ──▶ piece 0 ──▶ region A ──▶ part 0 ─┐
-//!            ▲      piece 1 ──▶ region B ──▶ part 1 ─┼─▶ join ──▶ one answer
-//!            │      piece 2 ──▶ region A ──▶ part 2 ─┘
-//!         spread (how large, where, how many at once)
+//!  body ──▶ split ──▶ sub-request 0 ──▶ region A ──▶ response 0 ─┐
+//!             ▲       sub-request 1 ──▶ region B ──▶ response 1 ─┼─▶ join ──▶ response
+//!             │       sub-request 2 ──▶ region A ──▶ response 2 ─┘
+//!         dispatch (how large, where, how many at once)
 //! ```
 //!
-//! - [`cut`] finds the list of inputs in the body's bytes and makes of every run of elements a body that differs from
+//! - [`split`] finds the list of inputs in the body's bytes and makes of every run of elements a body that differs from
 //!   the original in nothing else.
-//! - [`spread`] says how large a piece is worth a round trip and which region takes the next one.
-//! - [`join`] makes one answer of the pieces' answers: lists in order with their indices counted on, ranks merged by
-//!   score, `usage` summed. It moves bytes and parses no vector.
+//! - [`dispatch`] decides how large a sub-request has to be to be worth a round trip, and which region takes the next
+//!   one.
+//! - [`join`] makes one response of those to the sub-requests: lists in order with their indices shifted, ranks merged
+//!   by score, `usage` summed. It moves bytes and parses no vector.
 //!
-//! Why at the edge, and not in the client or the region: a client would have to know how many machines there are, and a
-//! region knows its own only. Why not a tree of JSON values: it costs ten times the bytes, and a number that is read and
-//! written again may come out as another.
+//! The split is done at the edge, because a client would have to know the number of machines, and a region knows only
+//! its own. It does not use a tree of JSON values, because that costs ten times the bytes, and a number may change when
+//! it is parsed and written again.
 //!
-//! A piece is a request like any other: the same allowed set, the same deadline, a plan of its own. So whatever holds for
-//! requests holds for pieces, the residency policy first.
+//! A sub-request is a request like any other: the same allowed regions, the same deadline, a plan of its own. So all
+//! guarantees of requests hold for sub-requests, residency first.
 
-pub mod cut;
+pub mod dispatch;
 pub mod join;
 mod json;
-pub mod spread;
+pub mod split;
 
-/// Inputs of one request at the edge; more is refused by name. Fifty times what a replica takes (`replica_core::limits`),
-/// and as many short texts as a body of 32 MiB holds at 330 bytes each: beyond it a file is the better envelope.
+/// Maximum inputs of one request at the edge. Fifty times what a replica accepts (`replica_core::limits`), and as many
+/// short texts as a body of 32 MiB holds at 330 bytes each: beyond it a file is the better format.
 pub const INPUTS_MAX: usize = 100_000;
-/// Inputs of one request at a replica, `MAX_INPUTS` of `replica_core::limits`. A request of more must be cut.
+/// Maximum inputs of one request at a replica, `MAX_INPUTS` of `replica_core::limits`. A request with more must be
+/// split.
 pub const REPLICA_INPUTS_MAX: usize = 2048;
 
-/// The answer of a path, as far as joining needs to know it.
+/// Structure of a path's response, as far as joining depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// A list with one element per input, and nothing around it: TEI's vectors, predictions, tokens.
+pub enum ResponseShape {
+    /// List with one element per input, and nothing around it: TEI's vectors, predictions, tokens.
     Rows,
-    /// An object with `data`, one element per input with its `index`, and `usage`: OpenAI, vLLM.
+    /// Object with `data`, one element per input with its `index`, and `usage`: OpenAI, vLLM.
     Data,
-    /// A list of `index` and `score`, the best first: TEI's ranks.
+    /// List of `index` and `score`, best first: TEI's ranks.
     Ranks,
-    /// An object with `results` of `index` and `relevance_score`, the best first: Cohere, Jina.
+    /// Object with `results` of `index` and `relevance_score`, best first: Cohere, Jina.
     Results,
 }

@@ -1,5 +1,5 @@
-//! Bookkeeping of the pools: whatever enters can leave, whatever it costs and however long it takes, and afterwards nothing
-//! is held.
+//! Tests of the pools' accounting: every admitted request is released, whatever its cost and duration, and then the
+//! pools are empty.
 
 use super::*;
 use crate::some_instant;
@@ -17,7 +17,7 @@ enum Event {
         tokens: u64,
     },
     Leave(usize),
-    /// A report of the region, which serves these deployments; idle entries are dropped with it.
+    /// Report of the region, which serves these deployments; idle entries are dropped with it.
     Report {
         region: usize,
         served: [bool; 2],
@@ -27,7 +27,7 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     let priority = prop_oneof![Just(Priority::Interactive), Just(Priority::Bulk)];
-    // Half of the requests cost nothing, and some cost more than can be summed.
+    // Half of the requests cost nothing, and some overflow the sum.
     let tokens = prop_oneof![4 => Just(0u64), 3 => 1u64..2_000, 1 => Just(u64::MAX)];
     prop_oneof![
         4 => (0usize..2, 0usize..2, 0usize..3, priority, tokens).prop_map(|(region, deployment, tenant, priority, tokens)| {
@@ -49,20 +49,20 @@ fn names() -> [DeploymentName; 2] {
 
 proptest! {
     #[test]
-    fn every_admitted_request_leaves_whatever_it_costs_and_however_long_it_takes(
-        // Pauses are longer than the time after which an idle tenant is forgotten.
+    fn every_admitted_request_is_released_whatever_its_cost_and_duration(
+        // Pauses are longer than the time after which an idle tenant is dropped.
         events in prop::collection::vec((event(), 0u32..3_000), 1..200),
     ) {
-        let (mut now, mut pools, mut in_flight) = (some_instant(), Pools::default(), Vec::new());
-        let requests = |pools: &Pools| -> u64 {
-            pools.regions.values().flat_map(BTreeMap::values).map(Pool::requests).sum()
+        let (mut now, mut pools, mut in_flight) = (some_instant(), AdmissionPoolSet::default(), Vec::new());
+        let requests = |pools: &AdmissionPoolSet| -> u64 {
+            pools.regions.values().flat_map(BTreeMap::values).map(AdmissionPool::requests).sum()
         };
         for (event, pause_ms) in events {
             now += pause_ms * MS;
             match event {
                 Event::Enter { region: at, deployment, tenant, priority, tokens } => {
-                    let ask = Ask { tenant, weight: 1, priority, tokens, left: Duration::from_secs(600) };
-                    in_flight.extend(pools.enter(region(at), &names()[deployment], &ask, now).ok());
+                    let request = AdmissionRequest { tenant, weight: 1, priority, tokens, left: Duration::from_secs(600) };
+                    in_flight.extend(pools.enter(region(at), &names()[deployment], &request, now).ok());
                 }
                 Event::Leave(which) if !in_flight.is_empty() => {
                     let which = which % in_flight.len();
@@ -70,9 +70,9 @@ proptest! {
                 }
                 Event::Leave(_) => {}
                 Event::Report { region: at, served, wait_ms } => {
-                    let waits = Waits { interactive: Some(wait_ms * MS), bulk: Some(wait_ms * MS) };
+                    let waits = QueueWaits { interactive: Some(wait_ms * MS), bulk: Some(wait_ms * MS) };
                     let served = names().into_iter().zip(served).filter(|(_, served)| *served);
-                    pools.heard(region(at), served.map(|(name, _)| (name, waits)), now);
+                    pools.report(region(at), served.map(|(name, _)| (name, waits)), now);
                 }
             }
             prop_assert_eq!(requests(&pools), in_flight.len() as u64);
@@ -80,16 +80,16 @@ proptest! {
         in_flight.into_iter().for_each(|entered| pools.leave(entered));
         for at in 0..2 {
             now += Duration::from_secs(2);
-            pools.heard(region(at), [], now);
+            pools.report(region(at), [], now);
         }
         prop_assert!(pools.regions.values().all(BTreeMap::is_empty), "idle pools are dropped: {pools:?}");
     }
 }
 
 #[test]
-fn a_request_that_costs_nothing_leaves_after_its_tenant_was_found_idle() {
-    let (mut now, mut pools) = (some_instant(), Pools::default());
-    let ask = Ask {
+fn a_request_without_cost_is_released_after_its_tenant_became_idle() {
+    let (mut now, mut pools) = (some_instant(), AdmissionPoolSet::default());
+    let request = AdmissionRequest {
         tenant: 7,
         weight: 1,
         priority: Priority::Interactive,
@@ -97,10 +97,10 @@ fn a_request_that_costs_nothing_leaves_after_its_tenant_was_found_idle() {
         left: Duration::from_secs(30),
     };
     let [name, _] = names();
-    let entered = pools.enter(region(0), &name, &ask, now).expect("an empty pool takes it");
+    let entered = pools.enter(region(0), &name, &request, now).expect("an empty pool admits it");
     now += Duration::from_millis(1_500);
-    pools.heard(region(0), [(name.clone(), Waits::default())], now);
-    pools.heard(region(0), [], now);
+    pools.report(region(0), [(name.clone(), QueueWaits::default())], now);
+    pools.report(region(0), [], now);
     pools.leave(entered);
     assert!(pools.regions[&region(0)][&name].is_empty());
 }

@@ -1,19 +1,21 @@
-//! Who is turned away when there is too much for all, before a body is read and again when it is known what is in it.
+//! Admission control and load shedding, before a body is read and again when its cost is known.
 //!
-//! A *pool* is one deployment in one region. Each region reports how long a request would wait in its queues, by priority;
-//! this gateway knows what it has in flight there, and of whom. From the two comes a limit on what may be in
-//! flight (see `limit`), and when it is reached, in this order:
+//! A *pool* is one deployment in one region. Each region reports its queueing delay by priority; this gateway knows its
+//! own tokens in flight there, by tenant. From the two follows a limit of the tokens in flight (see `limit`), and when
+//! it is reached, the order is:
 //!
-//! 1. **Bulk before lookups** (invariant 8, *Bands*). A lookup is shed only together with the bulk of its pool, which stays
-//!    out for [`BULK_PAUSE`] after it. So nobody waits for an answer that somebody's backfill has taken.
-//! 2. **Whoever has more than its share.** The share of a tenant is the part of the limit that its weight is of the weights
-//!    of all who are there; what others leave unused is anybody's. Who is within its share is let in though the limit is
-//!    reached, so an aggressor sheds itself and not its neighbours. One request at a time is within anybody's share.
-//! 3. **What would come too late anyway**: a request that would wait longer than its caller.
+//! 1. **Bulk before interactive** (invariant 8, *Bands*). An interactive request is shed only together with the bulk of
+//!    its pool,
+//!    which is paused for [`BULK_PAUSE`] after it. So no interactive request is rejected because of a backfill.
+//! 2. **Tenants above their fair share.** The share of a tenant is the part of the limit that its weight is of the
+//!    weights of all active tenants; unused shares are available to all. A tenant within its share is admitted though
+//!    the limit is reached, so an aggressor sheds its own requests and not its neighbours'. One request at a time is
+//!    within any share.
+//! 3. **Requests that would miss their deadline**: the queueing delay is longer than the time left.
 //!
-//! Shares are of tokens in flight and not of requests or of rates: a request of two thousand texts is not one of one word,
-//! and what is in flight is rate times duration, the very thing that a queue consists of. A pool is keyed by where a request
-//! would go first; if it goes on from there, the next region's own queue bound is what holds.
+//! Shares are of tokens in flight and not of requests or of rates: a request of two thousand texts is not one of one
+//! word, and tokens in flight are rate times duration, which is what a queue consists of. A pool is keyed by the
+//! primary of a request; after a retry, the queue limit of the next region applies.
 
 mod limit;
 mod pool;
@@ -21,91 +23,92 @@ mod pool;
 pub use pool::BULK_PAUSE;
 
 use crate::priority::Priority;
-use pool::Pool;
+use pool::AdmissionPool;
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// What a region reports of one deployment; nothing where it does not know.
+/// Queueing delays of one deployment as reported by a region; `None` where it does not know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits {
-    /// How long a new lookup would wait.
+pub struct QueueWaits {
+    /// Queueing delay of a new interactive request.
     pub interactive: Option<Duration>,
-    /// How long new bulk would wait: behind everything.
+    /// Queueing delay of a new bulk request: behind all others.
     pub bulk: Option<Duration>,
 }
 
-impl Waits {
-    /// From what waits, in tokens, and the speed. Speeds come as fractions over the wire; a region whose speed is not
-    /// known yet says 0.
-    pub fn of(lookups: Option<u64>, all: u64, tokens_per_second: f64) -> Waits {
+impl QueueWaits {
+    /// Computes the delays from the queued tokens and the speed. Speeds are fractions on the wire; a region whose speed
+    /// is not known yet reports 0.
+    pub fn of(interactive: Option<u64>, total: u64, tokens_per_second: f64) -> QueueWaits {
         let wait = |tokens: u64| {
             let seconds = (tokens_per_second > 0.0).then(|| tokens as f64 / tokens_per_second)?;
             Duration::try_from_secs_f64(seconds).ok()
         };
-        Waits { interactive: lookups.and_then(wait), bulk: wait(all) }
+        QueueWaits { interactive: interactive.and_then(wait), bulk: wait(total) }
     }
 }
 
-/// A request, as far as this is concerned.
+/// Request to be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// The place of its tenant.
+pub struct AdmissionRequest {
+    /// Index of its tenant.
     pub tenant: usize,
-    /// Its tenant's weight.
+    /// Weight of its tenant.
     pub weight: u64,
-    /// The priority that it travels in.
+    /// Priority of the request.
     pub priority: Priority,
-    /// What it has, or the least that it can have.
+    /// Tokens of the request, or the minimum of them.
     pub tokens: u64,
-    /// How long its caller will still wait.
+    /// Time until its deadline.
     pub left: Duration,
 }
 
-/// Why a request is turned away. The order is that in which the reasons are looked at.
+/// Reason for shedding a request, in the order of evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// It is bulk, and lookups are being shed.
-    LookupsFirst,
-    /// Its caller would no longer be there.
-    TooLate,
+pub enum ShedReason {
+    /// It is bulk, and interactive requests are being shed.
+    BulkPaused,
+    /// It would miss its deadline.
+    DeadlineTooShort,
     /// Its tenant has more in flight than its share.
     OverShare,
-    /// There is no room, and nobody to share it with.
-    NoRoom,
+    /// The limit is reached, and no other tenant is active.
+    NoCapacity,
 }
 
-impl Reason {
-    /// All of them, in their order.
-    pub const ALL: [Reason; 4] = [Reason::LookupsFirst, Reason::TooLate, Reason::OverShare, Reason::NoRoom];
+impl ShedReason {
+    /// All reasons, in their order.
+    pub const ALL: [ShedReason; 4] =
+        [ShedReason::BulkPaused, ShedReason::DeadlineTooShort, ShedReason::OverShare, ShedReason::NoCapacity];
 
-    /// Its name in metrics.
+    /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
         match self {
-            Reason::LookupsFirst => "lookups_first",
-            Reason::TooLate => "too_late",
-            Reason::OverShare => "over_share",
-            Reason::NoRoom => "no_room",
+            ShedReason::BulkPaused => "bulk_paused",
+            ShedReason::DeadlineTooShort => "deadline_too_short",
+            ShedReason::OverShare => "over_share",
+            ShedReason::NoCapacity => "no_capacity",
         }
     }
 }
 
-/// A request is turned away.
+/// A request is shed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shed {
-    /// Why.
-    pub reason: Reason,
-    /// How long it would have waited, by the region's last report.
+    /// Reason for it.
+    pub reason: ShedReason,
+    /// Queueing delay by the region's last report.
     pub wait: Duration,
-    /// When it should be right again, if nothing else comes: at the measured speed.
+    /// Time after which a retry should pass at the measured speed, without further load.
     pub retry_after: Duration,
 }
 
-/// What was let in, to be told of when it is over.
+/// Record of an admitted request, to be returned when it ends.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "what is never left stays in flight for ever"]
-pub struct Entered {
+#[must_use = "a request that is never released stays in flight for ever"]
+pub struct AdmittedRequest {
     region: RegionIndex,
     deployment: DeploymentName,
     tenant: usize,
@@ -115,83 +118,84 @@ pub struct Entered {
 
 /// All pools of a gateway.
 #[derive(Clone, Debug, Default)]
-pub struct Pools {
-    regions: BTreeMap<RegionIndex, BTreeMap<DeploymentName, Pool>>,
+pub struct AdmissionPoolSet {
+    regions: BTreeMap<RegionIndex, BTreeMap<DeploymentName, AdmissionPool>>,
 }
 
-impl Pools {
-    /// A region has reported, on all that it serves.
-    pub fn heard(
+impl AdmissionPoolSet {
+    /// Applies a report of a region about all its deployments.
+    pub fn report(
         &mut self,
         region: RegionIndex,
-        waits: impl IntoIterator<Item = (DeploymentName, Waits)>,
+        waits: impl IntoIterator<Item = (DeploymentName, QueueWaits)>,
         now: Instant,
     ) {
         let pools = self.regions.entry(region).or_default();
         let mut served = BTreeMap::new();
         for (deployment, waits) in waits {
             let mut pool = pools.remove(&deployment).unwrap_or_default();
-            pool.heard(waits, now);
+            pool.report(waits, now);
             served.insert(deployment, pool);
         }
-        // What is no longer served is forgotten when it has left.
+        // A pool that is no longer served is dropped when its last request has ended.
         served.extend(std::mem::take(pools).into_iter().filter(|(_, pool)| !pool.is_empty()));
         *pools = served;
     }
 
-    /// Whether everything would be let in everywhere.
-    pub fn are_calm(&self) -> bool {
-        self.regions.values().flat_map(BTreeMap::values).all(Pool::is_calm)
+    /// Returns whether every pool admits everything.
+    pub fn are_unlimited(&self) -> bool {
+        self.regions.values().flat_map(BTreeMap::values).all(AdmissionPool::is_unlimited)
     }
 
-    /// At the head of a request, which would go to one of these pools, it is not known which: it is turned away if each of
-    /// them would turn it away.
-    pub fn at_the_head<'a>(
+    /// Checks a request at its head, when only a set of possible pools is known: it is shed if each of them would shed
+    /// it.
+    pub fn check_head<'a>(
         &mut self,
         pools: impl IntoIterator<Item = (RegionIndex, &'a DeploymentName)> + Clone,
-        ask: &Ask,
+        request: &AdmissionRequest,
         now: Instant,
     ) -> Result<(), Shed> {
-        let mut soonest: Option<Shed> = None;
+        let mut earliest: Option<Shed> = None;
         for (region, deployment) in pools.clone() {
             let pool = self.regions.get(&region).and_then(|pools| pools.get(deployment));
-            let Some(shed) = pool.and_then(|pool| pool.would_shed(ask, now)) else { return Ok(()) };
-            soonest = soonest.filter(|soonest| soonest.retry_after <= shed.retry_after).or(Some(shed));
+            let Some(shed) = pool.and_then(|pool| pool.would_shed(request, now)) else { return Ok(()) };
+            earliest = earliest.filter(|earliest| earliest.retry_after <= shed.retry_after).or(Some(shed));
         }
-        let Some(soonest) = soonest else { return Ok(()) };
+        let Some(earliest) = earliest else { return Ok(()) };
         for (region, deployment) in pools {
             if let Some(pool) = self.regions.get_mut(&region).and_then(|pools| pools.get_mut(deployment)) {
-                pool.shed(ask, now);
+                pool.shed(request, now);
             }
         }
-        Err(soonest)
+        Err(earliest)
     }
 
-    /// Lets a request in that would go to this pool, or turns it away.
+    /// Admits a request to this pool, or sheds it.
     pub fn enter(
         &mut self,
         region: RegionIndex,
         deployment: &DeploymentName,
-        ask: &Ask,
+        request: &AdmissionRequest,
         now: Instant,
-    ) -> Result<Entered, Shed> {
+    ) -> Result<AdmittedRequest, Shed> {
         let pools = self.regions.entry(region).or_default();
         if !pools.contains_key(deployment) {
-            pools.insert(deployment.clone(), Pool::default());
+            pools.insert(deployment.clone(), AdmissionPool::default());
         }
-        let pool = pools.get_mut(deployment).expect("it has just been put there");
-        if let Some(shed) = pool.would_shed(ask, now) {
-            pool.shed(ask, now);
+        let pool = pools.get_mut(deployment).expect("it was just inserted");
+        if let Some(shed) = pool.would_shed(request, now) {
+            pool.shed(request, now);
             return Err(shed);
         }
-        pool.enter(ask, now);
-        let Ask { tenant, weight: _, priority, tokens, left: _ } = *ask;
-        Ok(Entered { region, deployment: deployment.clone(), tenant, priority, tokens })
+        pool.enter(request, now);
+        let AdmissionRequest { tenant, weight: _, priority, tokens, left: _ } = *request;
+        Ok(AdmittedRequest { region, deployment: deployment.clone(), tenant, priority, tokens })
     }
 
-    /// A request that was let in is over, however it ended. Takes what [`Pools::enter`] gave, so that no request leaves twice.
-    pub fn leave(&mut self, entered: Entered) {
-        let Entered { region, deployment, tenant, priority, tokens } = entered;
+    /// Releases an admitted request, however it ended. Takes the value of [`AdmissionPoolSet::enter`], so that it is
+    /// released once.
+    pub fn leave(&mut self, entered: AdmittedRequest) {
+        let AdmittedRequest { region, deployment, tenant, priority, tokens } = entered;
         match self.regions.get_mut(&region).and_then(|pools| pools.get_mut(&deployment)) {
             Some(pool) => pool.leave(tenant, priority, tokens),
             None => debug_assert!(false, "the pool of {deployment} is gone while a request is in flight"),

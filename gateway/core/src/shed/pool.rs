@@ -1,197 +1,203 @@
-//! One deployment in one region, as one gateway sees it: what is in flight there, of whom, and who is turned away.
+//! Admission pool of one deployment in one region, as seen by one gateway: tokens in flight by tenant, and the decision
+//! to shed.
 
 use super::limit::Limit;
-use super::{Ask, Reason, Shed, Waits};
+use super::{AdmissionRequest, QueueWaits, Shed, ShedReason};
 use crate::priority::Priority;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a lookup may wait in a region that this gateway has to itself: a person in front of a search box waits for
-/// about a second.
+/// Target queueing delay of interactive requests in a region that this gateway uses alone: a person in front of a
+/// search box waits for about a second.
 const INTERACTIVE_WAIT: Duration = Duration::from_secs(1);
-/// How long a backfill may: a third of the time that a request has by default, so that what is taken in is finished.
+/// Target queueing delay of bulk: a third of the default timeout of a request, so that admitted requests are finished.
 const BULK_WAIT: Duration = Duration::from_secs(10);
-/// When several tenants share a priority, a queue is what one of them does to the others, and may be this part of it only.
+/// Divisor of the target when several tenants share a priority, because a queue is then the delay that one causes to
+/// the others.
 const CONTENDED: u32 = 4;
-/// How long bulk stays out after a lookup was shed: the slack within which the two count as one moment (invariant 8).
+/// Pause of bulk after an interactive request was shed: the slack within which the two count as one moment (invariant
+/// 8).
 pub const BULK_PAUSE: Duration = Duration::from_secs(1);
-/// A tenant counts as one who shares for so long after it last asked: a caller that sends one lookup after another is
-/// not gone between two of them.
+/// Time after its last request for which a tenant counts as active: a caller that sends one request after another stays
+/// active between two of them.
 const ACTIVE_FOR: Duration = Duration::from_secs(1);
-/// The least that anybody is told to wait: by then the region has reported again.
+/// Minimum retry delay: by then the region has reported again.
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(200);
-/// The longest: a queue of this length says that something else is wrong, and somebody may be mending it.
+/// Maximum retry delay: a queue of this length has another cause, which may be removed in the meantime.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// What one tenant has in flight.
+/// Requests of one tenant in flight.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    /// Admitted requests that have not left. The entry is kept by this count and never by tokens: a request can cost none
-    /// (`/info` has no inputs), and its entry must still be there when it leaves.
+struct TenantLoad {
+    /// Admitted requests that have not ended. The entry is kept by this count and never by tokens: a request can cost
+    /// none (`/info` has no inputs), and its entry must still exist when it ends.
     requests: u64,
     tokens: u64,
     weight: u64,
-    asked: Instant,
+    last_request: Instant,
 }
 
-impl Held {
+impl TenantLoad {
     fn is_active(&self, now: Instant) -> bool {
-        self.tokens > 0 || now.saturating_duration_since(self.asked) < ACTIVE_FOR
+        self.tokens > 0 || now.saturating_duration_since(self.last_request) < ACTIVE_FOR
     }
 
-    /// Whether the entry must be kept.
+    /// Returns whether the entry must be kept.
     fn is_needed(&self, now: Instant) -> bool {
         self.requests > 0 || self.is_active(now)
     }
 }
 
-/// What of one priority is in flight.
+/// Requests of one priority in flight.
 #[derive(Clone, Debug, Default)]
-struct Side {
+struct PriorityUsage {
     limit: Limit,
     /// Tokens.
     in_flight: u64,
-    /// By the places of the tenants; those that are idle are dropped with every report.
-    tenants: BTreeMap<usize, Held>,
+    /// By tenant index; idle tenants are dropped with every report.
+    tenants: BTreeMap<usize, TenantLoad>,
 }
 
-impl Side {
-    fn contended(&self, now: Instant) -> bool {
-        self.tenants.values().filter(|held| held.is_active(now)).count() > 1
+impl PriorityUsage {
+    fn is_contended(&self, now: Instant) -> bool {
+        self.tenants.values().filter(|load| load.is_active(now)).count() > 1
     }
 
     fn target(&self, priority: Priority, now: Instant) -> Duration {
-        let alone = match priority {
+        let uncontended = match priority {
             Priority::Interactive => INTERACTIVE_WAIT,
             Priority::Bulk => BULK_WAIT,
         };
-        if self.contended(now) { alone / CONTENDED } else { alone }
+        if self.is_contended(now) { uncontended / CONTENDED } else { uncontended }
     }
 
-    /// Whether taking `tokens` more would put the tenant over its share: the part that its weight is of the weights of all
-    /// who share. Of the limit; or of what is in flight, while that is more: in a queue that somebody else has made, who
-    /// sends little has much in flight as well. One request at a time is always within.
-    fn over_share(&self, ask: &Ask, limit: u64, now: Instant) -> bool {
-        let others = self.tenants.iter().filter(|(place, held)| **place != ask.tenant && held.is_active(now));
-        let weights: u64 = ask.weight.saturating_add(others.map(|(_, held)| held.weight).sum());
-        let held = self.tenants.get(&ask.tenant).map_or(0, |held| held.tokens);
+    /// Returns whether `tokens` more would put the tenant over its share: the part that its weight is of the weights of
+    /// all active tenants. Of the limit; or of the tokens in flight, while they are more: in a queue that another
+    /// tenant has caused, a tenant with few requests has many in flight as well. One request at a time is always within
+    /// the share.
+    fn exceeds_share(&self, request: &AdmissionRequest, limit: u64, now: Instant) -> bool {
+        let others =
+            self.tenants.iter().filter(|(index, load)| **index != request.tenant && load.is_active(now));
+        let weights: u64 = request.weight.saturating_add(others.map(|(_, load)| load.weight).sum());
+        let load = self.tenants.get(&request.tenant).map_or(0, |load| load.tokens);
         let share =
-            u128::from(limit.max(self.in_flight)) * u128::from(ask.weight) / u128::from(weights.max(1));
-        held > 0 && u128::from(held.saturating_add(ask.tokens)) > share
+            u128::from(limit.max(self.in_flight)) * u128::from(request.weight) / u128::from(weights.max(1));
+        load > 0 && u128::from(load.saturating_add(request.tokens)) > share
     }
 }
 
-/// See the module.
+/// Admission pool of one deployment in one region.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pool {
-    interactive: Side,
-    bulk: Side,
-    bulk_closed_until: Option<Instant>,
+pub(super) struct AdmissionPool {
+    interactive: PriorityUsage,
+    bulk: PriorityUsage,
+    bulk_paused_until: Option<Instant>,
 }
 
-impl Pool {
-    fn side(&self, priority: Priority) -> &Side {
+impl AdmissionPool {
+    fn usage(&self, priority: Priority) -> &PriorityUsage {
         match priority {
             Priority::Interactive => &self.interactive,
             Priority::Bulk => &self.bulk,
         }
     }
 
-    fn side_mut(&mut self, priority: Priority) -> &mut Side {
+    fn usage_mut(&mut self, priority: Priority) -> &mut PriorityUsage {
         match priority {
             Priority::Interactive => &mut self.interactive,
             Priority::Bulk => &mut self.bulk,
         }
     }
 
-    pub(super) fn heard(&mut self, waits: Waits, now: Instant) {
+    pub(super) fn report(&mut self, waits: QueueWaits, now: Instant) {
         for (priority, wait) in [(Priority::Interactive, waits.interactive), (Priority::Bulk, waits.bulk)] {
-            let side = self.side_mut(priority);
-            side.tenants.retain(|_, held| held.is_needed(now));
-            let target = side.target(priority, now);
-            side.limit.heard(wait, target, side.in_flight);
+            let usage = self.usage_mut(priority);
+            usage.tenants.retain(|_, load| load.is_needed(now));
+            let target = usage.target(priority, now);
+            usage.limit.report(wait, target, usage.in_flight);
         }
-        self.bulk_closed_until = self.bulk_closed_until.filter(|until| now < *until);
+        self.bulk_paused_until = self.bulk_paused_until.filter(|until| now < *until);
     }
 
-    /// Whether everything would be let in but for callers with less patience than a report takes to come.
-    pub(super) fn is_calm(&self) -> bool {
-        let calm = |side: &Side| {
-            side.limit.tokens().is_none() && side.limit.wait().is_none_or(|wait| wait <= RETRY_AFTER_MIN)
+    /// Returns whether everything is admitted, except for requests with less time left than the report period.
+    pub(super) fn is_unlimited(&self) -> bool {
+        let is_unlimited = |usage: &PriorityUsage| {
+            usage.limit.tokens().is_none() && usage.limit.wait().is_none_or(|wait| wait <= RETRY_AFTER_MIN)
         };
-        self.bulk_closed_until.is_none() && calm(&self.interactive) && calm(&self.bulk)
+        self.bulk_paused_until.is_none() && is_unlimited(&self.interactive) && is_unlimited(&self.bulk)
     }
 
-    /// Whether no request is in flight.
+    /// Returns whether no request is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.requests() == 0
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub(super) fn requests(&self) -> u64 {
-        let of = |side: &Side| side.tenants.values().map(|held| held.requests).sum::<u64>();
+        let of = |usage: &PriorityUsage| usage.tenants.values().map(|load| load.requests).sum::<u64>();
         of(&self.interactive) + of(&self.bulk)
     }
 
-    /// Whether a request would be turned away, and why.
-    pub(super) fn would_shed(&self, ask: &Ask, now: Instant) -> Option<Shed> {
-        let side = self.side(ask.priority);
-        let wait = side.limit.wait().unwrap_or_default();
-        let closed = self.bulk_closed_until.filter(|until| ask.priority == Priority::Bulk && now < *until);
-        let limit = side.limit.tokens().unwrap_or(u64::MAX);
-        let over = side.in_flight > 0 && side.in_flight.saturating_add(ask.tokens) > limit;
-        let (reason, helps_in) = if let Some(until) = closed {
-            (Reason::LookupsFirst, until.saturating_duration_since(now))
-        } else if wait > ask.left {
-            (Reason::TooLate, wait - ask.left)
-        } else if over && side.over_share(ask, limit, now) {
-            let reason = if side.contended(now) { Reason::OverShare } else { Reason::NoRoom };
-            (reason, wait.saturating_sub(side.target(ask.priority, now)))
+    /// Returns the shedding decision for a request; `None` if it would be admitted.
+    pub(super) fn would_shed(&self, request: &AdmissionRequest, now: Instant) -> Option<Shed> {
+        let usage = self.usage(request.priority);
+        let wait = usage.limit.wait().unwrap_or_default();
+        let paused =
+            self.bulk_paused_until.filter(|until| request.priority == Priority::Bulk && now < *until);
+        let limit = usage.limit.tokens().unwrap_or(u64::MAX);
+        let exceeds_limit = usage.in_flight > 0 && usage.in_flight.saturating_add(request.tokens) > limit;
+        let (reason, retry_after) = if let Some(until) = paused {
+            (ShedReason::BulkPaused, until.saturating_duration_since(now))
+        } else if wait > request.left {
+            (ShedReason::DeadlineTooShort, wait - request.left)
+        } else if exceeds_limit && usage.exceeds_share(request, limit, now) {
+            let reason = if usage.is_contended(now) { ShedReason::OverShare } else { ShedReason::NoCapacity };
+            (reason, wait.saturating_sub(usage.target(request.priority, now)))
         } else {
             return None;
         };
-        Some(Shed { reason, wait, retry_after: helps_in.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX) })
+        Some(Shed { reason, wait, retry_after: retry_after.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX) })
     }
 
-    /// A request was turned away.
-    pub(super) fn shed(&mut self, ask: &Ask, now: Instant) {
-        self.asked(ask, now);
-        if ask.priority == Priority::Interactive {
-            self.bulk_closed_until = Some(now + BULK_PAUSE);
+    /// Records a request that was shed.
+    pub(super) fn shed(&mut self, request: &AdmissionRequest, now: Instant) {
+        self.active_tenant(request, now);
+        if request.priority == Priority::Interactive {
+            self.bulk_paused_until = Some(now + BULK_PAUSE);
         }
     }
 
-    /// A request is let in.
-    pub(super) fn enter(&mut self, ask: &Ask, now: Instant) {
-        let held = self.asked(ask, now);
-        held.requests += 1;
-        held.tokens = held.tokens.saturating_add(ask.tokens);
-        let side = self.side_mut(ask.priority);
-        side.in_flight = side.in_flight.saturating_add(ask.tokens);
+    /// Records an admitted request.
+    pub(super) fn enter(&mut self, request: &AdmissionRequest, now: Instant) {
+        let load = self.active_tenant(request, now);
+        load.requests += 1;
+        load.tokens = load.tokens.saturating_add(request.tokens);
+        let usage = self.usage_mut(request.priority);
+        usage.in_flight = usage.in_flight.saturating_add(request.tokens);
     }
 
-    /// One that was let in is over, however it ended. Nothing here can fail: this runs where a request is dropped, under the
-    /// lock of all pools.
+    /// Releases an admitted request, however it ended. This must not panic: it runs when a request is dropped, under
+    /// the lock of all pools.
     pub(super) fn leave(&mut self, tenant: usize, priority: Priority, tokens: u64) {
-        let side = self.side_mut(priority);
-        let Some(held) = side.tenants.get_mut(&tenant).filter(|held| held.requests > 0) else {
+        let usage = self.usage_mut(priority);
+        let Some(load) = usage.tenants.get_mut(&tenant).filter(|load| load.requests > 0) else {
             debug_assert!(false, "the entry of tenant {tenant} is gone while a request is in flight");
             return;
         };
-        held.requests -= 1;
-        held.tokens = held.tokens.saturating_sub(tokens);
-        side.in_flight = side.in_flight.saturating_sub(tokens);
+        load.requests -= 1;
+        load.tokens = load.tokens.saturating_sub(tokens);
+        usage.in_flight = usage.in_flight.saturating_sub(tokens);
     }
 
-    fn asked(&mut self, ask: &Ask, now: Instant) -> &mut Held {
-        let Ask { tenant, weight, priority, tokens: _, left: _ } = *ask;
-        let held = self.side_mut(priority).tenants.entry(tenant).or_insert(Held {
+    fn active_tenant(&mut self, request: &AdmissionRequest, now: Instant) -> &mut TenantLoad {
+        let AdmissionRequest { tenant, weight, priority, tokens: _, left: _ } = *request;
+        let load = self.usage_mut(priority).tenants.entry(tenant).or_insert(TenantLoad {
             requests: 0,
             tokens: 0,
             weight,
-            asked: now,
+            last_request: now,
         });
-        held.asked = now;
-        held
+        load.last_request = now;
+        load
     }
 }

@@ -1,9 +1,9 @@
-//! The former routing decision, as it was spread over the gateway's shell: `home` ranked the regions to enter an admission
-//! pool, `choose` ranked them again to send, and four functions re-ordered the result.
+//! The former routing decision, as it was spread over the gateway's shell: `home` ranked the regions to enter an
+//! admission pool, `choose` ranked them again to send, and four functions re-ordered the result.
 
 use crate::situation::Situation;
 use gateway_core::route::Observations;
-use gateway_core::spill::{Ask, Departure, Place};
+use gateway_core::spill::{Departure, SpillCandidate, SpillRequest};
 use gateway_core::weights::throw;
 use regions::health::Health;
 use regions::set::RegionIndex;
@@ -87,8 +87,9 @@ fn home(situation: &Situation) -> (Option<RegionIndex>, RegionIndex, Option<Regi
 }
 
 fn past(situation: &Situation, home: RegionIndex, is_shed: bool) -> Option<Departure> {
-    let place = |region| Place { region, rtt: situation.rtt(region), wait: situation.queue_wait(region) };
-    let request = Ask { turned_away: is_shed, ..situation.spilling() };
+    let place =
+        |region| SpillCandidate { region, rtt: situation.rtt(region), wait: situation.queue_wait(region) };
+    let request = SpillRequest { turned_away: is_shed, ..situation.spilling() };
     if request.is_calm_at(place(home)) {
         return None;
     }
@@ -137,15 +138,18 @@ fn choose(situation: &Situation, drawn: Option<RegionIndex>) -> Vec<Ranked> {
 }
 
 fn soonest_first(situation: &Situation, order: &mut [Ranked]) {
-    let mut placed: Vec<_> =
-        order.iter().map(|ranked| (*ranked, situation.outlook(ranked.region, ranked.rtt))).collect();
-    let in_all = |look: &gateway_core::cold::Outlook| look.answers_in + look.held_for.unwrap_or_default();
+    let mut placed: Vec<_> = order
+        .iter()
+        .map(|ranked| (*ranked, situation.response_estimate(ranked.region, ranked.rtt)))
+        .collect();
+    let in_all =
+        |look: &gateway_core::cold::ResponseEstimate| look.responds_in + look.held_for.unwrap_or_default();
     let mut soonest = (None, Duration::MAX);
     for (ranked, look) in placed.iter_mut().rev().filter(|(_, look)| look.held_for.is_none()) {
         let health = Some(ranked.health);
         let time = in_all(look);
         soonest = if soonest.0 == health { (health, soonest.1.min(time)) } else { (health, time) };
-        look.answers_in = soonest.1;
+        look.responds_in = soonest.1;
     }
     placed.sort_by_key(|(ranked, look)| (ranked.health, in_all(look), look.held_for.is_some()));
     for (place, (ranked, _)) in order.iter_mut().zip(placed) {

@@ -1,13 +1,13 @@
 //! Random situations in which a request is routed.
 
 use gateway_core::circuit::Permille;
-use gateway_core::cold::Outlook;
+use gateway_core::cold::ResponseEstimate;
 use gateway_core::priority::Priority;
 use gateway_core::route::{
     Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, departure, route,
 };
-use gateway_core::spill::{Ask, Departure, Spill};
-use gateway_core::weights::Weights;
+use gateway_core::spill::{Departure, Spill, SpillRequest};
+use gateway_core::weights::GatewayWeights;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use regions::Catalogue;
@@ -47,7 +47,7 @@ pub(crate) struct Situation {
     pub(crate) gateway: RegionIndex,
     pub(crate) is_client_located: bool,
     pub(crate) assigned: Option<RegionIndex>,
-    pub(crate) plan: Option<Weights>,
+    pub(crate) plan: Option<GatewayWeights>,
     pub(crate) interactive_share: Option<Permille>,
     pub(crate) draw: Permille,
     pub(crate) leave_draw: Permille,
@@ -89,7 +89,7 @@ impl Situation {
                 (DEPLOYMENT.clone(), ResidencyPolicy::Anywhere, at(origin), shares)
             });
             let rows: Vec<_> = rows.collect();
-            Weights::new(Generation { epoch: 1, number: 1 }, rows, &CATALOGUE)
+            GatewayWeights::new(Generation { epoch: 1, number: 1 }, rows, &CATALOGUE)
         });
         let permille = |rng: &mut SmallRng| Permille::new(rng.random_range(0..1000));
         Situation {
@@ -119,16 +119,16 @@ impl Situation {
         let mut credits = Spill::default();
         for (number, state) in self.regions.iter().enumerate() {
             if let Some(tokens) = state.credit {
-                credits.heard(at(number), [(self.deployment.clone(), tokens)].into(), self.now);
+                credits.set_credits(at(number), [(self.deployment.clone(), tokens)].into(), self.now);
             }
         }
         credits
     }
 
     /// The request as spillover.
-    pub(crate) fn spilling(&self) -> Ask<'_> {
+    pub(crate) fn spilling(&self) -> SpillRequest<'_> {
         let Situation { deployment, priority, tokens, left, leave_draw, .. } = self;
-        Ask {
+        SpillRequest {
             deployment,
             priority: *priority,
             tokens: *tokens,
@@ -199,10 +199,10 @@ impl Observations for Situation {
         self.state(region).held_for
     }
 
-    fn outlook(&self, region: RegionIndex, rtt: Duration) -> Outlook {
+    fn response_estimate(&self, region: RegionIndex, rtt: Duration) -> ResponseEstimate {
         let RegionState { held_for, measured, queue, .. } = *self.state(region);
-        let answers_in = measured.unwrap_or_default().max(rtt) + queue.unwrap_or_default();
-        Outlook { answers_in, held_for }
+        let responds_in = measured.unwrap_or_default().max(rtt) + queue.unwrap_or_default();
+        ResponseEstimate { responds_in, held_for }
     }
 
     fn fastest(&self, mut near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex> {

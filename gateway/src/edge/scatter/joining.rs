@@ -5,9 +5,9 @@
 
 use crate::respond::Rejection;
 use gateway_core::receipt::ReceiptId;
-use gateway_core::scatter::Shape;
-use gateway_core::scatter::cut::Cutting;
-use gateway_core::scatter::join::{Join, Part};
+use gateway_core::scatter::ResponseShape;
+use gateway_core::scatter::join::{PartialResponse, ResponseJoiner};
+use gateway_core::scatter::split::SplittableBody;
 use gateway_core::timing::RegionTiming;
 use http::HeaderValue;
 use regions::ModelRevision;
@@ -30,7 +30,7 @@ pub(super) const FIRST_PIECES_MAX: usize = 8;
 
 /// A piece that was answered.
 pub(super) struct Arrived {
-    pub(super) part: Part,
+    pub(super) part: PartialResponse,
     pub(super) source: Source,
 }
 
@@ -85,13 +85,13 @@ pub(super) fn too_much() -> Rejection {
 
 /// The parts of an answer on their way into it.
 pub(super) struct Joining {
-    shape: Shape,
+    shape: ResponseShape,
     /// Parts that are there before their turn, by number.
     early: BTreeMap<usize, Arrived>,
     /// The number of the next part.
     next: usize,
     /// `None` when all parts are in.
-    join: Option<Join>,
+    join: Option<ResponseJoiner>,
     /// What is known of the answer and not yet told.
     untold: VecDeque<Vec<u8>>,
     /// Bytes of all of that.
@@ -108,12 +108,12 @@ pub(super) struct Joining {
 }
 
 impl Joining {
-    pub(super) fn new(cutting: &Cutting) -> Joining {
+    pub(super) fn new(cutting: &SplittableBody) -> Joining {
         Joining {
             shape: cutting.shape,
             early: BTreeMap::new(),
             next: 0,
-            join: Some(Join::new(cutting.inputs(), cutting.top_n)),
+            join: Some(ResponseJoiner::new(cutting.inputs(), cutting.top_n)),
             untold: VecDeque::new(),
             held: 0,
             reading: BTreeMap::new(),
@@ -209,8 +209,8 @@ impl Joining {
     /// Whether the beginning of the answer is known before its end.
     fn goes_out_in_order(&self) -> bool {
         match self.shape {
-            Shape::Rows | Shape::Data => true,
-            Shape::Ranks | Shape::Results => false,
+            ResponseShape::Rows | ResponseShape::Data => true,
+            ResponseShape::Ranks | ResponseShape::Results => false,
         }
     }
 
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     fn joining(held: usize, largest: Option<usize>) -> Joining {
-        let cutting = Cutting::read("/embed", br#"{"inputs":["a","b"]}"#);
+        let cutting = SplittableBody::read("/embed", br#"{"inputs":["a","b"]}"#);
         let cutting = cutting.ok().flatten().expect("two texts can be cut");
         Joining { held, largest, ..Joining::new(&cutting) }
     }
@@ -310,7 +310,7 @@ mod tests {
         rows.left(1);
         assert_eq!(rows.lets_in(3, 1).ok(), Some(true));
         // What is ranked is held to the end.
-        let mut ranked = Joining { shape: Shape::Ranks, ..joining(HELD_MAX, None) };
+        let mut ranked = Joining { shape: ResponseShape::Ranks, ..joining(HELD_MAX, None) };
         assert_eq!(ranked.lets_in(1, 1).ok(), Some(false));
         assert_eq!(ranked.lets_in(0, 1).err().map(|refusal| refusal.code), Some(ErrorCode::BodyTooLarge));
     }
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn what_cannot_be_told_before_its_end_is_too_much() {
         let mut ranked = joining(HELD_MAX, Some(1));
-        ranked.shape = Shape::Results;
+        ranked.shape = ResponseShape::Results;
         assert!(ranked.make_room(1).is_ok(), "what is under way may still end it");
         assert_eq!(ranked.make_room(0).err().map(|refusal| refusal.code), Some(ErrorCode::BodyTooLarge));
         let mut rows = joining(HELD_MAX, Some(1));

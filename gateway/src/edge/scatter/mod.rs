@@ -57,7 +57,7 @@ struct Trails<'a> {
 impl Drop for Trails<'_> {
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.of_pieces);
-        pieces.into_iter().for_each(|piece| self.whole.absorb(piece));
+        pieces.into_iter().for_each(|piece| self.whole.merge(piece));
     }
 }
 

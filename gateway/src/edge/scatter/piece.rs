@@ -14,8 +14,8 @@ use crate::request_body::BufferedBody;
 use crate::respond::{self, Rejection};
 use crate::upstream::{ResponseBody, StreamedBody, UpstreamResponse};
 use bytes::{Bytes, BytesMut};
-use gateway_core::scatter::cut::{self, Cutting, Piece};
-use gateway_core::scatter::join::{NotJoinable, Part};
+use gateway_core::scatter::join::{InvalidResponse, PartialResponse};
+use gateway_core::scatter::split::{self, SplittableBody, SubRequest};
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
 use gateway_core::trail::Trail;
@@ -37,7 +37,7 @@ const INLINE_BYTES: usize = 64 << 10;
 pub(super) struct Whole<'a> {
     pub(super) request: &'a Request,
     pub(super) view: &'a Arc<View>,
-    pub(super) cutting: &'a Arc<Cutting>,
+    pub(super) cutting: &'a Arc<SplittableBody>,
     /// What the identifiers of its receipts are made of, if its client is to be given some.
     pub(super) receipts: Option<&'a Receipts<'a>>,
 }
@@ -46,7 +46,7 @@ pub(super) struct Whole<'a> {
 pub(super) struct Waiting<'t> {
     /// Which, from 0.
     pub(super) number: usize,
-    pub(super) piece: Piece,
+    pub(super) piece: SubRequest,
     pub(super) trail: &'t mut Trail,
     /// How often it was turned away, and how it was the last time.
     pub(super) turned_away: u32,
@@ -199,9 +199,15 @@ impl Splitter {
     }
 
     /// The part of an answer that is there.
-    async fn part(&self, cutting: &Cutting, piece: &Piece, source: Source, body: Bytes) -> Outcome {
+    async fn part(
+        &self,
+        cutting: &SplittableBody,
+        piece: &SubRequest,
+        source: Source,
+        body: Bytes,
+    ) -> Outcome {
         let (shape, inputs, large) = (cutting.shape, piece.inputs.clone(), body.len() > INLINE_BYTES);
-        let read = move || Part::read(shape, &body, inputs.len(), inputs.start);
+        let read = move || PartialResponse::read(shape, &body, inputs.len(), inputs.start);
         let part = if large { spawn_blocking(read).await.expect("reading does not panic") } else { read() };
         match part {
             Ok(part) => Outcome::Arrived(Arrived { part, source }),
@@ -211,12 +217,12 @@ impl Splitter {
 
     fn not_joinable(&self, piece: &Piece, region: RegionIndex, why: NotJoinable) -> Rejection {
         let region = self.config.catalogue.region(region).id.as_str();
-        tracing::error!(region, inputs = ?piece.inputs, why = why.why, "an answer to a piece is none");
+        tracing::error!(region, inputs = ?piece.inputs, why = why.reason, "an answer to a piece is none");
         let message = format!(
             "What region {region} answered to inputs {} to {} is no answer to them: {}.",
             piece.inputs.start,
             piece.inputs.end - 1,
-            why.why
+            why.reason
         );
         Rejection::new(ErrorCode::Internal, message)
     }

@@ -21,8 +21,8 @@ use super::split::Splitter;
 use crate::metrics::PartOutcome;
 use crate::respond::{RETRY_AFTER_MS, Rejection};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use gateway_core::scatter::cut;
-use gateway_core::scatter::spread::Spread;
+use gateway_core::scatter::dispatch::SubRequestDispatcher;
+use gateway_core::scatter::split;
 use gateway_core::trail::Trail;
 use http::header::RETRY_AFTER;
 use regions::health::Health;
@@ -43,7 +43,7 @@ const TURNED_AWAY_MAX: u32 = 8;
 /// second.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// The longest wait that is believed; the deadline of no request is further away.
-const AGAIN_MAX: Duration = gateway_core::ask::TIMEOUT_MAX;
+const AGAIN_MAX: Duration = gateway_core::request_options::TIMEOUT_MAX;
 /// The least that a region is left alone that has turned a piece away, whatever it has said.
 const CLOSED_MIN: Duration = Duration::from_millis(50);
 
@@ -76,7 +76,7 @@ impl Splitter {
         };
         let whole = Whole { request, view, cutting: &cutting, receipts };
         let deadline = request.arrived + request.timeout;
-        let mut spread = Spread::new(&places);
+        let mut spread = SubRequestDispatcher::new(&places);
         let mut joining = Joining::new(&cutting);
         // By number, so that the first is the one that the answer waits for: nothing behind it can end without it.
         let mut waiting: BTreeMap<usize, _> = pieces.into_iter().enumerate().zip(trails).map(new).collect();
@@ -99,7 +99,7 @@ impl Splitter {
                     break;
                 }
                 let Some(region) = self.next_place(&mut spread, next.piece.tokens, request, now) else {
-                    wake = wake.min(spread.opens(now).unwrap_or(deadline));
+                    wake = wake.min(spread.next_accepting(now).unwrap_or(deadline));
                     break;
                 };
                 if next.turned_away > 0 && !self.watch.known().budgets.retry.withdraw(now) {
@@ -149,7 +149,7 @@ impl Splitter {
                             joining.left(number);
                             let now = Instant::now();
                             match again(&failed) {
-                                Some(Again { wait, by: Some(by) }) => spread.close(by, now + wait.max(CLOSED_MIN)),
+                                Some(Again { wait, by: Some(by) }) => spread.reject_until(by, now + wait.max(CLOSED_MIN)),
                                 Some(Again { wait, by: None }) => landed.not_before = now + wait,
                                 None => {
                                     self.metrics.parts.count(PartOutcome::Failed);
@@ -193,7 +193,7 @@ impl Splitter {
 
     fn next_place(
         &self,
-        spread: &mut Spread,
+        spread: &mut SubRequestDispatcher,
         tokens: u64,
         request: &Request,
         now: Instant,
@@ -209,10 +209,10 @@ impl Splitter {
     }
 
     /// Whether somebody who lives takes pieces before the deadline.
-    fn someone_opens(&self, request: &Request, spread: &Spread, deadline: Instant) -> bool {
+    fn someone_opens(&self, request: &Request, spread: &SubRequestDispatcher, deadline: Instant) -> bool {
         let known = self.watch.known();
         let lives = |region| known.fleet.health(region, &request.deployment) != Health::Down;
-        spread.open_before(deadline).any(lives)
+        spread.accepting_before(deadline).any(lives)
     }
 }
 
@@ -261,6 +261,6 @@ fn of_the_whole(failed: Failed, request: &Request) -> Failed {
 }
 
 /// A piece that was not sent anywhere yet.
-fn new<'t>(((number, piece), trail): ((usize, cut::Piece), &'t mut Trail)) -> (usize, Waiting<'t>) {
+fn new<'t>(((number, piece), trail): ((usize, split::SubRequest), &'t mut Trail)) -> (usize, Waiting<'t>) {
     (number, Waiting { number, piece, trail, turned_away: 0, why: None, not_before: Instant::now() })
 }

@@ -21,7 +21,7 @@ const PORTION_BYTES: usize = 1 << 10;
 
 // A piece of any body that is taken fits by itself, or its request would wait for ever.
 const _: () =
-    assert!(BODY_BYTES_MAX <= PIECES_BYTES_MAX && PIECE_BYTES_MAX + REST_BYTES_MAX <= PIECES_BYTES_MAX);
+    assert!(BODY_BYTES_MAX <= PIECES_BYTES_MAX && SUB_REQUEST_BYTES_MAX + REST_BYTES_MAX <= PIECES_BYTES_MAX);
 
 /// The room.
 pub(in crate::edge) struct Room {

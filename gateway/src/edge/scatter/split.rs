@@ -13,8 +13,8 @@ use crate::metrics::{EdgeMetrics, SplitAdmission};
 use crate::request_body::BodyReader;
 use crate::respond::Rejection;
 use crate::upstream::Upstream;
-use gateway_core::scatter::cut::{Cutting, Piece, TOKENS_AROUND};
-use gateway_core::scatter::spread::{self, CUT_INPUTS_MIN, CUT_TOKENS_MIN, Place, Scale};
+use gateway_core::scatter::dispatch::{self, SPLIT_INPUTS_MIN, SPLIT_TOKENS_MIN, SplitPlan, SplitTarget};
+use gateway_core::scatter::split::{SPECIAL_TOKENS, SplittableBody, SubRequest};
 use gateway_core::tenant::Cost;
 use regions::set::RegionIndex;
 use std::sync::Arc;
@@ -37,9 +37,9 @@ pub(in crate::edge) struct Splitter {
 
 /// Split of a request.
 pub(in crate::edge) struct Cut<'a> {
-    pub(super) cutting: Arc<Cutting>,
-    pub(super) pieces: Vec<Piece>,
-    pub(super) places: Vec<Place>,
+    pub(super) cutting: Arc<SplittableBody>,
+    pub(super) pieces: Vec<SubRequest>,
+    pub(super) places: Vec<SplitTarget>,
     /// Its turn; one that must be cut can wait for it.
     pub(super) turn: Option<SemaphorePermit<'a>>,
 }
@@ -48,13 +48,13 @@ impl Splitter {
     /// How the request is cut, if it is worth it. A small one is not even looked at.
     pub(in crate::edge) async fn cut(&self, request: &Request) -> Result<Option<Cut<'_>>, Rejection> {
         let Cost { inputs, tokens } = request.cost;
-        if inputs < CUT_INPUTS_MIN && tokens < CUT_TOKENS_MIN {
+        if inputs < SPLIT_INPUTS_MIN && tokens < SPLIT_TOKENS_MIN {
             return Ok(None);
         }
-        let tokens = tokens.saturating_add(inputs * TOKENS_AROUND);
+        let tokens = tokens.saturating_add(inputs * SPECIAL_TOKENS);
         let places = self.places(request);
-        let Some(scale) = spread::scale(inputs, tokens, &places) else { return Ok(None) };
-        let Scale { piece_tokens, places } = scale;
+        let Some(scale) = dispatch::plan_split(inputs, tokens, &places) else { return Ok(None) };
+        let SplitPlan { sub_request_tokens, targets: places } = scale;
         let turn = self.scattering.turn_now();
         if turn.is_none() && !spread::must_be_cut(inputs, tokens) {
             self.metrics.split_admissions.count(SplitAdmission::Unsplit);
@@ -64,7 +64,7 @@ impl Splitter {
         let cutting =
             self.body_reader.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
         let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
-        let pieces = cutting.pieces(piece_tokens);
+        let pieces = cutting.sub_requests(sub_request_tokens);
         let worth_it = pieces.len() > 1;
         if worth_it {
             self.metrics.split_admissions.count(if turn.is_some() {
@@ -77,13 +77,13 @@ impl Splitter {
     }
 
     /// The regions that could take the request, best first, and what they say of their room.
-    fn places(&self, request: &Request) -> Vec<Place> {
+    fn places(&self, request: &Request) -> Vec<SplitTarget> {
         let route = &request.route;
         let known = self.watch.known();
         let place = |region: RegionIndex, rtt: Duration| {
             let load = known.load(region, &request.deployment);
             let tokens_per_second = load.tokens_per_second as u64;
-            Place {
+            SplitTarget {
                 region,
                 rtt,
                 replicas: load.ready.max(1),

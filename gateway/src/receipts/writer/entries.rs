@@ -6,10 +6,9 @@ use crate::receipts::Received;
 use crate::receipts::batch::{Batch, arrival, micros};
 use crate::receipts::write_ahead::Sending;
 use gateway_core::receipt::entry::Entry;
-use gateway_core::receipt::{AttemptKey, Essence};
+use gateway_core::receipt::{AttemptKey, ReceiptContent};
 use gateway_core::residency::Residency;
-use gateway_core::trail::{Attempted, PolicyVersion};
-use gateway_core::words::Ended;
+use gateway_core::trail::{AttemptRecord, PolicyVersion};
 use regions::set::RegionSet;
 
 /// Maximum number of policies that a file remembers. A client may narrow its policy in many ways; beyond this number
@@ -28,8 +27,8 @@ impl Writer {
         let ResolvedRequest { deployment, cost: _, policy: admitted } =
             resolved.as_ref().expect("only a parsed request is sent");
         for attempt in trail.attempts() {
-            let Attempted { number, region, cause, began: _, took, end, key, policy } = attempt;
-            let end = Ended::from(*end);
+            let AttemptRecord { number, region, cause, began: _, took, end, key, policy } = attempt;
+            let end = AttemptResult::from(*end);
             if self.open.remove(key) {
                 batch.put(&Entry::Outcome { number: *key, took_us: micros(*took), end: end.as_str().into() });
                 continue;
@@ -45,7 +44,7 @@ impl Writer {
             let reported = receipt.filter(|(reported, _)| reported == key).map(|(_, id)| id);
             let region = self.regions[region.as_usize()].as_str();
             let key = AttemptKey { gateway: self.process, number: *key };
-            let essence = Essence {
+            let essence = ReceiptContent {
                 chain: &self.chain,
                 request: id,
                 attempt: *number,
@@ -82,7 +81,7 @@ impl Writer {
         let tenant = self.pseudonyms.of(tenant.as_str());
         let region = self.regions[region.as_usize()].as_str();
         let key = AttemptKey { gateway: self.process, number: *number };
-        let essence = Essence {
+        let essence = ReceiptContent {
             chain: &self.chain,
             request,
             attempt: *attempt,

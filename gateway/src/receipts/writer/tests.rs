@@ -8,9 +8,9 @@ use crate::events::{FinishedRequest, ResolvedRequest};
 use crate::metrics::{EndpointLabel, RequestOutcome};
 use crate::receipts::{audit, files_in};
 use gateway_core::receipt::PseudonymKey;
-use gateway_core::receipt::audit::{Demands, Kind, Report};
+use gateway_core::receipt::audit::{AuditOptions, Kind, Report};
 use gateway_core::tenant::Cost;
-use gateway_core::trail::{Cause, End, PolicyVersion, Trail};
+use gateway_core::trail::{AttemptCause, AttemptEnd, PolicyVersion, Trail};
 use regions::catalogue::Catalogue;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
@@ -48,8 +48,9 @@ impl Scene {
         let arrived = Instant::now();
         let mut trail = Trail::default();
         for _ in 0..attempts {
-            let attempt = trail.began(region, Cause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
-            trail.ended(attempt, End::Answered { status: 200 }, arrived + Duration::from_millis(1));
+            let attempt =
+                trail.began(region, AttemptCause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
+            trail.ended(attempt, AttemptEnd::Responded { status: 200 }, arrived + Duration::from_millis(1));
         }
         WriterMessage::Finished(Arc::new(FinishedRequest {
             id: request.to_owned(),
@@ -81,7 +82,7 @@ impl Scene {
     }
 
     fn report(&self) -> Report {
-        audit(&self.files(), &self.catalogue, Demands::default(), || {}).unwrap()
+        audit(&self.files(), &self.catalogue, AuditOptions::default(), || {}).unwrap()
     }
 
     #[track_caller]
@@ -189,7 +190,7 @@ fn failed_writes_become_a_gap_at_the_next_successful_write() {
         writer.write(&mut vec![scene.finished(request, 3, "eu")]);
         assert!(scene.shared.failing());
     }
-    assert_eq!((scene.shared.written.get(), scene.shared.lost(Why::Disk).get()), (1, 6));
+    assert_eq!((scene.shared.written.get(), scene.shared.lost(GapReason::Disk).get()), (1, 6));
     fs::rename(&away, &scene.config.dir).unwrap();
     writer.write(&mut vec![scene.finished("d", 1, "eu")]);
     assert!(!scene.shared.failing());

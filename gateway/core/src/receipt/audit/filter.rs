@@ -1,37 +1,38 @@
-//! Which receipts an audit judges.
+//! Selection of the receipts that an audit judges.
 //!
-//! A filter never skips a line: every chain is checked whole, and both ends are joined over all receipts. It selects what
-//! is counted and what is a finding, so that a pair of receipts on both sides of a limit of time is still a pair.
+//! A filter never skips a line: every chain is verified completely, and both ends are joined over all receipts. It
+//! selects what is counted and what is a finding, so that a pair of receipts on both sides of a time limit is still a
+//! pair.
 
 use serde::Serialize;
 
-/// The receipts that are judged; the default selects all.
+/// Selection of the judged receipts; the default selects all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Filter {
-    /// Of the tenant with this pseudonym.
+    /// Pseudonym of the tenant.
     pub tenant: Option<String>,
-    /// Of this deployment.
+    /// Deployment.
     pub deployment: Option<String>,
-    /// From this time, in milliseconds since 1970.
+    /// Start time, in milliseconds since 1970.
     pub from_ms: Option<u64>,
-    /// Before this time, in milliseconds since 1970.
+    /// End time, exclusive, in milliseconds since 1970.
     pub until_ms: Option<u64>,
 }
 
 impl Filter {
-    /// Whether it selects everything.
+    /// Returns whether it selects everything.
     pub fn is_empty(&self) -> bool {
         *self == Filter::default()
     }
 
-    /// Whether it selects a receipt of this tenant and deployment, at this time.
+    /// Returns whether it selects a receipt of this tenant and deployment, at this time.
     pub(super) fn selects(&self, tenant: Option<&str>, deployment: Option<&str>, at_ms: u64) -> bool {
         let same =
             |wanted: &Option<String>, given| wanted.as_deref().is_none_or(|wanted| given == Some(wanted));
         same(&self.tenant, tenant) && same(&self.deployment, deployment) && self.overlaps(at_ms, at_ms)
     }
 
-    /// Whether something of which only the time is known, from `since_ms` to `at_ms`, may concern what it selects.
+    /// Returns whether an event between `since_ms` and `at_ms` may concern the selected receipts.
     pub(super) fn overlaps(&self, since_ms: u64, at_ms: u64) -> bool {
         self.from_ms.is_none_or(|from| at_ms >= from) && self.until_ms.is_none_or(|until| since_ms < until)
     }

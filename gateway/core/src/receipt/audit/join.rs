@@ -1,67 +1,68 @@
-//! Both ends of each attempt, brought together.
+//! Join of the receipts of both ends of each attempt.
 //!
-//! By the key of the attempt, which no two attempts share, where both ends have it. Receipts of version 1 have none: they
-//! are joined by request, attempt and region, which a client can give to several requests; of several candidates the one
-//! under the same policy is taken. Every pair is compared.
+//! They are joined by the key of the attempt, which is unique, if both ends have it. Receipts of version 1 have none:
+//! they are joined by request, attempt and region, which a client can use for several requests; of several candidates
+//! the one with the same policy is taken. Every pair is compared.
 
 use super::report::{Findings, Kind};
 use crate::receipt::AttemptKey;
 use std::collections::BTreeMap;
 
-/// One end of an attempt.
+/// Receipt of one end of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Record {
     pub(super) request: Box<str>,
     pub(super) attempt: u32,
-    /// By its number in [`Join::name`].
+    /// Its number in [`ReceiptJoin::name`].
     pub(super) region: u32,
     pub(super) key: Option<AttemptKey>,
-    pub(super) side: Side,
-    /// By its number in [`Join::name`].
+    pub(super) side: ReceiptSide,
+    /// Its number in [`ReceiptJoin::name`].
     pub(super) policy: u32,
-    /// When it was over.
+    /// End of the attempt.
     pub(super) until_ms: u64,
     /// Whether it is judged.
     pub(super) selected: bool,
 }
 
-/// Which end, and what it says. Attempts that were answered are joined first: their region has seen them.
+/// End of the attempt that wrote the receipt, and its result. Attempts with a response are joined first: their region
+/// has seen them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Side {
-    /// An attempt that was answered.
-    Answered,
+pub(super) enum ReceiptSide {
+    /// An attempt with a response.
+    Responded,
     /// An attempt that the region may have seen.
-    Unanswered,
+    NoResponse,
     /// An arrival.
     Arrived,
 }
 
-/// How far the two ends agree.
+/// Result of the join.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Joined {
+pub(super) struct JoinCounts {
     pub(super) confirmed: u64,
     pub(super) never_arrived: u64,
     pub(super) too_young: u64,
 }
 
-/// All attempts.
+/// All receipts.
 #[derive(Debug, Default)]
-pub(super) struct Join {
+pub(super) struct ReceiptJoin {
     records: Vec<Record>,
     names: BTreeMap<String, u32>,
 }
 
-/// Which receipts may be expected to have a counterpart.
+/// Conditions under which a receipt must have a counterpart.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Expect {
-    /// There are receipts of edges, and of regions.
+pub(super) struct JoinConditions {
+    /// Whether there are receipts of edges and of regions.
     pub(super) both_ends: bool,
-    /// Receipts that ended after this may still get theirs.
+    /// Receipts that ended after this may get theirs later.
     pub(super) settled_ms: u64,
 }
 
-impl Join {
-    /// The number of a region or policy.
+impl ReceiptJoin {
+    /// Returns the number of a region or policy.
     pub(super) fn name(&mut self, name: &str) -> u32 {
         if let Some(known) = self.names.get(name) {
             return *known;
@@ -71,33 +72,33 @@ impl Join {
         next
     }
 
-    /// Adds a receipt; the place under which [`Join::ended`] finds it.
+    /// Adds a receipt; returns its index for [`ReceiptJoin::ended`].
     pub(super) fn add(&mut self, record: Record) -> usize {
         self.records.push(record);
         self.records.len() - 1
     }
 
-    /// The outcome of the receipt at `place` became known.
-    pub(super) fn ended(&mut self, place: usize, took_us: u64, answered: bool) {
-        let record = &mut self.records[place];
+    /// Sets the outcome of the receipt at `index`.
+    pub(super) fn ended(&mut self, index: usize, took_us: u64, has_response: bool) {
+        let record = &mut self.records[index];
         record.until_ms += took_us / 1000;
-        if answered && record.side == Side::Unanswered {
-            record.side = Side::Answered;
+        if has_response && record.side == ReceiptSide::NoResponse {
+            record.side = ReceiptSide::Responded;
         }
     }
 
     /// Compares both ends.
-    pub(super) fn compare(mut self, expect: Expect, findings: &mut Findings) -> Joined {
+    pub(super) fn compare(mut self, expect: JoinConditions, findings: &mut Findings) -> JoinCounts {
         self.records.sort_unstable();
         let mut names = vec![""; self.names.len()];
         self.names.iter().for_each(|(name, number)| names[*number as usize] = name);
-        let mut joined = Joined::default();
+        let mut joined = JoinCounts::default();
         let groups = self.records.chunk_by(|one, other| {
             (&one.request, one.attempt, one.region) == (&other.request, other.attempt, other.region)
         });
         for group in groups {
-            let Matched { pairs, attempts, arrivals } = matched(group);
-            let told = |record: &Record| {
+            let MatchedReceipts { pairs, attempts, arrivals } = match_receipts(group);
+            let describe = |record: &Record| {
                 let Record { request, attempt, region, .. } = record;
                 format!("request {request}, attempt {attempt}, at {}", names[*region as usize])
             };
@@ -106,29 +107,30 @@ impl Join {
                 if sent.policy != arrived.policy {
                     let [edge, spoke] = [sent, arrived].map(|record| names[record.policy as usize]);
                     let message = format!(
-                        "{}: the edge sent it under '{edge}', it arrived under '{spoke}'",
-                        told(sent)
+                        "{}: the edge sent it under '{edge}', and it arrived under '{spoke}'",
+                        describe(sent)
                     );
                     findings.add(Kind::PoliciesDiffer, "", 0, message);
                 }
             }
             for record in attempts.into_iter().chain(arrivals).filter(|record| record.selected) {
-                let (kind, what) = match record.side {
-                    Side::Unanswered => {
+                let (kind, problem) = match record.side {
+                    ReceiptSide::NoResponse => {
                         joined.never_arrived += 1;
                         continue;
                     }
-                    Side::Answered => {
-                        (Kind::AttemptWithoutArrival, "it was answered, and the region has no receipt of it")
-                    }
-                    Side::Arrived => {
-                        (Kind::ArrivalWithoutAttempt, "it arrived, and no edge says that it sent it")
+                    ReceiptSide::Responded => (
+                        Kind::AttemptWithoutArrival,
+                        "the edge has a response, and the region has no receipt",
+                    ),
+                    ReceiptSide::Arrived => {
+                        (Kind::ArrivalWithoutAttempt, "it arrived, and no edge has a receipt")
                     }
                 };
                 match (expect.both_ends, record.until_ms > expect.settled_ms) {
                     (false, _) => {}
                     (true, true) => joined.too_young += 1,
-                    (true, false) => findings.add(kind, "", 0, format!("{}: {what}", told(record))),
+                    (true, false) => findings.add(kind, "", 0, format!("{}: {problem}", describe(record))),
                 }
             }
         }
@@ -136,36 +138,36 @@ impl Join {
     }
 }
 
-/// The receipts of one request, attempt and region.
-struct Matched<'a> {
+/// Receipts of one request, attempt and region.
+struct MatchedReceipts<'a> {
     /// Attempts with their arrivals.
     pairs: Vec<(&'a Record, &'a Record)>,
-    /// Attempts without.
+    /// Attempts without an arrival.
     attempts: Vec<&'a Record>,
-    /// Arrivals without.
+    /// Arrivals without an attempt.
     arrivals: Vec<&'a Record>,
 }
 
-fn matched(group: &[Record]) -> Matched<'_> {
-    let mut found = Matched { pairs: Vec::new(), attempts: Vec::new(), arrivals: Vec::new() };
-    // Sorted by key within the group, so both ends of a key are neighbours; those without a key come first.
+fn match_receipts(group: &[Record]) -> MatchedReceipts<'_> {
+    let mut matched = MatchedReceipts { pairs: Vec::new(), attempts: Vec::new(), arrivals: Vec::new() };
+    // Sorted by key within the group, so both ends of a key are adjacent; those without a key come first.
     for same_key in group.chunk_by(|one, other| one.key == other.key) {
         // By side, so arrivals come last.
         let (attempts, arrivals) =
-            same_key.split_at(same_key.partition_point(|record| record.side < Side::Arrived));
+            same_key.split_at(same_key.partition_point(|record| record.side < ReceiptSide::Arrived));
         if same_key[0].key.is_none() {
-            found.attempts.extend(attempts);
-            found.arrivals.extend(arrivals);
+            matched.attempts.extend(attempts);
+            matched.arrivals.extend(arrivals);
             continue;
         }
         let both = attempts.len().min(arrivals.len());
-        found.pairs.extend(attempts.iter().zip(arrivals));
-        found.attempts.extend(&attempts[both..]);
-        found.arrivals.extend(&arrivals[both..]);
+        matched.pairs.extend(attempts.iter().zip(arrivals));
+        matched.attempts.extend(&attempts[both..]);
+        matched.arrivals.extend(&arrivals[both..]);
     }
-    // What is left can be joined only where one end has no key.
-    let mut left = Unmatched::of(std::mem::take(&mut found.attempts));
-    let arrivals = std::mem::take(&mut found.arrivals);
+    // The rest can be joined only if one end has no key.
+    let mut left = UnmatchedAttempts::of(std::mem::take(&mut matched.attempts));
+    let arrivals = std::mem::take(&mut matched.arrivals);
     let (same_policy, others): (Vec<_>, Vec<_>) = arrivals
         .into_iter()
         .map(|arrival| (arrival, left.take(arrival, Some(arrival.policy))))
@@ -173,30 +175,30 @@ fn matched(group: &[Record]) -> Matched<'_> {
     let others = others.into_iter().map(|(arrival, _)| (arrival, left.take(arrival, None)));
     for (arrival, sent) in same_policy.into_iter().chain(others.collect::<Vec<_>>()) {
         match sent {
-            Some(sent) => found.pairs.push((sent, arrival)),
-            None => found.arrivals.push(arrival),
+            Some(sent) => matched.pairs.push((sent, arrival)),
+            None => matched.arrivals.push(arrival),
         }
     }
-    found.attempts = left.rest();
-    found
+    matched.attempts = left.rest();
+    matched
 }
 
-/// Attempts that have no arrival yet, by whether they have a key, and by policy; of each those that were answered last, so
-/// that they are taken first.
-struct Unmatched<'a>([BTreeMap<u32, Vec<&'a Record>>; 2]);
+/// Attempts without an arrival so far, by presence of a key, and by policy; those with a response are last, so that
+/// they are taken first.
+struct UnmatchedAttempts<'a>([BTreeMap<u32, Vec<&'a Record>>; 2]);
 
-impl<'a> Unmatched<'a> {
-    fn of(mut attempts: Vec<&'a Record>) -> Unmatched<'a> {
+impl<'a> UnmatchedAttempts<'a> {
+    fn of(mut attempts: Vec<&'a Record>) -> UnmatchedAttempts<'a> {
         attempts.sort_by_key(|record| std::cmp::Reverse(record.side));
         let mut pools = [BTreeMap::new(), BTreeMap::new()];
         for record in attempts {
             let pool: &mut BTreeMap<u32, Vec<_>> = &mut pools[usize::from(record.key.is_some())];
             pool.entry(record.policy).or_default().push(record);
         }
-        Unmatched(pools)
+        UnmatchedAttempts(pools)
     }
 
-    /// An attempt that may be that of `arrival`, under this policy if one is named.
+    /// Takes an attempt that may belong to `arrival`, under `policy` if given.
     fn take(&mut self, arrival: &Record, policy: Option<u32>) -> Option<&'a Record> {
         let with_key = if arrival.key.is_none() { 2 } else { 1 };
         for pool in &mut self.0[..with_key] {

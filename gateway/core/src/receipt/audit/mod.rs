@@ -1,15 +1,15 @@
-//! The audit: do these receipts prove that every request stayed where it was allowed to be?
+//! Audit: verification that the receipts prove that every request stayed in its allowed regions.
 //!
-//! It is given files of chains, in order, and the catalogue, and nothing else: neither the processes nor their
-//! configuration. It asks, of every line, whether it follows from the one before; of every attempt, whether its region is
-//! in its allowed set, and of that set whether its policy permits it in the light of the catalogue; and of every attempt
-//! and arrival, whether the other end has its counterpart. Whatever does not hold is a finding, and so is every gap: an
-//! audit that cannot see does not say that all is well.
+//! The input is the files of the chains, in order, and the catalogue, without the processes or their configuration. The
+//! audit checks of every line that it follows from the one before; of every attempt that its region is in its allowed
+//! set, and of that set that its policy allows it according to the catalogue; and of every attempt and arrival that the
+//! other end has its counterpart. Every violation is a finding, and so is every gap: an audit with incomplete input
+//! does not report success.
 //!
-//! A request that a region *refused* is none: the region's own policy check did its work, and no replica saw the request.
-//! Refusals are counted and listed beside the findings.
+//! A request that a region *rejected* is not a finding: the region's own policy check prevented it, and no replica saw
+//! the request. Rejections are counted and listed beside the findings.
 //!
-//! [`judge`] looks at each receipt, [`join`] at both ends together, and a [`Filter`] says which of them count.
+//! [`judge`] checks each receipt, [`join`] both ends together, and a [`Filter`] selects the receipts that are judged.
 
 mod filter;
 mod join;
@@ -17,46 +17,49 @@ mod judge;
 mod report;
 
 pub use filter::Filter;
-pub use report::{ChainSummary, FINDINGS_TOLD_MAX, Finding, Kind, REFUSALS_TOLD_MAX, Report, Verdict};
+pub use report::{
+    AuditVerdict, ChainSummary, FINDINGS_LISTED_MAX, Finding, Kind, REJECTIONS_LISTED_MAX, Report,
+};
 
-use super::chain::{Head, LineProblem};
-use super::checkpoint::{ChainHead, Checkpoint};
+use super::chain::{ChainHash, LineProblem};
+use super::checkpoint::{AuditCheckpoint, ChainHead};
 use super::entry::{Entry, Role, VERSION, VERSION_MIN};
-use join::{Expect, Join};
-use judge::Policy;
+use join::{JoinConditions, ReceiptJoin};
+use judge::FilePolicy;
 use regions::catalogue::Catalogue;
 use regions::set::RegionSet;
 use report::Findings;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What an auditor wants to be so.
+/// Options of an audit.
 #[derive(Clone, Debug, Default)]
-pub struct Demands {
-    /// Heads that were noted elsewhere and must stand in some chain.
-    pub heads: BTreeSet<Head>,
-    /// Receipts that somebody holds.
+pub struct AuditOptions {
+    /// Heads that were recorded elsewhere and must be in some chain.
+    pub heads: BTreeSet<ChainHash>,
+    /// Receipts that clients hold and that must be in some chain.
     pub receipts: BTreeSet<String>,
     /// Whether a chain may begin after its first file, because earlier ones were archived.
     pub partial: bool,
-    /// Receipts that are younger than this, seen from the newest, may miss their counterpart, unless every chain is closed.
+    /// Age, relative to the newest receipt, below which a receipt may lack its counterpart, unless every chain is
+    /// closed.
     pub settle_ms: u64,
-    /// The receipts that are judged.
+    /// Selection of the judged receipts.
     pub filter: Filter,
-    /// The last checkpoint, whose heads must stand where it says.
-    pub checkpoint: Option<Checkpoint>,
+    /// Last checkpoint, whose heads must be at the recorded positions.
+    pub checkpoint: Option<AuditCheckpoint>,
 }
 
-/// An audit under way.
+/// Audit in progress.
 #[derive(Debug)]
 pub struct Audit<'a> {
     catalogue: &'a Catalogue,
-    demands: Demands,
+    options: AuditOptions,
     chains: BTreeMap<String, Chain>,
-    join: Join,
+    join: ReceiptJoin,
     findings: Findings,
-    /// How many regions each policy permits in the light of the catalogue: a policy is worked out once.
+    /// Regions that each policy allows according to the catalogue, cached.
     permitted: BTreeMap<String, Option<RegionSet>>,
-    /// What the checkpoint says of chains in which it was not found yet.
+    /// Heads of the checkpoint that were not found yet.
     expected: BTreeMap<String, ChainHead>,
     attempts: u64,
     arrivals: u64,
@@ -71,32 +74,32 @@ pub struct Audit<'a> {
 #[derive(Debug)]
 struct Chain {
     summary: ChainSummary,
-    head: Head,
-    /// The newest time that it says.
+    head: ChainHash,
+    /// Newest time in the chain.
     newest_ms: u64,
-    /// Receipts whose outcome is not known yet, by their number: where they are in [`Join`].
+    /// Receipts without an outcome so far, by number: their index in [`ReceiptJoin`].
     open: BTreeMap<u64, usize>,
 }
 
-/// The file that is being read.
-struct At<'a> {
+/// File that is being read, and the position in it.
+struct FilePosition<'a> {
     file: &'a str,
     number: u32,
     line: u64,
     chain: String,
-    policies: BTreeMap<u32, Policy>,
+    policies: BTreeMap<u32, FilePolicy>,
 }
 
 impl<'a> Audit<'a> {
-    /// An audit in the light of `catalogue`.
-    pub fn new(catalogue: &'a Catalogue, demands: Demands) -> Audit<'a> {
-        let heads = demands.checkpoint.iter().flat_map(|checkpoint| &checkpoint.chains);
+    /// Starts an audit with this catalogue.
+    pub fn new(catalogue: &'a Catalogue, options: AuditOptions) -> Audit<'a> {
+        let heads = options.checkpoint.iter().flat_map(|checkpoint| &checkpoint.chains);
         let expected = heads.map(|head| (head.chain.clone(), head.clone())).collect();
         Audit {
             catalogue,
-            demands,
+            options,
             chains: BTreeMap::new(),
-            join: Join::default(),
+            join: ReceiptJoin::default(),
             findings: Findings::default(),
             permitted: BTreeMap::new(),
             expected,
@@ -111,7 +114,7 @@ impl<'a> Audit<'a> {
         }
     }
 
-    /// Reads a whole file, which is called `name`. The files of a chain are given in the order of their numbers.
+    /// Reads a whole file with this name. The files of a chain must be given in the order of their numbers.
     pub fn file(&mut self, name: &str, content: &[u8]) {
         let whole = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let (whole, unfinished) = content.split_at(whole);
@@ -121,14 +124,14 @@ impl<'a> Audit<'a> {
                 Kind::Unreadable,
                 name,
                 1,
-                format!("it does not begin as a file of receipts of version {VERSION_MIN} to {VERSION}"),
+                format!("it does not start with the header of a receipts file of version {VERSION_MIN} to {VERSION}"),
             );
         };
         for line in lines {
             at.line += 1;
             self.line(line, &mut head, &mut at);
         }
-        let chain = self.chains.get_mut(&at.chain).expect("begun above");
+        let chain = self.chains.get_mut(&at.chain).expect("inserted above");
         chain.head = head;
         chain.summary.head = head.to_string();
         chain.summary.files += 1;
@@ -137,28 +140,28 @@ impl<'a> Audit<'a> {
         chain.summary.unfinished_bytes = unfinished.len() as u64;
     }
 
-    /// Reads the first line of a file, which says which it is.
-    fn begin<'f>(&mut self, name: &'f str, line: &[u8]) -> Option<(Head, At<'f>)> {
+    /// Reads the first line of a file, which identifies it.
+    fn begin<'f>(&mut self, name: &'f str, line: &[u8]) -> Option<(ChainHash, FilePosition<'f>)> {
         let entry = super::chain::entry_of(line)?;
-        let Entry::File { version, chain, role, place, number, before, at_ms } = entry else { return None };
-        let mut head: Head = before.parse().ok()?;
+        let Entry::File { version, chain, role, region, number, before, at_ms } = entry else { return None };
+        let mut head: ChainHash = before.parse().ok()?;
         if !(VERSION_MIN..=VERSION).contains(&version) {
             return None;
         }
         self.newest_ms = self.newest_ms.max(at_ms);
         let known = self.chains.get(&*chain);
         let (expected, continues) =
-            known.map_or((1, Head::default()), |known| (known.summary.file + 1, known.head));
-        if known.is_none() && self.demands.partial {
-            // Whatever was before it was archived.
+            known.map_or((1, ChainHash::default()), |known| (known.summary.file + 1, known.head));
+        if known.is_none() && self.options.partial {
+            // Earlier files were archived.
         } else if number != expected {
-            let message = format!("it is file {number} of chain {chain}, and file {expected} is not here");
+            let message = format!("it is file {number} of chain {chain}, and file {expected} is missing");
             self.findings.add(Kind::MissingFile, name, 1, message);
         } else if head != continues {
-            let message = "it does not continue from the file before it".to_owned();
+            let message = "it does not continue the file before it".to_owned();
             self.findings.add(Kind::BrokenChain, name, 1, message);
         }
-        // Where the file that the checkpoint ends in was archived, the next one says how it ended.
+        // If the file with the checkpoint's head was archived, the next one states that head.
         let follows = |expected: &ChainHead| number == expected.file + 1 && expected.head == head.to_string();
         if self.expected.get(&*chain).is_some_and(follows) {
             self.expected.remove(&*chain);
@@ -166,12 +169,12 @@ impl<'a> Audit<'a> {
         if let Some(problem) = head.read(line).1 {
             self.findings.add(Kind::BrokenChain, name, 1, problem.to_string());
         }
-        self.stands(&chain, number, 1, &head);
+        self.record_head(&chain, number, 1, &head);
         let fresh = Chain {
             summary: ChainSummary {
                 chain: chain.to_string(),
                 role,
-                place: place.to_string(),
+                region: region.to_string(),
                 files: 0,
                 entries: 0,
                 file: number,
@@ -186,12 +189,12 @@ impl<'a> Audit<'a> {
         };
         let chain = chain.into_owned();
         self.chains.entry(chain.clone()).or_insert(fresh).summary.file = number;
-        Some((head, At { file: name, number, line: 1, chain, policies: BTreeMap::new() }))
+        Some((head, FilePosition { file: name, number, line: 1, chain, policies: BTreeMap::new() }))
     }
 
-    /// This head stands at this line of a chain: is it one that must be there?
-    fn stands(&mut self, chain: &str, file: u32, line: u64, head: &Head) {
-        self.demands.heads.remove(head);
+    /// Records that this head is at this line of a chain, and removes it from the expected heads.
+    fn record_head(&mut self, chain: &str, file: u32, line: u64, head: &ChainHash) {
+        self.options.heads.remove(head);
         let is_here = |expected: &ChainHead| {
             (expected.file, expected.line) == (file, line) && expected.head == head.to_string()
         };
@@ -200,9 +203,9 @@ impl<'a> Audit<'a> {
         }
     }
 
-    fn line(&mut self, line: &[u8], head: &mut Head, at: &mut At<'_>) {
+    fn line(&mut self, line: &[u8], head: &mut ChainHash, at: &mut FilePosition<'_>) {
         let (entry, problem) = head.read(line);
-        self.stands(&at.chain, at.number, at.line, head);
+        self.record_head(&at.chain, at.number, at.line, head);
         if let Some(problem) = problem {
             let kind = match problem {
                 LineProblem::Hash => Kind::BrokenChain,
@@ -215,40 +218,42 @@ impl<'a> Audit<'a> {
         }
     }
 
-    fn entry(&mut self, entry: Entry<'_>, at: &mut At<'_>) {
+    fn entry(&mut self, entry: Entry<'_>, at: &mut FilePosition<'_>) {
         let chain = self.chains.get_mut(&at.chain).expect("a file begins before its lines");
         chain.summary.closed = false;
         match entry {
-            Entry::File { .. } => self.note(Kind::Unreadable, at, "a file begins within a file".to_owned()),
+            Entry::File { .. } => {
+                self.note(Kind::Unreadable, at, "the header of a file is within a file".to_owned())
+            }
             Entry::Closed { at_ms } => {
                 chain.summary.closed = true;
-                self.saw(at, at_ms);
+                self.record_time(at, at_ms);
             }
             Entry::Resumed { at_ms, clean, torn_bytes } => {
-                // Nobody writes the outcomes of a process that is gone.
+                // The outcomes of a process that has ended are never written.
                 self.without_outcome += std::mem::take(&mut chain.open).len() as u64;
                 let newest_ms = chain.newest_ms;
-                self.saw(at, at_ms);
-                if !clean && self.demands.filter.overlaps(newest_ms, at_ms) {
+                self.record_time(at, at_ms);
+                if !clean && self.options.filter.overlaps(newest_ms, at_ms) {
                     let message = format!(
-                        "its writer ended without a word ({torn_bytes} bytes of a torn line were cut off): receipts of \
-                         its last moments may be missing"
+                        "its writer stopped without closing the chain ({torn_bytes} bytes of an incomplete line were truncated): its \
+                         last receipts may be missing"
                     );
                     self.note(Kind::UncleanEnd, at, message);
                 }
             }
-            Entry::Gap { missing, why, since_ms, at_ms } => {
-                self.saw(at, at_ms);
-                if self.demands.filter.overlaps(since_ms, at_ms) {
+            Entry::Gap { missing, reason, since_ms, at_ms } => {
+                self.record_time(at, at_ms);
+                if self.options.filter.overlaps(since_ms, at_ms) {
                     self.missing += missing;
                     let message =
-                        format!("{missing} receipts are missing ({why:?}) from {since_ms} to {at_ms}");
+                        format!("{missing} receipts are missing ({reason:?}) from {since_ms} to {at_ms}");
                     self.note(Kind::Gap, at, message);
                 }
             }
             Entry::Rejected { requests, since_ms, at_ms } => {
-                self.saw(at, at_ms);
-                if self.demands.filter.overlaps(since_ms, at_ms) {
+                self.record_time(at, at_ms);
+                if self.options.filter.overlaps(since_ms, at_ms) {
                     self.rejected += requests;
                 }
             }
@@ -259,18 +264,18 @@ impl<'a> Audit<'a> {
         }
     }
 
-    /// The chain that is being read says that it was this late.
-    fn saw(&mut self, at: &At<'_>, at_ms: u64) {
+    /// Records a time in the chain that is being read.
+    fn record_time(&mut self, at: &FilePosition<'_>, at_ms: u64) {
         self.newest_ms = self.newest_ms.max(at_ms);
         let chain = self.chains.get_mut(&at.chain).expect("a file begins before its lines");
         chain.newest_ms = chain.newest_ms.max(at_ms);
     }
 
-    fn note(&mut self, kind: Kind, at: &At<'_>, message: String) {
+    fn note(&mut self, kind: Kind, at: &FilePosition<'_>, message: String) {
         self.findings.add(kind, at.file, at.line, message);
     }
 
-    /// Everything was read: what holds?
+    /// Ends the audit after all files and returns the report.
     pub fn finish(mut self) -> Report {
         self.without_outcome += self.chains.values().map(|chain| chain.open.len() as u64).sum::<u64>();
         let chains: Vec<_> = self.chains.into_values().map(|chain| chain.summary).collect();
@@ -279,35 +284,35 @@ impl<'a> Audit<'a> {
         let settled_ms = if chains.iter().all(|chain| chain.closed) {
             u64::MAX
         } else {
-            self.newest_ms.saturating_sub(self.demands.settle_ms)
+            self.newest_ms.saturating_sub(self.options.settle_ms)
         };
-        let joined = self.join.compare(Expect { both_ends, settled_ms }, &mut self.findings);
-        for head in &self.demands.heads {
+        let joined = self.join.compare(JoinConditions { both_ends, settled_ms }, &mut self.findings);
+        for head in &self.options.heads {
             self.findings.add(Kind::UnknownHead, "", 0, format!("no chain has the head {head}"));
         }
-        for receipt in &self.demands.receipts {
+        for receipt in &self.options.receipts {
             self.findings.add(Kind::UnknownReceipt, "", 0, format!("no chain has the receipt {receipt}"));
         }
-        let checkpoint = self.demands.checkpoint.as_ref().map(|checkpoint| checkpoint.number);
+        let checkpoint = self.options.checkpoint.as_ref().map(|checkpoint| checkpoint.number);
         for expected in self.expected.values() {
-            let there = chains.iter().find(|chain| chain.chain == expected.chain);
-            // A chain that was closed may have been archived since, where the auditor says that some are.
-            if there.is_none() && expected.closed && self.demands.partial {
+            let found = chains.iter().find(|chain| chain.chain == expected.chain);
+            // A closed chain may have been archived since, if the auditor allows archived files.
+            if found.is_none() && expected.closed && self.options.partial {
                 continue;
             }
-            self.findings.add(Kind::RolledBack, "", 0, rolled_back(expected, there));
+            self.findings.add(Kind::RolledBack, "", 0, rolled_back(expected, found));
         }
-        let Findings { counts, mut told } = self.findings;
-        told.sort_by_key(|finding| finding.kind);
+        let Findings { counts, mut listed } = self.findings;
+        listed.sort_by_key(|finding| finding.kind);
         let verdict = match counts.keys().any(|kind| kind.is_violation()) {
-            true => Verdict::Violated,
-            false if counts.is_empty() => Verdict::Holds,
-            false => Verdict::NotProven,
+            true => AuditVerdict::Violated,
+            false if counts.is_empty() => AuditVerdict::Holds,
+            false => AuditVerdict::NotProven,
         };
         Report {
-            holds: verdict == Verdict::Holds,
+            holds: verdict == AuditVerdict::Holds,
             verdict,
-            filter: self.demands.filter,
+            filter: self.options.filter,
             checkpoint,
             chains,
             attempts: self.attempts,
@@ -322,24 +327,24 @@ impl<'a> Audit<'a> {
             rejected: self.rejected,
             without_outcome: self.without_outcome,
             counts,
-            findings: told,
+            findings: listed,
         }
     }
 }
 
-/// State of a chain in which the checkpoint was not found.
-fn rolled_back(expected: &ChainHead, there: Option<&ChainSummary>) -> String {
+/// Describes a chain in which the checkpoint was not found.
+fn rolled_back(expected: &ChainHead, found: Option<&ChainSummary>) -> String {
     let ChainHead { chain, file, line, head, .. } = expected;
-    let stood = format!(
+    let signed = format!(
         "the last checkpoint signed the head {head} of chain {chain} at line {line} of its file {file}"
     );
-    match there {
-        None => format!("{stood}; the chain is not here: give the folder that it is in, or it was removed"),
-        Some(there) if (there.file, there.line) < (*file, *line) => {
-            format!("{stood}; it now ends at line {} of file {}: it was truncated", there.line, there.file)
+    match found {
+        None => format!("{signed}; the chain is not here: it was removed, or its folder was not given"),
+        Some(found) if (found.file, found.line) < (*file, *line) => {
+            format!("{signed}; it now ends at line {} of file {}: it was truncated", found.line, found.file)
         }
         Some(_) => {
-            format!("{stood}; that head is not there: the chain was rewritten, or the file is missing")
+            format!("{signed}; that head is not there: the chain was rewritten, or the file is missing")
         }
     }
 }

@@ -1,55 +1,55 @@
-//! What an audit found.
+//! Report of an audit.
 
 use super::filter::Filter;
 use crate::receipt::entry::Role;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Findings that are told one by one; those beyond are counted. Who has so many needs no more of them.
-pub const FINDINGS_TOLD_MAX: usize = 1000;
+/// Maximum findings that are listed; further ones are only counted.
+pub const FINDINGS_LISTED_MAX: usize = 1000;
 
-/// Refused requests that are listed; those beyond are counted.
-pub const REFUSALS_TOLD_MAX: usize = 100;
+/// Maximum rejected requests that are listed; further ones are only counted.
+pub const REJECTIONS_LISTED_MAX: usize = 100;
 
-/// What does not hold. The order is that of how bad it is.
+/// Kind of a finding, in the order of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// A request was sent to a region outside its allowed set.
     ResidencyViolation,
-    /// An allowed set has a region that its policy does not permit.
+    /// An allowed set has a region that its policy does not allow.
     AllowedTooWide,
-    /// A region has received a request that no edge has a receipt for.
+    /// A region has received a request for which no edge has a receipt.
     ArrivalWithoutAttempt,
-    /// A region answered a request, as its edge says, and has no receipt for it.
+    /// A region responded to a request according to the edge, and has no receipt for it.
     AttemptWithoutArrival,
-    /// Edge and region do not agree on the policy under which a request travelled.
+    /// Edge and region have different policies for a request.
     PoliciesDiffer,
     /// A line does not follow from those before it.
     BrokenChain,
-    /// A receipt does not say what its identifier commits to.
+    /// The identifier of a receipt does not match its content.
     WrongReceiptId,
-    /// A line cannot be understood.
+    /// A line cannot be parsed.
     Unreadable,
-    /// A file that others refer to is not there.
+    /// A file is missing between others of its chain.
     MissingFile,
-    /// Receipts are missing, and the chain says so.
+    /// Receipts are missing, as the chain states.
     Gap,
-    /// A process ended without a word; what it was about to write is missing.
+    /// A process ended without closing its chain; its last receipts may be missing.
     UncleanEnd,
     /// An outcome refers to an attempt or arrival that is not in its chain.
     OutcomeWithoutAttempt,
-    /// A chain does not contain what the last checkpoint signed: it was rewritten, truncated or removed.
+    /// A chain does not contain the head of the last checkpoint: it was rewritten, truncated or removed.
     RolledBack,
-    /// A head that was noted elsewhere is in no chain: it was rewritten or cut off.
+    /// A head that was recorded elsewhere is in no chain: the chain was rewritten or truncated.
     UnknownHead,
-    /// A receipt that somebody holds is in no chain.
+    /// A receipt that a client holds is in no chain.
     UnknownReceipt,
 }
 
 impl Kind {
-    /// Whether it shows that a request was sent to, or accepted by, a region that its policy does not permit. The other
-    /// kinds say that the receipts do not prove where requests went.
+    /// Returns whether it shows that a request was sent to, or accepted by, a region that its policy does not allow.
+    /// The other kinds show that the receipts do not prove where requests were sent.
     pub fn is_violation(self) -> bool {
         match self {
             Kind::ResidencyViolation | Kind::AllowedTooWide => true,
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// Whether it says that a chain is not the one that was written.
+    /// Returns whether it shows that a chain was modified.
     pub fn breaks_a_chain(self) -> bool {
         matches!(
             self,
@@ -81,8 +81,8 @@ impl Kind {
 /// Result of an audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// No finding. Requests that a region refused are not findings.
+pub enum AuditVerdict {
+    /// No finding. Requests that a region rejected are not findings.
     Holds,
     /// No residency violation was found, but the receipts do not prove that there was none.
     NotProven,
@@ -90,98 +90,98 @@ pub enum Verdict {
     Violated,
 }
 
-/// Something that does not hold, and where.
+/// Finding with its position.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What.
+    /// Kind of the finding.
     pub kind: Kind,
-    /// The file; empty where none is at fault.
+    /// File; empty if it concerns none.
     pub file: String,
-    /// The line in it, from 1; 0 where none is at fault.
+    /// Line in the file, from 1; 0 if it concerns none.
     pub line: u64,
-    /// In words.
+    /// Description.
     pub message: String,
 }
 
-/// One chain.
+/// Summary of one chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ChainSummary {
-    /// Its identifier.
+    /// Identifier of the chain.
     pub chain: String,
-    /// Who wrote it.
+    /// Writer of the chain.
     pub role: Role,
-    /// Beside or in which region.
-    pub place: String,
-    /// Files that were read.
+    /// Region of the writer.
+    pub region: String,
+    /// Number of files that were read.
     pub files: u32,
-    /// Entries in them.
+    /// Number of entries in them.
     pub entries: u64,
-    /// The number of the last of them.
+    /// Number of the last file.
     pub file: u32,
-    /// The last whole line of that file, from 1.
+    /// Last complete line of that file, from 1.
     pub line: u64,
-    /// Its head; note it elsewhere, and the next audit can demand it.
+    /// Head of the chain; record it elsewhere, and the next audit can require it.
     pub head: String,
-    /// Whether its writer ended it and has not gone on.
+    /// Whether its writer closed it and has not resumed it.
     pub closed: bool,
-    /// Bytes of an unfinished line at its end: it is being written, or its writer died and has not come back.
+    /// Bytes of an incomplete line at its end: it is being written, or its writer has died and not resumed.
     pub unfinished_bytes: u64,
 }
 
-/// Everything that an audit says.
+/// Report of an audit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Whether everything held.
+    /// Whether there is no finding.
     pub holds: bool,
     /// Verdict over the findings.
-    pub verdict: Verdict,
-    /// The receipts that were judged; all where nothing was asked for. Chains are checked whole in any case.
+    pub verdict: AuditVerdict,
+    /// Selection of the judged receipts. Chains are verified completely in any case.
     pub filter: Filter,
-    /// The number of the checkpoint that the chains were compared with.
+    /// Number of the checkpoint that the chains were compared with.
     pub checkpoint: Option<u64>,
-    /// Every chain.
+    /// All chains.
     pub chains: Vec<ChainSummary>,
-    /// Receipts of edges.
+    /// Number of receipts of edges.
     pub attempts: u64,
-    /// Receipts of regions.
+    /// Number of receipts of regions.
     pub arrivals: u64,
-    /// Attempts that have their arrival.
+    /// Number of attempts with an arrival.
     pub confirmed: u64,
-    /// Attempts that came to nothing and never arrived, as their edges say.
+    /// Number of attempts without a response that never arrived.
     pub never_arrived: u64,
-    /// Receipts without a counterpart that are so young that it may still come.
+    /// Number of receipts without a counterpart that are so recent that it may still be written.
     pub too_young: u64,
-    /// Whether both ends' receipts were there to be compared.
+    /// Whether receipts of both ends were available.
     pub both_ends: bool,
-    /// Receipts that chains say are missing.
+    /// Number of receipts that the chains report as missing.
     pub missing: u64,
-    /// Requests that a region refused because their policy, or the newest one of their deployment, does not permit it. No
-    /// replica saw them: they are not violations.
+    /// Number of requests that a region rejected because their policy, or the newest one of their deployment, does not
+    /// allow it. No replica saw them: they are not violations.
     pub refused: u64,
-    /// The first [`REFUSALS_TOLD_MAX`] of them, in words.
+    /// Descriptions of the first [`REJECTIONS_LISTED_MAX`] of them.
     pub refusals: Vec<String>,
-    /// Requests that were rejected because their receipts could not be made durable; nothing of them was forwarded.
+    /// Number of requests that were rejected because their receipts could not be made durable; they were not forwarded.
     pub rejected: u64,
-    /// Attempts and arrivals whose outcome was not written: still under way, or their process was killed.
+    /// Number of attempts and arrivals without an outcome: in flight, or their process was killed.
     pub without_outcome: u64,
-    /// How many findings there are of each kind.
+    /// Number of findings by kind.
     pub counts: BTreeMap<Kind, u64>,
-    /// The first [`FINDINGS_TOLD_MAX`].
+    /// The first [`FINDINGS_LISTED_MAX`] findings.
     pub findings: Vec<Finding>,
 }
 
-/// Findings as they come.
+/// Collector of findings.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) counts: BTreeMap<Kind, u64>,
-    pub(super) told: Vec<Finding>,
+    pub(super) listed: Vec<Finding>,
 }
 
 impl Findings {
     pub(super) fn add(&mut self, kind: Kind, file: &str, line: u64, message: String) {
         *self.counts.entry(kind).or_default() += 1;
-        if self.told.len() < FINDINGS_TOLD_MAX {
-            self.told.push(Finding { kind, file: file.to_owned(), line, message });
+        if self.listed.len() < FINDINGS_LISTED_MAX {
+            self.listed.push(Finding { kind, file: file.to_owned(), line, message });
         }
     }
 }

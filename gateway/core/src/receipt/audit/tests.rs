@@ -1,13 +1,13 @@
-//! Each property of receipts, held by a sound pair of chains and broken on purpose.
+//! Tests of the audit: a sound pair of chains, and violations of each property.
 
 mod checkpoints;
 mod keys;
 mod outcomes;
 
 use super::*;
-use crate::receipt::entry::Why;
-use crate::receipt::{AttemptKey, Essence};
-use crate::words::{Ended, INVALID_HEADER, NOT_RESIDENT_HERE};
+use crate::labels::{AttemptResult, INVALID_HEADER, NOT_RESIDENT_HERE};
+use crate::receipt::entry::GapReason;
+use crate::receipt::{AttemptKey, ReceiptContent};
 use std::borrow::Cow;
 
 const EDGE: &str = "0e";
@@ -15,12 +15,18 @@ const SPOKE: &str = "05";
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
 
-fn file(chain: &'static str, role: Role, place: &'static str, number: u32, before: Head) -> Entry<'static> {
+fn file(
+    chain: &'static str,
+    role: Role,
+    region: &'static str,
+    number: u32,
+    before: ChainHash,
+) -> Entry<'static> {
     Entry::File {
         version: VERSION,
         chain: chain.into(),
         role,
-        place: place.into(),
+        region: region.into(),
         number,
         before: before.to_string().into(),
         at_ms: 1_000,
@@ -32,11 +38,18 @@ fn policy(residency: &'static str, allowed: &[&'static str]) -> Entry<'static> {
     Entry::Policy { policy: 1, residency: residency.into(), allowed }
 }
 
-fn attempt(request: &'static str, number: u32, region: &'static str, end: Ended) -> Entry<'static> {
-    let essence =
-        Essence { chain: EDGE, request, attempt: number, region, residency: "eu", at_ms: 2_000, key: None };
+fn attempt(request: &'static str, number: u32, region: &'static str, end: AttemptResult) -> Entry<'static> {
+    let content = ReceiptContent {
+        chain: EDGE,
+        request,
+        attempt: number,
+        region,
+        residency: "eu",
+        at_ms: 2_000,
+        key: None,
+    };
     Entry::Attempt {
-        id: essence.id().to_string().into(),
+        id: content.id().to_string().into(),
         request: request.into(),
         attempt: number,
         tenant: "a1".into(),
@@ -67,33 +80,33 @@ fn arrival(request: &'static str, number: u32, outcome: &'static str) -> Entry<'
     }
 }
 
-/// The entries of an edge and of a region, both of which are sound.
-struct Scene {
+/// Valid entries of an edge and of a region.
+struct AuditScenario {
     edge: Vec<Entry<'static>>,
     spoke: Vec<Entry<'static>>,
-    demands: Demands,
+    options: AuditOptions,
 }
 
-impl Scene {
-    fn sound() -> Scene {
-        Scene {
+impl AuditScenario {
+    fn sound() -> AuditScenario {
+        AuditScenario {
             edge: vec![
-                file(EDGE, Role::Edge, AMERICA, 1, Head::default()),
+                file(EDGE, Role::Edge, AMERICA, 1, ChainHash::default()),
                 policy("eu", &[EUROPE, "aws/eu-central-1"]),
-                attempt("a", 1, EUROPE, Ended::Ok),
-                attempt("b", 1, EUROPE, Ended::Unreachable),
-                attempt("b", 2, EUROPE, Ended::Elsewhere),
-                attempt("b", 3, EUROPE, Ended::Abandoned),
+                attempt("a", 1, EUROPE, AttemptResult::Ok),
+                attempt("b", 1, EUROPE, AttemptResult::Unreachable),
+                attempt("b", 2, EUROPE, AttemptResult::Declined),
+                attempt("b", 3, EUROPE, AttemptResult::Cancelled),
                 Entry::Closed { at_ms: 3_000 },
             ],
             spoke: vec![
-                file(SPOKE, Role::Spoke, EUROPE, 1, Head::default()),
+                file(SPOKE, Role::Spoke, EUROPE, 1, ChainHash::default()),
                 arrival("a", 1, "ok"),
                 arrival("b", 2, "not_ready"),
                 arrival("b", 3, "client_gone"),
                 Entry::Closed { at_ms: 3_000 },
             ],
-            demands: Demands::default(),
+            options: AuditOptions::default(),
         }
     }
 
@@ -103,16 +116,16 @@ impl Scene {
 
     fn report_of(&self, files: &[(&str, &[u8])]) -> Report {
         let catalogue = Catalogue::builtin();
-        let mut audit = Audit::new(&catalogue, self.demands.clone());
+        let mut audit = Audit::new(&catalogue, self.options.clone());
         files.iter().for_each(|(name, content)| audit.file(name, content));
         audit.finish()
     }
 }
 
-/// A file of these entries, and its head.
-fn written(entries: &[Entry<'_>]) -> (Head, Vec<u8>) {
+/// Returns a file of these entries, and its head.
+fn written(entries: &[Entry<'_>]) -> (ChainHash, Vec<u8>) {
     let mut content = Vec::new();
-    let mut head: Head = match &entries[0] {
+    let mut head: ChainHash = match &entries[0] {
         Entry::File { before, .. } => before.parse().expect("a head"),
         other => panic!("{other:?} does not begin a file"),
     };
@@ -126,19 +139,19 @@ fn kinds(report: &Report) -> Vec<(Kind, u64)> {
 
 #[test]
 fn sound_receipts_hold() {
-    let report = Scene::sound().report();
+    let report = AuditScenario::sound().report();
     assert!(report.holds, "{report:#?}");
     assert_eq!((report.attempts, report.arrivals, report.confirmed, report.never_arrived), (4, 3, 3, 1));
     assert!(report.both_ends && report.chains.iter().all(|chain| chain.closed), "{report:#?}");
 }
 
 #[test]
-fn each_property_that_is_broken_is_found_and_named() {
-    let check = |story: &str, break_it: &dyn Fn(&mut Scene), expected: &[(Kind, u64)]| {
-        let mut scene = Scene::sound();
-        break_it(&mut scene);
-        let report = scene.report();
-        assert_eq!(kinds(&report), expected, "{story}: {report:#?}");
+fn each_violation_is_found_with_its_kind() {
+    let check = |violation: &str, break_it: &dyn Fn(&mut AuditScenario), expected: &[(Kind, u64)]| {
+        let mut scenario = AuditScenario::sound();
+        break_it(&mut scenario);
+        let report = scenario.report();
+        assert_eq!(kinds(&report), expected, "{violation}: {report:#?}");
         assert!(
             !report.holds
                 && report.findings.len() == expected.iter().map(|(_, n)| *n as usize).sum::<usize>()
@@ -146,70 +159,74 @@ fn each_property_that_is_broken_is_found_and_named() {
     };
     check(
         "a request is sent outside of its allowed set",
-        &|scene| scene.edge[3] = attempt("b", 1, AMERICA, Ended::Unreachable),
+        &|scenario| scenario.edge[3] = attempt("b", 1, AMERICA, AttemptResult::Unreachable),
         &[(Kind::ResidencyViolation, 1)],
     );
     check(
         "the allowed set is made wider than the policy",
-        &|scene| {
-            scene.edge[1] = policy("eu", &[EUROPE, AMERICA]);
-            scene.edge[3] = attempt("b", 1, AMERICA, Ended::Unreachable);
+        &|scenario| {
+            scenario.edge[1] = policy("eu", &[EUROPE, AMERICA]);
+            scenario.edge[3] = attempt("b", 1, AMERICA, AttemptResult::Unreachable);
         },
         &[(Kind::AllowedTooWide, 1)],
     );
     check(
-        "a region that nobody knows is allowed",
-        &|scene| scene.edge[1] = policy("eu", &[EUROPE, "aws/atlantis"]),
+        "an unknown region is allowed",
+        &|scenario| scenario.edge[1] = policy("eu", &[EUROPE, "aws/atlantis"]),
         &[(Kind::AllowedTooWide, 1)],
     );
-    check("a policy is no policy", &|scene| scene.edge.insert(1, policy("", &[])), &[(Kind::Unreadable, 1)]);
     check(
-        "an attempt names no policy",
-        &|scene| drop(scene.edge.remove(1)),
+        "a policy is invalid",
+        &|scenario| scenario.edge.insert(1, policy("", &[])),
+        &[(Kind::Unreadable, 1)],
+    );
+    check(
+        "an attempt has an undefined policy",
+        &|scenario| drop(scenario.edge.remove(1)),
         &[(Kind::ArrivalWithoutAttempt, 3), (Kind::Unreadable, 4)],
     );
     check(
-        "an attempt is kept from the receipts",
-        &|scene| drop(scene.edge.remove(5)),
+        "an attempt is missing",
+        &|scenario| drop(scenario.edge.remove(5)),
         &[(Kind::ArrivalWithoutAttempt, 1)],
     );
     check(
-        "an arrival is kept from the receipts",
-        &|scene| drop(scene.spoke.remove(2)),
+        "an arrival is missing",
+        &|scenario| drop(scenario.spoke.remove(2)),
         &[(Kind::AttemptWithoutArrival, 1)],
     );
     check(
         "a request arrives twice and was sent once",
-        &|scene| scene.spoke.insert(2, arrival("a", 1, "ok")),
+        &|scenario| scenario.spoke.insert(2, arrival("a", 1, "ok")),
         &[(Kind::ArrivalWithoutAttempt, 1)],
     );
     check(
-        "a region takes what it must not see",
-        &|scene| scene.spoke[0] = file(SPOKE, Role::Spoke, AMERICA, 1, Head::default()),
+        "a region accepts a request that it must not see",
+        &|scenario| scenario.spoke[0] = file(SPOKE, Role::Spoke, AMERICA, 1, ChainHash::default()),
         &[(Kind::ResidencyViolation, 3), (Kind::ArrivalWithoutAttempt, 3), (Kind::AttemptWithoutArrival, 2)],
     );
     check(
-        "the two ends name different policies",
-        &|scene| {
-            if let Entry::Arrival { residency, .. } = &mut scene.spoke[1] {
+        "the two ends have different policies",
+        &|scenario| {
+            if let Entry::Arrival { residency, .. } = &mut scenario.spoke[1] {
                 *residency = "anywhere".into();
             }
         },
         &[(Kind::PoliciesDiffer, 1)],
     );
     check(
-        "a receipt says something else than its identifier",
-        &|scene| {
-            if let Entry::Attempt { at_ms, .. } = &mut scene.edge[2] {
+        "the content of a receipt does not match its identifier",
+        &|scenario| {
+            if let Entry::Attempt { at_ms, .. } = &mut scenario.edge[2] {
                 *at_ms += 1;
             }
         },
         &[(Kind::WrongReceiptId, 1)],
     );
     check(
-        "an end is no end",
-        &|scene| {
-            if let Entry::Attempt { end, .. } = &mut scene.edge[3] {
+        "a result is invalid",
+        &|scenario| {
+            if let Entry::Attempt { end, .. } = &mut scenario.edge[3] {
                 *end = "whim".into();
             }
         },
@@ -217,47 +234,47 @@ fn each_property_that_is_broken_is_found_and_named() {
     );
     check(
         "receipts were lost",
-        &|scene| {
-            let gap = Entry::Gap { missing: 7, why: Why::QueueFull, since_ms: 1, at_ms: 2 };
-            scene.edge.insert(4, gap);
+        &|scenario| {
+            let gap = Entry::Gap { missing: 7, reason: GapReason::QueueFull, since_ms: 1, at_ms: 2 };
+            scenario.edge.insert(4, gap);
         },
         &[(Kind::Gap, 1)],
     );
     check(
         "a writer died",
-        &|scene| scene.spoke.insert(3, Entry::Resumed { at_ms: 5, clean: false, torn_bytes: 9 }),
+        &|scenario| scenario.spoke.insert(3, Entry::Resumed { at_ms: 5, clean: false, torn_bytes: 9 }),
         &[(Kind::UncleanEnd, 1)],
     );
     check(
-        "a head that somebody noted is gone",
-        &|scene| assert!(scene.demands.heads.insert("ab".repeat(32).parse().expect("a head"))),
+        "a recorded head is missing",
+        &|scenario| assert!(scenario.options.heads.insert("ab".repeat(32).parse().expect("a head"))),
         &[(Kind::UnknownHead, 1)],
     );
     check(
-        "a receipt that somebody holds is gone",
-        &|scene| assert!(scene.demands.receipts.insert("ab".repeat(16))),
+        "a receipt that a client holds is missing",
+        &|scenario| assert!(scenario.options.receipts.insert("ab".repeat(16))),
         &[(Kind::UnknownReceipt, 1)],
     );
 }
 
 #[test]
-fn what_somebody_holds_is_found_where_it_is() {
-    let mut scene = Scene::sound();
-    let (head, _) = written(&scene.edge[..3]);
-    scene.demands.heads.insert(head);
-    if let Entry::Attempt { id, .. } = &scene.edge[2] {
-        scene.demands.receipts.insert(id.to_string());
+fn a_recorded_head_and_a_held_receipt_are_found() {
+    let mut scenario = AuditScenario::sound();
+    let (head, _) = written(&scenario.edge[..3]);
+    scenario.options.heads.insert(head);
+    if let Entry::Attempt { id, .. } = &scenario.edge[2] {
+        scenario.options.receipts.insert(id.to_string());
     }
-    assert!(scene.report().holds, "{:#?}", scene.report());
+    assert!(scenario.report().holds, "{:#?}", scenario.report());
 }
 
 #[test]
-fn a_line_changed_after_the_fact_is_found_by_its_hash() {
-    let scene = Scene::sound();
-    let edge = String::from_utf8(written(&scene.edge).1).expect("text");
-    let spoke = written(&scene.spoke).1;
+fn a_changed_line_is_found_by_its_hash() {
+    let scenario = AuditScenario::sound();
+    let edge = String::from_utf8(written(&scenario.edge).1).expect("text");
+    let spoke = written(&scenario.spoke).1;
     let check = |edge: &str, expected: &[(Kind, u64)]| {
-        let report = scene.report_of(&[("edge", edge.as_bytes()), ("spoke", &spoke)]);
+        let report = scenario.report_of(&[("edge", edge.as_bytes()), ("spoke", &spoke)]);
         assert_eq!(kinds(&report), expected, "{report:#?}");
     };
     check(&edge, &[]);
@@ -267,30 +284,33 @@ fn a_line_changed_after_the_fact_is_found_by_its_hash() {
     check(&edge.replacen("{\"kind\":\"closed\"", "{\"kind\":\"whim\"", 1), &[(Kind::BrokenChain, 1)]);
     check(&edge.replacen(" {\"kind\":\"closed\"", "-{\"kind\":\"closed\"", 1), &[(Kind::Unreadable, 1)]);
     let lost = [(Kind::ArrivalWithoutAttempt, 3), (Kind::Unreadable, 1)];
-    let spoke_open = scene.report_of(&[("edge", b"nothing\n"), ("spoke", &spoke)]);
+    let spoke_open = scenario.report_of(&[("edge", b"nothing\n"), ("spoke", &spoke)]);
     assert_eq!(kinds(&spoke_open), &lost[1..], "one end alone cannot be joined");
     assert!(!spoke_open.both_ends);
 }
 
 #[test]
-fn files_of_a_chain_follow_one_another() {
-    let scene = Scene::sound();
-    let spoke = written(&scene.spoke).1;
-    let (head, first) = written(&scene.edge[..3]);
+fn the_files_of_a_chain_must_be_consecutive() {
+    let scenario = AuditScenario::sound();
+    let spoke = written(&scenario.spoke).1;
+    let (head, first) = written(&scenario.edge[..3]);
     let begin = |number, before| {
-        let mut entries = vec![file(EDGE, Role::Edge, AMERICA, number, before), scene.edge[1].clone()];
-        entries.extend_from_slice(&scene.edge[3..]);
+        let mut entries = vec![file(EDGE, Role::Edge, AMERICA, number, before), scenario.edge[1].clone()];
+        entries.extend_from_slice(&scenario.edge[3..]);
         written(&entries).1
     };
     let check = |files: &[&[u8]], partial: bool, expected: &[Kind]| {
-        let scene = Scene { demands: Demands { partial, ..Demands::default() }, ..Scene::sound() };
+        let scenario = AuditScenario {
+            options: AuditOptions { partial, ..AuditOptions::default() },
+            ..AuditScenario::sound()
+        };
         let mut all: Vec<(&str, &[u8])> = files.iter().map(|content| ("edge", *content)).collect();
         all.push(("spoke", &spoke));
-        let report = scene.report_of(&all);
+        let report = scenario.report_of(&all);
         assert_eq!(report.counts.keys().copied().collect::<Vec<_>>(), expected, "{report:#?}");
     };
     check(&[&first, &begin(2, head)], false, &[]);
-    check(&[&first, &begin(2, Head::default())], false, &[Kind::BrokenChain]);
+    check(&[&first, &begin(2, ChainHash::default())], false, &[Kind::BrokenChain]);
     check(&[&first, &begin(3, head)], false, &[Kind::MissingFile]);
     check(&[&begin(2, head)], false, &[Kind::ArrivalWithoutAttempt, Kind::MissingFile]);
     check(&[&begin(2, head)], true, &[Kind::ArrivalWithoutAttempt]);
@@ -302,21 +322,21 @@ fn files_of_a_chain_follow_one_another() {
 }
 
 #[test]
-fn what_is_too_young_to_tell_is_no_finding_until_it_is_old_or_everything_is_closed() {
+fn a_recent_receipt_without_counterpart_is_no_finding_until_it_is_old_or_all_chains_are_closed() {
     let check = |settle_ms: u64, closed: bool, expected: &[(Kind, u64)], too_young: u64| {
-        let mut scene = Scene::sound();
-        scene.demands.settle_ms = settle_ms;
-        scene.spoke.remove(1);
+        let mut scenario = AuditScenario::sound();
+        scenario.options.settle_ms = settle_ms;
+        scenario.spoke.remove(1);
         if !closed {
-            scene.spoke.pop();
-            // Another request, later, is the newest that is known.
+            scenario.spoke.pop();
+            // A later request is the newest one.
             let mut later = arrival("c", 1, "ok");
             if let Entry::Arrival { at_ms, .. } = &mut later {
                 *at_ms = 60_000;
             }
-            scene.spoke.push(later);
+            scenario.spoke.push(later);
         }
-        let report = scene.report();
+        let report = scenario.report();
         assert_eq!((kinds(&report), report.too_young), (expected.to_vec(), too_young), "{report:#?}");
     };
     let found = [(Kind::AttemptWithoutArrival, 1)];
@@ -326,22 +346,22 @@ fn what_is_too_young_to_tell_is_no_finding_until_it_is_old_or_everything_is_clos
 }
 
 #[test]
-fn a_line_that_is_not_finished_is_told_and_is_no_finding() {
-    let scene = Scene::sound();
-    let (edge, mut spoke) = (written(&scene.edge).1, written(&scene.spoke).1);
+fn an_incomplete_line_is_reported_and_is_no_finding() {
+    let scenario = AuditScenario::sound();
+    let (edge, mut spoke) = (written(&scenario.edge).1, written(&scenario.spoke).1);
     spoke.extend_from_slice(b"0123");
-    let report = scene.report_of(&[("edge", &edge), ("spoke", &spoke)]);
+    let report = scenario.report_of(&[("edge", &edge), ("spoke", &spoke)]);
     assert!(report.holds, "{report:#?}");
     assert_eq!(report.chains.iter().map(|chain| chain.unfinished_bytes).collect::<Vec<_>>(), [4, 0]);
 }
 
 #[test]
-fn findings_are_told_up_to_a_limit_and_counted_beyond_it() {
-    let mut scene = Scene::sound();
-    let gap = Entry::Gap { missing: 2, why: Why::Disk, since_ms: 1, at_ms: 2 };
-    scene.edge.extend(std::iter::repeat_n(gap, FINDINGS_TOLD_MAX + 1));
-    let report = scene.report();
-    assert_eq!(report.findings.len(), FINDINGS_TOLD_MAX);
-    assert_eq!(kinds(&report), [(Kind::Gap, FINDINGS_TOLD_MAX as u64 + 1)]);
-    assert_eq!(report.missing, 2 * (FINDINGS_TOLD_MAX as u64 + 1));
+fn findings_are_listed_up_to_a_limit_and_counted_beyond_it() {
+    let mut scenario = AuditScenario::sound();
+    let gap = Entry::Gap { missing: 2, reason: GapReason::Disk, since_ms: 1, at_ms: 2 };
+    scenario.edge.extend(std::iter::repeat_n(gap, FINDINGS_LISTED_MAX + 1));
+    let report = scenario.report();
+    assert_eq!(report.findings.len(), FINDINGS_LISTED_MAX);
+    assert_eq!(kinds(&report), [(Kind::Gap, FINDINGS_LISTED_MAX as u64 + 1)]);
+    assert_eq!(report.missing, 2 * (FINDINGS_LISTED_MAX as u64 + 1));
 }

@@ -1,13 +1,13 @@
-//! The walk over the bytes of a body, and what it counts on the way.
+//! Scanner of the bytes of a body, with its counters.
 
-use super::word::{Lanes, WORD_BYTES, Word, escaped};
+use super::swar::{ByteMask, SwarWord, WORD_BYTES, escaped};
 use super::{BodyProblem, NESTING_MAX};
 
-/// Words in a row without an escape after which the rest of a string is searched with `memchr`: what it costs to begin is
-/// paid back after some twenty bytes.
-const CALM_WORDS: u32 = 3;
+/// Consecutive words without an escape after which the rest of a string is searched with `memchr`: its start-up cost is
+/// recovered after some twenty bytes.
+const UNESCAPED_WORDS: u32 = 3;
 
-/// The bytes that a number, `true`, `false` or `null` is made of.
+/// Bytes of a number, `true`, `false` or `null`.
 const IN_A_BARE_VALUE: [bool; 256] = {
     let mut table = [false; 256];
     let mut byte = 0;
@@ -18,21 +18,21 @@ const IN_A_BARE_VALUE: [bool; 256] = {
     table
 };
 
-/// A place in a body, and what was counted on the way to it.
-pub(super) struct Walk<'a> {
+/// Position in a body, with the counters up to it.
+pub(super) struct BodyScanner<'a> {
     body: &'a [u8],
     at: usize,
-    /// Bytes of the strings that are values.
+    /// Bytes of string values.
     pub(super) text_bytes: u64,
     /// Numbers in lists.
     pub(super) numbers: u64,
-    /// Elements of the longest list at a place where inputs can stand; a list of numbers is one.
+    /// Elements of the longest list at a level of inputs; a list of numbers is one input.
     pub(super) longest_list: u64,
 }
 
-impl<'a> Walk<'a> {
-    pub(super) fn new(body: &'a [u8]) -> Walk<'a> {
-        Walk { body, at: 0, text_bytes: 0, numbers: 0, longest_list: 0 }
+impl<'a> BodyScanner<'a> {
+    pub(super) fn new(body: &'a [u8]) -> BodyScanner<'a> {
+        BodyScanner { body, at: 0, text_bytes: 0, numbers: 0, longest_list: 0 }
     }
 
     pub(super) fn peek(&self) -> Option<u8> {
@@ -51,31 +51,31 @@ impl<'a> Walk<'a> {
         }
     }
 
-    pub(super) fn wanted(&self, expected: &'static str) -> BodyProblem {
+    pub(super) fn unexpected(&self, expected: &'static str) -> BodyProblem {
         BodyProblem::NotJson { at: self.at, expected }
     }
 
-    /// As [`Walk::wanted`], about the byte that was taken last.
-    pub(super) fn wanted_before(&self, expected: &'static str) -> BodyProblem {
+    /// As [`BodyScanner::unexpected`], for the last byte that was taken.
+    pub(super) fn unexpected_before(&self, expected: &'static str) -> BodyProblem {
         BodyProblem::NotJson { at: self.at.saturating_sub(1), expected }
     }
 
     pub(super) fn take(&mut self, byte: u8, expected: &'static str) -> Result<(), BodyProblem> {
         if self.peek() != Some(byte) {
-            return Err(self.wanted(expected));
+            return Err(self.unexpected(expected));
         }
         self.at += 1;
         Ok(())
     }
 
-    /// Walks over a string and returns what stands between its quotes.
+    /// Scans a string and returns its content between the quotes.
     #[inline]
     pub(super) fn string(&mut self, expected: &'static str) -> Result<&'a [u8], BodyProblem> {
         self.take(b'"', expected)?;
         let rest = &self.body[self.at..];
-        // A short text without any escape, which is most of them where there are many.
+        // A short text without any escape, the most frequent case.
         if let Some(bytes) = rest.first_chunk()
-            && let word = Word::of(bytes)
+            && let word = SwarWord::of(bytes)
             && let Some(length) = word.equal(b'"').first_before(word.equal(b'\\'))
         {
             self.at += length + 1;
@@ -84,14 +84,14 @@ impl<'a> Walk<'a> {
         self.long_string()
     }
 
-    /// As [`Walk::string`], from behind the first quote.
+    /// As [`BodyScanner::string`], from after the first quote.
     fn long_string(&mut self) -> Result<&'a [u8], BodyProblem> {
         let start = self.at;
-        // Whether the next byte stands behind a backslash.
+        // Whether the next byte follows a backslash.
         let mut behind = false;
-        let mut calm = 0;
+        let mut unescaped = 0;
         while let Some(bytes) = self.body[self.at..].first_chunk() {
-            let word = Word::of(bytes);
+            let word = SwarWord::of(bytes);
             let backslashes = word.equal(b'\\').bits();
             let (escaped, next) = escaped(backslashes, behind);
             let closing = word.equal(b'"').bits() & !escaped;
@@ -101,9 +101,9 @@ impl<'a> Walk<'a> {
             }
             self.at += WORD_BYTES;
             behind = next;
-            calm = if backslashes == 0 { calm + 1 } else { 0 };
-            if calm == CALM_WORDS {
-                calm = 0;
+            unescaped = if backslashes == 0 { unescaped + 1 } else { 0 };
+            if unescaped == UNESCAPED_WORDS {
+                unescaped = 0;
                 let rest = &self.body[self.at..];
                 self.at += memchr::memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
             }
@@ -115,10 +115,10 @@ impl<'a> Walk<'a> {
                 byte => behind = byte == b'\\',
             }
         }
-        Err(self.wanted(if behind { "an escaped character" } else { "'\"'" }))
+        Err(self.unexpected(if behind { "an escaped character" } else { "'\"'" }))
     }
 
-    /// Walks over any value.
+    /// Scans any value.
     pub(super) fn value(&mut self) -> Result<(), BodyProblem> {
         match self.peek() {
             Some(b'"') => self.text(),
@@ -127,8 +127,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Walks over a comma, and perhaps a space, if a text follows.
-    fn pass_to_next_text(&mut self) -> bool {
+    /// Skips a comma and an optional space if a text follows.
+    fn skip_to_next_text(&mut self) -> bool {
         let gap = match self.body[self.at..] {
             [b',', b'"', ..] => 1,
             [b',', b' ', b'"', ..] => 2,
@@ -138,45 +138,45 @@ impl<'a> Walk<'a> {
         gap > 0
     }
 
-    /// Walks over a string that is a value.
+    /// Scans a string value.
     fn text(&mut self) -> Result<(), BodyProblem> {
         let text = self.string("a string")?;
         self.text_bytes += text.len() as u64;
         Ok(())
     }
 
-    /// Walks over a number, `true`, `false` or `null`.
+    /// Scans a number, `true`, `false` or `null`.
     fn bare(&mut self) -> Result<(), BodyProblem> {
         let length = self.bare_bytes();
         self.at += length;
-        if length == 0 { Err(self.wanted("a value")) } else { Ok(()) }
+        if length == 0 { Err(self.unexpected("a value")) } else { Ok(()) }
     }
 
-    /// How many bytes from here on can be of a number or a word.
+    /// Returns the number of bytes from here on that can belong to a number or a word.
     fn bare_bytes(&self) -> usize {
         let rest = &self.body[self.at..];
         rest.iter().position(|byte| !IN_A_BARE_VALUE[usize::from(*byte)]).unwrap_or(rest.len())
     }
 
-    /// Walks over a number in a list, and over those that follow it: token ids come by the thousand, with a comma and
-    /// perhaps a space between them.
+    /// Scans a number in a list and those that follow it: token ids come by the thousand, separated by a comma and an
+    /// optional space.
     fn numbers(&mut self) {
-        let mut before = Lanes::NONE;
+        let mut before = ByteMask::NONE;
         while let Some(bytes) = self.body[self.at..].first_chunk() {
-            let word = Word::of(bytes);
+            let word = SwarWord::of(bytes);
             let digits = word.digits();
-            let begun = digits.begun(before);
+            let run_starts = digits.run_starts(before);
             let fit = digits.or(word.equal(b',')).or(word.equal(b' ')).leading();
             if fit < WORD_BYTES {
-                self.numbers += begun.within(fit).count();
+                self.numbers += run_starts.within(fit).count();
                 self.at += fit;
-                // Of a fraction or an exponent this was only the beginning.
+                // This was only the beginning of a fraction or an exponent.
                 if fit > 0 && bytes[fit - 1].is_ascii_digit() || fit == 0 && before.ends() {
                     self.at += self.bare_bytes();
                 }
                 return;
             }
-            self.numbers += begun.count();
+            self.numbers += run_starts.count();
             self.at += WORD_BYTES;
             before = digits;
         }
@@ -185,31 +185,31 @@ impl<'a> Walk<'a> {
         self.at += self.bare_bytes();
     }
 
-    /// Walks over an object or an array, its contents included.
+    /// Scans an object or an array with its content.
     fn nested(&mut self) -> Result<(), BodyProblem> {
         let mut open: u64 = 0; // one bit a level: 1 = object
         let mut depth: u32 = 1; // the top-level object is open around us
         let mut before = 0; // the last byte that is no space
-        let mut elements = 0; // of the list at hand, if inputs can stand there
+        let mut elements = 0; // of the current list, if it is at the level of inputs
         loop {
             let Some(byte) = self.peek() else {
-                return Err(self.wanted("']' or '}'"));
+                return Err(self.unexpected("']' or '}'"));
             };
             match byte {
                 b'{' | b'[' => {
                     if depth == NESTING_MAX {
                         return Err(BodyProblem::TooDeep);
                     }
-                    elements += u64::from(of_inputs(depth, open));
+                    elements += u64::from(is_input_level(depth, open));
                     open = open << 1 | u64::from(byte == b'{');
                     depth += 1;
                     self.at += 1;
                 }
                 b'}' | b']' => {
                     if open & 1 != u64::from(byte == b'}') {
-                        return Err(self.wanted("the bracket that closes the open one"));
+                        return Err(self.unexpected("the bracket that closes the open one"));
                     }
-                    if of_inputs(depth, open) {
+                    if is_input_level(depth, open) {
                         self.longest_list = self.longest_list.max(elements);
                         elements = 0;
                     }
@@ -224,11 +224,11 @@ impl<'a> Walk<'a> {
                     self.string("a key in double quotes")?;
                 }
                 b'"' => {
-                    let counted = u64::from(of_inputs(depth, open));
+                    let counted = u64::from(is_input_level(depth, open));
                     elements += counted;
                     self.text()?;
-                    // Texts come by the thousand, with nothing but a comma between them, or a space as well.
-                    while open & 1 == 0 && self.pass_to_next_text() {
+                    // Texts come by the thousand, separated only by a comma and an optional space.
+                    while open & 1 == 0 && self.skip_to_next_text() {
                         elements += counted;
                         self.text()?;
                     }
@@ -249,7 +249,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether this is a list in the top-level object, or in an object there.
-fn of_inputs(depth: u32, open: u64) -> bool {
+/// Returns whether this is a list in the top-level object, or in an object there.
+fn is_input_level(depth: u32, open: u64) -> bool {
     depth == 2 && open & 1 == 0 || depth == 3 && open & 3 == 2
 }
