@@ -176,7 +176,7 @@ fn format_text(report: &Report) -> String {
         "{:<22} {:<6} {:<24} {:>6} {:>10}  head",
         "chain", "role", "region", "files", "entries"
     )];
-    for ChainSummary { chain, role, place, files, entries, head, closed, unfinished_bytes, .. } in chains {
+    for ChainSummary { chain, role, region, files, entries, head, closed, unfinished_bytes, .. } in chains {
         let role = format!("{role:?}").to_lowercase();
         let open = if *closed { "" } else { "  (not closed)" };
         let torn = match unfinished_bytes {
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn the_scope_of_the_audit_can_be_limited_and_invalid_limits_are_rejected() {
-        let gap = folder(&[Entry::Gap { missing: 1, why: Why::Disk, since_ms: 1_000, at_ms: 2_000 }]);
+        let gap = folder(&[Entry::Gap { missing: 1, reason: Why::Disk, since_ms: 1_000, at_ms: 2_000 }]);
         let path = gap.path();
         let key = path.join("key");
         std::fs::write(&key, "0123456789abcdef").expect("written");
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn the_exit_code_distinguishes_findings_unreadable_files_and_usage_errors() {
         let intact = folder(&[Entry::Closed { at_ms: 2 }]);
-        let gap = folder(&[Entry::Gap { missing: 1, why: Why::Disk, since_ms: 1, at_ms: 2 }]);
+        let gap = folder(&[Entry::Gap { missing: 1, reason: Why::Disk, since_ms: 1, at_ms: 2 }]);
         check(options(intact.path()), 0);
         check(options(gap.path()), 3);
         check(VerifyOptions { receipt_ids: vec!["00".to_owned()], ..options(intact.path()) }, 3);
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn the_text_lists_findings_with_their_locations() {
-        let gap = folder(&[Entry::Gap { missing: 4, why: Why::QueueFull, since_ms: 1, at_ms: 2 }]);
+        let gap = folder(&[Entry::Gap { missing: 4, reason: Why::QueueFull, since_ms: 1, at_ms: 2 }]);
         let files = gateway::receipts::files_in(&[gap.path().to_owned()]).expect("a file");
         let report = gateway::receipts::audit(&files, &Catalogue::builtin(), Demands::default(), || {});
         let text = format_text(&report.expect("readable"));

@@ -9,23 +9,25 @@ use std::time::Instant;
 pub(crate) const STATE_NAMES: [&str; 5] = ["closed", "ejected", "half_open", "probing", "recovering"];
 
 /// Returns the name of a circuit breaker state.
-pub(crate) fn state_name(standing: Standing) -> &'static str {
+pub(crate) fn state_name(standing: BreakerState) -> &'static str {
     match standing {
-        Standing::Closed => STATE_NAMES[0],
-        Standing::Ejected { .. } => STATE_NAMES[1],
-        Standing::MayBeTried => STATE_NAMES[2],
-        Standing::OnTrial => STATE_NAMES[3],
-        Standing::Returning { .. } => STATE_NAMES[4],
+        BreakerState::Closed => STATE_NAMES[0],
+        BreakerState::Ejected { .. } => STATE_NAMES[1],
+        BreakerState::HalfOpen { probe: Probe::Idle } => STATE_NAMES[2],
+        BreakerState::HalfOpen { probe: Probe::InFlight } => STATE_NAMES[3],
+        BreakerState::Recovering { .. } => STATE_NAMES[4],
     }
 }
 
 /// Returns the state of a circuit breaker as JSON.
-pub(crate) fn to_json<K>(state: &CircuitState<K>, now: Instant) -> Value {
-    let CircuitState { target: _, standing, in_flight, in_flight_max, first_byte } = state;
-    let (until, share) = match standing {
-        Standing::Ejected { until } => (Some(until), None),
-        Standing::Returning { share } => (None, Some(share.get())),
-        Standing::Closed | Standing::MayBeTried | Standing::OnTrial => (None, None),
+pub(crate) fn to_json<K>(state: &TargetStatus<K>, now: Instant) -> Value {
+    let TargetStatus { target: _, state: breaker, in_flight, in_flight_max, first_byte_timeouts } = state;
+    let (until, share) = match breaker {
+        BreakerState::Ejected { until } => (Some(until), None),
+        BreakerState::Recovering { traffic_share } => (None, Some(traffic_share.get())),
+        BreakerState::Closed
+        | BreakerState::HalfOpen { probe: Probe::Idle }
+        | BreakerState::HalfOpen { probe: Probe::InFlight } => (None, None),
     };
     let first_byte: Vec<_> = first_byte_timeouts
         .iter()
@@ -35,7 +37,7 @@ pub(crate) fn to_json<K>(state: &CircuitState<K>, now: Instant) -> Value {
         })
         .collect();
     json!({
-        "state": state_name(*standing),
+        "state": state_name(*breaker),
         "ejected_for_ms": until.map(|until| until.saturating_duration_since(now).as_millis() as u64),
         "traffic_share_permille": share,
         "in_flight": in_flight,

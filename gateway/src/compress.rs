@@ -203,7 +203,7 @@ pub(crate) async fn compress_response(
         response.head.headers.insert(name, value.parse().expect("our own headers are valid"));
     };
     insert(&mut response, VARY, ACCEPT_ENCODING.as_str());
-    if encoding::takes_gzip(session.get_header(ACCEPT_ENCODING).map(http::HeaderValue::as_bytes))
+    if encoding::accepts_gzip(session.get_header(ACCEPT_ENCODING).map(http::HeaderValue::as_bytes))
         && let ResponseBody::Buffered(body) = &response.body
     {
         let compressed = compress(body).await;

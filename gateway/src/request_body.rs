@@ -196,7 +196,7 @@ impl BodyReader {
     pub(crate) async fn body(
         &self,
         session: &mut ServerSession,
-        owner: Owner,
+        owner: BodyOwner,
     ) -> Result<BufferedBody, BodyError> {
         let result = self.read_decoded(session, owner).await;
         if let Err(BodyError::Rejected(why, _)) = &result {
@@ -208,7 +208,7 @@ impl BodyReader {
     async fn read_decoded(
         &self,
         session: &mut ServerSession,
-        owner: Owner,
+        owner: BodyOwner,
     ) -> Result<BufferedBody, BodyError> {
         let coding = session.get_header(CONTENT_ENCODING).map(http::HeaderValue::as_bytes);
         let several = session.req_header().headers.get_all(CONTENT_ENCODING).iter().nth(1).is_some();
@@ -313,7 +313,7 @@ pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>) -> us
 }
 
 /// Waits until the body violates a progress limit, and returns that limit.
-async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
+async fn too_slow(progress: &BodyProgress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
     loop {
         let (deadline, why) = progress.deadline();
         match timer {
@@ -329,24 +329,24 @@ async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> T
     }
 }
 
-fn no_memory(full: Full, limits: memory::Limits) -> BodyError {
+fn no_memory(full: BudgetExceeded, limits: memory::Limits) -> BodyError {
     let memory::Limits { total, per_tenant, per_connection } = limits;
     let (why, message) = match full {
-        Full::Total => (
+        BudgetExceeded::Total => (
             BodyRejection::MemoryFull,
             format!(
                 "The request bodies under way take {total} bytes, the limit for all (bodies.bytes_max); try again \
                  shortly."
             ),
         ),
-        Full::Tenant => (
+        BudgetExceeded::Tenant => (
             BodyRejection::TenantFull,
             format!(
                 "The request bodies under way of this tenant take {per_tenant} bytes, the limit for one tenant \
                  (bodies.bytes_per_tenant_max); wait for responses before sending more."
             ),
         ),
-        Full::Connection => (
+        BudgetExceeded::Connection => (
             BodyRejection::ConnectionFull,
             format!(
                 "The request bodies under way on this connection take {per_connection} bytes, the limit for one \
@@ -408,7 +408,7 @@ mod tests {
         let limits = BodyLimits { memory, progress, senders_are_gateways: false };
         let body_reader = BodyReader::new(limits).unwrap();
         let reserve = |tenant| {
-            let owner = Owner { tenant: Some(tenant), connection: None };
+            let owner = BodyOwner { tenant: Some(tenant), connection: None };
             let mut reservation = Reservation { memory: body_reader.memory.clone(), owner, bytes: 0 };
             reservation.grow_to(BODY_BYTES_MAX).map(|()| reservation)
         };

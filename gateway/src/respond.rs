@@ -87,7 +87,7 @@ pub(crate) async fn reject(
     rejection: &Rejection,
     extra: &[(&'static str, &str)],
 ) -> AfterResponse {
-    let dialect = Dialect::of_path(endpoint::at_a_replica(session.req_header().uri.path()));
+    let dialect = Dialect::of_path(endpoint::replica_path(session.req_header().uri.path()));
     let body = dialect.body(rejection.code, &rejection.message, rejection.param);
     let mut head = head(dialect.status(rejection.code), extra);
     put(&mut head, headers::ERROR, rejection.code.as_str());

@@ -83,7 +83,7 @@ impl Source {
 
 impl Issuer {
     /// Creates an issuer and reads its keys for the first time.
-    pub(crate) fn open(rules: Rules, source: Source) -> Result<Issuer, String> {
+    pub(crate) fn open(rules: IssuerRules, source: Source) -> Result<Issuer, String> {
         let problem = |problem: &dyn std::fmt::Display| format!("\"{}\": {problem}", source.path().display());
         let bytes = source.read().map_err(|error| problem(&format_args!("cannot be read: {error}")))?;
         let keys = source.keys(&bytes).map_err(|error| problem(&error))?;
@@ -100,8 +100,8 @@ impl Issuer {
 
 impl VerificationKeys {
     /// Verifies a signature. A key is only used with its own algorithm, independent of the token.
-    fn verify(&self, token: &ToVerify<'_>) -> Result<(), TokenProblem> {
-        let ToVerify { algorithm, kid, signed, signature } = *token;
+    fn verify(&self, token: &SignatureInput<'_>) -> Result<(), TokenProblem> {
+        let SignatureInput { algorithm, kid, signed, signature } = *token;
         match self {
             VerificationKeys::Secret(key) if algorithm == Algorithm::Hs256 => {
                 hmac::verify(key, signed, signature).map_err(|_| TokenProblem::Signature)
@@ -138,9 +138,9 @@ fn verify_public(key: &PublicKey, signed: &[u8], signature: &[u8]) -> Result<(),
 
 /// Verifier of the tokens of all issuers.
 pub(crate) struct TokenVerifier {
-    issuers: Vec<(Rules, Source)>,
+    issuers: Vec<(IssuerRules, Source)>,
     current: RwLock<CurrentKeys>,
-    verified: Mutex<Seen>,
+    verified: Mutex<VerifiedTokens>,
 }
 
 /// Current keys of all issuers.
@@ -179,7 +179,7 @@ impl TokenVerifier {
         let verified = self.verified.lock();
         if let Some(tenant) = verified.tenant(&credential.digest, generation, now) {
             // The tenant may have been changed or removed since.
-            return ring.again(tenant).cloned().ok_or(TokenProblem::Tenant);
+            return ring.current(tenant).cloned().ok_or(TokenProblem::Tenant);
         }
         drop(verified);
         let token = Token::parse(credential.secret)?;
@@ -190,7 +190,7 @@ impl TokenVerifier {
         let bearer = token.verified(|to_verify| keys[index].verify(to_verify))?.check(rules, now)?;
         let tenant = ring.tenant_of(&rules.issuer, &bearer.tenant).ok_or(TokenProblem::Tenant)?;
         let mut verified = self.verified.lock();
-        verified.found(credential.digest, generation, &bearer, tenant, now);
+        verified.insert(credential.digest, generation, &bearer, tenant, now);
         Ok(tenant.clone())
     }
 
@@ -214,7 +214,7 @@ impl TokenVerifier {
     }
 
     fn reload(&self, index: usize, state: &mut KeyFileState) {
-        let (Rules { issuer, .. }, source) = &self.issuers[index];
+        let (IssuerRules { issuer, .. }, source) = &self.issuers[index];
         let path = source.path().display();
         let bytes = match source.read() {
             Ok(bytes) => bytes,
@@ -301,7 +301,7 @@ mod tests {
         let es256 = ec.sign(&random, message).unwrap();
         let ed25519 = ed.sign(message);
         let check = |keys: &VerificationKeys, algorithm, kid, signature: &[u8], expected| {
-            let token = ToVerify { algorithm, kid, signed: message, signature };
+            let token = SignatureInput { algorithm, kid, signed: message, signature };
             assert_eq!(keys.verify(&token), expected, "{algorithm:?} {kid:?}");
         };
         check(&keys, Algorithm::Es256, Some("ec"), es256.as_ref(), Ok(()));

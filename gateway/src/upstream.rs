@@ -210,7 +210,7 @@ impl Upstream {
         &self,
         key: UpstreamKey,
         connect_timeout: Duration,
-    ) -> Result<UpstreamConnection<'_>, Failure> {
+    ) -> Result<UpstreamConnection<'_>, AttemptFailure> {
         let Some(http2_client) = &self.http2_client else {
             return Ok(UpstreamConnection::Http1(self.http1_client.open(key, connect_timeout).await?));
         };
@@ -240,13 +240,13 @@ impl Upstream {
         head: &RequestHead,
         body: &Bytes,
         whole_max: usize,
-    ) -> Result<(UpstreamResponse, Duration), Failure> {
+    ) -> Result<(UpstreamResponse, Duration), AttemptFailure> {
         loop {
             let opened = self.open(key, STATUS_CONNECT_TIMEOUT).await?;
             let sent = Instant::now();
             let response = match opened.send(head, body.clone()).await {
                 // Another idle connection or a new one: the number of idle ones is finite.
-                Err(Failure::StaleConnection) => continue,
+                Err(AttemptFailure::StaleConnection) => continue,
                 result => self.buffer(result?, whole_max, key.address).await?,
             };
             return Ok((response, sent.elapsed()));
@@ -262,7 +262,7 @@ impl Upstream {
         head: RequestHead,
         body: residency::SealedBody<Bytes>,
         whole_max: usize,
-    ) -> Result<UpstreamResponse, Failure> {
+    ) -> Result<UpstreamResponse, AttemptFailure> {
         let key = UpstreamKey { region: to.region(), address: *to.address() };
         let opened = self.open(key, connect_timeout).await?;
         let (body, address) = residency::send(body, to, opened.peer());
@@ -275,13 +275,13 @@ impl Upstream {
         (head, mut body): (Head, UpstreamBody),
         whole_max: usize,
         address: SocketAddr,
-    ) -> Result<UpstreamResponse, Failure> {
+    ) -> Result<UpstreamResponse, AttemptFailure> {
         let Some(length) = declared_length(&head).filter(|length| *length <= whole_max) else {
             return Ok(UpstreamResponse { head, body: ResponseBody::Streamed(Box::new(StreamedBody(body))) });
         };
         let whole = body.whole(length).await.map_err(|error| {
             tracing::debug!(%address, %error, "response truncated");
-            Failure::Unreachable
+            AttemptFailure::Unreachable
         })?;
         body.finish(&self.http1_client);
         Ok(UpstreamResponse { head, body: ResponseBody::Buffered(whole) })
@@ -298,7 +298,7 @@ impl UpstreamConnection<'_> {
     }
 
     /// Sends a request and waits for the head of its response.
-    async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Head, UpstreamBody), Failure> {
+    async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Head, UpstreamBody), AttemptFailure> {
         match self {
             UpstreamConnection::Http1(opened) => {
                 let http1::Http1Response { head, body } = opened.send(head, &body).await?;

@@ -10,6 +10,7 @@ use crate::config::EdgeConfig;
 use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
 use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, Priority, RequestOutcome};
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
+use gateway_core::labels::AttemptResult;
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};

@@ -32,7 +32,7 @@ impl Authenticator {
         let credential = Credential::of_request(authorization, keys).map_err(not_let_in)?;
         match ring.tenant(&credential) {
             Ok(tenant) => Ok(Authenticated { tenant: tenant.clone(), key: Some(credential.digest) }),
-            Err(_) if !self.tokens.is_empty() && jwt::looks_like_one(credential.secret) => {
+            Err(_) if !self.tokens.is_empty() && jwt::has_token_shape(credential.secret) => {
                 let tenant = self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)?;
                 Ok(Authenticated { tenant, key: None })
             }

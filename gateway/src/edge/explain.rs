@@ -5,8 +5,8 @@
 
 use crate::events::{FinishedRequest, RequestTimes};
 use crate::metrics::RequestOutcome;
-use gateway_core::trail::{Attempted, End, Trail};
-use gateway_core::words::Ended;
+use gateway_core::labels::AttemptResult;
+use gateway_core::trail::{AttemptEnd, AttemptRecord, Trail};
 use regions::catalogue::Catalogue;
 use regions::health::Health;
 use regions::id::TenantId;

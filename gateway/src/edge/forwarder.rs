@@ -12,7 +12,7 @@ use crate::names;
 use crate::receipts::{CommitFailed, Recorder, Sending, WriteAhead};
 use crate::respond::Rejection;
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::priority::Priority;
 use gateway_core::trail::{AttemptCause, AttemptEnd, Trail};
@@ -197,7 +197,7 @@ impl Forwarder {
                 cause,
             };
             let durable = recorder.commit(WriteAhead::Sending(sending)).await;
-            durable.map_err(|CommitFailed| Failure::ReceiptUnavailable)?;
+            durable.map_err(|CommitFailed| AttemptFailure::ReceiptUnavailable)?;
         }
         let begun = Instant::now();
         let left = left.saturating_sub(begun.saturating_duration_since(began));

@@ -54,7 +54,7 @@ struct Work {
 impl Work {
     /// What a region says now, after what it said `before`.
     fn heard(before: Option<&Work>, load: &spoke::DeploymentLoad, now: Instant) -> Work {
-        let of = |before, tokens| Queue::heard(before, tokens, load.tokens_per_second, now);
+        let of = |before, tokens| RegionQueue::updated(before, tokens, load.tokens_per_second, now);
         Work {
             load: *load,
             queue: of(before.map(|work| work.queue), load.pending_tokens),

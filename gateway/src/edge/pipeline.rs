@@ -25,7 +25,7 @@ use crate::openapi;
 use crate::receipts::{QueueSlot, Recorder};
 use crate::relay;
 use crate::respond::{self, Rejection};
-use gateway_core::endpoint::{Endpoint, Target};
+use gateway_core::endpoint::{Endpoint, ForwardTarget};
 use http::header::CONTENT_ENCODING;
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::error::Fault;

@@ -6,8 +6,8 @@
 
 use super::watch::InFlight;
 use crate::upstream::UpstreamResponse;
-use gateway_core::outcome::Failure;
-use gateway_core::trail::{AttemptId, Cause, End, PolicyVersion, Trail};
+use gateway_core::outcome::AttemptFailure;
+use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, PolicyVersion, Trail};
 use regions::set::RegionIndex;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

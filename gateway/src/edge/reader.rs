@@ -17,11 +17,10 @@ use crate::config::EdgeConfig;
 use crate::relay::ForwardedHeaders;
 use crate::request_body::{BodyError, BodyReader, BufferedBody};
 use crate::respond::Rejection;
-use gateway_core::ask::{Ask, Headers};
-use gateway_core::body::{self, Reading};
-use gateway_core::endpoint::{self, ModelField, Target};
-use gateway_core::memory::Owner;
-use gateway_core::pace::Size;
+use gateway_core::body::{self, BodySummary};
+use gateway_core::endpoint::{self, ForwardTarget, ModelField};
+use gateway_core::latency::SizeClass;
+use gateway_core::memory::BodyOwner;
 use gateway_core::priority::NoBulk;
 use gateway_core::request_options::{OptionHeaders, RequestOptions};
 use gateway_core::tenant::{Cost, Tenant};
@@ -133,10 +132,10 @@ impl RequestReader {
     /// Reads model and cost from the body; the default for a request without one.
     async fn body_of(
         &self,
-        target: Target<'_>,
+        target: ForwardTarget<'_>,
         body: &BufferedBody,
         tenant: &Tenant,
-    ) -> Result<Reading, Rejection> {
+    ) -> Result<BodySummary, Rejection> {
         if target.model == ModelField::Bodiless {
             return Ok(BodySummary::default());
         }
@@ -144,12 +143,12 @@ impl RequestReader {
             body::read(&body.bytes)
         } else {
             let bytes = body.bytes.clone();
-            self.body_reader.cpu.run(Some(tenant.place), move || body::read(&bytes)).await
+            self.body_reader.cpu.run(Some(tenant.index), move || body::read(&bytes)).await
         };
         reading.map_err(unreadable_body)
     }
 
-    fn ask(&self, session: &ServerSession) -> Result<Ask, Rejection> {
+    fn ask(&self, session: &ServerSession) -> Result<RequestOptions, Rejection> {
         let trusted = peer(session).is_some_and(|peer| self.config.trusted_peers.contains(&peer.ip()));
         let asked = OptionHeaders {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,

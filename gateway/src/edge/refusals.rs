@@ -4,7 +4,6 @@ use super::duration::openai_duration;
 use super::policy_clock::TooOld;
 use super::view::View;
 use crate::respond::Rejection;
-use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
 use gateway_core::body::{self, BodyProblem};
 use gateway_core::bucket::Shortfall;
 use gateway_core::endpoint::{Endpoint, NotServed};
@@ -143,7 +142,7 @@ pub(super) fn no_receipt() -> Rejection {
     )
 }
 
-pub(super) fn unreadable_ask(problem: AskProblem) -> Rejection {
+pub(super) fn unreadable_ask(problem: HeaderProblem) -> Rejection {
     let (param, message) = match problem {
         HeaderProblem::Timeout => (
             headers::TIMEOUT_MS,
@@ -287,8 +286,8 @@ pub(super) fn too_many_inputs(problem: TooManyInputs) -> Rejection {
 }
 
 /// A tenant cannot pay for a request: not now, or never.
-pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Rejection {
-    let Exceeded { limited, limit, short } = exceeded;
+pub(super) fn beyond_limits(tenant: &Tenant, exceeded: LimitExceeded) -> Rejection {
+    let LimitExceeded { kind: limited, limit, shortfall: short } = exceeded;
     let (what, unit, never) = match limited {
         LimitKind::Requests => ("requests a second", "requests", ErrorCode::RateLimited),
         LimitKind::Inputs => ("inputs a second", "inputs", ErrorCode::TooManyInputs),

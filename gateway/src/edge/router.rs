@@ -238,6 +238,6 @@ impl Observations for Observed<'_> {
 }
 
 /// RequestTimes that a request would wait behind the reported load, by priority.
-pub(super) fn waits(load: &DeploymentLoad) -> Waits {
-    Waits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second)
+pub(super) fn waits(load: &DeploymentLoad) -> QueueWaits {
+    QueueWaits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second)
 }

@@ -5,7 +5,7 @@ use super::operator_state::Operations;
 use super::scatter::{AT_ONCE_MAX, PIECES_BYTES_MAX};
 use crate::circuits;
 use crate::metrics::{Kind, ListenerMetricNames, MetricsText, render_panics};
-use gateway_core::targets::CircuitState;
+use gateway_core::targets::TargetStatus;
 use regions::health::Health;
 use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
@@ -122,12 +122,7 @@ pub(super) fn text(operations: &Operations) -> String {
         let help = "HTTP/2 connections to regions that are open.";
         text.single("meridian_gateway_region_connections", Kind::Gauge, help, open as u64);
         let help = "Requests under way on them.";
-        text.single(
-            "meridian_gateway_region_connections_requests",
-            Kind::Gauge,
-            help,
-            requests as u64,
-        );
+        text.single("meridian_gateway_region_connections_requests", Kind::Gauge, help, requests as u64);
     }
     let help = "Connections of clients that were not taken, by what was the matter.";
     operations.refused.render(&mut text, "meridian_gateway_connections_refused_total", help);
@@ -156,11 +151,7 @@ fn render_regions(text: &mut MetricsText, operations: &Operations) {
         }
     }
     let name = "meridian_gateway_region_report_age_seconds";
-    text.head(
-        name,
-        Kind::Gauge,
-        "Time since a region was last heard of; absent before the first time.",
-    );
+    text.head(name, Kind::Gauge, "Time since a region was last heard of; absent before the first time.");
     for Seen { region, report_age, .. } in &seen {
         if let Some(age) = report_age {
             text.sample(name, &[("region", region)], age.as_secs_f64());
@@ -186,7 +177,7 @@ fn render_circuits(text: &mut MetricsText, operations: &Operations) {
     text.head(name, Kind::Gauge, "1 for how the circuit of a region stands.");
     for state in &states {
         for word in circuits::STATE_NAMES {
-            let is = u8::from(word == circuits::state_name(state.standing));
+            let is = u8::from(word == circuits::state_name(state.state));
             text.sample(name, &[("region", &named(state)), ("state", word)], is);
         }
     }

@@ -113,17 +113,17 @@ pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> Planned {
 }
 
 /// Rows as requests need them. A region that the catalogue does not know has no share.
-fn meaning(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> Weights {
+fn meaning(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> GatewayWeights {
     let wire::GatewayWeights { generation, gateway: _, rows } = weights;
     let told = rows.iter().filter_map(
-        |((TrafficClass { deployment, residency }, origin), shares)| -> Option<Told> {
+        |((TrafficClass { deployment, residency }, origin), shares)| -> Option<ReceivedRow> {
             let shares = shares.iter().filter_map(|NamedShare { region, permille, reason }| {
                 Some(Share { region: catalogue.index_of(region)?, permille: *permille, why: *reason })
             });
             Some((deployment.clone(), residency.clone(), catalogue.index_of(origin)?, shares.collect()))
         },
     );
-    Weights::new(*generation, told, catalogue)
+    GatewayWeights::new(*generation, told, catalogue)
 }
 
 /// Tells the hub and hears it, for ever.

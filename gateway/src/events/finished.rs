@@ -45,7 +45,7 @@ pub(crate) struct ResolvedRequest {
 
 /// Returns the start of an attempt in milliseconds since 1970, for a request that arrived at `arrived`, which is
 /// `at_ms`.
-pub(crate) fn began_ms(attempt: &Attempted, arrived: Instant, at_ms: u64) -> u64 {
+pub(crate) fn began_ms(attempt: &AttemptRecord, arrived: Instant, at_ms: u64) -> u64 {
     at(attempt.began, arrived, at_ms)
 }
 

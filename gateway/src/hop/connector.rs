@@ -7,7 +7,7 @@ use super::verify::{Verifier, server_name};
 use super::{Credentials, HTTP1, HTTP2, HopFailureCause, RegionTransport};
 use crate::events::{HopFailed, HopFailures};
 use crate::http1::{TransportStream, UpstreamKey};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
@@ -109,7 +109,11 @@ impl Connector {
 
     /// Opens a connection and authenticates the peer. `limit` applies to the TCP connect, and to the handshake with a
     /// minimum of [`HANDSHAKE_MIN`].
-    pub(crate) async fn connect(&self, key: UpstreamKey, limit: Duration) -> Result<PeerConnection, Failure> {
+    pub(crate) async fn connect(
+        &self,
+        key: UpstreamKey,
+        limit: Duration,
+    ) -> Result<PeerConnection, AttemptFailure> {
         let UpstreamKey { region, address } = key;
         if matches!(self.mode, Mode::Loopback) && !address.ip().is_loopback() {
             let error = "without [region_tls] requests are sent to loopback addresses only; configure certificates, or \
@@ -139,7 +143,7 @@ impl Connector {
                 Some(cause) => Err(self.failed(key, cause, &error)),
                 None => {
                     tracing::debug!(%address, %error, "next hop closed the connection during the handshake");
-                    Err(Failure::Unreachable)
+                    Err(AttemptFailure::Unreachable)
                 }
             },
             Err(elapsed) => Err(self.failed(key, HopFailureCause::TimedOut, &elapsed)),
@@ -161,11 +165,20 @@ impl Connector {
         }
     }
 
-    fn failed(&self, key: UpstreamKey, cause: HopFailureCause, error: &dyn std::fmt::Display) -> Failure {
+    fn failed(
+        &self,
+        key: UpstreamKey,
+        cause: HopFailureCause,
+        error: &dyn std::fmt::Display,
+    ) -> AttemptFailure {
         let is_new = self.last_failures().insert(key.region, cause) != Some(cause);
         let (region, address) = (self.region_name(key.region), key.address);
         HopFailed { region, address, cause, error, is_new }.record(&self.failures);
-        if cause == HopFailureCause::WrongPeer { Failure::WrongPeer } else { Failure::Unreachable }
+        if cause == HopFailureCause::WrongPeer {
+            AttemptFailure::WrongPeer
+        } else {
+            AttemptFailure::Unreachable
+        }
     }
 
     fn last_failures(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, HopFailureCause>> {
@@ -178,7 +191,7 @@ impl Connector {
     }
 }
 
-async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Failure> {
+async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, AttemptFailure> {
     let reached = async {
         let stream = timeout(limit, TcpStream::connect(address)).await??;
         stream.set_nodelay(true)?;
@@ -186,7 +199,7 @@ async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Failur
     };
     reached.await.map_err(|error| {
         tracing::debug!(%address, %error, "next hop unreachable");
-        Failure::Unreachable
+        AttemptFailure::Unreachable
     })
 }
 

@@ -195,11 +195,11 @@ fn own_name(
     };
     let index =
         catalogue.index_of(region).ok_or_else(|| format!("is of {region}, which is not in the catalogue"))?;
-    name_in(certificate).and_then(|own| own.is_at(index, role, &own, catalogue).map(|()| own)).map_err(
-        |wrong| {
+    name_in(certificate)
+        .and_then(|own| own.verify_region(index, role, &own, catalogue).map(|()| own))
+        .map_err(|wrong| {
             format!("is not that of this {}: {wrong}; its only URI must be {}", role.as_str(), expected())
-        },
-    )
+        })
 }
 
 #[cfg(test)]

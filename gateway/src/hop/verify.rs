@@ -60,7 +60,7 @@ impl Verifier {
     pub(super) fn named(&self, certificate: &CertificateDer<'_>, region: RegionIndex) -> Result<Peer, Error> {
         let Credentials { own, catalogue, .. } = &*self.0;
         let name = name_in(certificate).map_err(wrong_peer)?;
-        name.is_at(region, Role::Region, own, catalogue).map_err(wrong_peer)?;
+        name.verify_region(region, Role::Region, own, catalogue).map_err(wrong_peer)?;
         Peer::proven(&name, own, catalogue).map_err(wrong_peer)
     }
 

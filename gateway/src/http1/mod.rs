@@ -21,7 +21,7 @@ use crate::hop::{Connector, PeerConnection};
 use crate::upstream::RequestHead;
 use bytes::Bytes;
 use frame::{BodyFraming, HEAD_BYTES_MAX, InvalidResponse, ResponseHead};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use http::response::Parts;
 use pool::{ConnectionPool, PooledConnection};
@@ -84,7 +84,7 @@ impl Http1Client {
         &self,
         key: UpstreamKey,
         connect_timeout: Duration,
-    ) -> Result<Http1Connection<'_>, Failure> {
+    ) -> Result<Http1Connection<'_>, AttemptFailure> {
         if let Some(opened) = self.take_idle(key) {
             return Ok(opened);
         }
@@ -94,7 +94,7 @@ impl Http1Client {
             return Ok(opened);
         }
         if permit.is_after_timeout {
-            return Err(Failure::Unreachable);
+            return Err(AttemptFailure::Unreachable);
         }
         let started = Instant::now();
         let connected = self.connector.connect(key, connect_timeout).await;
@@ -134,7 +134,7 @@ impl Http1Connection<'_> {
     }
 
     /// Sends a request and waits for the head of its response; the caller bounds the time by dropping the future.
-    pub(crate) async fn send(self, head: &RequestHead, body: &[u8]) -> Result<Http1Response, Failure> {
+    pub(crate) async fn send(self, head: &RequestHead, body: &[u8]) -> Result<Http1Response, AttemptFailure> {
         let Http1Connection { client, mut connection, reused } = self;
         let key = connection.key;
         // A server that rejects a body early responds before it has read all of it and closes; so a failed write does
@@ -155,7 +155,11 @@ impl Http1Connection<'_> {
                     client.connector.connection_failed(key, error);
                 }
                 let no_response = connection.buffer.is_empty() && matches!(error, Http1Error::Io(_));
-                Err(if reused && no_response { Failure::StaleConnection } else { Failure::Unreachable })
+                Err(if reused && no_response {
+                    AttemptFailure::StaleConnection
+                } else {
+                    AttemptFailure::Unreachable
+                })
             }
         }
     }
@@ -287,12 +291,12 @@ mod tests {
         Http1Client::over(Arc::new(Connector::within_the_region()))
     }
 
-    async fn post(client: &Http1Client, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
+    async fn post(client: &Http1Client, address: SocketAddr) -> Result<(u16, Vec<u8>), AttemptFailure> {
         let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
         let opened = client.open(key, Duration::from_secs(5)).await?;
         let Http1Response { head, body: mut stream } = opened.send(&request(), BODY).await?;
         let mut body = Vec::new();
-        while let Some(bytes) = stream.chunk().await.map_err(|_| Failure::Unreachable)? {
+        while let Some(bytes) = stream.chunk().await.map_err(|_| AttemptFailure::Unreachable)? {
             body.extend_from_slice(&bytes);
         }
         stream.finish(client);
@@ -326,8 +330,8 @@ mod tests {
         let (address, _server) = server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "", "", ""]).await;
         let client = client();
         assert!(post(&client, address).await.is_ok());
-        assert_eq!(post(&client, address).await, Err(Failure::StaleConnection));
-        assert_eq!(post(&client, address).await, Err(Failure::Unreachable));
+        assert_eq!(post(&client, address).await, Err(AttemptFailure::StaleConnection));
+        assert_eq!(post(&client, address).await, Err(AttemptFailure::Unreachable));
     }
 
     #[tokio::test]
@@ -375,7 +379,7 @@ mod tests {
         tokio::time::pause();
         let started = tokio::time::Instant::now();
         let all = (0..8 * OPENING_MAX).map(|_| async {
-            assert_eq!(client.open(key, limit).await.err(), Some(Failure::Unreachable));
+            assert_eq!(client.open(key, limit).await.err(), Some(AttemptFailure::Unreachable));
             started.elapsed()
         });
         let slowest = futures_util::future::join_all(all).await.into_iter().max().unwrap();
@@ -389,7 +393,7 @@ mod tests {
             server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "HTTP/1.1 200 OK\r\nx-close: "]).await;
         let client = client();
         assert!(post(&client, address).await.is_ok());
-        assert_eq!(post(&client, address).await, Err(Failure::Unreachable));
+        assert_eq!(post(&client, address).await, Err(AttemptFailure::Unreachable));
     }
 
     #[tokio::test]
@@ -402,7 +406,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nx: close\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
         ] {
             let (address, _server) = server(Vec::leak(vec![response])).await;
-            assert_eq!(post(&client(), address).await, Err(Failure::Unreachable), "{response}");
+            assert_eq!(post(&client(), address).await, Err(AttemptFailure::Unreachable), "{response}");
         }
     }
 

@@ -5,7 +5,9 @@ use crate::hop::{Connector, PeerConnection};
 use crate::http1::{TransportStream, UpstreamKey};
 use crate::metrics::{HopEvent, LabelCounter};
 use bytes::Bytes;
-use gateway_core::multiplex::{BEAT, Beat, Pulse, REQUESTS_EASY, REQUESTS_MAX};
+use gateway_core::multiplex::{
+    KEEPALIVE_INTERVAL, Keepalive, KeepaliveAction, REQUESTS_BEFORE_OPENING, REQUESTS_MAX,
+};
 use gateway_core::residency::Peer;
 use h2::client::{Builder, SendRequest};
 use h2::{Ping, Reason, RecvStream, SendStream};
@@ -23,7 +25,7 @@ use tokio::time::MissedTickBehavior;
 /// is buffered as a whole is smaller.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 /// Window of all responses on a connection: as many clients as a connection comfortably has may stop reading.
-const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_EASY as u32 * STREAM_WINDOW_BYTES;
+const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_BEFORE_OPENING as u32 * STREAM_WINDOW_BYTES;
 /// Frames for large responses, larger than the minimum that every peer must accept.
 const FRAME_BYTES_MAX: u32 = 64 << 10;
 /// Maximum decoded bytes of a response head: as over HTTP/1.1.
@@ -149,9 +151,9 @@ impl State {
 /// Drives the connection and its health check until it ends or times out.
 async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, state: Arc<State>) {
     let mut pings = connection.ping_pong().expect("it is taken only once");
-    let (mut pulse, mut ping_in_flight) = (Pulse::default(), false);
+    let (mut pulse, mut ping_in_flight) = (Keepalive::default(), false);
     let (mut served, mut used) = (0, state.started);
-    let mut interval = tokio::time::interval(BEAT);
+    let mut interval = tokio::time::interval(KEEPALIVE_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -167,17 +169,17 @@ async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, st
             _ = poll_fn(|context| pings.poll_pong(context)), if ping_in_flight => ping_in_flight = false,
             _ = interval.tick() => {
                 let (now, requests) = (Instant::now(), state.requests.load(Relaxed));
-                match pulse.felt(state.last_received(), requests, now) {
-                    Beat::Rest => {}
-                    Beat::Ask => ping_in_flight |= pings.send_ping(Ping::opaque()).is_ok(),
-                    Beat::Dead => {
+                match pulse.check(state.last_received(), requests, now) {
+                    KeepaliveAction::None => {}
+                    KeepaliveAction::Ping => ping_in_flight |= pings.send_ping(Ping::opaque()).is_ok(),
+                    KeepaliveAction::Close => {
                         state.counts.count(HopEvent::TimedOut);
                         let region = state.connector.region_name(state.key.region);
                         tracing::info!(region, address = %state.key.address, requests, "HTTP/2 connection timed out");
                         return;
                     }
                 }
-                let unresponsive = pulse.is_silent(now);
+                let unresponsive = pulse.is_unresponsive(now);
                 if unresponsive && !state.unresponsive.load(Relaxed) {
                     state.counts.count(HopEvent::Unresponsive);
                 }

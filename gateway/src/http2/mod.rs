@@ -12,7 +12,7 @@
 //!
 //! The `h2` crate implements framing and flow control. A connection that a region drains (GOAWAY) takes no new requests
 //! and finishes those in flight; requests that the region reports as unprocessed, and requests in flight on a
-//! connection that failed and had worked before, are [`Failure::StaleConnection`], which costs no retry budget.
+//! connection that failed and had worked before, are [`AttemptFailure::StaleConnection`], which costs no retry budget.
 
 mod connection;
 #[cfg(test)]
@@ -25,8 +25,8 @@ use crate::upstream::RequestHead;
 use bytes::{Bytes, BytesMut};
 pub(crate) use connection::Http2Body;
 use connection::{Connection, StreamPermit};
-use gateway_core::multiplex::{self, Load, Pick};
-use gateway_core::outcome::Failure;
+use gateway_core::multiplex::{self, ConnectionLoad, Selected};
+use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use h2::client::SendRequest;
 use http::response::Parts;
@@ -54,7 +54,7 @@ pub(crate) struct Http2Client {
 struct UpstreamConnections {
     inner: Mutex<Inner>,
     /// Number of attempts to open a connection that have ended, and the outcome of the last.
-    opened: watch::Sender<(u64, Result<(), Failure>)>,
+    opened: watch::Sender<(u64, Result<(), AttemptFailure>)>,
     counts: Arc<LabelCounter<HopEvent>>,
 }
 
@@ -112,7 +112,7 @@ impl Http2Client {
         key: UpstreamKey,
         connect_timeout: Duration,
         http1: &Arc<Http1Client>,
-    ) -> Result<Http2Slot, Failure> {
+    ) -> Result<Http2Slot, AttemptFailure> {
         let connections = self.connections_to(key);
         loop {
             // Subscribed before the check, so that no notification is lost in between.
@@ -132,7 +132,7 @@ impl Http2Client {
                 Acquisition::Ready(opened) => return Ok(opened),
                 Acquisition::Full => {
                     self.counts.count(HopEvent::Full);
-                    return Err(Failure::Unreachable);
+                    return Err(AttemptFailure::Unreachable);
                 }
                 Acquisition::Pending => {
                     // The sender is in `connections`, which is held here.
@@ -144,7 +144,11 @@ impl Http2Client {
     }
 
     /// Adds a connection that was opened for HTTP/1.1 to a region that turned out to support HTTP/2.
-    pub(crate) async fn adopt(&self, key: UpstreamKey, connected: PeerConnection) -> Result<(), Failure> {
+    pub(crate) async fn adopt(
+        &self,
+        key: UpstreamKey,
+        connected: PeerConnection,
+    ) -> Result<(), AttemptFailure> {
         let connections = self.connections_to(key);
         let driver = connections.take(key, connected, &self.connector).await?;
         self.spawn(driver);
@@ -195,17 +199,19 @@ impl UpstreamConnections {
             return (Acquisition::Ready(Http2Slot::Http1), false);
         }
         loop {
-            let loads =
-                inner.open.iter().map(|one| Load { requests: one.requests(), silent: one.is_unresponsive() });
-            let (at, open_one) = match multiplex::pick(loads, inner.opening) {
-                Pick::Use(at) => (at, false),
-                Pick::UseAndOpen(at) => (at, true),
-                Pick::Open => {
+            let loads = inner
+                .open
+                .iter()
+                .map(|one| ConnectionLoad { requests: one.requests(), unresponsive: one.is_unresponsive() });
+            let (at, open_one) = match multiplex::select(loads, inner.opening) {
+                Selected::Use(at) => (at, false),
+                Selected::UseAndOpen(at) => (at, true),
+                Selected::OpenAndWait => {
                     inner.opening = true;
                     return (Acquisition::Pending, true);
                 }
-                Pick::Wait => return (Acquisition::Pending, false),
-                Pick::Full => return (Acquisition::Full, false),
+                Selected::Wait => return (Acquisition::Pending, false),
+                Selected::Full => return (Acquisition::Full, false),
             };
             // A connection that is too old, or that the region drains, finishes its requests.
             let Some(stream) = inner.open[at].reserve(now, AGE_MAX) else {
@@ -224,11 +230,11 @@ impl UpstreamConnections {
         key: UpstreamKey,
         connected: PeerConnection,
         connector: &Arc<Connector>,
-    ) -> Result<impl Future<Output = ()> + Send + use<>, Failure> {
+    ) -> Result<impl Future<Output = ()> + Send + use<>, AttemptFailure> {
         let started = Connection::begin(key, connected, connector.clone(), self.counts.clone()).await;
         let (connection, driven) = started.map_err(|error| {
             tracing::debug!(address = %key.address, %error, "HTTP/2 handshake failed");
-            Failure::Unreachable
+            AttemptFailure::Unreachable
         })?;
         self.counts.count(HopEvent::Opened);
         let mut inner = self.lock();
@@ -243,7 +249,7 @@ impl UpstreamConnections {
         })
     }
 
-    fn report(&self, outcome: Result<(), Failure>) {
+    fn report(&self, outcome: Result<(), AttemptFailure>) {
         self.lock().opening = false;
         self.opened.send_modify(|(count, last)| (*count, *last) = (*count + 1, outcome));
     }
@@ -268,7 +274,7 @@ async fn open_connection(
         Ok(None)
     };
     // Other requests wait for the outcome, even a panic.
-    let opened = contained("region connection", opened).await.unwrap_or(Err(Failure::Unreachable));
+    let opened = contained("region connection", opened).await.unwrap_or(Err(AttemptFailure::Unreachable));
     connections.report(opened.as_ref().map(|_| ()).map_err(|failure| *failure));
     if let Ok(Some(driver)) = opened {
         driver.await;
@@ -283,7 +289,11 @@ impl Http2Stream {
 
     /// Sends a request and waits for the head of its response; the caller bounds the time by dropping the future, which
     /// cancels the stream.
-    pub(crate) async fn send(self, head: &RequestHead, body: Bytes) -> Result<(Parts, Http2Body), Failure> {
+    pub(crate) async fn send(
+        self,
+        head: &RequestHead,
+        body: Bytes,
+    ) -> Result<(Parts, Http2Body), AttemptFailure> {
         let Http2Stream { mut send, permit } = self;
         let used_before = permit.has_answered();
         let exchange = async {
@@ -303,9 +313,9 @@ impl Http2Stream {
             let unprocessed = error.is_remote()
                 && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM));
             if used_before && (unprocessed || error.is_io()) {
-                Failure::StaleConnection
+                AttemptFailure::StaleConnection
             } else {
-                Failure::Unreachable
+                AttemptFailure::Unreachable
             }
         })
     }

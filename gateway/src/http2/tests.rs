@@ -3,7 +3,7 @@
 use super::*;
 use crate::hop::RegionTransport;
 use crate::upstream::UpstreamMethod;
-use gateway_core::multiplex::{DEAD_AFTER, REQUESTS_EASY};
+use gateway_core::multiplex::{CLOSE_AFTER, REQUESTS_BEFORE_OPENING};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::{Request, Response};
@@ -138,7 +138,7 @@ fn client() -> Arc<TestClient> {
 }
 
 impl TestClient {
-    async fn open(&self, address: SocketAddr) -> Result<Http2Stream, Failure> {
+    async fn open(&self, address: SocketAddr) -> Result<Http2Stream, AttemptFailure> {
         let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
         match self.http2.open(key, PATIENCE, &self.http1).await? {
             Http2Slot::Stream(stream) => Ok(stream),
@@ -146,7 +146,7 @@ impl TestClient {
         }
     }
 
-    async fn send(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Http2Body), Failure> {
+    async fn send(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Http2Body), AttemptFailure> {
         let mut head = RequestHead::new(UpstreamMethod::Post).for_path("/v1/embeddings");
         head.put("host", "region");
         head.put("content-length", body.len().to_string());
@@ -154,10 +154,10 @@ impl TestClient {
     }
 
     /// Sends a request and returns the length of the response body.
-    async fn whole(&self, address: SocketAddr, body: Bytes) -> Result<usize, Failure> {
+    async fn whole(&self, address: SocketAddr, body: Bytes) -> Result<usize, AttemptFailure> {
         let (_, mut rest) = self.send(address, body).await?;
         let mut read = 0;
-        while let Some(chunk) = rest.chunk().await.map_err(|_| Failure::Unreachable)? {
+        while let Some(chunk) = rest.chunk().await.map_err(|_| AttemptFailure::Unreachable)? {
             read += chunk.len();
         }
         Ok(read)
@@ -167,7 +167,7 @@ impl TestClient {
     fn spawn_request(
         self: &Arc<TestClient>,
         address: SocketAddr,
-    ) -> tokio::task::JoinHandle<Result<usize, Failure>> {
+    ) -> tokio::task::JoinHandle<Result<usize, AttemptFailure>> {
         let client = self.clone();
         tokio::spawn(async move { client.whole(address, BODY).await })
     }
@@ -187,16 +187,16 @@ async fn requests_share_a_connection_up_to_its_comfortable_load() {
     let mut server = Server::start().await;
     let client = after_one_response(&mut server).await;
     let mut sent = Vec::new();
-    for number in 0..REQUESTS_EASY {
+    for number in 0..REQUESTS_BEFORE_OPENING {
         sent.push(client.spawn_request(server.address));
         let request = server.next().await;
-        assert_eq!((request.connection, number < REQUESTS_EASY), (0, true));
+        assert_eq!((request.connection, number < REQUESTS_BEFORE_OPENING), (0, true));
         tokio::spawn(async move {
             std::future::pending::<()>().await;
             drop(request);
         });
     }
-    assert_eq!((server.accepted(), client.http2.size()), (1, (1, REQUESTS_EASY)));
+    assert_eq!((server.accepted(), client.http2.size()), (1, (1, REQUESTS_BEFORE_OPENING)));
     // The next request behaviour not wait for the connection that is opened for later ones.
     sent.push(client.spawn_request(server.address));
     server.next().await.respond(BODY);
@@ -212,8 +212,8 @@ async fn requests_share_a_connection_up_to_its_comfortable_load() {
 async fn concurrent_requests_wait_for_one_connection() {
     let mut server = Server::start().await;
     let client = client();
-    let sent: Vec<_> = (0..REQUESTS_EASY).map(|_| client.spawn_request(server.address)).collect();
-    for _ in 0..REQUESTS_EASY {
+    let sent: Vec<_> = (0..REQUESTS_BEFORE_OPENING).map(|_| client.spawn_request(server.address)).collect();
+    for _ in 0..REQUESTS_BEFORE_OPENING {
         server.next().await.respond(BODY);
     }
     for one in sent {
@@ -246,7 +246,7 @@ async fn a_response_is_read_to_its_end_and_not_cancelled_before() {
     let (sender, address) = (client.clone(), server.address);
     let sent = tokio::spawn(async move {
         let (_, mut rest) = sender.send(address, BODY).await?;
-        rest.whole(BODY.len()).await.map_err(|_| Failure::Unreachable)
+        rest.whole(BODY.len()).await.map_err(|_| AttemptFailure::Unreachable)
     });
     let mut request = server.next().await;
     let mut stream = request.respond.send_response(Response::new(()), false).unwrap();
@@ -285,21 +285,21 @@ async fn requests_on_a_failed_connection_are_stale_if_it_had_worked_before() {
     let sent = client.spawn_request(server.address);
     server.next().await;
     server.set(0, ServerBehaviour::Close);
-    assert_eq!(sent.await.unwrap(), Err(Failure::Unreachable), "it has never responded");
+    assert_eq!(sent.await.unwrap(), Err(AttemptFailure::Unreachable), "it has never responded");
 
     let client = after_one_response(&mut server).await;
     let sent = client.spawn_request(server.address);
     let request = server.next().await;
     server.set(request.connection, ServerBehaviour::Close);
-    assert_eq!(sent.await.unwrap(), Err(Failure::StaleConnection));
+    assert_eq!(sent.await.unwrap(), Err(AttemptFailure::StaleConnection));
     let sent = client.spawn_request(server.address);
     server.next().await.respond(BODY);
     assert_eq!(sent.await.unwrap(), Ok(BODY.len()), "another connection is opened");
 
     for (reason, failure) in [
-        (Reason::REFUSED_STREAM, Failure::StaleConnection),
-        (Reason::INTERNAL_ERROR, Failure::Unreachable),
-        (Reason::CANCEL, Failure::Unreachable),
+        (Reason::REFUSED_STREAM, AttemptFailure::StaleConnection),
+        (Reason::INTERNAL_ERROR, AttemptFailure::Unreachable),
+        (Reason::CANCEL, AttemptFailure::Unreachable),
     ] {
         let sent = client.spawn_request(server.address);
         server.next().await.respond.send_reset(reason);
@@ -313,7 +313,7 @@ async fn all_waiting_requests_fail_when_the_port_is_closed() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let sent: Vec<_> = (0..3).map(|_| client.spawn_request(closed)).collect();
     for one in sent {
-        assert_eq!(one.await.unwrap(), Err(Failure::Unreachable));
+        assert_eq!(one.await.unwrap(), Err(AttemptFailure::Unreachable));
     }
 }
 
@@ -338,7 +338,7 @@ async fn clients_that_do_not_read_block_no_other() {
     let mut server = Server::start().await;
     let client = after_one_response(&mut server).await;
     let mut unread = Vec::new();
-    for _ in 1..REQUESTS_EASY {
+    for _ in 1..REQUESTS_BEFORE_OPENING {
         let (sender, address) = (client.clone(), server.address);
         let sent = tokio::spawn(async move { sender.send(address, BODY).await });
         let request = server.next().await;
@@ -350,7 +350,7 @@ async fn clients_that_do_not_read_block_no_other() {
     assert_eq!(request.connection, 0);
     request.respond(Bytes::from(vec![b' '; LARGE]));
     assert_eq!(tokio::time::timeout(PATIENCE, sent).await.expect("it is read").unwrap(), Ok(LARGE));
-    assert_eq!(unread.len(), REQUESTS_EASY - 1);
+    assert_eq!(unread.len(), REQUESTS_BEFORE_OPENING - 1);
 }
 
 /// Behaviour of a link that was cut silently: requests use another connection long before this one times out.
@@ -371,12 +371,12 @@ async fn an_unresponsive_connection_gets_no_new_requests_and_times_out() {
             break request.unwrap();
         }
     };
-    assert_eq!((request.connection, frozen.elapsed() < DEAD_AFTER), (1, true), "{:?}", frozen.elapsed());
+    assert_eq!((request.connection, frozen.elapsed() < CLOSE_AFTER), (1, true), "{:?}", frozen.elapsed());
     request.respond(BODY);
     assert_eq!(
         tokio::time::timeout(PATIENCE, stuck).await.expect("it times out").unwrap(),
-        Err(Failure::StaleConnection)
+        Err(AttemptFailure::StaleConnection)
     );
-    assert!(frozen.elapsed() >= DEAD_AFTER, "not before the timeout: {:?}", frozen.elapsed());
+    assert!(frozen.elapsed() >= CLOSE_AFTER, "not before the timeout: {:?}", frozen.elapsed());
     others.iter().for_each(|task| task.abort());
 }

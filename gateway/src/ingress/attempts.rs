@@ -71,8 +71,8 @@ impl HoldTimes {
 }
 
 impl ForwardedRequest {
-    pub(super) fn size(&self) -> Size {
-        Size::of(self.tokens)
+    pub(super) fn size(&self) -> SizeClass {
+        SizeClass::of(self.tokens)
     }
 }
 
@@ -115,7 +115,9 @@ impl Ingress {
                     attempt.responded(request, response.head.status.as_u16());
                     return Ok((response, attempt, held));
                 }
-                Err(Failure::DeadlinePassed) => return Err(no_response(Failure::DeadlinePassed)),
+                Err(AttemptFailure::DeadlineExceeded) => {
+                    return Err(no_response(AttemptFailure::DeadlineExceeded));
+                }
                 Err(failure) => {
                     tracing::debug!(replica = %attempt.endpoint(), ?failure, "replica did not respond");
                     attempt.failed(failure);
@@ -275,7 +277,7 @@ impl Ingress {
         request: &ForwardedRequest,
         replica: SocketAddr,
         revision: Option<ModelRevision>,
-    ) -> Result<UpstreamResponse, Failure> {
+    ) -> Result<UpstreamResponse, AttemptFailure> {
         let ForwardedRequest { id, tenant, headers, path, policy, body, deadline, .. } = request;
         let to = policy
             .open(self.here, replica)
@@ -294,9 +296,9 @@ impl Ingress {
             let body = policy.seal(body.clone());
             let response = self.upstream.send(to, CONNECT_TIMEOUT, head.clone(), body, BUFFERED_RESPONSE_MAX);
             match tokio::time::timeout(left, response).await {
-                Ok(Err(Failure::StaleConnection)) => {}
+                Ok(Err(AttemptFailure::StaleConnection)) => {}
                 Ok(response) => return response,
-                Err(_) => return Err(Failure::DeadlinePassed),
+                Err(_) => return Err(AttemptFailure::DeadlineExceeded),
             }
         }
         Err(AttemptFailure::Unreachable)
@@ -309,19 +311,19 @@ fn held_too_long(request: &ForwardedRequest) -> Rejection {
     Rejection::new(ErrorCode::DeadlineExceeded, message)
 }
 
-fn no_response(failure: Failure) -> Rejection {
+fn no_response(failure: AttemptFailure) -> Rejection {
     match failure {
-        Failure::DeadlinePassed => Rejection::new(
+        AttemptFailure::DeadlineExceeded => Rejection::new(
             ErrorCode::DeadlineExceeded,
             "The replica did not respond before the request's deadline.",
         ),
-        Failure::StaleConnection
-        | Failure::Unreachable
-        | Failure::WrongPeer
-        | Failure::Elsewhere
-        | Failure::Late
-        | Failure::Lost
-        | Failure::ReceiptUnavailable => Rejection::new(
+        AttemptFailure::StaleConnection
+        | AttemptFailure::Unreachable
+        | AttemptFailure::WrongPeer
+        | AttemptFailure::Declined
+        | AttemptFailure::FirstByteTimeout
+        | AttemptFailure::RegionDown
+        | AttemptFailure::ReceiptUnavailable => Rejection::new(
             ErrorCode::ReplicaUnreachable,
             "The replica could not be reached or closed the connection before it responded.",
         ),

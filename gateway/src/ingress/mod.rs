@@ -310,7 +310,7 @@ impl From<BodyError> for RequestError {
 
 impl Ingress {
     async fn exchange(&self, session: &mut ServerSession) -> Result<AfterResponse, RequestError> {
-        let body = self.body_reader.body(session, Owner::default()).await?;
+        let body = self.body_reader.body(session, BodyOwner::default()).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Rejection::new(ErrorCode::InvalidJson, format!("Invalid exchange request: {error}."))
         })?;
@@ -345,7 +345,7 @@ impl Ingress {
         } else {
             TrafficOrigin::Local
         };
-        let body = self.body_reader.body(session, Owner::default()).await?;
+        let body = self.body_reader.body(session, BodyOwner::default()).await?;
         let request = ForwardedRequest {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
@@ -373,7 +373,7 @@ impl Ingress {
         };
         let reported =
             response.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
-        let timing = timing::at_the_region(reported, arrived.elapsed());
+        let timing = timing::region_header(reported, arrived.elapsed());
         let held = held.headers();
         let mut extra =
             vec![(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];

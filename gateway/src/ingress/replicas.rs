@@ -75,7 +75,7 @@ impl Replicas {
     pub(super) fn refresh(&self) -> BTreeMap<usize, SocketAddr> {
         let mut observations = self.observations();
         let addresses = self.spoke.lock().endpoints();
-        observations.targets.watch(addresses.keys().copied().collect::<Vec<_>>());
+        observations.targets.set_targets(addresses.keys().copied().collect::<Vec<_>>());
         observations.evacuation.retain(|number, _| addresses.contains_key(number));
         observations.addresses.clone_from(&addresses);
         addresses
@@ -107,13 +107,17 @@ impl Replicas {
         attempt: &ReplicaAttempt<'_>,
         request: &ForwardedRequest,
     ) -> Option<Duration> {
-        self.observations().targets.first_byte(attempt.index(), &request.deployment, request.size())
+        self.observations().targets.first_byte_timeout(attempt.index(), &request.deployment, request.size())
     }
 
     /// Records a first-byte timeout.
     pub(super) fn timed_out(&self, attempt: &mut ReplicaAttempt<'_>) {
         attempt.is_in_time = false;
-        self.observations().observe(attempt.index(), Failure::Late.evidence(None), Instant::now());
+        self.observations().observe(
+            attempt.index(),
+            AttemptFailure::FirstByteTimeout.evidence(None),
+            Instant::now(),
+        );
     }
 
     /// Selects a replica for a retry after a first-byte timeout: not an ejected one, and only if the budget allows it.
@@ -128,7 +132,7 @@ impl Replicas {
         let choice = {
             let mut spoke = self.spoke.lock();
             let choice = observations.choose(&mut spoke, request, tried, now).ok()?;
-            let open = observations.targets.standing(choice.index, now).takes(request.draw);
+            let open = observations.targets.state(choice.index, now).admits(request.draw);
             if !open || !observations.withdraw(attempt.index(), now) {
                 spoke.finished(&choice, ReplicaOutcome::Canceled, now);
                 return None;
@@ -153,7 +157,7 @@ impl Replicas {
     }
 
     /// Returns the available retries, and the state of each replica.
-    pub(super) fn limits(&self) -> (u32, Vec<CircuitState<usize>>) {
+    pub(super) fn limits(&self) -> (u32, Vec<TargetStatus<usize>>) {
         let now = Instant::now();
         let observations = self.observations();
         (observations.retry.left(now), observations.targets.states(now))
@@ -194,7 +198,7 @@ impl ReplicaObservations {
                 Eligibility::AlreadyTried
             } else if self.targets.is_full(index) {
                 Eligibility::Full
-            } else if self.targets.standing(index, now).takes(request.draw) {
+            } else if self.targets.state(index, now).admits(request.draw) {
                 Eligibility::Normal
             } else {
                 Eligibility::LastResort
@@ -212,9 +216,9 @@ impl ReplicaObservations {
         spoke.select_replica_for(&request.deployment, request.revision, request.tokens, seen, now)
     }
 
-    fn observe(&mut self, index: usize, evidence: Option<Evidence>, now: Instant) {
+    fn observe(&mut self, index: usize, evidence: Option<OutlierEvidence>, now: Instant) {
         let Some(evidence) = evidence else { return };
-        if self.targets.saw(index, evidence, random_draw(), now) {
+        if self.targets.record(index, evidence, random_draw(), now) {
             let replica = self.addresses.get(&index).map(tracing::field::display);
             tracing::warn!(replica, ?evidence, "replica ejected");
             let in_flight = self.targets.in_flight(index);
@@ -232,7 +236,7 @@ impl ReplicaObservations {
 pub(super) struct ReplicaAttempt<'a> {
     replicas: &'a Replicas,
     choice: SelectedReplica,
-    under_way: UnderWay<usize>,
+    under_way: InFlightRequest<usize>,
     started: Instant,
     is_in_time: bool,
     outcome: ReplicaOutcome,
@@ -262,10 +266,10 @@ impl ReplicaAttempt<'_> {
         if (200..300).contains(&status) && endpoint::uses_engine(request.path) {
             let took = now.saturating_duration_since(self.started);
             let (index, deployment, size) = (self.choice.index, &request.deployment, request.size());
-            if observations.targets.too_slow_for_a_trial(index, deployment, size, took, now) {
-                action = UpstreamAction::RespondedSlowlyOnTrial;
+            if observations.targets.is_too_slow_for_probe(index, deployment, size, took, now) {
+                action = UpstreamAction::RespondedSlowlyToProbe;
             }
-            observations.targets.took(index, deployment, size, took, now);
+            observations.targets.record_latency(index, deployment, size, took, now);
         }
         if self.is_in_time {
             observations.observe(self.choice.index, evidence(DeadlineSetBy::Measurement, action), now);
@@ -278,9 +282,9 @@ impl ReplicaAttempt<'_> {
     }
 
     /// Records a failed attempt; it counts against the replica only if the replica caused it.
-    pub(super) fn failed(&mut self, failure: Failure) {
+    pub(super) fn failed(&mut self, failure: AttemptFailure) {
         let evidence = failure.evidence(None);
-        if evidence.is_some_and(Evidence::is_failure) {
+        if evidence.is_some_and(OutlierEvidence::is_failure) {
             self.outcome = ReplicaOutcome::Failed;
         }
         self.replicas.observations().observe(self.choice.index, evidence, Instant::now());
@@ -298,7 +302,7 @@ impl ReplicaAttempt<'_> {
         let now = Instant::now();
         let waited = now.saturating_duration_since(self.started);
         let targets = &mut self.replicas.observations().targets;
-        targets.gave_up(self.choice.index, &request.deployment, request.size(), waited, now);
+        targets.record_abandoned(self.choice.index, &request.deployment, request.size(), waited, now);
     }
 }
 

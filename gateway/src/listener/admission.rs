@@ -59,7 +59,7 @@ impl OpenConnections {
     pub(super) fn new(limits: AddressLimits, counts: Arc<ListenerMetrics>) -> OpenConnections {
         let AddressLimits { connections, half_open, exempt } = limits;
         let limits = Limits { per_source: connections, half_open_per_source: half_open };
-        let state = State { connections: Connections::new(limits), evicted: BTreeMap::new() };
+        let state = State { connections: ClientConnections::new(limits), evicted: BTreeMap::new() };
         OpenConnections { exempt, state: Mutex::new(state), counts }
     }
 

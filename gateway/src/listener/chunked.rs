@@ -1,4 +1,4 @@
-//! Stream wrapper that passes the bytes of a chunked body to [`gateway_core::chunks::Scan`] as they are read, and fails
+//! Stream wrapper that passes the bytes of a chunked body to [`gateway_core::chunks::ChunkScanner`] as they are read, and fails
 //! the read when the chunks are invalid.
 
 use async_trait::async_trait;
@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 #[derive(Debug)]
 pub(super) struct Chunked {
     inner: Stream,
-    scan: Scan,
+    scan: ChunkScanner,
     /// Error of the body; all further reads fail.
     problem: Option<ChunkProblem>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct InvalidChunks(&'static str);
 
 impl Chunked {
     /// Wraps `inner`. `scan` has consumed the bytes after the head already, and `problem` is the error it found there.
-    pub(super) fn new(inner: Stream, scan: Scan, problem: Option<ChunkProblem>) -> Chunked {
+    pub(super) fn new(inner: Stream, scan: ChunkScanner, problem: Option<ChunkProblem>) -> Chunked {
         Chunked { inner, scan, problem }
     }
 

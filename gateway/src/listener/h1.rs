@@ -34,7 +34,7 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Result of waiting for a request head.
 enum HeadRead {
     /// Complete and valid head.
-    Head(Head),
+    Head(ScannedHead),
     /// HTTP/2 connection preface.
     Http2Preface,
     /// No request: the client disconnected, the idle timeout expired, the connection was evicted, or the listener is
@@ -85,7 +85,7 @@ pub(super) async fn serve<D: RequestHandler>(
 
 /// Prepares a request for the parser: rewrites its target to origin form, and wraps the stream so that chunks are
 /// checked while they are read.
-fn prepare(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
+fn prepare(stream: Stream, buffer: &mut BytesMut, head: ScannedHead) -> Stream {
     let chunked = head.is_chunked.then(|| {
         let mut chunks = chunks::ChunkScanner::default();
         let problem = chunks.advance(&buffer[head.length..]).err();

@@ -1,4 +1,4 @@
-//! Stream wrapper that passes the bytes of an HTTP/2 connection to [`gateway_core::flood::Meter`] and
+//! Stream wrapper that passes the bytes of an HTTP/2 connection to [`gateway_core::flood::FloodMeter`] and
 //! [`gateway_core::trailers::Guard`] as they are read.
 //!
 //! The `h2` crate does not report how many frames it received; so this wrapper sits between it and the connection.
@@ -40,7 +40,7 @@ impl Metered {
     /// Wraps `inner`, of which `read_before` was read already. The receiver gets a message when the client floods.
     pub(super) fn new(inner: Stream, read_before: Bytes) -> (Metered, oneshot::Receiver<Flood>) {
         let (flooded, on_flood) = oneshot::channel();
-        let meter = Meter::new(Instant::now());
+        let meter = FloodMeter::new(Instant::now());
         let (guard, pending, released) = (Guard::default(), BytesMut::new(), BytesMut::new());
         (Metered { inner, read_before, meter, guard, pending, released, flooded: Some(flooded) }, on_flood)
     }

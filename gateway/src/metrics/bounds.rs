@@ -5,8 +5,8 @@
 //! where one code stands for several limits.
 
 use super::{Kind, MetricsText, Priority, RelaxedCounter};
-use gateway_core::flood::Idle;
-use gateway_core::shed::Reason;
+use gateway_core::flood::IdleFrame;
+use gateway_core::shed::ShedReason;
 
 /// CloseReason set of label values.
 pub(crate) trait LabelSet: Copy + 'static {
@@ -183,8 +183,8 @@ labels! {
     }
 }
 
-impl LabelSet for Idle {
-    const ALL: &'static [Idle] = &Idle::ALL;
+impl LabelSet for IdleFrame {
+    const ALL: &'static [IdleFrame] = &IdleFrame::ALL;
 
     fn as_str(self) -> &'static str {
         self.as_str()
@@ -200,7 +200,7 @@ impl LabelSet for Idle {
 pub(crate) struct ListenerMetrics {
     pub(crate) closed: LabelCounter<CloseReason>,
     /// Connections closed for flooding, by the kind of the last frame.
-    pub(crate) floods: LabelCounter<Idle>,
+    pub(crate) floods: LabelCounter<IdleFrame>,
     /// Connections that have not sent the complete head of a request.
     pub(crate) half_open: RelaxedCounter,
 }
@@ -245,7 +245,7 @@ impl ListenerMetricNames {
 
 /// Requests that load shedding rejected, by priority and reason.
 #[derive(Debug, Default)]
-pub(crate) struct ShedMetrics([[RelaxedCounter; Reason::ALL.len()]; 2]);
+pub(crate) struct ShedMetrics([[RelaxedCounter; ShedReason::ALL.len()]; 2]);
 
 impl ShedMetrics {
     pub(crate) fn count(&self, priority: gateway_core::priority::Priority, reason: ShedReason) {
@@ -294,6 +294,6 @@ mod tests {
         check::<SplitAdmission>();
         check::<PartOutcome>();
         check::<NotHeldReason>();
-        check::<Idle>();
+        check::<IdleFrame>();
     }
 }

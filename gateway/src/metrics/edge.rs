@@ -51,7 +51,7 @@ impl Default for GatewayOutcomes {
 #[derive(Default)]
 struct ByRegion {
     outcomes: [RelaxedCounter; OutcomeClass::ALL.len()],
-    attempts: [[RelaxedCounter; Ended::ALL.len()]; Cause::ALL.len()],
+    attempts: [[RelaxedCounter; AttemptResult::ALL.len()]; AttemptCause::ALL.len()],
     seconds: LatencyHistogram,
 }
 
@@ -189,7 +189,7 @@ impl EdgeMetrics {
             for cause in AttemptCause::ALL {
                 for end in AttemptResult::ALL {
                     let n = by.attempts[cause as usize][end as usize].get();
-                    if n > 0 || (cause, end) == (Cause::First, Ended::Ok) {
+                    if n > 0 || (cause, end) == (AttemptCause::First, AttemptResult::Ok) {
                         let labels =
                             [("region", region), ("cause", cause.as_str()), ("outcome", end.as_str())];
                         text.sample(name, &labels, n);

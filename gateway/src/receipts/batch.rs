@@ -20,7 +20,7 @@ pub(super) struct Batch {
 
 impl Batch {
     /// Creates an empty batch that follows `head`.
-    pub(super) fn after(head: Head) -> Batch {
+    pub(super) fn after(head: ChainHash) -> Batch {
         Batch { lines: Vec::new(), head }
     }
 

@@ -57,7 +57,7 @@ pub(super) fn lock(dir: &Path, chain: &str) -> io::Result<Option<File>> {
 pub(super) struct ChainPosition {
     /// Number of its last file.
     pub(super) number: u32,
-    pub(super) head: Head,
+    pub(super) head: ChainHash,
     /// Valid bytes of that file.
     pub(super) len: u64,
     /// Bytes after the valid ones.
@@ -71,7 +71,14 @@ pub(super) struct ChainPosition {
 impl ChainPosition {
     /// Returns the position of a chain that has not begun.
     pub(super) fn start() -> ChainPosition {
-        ChainPosition { number: 0, head: Head::default(), len: 0, torn_bytes: 0, clean: true, writer: None }
+        ChainPosition {
+            number: 0,
+            head: ChainHash::default(),
+            len: 0,
+            torn_bytes: 0,
+            clean: true,
+            writer: None,
+        }
     }
 }
 

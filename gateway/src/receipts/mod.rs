@@ -22,9 +22,9 @@ pub(crate) use write_ahead::{Receiving, Sending, WriteAhead};
 
 use crate::events::FinishedRequest;
 use crate::metrics::{Kind, LatencyHistogram, MetricsText, RelaxedCounter};
-use gateway_core::receipt::entry::{Role, Why};
-use gateway_core::receipt::{AttemptKey, Essence, PseudonymKey, ReceiptId};
-use gateway_core::words::Ended;
+use gateway_core::labels::AttemptResult;
+use gateway_core::receipt::entry::{GapReason, Role};
+use gateway_core::receipt::{AttemptKey, PseudonymKey, ReceiptContent, ReceiptId};
 use rand::Rng;
 use regions::id::{DeploymentName, RegionId};
 use serde::Deserialize;
@@ -152,7 +152,7 @@ impl WriterMessage {
         match self {
             // A request is sent only after it was parsed and authenticated.
             WriterMessage::Finished(request) => {
-                let sent = |end| Ended::from(end) != Ended::ReceiptUnavailable;
+                let sent = |end| AttemptResult::from(end) != AttemptResult::ReceiptUnavailable;
                 request.trail.attempts().filter(|attempt| sent(attempt.end)).count() as u64
             }
             WriterMessage::Received(_) => 1,
@@ -182,7 +182,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn lost(&self, why: Why) -> &RelaxedCounter {
+    fn lost(&self, why: GapReason) -> &RelaxedCounter {
         &self.lost[why as usize]
     }
 
@@ -391,7 +391,11 @@ impl ReceiptMetrics {
             Kind::Counter,
             "Receipts that could not be written and are part of a gap, by reason.",
         );
-        let whys = [(Why::QueueFull, "queue_full"), (Why::Disk, "disk"), (Why::Unsynced, "unsynced")];
+        let whys = [
+            (GapReason::QueueFull, "queue_full"),
+            (GapReason::Disk, "disk"),
+            (GapReason::Unsynced, "unsynced"),
+        ];
         for (why, word) in whys {
             text.sample(name, &[("reason", word)], self.shared.lost(why).get());
         }

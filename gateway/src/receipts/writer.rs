@@ -18,8 +18,8 @@ use super::batch::{Batch, Pseudonyms, received};
 use super::file::{ChainPosition, Name, list, lock, position};
 use super::write_ahead::WriteAhead;
 use super::{ReceiptsConfig, Shared, WriterMessage, now_ms};
-use gateway_core::receipt::chain::Head;
-use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
+use gateway_core::receipt::chain::ChainHash;
+use gateway_core::receipt::entry::{Entry, GapReason, Role, VERSION};
 use gateway_core::residency::Residency;
 use rand::Rng;
 use regions::id::RegionId;
@@ -65,7 +65,7 @@ pub(super) struct Writer {
     /// Current file; `None` before the first, and after a failed sync.
     file: Option<File>,
     number: u32,
-    head: Head,
+    head: ChainHash,
     /// Valid bytes of the current file.
     len: u64,
     /// Whether the file may be longer than `len`.
@@ -76,7 +76,7 @@ pub(super) struct Writer {
     policies_known: usize,
     next_policy: u32,
     /// Missing receipts by reason, and since when.
-    gaps: BTreeMap<Why, (u64, u64)>,
+    gaps: BTreeMap<GapReason, (u64, u64)>,
     /// Receipts that are written but not synced, and since when.
     unsynced: u64,
     unsynced_since: Option<Instant>,
@@ -249,8 +249,8 @@ impl Writer {
                     // The request may have stopped waiting.
                     reply.send(false).ok();
                 }
-                self.shared.lost(Why::Disk).add(receipts);
-                self.miss(Why::Disk, receipts, now_ms());
+                self.shared.lost(GapReason::Disk).add(receipts);
+                self.miss(GapReason::Disk, receipts, now_ms());
                 // The policies may be in the part that is truncated.
                 self.forget_policies();
                 if !was_failing {
@@ -348,7 +348,7 @@ impl Writer {
             version: VERSION,
             chain: Cow::Borrowed(&self.chain),
             role: self.role,
-            place: Cow::Borrowed(self.location.as_str()),
+            region: Cow::Borrowed(self.location.as_str()),
             number,
             before: self.head.to_string().into(),
             at_ms: now_ms(),

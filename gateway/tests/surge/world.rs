@@ -219,7 +219,7 @@ impl Running {
             Event::Questions { gateway, region } => {
                 let edge = &mut self.edges[gateway];
                 edge.sequence += 1;
-                let wanted = [(self.name.clone(), edge.spill.wanted(&self.name, self.now))].into();
+                let wanted = [(self.name.clone(), edge.spill.demand(&self.name, self.now))].into();
                 let who = Gateway { location: String::new(), boot_id: gateway as u64 };
                 let question = ExchangeRequest { gateway: who, sequence: edge.sequence, requested: wanted };
                 let (there, asked) = (edge.rtt[region] / 2, self.now);

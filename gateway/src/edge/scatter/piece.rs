@@ -215,7 +215,7 @@ impl Splitter {
         }
     }
 
-    fn not_joinable(&self, piece: &Piece, region: RegionIndex, why: NotJoinable) -> Rejection {
+    fn not_joinable(&self, piece: &SubRequest, region: RegionIndex, why: InvalidResponse) -> Rejection {
         let region = self.config.catalogue.region(region).id.as_str();
         tracing::error!(region, inputs = ?piece.inputs, why = why.reason, "an answer to a piece is none");
         let message = format!(
@@ -231,7 +231,7 @@ impl Splitter {
 /// A region's refusal of a piece, as of the whole.
 fn refused(mut answered: Answered, field: &str, first: usize) -> Failed {
     if let ResponseBody::Buffered(body) = &answered.answer.body {
-        let body = cut::as_of_the_whole(body, field, first);
+        let body = split::rebase_input_index(body, field, first);
         respond::put(&mut answered.answer.head, CONTENT_LENGTH.as_str(), &body.len().to_string());
         answered.answer.body = ResponseBody::Buffered(body.into());
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::request_body::BODY_BYTES_MAX;
-use gateway_core::scatter::cut::{PIECE_BYTES_MAX, REST_BYTES_MAX};
+use gateway_core::scatter::split::{REST_BYTES_MAX, SUB_REQUEST_BYTES_MAX};
 
 /// Requests that are computed in pieces at once. One more goes whole if a replica can take it, and waits if none can.
 pub(in crate::edge) const AT_ONCE_MAX: usize = 4;

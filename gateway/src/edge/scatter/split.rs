@@ -56,13 +56,16 @@ impl Splitter {
         let Some(scale) = dispatch::plan_split(inputs, tokens, &places) else { return Ok(None) };
         let SplitPlan { sub_request_tokens, targets: places } = scale;
         let turn = self.scattering.turn_now();
-        if turn.is_none() && !spread::must_be_cut(inputs, tokens) {
+        if turn.is_none() && !dispatch::must_be_split(inputs, tokens) {
             self.metrics.split_admissions.count(SplitAdmission::Unsplit);
             return Ok(None);
         }
         let (path, body) = (request.path, request.body.bytes.clone());
-        let cutting =
-            self.body_reader.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
+        let cutting = self
+            .body_reader
+            .cpu
+            .run(Some(request.tenant.index), move || SplittableBody::read(path, &body))
+            .await;
         let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
         let pieces = cutting.sub_requests(sub_request_tokens);
         let worth_it = pieces.len() > 1;

@@ -5,6 +5,7 @@ use crate::events::{FinishedRequest, ResolvedRequest, began_ms};
 use crate::receipts::Received;
 use crate::receipts::batch::{Batch, arrival, micros};
 use crate::receipts::write_ahead::Sending;
+use gateway_core::labels::AttemptResult;
 use gateway_core::receipt::entry::Entry;
 use gateway_core::receipt::{AttemptKey, ReceiptContent};
 use gateway_core::residency::Residency;
@@ -33,7 +34,7 @@ impl Writer {
                 batch.put(&Entry::Outcome { number: *key, took_us: micros(*took), end: end.as_str().into() });
                 continue;
             }
-            if end == Ended::ReceiptUnavailable {
+            if end == AttemptResult::ReceiptUnavailable {
                 // The attempt was not made.
                 continue;
             }

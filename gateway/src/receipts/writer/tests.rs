@@ -252,7 +252,7 @@ async fn a_full_queue_never_blocks_and_its_lost_receipts_become_a_gap() {
         recorder.record(scene.finished(&number.to_string(), 2, "eu"), None);
     }
     assert!(recorder.reserve().is_none(), "all slots are taken");
-    assert_eq!((recorder.queue.capacity(), shared.lost(Why::QueueFull).get()), (0, 4));
+    assert_eq!((recorder.queue.capacity(), shared.lost(GapReason::QueueFull).get()), (0, 4));
     recorder.record(scene.finished("reserved", 1, "eu"), slot);
     drop(recorder);
     let mut writer = scene.open();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::receipts::write_ahead::Sending;
 use crate::receipts::{CommitFailed, Recorder};
-use gateway_core::outcome::Failure;
+use gateway_core::outcome::AttemptFailure;
 use tokio::sync::oneshot;
 
 /// Attempt with its write-ahead message, and its record when it has ended.
@@ -14,7 +14,7 @@ struct Awaited {
 }
 
 impl Scene {
-    fn write_ahead(&self, request: &str, end: End) -> Awaited {
+    fn write_ahead(&self, request: &str, end: AttemptEnd) -> Awaited {
         let WriterMessage::Finished(finished) = self.finished(request, 1, "eu") else {
             panic!("a request of a gateway")
         };
@@ -71,7 +71,7 @@ fn waiting_requests_are_notified_when_their_receipts_are_durable_and_share_one_f
     let mut writer = scene.open();
     let before = scene.shared.syncs.get();
     let mut waiting: Vec<_> = (0..50)
-        .map(|number| scene.write_ahead(&format!("r{number}"), End::Answered { status: 200 }))
+        .map(|number| scene.write_ahead(&format!("r{number}"), AttemptEnd::Responded { status: 200 }))
         .collect();
     let (mut messages, mut ended) = (Vec::new(), Vec::new());
     for Awaited { message, durable, finished } in waiting.drain(..) {
@@ -100,19 +100,24 @@ fn on_a_full_disk_waiting_requests_are_rejected_and_no_receipt_is_missing() {
     let mut writer = scene.open();
     // /dev/full fails every write with ENOSPC.
     let file = writer.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
-    let end = End::Failed(Failure::ReceiptUnavailable);
+    let end = AttemptEnd::Failed(AttemptFailure::ReceiptUnavailable);
     let Awaited { message, mut durable, finished } = scene.write_ahead("a", end);
     writer.write(&mut vec![message]);
     assert_eq!(durable.try_recv(), Ok(false));
     assert!(scene.shared.failing());
     scene.shared.reject();
     writer.write(&mut vec![WriterMessage::Finished(finished)]);
-    assert_eq!(scene.shared.lost(Why::Disk).get(), 0, "the request was not sent, so no receipt is missing");
+    assert_eq!(
+        scene.shared.lost(GapReason::Disk).get(),
+        0,
+        "the request was not sent, so no receipt is missing"
+    );
     writer.file = file;
     // The writer recovers by itself: rejected requests are recorded with the next successful write.
     writer.write(&mut Vec::new());
     assert!(!scene.shared.failing());
-    let Awaited { message, mut durable, finished } = scene.write_ahead("b", End::Answered { status: 200 });
+    let Awaited { message, mut durable, finished } =
+        scene.write_ahead("b", AttemptEnd::Responded { status: 200 });
     writer.write(&mut vec![message]);
     assert_eq!(durable.try_recv(), Ok(true));
     writer.write(&mut vec![WriterMessage::Finished(finished)]);
@@ -128,7 +133,7 @@ fn a_receipt_that_failed_to_sync_is_not_durable() {
     // A pipe accepts writes and cannot be synced.
     let (_reader, pipe) = io::pipe().unwrap();
     writer.file = Some(File::from(std::os::fd::OwnedFd::from(pipe)));
-    let Awaited { message, mut durable, .. } = scene.write_ahead("a", End::Abandoned);
+    let Awaited { message, mut durable, .. } = scene.write_ahead("a", AttemptEnd::Cancelled);
     writer.write(&mut vec![message]);
     assert_eq!(durable.try_recv(), Ok(false));
     assert!(scene.shared.failing());
@@ -149,7 +154,7 @@ async fn a_receipt_is_on_disk_before_its_request_is_forwarded_and_none_is_accept
     let rounds = 20;
     for round in 0..rounds {
         let WriterMessage::WriteAhead(entry, _) =
-            scene.write_ahead(&format!("r{round}"), End::Abandoned).message
+            scene.write_ahead(&format!("r{round}"), AttemptEnd::Cancelled).message
         else {
             panic!("it waits")
         };
@@ -162,7 +167,7 @@ async fn a_receipt_is_on_disk_before_its_request_is_forwarded_and_none_is_accept
     }
     println!("{:?} for each of {rounds} receipts, one after the other", started.elapsed() / rounds as u32);
     writer.finish(Duration::from_secs(30)).await;
-    let WriterMessage::WriteAhead(entry, _) = scene.write_ahead("late", End::Abandoned).message else {
+    let WriterMessage::WriteAhead(entry, _) = scene.write_ahead("late", AttemptEnd::Cancelled).message else {
         panic!("it waits")
     };
     assert_eq!(recorder.commit(*entry).await, Err(CommitFailed), "the chain has ended");
@@ -183,7 +188,7 @@ async fn concurrent_requests_share_fsyncs() {
         tasks.spawn(async move {
             for round in 0..rounds {
                 let WriterMessage::WriteAhead(entry, _) =
-                    scene.write_ahead(&format!("{caller}-{round}"), End::Abandoned).message
+                    scene.write_ahead(&format!("{caller}-{round}"), AttemptEnd::Cancelled).message
                 else {
                     panic!("it waits")
                 };
