@@ -30,8 +30,9 @@ pub(crate) fn main(options: VerifyOptions) -> ExitCode {
     let mut problems = Vec::new();
     let catalogue = regions.as_deref().map_or_else(|| Ok(Catalogue::builtin()), read_catalogue);
     let catalogue = catalogue.map_err(|found| problems.extend(found)).ok();
-    let demands = Demands { partial: *partial, settle_ms: settle.saturating_mul(1000), ..Demands::default() };
-    let mut demands = Demands { filter: filter(&options, &mut problems), ..demands };
+    let demands =
+        AuditOptions { partial: *partial, settle_ms: settle.saturating_mul(1000), ..AuditOptions::default() };
+    let mut demands = AuditOptions { filter: filter(&options, &mut problems), ..demands };
     demands.receipts.extend(receipt_ids.iter().cloned());
     for head in heads {
         match head.parse() {
@@ -118,7 +119,7 @@ fn read_catalogue(file: &Path) -> Result<Catalogue, Vec<String>> {
 fn verify(
     dirs: &[PathBuf],
     catalogue: &Catalogue,
-    demands: Demands,
+    demands: AuditOptions,
     checkpoint: Option<CheckpointFile>,
     json: bool,
 ) -> ExitCode {
@@ -209,15 +210,15 @@ fn format_text(report: &Report) -> String {
     }
     let all: u64 = counts.values().sum();
     if all > findings.len() as u64 {
-        lines.push(format!("and {} more ({FINDINGS_TOLD_MAX} are listed)", all - findings.len() as u64));
+        lines.push(format!("and {} more ({FINDINGS_LISTED_MAX} are listed)", all - findings.len() as u64));
     }
     lines.push(if *holds {
         "\nholds: every chain is intact, and every request stayed in its allowed regions".to_owned()
     } else {
         let counts: Vec<_> = counts.iter().map(|(kind, n)| format!("{n} {}", snake(kind))).collect();
         let what = match verdict {
-            Verdict::Violated => "residency was violated",
-            Verdict::NotProven | Verdict::Holds => {
+            AuditVerdict::Violated => "residency was violated",
+            AuditVerdict::NotProven | AuditVerdict::Holds => {
                 "no violation was found, but the receipts do not prove that there was none"
             }
         };
@@ -319,7 +320,8 @@ mod tests {
 
     #[test]
     fn the_scope_of_the_audit_can_be_limited_and_invalid_limits_are_rejected() {
-        let gap = folder(&[Entry::Gap { missing: 1, reason: Why::Disk, since_ms: 1_000, at_ms: 2_000 }]);
+        let gap =
+            folder(&[Entry::Gap { missing: 1, reason: GapReason::Disk, since_ms: 1_000, at_ms: 2_000 }]);
         let path = gap.path();
         let key = path.join("key");
         std::fs::write(&key, "0123456789abcdef").expect("written");
@@ -341,7 +343,7 @@ mod tests {
     #[test]
     fn the_exit_code_distinguishes_findings_unreadable_files_and_usage_errors() {
         let intact = folder(&[Entry::Closed { at_ms: 2 }]);
-        let gap = folder(&[Entry::Gap { missing: 1, reason: Why::Disk, since_ms: 1, at_ms: 2 }]);
+        let gap = folder(&[Entry::Gap { missing: 1, reason: GapReason::Disk, since_ms: 1, at_ms: 2 }]);
         check(options(intact.path()), 0);
         check(options(gap.path()), 3);
         check(VerifyOptions { receipt_ids: vec!["00".to_owned()], ..options(intact.path()) }, 3);
@@ -362,9 +364,9 @@ mod tests {
 
     #[test]
     fn the_text_lists_findings_with_their_locations() {
-        let gap = folder(&[Entry::Gap { missing: 4, reason: Why::QueueFull, since_ms: 1, at_ms: 2 }]);
+        let gap = folder(&[Entry::Gap { missing: 4, reason: GapReason::QueueFull, since_ms: 1, at_ms: 2 }]);
         let files = gateway::receipts::files_in(&[gap.path().to_owned()]).expect("a file");
-        let report = gateway::receipts::audit(&files, &Catalogue::builtin(), Demands::default(), || {});
+        let report = gateway::receipts::audit(&files, &Catalogue::builtin(), AuditOptions::default(), || {});
         let text = format_text(&report.expect("readable"));
         for part in [
             "gap: ",

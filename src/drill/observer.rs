@@ -123,11 +123,11 @@ fn gateway(routes: &Value, log: &ObservationLog) {
         let region = row["region"].as_str().and_then(|region| region.parse().ok());
         if let (Some(region), Some(health)) = (region, row["health"].as_str()) {
             let draining = row["draining"].as_bool().unwrap_or(false);
-            notes.region(&region, RegionObservation { health: health.to_owned(), draining });
+            log.region(&region, RegionObservation { health: health.to_owned(), draining });
         }
     }
     if let Some(generation) = routes["generation"].as_str().and_then(|text| text.parse().ok()) {
-        notes.table("gateway", TableObservation { generation, content: None });
+        log.table("gateway", TableObservation { generation, content: None });
     }
 }
 
@@ -136,7 +136,7 @@ fn hub(name: &str, table: &Value, log: &ObservationLog) {
     let mut hasher = DefaultHasher::new();
     // serde_json sorts the keys, so equal tables have equal hashes.
     table.to_string().hash(&mut hasher);
-    notes.table(
+    log.table(
         name,
         TableObservation { generation: Generation { epoch, number }, content: Some(hasher.finish()) },
     );

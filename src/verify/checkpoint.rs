@@ -12,7 +12,7 @@ pub(super) struct CheckpointFile {
     file: PathBuf,
     key: CheckpointKey,
     /// Content of the file; `None` if it is being created.
-    pub(super) last: Option<Checkpoint>,
+    pub(super) last: Option<AuditCheckpoint>,
 }
 
 /// Reason why the checkpoint cannot be used.
@@ -46,7 +46,7 @@ impl CheckpointFile {
                 "--init-checkpoint: the checkpoint {} exists already; omit the option",
                 file.display()
             ))),
-            (Ok(text), false) => match Checkpoint::read(&text, &key) {
+            (Ok(text), false) => match AuditCheckpoint::read(&text, &key) {
                 Ok(last) => Ok(with_last(Some(last))),
                 Err(error @ CheckpointProblem::Signature) => {
                     Err(CheckpointFileError::Tampered(format!("the checkpoint {}: {error}", file.display())))
@@ -64,7 +64,7 @@ impl CheckpointFile {
     }
 
     /// Updates the checkpoint; returns `None` and keeps the last one if the audit found a damaged chain.
-    pub(super) fn update(&self, report: &Report) -> io::Result<Option<Checkpoint>> {
+    pub(super) fn update(&self, report: &Report) -> io::Result<Option<AuditCheckpoint>> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         let Some(next) = AuditCheckpoint::after(self.last.as_ref(), report, now_ms) else { return Ok(None) };

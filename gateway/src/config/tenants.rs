@@ -311,7 +311,7 @@ mod tests {
     fn the_example_is_valid_with_and_without_its_commented_keys() {
         let text = include_str!("../../../configs/tenants.toml").replace("MERIDIAN_KEY", "DOCS_KEY");
         let plain = parse(&text).expect("as written");
-        assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [Limits::default()]);
+        assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [RateLimits::default()]);
         let shown = text.replace("# deployments", "deployments").replace("# residency", "residency");
         let shown = parse(
             &shown

@@ -100,7 +100,7 @@ fn key(address: SocketAddr) -> UpstreamKey {
 }
 
 /// Sends a request and returns the status of its response.
-async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, Failure> {
+async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, AttemptFailure> {
     let opened = client.open(key(address), PATIENCE).await?;
     let response = opened.send(&RequestHead::new(UpstreamMethod::Get), b"").await?;
     let status = response.head.status.as_u16();
@@ -145,7 +145,7 @@ async fn peers_with_valid_certificates_connect_and_reuse_the_connection() {
 async fn a_peer_other_than_the_intended_region_gets_no_byte() {
     let (ours, other) = (Authority::new(), Authority::new());
     let gateway_end = End::gateway().with(&ours, &Subject::named(GATEWAY), &ours);
-    let check = async |authority: &Authority, subject: Subject<'_>, failure: Failure, cause: &str| {
+    let check = async |authority: &Authority, subject: Subject<'_>, failure: AttemptFailure, cause: &str| {
         let served = serve(End::ingress().with(authority, &subject, &ours)).await;
         let client = client(gateway_end.clone());
         for _ in 0..2 {
@@ -167,7 +167,7 @@ async fn a_peer_other_than_the_intended_region_gets_no_byte() {
     check(&ours, two, AttemptFailure::WrongPeer, "wrong_peer").await;
     check(&other, Subject::named(FRANKFURT), AttemptFailure::Unreachable, "untrusted").await;
     let expired = Subject { expired: true, ..Subject::named(FRANKFURT) };
-    check(&ours, expired, Failure::Unreachable, "outside_validity").await;
+    check(&ours, expired, AttemptFailure::Unreachable, "outside_validity").await;
     let client = Subject { uses: vec![ClientAuth], ..Subject::named(FRANKFURT) };
     check(&ours, client, AttemptFailure::Unreachable, "untrusted").await;
 }
@@ -179,7 +179,12 @@ async fn only_gateways_are_accepted() {
     let check = async |authority: &Authority, subject: Subject<'_>, cause: &str| {
         let served = serve(ingress_end.clone()).await;
         let client = client(End::gateway().with(authority, &subject, &ours));
-        assert_eq!(get(&client, served.address).await, Err(Failure::Unreachable), "{:?}", subject.uris);
+        assert_eq!(
+            get(&client, served.address).await,
+            Err(AttemptFailure::Unreachable),
+            "{:?}",
+            subject.uris
+        );
         assert_eq!(causes(&served.failures), [cause], "{:?}", subject.uris);
         assert_eq!(causes(client.connector().failures()), ["rejected_by_peer"], "{:?}", subject.uris);
         assert_eq!(served.bytes.load(Ordering::SeqCst), 0, "{:?}", subject.uris);
@@ -239,12 +244,12 @@ async fn a_region_without_tls_and_an_unresponsive_region_are_distinguished() {
     let (status, ()) = tokio::join!(get(&client, address), clear);
     assert_eq!(
         (status, causes(client.connector().failures())),
-        (Err(Failure::Unreachable), vec!["not_tls".into()])
+        (Err(AttemptFailure::Unreachable), vec!["not_tls".into()])
     );
 
     // The kernel accepts the connection, but no process does.
     let opened = client.open(key(address), Duration::from_millis(1)).await;
-    assert_eq!(opened.err(), Some(Failure::Unreachable));
+    assert_eq!(opened.err(), Some(AttemptFailure::Unreachable));
     assert_eq!(causes(client.connector().failures()), ["not_tls", "timed_out"]);
 }
 
@@ -269,11 +274,11 @@ fn is_resumed(stream: &TransportStream) -> bool {
 }
 
 /// Opens a connection and waits for a response, and so for the verdict of the acceptor.
-async fn connects(client: &Http1Client, address: SocketAddr) -> Result<TransportStream, Failure> {
+async fn connects(client: &Http1Client, address: SocketAddr) -> Result<TransportStream, AttemptFailure> {
     let PeerConnection { mut stream, .. } = client.connector().connect(key(address), PATIENCE).await?;
-    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| Failure::Unreachable)?;
-    stream.flush().await.map_err(|_| Failure::Unreachable)?;
-    stream.read_u8().await.map_err(|_| Failure::Unreachable)?;
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| AttemptFailure::Unreachable)?;
+    stream.flush().await.map_err(|_| AttemptFailure::Unreachable)?;
+    stream.read_u8().await.map_err(|_| AttemptFailure::Unreachable)?;
     Ok(stream)
 }
 
