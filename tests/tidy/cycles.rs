@@ -90,7 +90,9 @@ fn expand(tree: &str, before: Vec<String>, paths: &mut Vec<Vec<String>>) {
         return paths.push(before.into_iter().chain(rest).collect());
     };
     let mut prefix = before;
-    prefix.extend(tree[..open].split("::").map(str::trim).filter(|segment| !segment.is_empty()).map(str::to_owned));
+    prefix.extend(
+        tree[..open].split("::").map(str::trim).filter(|segment| !segment.is_empty()).map(str::to_owned),
+    );
     let inner = &tree[open + 1..tree.rfind('}').unwrap_or(tree.len())];
     let (mut depth, mut start) = (0, 0);
     for (at, sign) in inner.char_indices().chain([(inner.len(), ',')]) {
@@ -138,7 +140,9 @@ fn resolve<'a>(modules: &Modules<'a>, module: &[String], path: &[String], depth:
     // Follows a re-export to the file that defines the name.
     if depth < 4 {
         for line in file.text.split(';').filter_map(|part| part.trim_start().rsplit_once("pub")) {
-            let Some(tree) = line.1.split_once("use ").filter(|(visibility, _)| visibility.len() < 20) else { continue };
+            let Some(tree) = line.1.split_once("use ").filter(|(visibility, _)| visibility.len() < 20) else {
+                continue;
+            };
             let mut exported = Vec::new();
             expand(&tree.1.replace('\n', " "), Vec::new(), &mut exported);
             for mut target in exported.into_iter().filter(|target| target.last() == Some(name)) {
@@ -167,10 +171,12 @@ fn components<'a>(imports: &Imports<'a>) -> Vec<Vec<&'a str>> {
         }
         seen
     };
-    let reached: BTreeMap<&str, BTreeSet<&str>> = imports.keys().map(|file| (*file, reachable(file))).collect();
+    let reached: BTreeMap<&str, BTreeSet<&str>> =
+        imports.keys().map(|file| (*file, reachable(file))).collect();
     let mut found = BTreeSet::new();
     for (file, targets) in &reached {
-        let cycle = targets.iter().filter(|target| reached.get(*target).is_some_and(|back| back.contains(file)));
+        let cycle =
+            targets.iter().filter(|target| reached.get(*target).is_some_and(|back| back.contains(file)));
         let cycle: Vec<&str> = cycle.copied().collect();
         if cycle.len() > 1 {
             found.insert(cycle);
@@ -197,9 +203,15 @@ fn a_cycle_is_found_through_re_exports_and_nested_imports() {
         file("x/src/lib.rs", "mod a;\nmod b;\nmod c;\npub use b::Thing;\n"),
         file("x/src/a.rs", "use crate::{c::{Other, More}, Thing};\n"),
         file("x/src/b.rs", "use super::a::f;\npub struct Thing;\n"),
-        file("x/src/c.rs", "pub struct Other;\nmod inner {\n    use super::*;\n    use crate::b::Thing;\n}\n"),
+        file(
+            "x/src/c.rs",
+            "pub struct Other;\nmod inner {\n    use super::*;\n    use crate::b::Thing;\n}\n",
+        ),
     ];
     assert_eq!(cycles(&all), [vec!["x/src/a.rs", "x/src/b.rs", "x/src/c.rs"]]);
-    let without = [file("x/src/a.rs", "use crate::b::f;\n"), file("x/src/b.rs", "#[cfg(test)]\nmod tests {\n    use crate::a::g;\n}\n")];
+    let without = [
+        file("x/src/a.rs", "use crate::b::f;\n"),
+        file("x/src/b.rs", "#[cfg(test)]\nmod tests {\n    use crate::a::g;\n}\n"),
+    ];
     assert_eq!(cycles(&without), Vec::<Vec<&str>>::new());
 }

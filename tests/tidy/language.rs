@@ -24,12 +24,57 @@ const WORDS: &[&str] = &[
 
 /// Type names that may be defined in several modules.
 const COMMON: &[&str] = &[
-@@COMMON@@];
+    "Batch",
+    "Client",
+    "Connection",
+    "Counters",
+    "Embedding",
+    "Entry",
+    "Event",
+    "Format",
+    "Gateway",
+    "Guard",
+    "Inner",
+    "Kind",
+    "Limits",
+    "Line",
+    "Options",
+    "Outcome",
+    "Part",
+    "Priority",
+    "Problem",
+    "Problems",
+    "Profile",
+    "RawConfig",
+    "RawLimits",
+    "RawTls",
+    "Reader",
+    "Receipts",
+    "Record",
+    "Report",
+    "Request",
+    "Role",
+    "Row",
+    "Shared",
+    "Source",
+    "State",
+    "Statistics",
+    "Step",
+    "Task",
+    "Tenants",
+    "Token",
+    "Tokens",
+    "Watch",
+    "Window",
+    "Writer",
+];
 
 /// Sources without tests and benches.
 fn is_source(path: &str) -> bool {
     let part = |name: &str| {
-        path.starts_with(&format!("{name}/")) || path.contains(&format!("/{name}/")) || path.ends_with(&format!("/{name}.rs"))
+        path.starts_with(&format!("{name}/"))
+            || path.contains(&format!("/{name}/"))
+            || path.ends_with(&format!("/{name}.rs"))
     };
     path.ends_with(".rs") && !["test", "tests", "bench", "benches"].into_iter().any(part)
 }
@@ -45,16 +90,22 @@ fn complaints(all: &[File]) -> Vec<String> {
             let place = format!("{path}:{}", number + 1);
             let doc = line.trim_start();
             let doc = doc.strip_prefix("/// ").or_else(|| doc.strip_prefix("//! "));
-            if let Some(first) = doc.and_then(|doc| doc.split(' ').next()).filter(|first| OPENINGS.contains(first)) {
+            if let Some(first) =
+                doc.and_then(|doc| doc.split(' ').next()).filter(|first| OPENINGS.contains(first))
+            {
                 complaints.push(format!("{place}: begins with {first}"));
             }
-            for word in words(line).filter(|word| WORDS.iter().any(|banned| word.eq_ignore_ascii_case(banned))) {
+            for word in
+                words(line).filter(|word| WORDS.iter().any(|banned| word.eq_ignore_ascii_case(banned)))
+            {
                 complaints.push(format!("{place}: {word}"));
             }
         }
-        complaints.extend(log_messages(text).filter(|(_, message)| !is_statement(message)).map(
-            |(number, message)| format!("{path}:{number}: log message {message:?}"),
-        ));
+        complaints.extend(
+            log_messages(text)
+                .filter(|(_, message)| !is_statement(message))
+                .map(|(number, message)| format!("{path}:{number}: log message {message:?}")),
+        );
     }
     complaints
 }
@@ -69,7 +120,11 @@ fn log_messages(text: &str) -> impl Iterator<Item = (usize, String)> {
         let call = &call[..call.find(");").unwrap_or(call.len())];
         // The message is the last argument that is a literal.
         let end = call.trim_end().trim_end_matches(',').strip_suffix('"')?;
-        let message = &end[end.rfind(", \"").map(|at| at + 3).or_else(|| end.rfind("(\"").map(|at| at + 2)).or_else(|| end.rfind(" \"").map(|at| at + 2))?..];
+        let message = &end[end
+            .rfind(", \"")
+            .map(|at| at + 3)
+            .or_else(|| end.rfind("(\"").map(|at| at + 2))
+            .or_else(|| end.rfind(" \"").map(|at| at + 2))?..];
         Some((text[..at].matches('\n').count() + 1, message.to_owned()))
     })
 }
@@ -95,7 +150,9 @@ fn duplicates(all: &[File]) -> BTreeMap<String, Vec<&str>> {
                 continue;
             }
             let kind = words.iter().position(|word| matches!(*word, "struct" | "enum" | "trait"));
-            if let Some(name) = kind.and_then(|kind| words.get(kind + 1)).filter(|name| name.starts_with(char::is_uppercase)) {
+            if let Some(name) =
+                kind.and_then(|kind| words.get(kind + 1)).filter(|name| name.starts_with(char::is_uppercase))
+            {
                 found.entry((*name).to_owned()).or_default().push(path);
             }
         }
@@ -131,6 +188,10 @@ fn a_line_against_each_rule_is_found() {
         "src/a.rs:4: log message \"Region ejected.\"".to_owned(),
     ];
     assert_eq!(complaints(&[file(&text)]), expected);
-    let twice = [file("struct Door;\npub(crate) enum Way {}\n"), file("pub struct Door {\nstruct State;"), file("struct State;")];
+    let twice = [
+        file("struct Door;\npub(crate) enum Way {}\n"),
+        file("pub struct Door {\nstruct State;"),
+        file("struct State;"),
+    ];
     assert_eq!(duplicates(&twice).into_keys().collect::<Vec<_>>(), ["Door"]);
 }

@@ -6,7 +6,9 @@
 
 mod configs;
 mod cores;
+mod cycles;
 mod imports;
+mod language;
 mod links;
 mod locked;
 mod locks;

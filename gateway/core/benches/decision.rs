@@ -9,14 +9,13 @@
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
 #![expect(clippy::unwrap_used, reason = "an unexpected value ends the bench")]
 
+use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
 use gateway_core::health::{HealthReport, RegionHealthTracker};
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::priority::Priority;
-use gateway_core::route::{
-    Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route,
-};
+use gateway_core::route::{Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route};
 use gateway_core::spill::{Spill, SpillRequest};
 use gateway_core::targets::{LatencyBaseline, TargetTracker};
 use gateway_core::weights::{GatewayWeights, ReceivedRow};

@@ -8,16 +8,11 @@
 //! responds no later ([`mark_response_times`]); the order among warm regions is kept.
 //!
 //! A cold start is no fault of its region. The holding time that it reports is added to the first-byte timeout, and
-//! there is no hedge or retry because of it ([`extend_timeouts`]).
+//! there is no hedge or retry because of it ([`AttemptTimeouts::while_held`](crate::plan::AttemptTimeouts::while_held)).
 
-use crate::plan::AttemptTimeouts;
-use crate::route::Candidate;
+use crate::candidate::Candidate;
 use regions::set::RegionIndex;
 use std::time::Duration;
-
-/// Time in addition to the reported one: held requests are released to a replica in batches
-/// (`scheduler_core::spoke::AHEAD`), and the last one waits longer by this.
-const RELEASE_TIME: Duration = Duration::from_millis(500);
 
 /// Estimate of the time to a response of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +29,7 @@ impl ResponseEstimate {
     }
 }
 
-/// Sets [`Score::response_in`](crate::route::Score) and `holds` of candidates that are sorted by the rest of their scores.
+/// Sets [`Score::response_in`](crate::candidate::Score) and `holds` of candidates that are sorted by the rest of their scores.
 /// Sorted again, a region that would hold the request comes after the equally healthy warm regions that respond no later,
 /// and the warm ones keep their order.
 pub fn mark_response_times(order: &mut [Candidate], estimator: impl Fn(&Candidate) -> ResponseEstimate) {
@@ -53,15 +48,6 @@ pub fn mark_response_times(order: &mut [Candidate], estimator: impl Fn(&Candidat
     }
 }
 
-/// Returns the timeouts of an attempt at a region that holds requests: the first-byte timeout is extended by that time,
-/// and there is no hedge.
-pub fn extend_timeouts(timeouts: AttemptTimeouts, held_for: Option<Duration>) -> AttemptTimeouts {
-    let Some(held_for) = held_for else { return timeouts };
-    let first_byte =
-        timeouts.first_byte.map(|timeout| timeout.saturating_add(held_for).saturating_add(RELEASE_TIME));
-    AttemptTimeouts { first_byte, hedge: None }
-}
-
 /// Returns the time in which the best warm region other than `than` would respond; `None` if all others hold requests.
 pub fn elsewhere<'a>(
     order: impl Iterator<Item = &'a Candidate>,
@@ -75,8 +61,8 @@ pub fn elsewhere<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Budgets, ExpiredTimer, RegionLoad, RegionView, RequestPlan, Step};
-    use crate::route::Score;
+    use crate::candidate::Score;
+    use crate::plan::{AttemptTimeouts, Budgets, ExpiredTimer, RegionLoad, RegionView, RequestPlan, Step};
     use crate::some_instant;
     use regions::health::Health;
 
@@ -132,13 +118,13 @@ mod tests {
     fn the_timeout_of_a_holding_region_is_extended_and_there_is_no_hedge() {
         let ms = Duration::from_millis;
         let timeouts = AttemptTimeouts { first_byte: Some(ms(100)), hedge: Some(ms(40)) };
-        assert_eq!(extend_timeouts(timeouts, None), timeouts);
+        assert_eq!(timeouts.while_held(None), timeouts);
         assert_eq!(
-            extend_timeouts(timeouts, Some(ms(900))),
+            timeouts.while_held(Some(ms(900))),
             AttemptTimeouts { first_byte: Some(ms(1500)), hedge: None }
         );
         let unknown = AttemptTimeouts { first_byte: None, hedge: None };
-        assert_eq!(extend_timeouts(unknown, Some(ms(900))), unknown);
+        assert_eq!(unknown.while_held(Some(ms(900))), unknown);
     }
 
     #[test]

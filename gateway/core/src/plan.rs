@@ -35,6 +35,10 @@ use regions::set::{RegionIndex, RegionSet};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+/// Time in addition to the reported one: held requests are released to a replica in batches
+/// (`scheduler_core::spoke::AHEAD`), and the last one waits longer by this.
+const RELEASE_TIME: Duration = Duration::from_millis(500);
+
 /// Budgets of one gateway.
 #[derive(Clone, Debug)]
 pub struct Budgets {
@@ -107,6 +111,17 @@ pub struct AttemptTimeouts {
     pub first_byte: Option<Duration>,
     /// Hedging delay: the 95th percentile of the latency.
     pub hedge: Option<Duration>,
+}
+
+impl AttemptTimeouts {
+    /// Returns the timeouts of an attempt at a region that holds the request during a cold start: the first-byte timeout is
+    /// extended by that time, and there is no hedge.
+    #[must_use]
+    pub fn while_held(self, held_for: Option<Duration>) -> AttemptTimeouts {
+        let Some(held_for) = held_for else { return self };
+        let extended = |timeout: Duration| timeout.saturating_add(held_for).saturating_add(RELEASE_TIME);
+        AttemptTimeouts { first_byte: self.first_byte.map(extended), hedge: None }
+    }
 }
 
 /// Next action for a request.

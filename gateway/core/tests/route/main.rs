@@ -8,7 +8,8 @@ mod former;
 mod situation;
 
 use former::Former;
-use gateway_core::route::{Candidate, RejectReason, RouteDecision, Score};
+use gateway_core::candidate::{Candidate, Score};
+use gateway_core::route::{RejectReason, RouteDecision};
 use regions::health::Health;
 use regions::invariants::{ResidencyViolation, check_residency};
 use regions::set::RegionSet;

@@ -1,10 +1,11 @@
 //! Random situations in which a request is routed.
 
+use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
 use gateway_core::priority::Priority;
 use gateway_core::route::{
-    Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, departure, route,
+    Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, departure, route,
 };
 use gateway_core::spill::{Departure, Spill, SpillRequest};
 use gateway_core::weights::GatewayWeights;
