@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// forwards. Requests beyond it would wait for a region that does not respond and take the capacity of all other regions.
 pub(crate) const REGION_IN_FLIGHT_MAX: u32 = 8192;
 
-/// State of all regions that changes with their reports and responses.
+/// State of all regions, updated by their reports and responses.
 pub(crate) struct RegionStates {
     pub(crate) fleet: RegionHealthTracker,
     pub(crate) latency: LatencyModel,
@@ -192,7 +192,7 @@ impl RegionStates {
                 backlog(region).filter(|_| is_cold(region)).and_then(|backlog| backlog.load.ready_in),
             )
         };
-        // A retry or hedge after a timeout must not go to a region that would only hold the request.
+        // After a timeout, a request must not be retried or hedged in a region that would only hold it.
         let health = |region| match health(fleet, targets, region, routing, now) {
             Health::Healthy if is_cold(region) => Health::Suspect,
             health => health,
@@ -200,7 +200,8 @@ impl RegionStates {
         decide(RegionView { health: &health, load: &load, timeouts: &timeouts }, budgets)
     }
 
-    /// Returns the first-byte deadline of an attempt sent at `sent_at` by the current state of the region; `None` if it has passed.
+    /// Returns the first-byte deadline of an attempt sent at `sent_at`, computed from the current state of the region; `None` if
+    /// it has passed.
     pub(super) fn first_byte_deadline(
         &self,
         region: RegionIndex,

@@ -39,7 +39,7 @@ struct TenantIndexes {
     by_id: BTreeMap<TenantId, usize>,
     /// Index of the next new tenant.
     next: usize,
-    /// Tenants of the last table that had any.
+    /// Tenants of the last table with a tenants field.
     applied: Option<route::Tenants>,
 }
 
