@@ -203,8 +203,8 @@ mod tests {
         }
         assert_eq!((tenants.indexes.lock().by_id.len(), tenants.limiters.count()), (1, 1));
         assert!(
-            under_way
-                .is_ok_and(|entered| entered.charge_body(&a, Cost { inputs: 1, tokens: 1 }, false).is_ok()),
+            in_flight
+                .is_ok_and(|charge| charge.charge_body(&a, Cost { inputs: 1, tokens: 1 }, false).is_ok()),
             "the request in flight continues"
         );
         assert!(
