@@ -1,7 +1,7 @@
 //! Routing decisions and attempts of recent requests: `GET /explain/{id}`.
 //!
-//! A finished request is kept in a ring buffer for a while; older requests are only in the log. The JSON is rendered when an
-//! operator requests it, not when the request ends.
+//! A finished request is kept in a ring buffer for a while; older requests are only in the log. The JSON is rendered
+//! when an operator requests it, not when the request ends.
 
 use crate::events::{FinishedRequest, RequestTimes};
 use crate::metrics::RequestOutcome;

@@ -61,8 +61,8 @@ pub(super) struct Forwarder {
 }
 
 impl Forwarder {
-    /// Sends a request to its targets, one after the other, until one responds. Before each attempt the policy is checked against
-    /// the newest route table ([`super::policy`]).
+    /// Sends a request to its targets, one after the other, until one responds. Before each attempt the policy is
+    /// checked against the newest route table ([`super::policy`]).
     pub(super) async fn forward(
         &self,
         request: &Request,
@@ -165,7 +165,8 @@ impl Forwarder {
                 {
                     Some(region) => {
                         let attempt = race.cancel(region, AttemptEnd::Failed(AttemptFailure::RegionDown));
-                        // The other attempt of a hedged request may have to be abandoned too, so the change is handled again.
+                        // The other attempt of a hedged request may have to be abandoned too, so the change is handled
+                        // again.
                         health_changes.mark_changed();
                         self.region_monitor.attempt_failed(
                             &mut plan,
@@ -187,7 +188,8 @@ impl Forwarder {
         self.recorder.as_ref().map_or(0, |recorder| recorder.number())
     }
 
-    /// Sends one attempt; the caller bounds its time by dropping it. A required receipt is durable before a connection is opened.
+    /// Sends one attempt; the caller bounds its time by dropping it. A required receipt is durable before a connection
+    /// is opened.
     async fn attempt(
         &self,
         request: &Request,
@@ -262,8 +264,8 @@ impl Forwarder {
     fn region_full(&self, region: RegionIndex) -> Rejection {
         let region = &self.config.catalogue.region(region).id;
         let message = format!(
-            "This gateway has {REGION_IN_FLIGHT_MAX} requests in flight to {region}, which is the limit; try again shortly, \
-             or send fewer requests at once. Other regions have not offered capacity for them."
+            "This gateway has {REGION_IN_FLIGHT_MAX} requests in flight to {region}, which is the limit; try \
+             again shortly, or send fewer requests at once. Other regions have not offered capacity for them."
         );
         Rejection::new(ErrorCode::Overloaded, message).after(FULL_RETRY_AFTER)
     }
@@ -287,8 +289,8 @@ impl Forwarder {
         Rejection::new(
             ErrorCode::NoCapacityInAllowedRegions,
             format!(
-                "No allowed region of the deployment '{}' under the residency policy '{}' is reachable: {regions}. Try again \
-                 shortly; the request was not sent to any other region.",
+                "No allowed region of the deployment '{}' under the residency policy '{}' is reachable: \
+                 {regions}. Try again shortly; the request was not sent to any other region.",
                 request.deployment,
                 policy.residency.as_str()
             ),

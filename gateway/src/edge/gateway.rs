@@ -1,6 +1,5 @@
 //! Components of a gateway, and the tasks that keep them up to date.
 
-use super::request_context::RequestRecorder;
 use super::admission::{AdmissionControl, AdmissionPools};
 use super::auth::Authenticator;
 use super::explain::Explanations;
@@ -11,6 +10,7 @@ use super::policy::PolicyGuard;
 use super::policy_clock::PolicyClock;
 use super::reader::RequestReader;
 use super::region_monitor::RegionMonitor;
+use super::request_context::RequestRecorder;
 use super::responder::Responder;
 use super::router::Router;
 use super::scatter::{SplitCapacity, Splitter};

@@ -11,7 +11,8 @@ use super::view::{RoutedDeployment, View};
 use gateway_core::latency::SizeClass;
 use gateway_core::priority::Priority;
 
-/// Limit on the deployments that a check makes a decision for: enough to detect a defect, and too few to delay requests at the lock.
+/// Limit on the deployments that a check makes a decision for: enough to detect a defect, and too few to delay requests
+/// at the lock.
 const DECIDED_MAX: usize = 16;
 
 impl Operations {
@@ -48,8 +49,8 @@ impl Operations {
         Ok(())
     }
 
-    /// Makes a routing decision for some deployments of the route table. A deployment without an available region is no defect of
-    /// this gateway, so the decision itself is ignored.
+    /// Makes a routing decision for some deployments of the route table. A deployment without an available region is no
+    /// defect of this gateway, so the decision itself is ignored.
     fn decision(&self, view: &View) {
         let [target_draw, _, draw] = random_draws();
         let (priority, size) = (Priority::Interactive, SizeClass::of(0));

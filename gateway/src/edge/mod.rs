@@ -3,20 +3,20 @@
 //! ```text
 //!  client ──▶ pipeline ──▶ auth ─▶ reader ─▶ router ─▶ admission ─▶ forwarder ──▶ region … ──▶ responder ──▶ client
 //!                             │                  ▲                                                │
-//!                             └── view ◀── table └── watch ◀── reports (5/s, from each region)    └▶ account
+//!                             └── view ◀── table └── region_monitor ◀── reports (5/s per region)  └▶ request_context
 //! ```
 //!
-//! A request, in reading order: [`pipeline`] is its path; [`auth`] authenticates it; [`allowances`] are the rate limits of its tenant;
-//! [`reader`] reads head and body; [`router`] makes the routing decision; [`admission`] admits or sheds it; [`forwarder`] sends it,
-//! with at most two attempts in a [`race`], and [`policy`] checks before each attempt what the newest route table allows; [`scatter`]
-//! splits a request that is too large for one replica; [`responder`] writes the response; [`account`] records it.
+//! A request, in reading order: [`pipeline`] is its path; [`auth`] authenticates it; [`tenant_limiters`] applies the rate limits
+//! of its tenant; [`reader`] reads head and body; [`router`] makes the routing decision; [`admission`] admits or sheds
+//! it; [`forwarder`] sends it, with at most two attempts in a [`race`], and [`policy`] checks before each attempt what
+//! the newest route table allows; [`scatter`] splits a request that is too large for one replica; [`responder`] writes
+//! the response; [`request_context`] records it.
 //!
-//! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work without the hub;
-//! [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives the reports of the regions;
-//! [`known`] is the observed state of the regions, and [`watch`] shares it. [`operations`] serves operators. [`gateway`] puts the
-//! parts together.
+//! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work
+//! without the hub; [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives
+//! the reports of the regions; [`region_states`] is the observed state of the regions, and [`region_monitor`] shares it. [`operations`]
+//! serves operators. [`gateway`] puts the parts together.
 
-mod request_context;
 mod admission;
 mod auth;
 mod cold;
@@ -39,6 +39,7 @@ mod region_states;
 mod reload;
 mod reports;
 mod request;
+mod request_context;
 mod request_head;
 mod responder;
 mod router;
@@ -87,8 +88,8 @@ pub enum EdgeError {
     },
     /// Another gateway with this configuration runs, and this one was not started with --take-over.
     #[error(
-        "{} already serves {listen} with this configuration (`handover` socket {path}); to replace it without rejecting \
-         requests start this gateway with --take-over, to check the file use `meridian check`", process(*.pid)
+        "{} already serves {listen} with this configuration (`handover` socket {path}); to replace it without \
+         rejecting requests start this gateway with --take-over, to check the file use `meridian check`", process(*.pid)
     )]
     Runs {
         /// Address of the client listener.

@@ -3,7 +3,7 @@
 //! | path | response |
 //! |---|---|
 //! | `/livez` | 200 while the process runs and no lock that requests need is stuck ([`super::health`]) |
-//! | `/readyz` | 200 while the gateway can serve a request: it has a route table, makes routing decisions and is not draining |
+//! | `/readyz` | 200 while the gateway has a route table, makes routing decisions and is not draining |
 //! | `/routes` | the route table, and the state of each region |
 //! | `/explain/{id}` | routing decision and attempts of a request ([`super::explain`]) |
 //! | `/metrics` | metrics for Prometheus ([`super::scrape`]) |
@@ -57,7 +57,8 @@ async fn explain(State(operations): State<Operations>, Path(id): Path<String>) -
         Some(request) => (StatusCode::OK, Json(explain::to_json(&request, &operations.config.catalogue))),
         None => {
             let error = format!(
-                "no request with this identifier; the gateway keeps the last {RECENT_REQUESTS_MAX} requests, and its log has all"
+                "no request with this identifier; the gateway keeps the last {RECENT_REQUESTS_MAX} requests, and \
+                 its log has all"
             );
             (StatusCode::NOT_FOUND, Json(json!({"error": error})))
         }

@@ -1,11 +1,10 @@
 //! Request path of the gateway, from head to response:
 //!
 //! ```text
-//! authenticate ─▶ rate limit ─▶ read, route, admit ─▶ charge ─┬▶ forward ─▶ relay ─▶ account
+//! authenticate ─▶ rate limit ─▶ read, route, admit ─▶ charge ─┬▶ forward ─▶ relay ─▶ record
 //!                                                             └▶ split ───▶ join ──┘
 //! ```
 
-use super::request_context::{RequestContext, RequestRecorder};
 use super::auth::{Authenticated, Authenticator};
 use super::forwarder::Forwarder;
 use super::models;
@@ -13,6 +12,7 @@ use super::policy::Permit;
 use super::reader::RequestReader;
 use super::refusals::{no_receipt, no_route_table, not_served, unknown_model};
 use super::request::{ForwardError, Request};
+use super::request_context::{RequestContext, RequestRecorder};
 use super::request_head::{declared_length, none_repeated};
 use super::responder::{Responder, preflight_response};
 use super::scatter::Splitter;
@@ -102,8 +102,8 @@ impl Pipeline {
             Endpoint::Models => models::list(&view, &tenant),
             Endpoint::InfinityModels => models::list_for_infinity(&view, &tenant),
             Endpoint::Model(id) => {
-                let found = view.deployment(id, &tenant).ok_or_else(|| unknown_model(id, &view, &tenant))?;
-                models::one(&found.deployment)
+                let routed = view.deployment(id, &tenant).ok_or_else(|| unknown_model(id, &view, &tenant))?;
+                models::one(&routed.deployment)
             }
         };
         Ok(self.respond(session, body, context).await)
@@ -142,12 +142,12 @@ impl Pipeline {
             return self.splitter.scatter(session, &request, view, cut, &mut reservation, context).await;
         }
         let permit = Permit::of(&request, view);
-        let answered = tokio::select! {
+        let received = tokio::select! {
             biased;
-            answered = self.forwarder.forward(&request, permit, &mut context.trail) => answered?,
+            received = self.forwarder.forward(&request, permit, &mut context.trail) => received?,
             () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
         };
-        Ok(self.responder.relay(session, &request, &mut reservation, answered, context).await)
+        Ok(self.responder.relay(session, &request, &mut reservation, received, context).await)
     }
 
     /// Responds with a body that the gateway makes itself.

@@ -1,8 +1,8 @@
 //! Attempts of one request in flight: one, or two with a hedged request.
 //!
-//! An attempt is a future. To cancel it is to drop it: its connection closes, and the region stops computing. Each attempt has one
-//! entry on the trail, which is closed only here. It counts as in flight at its region until the caller that receives its
-//! [`InFlight`] guard has recorded its outcome.
+//! An attempt is a future. To cancel it is to drop it: its connection closes, and the region stops computing. Each
+//! attempt has one entry on the trail, which is closed only here. It counts as in flight at its region until the caller
+//! that receives its [`InFlight`] guard has recorded its outcome.
 
 use super::region_monitor::InFlight;
 use crate::upstream::UpstreamResponse;

@@ -1,6 +1,5 @@
 //! Reads a request: headers and body, deployment, cost, priority, allowed regions; then routes and admits it.
 
-use super::request_context::RequestContext;
 use super::admission::{AdmissionControl, left};
 use super::auth::Authenticated;
 use super::refusals::{
@@ -10,6 +9,7 @@ use super::refusals::{
 use super::region_monitor::random_draws;
 use super::region_states::RoutingContext;
 use super::request::{ForwardError, Request};
+use super::request_context::RequestContext;
 use super::request_head::{declared_length, peer, single};
 use super::router::{RequestDemand, Routable, Router};
 use super::view::{RoutedDeployment, Terms, View};
@@ -28,7 +28,8 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
 use std::sync::Arc;
 
-/// Limit on the bytes of a body that is parsed on the thread of its connection: less than a millisecond at 0.3 to 2 GB/s.
+/// Limit on the bytes of a body that is parsed on the thread of its connection: less than a millisecond at 0.3 to 2
+/// GB/s.
 const INLINE_READ_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a body that are not charged as tokens.
 const FREE_BODY_BYTES: usize = 4 << 10;
@@ -104,7 +105,7 @@ impl RequestReader {
             tenant,
             deployment: deployment.name.clone(),
             priority,
-            priority_changed: options.priority.is_some_and(|asked| asked != priority),
+            priority_changed: options.priority.is_some_and(|requested| requested != priority),
             cost,
             residency: policy.residency.clone(),
             allowed,
@@ -126,7 +127,8 @@ impl RequestReader {
         })
     }
 
-    /// Owner of the memory of the body. It excludes the connection of a trusted peer, which carries requests of many clients.
+    /// Owner of the memory of the body. It excludes the connection of a trusted peer, which carries requests of many
+    /// clients.
     fn owner(&self, session: &ServerSession, tenant: &Tenant) -> BodyOwner {
         let connection = peer(session).filter(|peer| !self.config.trusted_peers.contains(&peer.ip()));
         BodyOwner { tenant: Some(tenant.index), connection }
@@ -154,13 +156,13 @@ impl RequestReader {
     /// Parses the request headers that set options.
     fn options(&self, session: &ServerSession) -> Result<RequestOptions, Rejection> {
         let trusted = peer(session).is_some_and(|peer| self.config.trusted_peers.contains(&peer.ip()));
-        let asked = OptionHeaders {
+        let option_headers = OptionHeaders {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,
             residency: single(session, headers::RESIDENCY)?,
             priority: single(session, headers::PRIORITY)?,
             client_geo: single(session, headers::CLIENT_GEO)?.filter(|_| trusted),
         };
-        RequestOptions::read(asked, &self.config.catalogue).map_err(invalid_option)
+        RequestOptions::read(option_headers, &self.config.catalogue).map_err(invalid_option)
     }
 }
 
@@ -169,8 +171,8 @@ fn min_tokens(body: &BufferedBody) -> u64 {
     Cost::at_least(body.bytes.len().saturating_sub(FREE_BODY_BYTES) as u64).tokens
 }
 
-/// Deployment of a request: the one named by its path or its body or, where the API of its ecosystem has no model field, the only
-/// deployment that the tenant may use.
+/// Deployment of a request: the one named by its path or its body or, where the API of its ecosystem has no model
+/// field, the only deployment that the tenant may use.
 fn requested_deployment<'a>(
     target: ForwardTarget<'_>,
     model_in_body: Option<String>,

@@ -51,7 +51,8 @@ pub(super) fn invalid_api_key(problem: KeyProblem) -> Rejection {
             "The API key is missing; send the header 'authorization: Bearer KEY', 'api-key: KEY' or 'x-api-key: KEY'."
         }
         KeyProblem::Several => {
-            "The headers 'authorization', 'api-key' and 'x-api-key' contain different API keys; send only one of them."
+            "The headers 'authorization', 'api-key' and 'x-api-key' contain different API keys; send only one of \
+             them."
         }
         KeyProblem::NotBearer => "The header 'authorization' is not of the form 'Bearer KEY'.",
         KeyProblem::Unknown => {
@@ -74,12 +75,13 @@ pub(super) fn invalid_token(problem: TokenProblem) -> Rejection {
             "The token is not a JWT: it needs three base64url parts, and the first two must be JSON objects."
         }
         TokenProblem::Header => {
-            "The header of the token is not supported: 'alg' must be RS256, ES256, EdDSA or HS256, 'typ' must be JWT or \
-             at+jwt, and 'crit' must be absent."
+            "The header of the token is not supported: 'alg' must be RS256, ES256, EdDSA or HS256, 'typ' must be \
+             JWT or at+jwt, and 'crit' must be absent."
         }
         TokenProblem::Issuer => "The issuer of the token ('iss') is not configured at this gateway.",
         TokenProblem::Key => {
-            "The issuer has no key with the 'kid' and 'alg' of the token; if its keys have just changed, try again shortly."
+            "The issuer has no key with the 'kid' and 'alg' of the token; if its keys have just changed, try \
+             again shortly."
         }
         TokenProblem::Signature => "The signature of the token is not valid.",
         TokenProblem::Audience => "The token is for another audience: 'aud' does not contain this gateway.",
@@ -111,16 +113,16 @@ pub(super) fn no_route_table() -> Rejection {
 
 /// Rejection of a request in flight whose API key or tenant is missing from a newer route table.
 pub(super) fn key_removed() -> Rejection {
-    let message = "The API key or tenant of this request was removed while it was under way; ask the operator of this gateway \
-                   for another key.";
+    let message = "The API key or tenant of this request was removed while it was in flight; ask the operator of \
+                   this gateway for another key.";
     let challenge = vec![("www-authenticate", "Bearer".to_owned())];
     Rejection::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
 }
 
 pub(super) fn no_region(deployment: &DeploymentName, residency: &Residency, tenant: &Tenant) -> Rejection {
     let message = format!(
-        "No region is permitted for '{deployment}' under the residency policy '{}', the combination of the policies of the \
-         deployment, of the tenant '{}' and of {}; widen the header or omit it.",
+        "No region is permitted for '{deployment}' under the residency policy '{}', the combination of the \
+         policies of the deployment, of the tenant '{}' and of {}; widen the header or omit it.",
         residency.as_str(),
         tenant.id,
         headers::RESIDENCY
@@ -133,8 +135,9 @@ const CUT_OFF_RETRY_AFTER: Duration = Duration::from_secs(30);
 
 pub(super) fn policy_too_old(StalePolicy { age, max }: StalePolicy) -> Rejection {
     let message = format!(
-        "This deployment is locked to regions, and no hub has confirmed its residency policy to this gateway for {} minutes, \
-         longer than policy_max_age ({} minutes). Restore the connection between this gateway and a hub, or use another gateway.",
+        "This deployment is locked to regions, and no hub has confirmed its residency policy to this gateway for \
+         {} minutes, longer than policy_max_age ({} minutes). Restore the connection between this gateway and a \
+         hub, or use another gateway.",
         age.as_secs() / 60,
         max.as_secs() / 60
     );
@@ -144,8 +147,8 @@ pub(super) fn policy_too_old(StalePolicy { age, max }: StalePolicy) -> Rejection
 pub(super) fn no_receipt() -> Rejection {
     Rejection::new(
         ErrorCode::ReceiptUnavailable,
-        "Requests to this deployment require a receipt, and this gateway cannot write receipts at the moment. Try again \
-         shortly.",
+        "Requests to this deployment require a receipt, and this gateway cannot write receipts at the moment. \
+         Try again shortly.",
     )
 }
 
@@ -179,8 +182,8 @@ pub(super) fn residency_too_long(
     error: &PolicyError,
 ) -> Rejection {
     let message = format!(
-        "The combination of {}, the residency policy of the deployment '{deployment}' and that of the tenant '{}' is not \
-         valid: {error}.",
+        "The combination of {}, the residency policy of the deployment '{deployment}' and that of the tenant \
+         '{}' is not valid: {error}.",
         headers::RESIDENCY,
         tenant.id
     );
@@ -196,31 +199,32 @@ pub(super) fn bulk_not_permitted(tenant: &Tenant) -> Rejection {
     Rejection::new(ErrorCode::PriorityNotPermitted, message).of(headers::PRIORITY)
 }
 
-/// Rejection of a request without a permitted region. The message names the policies that together exclude every region; it names
-/// the header of the client only if the policies of deployment and tenant permit some region.
+/// Rejection of a request without a permitted region. The message names the policies that together exclude every
+/// region; it names the header of the client only if the policies of deployment and tenant permit some region.
 pub(super) fn no_region_permitted(
     tenant: &Tenant,
     deployment: &Deployment,
     of_deployment: RegionSet,
-    asked: &ResidencyPolicy,
+    header_policy: &ResidencyPolicy,
     catalogue: &Catalogue,
 ) -> Rejection {
     let Deployment { name, residency, .. } = deployment;
     let (of_tenant, id) = (&tenant.residency, &tenant.id);
     let message = if of_deployment.is_empty() {
         format!(
-            "The residency policy '{residency}' of the deployment '{name}' permits no region of this gateway's catalogue; \
-             ask the operator to change it."
+            "The residency policy '{residency}' of the deployment '{name}' permits no region of this gateway's \
+             catalogue; ask the operator to change it."
         )
     } else if of_deployment.intersect(of_tenant.permitted(catalogue)).is_empty() {
         format!(
-            "No region is permitted: no region of the deployment '{name}' satisfies both its residency policy '{residency}' \
-             and that of the tenant '{id}', '{of_tenant}'; ask the operator of this gateway to change one of them."
+            "No region is permitted: no region of the deployment '{name}' satisfies both its residency policy \
+             '{residency}' and that of the tenant '{id}', '{of_tenant}'; ask the operator of this gateway to \
+             change one of them."
         )
     } else {
         let message = format!(
-            "The header {} ('{asked}') leaves no region: the deployment '{name}' permits '{residency}' and the tenant '{id}' \
-             '{of_tenant}'; name an area within both, or omit the header.",
+            "The header {} ('{header_policy}') leaves no region: the deployment '{name}' permits '{residency}' \
+             and the tenant '{id}' '{of_tenant}'; name an area within both, or omit the header.",
             headers::RESIDENCY
         );
         return Rejection::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY);
@@ -268,7 +272,8 @@ pub(super) fn no_model_field() -> Rejection {
 
 pub(super) fn no_model_named(path: &str, view: &View, tenant: &Tenant) -> Rejection {
     let message = format!(
-        "The request names no model; send it to /deployments/NAME{path} or add the field 'model'. The models are: {}.",
+        "The request names no model; send it to /deployments/NAME{path} or add the field 'model'. The models \
+         are: {}.",
         known_models(view, tenant)
     );
     Rejection::new(ErrorCode::MissingField, message).of("model")
@@ -314,8 +319,8 @@ pub(super) fn limit_exceeded(tenant: &Tenant, exceeded: LimitExceeded) -> Reject
         }
         Shortfall::Never => {
             let message = format!(
-                "This request alone exceeds the limit of the tenant '{id}' of {limit} {what} ({key}), so a retry cannot \
-                 succeed; send at most {limit} {unit} in one request."
+                "This request alone exceeds the limit of the tenant '{id}' of {limit} {what} ({key}), so a retry \
+                 cannot succeed; send at most {limit} {unit} in one request."
             );
             Rejection::new(never, message)
         }
@@ -330,8 +335,8 @@ pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
         ShedReason::OverShare => (
             ErrorCode::Overloaded,
             format!(
-                "Capacity is exhausted, and the tenant '{}' has more in flight than its share (a request would wait {wait}); \
-                 send fewer requests at once, or try again in {soon}.",
+                "Capacity is exhausted, and the tenant '{}' has more in flight than its share (a request would \
+                 wait {wait}); send fewer requests at once, or try again in {soon}.",
                 tenant.id
             ),
         ),
@@ -348,8 +353,8 @@ pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
         ShedReason::DeadlineTooShort => (
             ErrorCode::Saturated,
             format!(
-                "A request would wait {wait}, longer than the timeout of this one; raise it with {} (up to {} ms), or try \
-                 again in {soon}.",
+                "A request would wait {wait}, longer than the timeout of this one; raise it with {} (up to {} \
+                 ms), or try again in {soon}.",
                 headers::TIMEOUT_MS,
                 TIMEOUT_MAX.as_millis()
             ),

@@ -1,9 +1,10 @@
 //! Reloads the tenants file of the gateway and its key files, so that a deleted key is rejected within a few seconds.
 //!
-//! All files are read every two seconds: modification times are unreliable (a mounted secret is a symbolic link that is replaced,
-//! and two writes can share one clock tick), and reading some files of a few KiB is cheap compared to accepting a revoked key. An
-//! invalid file changes nothing: the tenants in use stay, the problem is logged once and counted, and the next attempt follows in
-//! two seconds. `[[issuer]]` tables are read only at start; [`crate::tokens`] follows the keys of issuers.
+//! All files are read every two seconds: modification times are unreliable (a mounted secret is a symbolic link that is
+//! replaced, and two writes can share one clock tick), and reading some files of a few KiB is cheap compared to
+//! accepting a revoked key. An invalid file changes nothing: the tenants in use stay, the problem is logged once and
+//! counted, and the next attempt follows in two seconds. `[[issuer]]` tables are read only at start; [`crate::tokens`]
+//! follows the keys of issuers.
 //!
 //! Once an operator has applied tenants (`meridian apply`) the file is no longer used, and not read.
 

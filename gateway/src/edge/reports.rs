@@ -1,10 +1,10 @@
 //! Polls a report from every region five times a second.
 //!
-//! The gateway sends a request and the region responds with its report. So the gateway needs no listener for regions, the time from
-//! request to response is the round trip, and a region that is unreachable in either direction sends no reports. Requests are sent
-//! at a fixed interval, whether or not earlier ones were responded to: across an ocean two or three are in flight at once, and a
-//! stall is detected within one interval. They use the same connections as client requests ([`crate::hop`]), so an endpoint that
-//! fails to authenticate as the region cannot report for it either.
+//! The gateway sends a request and the region responds with its report. So the gateway needs no listener for regions,
+//! the time from request to response is the round trip, and a region that is unreachable in either direction sends no
+//! reports. Requests are sent at a fixed interval, whether or not earlier ones were responded to: across an ocean two
+//! or three are in flight at once, and a stall is detected within one interval. They use the same connections as client
+//! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either.
 
 use super::admission::AdmissionPools;
 use super::region_monitor::RegionMonitor;

@@ -1,8 +1,8 @@
 //! Responses to clients: those of regions, those that the gateway makes itself, and the headers of both.
 
-use super::request_context::RequestContext;
 use super::race::AttemptResponse;
 use super::request::Request;
+use super::request_context::RequestContext;
 use super::scatter::JoinedHead;
 use super::tenant_limiters::TokenReservation;
 use crate::compress;
@@ -39,8 +39,8 @@ impl Responder {
         cors.response(session.get_header(ORIGIN).map(http::HeaderValue::as_bytes))
     }
 
-    /// Headers of the response to a CORS preflight of a served path; `None` if the request is not a preflight or the origin is not
-    /// allowed.
+    /// Headers of the response to a CORS preflight of a served path; `None` if the request is not a preflight or the
+    /// origin is not allowed.
     pub(super) fn preflight(&self, session: &ServerSession, path: &str) -> Option<ResponseHeaders> {
         let cors = self.config.cors.as_ref()?;
         if session.req_header().method != Method::OPTIONS {
@@ -51,8 +51,8 @@ impl Responder {
             Err(NotServed::Method(method)) => method,
             Err(NotServed::Path) | Ok(_) => return None,
         };
-        let asked = session.get_header(ACCESS_CONTROL_REQUEST_HEADERS).map(http::HeaderValue::as_bytes);
-        cors.preflight(session.get_header(ORIGIN)?.as_bytes(), method, asked)
+        let requested = session.get_header(ACCESS_CONTROL_REQUEST_HEADERS).map(http::HeaderValue::as_bytes);
+        cors.preflight(session.get_header(ORIGIN)?.as_bytes(), method, requested)
     }
 
     /// Responds with a body that the gateway makes itself.
@@ -145,7 +145,8 @@ impl Responder {
             tokens,
             slowest: (waited, timing),
         } = head;
-        // One receipt of each region that responded, in their order; the other receipts of the request share its identifier.
+        // One receipt of each region that responded, in their order; the other receipts of the request share its
+        // identifier.
         let receipts: Vec<_> =
             regions.iter().filter_map(|(_, receipt)| receipt.map(|id| id.to_string())).collect();
         let receipts = receipts.join(",");

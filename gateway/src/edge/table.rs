@@ -1,9 +1,9 @@
-//! Watches the route table of the hub, and keeps serving without the hub. With several hubs any of them may be polled: the table
-//! with the higher generation is the newer one.
+//! Watches the route table of the hub, and keeps serving without the hub. With several hubs any of them may be polled:
+//! the table with the higher generation is the newer one.
 //!
-//! A table is accepted only if its generation is higher than the current one, so a hub restored from an old backup cannot send
-//! traffic to removed regions. An accepted table is written to disk before it is used ([`super::snapshot`]), so a gateway that
-//! starts while the hub is down serves from the last good table.
+//! A table is accepted only if its generation is higher than the current one, so a hub restored from an old backup
+//! cannot send traffic to removed regions. An accepted table is written to disk before it is used
+//! ([`super::snapshot`]), so a gateway that starts while the hub is down serves from the last good table.
 
 use super::policy_clock::PolicyClock;
 use super::snapshot::{self, AcceptanceTime, unix_time};
@@ -30,7 +30,7 @@ const FIRST_POLL_WITH_ALTERNATIVE: Duration = Duration::from_millis(500);
 /// Time by which the request timeout exceeds the long poll.
 const GRACE: Duration = Duration::from_secs(5);
 const GRACE_WITH_ALTERNATIVE: Duration = Duration::from_secs(1);
-/// Between questions to a hub that does not response; half of it is chance, so that gateways do not return in step.
+/// Pause between polls while no hub responds; half of it is random, so that gateways do not retry in step.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// View of the current route table; `None` before the first.
@@ -113,7 +113,8 @@ enum HubPollError {
     #[error("{0}")]
     Http(#[from] reqwest::Error),
     #[error(
-        "the hub responded {0}: it requires the fleet token; set fleet_token_file or fleet_token_env to the token of the hub"
+        "the hub responded {0}: it requires the fleet token; set fleet_token_file or fleet_token_env to the \
+         token of the hub"
     )]
     Denied(StatusCode),
     #[error("the hub has no route table yet")]

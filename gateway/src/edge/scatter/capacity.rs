@@ -1,9 +1,10 @@
 //! Capacity that all split requests share: permits for requests, and memory for the bodies of parts.
 //!
-//! The body of a part is a copy of some inputs with the start and the end of the whole body around them, so its memory is counted,
-//! in a budget of its own. In the budget of client bodies, parts of admitted requests would wait for requests that are not admitted
-//! yet, and each would hold memory that the other needs. Here a request waits for memory only while it has no part in flight and so
-//! holds none, and releases the memory of a part when the part ends. So some request always makes progress.
+//! The body of a part is a copy of some inputs with the start and the end of the whole body around them, so its memory
+//! is counted, in a budget of its own. In the budget of client bodies, parts of admitted requests would wait for
+//! requests that are not admitted yet, and each would hold memory that the other needs. Here a request waits for memory
+//! only while it has no part in flight and so holds none, and releases the memory of a part when the part ends. So some
+//! request always makes progress.
 
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
@@ -13,8 +14,8 @@ use gateway_core::scatter::split::{REST_BYTES_MAX, SUB_REQUEST_BYTES_MAX};
 
 /// Limit on split requests in flight. A further one is sent unsplit if a replica can serve it, and waits otherwise.
 pub(in crate::edge) const SPLIT_REQUESTS_MAX: usize = 4;
-/// Limit on the bytes of the bodies of all parts in flight: sixty of the largest regular parts, and two of the largest single
-/// inputs, which are a part by themselves because an input is not split.
+/// Limit on the bytes of the bodies of all parts in flight: sixty of the largest regular parts, and two of the largest
+/// single inputs, which are a part by themselves because an input is not split.
 pub(in crate::edge) const PART_BODIES_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one semaphore permit.
 const PORTION_BYTES: usize = 1 << 10;
@@ -82,7 +83,9 @@ mod tests {
     #[test]
     fn memory_for_bodies_is_reserved_up_to_the_limit_and_released() {
         let capacity = SplitCapacity::new();
-        let all = capacity.try_reserve_body(PART_BODIES_BYTES_MAX - PORTION_BYTES).zip(capacity.try_reserve_body(1));
+        let all = capacity
+            .try_reserve_body(PART_BODIES_BYTES_MAX - PORTION_BYTES)
+            .zip(capacity.try_reserve_body(1));
         assert_eq!((all.is_some(), capacity.bytes()), (true, PART_BODIES_BYTES_MAX));
         assert!(capacity.try_reserve_body(1).is_none());
         drop(all);
@@ -93,7 +96,8 @@ mod tests {
     #[test]
     fn request_permits_are_given_up_to_the_limit_and_released() {
         let capacity = SplitCapacity::new();
-        let requests: Vec<_> = (0..SPLIT_REQUESTS_MAX).map_while(|_| capacity.try_acquire_request()).collect();
+        let requests: Vec<_> =
+            (0..SPLIT_REQUESTS_MAX).map_while(|_| capacity.try_acquire_request()).collect();
         assert_eq!((requests.len(), capacity.requests()), (SPLIT_REQUESTS_MAX, SPLIT_REQUESTS_MAX));
         assert!(capacity.try_acquire_request().is_none());
         drop(requests);

@@ -1,7 +1,8 @@
 //! Buffer that joins the responses to parts, which arrive in any order, into one response in order.
 //!
-//! It holds the parts that arrive early, joins the next ones with `gateway_core::scatter`, and decides when the response to the
-//! client can start: when it is complete if all of it fits into the buffer, otherwise when the buffer is full. No IO here.
+//! It holds the parts that arrive early, joins the next ones with `gateway_core::scatter`, and decides when the
+//! response to the client can start: when it is complete if all of it fits into the buffer, otherwise when the buffer
+//! is full. No IO here.
 
 use crate::respond::Rejection;
 use gateway_core::receipt::ReceiptId;
@@ -16,12 +17,12 @@ use replica_core::wire::error::ErrorCode;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Limit on the response bytes buffered for one request: received and not yet sent, and being read. Responses of parts in flight are
-/// counted with their expected size, so that no part is started whose response would not fit.
+/// Limit on the response bytes buffered for one request: received and not yet sent, and being read. Responses of parts
+/// in flight are counted with their expected size, so that no part is started whose response would not fit.
 ///
-/// Not included are the response of the next part, of at most [`PART_RESPONSE_BYTES_MAX`], and the responses of parts in flight
-/// that are small enough to be read at once (`BUFFERED_RESPONSE_MAX`, for `UNDER_WAY_MAX` of them 32 MiB). While a response is parsed
-/// it takes its size twice.
+/// Not included are the response of the next part, of at most [`PART_RESPONSE_BYTES_MAX`], and the responses of parts
+/// in flight that are small enough to be read at once (`BUFFERED_RESPONSE_MAX` each, 32 MiB for `IN_FLIGHT_MAX` parts).
+/// While a response is parsed it takes its size twice.
 pub(super) const BUFFERED_BYTES_MAX: usize = 64 << 20;
 /// Limit on the bytes of the response to one part: 512 vectors of 4,096 numbers as text take 27 MB.
 pub(super) const PART_RESPONSE_BYTES_MAX: usize = 32 << 20;
@@ -77,8 +78,8 @@ pub(in crate::edge) struct JoinedHead {
 
 pub(super) fn response_too_large() -> Rejection {
     let message = format!(
-        "The response is larger than the limit of {BUFFERED_BYTES_MAX} bytes that are buffered for it; send fewer inputs, or \
-         request less output for each."
+        "The response is larger than the limit of {BUFFERED_BYTES_MAX} bytes that are buffered for it; send \
+         fewer inputs, or request less output for each."
     );
     Rejection::new(ErrorCode::BodyTooLarge, message)
 }
@@ -131,19 +132,21 @@ impl JoinBuffer {
         if number == self.next && self.is_streamable() {
             return true;
         }
-        let coming = in_flight.saturating_sub(self.reading.len());
+        let unread = in_flight.saturating_sub(self.reading.len());
         match self.largest {
             None => in_flight < INITIAL_PARTS_MAX,
             // A part that exceeds the limit by itself is sent alone.
             Some(_) if in_flight == 0 && self.buffered_bytes == 0 => true,
-            Some(largest) => self.buffered_bytes + self.being_read() + (coming + 1) * largest <= BUFFERED_BYTES_MAX,
+            Some(largest) => {
+                self.buffered_bytes + self.reading_bytes() + (unread + 1) * largest <= BUFFERED_BYTES_MAX
+            }
         }
     }
 
-    /// Whether a response of `bytes` may be read now, and reserves the memory if so; otherwise it has to wait. A response that can
-    /// never be read is rejected.
+    /// Whether a response of `bytes` may be read now, and reserves the memory if so; otherwise it has to wait. A
+    /// response that can never be read is rejected.
     pub(super) fn try_start_reading(&mut self, number: usize, bytes: usize) -> Result<bool, Rejection> {
-        let fits = self.buffered_bytes + self.being_read() + bytes <= BUFFERED_BYTES_MAX;
+        let fits = self.buffered_bytes + self.reading_bytes() + bytes <= BUFFERED_BYTES_MAX;
         let is_next = number == self.next;
         // A ranked response is buffered to its end, so waiting frees no memory.
         if bytes > PART_RESPONSE_BYTES_MAX || !fits && is_next && !self.is_streamable() {
@@ -155,7 +158,7 @@ impl JoinBuffer {
         Ok(fits || is_next)
     }
 
-    fn being_read(&self) -> usize {
+    fn reading_bytes(&self) -> usize {
         self.reading.values().sum()
     }
 
@@ -189,7 +192,7 @@ impl JoinBuffer {
             let head = &mut self.head;
             head.attempts += attempts;
             head.parts += 1;
-            if head.regions.iter().all(|(known, _)| *known != region) {
+            if head.regions.iter().all(|(listed, _)| *listed != region) {
                 head.regions.push((region, receipt));
             }
             head.content_type = head.content_type.take().or(content_type);
@@ -281,7 +284,7 @@ mod tests {
     fn the_buffer_accepts_responses_up_to_its_limit() {
         let check = |buffered_bytes, largest, in_flight, expected| {
             let has_capacity = buffer(buffered_bytes, largest).has_capacity_for(1, in_flight);
-            assert_eq!(has_capacity, expected, "{held} {largest:?} {in_flight}");
+            assert_eq!(has_capacity, expected, "{buffered_bytes} {largest:?} {in_flight}");
         };
         check(0, None, INITIAL_PARTS_MAX - 1, true);
         check(0, None, INITIAL_PARTS_MAX, false);
@@ -299,8 +302,9 @@ mod tests {
     #[test]
     fn a_large_response_is_read_up_to_the_limit_and_the_next_one_always() {
         let check = |buffered_bytes, number, bytes, expected: Result<bool, ErrorCode>| {
-            let started = buffer(buffered_bytes, None).try_start_reading(number, bytes).map_err(|refusal| refusal.code);
-            assert_eq!(started, expected, "{held} {number} {bytes}");
+            let started =
+                buffer(buffered_bytes, None).try_start_reading(number, bytes).map_err(|refusal| refusal.code);
+            assert_eq!(started, expected, "{buffered_bytes} {number} {bytes}");
         };
         check(BUFFERED_BYTES_MAX - 7, 1, 7, Ok(true));
         check(BUFFERED_BYTES_MAX - 7, 1, 8, Ok(false));

@@ -1,8 +1,9 @@
 //! Split requests: one request computed in parts by several replicas, with one joined response.
 //!
-//! `gateway_core::scatter` decides where a body is split, how large a part is, which region gets the next part, and how the
-//! responses are joined. This module executes it: every part takes the path of a request (the same allowed regions, the same deadline,
-//! attempts of its own), as many parts are in flight as the decision allows, and their responses are joined in order.
+//! `gateway_core::scatter` decides where a body is split, how large a part is, which region gets the next part, and how
+//! the responses are joined. This module executes it: every part takes the path of a request (the same allowed regions,
+//! the same deadline, attempts of its own), as many parts are in flight as the decision allows, and their responses are
+//! joined in order.
 //!
 //! ```text
 //!  produce:       forward, forward … ─▶ received, in any order ─▶ joined, in order ─┐
@@ -10,43 +11,45 @@
 //!  write_joined:  wait for the first chunk, or for the client to disconnect ◀───────┘
 //! ```
 //!
-//! Both run in the task of the request, and the end of either ends the other, so a client that disconnects cancels all parts.
+//! Both run in the task of the request, and the end of either ends the other, so a client that disconnects cancels all
+//! parts.
 //!
-//! **First byte to the client.** The response starts when all parts are received: until then a part that fails finally can still be
-//! reported with its own rejection. A response that does not fit into [`BUFFERED_BYTES_MAX`] starts when the buffer is full; a later
-//! failure truncates it, because the status has been sent by then. The deadline of the request holds for all parts.
+//! **First byte to the client.** The response starts when all parts are received: until then a part that fails finally
+//! can still be reported with its own rejection. A response that does not fit into [`BUFFERED_BYTES_MAX`] starts when
+//! the buffer is full; a later failure truncates it, because the status has been sent by then. The deadline of the
+//! request holds for all parts.
 //!
-//! **Memory.** The bodies of parts have a budget shared by all split requests ([`capacity`]), and the responses have one per request
-//! ([`join_buffer`]).
+//! **Memory.** The bodies of parts have a budget shared by all split requests ([`capacity`]), and the responses have
+//! one per request ([`join_buffer`]).
 //!
-//! **Charges.** Rate limits are charged once, for the whole request. The tokens of all parts are charged when there is a response;
-//! a request that is rejected in the end is not charged, like any other, although some parts were computed.
+//! **Charges.** Rate limits are charged once, for the whole request. The tokens of all parts are charged when there is
+//! a response; a request that is rejected in the end is not charged, like any other, although some parts were computed.
 
+mod capacity;
 mod join_buffer;
 mod part;
 mod produce;
-mod capacity;
 mod split;
 mod write;
 
-use super::request_context::RequestContext;
 use super::request::{ForwardError, Request};
+use super::request_context::RequestContext;
 use super::tenant_limiters::TokenReservation;
 use super::view::View;
 use crate::listener::AfterResponse;
 use crate::respond::Rejection;
+pub(super) use capacity::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX, SplitCapacity};
 use gateway_core::trail::Trail;
 pub(super) use join_buffer::JoinedHead;
 use part::PartFailure;
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
-pub(super) use capacity::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX, SplitCapacity};
 use split::RequestSplit;
 pub(super) use split::Splitter;
 use std::sync::Arc;
-use write::JoinedAccount;
 use tokio::sync::mpsc;
+use write::JoinedAccount;
 
 /// Trails of the parts, merged into the trail of the request on drop, so on every outcome.
 struct PartTrails<'a> {

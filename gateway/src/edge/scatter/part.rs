@@ -1,11 +1,11 @@
 //! One part of a split request: from its body to its part of the joined response.
 
-use super::super::request_context::ReceiptIds;
 use super::super::policy::Permit;
 use super::super::race::AttemptResponse;
 use super::super::region_monitor::random_draw;
 use super::super::request::ForwardError;
 use super::super::request::Request;
+use super::super::request_context::ReceiptIds;
 use super::super::router::Routable;
 use super::super::view::View;
 use super::join_buffer::{PART_RESPONSE_BYTES_MAX, ReceivedPart, Source, response_too_large};
@@ -29,7 +29,8 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
 
-/// Limit on the bytes of a response that is parsed inline; parsing it takes no longer than handing it to another thread.
+/// Limit on the bytes of a response that is parsed inline; parsing it takes no longer than handing it to another
+/// thread.
 const INLINE_PARSE_BYTES_MAX: usize = 64 << 10;
 
 /// Context that all parts of a request share.
@@ -48,9 +49,9 @@ pub(super) struct PendingPart<'t> {
     pub(super) number: usize,
     pub(super) sub_request: SubRequest,
     pub(super) trail: &'t mut Trail,
-    /// Number of rejections so far; `why` is the last one.
+    /// Number of rejections so far; `last_failure` is the last one.
     pub(super) rejections: u32,
-    pub(super) why: Option<PartFailure>,
+    pub(super) last_failure: Option<PartFailure>,
     /// Earliest time of the next attempt.
     pub(super) not_before: Instant,
 }
@@ -102,8 +103,8 @@ impl From<Rejection> for PartFailure {
 }
 
 impl Splitter {
-    /// Forwards a part, to `region` first. Its response must be of the model revision `required`, if one is given. Without a
-    /// `body_permit` it waits for the memory of its body.
+    /// Forwards a part, to `region` first. Its response must be of the model revision `required`, if one is given.
+    /// Without a `body_permit` it waits for the memory of its body.
     pub(super) async fn forward_pending<'t>(
         &self,
         context: PartContext<'_>,
@@ -117,7 +118,9 @@ impl Splitter {
         let body_permit = match body_permit {
             Some(body_permit) => body_permit,
             None => {
-                self.split_capacity.reserve_body(splittable.body_bytes(request.body.bytes.len(), sub_request)).await
+                self.split_capacity
+                    .reserve_body(splittable.body_bytes(request.body.bytes.len(), sub_request))
+                    .await
             }
         };
         let body = BufferedBody::piece(splittable.body(&request.body.bytes, sub_request).into(), body_permit);
@@ -141,7 +144,9 @@ impl Splitter {
                     receipt: receipts.zip(attempt).map(|(receipts, attempt)| receipts.of(attempt)),
                 };
                 match body {
-                    ResponseBody::Buffered(body) => self.parse_part(splittable, &pending.sub_request, source, body).await,
+                    ResponseBody::Buffered(body) => {
+                        self.parse_part(splittable, &pending.sub_request, source, body).await
+                    }
                     ResponseBody::Streamed(stream) => {
                         let declared = text(CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
                         let bytes = declared.unwrap_or(PART_RESPONSE_BYTES_MAX);
@@ -194,7 +199,9 @@ impl Splitter {
                 Ok(Some(_)) => break PartStage::Failed(response_too_large().into()),
                 Ok(None) => {
                     stream.finish(&self.upstream);
-                    break self.parse_part(context.splittable, &pending.sub_request, source, body.freeze()).await;
+                    break self
+                        .parse_part(context.splittable, &pending.sub_request, source, body.freeze())
+                        .await;
                 }
                 Err(error) => {
                     tracing::debug!(%error, "response to a part truncated");
@@ -213,16 +220,23 @@ impl Splitter {
         source: Source,
         body: Bytes,
     ) -> PartStage {
-        let (shape, inputs, large) = (splittable.shape, sub_request.inputs.clone(), body.len() > INLINE_PARSE_BYTES_MAX);
+        let (shape, inputs, large) =
+            (splittable.shape, sub_request.inputs.clone(), body.len() > INLINE_PARSE_BYTES_MAX);
         let read = move || PartialResponse::read(shape, &body, inputs.len(), inputs.start);
-        let response = if large { spawn_blocking(read).await.expect("parsing does not panic") } else { read() };
+        let response =
+            if large { spawn_blocking(read).await.expect("parsing does not panic") } else { read() };
         match response {
             Ok(part) => PartStage::Received(ReceivedPart { part, source }),
             Err(why) => PartStage::Failed(self.invalid_response(sub_request, source.region, why).into()),
         }
     }
 
-    fn invalid_response(&self, sub_request: &SubRequest, region: RegionIndex, why: InvalidResponse) -> Rejection {
+    fn invalid_response(
+        &self,
+        sub_request: &SubRequest,
+        region: RegionIndex,
+        why: InvalidResponse,
+    ) -> Rejection {
         let region = self.config.catalogue.region(region).id.as_str();
         tracing::error!(region, inputs = ?sub_request.inputs, why = why.reason, "invalid response to a part");
         let message = format!(

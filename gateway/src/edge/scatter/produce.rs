@@ -1,21 +1,22 @@
 //! Dispatches the parts of a split request until the response is complete.
 //!
-//! **Rejected parts are retried.** When a region reports overload (429 `overloaded`, 503 `saturated`), or that another region could
-//! serve the part and its plan had no other or no retry budget for one, the part goes back into the queue. The region gets no part
-//! before the time it has named; another region may get the part meanwhile. Every further try is charged to the retry budget like any
-//! retry, and waits while that is empty. When the tries or the time of a part do not suffice, the client gets the last rejection of
-//! the part.
+//! **Rejected parts are retried.** When a region reports overload (429 `overloaded`, 503 `saturated`), or that another
+//! region could serve the part and its plan had no other or no retry budget for one, the part goes back into the queue.
+//! The region gets no part before the time it has named; another region may get the part meanwhile. Every further try
+//! is charged to the retry budget like any retry, and waits while that is empty. When the tries or the time of a part
+//! do not suffice, the client gets the last rejection of the part.
 //!
-//! **Bounded buffering.** A response of more than `BUFFERED_RESPONSE_MAX` is not read before [`JoinBuffer`] has capacity for it: until
-//! then it stays in the region and the network. The part that is next in the response is always read, to avoid a deadlock.
+//! **Bounded buffering.** A response of more than `BUFFERED_RESPONSE_MAX` is not read before [`JoinBuffer`] has
+//! capacity for it: until then it stays in the region and the network. The part that is next in the response is always
+//! read, to avoid a deadlock.
 
-use super::super::request_context::ReceiptIds;
 use super::super::refusals::deadline_passed;
 use super::super::request::ForwardError;
 use super::super::request::Request;
+use super::super::request_context::ReceiptIds;
 use super::super::view::View;
 use super::join_buffer::{JoinBuffer, JoinedEvent};
-use super::part::{PartFailure, PartStage, PartContext, PartProgress, PendingPart, StreamingPart};
+use super::part::{PartContext, PartFailure, PartProgress, PartStage, PendingPart, StreamingPart};
 use super::split::RequestSplit;
 use super::split::Splitter;
 use crate::metrics::PartOutcome;
@@ -39,15 +40,15 @@ use tokio::sync::mpsc::Sender;
 
 /// Limit on the rejections of a part; more of them are not a temporary overload.
 const PART_REJECTIONS_MAX: u32 = 8;
-/// Retry delay of a part whose rejection names none, and of one that waits for the retry budget, which gains ten retries per
-/// second.
+/// Retry delay of a part whose rejection names none, and of one that waits for the retry budget, which gains ten
+/// retries per second.
 const PART_RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Limit on the retry delay that a region may name; no request has a later deadline.
 const PART_RETRY_AFTER_MAX: Duration = gateway_core::request_options::TIMEOUT_MAX;
 /// Minimum time without parts for a region that has rejected one, even if it names a shorter one.
 const REGION_PAUSE_MIN: Duration = Duration::from_millis(50);
 
-/// The end of a context without an answer, and whether the client has part of one already.
+/// Failure of a split request, and whether the response to the client has started.
 pub(super) type SplitFailure = (PartFailure, bool);
 
 type PartFuture<'a> = Pin<Box<dyn Future<Output = PartProgress<'a>> + Send + 'a>>;
@@ -79,7 +80,8 @@ impl Splitter {
         let mut dispatcher = SubRequestDispatcher::new(&targets);
         let mut buffer = JoinBuffer::new(&splittable);
         // Ordered by number: the first part is the one that the response needs next.
-        let mut pending: BTreeMap<usize, _> = sub_requests.into_iter().enumerate().zip(trails).map(pending_part).collect();
+        let mut pending: BTreeMap<usize, _> =
+            sub_requests.into_iter().enumerate().zip(trails).map(pending_part).collect();
         let mut streaming: BTreeMap<usize, (PendingPart<'_>, RegionIndex, StreamingPart)> = BTreeMap::new();
         let mut in_flight: FuturesUnordered<PartFuture<'_>> = FuturesUnordered::new();
         loop {
@@ -98,7 +100,8 @@ impl Splitter {
                     wake = wake.min(next.not_before);
                     break;
                 }
-                let Some(region) = self.next_target(&mut dispatcher, next.sub_request.tokens, request, now) else {
+                let Some(region) = self.next_target(&mut dispatcher, next.sub_request.tokens, request, now)
+                else {
                     wake = wake.min(dispatcher.next_accepting(now).unwrap_or(deadline));
                     break;
                 };
@@ -158,21 +161,24 @@ impl Splitter {
                             buffer.abandon(number);
                             let now = Instant::now();
                             match part_retry(&failed) {
-                                Some(PartRetry { wait, paused_region: Some(region) }) => dispatcher.reject_until(region, now + wait.max(REGION_PAUSE_MIN)),
+                                Some(PartRetry { wait, paused_region: Some(region) }) => {
+                                    dispatcher.reject_until(region, now + wait.max(REGION_PAUSE_MIN));
+                                }
                                 Some(PartRetry { wait, paused_region: None }) => part.not_before = now + wait,
                                 None => {
                                     self.metrics.parts.count(PartOutcome::Failed);
                                     return Err((failed, buffer.is_started));
                                 }
                             }
-                            let in_time = part.not_before < deadline && self.is_any_target_accepting(request, &dispatcher, deadline);
+                            let in_time = part.not_before < deadline
+                                && self.is_any_target_accepting(request, &dispatcher, deadline);
                             if part.rejections == PART_REJECTIONS_MAX || !in_time {
                                 self.metrics.parts.count(PartOutcome::Failed);
                                 return Err((for_client(failed, request), buffer.is_started));
                             }
                             self.metrics.parts.count(PartOutcome::Rejected);
                             part.rejections += 1;
-                            part.why = Some(failed);
+                            part.last_failure = Some(failed);
                             pending.insert(number, part);
                         }
                     }
@@ -184,8 +190,8 @@ impl Splitter {
                 },
                 () = tokio::time::sleep_until(wake.into()), if !is_complete => {
                     if Instant::now() >= deadline {
-                        let why = pending.into_values().find_map(|pending| pending.why);
-                        let failed = why.unwrap_or_else(|| deadline_passed(request.timeout).into());
+                        let last_failure = pending.into_values().find_map(|pending| pending.last_failure);
+                        let failed = last_failure.unwrap_or_else(|| deadline_passed(request.timeout).into());
                         return Err((failed, buffer.is_started));
                     }
                 }
@@ -246,14 +252,19 @@ fn part_retry(failed: &PartFailure) -> Option<PartRetry> {
     };
     let is_retryable = match (code.fault(), code.remedy()) {
         (Fault::Capacity | Fault::Network, Remedy::Wait | Remedy::Elsewhere) => true,
-        // An unreachable replica is one of several, so a retry can succeed; an internal error of a replica is not retried.
+        // An unreachable replica is one of several, so a retry can succeed; an internal error of a replica is not
+        // retried.
         (Fault::Replica, _) => code == ErrorCode::ReplicaUnreachable,
         (Fault::Caller | Fault::Quota | Fault::Policy, _) | (_, Remedy::Nothing) => false,
     };
-    is_retryable.then(|| PartRetry { wait: wait.unwrap_or(PART_RETRY_AFTER).min(PART_RETRY_AFTER_MAX), paused_region })
+    is_retryable.then(|| PartRetry {
+        wait: wait.unwrap_or(PART_RETRY_AFTER).min(PART_RETRY_AFTER_MAX),
+        paused_region,
+    })
 }
 
-/// Rejection of a part that was computed by another model revision than the parts before it; it is retried with their revision.
+/// Rejection of a part that was computed by another model revision than the parts before it; it is retried with their
+/// revision.
 fn model_changed(request: &Request) -> Rejection {
     let message = format!(
         "The model of '{}' changed while the parts of this request were computed; send the request again.",
@@ -262,7 +273,8 @@ fn model_changed(request: &Request) -> Rejection {
     Rejection::new(ErrorCode::ModelChanged, message).after(PART_RETRY_AFTER)
 }
 
-/// Failure as reported to the client: `model_changed` if no replica has the model revision of the other parts any longer.
+/// Failure as reported to the client: `model_changed` if no replica has the model revision of the other parts any
+/// longer.
 fn for_client(failed: PartFailure, request: &Request) -> PartFailure {
     let code = match &failed {
         PartFailure::Response(received) => {
@@ -278,5 +290,15 @@ fn for_client(failed: PartFailure, request: &Request) -> PartFailure {
 fn pending_part<'t>(
     ((number, sub_request), trail): ((usize, split::SubRequest), &'t mut Trail),
 ) -> (usize, PendingPart<'t>) {
-    (number, PendingPart { number, sub_request, trail, rejections: 0, why: None, not_before: Instant::now() })
+    (
+        number,
+        PendingPart {
+            number,
+            sub_request,
+            trail,
+            rejections: 0,
+            last_failure: None,
+            not_before: Instant::now(),
+        },
+    )
 }
