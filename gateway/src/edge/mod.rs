@@ -216,7 +216,7 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Takeover>), Edg
             if let Some(takeover) =
                 takeover.map_err(|source| EdgeError::Handover { path: path.clone(), source })?
             {
-                tracing::info!("took over sockets from the running process");
+                tracing::info!("received the listening sockets from the running process");
                 return Ok((takeover.sockets.try_clone().map_err(EdgeError::Socket)?, Some(takeover)));
             }
             tracing::info!(path = %path.display(), "no running process to take over from; binding new sockets");
