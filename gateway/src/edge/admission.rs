@@ -1,15 +1,15 @@
 //! Admission control: a request enters the pool of the region that it is sent to first, or is shed.
 //!
-//! `gateway_core::shed` decides; here is the lock around it. A request is checked twice: before its body is read, against the
+//! `gateway_core::shed` decides; this module adds the lock. A request is checked twice: before its body is read, against the
 //! pools of all deployments that its tenant may use (the deployment of most requests is named in the body), and again when its
 //! size is known. A request that the pool of its primary rejects may spill over to a region that has granted credit; then it
 //! enters the pool of that region.
 
-use super::known::About;
 use super::refusals::shed;
+use super::region_monitor::{RegionMonitor, random_draws};
+use super::region_states::RoutingContext;
 use super::router::{RequestDemand, Routable, Route, Router, waits};
 use super::view::{RoutedDeployment, View};
-use super::watch::{Watch, chances};
 use crate::config::EdgeConfig;
 use crate::metrics::EdgeMetrics;
 use crate::respond::Rejection;
@@ -39,14 +39,14 @@ pub(super) struct AdmissionControl {
     pub(super) config: Arc<EdgeConfig>,
     pub(super) pools: Arc<AdmissionPools>,
     pub(super) router: Arc<Router>,
-    pub(super) watch: Arc<Watch>,
+    pub(super) region_monitor: Arc<RegionMonitor>,
     pub(super) metrics: Arc<EdgeMetrics>,
 }
 
 /// Admission of a request, released when this is dropped.
 pub(super) struct AdmissionPermit {
     pools: Arc<AdmissionPools>,
-    /// Until this is dropped.
+    /// Held until this is dropped.
     entered: Option<AdmittedRequest>,
 }
 
@@ -59,13 +59,13 @@ impl Drop for AdmissionPermit {
 }
 
 impl AdmissionPools {
-    /// Takes the load that a region reports.
+    /// Applies the load that a region reports.
     pub(super) fn reported(&self, region: RegionIndex, report: &Report) {
         let waits = report.deployments.iter().map(|(name, load)| (name.clone(), waits(load)));
         self.lock().report(region, waits, Instant::now());
     }
 
-    /// Whether no pool sheds.
+    /// Returns whether no pool sheds.
     pub(super) fn are_calm(&self) -> bool {
         self.lock().are_unlimited()
     }
@@ -76,7 +76,7 @@ impl AdmissionPools {
 }
 
 impl AdmissionControl {
-    /// Sheds a request of which only the head was read, if it would be shed whatever its body is.
+    /// Sheds a request of which only the head was read, if it would be shed with any body.
     pub(super) fn check_head(
         &self,
         target: ForwardTarget<'_>,
@@ -98,28 +98,33 @@ impl AdmissionControl {
             return Ok(());
         }
         let permitted = tenant.residency.narrow(&ask.residency).permitted(&self.config.catalogue);
-        // Without inputs, so that a request which may turn out to be bulk counts as interactive.
+        // With zero inputs, so that a request that may turn out to be bulk counts as interactive.
         let Ok(priority) = tenant.priorities.priority(ask.priority, 0) else { return Ok(()) };
         let tokens = Cost::at_least(body_bytes).tokens;
-        let [chance, _, draw] = chances();
+        let [target_draw, _, draw] = random_draws();
         let primary = |routed: &RoutedDeployment| {
             let deployment = &routed.deployment.name;
-            let about =
-                About { deployment, priority, size: SizeClass::of(tokens), chance, uses_engine: true };
+            let routing = RoutingContext {
+                deployment,
+                priority,
+                size: SizeClass::of(tokens),
+                target_draw,
+                uses_engine: true,
+            };
             let (allowed, registered) = (routed.allowed.intersect(permitted), routed.registered);
-            let request = Routable { view, about, allowed, registered, client: ask.client };
+            let request = Routable { view, routing, allowed, registered, client: ask.client };
             self.router.preview(&request, draw).primary()
         };
         let pools = usable.iter().map(|routed| Some((primary(routed)?, &routed.deployment.name)));
-        // Where no region can serve it at all, another refusal says more.
+        // If no region can serve it at all, a later rejection is more specific.
         let Some(pools) = pools.collect::<Option<Vec<_>>>() else { return Ok(()) };
         let (now, asked) =
             (Instant::now(), pool_request(tenant, priority, tokens, left(ask.timeout, arrived)));
         let checked = self.pools.lock().check_head(pools.iter().copied(), &asked, now);
         let Err(why) = checked else { return Ok(()) };
-        let known = self.watch.known();
+        let region_states = self.region_monitor.states();
         let has_credit = |(_, name): &(RegionIndex, &DeploymentName)| {
-            known.spill.would_take(name, tokens, permitted.intersect(view.routed).iter(), now)
+            region_states.spill.would_take(name, tokens, permitted.intersect(view.routed).iter(), now)
         };
         if self.config.spill && pools.iter().any(has_credit) {
             return Ok(());
@@ -129,7 +134,7 @@ impl AdmissionControl {
     }
 
     /// Admits a request to the pool of the region that it is sent to first. The route then says which that is. Without a candidate
-    /// there is no pool; the client is told so when the request is forwarded.
+    /// there is no pool; the request is rejected when it is forwarded.
     pub(super) fn admit(
         &self,
         request: &Routable<'_>,
@@ -138,7 +143,7 @@ impl AdmissionControl {
         route: &mut Route,
     ) -> Result<Option<AdmissionPermit>, Rejection> {
         let Some(primary) = route.primary() else { return Ok(None) };
-        let About { deployment, priority, .. } = request.about;
+        let RoutingContext { deployment, priority, .. } = request.routing;
         let asked = pool_request(tenant, priority, demand.tokens, demand.left);
         let enter = |region| self.enter(region, deployment, &asked);
         // A pool that rejects what its region has granted credit for does not cause a rejection here.

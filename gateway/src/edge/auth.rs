@@ -1,6 +1,6 @@
 //! Authentication: API keys of the tenants, and signed tokens of their issuers.
 
-use super::refusals::{bad_token, not_let_in};
+use super::refusals::{invalid_api_key, invalid_token};
 use super::request_head::single;
 use crate::respond::Rejection;
 use crate::tokens::TokenVerifier;
@@ -29,14 +29,15 @@ impl Authenticator {
     pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Authenticated, Rejection> {
         let authorization = session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes);
         let keys = [single(session, headers::API_KEY)?, single(session, headers::X_API_KEY)?];
-        let credential = Credential::of_request(authorization, keys).map_err(not_let_in)?;
+        let credential = Credential::of_request(authorization, keys).map_err(invalid_api_key)?;
         match ring.tenant(&credential) {
             Ok(tenant) => Ok(Authenticated { tenant: tenant.clone(), key: Some(credential.digest) }),
             Err(_) if !self.tokens.is_empty() && jwt::has_token_shape(credential.secret) => {
-                let tenant = self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)?;
+                let tenant =
+                    self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(invalid_token)?;
                 Ok(Authenticated { tenant, key: None })
             }
-            Err(problem) => Err(not_let_in(problem)),
+            Err(problem) => Err(invalid_api_key(problem)),
         }
     }
 }

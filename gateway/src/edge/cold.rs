@@ -1,7 +1,7 @@
-//! The regions that say they would hold a request, because no replica is ready for it, and what follows from that for a
-//! request. `gateway_core::cold` decides; here is what it is asked with.
+//! Regions in cold start: regions that reported that they would hold a request because no replica is ready for it.
+//! `gateway_core::cold` decides about requests; this module keeps the state that it reads.
 
-use super::known::{About, Known};
+use super::region_states::{RegionStates, RoutingContext};
 use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::route::Candidate;
 use gateway_core::shed::QueueWaits;
@@ -11,14 +11,14 @@ use scheduler_core::spoke::Report;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// By deployment, the regions that would hold its requests; nothing for most. So that a request which finds all regions warm
-/// pays one look for it.
+/// Regions that would hold requests, by deployment. Most deployments have no entry, so a request whose regions are all warm
+/// costs one map lookup.
 #[derive(Default)]
-pub(super) struct Holding(BTreeMap<DeploymentName, RegionSet>);
+pub(super) struct ColdRegions(BTreeMap<DeploymentName, RegionSet>);
 
-impl Holding {
-    /// A region has reported.
-    pub(super) fn heard(&mut self, region: RegionIndex, report: &Report) {
+impl ColdRegions {
+    /// Applies the report of a region.
+    pub(super) fn update(&mut self, region: RegionIndex, report: &Report) {
         self.0.values_mut().for_each(|regions| {
             regions.remove(region);
         });
@@ -28,69 +28,74 @@ impl Holding {
         self.0.retain(|_, regions| !regions.is_empty());
     }
 
-    /// Keeps what these have said.
-    pub(super) fn watch(&mut self, wanted: RegionSet) {
-        self.0.values_mut().for_each(|regions| *regions = regions.intersect(wanted));
+    /// Removes all regions except these.
+    pub(super) fn retain_regions(&mut self, retained: RegionSet) {
+        self.0.values_mut().for_each(|regions| *regions = regions.intersect(retained));
         self.0.retain(|_, regions| !regions.is_empty());
     }
 
-    /// Whether a region would hold a request for this deployment.
-    pub(super) fn has(&self, region: RegionIndex, deployment: &DeploymentName) -> bool {
+    /// Returns whether a region would hold a request for this deployment.
+    pub(super) fn contains(&self, region: RegionIndex, deployment: &DeploymentName) -> bool {
         self.0.get(deployment).is_some_and(|regions| regions.contains(region))
     }
 
-    fn is_for(&self, deployment: &DeploymentName) -> bool {
+    fn has_any(&self, deployment: &DeploymentName) -> bool {
         self.0.contains_key(deployment)
     }
 }
 
-impl Known {
-    /// For how long a region would hold a request, by its last word; nothing where a replica takes it at once.
+impl RegionStates {
+    /// Returns how long a region would hold a request according to its last report; `None` if a replica accepts it at once.
     pub(super) fn held_for(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<Duration> {
-        if self.holding.has(region, deployment) { self.load(region, deployment).ready_in } else { None }
+        if self.cold_regions.contains(region, deployment) {
+            self.load(region, deployment).ready_in
+        } else {
+            None
+        }
     }
 
-    /// The deployments whose requests a region would hold, and for how many milliseconds; for operators.
-    pub(super) fn holds(&self, region: RegionIndex) -> BTreeMap<String, u64> {
-        let names = self.holding.0.keys();
+    /// Returns the deployments whose requests a region would hold, and for how many milliseconds; for operators.
+    pub(super) fn hold_times_ms(&self, region: RegionIndex) -> BTreeMap<String, u64> {
+        let names = self.cold_regions.0.keys();
         let held = names
             .filter_map(|name| Some((name.to_string(), self.held_for(region, name)?.as_millis() as u64)));
         held.collect()
     }
 
-    /// Whether any region would hold requests for a deployment.
+    /// Returns whether any region would hold requests for a deployment.
     pub(super) fn is_any_cold(&self, deployment: &DeploymentName) -> bool {
-        self.holding.is_for(deployment)
+        self.cold_regions.has_any(deployment)
     }
 
-    /// Time in which the best of the other regions would respond, for a region that would hold the request: it keeps the request
-    /// only if it responds sooner. A region that may have scaled to zero since its last report gets it as well.
-    pub(super) fn elsewhere<'a>(
+    /// Returns the time in which the fastest of the other regions would respond. It is sent to a region that would hold the
+    /// request: the region keeps the request only if it responds sooner. A region that may have scaled to zero since its last
+    /// report (`may_sleep`) gets it as well.
+    pub(super) fn alternative_response_time<'a>(
         &self,
-        about: &About<'_>,
+        routing: &RoutingContext<'_>,
         may_sleep: bool,
         order: impl Iterator<Item = &'a Candidate>,
-        than: RegionIndex,
+        region: RegionIndex,
     ) -> Option<Duration> {
-        if !may_sleep && !self.holding.has(than, about.deployment) {
+        if !may_sleep && !self.cold_regions.contains(region, routing.deployment) {
             return None;
         }
-        cold::elsewhere(order, than, |candidate| {
-            self.response_estimate(candidate.region, candidate.score.rtt, about)
+        cold::elsewhere(order, region, |candidate| {
+            self.response_estimate(candidate.region, candidate.score.rtt, routing)
         })
     }
 
-    /// Expected response of a region at this round trip.
+    /// Returns the expected response time of a region at this round trip.
     pub(super) fn response_estimate(
         &self,
         region: RegionIndex,
         rtt: Duration,
-        about: &About<'_>,
+        routing: &RoutingContext<'_>,
     ) -> ResponseEstimate {
-        let load = self.load(region, about.deployment);
-        let usually = self.targets.average_latency(region, about.deployment, about.size);
+        let load = self.load(region, routing.deployment);
+        let average = self.targets.average_latency(region, routing.deployment, routing.size);
         let queue = QueueWaits::of(None, load.pending_tokens, load.tokens_per_second).bulk;
-        let there = usually.unwrap_or_default().max(rtt);
-        ResponseEstimate { responds_in: there + queue.unwrap_or_default(), held_for: load.ready_in }
+        let without_queue = average.unwrap_or_default().max(rtt);
+        ResponseEstimate { responds_in: without_queue + queue.unwrap_or_default(), held_for: load.ready_in }
     }
 }

@@ -1,4 +1,4 @@
-//! Durations as OpenAI writes them in headers.
+//! Durations in the format of OpenAI's headers.
 
 use gateway_core::decimal;
 use std::time::Duration;
@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_written_as_openai_writes_them() {
+    fn durations_have_the_format_of_openai() {
         let check = |millis, expected| assert_eq!(openai_duration(Duration::from_millis(millis)), expected);
         check(0, "0ms");
         check(999, "999ms");

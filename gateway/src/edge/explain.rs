@@ -1,7 +1,7 @@
-//! Why the last requests went where they went: `GET /explain/{id}`.
+//! Routing decisions and attempts of recent requests: `GET /explain/{id}`.
 //!
-//! What is known of a request when it is over is kept for a while in a ring: whoever asks about a request asks soon, or
-//! looks into the log. It is put together when somebody asks, not when the request ends.
+//! A finished request is kept in a ring buffer for a while; older requests are only in the log. The JSON is rendered
+//! when an operator requests it, not when the request ends.
 
 use crate::events::{FinishedRequest, RequestTimes};
 use crate::metrics::RequestOutcome;
@@ -17,43 +17,43 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-/// Requests that are kept: some seconds of a busy edge and days of an idle one, at about a KiB each.
-pub(super) const KEPT_MAX: usize = 4096;
+/// Capacity of the ring buffer: some seconds of a busy gateway and days of an idle one, at about 1 KiB per request.
+pub(super) const RECENT_REQUESTS_MAX: usize = 4096;
 
-/// The last requests.
+/// Ring buffer of the last requests.
 pub(super) struct Explanations {
-    /// Each with a lock of its own, which two threads want at once only when the ring has gone round in between.
+    /// Each slot has its own lock; two threads contend for it only if the ring wraps around in between.
     ring: Box<[Mutex<Option<Arc<FinishedRequest>>>]>,
-    /// How many were ever put in.
-    put: AtomicUsize,
+    /// Number of requests recorded so far.
+    recorded: AtomicUsize,
 }
 
 impl Explanations {
     pub(super) fn new() -> Explanations {
         Explanations {
-            ring: (0..KEPT_MAX).map(|_| Mutex::independent(None)).collect(),
-            put: AtomicUsize::new(0),
+            ring: (0..RECENT_REQUESTS_MAX).map(|_| Mutex::independent(None)).collect(),
+            recorded: AtomicUsize::new(0),
         }
     }
 
-    /// Keeps `request`, in the place of the oldest.
-    pub(super) fn put(&self, request: Arc<FinishedRequest>) {
-        let place = self.put.fetch_add(1, Ordering::Relaxed) % self.ring.len();
-        // What was there is let go of after the lock.
-        drop(self.ring[place].lock().replace(request));
+    /// Stores `request` in the slot of the oldest.
+    pub(super) fn record(&self, request: Arc<FinishedRequest>) {
+        let slot = self.recorded.fetch_add(1, Ordering::Relaxed) % self.ring.len();
+        // The previous entry is dropped after the lock is released.
+        drop(self.ring[slot].lock().replace(request));
     }
 
-    /// The newest request of this identifier.
+    /// Returns the newest request with this identifier.
     pub(super) fn find(&self, id: &str) -> Option<Arc<FinishedRequest>> {
-        let put = self.put.load(Ordering::Relaxed);
-        let places = (1..=self.ring.len()).map(|back| put.wrapping_sub(back) % self.ring.len());
-        let at = |place: usize| self.ring[place].lock().clone();
-        places.filter_map(at).find(|request| request.id == id)
+        let recorded = self.recorded.load(Ordering::Relaxed);
+        let slots = (1..=self.ring.len()).map(|back| recorded.wrapping_sub(back) % self.ring.len());
+        let at = |slot: usize| self.ring[slot].lock().clone();
+        slots.filter_map(at).find(|request| request.id == id)
     }
 }
 
-/// A request, explained to people and machines.
-pub(super) fn in_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value {
+/// Renders a request as JSON.
+pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value {
     let FinishedRequest { id, at_ms, arrived, endpoint, outcome, tenant, trail, .. } = request;
     let FinishedRequest { served_by, tokens, total, resolved, .. } = request;
     let named = |region: RegionIndex| catalogue.region(region).id.as_str();
@@ -73,25 +73,25 @@ pub(super) fn in_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value
         "tokens": tokens,
         "region": served_by.map(|(region, _)| named(region)),
         "total_ms": millis(*total),
-        "times": served_by.map(|(_, times)| told_times(&times)),
-        "regions": considered(trail, catalogue),
-        "attempts": trail.attempts().map(|attempt| told_attempt(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
+        "times": served_by.map(|(_, times)| times_json(&times)),
+        "regions": regions_json(trail, catalogue),
+        "attempts": trail.attempts().map(|attempt| attempt_json(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
     })
 }
 
-/// Every region of the route table: its rank, or why it could not be chosen.
-fn considered(trail: &Trail, catalogue: &Catalogue) -> Value {
+/// Regions of the route table: the rank of each candidate, and the reject reason of every other.
+fn regions_json(trail: &Trail, catalogue: &Catalogue) -> Value {
     let Some(route) = trail.route() else { return Value::Null };
     let named = |region: RegionIndex| catalogue.region(region).id.as_str();
     let mut regions: Vec<_> = route
         .candidates
         .iter()
         .enumerate()
-        .map(|(place, candidate)| {
+        .map(|(slot, candidate)| {
             json!({
                 "region": named(candidate.region),
-                "rank": place + 1,
-                "health": health_word(candidate.score.health),
+                "rank": slot + 1,
+                "health": health_name(candidate.score.health),
                 "draining": candidate.score.draining,
                 "weight_permille": candidate.planned.map(|share| share.permille),
                 "planned": candidate.planned.map(|share| share.why.as_str()),
@@ -104,7 +104,7 @@ fn considered(trail: &Trail, catalogue: &Catalogue) -> Value {
     Value::Array(regions)
 }
 
-fn told_attempt(attempt: &AttemptRecord, arrived: Instant, catalogue: &Catalogue) -> Value {
+fn attempt_json(attempt: &AttemptRecord, arrived: Instant, catalogue: &Catalogue) -> Value {
     let AttemptRecord { number, region, cause, began, took, end, key: _, policy } = attempt;
     let status = match end {
         AttemptEnd::Responded { status } => Some(status),
@@ -122,7 +122,7 @@ fn told_attempt(attempt: &AttemptRecord, arrived: Instant, catalogue: &Catalogue
     })
 }
 
-fn told_times(times: &RequestTimes) -> Value {
+fn times_json(times: &RequestTimes) -> Value {
     let RequestTimes { to_head, waited, region } = times;
     json!({
         "gateway_ms": millis(to_head.saturating_sub(*waited)),
@@ -133,7 +133,7 @@ fn told_times(times: &RequestTimes) -> Value {
     })
 }
 
-pub(super) fn health_word(health: Health) -> &'static str {
+pub(super) fn health_name(health: Health) -> &'static str {
     match health {
         Health::Healthy => "healthy",
         Health::Unknown => "unknown",
@@ -170,13 +170,13 @@ mod tests {
     }
 
     #[test]
-    fn the_last_requests_are_kept_and_the_one_before_them_is_not() {
+    fn the_ring_keeps_the_last_requests_and_drops_older_ones() {
         let explanations = Explanations::new();
-        (0..=KEPT_MAX).for_each(|number| explanations.put(finished(&number.to_string(), 0)));
+        (0..=RECENT_REQUESTS_MAX).for_each(|number| explanations.record(finished(&number.to_string(), 0)));
         assert!(explanations.find("0").is_none());
         assert!(explanations.find("1").is_some());
-        assert!(explanations.find(&KEPT_MAX.to_string()).is_some());
-        explanations.put(finished("7", 9));
+        assert!(explanations.find(&RECENT_REQUESTS_MAX.to_string()).is_some());
+        explanations.record(finished("7", 9));
         assert_eq!(explanations.find("7").map(|found| found.at_ms), Some(9), "the newest of two");
     }
 }

@@ -1,11 +1,11 @@
-//! From region to region until one answers.
+//! Forwards a request to regions, with retries, failover and hedging, until one responds.
 
-use super::known::REGION_IN_FLIGHT_MAX;
 use super::policy::{Permit, PolicyGuard};
-use super::race::{Answered, Beginning, Race};
-use super::refusals::{deadline_passed, in_words, no_receipt};
-use super::request::{NotForwarded, Request};
-use super::watch::{InFlight, Next, Watch};
+use super::race::{AttemptResponse, AttemptStart, Race};
+use super::refusals::{deadline_passed, no_receipt, reject_reason_text};
+use super::region_monitor::{InFlight, NextStep, RegionMonitor};
+use super::region_states::REGION_IN_FLIGHT_MAX;
+use super::request::{ForwardError, Request};
 use crate::config::EdgeConfig;
 use crate::events::at;
 use crate::names;
@@ -22,29 +22,29 @@ use replica_core::wire::headers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The least and the most that a connection to a region may take to open; between them, two round trips and a bit.
+/// Bounds of the connect timeout to a region; between them it is twice the estimated round trip.
 const CONNECT_MIN: Duration = Duration::from_millis(100);
 const CONNECT_MAX: Duration = Duration::from_millis(400);
 
-/// When to come back where a region has as much as it may: half of what waits there has been answered by then.
+/// Retry delay when the in-flight limit of a region is reached; by then half of its requests have been responded to.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Event that a request waits for while attempts are in flight.
-enum Happened<'a> {
-    Ended(InFlight<'a>, Result<Answered, AttemptFailure>),
-    /// A region has got worse.
-    Worse,
-    /// Something of the plan has come to its time.
-    Due,
+enum ForwardEvent<'a> {
+    AttemptEnded(InFlight<'a>, Result<AttemptResponse, AttemptFailure>),
+    /// Health of a region got worse.
+    HealthChanged,
+    /// A timer of the plan fired.
+    TimerFired,
 }
 
 /// One attempt, as it is sent.
-struct Attempt {
+struct OutboundAttempt {
     region: RegionIndex,
-    /// Which one at the request, from 1.
+    /// Number within the request, from 1.
     number: u32,
     cause: AttemptCause,
-    /// Its number among all of the process.
+    /// Number unique in the process.
     key: u64,
     began: Instant,
     /// Remaining time of the request.
@@ -54,24 +54,24 @@ struct Attempt {
 /// Forwards requests to regions.
 pub(super) struct Forwarder {
     pub(super) config: Arc<EdgeConfig>,
-    pub(super) watch: Arc<Watch>,
+    pub(super) region_monitor: Arc<RegionMonitor>,
     pub(super) policy: Arc<PolicyGuard>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) recorder: Option<Arc<Recorder>>,
 }
 
 impl Forwarder {
-    /// Sends a request to its targets, one after the other, until one responds. Before each attempt the policy is checked against
-    /// the newest route table ([`super::policy`]).
+    /// Sends a request to its targets, one after the other, until one responds. Before each attempt the policy is
+    /// checked against the newest route table ([`super::policy`]).
     pub(super) async fn forward(
         &self,
         request: &Request,
         mut permit: Permit,
         trail: &mut Trail,
-    ) -> Result<Answered, NotForwarded> {
+    ) -> Result<AttemptResponse, ForwardError> {
         // Subscribed before the first step, so that no loss of a region falls between the two.
-        let mut bell = self.watch.bell();
-        let about = request.about();
+        let mut health_changes = self.region_monitor.subscribe();
+        let routing = request.routing_context();
         self.policy.renew(request, &mut permit)?;
         let route = &request.route;
         trail.routed((**route).clone());
@@ -79,15 +79,15 @@ impl Forwarder {
         let hedges = self.config.hedge && request.priority == Priority::Interactive;
         let mut plan = RequestPlan::new(targets, hedges, request.arrived + request.timeout);
         plan.restrict(*permit.allowed);
-        let mut next = self.watch.start(&mut plan, &about);
-        // A piece of a larger request may have been turned away before.
+        let mut next = self.region_monitor.start(&mut plan, &routing);
+        // A part of a split request may have been rejected before.
         let before = trail.count() as u32;
-        let (mut at_hand, mut denied, mut race) = (None, None, Race::new(trail));
+        let (mut last_response, mut policy_rejection, mut race) = (None, None, Race::new(trail));
         loop {
             match next.step {
                 Step::Send { region, attempt, cause, instead_of } => {
                     if let Some(late) = instead_of {
-                        drop(race.leave(late, AttemptEnd::Failed(AttemptFailure::FirstByteTimeout)));
+                        drop(race.cancel(late, AttemptEnd::Failed(AttemptFailure::FirstByteTimeout)));
                     }
                     let (number, cause) = match cause {
                         AttemptCause::First if before > 0 => (attempt + before, AttemptCause::Retry),
@@ -95,93 +95,112 @@ impl Forwarder {
                     };
                     let spills_over = cause == AttemptCause::First && request.spills_over_to(region);
                     let cause = if spills_over { AttemptCause::Spillover } else { cause };
-                    let (began, key) = (Instant::now(), self.next_key());
+                    let (began, key) = (Instant::now(), self.next_attempt_key());
                     let left = plan.time_left(began);
                     let policy = permit.newer_than(request);
-                    let attempt = Attempt { region, number, cause, key, began, left };
-                    let asked = self.attempt(request, permit.clone(), attempt);
-                    let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
-                    race.enter(cause, in_flight, Beginning { began, key, policy }, asked);
+                    let attempt = OutboundAttempt { region, number, cause, key, began, left };
+                    let completion = self.attempt(request, permit.clone(), attempt);
+                    let in_flight = next.in_flight.take().expect("a step that sends has an in-flight guard");
+                    race.start(cause, in_flight, AttemptStart { began, key, policy }, completion);
                 }
                 Step::Wait => {}
-                Step::RelayResponse | Step::NoRegionReachable if denied.is_some() => {
-                    return Err(denied.take().expect("checked above"));
+                Step::RelayResponse | Step::NoRegionReachable if policy_rejection.is_some() => {
+                    return Err(policy_rejection.take().expect("checked above"));
                 }
                 Step::RelayResponse => {
-                    return Ok(at_hand.take().expect("a plan relays what an attempt has brought"));
+                    return Ok(last_response
+                        .take()
+                        .expect("a plan relays only a response that was received"));
                 }
                 Step::NoRegionReachable => {
-                    return Err(self.nobody_reachable(request, &permit).into());
+                    return Err(self.no_region_reachable(request, &permit).into());
                 }
-                Step::RegionFull(region) => return Err(self.full(region).into()),
+                Step::RegionFull(region) => return Err(self.region_full(region).into()),
                 Step::ReceiptUnavailable => return Err(no_receipt().into()),
                 Step::DeadlineExceeded => {
-                    race.leave_all(AttemptEnd::Failed(AttemptFailure::DeadlineExceeded));
+                    race.cancel_all(AttemptEnd::Failed(AttemptFailure::DeadlineExceeded));
                     return Err(deadline_passed(request.timeout).into());
                 }
             }
-            let happened = tokio::select! {
+            let event = tokio::select! {
                 biased;
-                (attempt, ended) = race.next() => Happened::Ended(attempt, ended),
-                _ = bell.changed() => Happened::Worse,
-                () = tokio::time::sleep_until(plan.next_timer().into()) => Happened::Due,
+                (attempt, ended) = race.next() => ForwardEvent::AttemptEnded(attempt, ended),
+                _ = health_changes.changed() => ForwardEvent::HealthChanged,
+                () = tokio::time::sleep_until(plan.next_timer().into()) => ForwardEvent::TimerFired,
             };
-            // What is under way was sent under the policy of its time; nothing more is sent but under the newest.
+            // Attempts in flight were sent under an older policy; every further attempt is sent under the newest.
             if let Err(refusal) = self.policy.renew(request, &mut permit) {
-                denied = Some(refusal.into());
+                policy_rejection = Some(refusal.into());
             }
-            plan.restrict(if denied.is_some() { RegionSet::EMPTY } else { *permit.allowed });
-            next = match happened {
-                Happened::Ended(attempt, Ok(answered)) if !says_elsewhere(&answered.answer) => {
-                    let status = answered.answer.head.status.as_u16();
-                    let took = answered.waited.saturating_sub(held(&answered.answer));
-                    self.watch.answered(&mut plan, attempt, &about, status, took);
-                    race.overtaken().for_each(|slower| self.watch.overtaken(slower));
-                    race.leave_all(AttemptEnd::Cancelled);
-                    return Ok(answered);
+            plan.restrict(if policy_rejection.is_some() { RegionSet::EMPTY } else { *permit.allowed });
+            next = match event {
+                ForwardEvent::AttemptEnded(attempt, Ok(received))
+                    if !is_retryable_elsewhere(&received.response) =>
+                {
+                    let status = received.response.head.status.as_u16();
+                    let took = received.waited.saturating_sub(held_duration(&received.response));
+                    self.region_monitor.response_received(&mut plan, attempt, &routing, status, took);
+                    race.slower().for_each(|slower| self.region_monitor.hedge_won(slower));
+                    race.cancel_all(AttemptEnd::Cancelled);
+                    return Ok(received);
                 }
-                Happened::Ended(attempt, Ok(answered)) => {
-                    let status = answered.answer.head.status.as_u16();
-                    at_hand = Some(answered);
-                    self.watch.failed(&mut plan, attempt, AttemptFailure::Declined, Some(status), &about)
+                ForwardEvent::AttemptEnded(attempt, Ok(received)) => {
+                    let status = received.response.head.status.as_u16();
+                    last_response = Some(received);
+                    self.region_monitor.attempt_failed(
+                        &mut plan,
+                        attempt,
+                        AttemptFailure::Declined,
+                        Some(status),
+                        &routing,
+                    )
                 }
-                Happened::Ended(attempt, Err(failure)) => {
-                    let region = attempt.region().as_usize();
-                    tracing::debug!(id = request.id, region, ?failure, "an attempt failed");
-                    self.watch.failed(&mut plan, attempt, failure, None, &about)
+                ForwardEvent::AttemptEnded(attempt, Err(failure)) => {
+                    let region = self.config.catalogue.region(attempt.region()).id.as_str();
+                    tracing::debug!(id = request.id, region, ?failure, "attempt failed");
+                    self.region_monitor.attempt_failed(&mut plan, attempt, failure, None, &routing)
                 }
-                Happened::Worse => match race.find(|region| self.watch.gives_up(&plan, region, &about)) {
+                ForwardEvent::HealthChanged => match race
+                    .find_region(|region| self.region_monitor.should_abandon(&plan, region, &routing))
+                {
                     Some(region) => {
-                        let attempt = race.leave(region, AttemptEnd::Failed(AttemptFailure::RegionDown));
-                        // Another that races may be given up as well: the bell is heard again.
-                        bell.mark_changed();
-                        self.watch.failed(&mut plan, attempt, AttemptFailure::RegionDown, None, &about)
+                        let attempt = race.cancel(region, AttemptEnd::Failed(AttemptFailure::RegionDown));
+                        // The other attempt of a hedged request may have to be abandoned too, so the change is handled
+                        // again.
+                        health_changes.mark_changed();
+                        self.region_monitor.attempt_failed(
+                            &mut plan,
+                            attempt,
+                            AttemptFailure::RegionDown,
+                            None,
+                            &routing,
+                        )
                     }
-                    None => Next::WAIT,
+                    None => NextStep::WAIT,
                 },
-                Happened::Due => self.watch.woke(&mut plan, &about),
+                ForwardEvent::TimerFired => self.region_monitor.timers_expired(&mut plan, &routing),
             };
         }
     }
 
-    /// The number of the next attempt among all of this process.
-    fn next_key(&self) -> u64 {
+    /// Number of the next attempt, unique in the process.
+    fn next_attempt_key(&self) -> u64 {
         self.recorder.as_ref().map_or(0, |recorder| recorder.number())
     }
 
-    /// One attempt; whoever waits for it bounds its time by dropping it. Where a receipt is required it is durable before a
-    /// connection is opened.
+    /// Sends one attempt; the caller bounds its time by dropping it. A required receipt is durable before a connection
+    /// is opened.
     async fn attempt(
         &self,
         request: &Request,
         permit: Permit,
-        attempt: Attempt,
-    ) -> Result<Answered, AttemptFailure> {
-        let Attempt { region, number, cause, key, began, left } = attempt;
+        attempt: OutboundAttempt,
+    ) -> Result<AttemptResponse, AttemptFailure> {
+        let OutboundAttempt { region, number, cause, key, began, left } = attempt;
         let Permit { view, allowed, policy } = permit;
         let address = view.address(region).ok_or(AttemptFailure::Unreachable)?;
         let to = allowed.open(region, address);
-        let to = to.expect("a plan goes only where it is allowed (invariant 1, Residency)");
+        let to = to.expect("a plan targets only allowed regions (invariant 1, Residency)");
         let locked = policy.residency.is_locked();
         if let Some(recorder) = self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
             let sending = Sending {
@@ -199,8 +218,8 @@ impl Forwarder {
             let durable = recorder.commit(WriteAhead::Sending(sending)).await;
             durable.map_err(|CommitFailed| AttemptFailure::ReceiptUnavailable)?;
         }
-        let begun = Instant::now();
-        let left = left.saturating_sub(begun.saturating_duration_since(began));
+        let sent_at = Instant::now();
+        let left = left.saturating_sub(sent_at.saturating_duration_since(began));
         let (left_ms, number) = (left.as_millis().max(1).to_string(), number.to_string());
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
@@ -222,10 +241,15 @@ impl Forwarder {
         let required = request.required.map(|revision| revision.to_string());
         extra.extend(required.as_deref().map(|revision| (headers::REQUIRED_REVISION, revision)));
         let (connect, elsewhere) = {
-            let known = self.watch.known();
+            let region_states = self.region_monitor.states();
             (
-                2 * known.latency.estimate(region, begun),
-                known.elsewhere(&request.about(), request.may_sleep, request.route.targets(), region),
+                2 * region_states.latency.estimate(region, sent_at),
+                region_states.alternative_response_time(
+                    &request.routing_context(),
+                    request.may_sleep,
+                    request.route.targets(),
+                    region,
+                ),
             )
         };
         let connect = connect.clamp(CONNECT_MIN, CONNECT_MAX);
@@ -233,37 +257,40 @@ impl Forwarder {
         extra.extend(elsewhere_ms.as_deref().map(|there| (headers::ALTERNATIVE_MS, there)));
         let head = request.headers.head(request.path, &request.body.bytes, &extra);
         let body = allowed.seal(request.body.bytes.clone());
-        let answer = self.upstream.send(to, connect, head, body, BUFFERED_RESPONSE_MAX).await?;
-        Ok(Answered { answer, region, waited: begun.elapsed() })
+        let response = self.upstream.send(to, connect, head, body, BUFFERED_RESPONSE_MAX).await?;
+        Ok(AttemptResponse { response, region, waited: sent_at.elapsed() })
     }
 
-    fn full(&self, region: RegionIndex) -> Rejection {
+    fn region_full(&self, region: RegionIndex) -> Rejection {
         let region = &self.config.catalogue.region(region).id;
         let message = format!(
-            "{REGION_IN_FLIGHT_MAX} requests of this gateway wait for {region} already, as many as may; try again \
-             shortly, or send fewer at once. They are not sent to a region further away, which has not offered room."
+            "This gateway has {REGION_IN_FLIGHT_MAX} requests in flight to {region}, which is the limit; try \
+             again shortly, or send fewer requests at once. Other regions have not offered capacity for them."
         );
         Rejection::new(ErrorCode::Overloaded, message).after(FULL_RETRY_AFTER)
     }
 
-    fn nobody_reachable(&self, request: &Request, permit: &Permit) -> Rejection {
+    fn no_region_reachable(&self, request: &Request, permit: &Permit) -> Rejection {
         let Permit { view, allowed: permitted, policy } = permit;
         let catalogue = &self.config.catalogue;
         let route = &request.route;
-        let tried = route.targets().map(|target| target.region).filter(|region| permitted.contains(*region));
+        let attempted =
+            route.targets().map(|target| target.region).filter(|region| permitted.contains(*region));
         let named = |region: RegionIndex| catalogue.region(region).id.to_string();
-        let mut allowed: Vec<_> = tried.clone().map(|region| format!("{} (tried)", named(region))).collect();
+        let mut allowed: Vec<_> =
+            attempted.clone().map(|region| format!("{} (tried)", named(region))).collect();
         for (region, _) in view.regions().filter(|(region, _)| permitted.contains(*region)) {
             if let Some(reason) = route.rejected.reason(region) {
-                allowed.push(format!("{} ({})", named(region), in_words(reason)));
+                allowed.push(format!("{} ({})", named(region), reject_reason_text(reason)));
             }
         }
-        let places = if allowed.is_empty() { "none has registered".to_owned() } else { allowed.join(", ") };
+        let regions =
+            if allowed.is_empty() { "no region is registered".to_owned() } else { allowed.join(", ") };
         Rejection::new(
             ErrorCode::NoCapacityInAllowedRegions,
             format!(
-                "No region that may serve '{}' under the residency '{}' can be reached: {places}. Try again shortly; \
-                 other regions were not asked.",
+                "No allowed region of the deployment '{}' under the residency policy '{}' is reachable: \
+                 {regions}. Try again shortly; the request was not sent to any other region.",
                 request.deployment,
                 policy.residency.as_str()
             ),
@@ -271,16 +298,16 @@ impl Forwarder {
     }
 }
 
-/// For how long the region held the request because no replica was ready: that says nothing of how long it takes.
-fn held(answer: &UpstreamResponse) -> Duration {
-    let held = answer.head.headers.get(names::name(headers::HELD_MS));
-    let held = held.and_then(|value| value.to_str().ok()?.parse().ok());
-    held.map(Duration::from_millis).unwrap_or_default()
+/// Time for which the region held the request because no replica was ready; it is no part of the service time.
+fn held_duration(response: &UpstreamResponse) -> Duration {
+    let held_duration = response.head.headers.get(names::name(headers::HELD_MS));
+    let held_duration = held_duration.and_then(|value| value.to_str().ok()?.parse().ok());
+    held_duration.map(Duration::from_millis).unwrap_or_default()
 }
 
-/// The region's own word that another region could do what it cannot.
-fn says_elsewhere(answer: &UpstreamResponse) -> bool {
-    let said = || answer.head.headers.get(names::name(headers::ERROR))?.to_str().ok();
-    let code = || said().and_then(ErrorCode::parse);
-    answer.head.status.is_server_error() && code().is_some_and(|code| code.remedy() == Remedy::Elsewhere)
+/// Whether the region reports that another region could serve the request.
+fn is_retryable_elsewhere(response: &UpstreamResponse) -> bool {
+    let value = || response.head.headers.get(names::name(headers::ERROR))?.to_str().ok();
+    let code = || value().and_then(ErrorCode::parse);
+    response.head.status.is_server_error() && code().is_some_and(|code| code.remedy() == Remedy::Elsewhere)
 }

@@ -1,6 +1,5 @@
 //! Components of a gateway, and the tasks that keep them up to date.
 
-use super::account::Accounting;
 use super::admission::{AdmissionControl, AdmissionPools};
 use super::auth::Authenticator;
 use super::explain::Explanations;
@@ -10,13 +9,14 @@ use super::pipeline::Pipeline;
 use super::policy::PolicyGuard;
 use super::policy_clock::PolicyClock;
 use super::reader::RequestReader;
+use super::region_monitor::RegionMonitor;
+use super::request_context::RequestRecorder;
 use super::responder::Responder;
 use super::router::Router;
-use super::scatter::{Room, Splitter};
+use super::scatter::{SplitCapacity, Splitter};
 use super::table::{self, Current};
 use super::tenants::Tenants;
-use super::watch::Watch;
-use super::weights::{self, Demands, PlanCounts, Planned};
+use super::weights::{self, CurrentWeights, DemandRecorder, PlanCounts};
 use super::{EdgeError, reload, reports};
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
@@ -45,15 +45,15 @@ pub(super) struct Gateway {
     tenants: Arc<Tenants>,
     tokens: Arc<TokenVerifier>,
     views: channel::Sender<Current>,
-    planned: channel::Sender<Planned>,
+    current_weights: channel::Sender<CurrentWeights>,
     plan_counts: Arc<PlanCounts>,
-    demands: Arc<Demands>,
-    watch: Arc<Watch>,
+    demand_recorder: Arc<DemandRecorder>,
+    region_monitor: Arc<RegionMonitor>,
     pools: Arc<AdmissionPools>,
     policy_clock: Arc<PolicyClock>,
     upstream: Arc<Upstream>,
     body_reader: Arc<BodyReader>,
-    scattering: Arc<Room>,
+    split_capacity: Arc<SplitCapacity>,
     explanations: Arc<Explanations>,
     router: Arc<Router>,
 }
@@ -63,18 +63,18 @@ impl Gateway {
     pub(super) fn new(config: EdgeConfig) -> Result<Gateway, EdgeError> {
         let config = Arc::new(config);
         let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
-        let tenants = Arc::new(Tenants::of_file(&config.keys, metrics.clone()));
+        let tenants = Arc::new(Tenants::from_file(&config.keys, metrics.clone()));
         let plan_counts: Arc<PlanCounts> = Arc::default();
-        let planned = channel::Sender::new(weights::restore(&config, &plan_counts));
-        let demands: Arc<Demands> = Arc::default();
-        let watch = Arc::new(Watch::new(config.point, &config.catalogue));
+        let current_weights = channel::Sender::new(weights::restore(&config, &plan_counts));
+        let demand_recorder: Arc<DemandRecorder> = Arc::default();
+        let region_monitor = Arc::new(RegionMonitor::new(config.point, &config.catalogue));
         let gateway = config.catalogue.index_of(&config.region);
         let router = Router {
-            gateway: gateway.expect("a place that is configured is in the catalogue"),
+            gateway: gateway.expect("the configured region is in the catalogue"),
             is_spillover_enabled: config.spill,
-            watch: watch.clone(),
-            planned: planned.subscribe(),
-            demands: demands.clone(),
+            region_monitor: region_monitor.clone(),
+            current_weights: current_weights.subscribe(),
+            demand_recorder: demand_recorder.clone(),
         };
         Ok(Gateway {
             client: reqwest::Client::builder().no_proxy().build()?,
@@ -89,16 +89,16 @@ impl Gateway {
                 &config.catalogue,
             )?),
             body_reader: Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?),
-            scattering: Arc::new(Room::new()),
+            split_capacity: Arc::new(SplitCapacity::new()),
             explanations: Arc::new(Explanations::new()),
             router: Arc::new(router),
             config,
             metrics,
             tenants,
-            planned,
+            current_weights,
             plan_counts,
-            demands,
-            watch,
+            demand_recorder,
+            region_monitor,
         })
     }
 
@@ -118,27 +118,28 @@ impl Gateway {
                 policy_clock.clone(),
             )
         }));
-        let (config, client, demands) = (self.config.clone(), self.client.clone(), self.demands.clone());
-        let (watch, planned) = (self.watch.clone(), self.planned.clone());
+        let (config, client, demand_recorder) =
+            (self.config.clone(), self.client.clone(), self.demand_recorder.clone());
+        let (region_monitor, current_weights) = (self.region_monitor.clone(), self.current_weights.clone());
         let plan_counts = self.plan_counts.clone();
-        tasks.spawn(supervise("demand and plan", move || {
+        tasks.spawn(supervise("demand and traffic plan", move || {
             weights::follow(
                 config.clone(),
                 client.clone(),
-                demands.clone(),
-                watch.clone(),
-                planned.clone(),
+                demand_recorder.clone(),
+                region_monitor.clone(),
+                current_weights.clone(),
                 plan_counts.clone(),
             )
         }));
         let (config, upstream, views) = (self.config.clone(), self.upstream.clone(), self.views.clone());
-        let (watch, pools) = (self.watch.clone(), self.pools.clone());
+        let (region_monitor, pools) = (self.region_monitor.clone(), self.pools.clone());
         tasks.spawn(supervise("region reports", move || {
             let views = views.subscribe();
-            reports::listen(config.clone(), upstream.clone(), views, watch.clone(), pools.clone())
+            reports::listen(config.clone(), upstream.clone(), views, region_monitor.clone(), pools.clone())
         }));
-        let watch = self.watch.clone();
-        tasks.spawn(supervise("region health", move || watch.clone().look_for_silence()));
+        let region_monitor = self.region_monitor.clone();
+        tasks.spawn(supervise("region health", move || region_monitor.clone().detect_silent_regions()));
     }
 
     /// Starts the tasks that follow certificates, credentials, the tenants file and the keys of token issuers.
@@ -152,7 +153,7 @@ impl Gateway {
                 tasks.spawn(supervise("region credentials", move || credentials.clone().follow()));
             }
             RegionTransport::Plaintext => {
-                tracing::warn!("requests go to regions in the clear, as [region_tls] says")
+                tracing::warn!("region connections use plaintext because of [region_tls]")
             }
             RegionTransport::Loopback => {}
         }
@@ -175,7 +176,7 @@ impl Gateway {
     ) -> Result<(Option<Arc<Recorder>>, Option<WriterHandle>), ReceiptsError> {
         let Some(receipts) = &self.config.receipts else {
             tracing::warn!(
-                "no receipts are kept, because there is no [receipts]: where requests went cannot be proven"
+                "receipts disabled because [receipts] is missing; the regions of requests cannot be proven"
             );
             return Ok((None, None));
         };
@@ -190,7 +191,7 @@ impl Gateway {
             config: self.config.clone(),
             pools: self.pools.clone(),
             router: self.router.clone(),
-            watch: self.watch.clone(),
+            region_monitor: self.region_monitor.clone(),
             metrics: self.metrics.clone(),
         });
         let policy = Arc::new(PolicyGuard {
@@ -200,7 +201,7 @@ impl Gateway {
         });
         let forwarder = Arc::new(Forwarder {
             config: self.config.clone(),
-            watch: self.watch.clone(),
+            region_monitor: self.region_monitor.clone(),
             policy: policy.clone(),
             upstream: self.upstream.clone(),
             recorder: recorder.clone(),
@@ -218,19 +219,19 @@ impl Gateway {
             },
             splitter: Splitter {
                 config: self.config.clone(),
-                scattering: self.scattering.clone(),
+                split_capacity: self.split_capacity.clone(),
                 body_reader: self.body_reader.clone(),
                 router: self.router.clone(),
                 policy,
                 forwarder: forwarder.clone(),
                 responder: responder.clone(),
-                watch: self.watch.clone(),
+                region_monitor: self.region_monitor.clone(),
                 upstream: self.upstream.clone(),
                 metrics: self.metrics.clone(),
             },
             forwarder,
             responder,
-            accounting: Accounting {
+            request_recorder: RequestRecorder {
                 config: self.config.clone(),
                 metrics: self.metrics.clone(),
                 explanations: self.explanations.clone(),
@@ -257,7 +258,7 @@ impl Gateway {
             router: self.router.clone(),
             plan_counts: self.plan_counts.clone(),
             pools: self.pools.clone(),
-            watch: self.watch.clone(),
+            region_monitor: self.region_monitor.clone(),
             metrics: self.metrics.clone(),
             body_reader: self.body_reader.clone(),
             upstream: self.upstream.clone(),
@@ -265,7 +266,7 @@ impl Gateway {
             connections: listener.permits(),
             connections_max: self.config.connections_max,
             listener: listener.metrics(),
-            scattering: self.scattering.clone(),
+            split_capacity: self.split_capacity.clone(),
             explanations: self.explanations.clone(),
             leaving,
             receipts: recorder.map(Recorder::metrics),

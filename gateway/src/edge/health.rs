@@ -1,30 +1,31 @@
-//! `/livez` and `/readyz` of an edge: they do what a request does before it is sent.
+//! `/livez` and `/readyz` of a gateway: they run the steps of a request before it is sent.
 //!
-//! A check takes every lock that a request takes and goes through a routing decision, on a thread of its own and within a time
-//! ([`supervision::health`]). So an edge that cannot serve does not report that it can, whatever keeps it from serving.
+//! A check takes every lock that a request takes and makes routing decisions, on its own thread and within a timeout
+//! ([`supervision::health`]). So a gateway that cannot serve does not report that it can, for any cause.
 
-use super::known::About;
 use super::operator_state::Operations;
+use super::region_monitor::random_draws;
+use super::region_states::RoutingContext;
 use super::router::Routable;
 use super::view::{RoutedDeployment, View};
-use super::watch::chances;
 use gateway_core::latency::SizeClass;
 use gateway_core::priority::Priority;
 
-/// Deployments for which a check decides: enough to meet a defect, and too few to keep requests waiting for the lock.
+/// Limit on the deployments that a check makes a decision for: enough to detect a defect, and too few to delay requests
+/// at the lock.
 const DECIDED_MAX: usize = 16;
 
 impl Operations {
-    /// Whether the edge can serve anybody, now or later: no lock that requests need is held for good.
+    /// Whether the process is live: no lock that requests need is stuck.
     pub(super) async fn alive(&self) -> Result<(), String> {
         let operations = self.clone();
         self.health.probe(move || operations.locks()).await
     }
 
-    /// Whether it can serve a request now.
+    /// Whether the gateway can serve a request now.
     pub(super) async fn ready(&self) -> Result<(), String> {
         if *self.leaving.borrow() {
-            return Err("leaving".to_owned());
+            return Err("draining".to_owned());
         }
         let operations = self.clone();
         let check = move || {
@@ -36,27 +37,33 @@ impl Operations {
         self.health.probe(check).await
     }
 
-    /// Takes what requests share, one after the other.
+    /// Takes the locks that requests share, one after the other.
     fn locks(&self) -> Result<(), String> {
-        self.tenants.applied();
-        self.tenants.allowances.kept();
-        self.router.demands.missed();
+        self.tenants.applied_tenants();
+        self.tenants.limiters.count();
+        self.router.demand_recorder.untracked();
         self.pools.are_calm();
-        self.watch.circuits();
+        self.region_monitor.circuit_states();
         self.upstream.connections();
         self.explanations.find("");
         Ok(())
     }
 
-    /// Decides where a request for each of some deployments of the table would go. That there may be no region for one is an answer
-    /// that clients get; it is no defect of this gateway.
+    /// Makes a routing decision for some deployments of the route table. A deployment without an available region is no
+    /// defect of this gateway, so the decision itself is ignored.
     fn decision(&self, view: &View) {
-        let [chance, _, draw] = chances();
+        let [target_draw, _, draw] = random_draws();
         let (priority, size) = (Priority::Interactive, SizeClass::of(0));
         for RoutedDeployment { deployment, allowed, registered, .. } in view.all().take(DECIDED_MAX) {
-            let about = About { deployment: &deployment.name, priority, size, chance, uses_engine: true };
+            let routing = RoutingContext {
+                deployment: &deployment.name,
+                priority,
+                size,
+                target_draw,
+                uses_engine: true,
+            };
             let (allowed, registered) = (**allowed, *registered);
-            self.router.preview(&Routable { view, about, allowed, registered, client: None }, draw);
+            self.router.preview(&Routable { view, routing, allowed, registered, client: None }, draw);
         }
     }
 }

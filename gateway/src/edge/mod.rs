@@ -1,24 +1,23 @@
-//! The gateway: serves clients, and keeps up to date what their requests need.
+//! The gateway: serves clients, and follows the control plane and the reports of the regions.
 //!
 //! ```text
 //!  client ──▶ pipeline ──▶ auth ─▶ reader ─▶ router ─▶ admission ─▶ forwarder ──▶ region … ──▶ responder ──▶ client
 //!                             │                  ▲                                                │
-//!                             └── view ◀── table └── watch ◀── reports (5/s, from each region)    └▶ account
+//!                             └── view ◀── table └── region_monitor ◀── reports (5/s per region)  └▶ request_context
 //! ```
 //!
-//! A request, in reading order: [`pipeline`] is its path; [`auth`] authenticates it; [`allowances`] are the rate limits of its tenant;
-//! [`reader`] reads head and body; [`router`] makes the routing decision; [`admission`] admits or sheds it; [`forwarder`] sends it,
-//! with at most two attempts in a [`race`], and [`policy`] checks before each attempt what the newest route table allows; [`scatter`]
-//! splits a request that is too large for one replica; [`responder`] writes the response; [`account`] records it.
+//! A request, in reading order: [`pipeline`] is its path; [`auth`] authenticates it; [`tenant_limiters`] applies the rate limits
+//! of its tenant; [`reader`] reads head and body; [`router`] makes the routing decision; [`admission`] admits or sheds
+//! it; [`forwarder`] sends it, with at most two attempts in a [`race`], and [`policy`] checks before each attempt what
+//! the newest route table allows; [`scatter`] splits a request that is too large for one replica; [`responder`] writes
+//! the response; [`request_context`] records it.
 //!
-//! In the background: [`table`] follows the hub's route table and [`weights`] its traffic plan, and both survive without the hub;
-//! [`policy_clock`] is the age of the table; [`tenants`] are the tenants that it has; [`reports`] receives the reports of the regions;
-//! [`known`] is the observed state of the regions, and [`watch`] shares it. [`operations`] serves operators. [`gateway`] puts the
-//! parts together.
+//! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work
+//! without the hub; [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives
+//! the reports of the regions; [`region_states`] is the observed state of the regions, and [`region_monitor`] shares it. [`operations`]
+//! serves operators. [`gateway`] puts the parts together.
 
-mod account;
 mod admission;
-mod allowances;
 mod auth;
 mod cold;
 mod duration;
@@ -26,7 +25,6 @@ mod explain;
 mod forwarder;
 mod gateway;
 mod health;
-mod known;
 mod models;
 mod operations;
 mod operator_state;
@@ -36,9 +34,12 @@ mod policy_clock;
 mod race;
 mod reader;
 mod refusals;
+mod region_monitor;
+mod region_states;
 mod reload;
 mod reports;
 mod request;
+mod request_context;
 mod request_head;
 mod responder;
 mod router;
@@ -46,9 +47,9 @@ mod scatter;
 mod scrape;
 mod snapshot;
 mod table;
+mod tenant_limiters;
 mod tenants;
 mod view;
-mod watch;
 mod weights;
 
 use crate::config::EdgeConfig;
@@ -69,129 +70,134 @@ use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
 
-/// How long the last receipts may take to reach the disk.
-const LAST_RECEIPTS: Duration = Duration::from_secs(5);
+/// Timeout for writing the last receipts to disk at shutdown.
+const FINAL_RECEIPTS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why an edge cannot run.
+/// Error that prevents a gateway from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum EdgeError {
-    /// An address cannot be listened on.
+    /// A listener cannot be bound.
     #[error("cannot listen on {address}: {source}; choose another port, or stop {}", process(*.pid))]
     Bind {
-        /// Which.
+        /// Address of the listener.
         address: SocketAddr,
-        /// The process that has it, where that is known.
+        /// Process that listens there, if known.
         pid: Option<u32>,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Another gateway of this configuration runs, and this one was not started to take over from it.
+    /// Another gateway with this configuration runs, and this one was not started with --take-over.
     #[error(
-        "{} already serves {listen} with this configuration (it answers at {path}, `handover`); to replace it without \
-         refusing anybody start this one with --take-over, to check the file use `meridian check`", process(*.pid)
+        "{} already serves {listen} with this configuration (`handover` socket {path}); to replace it without \
+         rejecting requests start this gateway with --take-over, to check the file use `meridian check`", process(*.pid)
     )]
     Runs {
-        /// Where clients would connect.
+        /// Address of the client listener.
         listen: SocketAddr,
-        /// Where it answers.
+        /// Path of its handover socket.
         path: PathBuf,
-        /// Its process, where that is known.
+        /// Process that runs, if known.
         pid: Option<u32>,
     },
-    /// The configuration names no place at which to take over.
+    /// The configuration has no handover socket for --take-over.
     #[error(
-        "--take-over needs `handover` in the configuration: the path at which the running gateway gives its sockets"
+        "--take-over needs `handover` in the configuration: the path of the handover socket of the running gateway"
     )]
     NoHandover,
-    /// Receipts cannot be kept.
+    /// Receipts cannot be written.
     #[error("{0}")]
     Receipts(#[from] ReceiptsError),
     /// A socket that was bound cannot be used.
-    #[error("a socket cannot be used: {0}")]
+    #[error("cannot use a listening socket: {0}")]
     Socket(io::Error),
-    /// The sockets cannot be taken from the process that runs already, or kept for the next.
-    #[error("cannot hand over at {path}: {source}; choose another path or stop whoever answers there")]
+    /// The listening sockets cannot be received from the running process, or offered to the next.
+    #[error(
+        "cannot use the handover socket {path}: {source}; choose another path or stop the process that uses it"
+    )]
     Handover {
-        /// Where.
+        /// Path of the handover socket.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// TLS cannot be set up.
-    #[error("TLS cannot be set up: {0}")]
+    #[error("cannot set up TLS: {0}")]
     Tls(#[from] rustls::Error),
-    /// The threads for large bodies cannot be started.
-    #[error("the threads for large bodies cannot be started: {0}")]
+    /// The threads that parse large bodies cannot be started.
+    #[error("cannot start the threads for large bodies: {0}")]
     Threads(#[source] io::Error),
-    /// The client for the control plane cannot be made.
-    #[error("the control plane's HTTP client cannot be made: {0}")]
+    /// The HTTP client for the control plane cannot be built.
+    #[error("cannot build the HTTP client for the control plane: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// A process, in a message.
+/// Description of a process for an error message.
 fn process(pid: Option<u32>) -> String {
-    pid.map_or("the process that has it".to_owned(), |pid| format!("process {pid}"))
+    pid.map_or("the process that uses it".to_owned(), |pid| format!("process {pid}"))
 }
 
 /// Runs a gateway until `shutdown`, then drains. Calls `ready` once, when clients can connect.
 ///
 /// # Errors
 ///
-/// When an address cannot be bound, or something that requests need cannot be set up. Nothing later ends it.
+/// When an address cannot be bound or a component cannot be set up. Errors after the start do not end the gateway.
 pub async fn run(
     config: EdgeConfig,
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), EdgeError> {
-    let (sockets, taken) = sockets(&config).await?;
+    let (sockets, takeover) = sockets(&config).await?;
     let acceptor = config.tls.clone().map(tls::acceptor).transpose()?;
-    let giver = config.handover.as_deref().map(|path| giver_beside(path, &sockets)).transpose()?;
-    let (clients, operators) = (listening(sockets.clients)?, listening(sockets.operators)?);
+    let handover_listener =
+        config.handover.as_deref().map(|path| bind_handover(path, &sockets)).transpose()?;
+    let (clients, operators) = (tokio_listener(sockets.clients)?, tokio_listener(sockets.operators)?);
     let refused = Arc::default();
     let listener = Listener::on(clients).map_err(EdgeError::Socket)?.with_tls(acceptor);
     let listener =
         listener.with_connections_max(config.connections_max).with_failure_counters(Arc::clone(&refused));
     let listener = listener.with_address_limits(config.addresses.clone());
     let gateway = Gateway::new(config)?;
-    let (recorder, writing) = gateway.start_receipts()?;
-    let leaving = channel::Sender::new(false);
+    let (recorder, receipt_writer) = gateway.start_receipts()?;
+    let draining = channel::Sender::new(false);
     let mut tasks = JoinSet::new();
     gateway.follow_control_plane(&mut tasks);
     gateway.follow_files(&mut tasks);
 
-    let state = gateway.operator_state(&listener, refused, leaving.subscribe(), recorder.as_deref());
+    let state = gateway.operator_state(&listener, refused, draining.subscribe(), recorder.as_deref());
     let operations = tasks.spawn(async {
         essential("operations port", operations::serve(operators, state)).await;
     });
-    if let (Some(giver), Some(path)) = (&giver, &gateway.config.handover) {
-        giver.publish(path).map_err(|source| EdgeError::Handover { path: path.clone(), source })?;
+    if let (Some(handover_listener), Some(path)) = (&handover_listener, &gateway.config.handover) {
+        handover_listener
+            .publish(path)
+            .map_err(|source| EdgeError::Handover { path: path.clone(), source })?;
     }
-    if let Some(taken) = taken {
-        taken.ready().map_err(EdgeError::Socket)?;
+    if let Some(takeover) = takeover {
+        takeover.ready().map_err(EdgeError::Socket)?;
     }
     ready(listener.address());
-    let leave = async {
-        let leave = tokio::select! {
+    let stop = async {
+        let stop = tokio::select! {
             () = shutdown => StopReason::Shutdown,
-            () = given(giver) => StopReason::HandedOver,
+            () = handed_over(handover_listener) => StopReason::HandedOver,
         };
-        leaving.send_replace(true);
-        if leave == StopReason::HandedOver {
-            // The next process serves operators now.
+        draining.send_replace(true);
+        if stop == StopReason::HandedOver {
+            // The next process serves the operations port now.
             operations.abort();
         }
-        leave
+        stop
     };
-    listener.serve(Arc::new(gateway.pipeline(recorder)), leave, gateway.config.timeouts).await;
+    listener.serve(Arc::new(gateway.pipeline(recorder)), stop, gateway.config.timeouts).await;
     tasks.shutdown().await;
-    table::farewell(&gateway.config, &gateway.client, &gateway.table_reader).await;
-    if let Some(writing) = writing {
-        writing.finish(LAST_RECEIPTS).await;
+    table::deregister(&gateway.config, &gateway.client, &gateway.table_reader).await;
+    if let Some(receipt_writer) = receipt_writer {
+        receipt_writer.finish(FINAL_RECEIPTS_TIMEOUT).await;
     }
     Ok(())
 }
 
-/// The sockets: those of the process that runs already, where this one is to take over from it.
+/// Binds the listening sockets, or receives them from the running process if this one takes over from it.
 async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Takeover>), EdgeError> {
     match (&config.handover, config.take_over) {
         (None, true) => return Err(EdgeError::NoHandover),
@@ -204,14 +210,16 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Takeover>), Edg
             }
         }
         (Some(path), true) => {
-            let asked = path.clone();
-            let taken = tokio::task::spawn_blocking(move || handover::take_over(&asked)).await;
-            let taken = taken.expect("asking for sockets does not panic");
-            if let Some(taken) = taken.map_err(|source| EdgeError::Handover { path: path.clone(), source })? {
-                tracing::info!("taking over from a running process");
-                return Ok((taken.sockets.try_clone().map_err(EdgeError::Socket)?, Some(taken)));
+            let handover_path = path.clone();
+            let takeover = tokio::task::spawn_blocking(move || handover::take_over(&handover_path)).await;
+            let takeover = takeover.expect("receiving sockets does not panic");
+            if let Some(takeover) =
+                takeover.map_err(|source| EdgeError::Handover { path: path.clone(), source })?
+            {
+                tracing::info!("received the listening sockets from the running process");
+                return Ok((takeover.sockets.try_clone().map_err(EdgeError::Socket)?, Some(takeover)));
             }
-            tracing::info!(path = %path.display(), "no process to take over from; listening anew");
+            tracing::info!(path = %path.display(), "no running process to take over from; binding new sockets");
         }
     }
     let bind = |address| {
@@ -223,20 +231,21 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Takeover>), Edg
     Ok((Sockets { clients: bind(config.listen)?, operators: bind(config.operations)? }, None))
 }
 
-fn giver_beside(path: &Path, sockets: &Sockets) -> Result<HandoverListener, EdgeError> {
-    let giver = sockets.try_clone().and_then(|sockets| HandoverListener::bind_next(path, sockets));
-    giver.map_err(|source| EdgeError::Handover { path: path.to_owned(), source })
+fn bind_handover(path: &Path, sockets: &Sockets) -> Result<HandoverListener, EdgeError> {
+    let handover_listener =
+        sockets.try_clone().and_then(|sockets| HandoverListener::bind_next(path, sockets));
+    handover_listener.map_err(|source| EdgeError::Handover { path: path.to_owned(), source })
 }
 
-fn listening(socket: std::net::TcpListener) -> Result<TcpListener, EdgeError> {
-    let listening = socket.set_nonblocking(true).and_then(|()| TcpListener::from_std(socket));
-    listening.map_err(EdgeError::Socket)
+fn tokio_listener(socket: std::net::TcpListener) -> Result<TcpListener, EdgeError> {
+    let tokio_listener = socket.set_nonblocking(true).and_then(|()| TcpListener::from_std(socket));
+    tokio_listener.map_err(EdgeError::Socket)
 }
 
-/// Comes back when the next process has taken over; never, where none can.
-async fn given(giver: Option<HandoverListener>) {
-    match giver {
-        Some(giver) => giver.wait().await,
+/// Waits until the next process has taken over; pending for ever without a handover socket.
+async fn handed_over(handover_listener: Option<HandoverListener>) {
+    match handover_listener {
+        Some(handover_listener) => handover_listener.wait().await,
         None => std::future::pending().await,
     }
 }

@@ -1,4 +1,4 @@
-//! The deployments that a tenant may use, as lists of models.
+//! Model lists: the deployments that a tenant may use.
 
 use super::view::View;
 use gateway_core::tenant::Tenant;
@@ -16,7 +16,7 @@ pub(super) fn one(deployment: &Deployment) -> Vec<u8> {
     model(deployment).to_string().into_bytes()
 }
 
-/// `GET /infinity/models`: Infinity's client takes no model without `stats`, and no other owner.
+/// `GET /infinity/models`: the client of Infinity requires `stats` and this owner.
 pub(super) fn list_for_infinity(view: &View, tenant: &Tenant) -> Vec<u8> {
     let model = |deployment: &Deployment| {
         let mut model = model(deployment);

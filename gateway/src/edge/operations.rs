@@ -1,14 +1,14 @@
-//! What operators ask an edge, on a port of its own.
+//! Operations port of a gateway.
 //!
-//! | path | says |
+//! | path | response |
 //! |---|---|
-//! | `/livez` | it runs, and no lock that requests need is held for good ([`super::health`]) |
-//! | `/readyz` | it could serve a request now: it has a route table, decides, and is not about to leave |
-//! | `/routes` | the table, and what is known of each region |
-//! | `/explain/{id}` | why a request went where it went ([`super::explain`]) |
-//! | `/metrics` | what it has done and what it holds, for Prometheus ([`super::scrape`]) |
+//! | `/livez` | 200 while the process runs and no lock that requests need is stuck ([`super::health`]) |
+//! | `/readyz` | 200 while the gateway has a route table, makes routing decisions and is not draining |
+//! | `/routes` | the route table, and the state of each region |
+//! | `/explain/{id}` | routing decision and attempts of a request ([`super::explain`]) |
+//! | `/metrics` | metrics for Prometheus ([`super::scrape`]) |
 
-use super::explain::{self, KEPT_MAX, health_word};
+use super::explain::{self, RECENT_REQUESTS_MAX, health_name};
 use super::operator_state::Operations;
 use super::scrape;
 use crate::circuits;
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use std::time::Instant;
 use tokio::net::TcpListener;
 
-/// Serves operators for ever.
+/// Serves the operations port for ever.
 pub(super) async fn serve(socket: TcpListener, operations: Operations) {
     let router = axum::Router::new()
         .route("/livez", get(alive))
@@ -32,32 +32,33 @@ pub(super) async fn serve(socket: TcpListener, operations: Operations) {
         .route("/metrics", get(metrics))
         .with_state(operations);
     let served = axum::serve(socket, router).await;
-    let reason = served.err().map_or_else(|| "it ended".to_owned(), |error| error.to_string());
+    let reason = served.err().map_or_else(|| "server ended".to_owned(), |error| error.to_string());
     supervision::process::fail(&format!("operations port: {reason}"));
 }
 
 async fn alive(State(operations): State<Operations>) -> (StatusCode, String) {
-    shown(operations.alive().await, "alive")
+    probe_response(operations.alive().await, "alive")
 }
 
 async fn ready(State(operations): State<Operations>) -> (StatusCode, String) {
-    shown(operations.ready().await, "ready")
+    probe_response(operations.ready().await, "ready")
 }
 
-fn shown(found: Result<(), String>, well: &str) -> (StatusCode, String) {
-    match found {
-        Ok(()) => (StatusCode::OK, format!("{well}\n")),
+fn probe_response(result: Result<(), String>, ok_text: &str) -> (StatusCode, String) {
+    match result {
+        Ok(()) => (StatusCode::OK, format!("{ok_text}\n")),
         Err(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
     }
 }
 
-/// An identifier may have slashes in it, so it is all that stands after the first two.
+/// The identifier is the rest of the path, because it may contain slashes.
 async fn explain(State(operations): State<Operations>, Path(id): Path<String>) -> (StatusCode, Json<Value>) {
     match operations.explanations.find(&id) {
-        Some(request) => (StatusCode::OK, Json(explain::in_json(&request, &operations.config.catalogue))),
+        Some(request) => (StatusCode::OK, Json(explain::to_json(&request, &operations.config.catalogue))),
         None => {
             let error = format!(
-                "this gateway knows no request of this identifier; it keeps the last {KEPT_MAX}, and its log has all"
+                "no request with this identifier; the gateway keeps the last {RECENT_REQUESTS_MAX} requests, and \
+                 its log has all"
             );
             (StatusCode::NOT_FOUND, Json(json!({"error": error})))
         }
@@ -69,28 +70,28 @@ async fn metrics(State(operations): State<Operations>) -> impl IntoResponse {
 }
 
 async fn routes(State(operations): State<Operations>) -> Json<Value> {
-    let Operations { config, views, router, watch, .. } = operations;
-    let plan = router.planned.borrow().as_ref().map(|weights| weights.generation.to_string());
+    let Operations { config, views, router, region_monitor, .. } = operations;
+    let plan = router.current_weights.borrow().as_ref().map(|weights| weights.generation.to_string());
     let Some(view) = views.borrow().clone() else {
         return Json(json!({"generation": null, "regions": []}));
     };
     let now = Instant::now();
-    let states = watch.circuits();
+    let states = region_monitor.circuit_states();
     let circuit = |region| states.iter().find(|state| state.target == region);
-    let known = watch.known();
+    let region_states = region_monitor.states();
     let regions: Vec<_> = view
         .regions()
         .map(|(region, address)| {
-            let (health, age) = known.fleet.state(region, now);
+            let (health, age) = region_states.fleet.state(region, now);
             json!({
                 "region": config.catalogue.region(region).id.as_str(),
                 "endpoint": address.to_string(),
-                "health": health_word(health),
+                "health": health_name(health),
                 "draining": view.draining.contains(region),
                 "report_age_ms": age.map(|age| age.as_millis() as u64),
-                "rtt_ms": known.latency.estimate(region, now).as_secs_f64() * 1e3,
-                "ready": known.fleet.ready(region),
-                "held_for_ms": known.holds(region),
+                "rtt_ms": region_states.latency.estimate(region, now).as_secs_f64() * 1e3,
+                "ready": region_states.fleet.ready(region),
+                "held_for_ms": region_states.hold_times_ms(region),
                 "circuit": circuit(region).map(|state| circuits::to_json(state, now)),
             })
         })

@@ -1,13 +1,13 @@
-//! State that operators can query, shared by the handlers of the operations port.
+//! State of a gateway that the handlers of the operations port share.
 
 use super::admission::AdmissionPools;
 use super::explain::Explanations;
 use super::policy_clock::PolicyClock;
+use super::region_monitor::RegionMonitor;
 use super::router::Router;
-use super::scatter::Room;
+use super::scatter::SplitCapacity;
 use super::table::Current;
 use super::tenants::Tenants;
-use super::watch::Watch;
 use super::weights::PlanCounts;
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, watch};
 
-/// State of a gateway, for operators.
+/// Shared state of the operations port.
 #[derive(Clone)]
 pub(super) struct Operations {
     pub(super) config: Arc<EdgeConfig>,
-    /// Checks of its own state, one at a time.
+    /// Runs health checks, one at a time.
     pub(super) health: HealthCheck,
     pub(super) tenants: Arc<Tenants>,
     pub(super) views: watch::Receiver<Current>,
@@ -31,23 +31,23 @@ pub(super) struct Operations {
     pub(super) router: Arc<Router>,
     pub(super) plan_counts: Arc<PlanCounts>,
     pub(super) pools: Arc<AdmissionPools>,
-    pub(super) watch: Arc<Watch>,
+    pub(super) region_monitor: Arc<RegionMonitor>,
     pub(super) metrics: Arc<EdgeMetrics>,
     pub(super) body_reader: Arc<BodyReader>,
-    /// A permit for each connection that could be opened.
+    /// One permit for each further connection that may be opened.
     pub(super) connections: Arc<Semaphore>,
-    /// How many may be open at once.
+    /// Limit on open connections.
     pub(super) connections_max: usize,
-    /// What its listener has ended.
+    /// Metrics of the client listener.
     pub(super) listener: Arc<ListenerMetrics>,
-    /// What requests in pieces have together.
-    pub(super) scattering: Arc<Room>,
+    /// Capacity shared by split requests.
+    pub(super) split_capacity: Arc<SplitCapacity>,
     pub(super) explanations: Arc<Explanations>,
     pub(super) upstream: Arc<Upstream>,
-    /// Clients that came with TLS to a port in the clear.
+    /// Rejected connections: clients that use TLS on a plaintext port.
     pub(super) refused: Arc<HopFailures>,
-    /// Whether the edge is on its way out.
+    /// Whether the gateway is draining.
     pub(super) leaving: watch::Receiver<bool>,
-    /// How receipts are getting on, if they are kept.
+    /// Metrics of the receipts, if they are configured.
     pub(super) receipts: Option<ReceiptMetrics>,
 }

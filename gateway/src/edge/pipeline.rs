@@ -1,18 +1,18 @@
 //! Request path of the gateway, from head to response:
 //!
 //! ```text
-//! authenticate ─▶ rate limit ─▶ read, route, admit ─▶ charge ─┬▶ forward ─▶ relay ─▶ account
+//! authenticate ─▶ rate limit ─▶ read, route, admit ─▶ charge ─┬▶ forward ─▶ relay ─▶ record
 //!                                                             └▶ split ───▶ join ──┘
 //! ```
 
-use super::account::{Account, Accounting};
 use super::auth::{Authenticated, Authenticator};
 use super::forwarder::Forwarder;
 use super::models;
 use super::policy::Permit;
 use super::reader::RequestReader;
-use super::refusals::{no_receipt, no_table_yet, not_served, unknown_model};
-use super::request::{NotForwarded, Request};
+use super::refusals::{no_receipt, no_route_table, not_served, unknown_model};
+use super::request::{ForwardError, Request};
+use super::request_context::{RequestContext, RequestRecorder};
 use super::request_head::{declared_length, none_repeated};
 use super::responder::{Responder, preflight_response};
 use super::scatter::Splitter;
@@ -44,26 +44,26 @@ pub(super) struct Pipeline {
     pub(super) forwarder: Arc<Forwarder>,
     pub(super) splitter: Splitter,
     pub(super) responder: Arc<Responder>,
-    pub(super) accounting: Accounting,
+    pub(super) request_recorder: RequestRecorder,
     pub(super) recorder: Option<Arc<Recorder>>,
 }
 
 impl RequestHandler for Pipeline {
     async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let arrived = Instant::now();
-        let mut account = Account::open(&self.accounting, session, arrived);
-        let after = match contain(self.serve(session, &mut account)).await {
-            Err(Panicked(reason)) => self.panicked(session, &mut account, &reason).await,
+        let mut context = RequestContext::new(&self.request_recorder, session, arrived);
+        let after = match contain(self.serve(session, &mut context)).await {
+            Err(Panicked(reason)) => self.panicked(session, &mut context, &reason).await,
             Ok(Ok(after)) => after,
-            Ok(Err(NotForwarded::ClientGone)) => {
-                account.outcome = RequestOutcome::ClientDisconnected;
+            Ok(Err(ForwardError::ClientDisconnected)) => {
+                context.outcome = RequestOutcome::ClientDisconnected;
                 AfterResponse::Close
             }
-            Ok(Err(NotForwarded::Refused(refusal))) => {
-                self.responder.refuse(session, &refusal, &mut account).await
+            Ok(Err(ForwardError::Rejected(refusal))) => {
+                self.responder.refuse(session, &refusal, &mut context).await
             }
         };
-        account.measure(session);
+        context.record_bytes(session);
         after
     }
 }
@@ -72,41 +72,41 @@ impl Pipeline {
     async fn serve(
         &self,
         session: &mut ServerSession,
-        account: &mut Account<'_>,
-    ) -> Result<AfterResponse, NotForwarded> {
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
         let path = session.req_header().uri.path().to_owned();
         if let Some(preflight) = self.responder.preflight(session, &path) {
-            let after = preflight_response(session, &preflight, &account.id).await;
-            account.outcome = RequestOutcome::of_session(session);
+            let after = preflight_response(session, &preflight, &context.id).await;
+            context.outcome = RequestOutcome::of_session(session);
             return Ok(after);
         }
         let head = session.req_header();
         let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
-        account.endpoint = EndpointLabel::of(&endpoint);
+        context.endpoint = EndpointLabel::of(&endpoint);
         none_repeated(session)?;
         if endpoint == Endpoint::OpenApi {
             // The description of the API has no tenant's data and needs no key.
-            return Ok(self.respond(session, openapi::document().to_vec(), account).await);
+            return Ok(self.respond(session, openapi::document().to_vec(), context).await);
         }
         let view = self.views.borrow().clone();
-        let keys = view.as_ref().map_or_else(|| self.tenants.before_any_table(), |view| view.keys.clone());
+        let keys = view.as_ref().map_or_else(|| self.tenants.file_key_ring(), |view| view.keys.clone());
         let authenticated = self.authenticator.tenant(session, &keys)?;
         let tenant = authenticated.tenant.clone();
-        account.tenant = Some(tenant.clone());
-        let view = view.ok_or_else(no_table_yet)?;
+        context.tenant = Some(tenant.clone());
+        let view = view.ok_or_else(no_route_table)?;
         let body = match endpoint {
             Endpoint::Computed(target) => {
-                return self.compute(session, target, &view, authenticated, account).await;
+                return self.compute(session, target, &view, authenticated, context).await;
             }
             Endpoint::OpenApi => openapi::document().to_vec(),
             Endpoint::Models => models::list(&view, &tenant),
             Endpoint::InfinityModels => models::list_for_infinity(&view, &tenant),
             Endpoint::Model(id) => {
-                let found = view.deployment(id, &tenant).ok_or_else(|| unknown_model(id, &view, &tenant))?;
-                models::one(&found.deployment)
+                let routed = view.deployment(id, &tenant).ok_or_else(|| unknown_model(id, &view, &tenant))?;
+                models::one(&routed.deployment)
             }
         };
-        Ok(self.respond(session, body, account).await)
+        Ok(self.respond(session, body, context).await)
     }
 
     /// Serves a request for the engine: read, route, admit, charge, then forward it whole or in parts.
@@ -116,37 +116,38 @@ impl Pipeline {
         target: ForwardTarget<'_>,
         view: &Arc<View>,
         authenticated: Authenticated,
-        account: &mut Account<'_>,
-    ) -> Result<AfterResponse, NotForwarded> {
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
         // A tenant over its limits is rejected before the body is read.
-        let entered = self.tenants.allowances.enter(&authenticated.tenant, declared_length(session))?;
-        let read = self.reader.read(session, target, view, authenticated, account).await;
+        let head_charge =
+            self.tenants.limiters.charge_head(&authenticated.tenant, declared_length(session))?;
+        let read = self.reader.read(session, target, view, authenticated, context).await;
         let request = match read {
-            Err(NotForwarded::Refused(refusal)) if refusal.code.fault() == Fault::Capacity => {
-                entered.leave();
+            Err(ForwardError::Rejected(refusal)) if refusal.code.fault() == Fault::Capacity => {
+                head_charge.refund();
                 return Err(refusal.into());
             }
-            Err(NotForwarded::Refused(refusal)) => {
-                entered.processed(&refusal);
+            Err(ForwardError::Rejected(refusal)) => {
+                head_charge.settle_rejected(&refusal);
                 return Err(refusal.into());
             }
             read => read?,
         };
-        account.admitted(&request);
-        account.promise = self.promise(&request)?;
+        context.set_resolved(&request);
+        context.receipt_slot = self.reserve_receipt_slot(&request)?;
         // The size of a compressed body was unknown when it was sent, so its rejection is charged.
         let is_packed = session.get_header(CONTENT_ENCODING).is_some();
-        let mut taken = entered.charge(&request.tenant, request.cost, is_packed)?;
-        if let Some(cut) = self.splitter.cut(&request).await? {
-            return self.splitter.scatter(session, &request, view, cut, &mut taken, account).await;
+        let mut reservation = head_charge.charge_body(&request.tenant, request.cost, is_packed)?;
+        if let Some(cut) = self.splitter.split(&request).await? {
+            return self.splitter.scatter(session, &request, view, cut, &mut reservation, context).await;
         }
         let permit = Permit::of(&request, view);
-        let answered = tokio::select! {
+        let received = tokio::select! {
             biased;
-            answered = self.forwarder.forward(&request, permit, &mut account.trail) => answered?,
-            () = relay::client_disconnected(session) => return Err(NotForwarded::ClientGone),
+            received = self.forwarder.forward(&request, permit, &mut context.trail) => received?,
+            () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
         };
-        Ok(self.responder.relay(session, &request, &mut taken, answered, account).await)
+        Ok(self.responder.relay(session, &request, &mut reservation, received, context).await)
     }
 
     /// Responds with a body that the gateway makes itself.
@@ -154,29 +155,29 @@ impl Pipeline {
         &self,
         session: &mut ServerSession,
         body: Vec<u8>,
-        account: &mut Account<'_>,
+        context: &mut RequestContext<'_>,
     ) -> AfterResponse {
-        let after = self.responder.local(session, body, &account.id).await;
-        account.outcome = RequestOutcome::of_session(session);
+        let after = self.responder.local(session, body, &context.id).await;
+        context.outcome = RequestOutcome::of_session(session);
         after
     }
 
     async fn panicked(
         &self,
         session: &mut ServerSession,
-        account: &mut Account<'_>,
+        context: &mut RequestContext<'_>,
         reason: &str,
     ) -> AfterResponse {
-        tracing::error!(request = account.id, reason, "request panicked");
+        tracing::error!(request = context.id, reason, "request panicked");
         let begun = session.response_written().is_some();
-        let after = respond::panicked(session, &[(headers::REQUEST_ID, account.id.as_str())]).await;
+        let after = respond::panicked(session, &[(headers::REQUEST_ID, context.id.as_str())]).await;
         let outcome = RequestOutcome::of_session(session);
-        account.outcome = if begun { outcome.truncated() } else { outcome };
+        context.outcome = if begun { outcome.truncated() } else { outcome };
         after
     }
 
     /// Reserves memory for the receipts of a request that must not be sent without them.
-    fn promise(&self, request: &Request) -> Result<Option<QueueSlot>, Rejection> {
+    fn reserve_receipt_slot(&self, request: &Request) -> Result<Option<QueueSlot>, Rejection> {
         let locked = request.residency.is_locked();
         match self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
             Some(recorder) => recorder.reserve().map(Some).ok_or_else(no_receipt),

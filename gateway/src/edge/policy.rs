@@ -1,17 +1,17 @@
 //! The policy of a request, checked again before each of its attempts.
 //!
-//! A request may be under way for minutes. Meanwhile its tenant may be removed, its key revoked, its deployment taken away
-//! or the residency of either narrowed; then nothing more of it is sent, or only to where it still may go. What is wider in
-//! a newer table is not wider for it: what it was admitted under is never exceeded.
+//! A request may be in flight for minutes. In that time its tenant may be removed, its key revoked, its deployment removed or
+//! the residency of the tenant or the deployment narrowed. The request is then not sent again, or only to regions that are
+//! still allowed. A newer table never widens the allowed regions of a request beyond those it was admitted with.
 //!
-//! While no newer table has come this is one comparison of pointers. Hedges, retries and the parts of a split request all go
-//! through it, because they all go through the forwarder.
+//! As long as there is no newer table the check is one pointer comparison. Hedges, retries and the parts of a split request
+//! are all checked, because they all pass through the forwarder.
 //!
-//! A gateway that no hub has answered for longer than `policy_max_age` does not know what has been narrowed meanwhile. It
-//! rejects requests of locked deployments, and serves all others.
+//! A gateway without a response from any hub for longer than `policy_max_age` may have missed a narrowed policy. It rejects
+//! requests of locked deployments and serves all others.
 
 use super::policy_clock::PolicyClock;
-use super::refusals::{no_longer_known, no_region, policy_too_old, residency_too_long, unknown_model};
+use super::refusals::{key_removed, no_region, policy_too_old, residency_too_long, unknown_model};
 use super::request::Request;
 use super::table::Current;
 use super::view::{Terms, View};
@@ -22,29 +22,29 @@ use gateway_core::trail::PolicyVersion;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Current permission of a request.
+/// Regions and policy under which a request may be sent now.
 #[derive(Clone)]
 pub(super) struct Permit {
-    /// The newest route table.
+    /// Newest route table.
     pub(super) view: Arc<View>,
-    /// The regions that may see the request under it, and may under the one by which it was admitted.
+    /// Regions that are allowed both under that table and under the table with which the request was admitted.
     pub(super) allowed: AllowedRegions,
     pub(super) policy: Arc<PolicyVersion>,
 }
 
 impl Permit {
-    /// Permission under which it was admitted.
+    /// Returns the permit with which the request was admitted.
     pub(super) fn of(request: &Request, view: &Arc<View>) -> Permit {
         Permit { view: view.clone(), allowed: request.allowed, policy: request.policy.clone() }
     }
 
-    /// The policy, where it is not the one by which the request was admitted.
+    /// Returns the policy if it differs from the one with which the request was admitted.
     pub(super) fn newer_than(&self, request: &Request) -> Option<Arc<PolicyVersion>> {
         (!Arc::ptr_eq(&self.policy, &request.policy)).then(|| self.policy.clone())
     }
 }
 
-/// Checks requests that are in flight against the newest route table.
+/// Checks requests in flight against the newest route table.
 pub(super) struct PolicyGuard {
     pub(super) config: Arc<EdgeConfig>,
     pub(super) views: watch::Receiver<Current>,
@@ -52,24 +52,23 @@ pub(super) struct PolicyGuard {
 }
 
 impl PolicyGuard {
-    /// Brings a permit up to date with the newest route table.
+    /// Updates a permit to the newest route table.
     ///
     /// # Errors
     ///
-    /// When nothing of the request may be sent any more; why.
+    /// The rejection, when the request may not be sent to any region any more.
     pub(super) fn renew(&self, request: &Request, permit: &mut Permit) -> Result<(), Rejection> {
         self.policy_clock.check(&permit.policy.residency).map_err(policy_too_old)?;
         let view = match &*self.views.borrow() {
             Some(view) if !Arc::ptr_eq(view, &permit.view) => view.clone(),
             Some(_) | None => return Ok(()),
         };
-        let tenant =
-            view.keys.current_for(&request.tenant, request.key.as_ref()).ok_or_else(no_longer_known)?;
+        let tenant = view.keys.current_for(&request.tenant, request.key.as_ref()).ok_or_else(key_removed)?;
         let routed = view
             .deployment(request.deployment.as_str(), tenant)
             .ok_or_else(|| unknown_model(request.deployment.as_str(), &view, tenant))?;
         let Terms { policy, allowed } = routed
-            .terms(tenant, &request.asked, &self.config.catalogue)
+            .terms(tenant, &request.requested_residency, &self.config.catalogue)
             .map_err(|error| residency_too_long(&request.deployment, tenant, &error))?;
         let both = allowed.and(request.allowed);
         if both.is_empty() {

@@ -1,10 +1,10 @@
-//! The attempts of one request that are under way: one, or two that race.
+//! Attempts of one request in flight: one, or two with a hedged request.
 //!
-//! An attempt is a future, and whoever leaves drops it: the connection closes, and the region stops computing for nobody.
-//! Each has one entry on the trail, which is closed here and nowhere else, and counts as waiting for its region until
-//! whoever is given its end has judged it.
+//! An attempt is a future. To cancel it is to drop it: its connection closes, and the region stops computing. Each
+//! attempt has one entry on the trail, which is closed only here. It counts as in flight at its region until the caller
+//! that receives its [`InFlight`] guard has recorded its outcome.
 
-use super::watch::InFlight;
+use super::region_monitor::InFlight;
 use crate::upstream::UpstreamResponse;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, PolicyVersion, Trail};
@@ -15,105 +15,106 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// How an attempt's answer came about.
-pub(super) struct Answered {
-    pub(super) answer: UpstreamResponse,
+/// Response of a region to an attempt.
+pub(super) struct AttemptResponse {
+    pub(super) response: UpstreamResponse,
     pub(super) region: RegionIndex,
+    /// Time from sending the attempt to the head of its response.
     pub(super) waited: Duration,
 }
 
-/// What an attempt comes to.
-type Ended = Result<Answered, AttemptFailure>;
+/// Result of an attempt.
+type AttemptCompletion = Result<AttemptResponse, AttemptFailure>;
 
-/// The attempts of one request.
+/// Attempts of one request that are in flight.
 pub(super) struct Race<'a> {
     trail: &'a mut Trail,
-    /// In the order in which they began.
-    runners: Vec<Runner<'a>>,
-    /// How many of those began before the one that ended last.
-    earlier: usize,
+    /// In the order of their start.
+    attempts: Vec<RacingAttempt<'a>>,
+    /// Number of attempts in flight that started before the one that ended last.
+    earlier_count: usize,
 }
 
 /// Start of an attempt.
-pub(super) struct Beginning {
+pub(super) struct AttemptStart {
     pub(super) began: Instant,
-    /// Its number among all of the process.
+    /// Number of the attempt, unique in the process.
     pub(super) key: u64,
-    /// The policy that it is sent under, where that is not the one by which its request was admitted.
+    /// Policy under which it is sent, if it differs from the one that the request was admitted under.
     pub(super) policy: Option<Arc<PolicyVersion>>,
 }
 
-struct Runner<'a> {
-    on_trail: AttemptId,
+struct RacingAttempt<'a> {
+    attempt_id: AttemptId,
     in_flight: InFlight<'a>,
-    attempt: Pin<Box<dyn Future<Output = Ended> + Send + 'a>>,
+    attempt: Pin<Box<dyn Future<Output = AttemptCompletion> + Send + 'a>>,
 }
 
 impl<'a> Race<'a> {
     pub(super) fn new(trail: &'a mut Trail) -> Race<'a> {
-        Race { trail, runners: Vec::with_capacity(1), earlier: 0 }
+        Race { trail, attempts: Vec::with_capacity(1), earlier_count: 0 }
     }
 
-    /// Another attempt begins.
-    pub(super) fn enter(
+    /// Starts an attempt.
+    pub(super) fn start(
         &mut self,
         cause: AttemptCause,
         in_flight: InFlight<'a>,
-        Beginning { began, key, policy }: Beginning,
-        attempt: impl Future<Output = Ended> + Send + 'a,
+        AttemptStart { began, key, policy }: AttemptStart,
+        attempt: impl Future<Output = AttemptCompletion> + Send + 'a,
     ) {
-        let on_trail = self.trail.began(in_flight.region(), cause, key, began);
+        let attempt_id = self.trail.began(in_flight.region(), cause, key, began);
         if let Some(policy) = policy {
-            self.trail.set_policy(on_trail, policy);
+            self.trail.set_policy(attempt_id, policy);
         }
-        self.runners.push(Runner { on_trail, in_flight, attempt: Box::pin(attempt) });
+        self.attempts.push(RacingAttempt { attempt_id, in_flight, attempt: Box::pin(attempt) });
     }
 
-    /// The next attempt that ends, and what it came to; for ever where there is none.
-    pub(super) async fn next(&mut self) -> (InFlight<'a>, Ended) {
-        let (place, ended) = poll_fn(|context| {
-            for (place, runner) in self.runners.iter_mut().enumerate() {
-                if let Poll::Ready(ended) = runner.attempt.as_mut().poll(context) {
-                    return Poll::Ready((place, ended));
+    /// Waits for the next attempt to end and returns its result; pending for ever while no attempt is in flight.
+    pub(super) async fn next(&mut self) -> (InFlight<'a>, AttemptCompletion) {
+        let (index, ended) = poll_fn(|context| {
+            for (index, racing) in self.attempts.iter_mut().enumerate() {
+                if let Poll::Ready(ended) = racing.attempt.as_mut().poll(context) {
+                    return Poll::Ready((index, ended));
                 }
             }
             Poll::Pending
         })
         .await;
         let end = match &ended {
-            Ok(answered) => AttemptEnd::Responded { status: answered.answer.head.status.as_u16() },
+            Ok(response) => AttemptEnd::Responded { status: response.response.head.status.as_u16() },
             Err(failure) => AttemptEnd::Failed(*failure),
         };
-        self.earlier = place;
-        (self.close(place, end), ended)
+        self.earlier_count = index;
+        (self.close(index, end), ended)
     }
 
-    /// The first of the regions that are asked for which this holds.
-    pub(super) fn find(&self, holds: impl Fn(RegionIndex) -> bool) -> Option<RegionIndex> {
-        self.runners.iter().map(|runner| runner.in_flight.region()).find(|region| holds(*region))
+    /// First region with an attempt in flight that satisfies `holds`.
+    pub(super) fn find_region(&self, holds: impl Fn(RegionIndex) -> bool) -> Option<RegionIndex> {
+        self.attempts.iter().map(|racing| racing.in_flight.region()).find(|region| holds(*region))
     }
 
-    /// Those that are under way still and began before the one that ended last.
-    pub(super) fn overtaken(&self) -> impl Iterator<Item = &InFlight<'a>> {
-        self.runners[..self.earlier].iter().map(|runner| &runner.in_flight)
+    /// Attempts in flight that started before the one that ended last.
+    pub(super) fn slower(&self) -> impl Iterator<Item = &InFlight<'a>> {
+        self.attempts[..self.earlier_count].iter().map(|racing| &racing.in_flight)
     }
 
-    /// Nobody waits for the attempt at `region` any longer.
-    pub(super) fn leave(&mut self, region: RegionIndex, end: AttemptEnd) -> InFlight<'a> {
-        let place = self.runners.iter().position(|runner| runner.in_flight.region() == region);
-        self.close(place.expect("only who is asked is left"), end)
+    /// Cancels the attempt at `region`.
+    pub(super) fn cancel(&mut self, region: RegionIndex, end: AttemptEnd) -> InFlight<'a> {
+        let index = self.attempts.iter().position(|racing| racing.in_flight.region() == region);
+        self.close(index.expect("a cancelled region has an attempt in flight"), end)
     }
 
-    /// Nobody waits for any.
-    pub(super) fn leave_all(&mut self, end: AttemptEnd) {
-        while !self.runners.is_empty() {
+    /// Cancels all attempts.
+    pub(super) fn cancel_all(&mut self, end: AttemptEnd) {
+        while !self.attempts.is_empty() {
             self.close(0, end);
         }
     }
 
-    fn close(&mut self, place: usize, end: AttemptEnd) -> InFlight<'a> {
-        let Runner { on_trail, in_flight, attempt: _ } = self.runners.remove(place);
-        self.trail.ended(on_trail, end, Instant::now());
+    fn close(&mut self, index: usize, end: AttemptEnd) -> InFlight<'a> {
+        let RacingAttempt { attempt_id, in_flight, attempt: _ } = self.attempts.remove(index);
+        self.trail.ended(attempt_id, end, Instant::now());
         in_flight
     }
 }

@@ -1,7 +1,7 @@
-//! Every sentence with which the edge says no by itself: what is wrong, the limit, what to do.
+//! Rejections that the gateway makes itself. Each message names the cause, the limit and the fix.
 
 use super::duration::openai_duration;
-use super::policy_clock::TooOld;
+use super::policy_clock::StalePolicy;
 use super::view::View;
 use crate::respond::Rejection;
 use gateway_core::body::{self, BodyProblem};
@@ -25,11 +25,15 @@ use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use std::time::Duration;
 
+/// Rejection of a path or method that the gateway does not serve.
 pub(super) fn not_served(problem: NotServed) -> Rejection {
     match problem {
         NotServed::Path => {
             let served: Vec<_> = Endpoint::served().collect();
-            Rejection::new(ErrorCode::NotFound, format!("No such path; there are {}.", served.join(", ")))
+            Rejection::new(
+                ErrorCode::NotFound,
+                format!("This path does not exist; the paths are {}.", served.join(", ")),
+            )
         }
         NotServed::Method(wanted) => {
             let message = format!("This path is served with {wanted} only.");
@@ -40,80 +44,85 @@ pub(super) fn not_served(problem: NotServed) -> Rejection {
     }
 }
 
-pub(super) fn not_let_in(problem: KeyProblem) -> Rejection {
+/// Rejection of a request whose API key is missing, ambiguous, malformed or unknown.
+pub(super) fn invalid_api_key(problem: KeyProblem) -> Rejection {
     let message = match problem {
         KeyProblem::Missing => {
-            "There is no API key; send the header 'authorization: Bearer KEY', 'api-key: KEY' or 'x-api-key: KEY'."
+            "The API key is missing; send the header 'authorization: Bearer KEY', 'api-key: KEY' or 'x-api-key: KEY'."
         }
         KeyProblem::Several => {
-            "The headers 'authorization', 'api-key' and 'x-api-key' carry different API keys; send one of them."
+            "The headers 'authorization', 'api-key' and 'x-api-key' contain different API keys; send only one of \
+             them."
         }
         KeyProblem::NotBearer => "The header 'authorization' is not of the form 'Bearer KEY'.",
         KeyProblem::Unknown => {
-            "This API key is not known here; check it, or ask whoever runs this gateway for one."
+            "This API key is unknown; check it, or get one from the operator of this gateway."
         }
     };
     let challenge = vec![("www-authenticate", "Bearer".to_owned())];
     Rejection::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
 }
 
-/// What is wrong with a token, without a word of it.
-pub(super) fn bad_token(problem: TokenProblem) -> Rejection {
+/// Rejection of a token. The message contains no part of the token.
+pub(super) fn invalid_token(problem: TokenProblem) -> Rejection {
     let message = match problem {
         TokenProblem::TooLong => {
-            return invalid_token(format!(
-                "The token has more than {TOKEN_BYTES_MAX} bytes; leave claims out of it."
+            return token_rejection(format!(
+                "The token is longer than {TOKEN_BYTES_MAX} bytes; remove claims from it."
             ));
         }
-        TokenProblem::Malformed => "The token is no JWT: three parts in base64url, two of them JSON objects.",
+        TokenProblem::Malformed => {
+            "The token is not a JWT: it needs three base64url parts, and the first two must be JSON objects."
+        }
         TokenProblem::Header => {
-            "The token's header is not one that is taken here: 'alg' must be RS256, ES256, EdDSA or HS256, 'typ' JWT or \
-             at+jwt, and there may be no 'crit'."
+            "The header of the token is not supported: 'alg' must be RS256, ES256, EdDSA or HS256, 'typ' must be \
+             JWT or at+jwt, and 'crit' must be absent."
         }
-        TokenProblem::Issuer => "The token's issuer ('iss') is not known here.",
+        TokenProblem::Issuer => "The issuer of the token ('iss') is not configured at this gateway.",
         TokenProblem::Key => {
-            "The issuer has no key here of the token's 'kid' and 'alg'; if its keys have just changed, try again shortly."
+            "The issuer has no key with the 'kid' and 'alg' of the token; if its keys have just changed, try \
+             again shortly."
         }
-        TokenProblem::Signature => "The token's signature is not that of its issuer.",
-        TokenProblem::Audience => "The token is for somebody else: 'aud' does not name this gateway.",
+        TokenProblem::Signature => "The signature of the token is not valid.",
+        TokenProblem::Audience => "The token is for another audience: 'aud' does not contain this gateway.",
         TokenProblem::Times => {
-            "The token needs 'exp', and 'exp', 'nbf' and 'iat' must be numbers of seconds."
+            "The token needs the claim 'exp', and 'exp', 'nbf' and 'iat' must be numbers of seconds."
         }
         TokenProblem::Expired => "The token has expired ('exp'); get a new one.",
         TokenProblem::NotYet => {
             "The token is not valid yet ('nbf', 'iat'); compare the clocks of issuer and gateway."
         }
         TokenProblem::Tenant => {
-            "The token names no tenant that its issuer speaks for here; ask whoever runs this gateway."
+            "The token names no tenant that this gateway maps to its issuer; ask the operator of this gateway."
         }
     };
-    invalid_token(message)
+    token_rejection(message)
 }
 
-fn invalid_token(message: impl Into<String>) -> Rejection {
+fn token_rejection(message: impl Into<String>) -> Rejection {
     let challenge = vec![("www-authenticate", "Bearer error=\"invalid_token\"".to_owned())];
     Rejection::new(ErrorCode::InvalidToken, message).of("authorization").with(challenge)
 }
 
-pub(super) fn no_table_yet() -> Rejection {
+pub(super) fn no_route_table() -> Rejection {
     Rejection::new(
         ErrorCode::NoCapacityInAllowedRegions,
-        "This gateway has no route table yet: it has just started and no hub has answered. Try again shortly.",
+        "This gateway has no route table yet: it has just started and no hub has responded. Try again shortly.",
     )
 }
 
-/// A request that is under way may not go on, because of a newer route table.
-pub(super) fn no_longer_known() -> Rejection {
-    let message = "The API key or tenant of this request was removed while it was under way; ask the operator of this gateway \
-                   for another key.";
+/// Rejection of a request in flight whose API key or tenant is missing from a newer route table.
+pub(super) fn key_removed() -> Rejection {
+    let message = "The API key or tenant of this request was removed while it was in flight; ask the operator of \
+                   this gateway for another key.";
     let challenge = vec![("www-authenticate", "Bearer".to_owned())];
     Rejection::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
 }
 
 pub(super) fn no_region(deployment: &DeploymentName, residency: &Residency, tenant: &Tenant) -> Rejection {
     let message = format!(
-        "No region may serve '{deployment}' under the residency '{}', which is that of the deployment, of the tenant '{}' \
-         and of {} together; widen the last or leave it out.",
+        "No region is permitted for '{deployment}' under the residency policy '{}', the combination of the \
+         policies of the deployment, of the tenant '{}' and of {}; widen the header or omit it.",
         residency.as_str(),
         tenant.id,
         headers::RESIDENCY
@@ -121,13 +130,14 @@ pub(super) fn no_region(deployment: &DeploymentName, residency: &Residency, tena
     Rejection::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY)
 }
 
-/// When to come back to a gateway that is cut off from every hub.
+/// Retry delay of a gateway that cannot reach any hub.
 const CUT_OFF_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-pub(super) fn policy_too_old(TooOld { age, max }: TooOld) -> Rejection {
+pub(super) fn policy_too_old(StalePolicy { age, max }: StalePolicy) -> Rejection {
     let message = format!(
-        "This deployment is locked to regions, and no hub has confirmed its residency policy to this gateway for {} minutes, \
-         longer than policy_max_age ({} minutes). Restore the connection between this gateway and a hub, or use another gateway.",
+        "This deployment is locked to regions, and no hub has confirmed its residency policy to this gateway for \
+         {} minutes, longer than policy_max_age ({} minutes). Restore the connection between this gateway and a \
+         hub, or use another gateway.",
         age.as_secs() / 60,
         max.as_secs() / 60
     );
@@ -137,12 +147,12 @@ pub(super) fn policy_too_old(TooOld { age, max }: TooOld) -> Rejection {
 pub(super) fn no_receipt() -> Rejection {
     Rejection::new(
         ErrorCode::ReceiptUnavailable,
-        "This deployment is locked, and every request to it must leave a receipt, which this gateway cannot write at the \
-         moment. Try again shortly.",
+        "Requests to this deployment require a receipt, and this gateway cannot write receipts at the moment. \
+         Try again shortly.",
     )
 }
 
-pub(super) fn unreadable_ask(problem: HeaderProblem) -> Rejection {
+pub(super) fn invalid_option(problem: HeaderProblem) -> Rejection {
     let (param, message) = match problem {
         HeaderProblem::Timeout => (
             headers::TIMEOUT_MS,
@@ -153,66 +163,68 @@ pub(super) fn unreadable_ask(problem: HeaderProblem) -> Rejection {
             ),
         ),
         HeaderProblem::Residency(why) => {
-            (headers::RESIDENCY, format!("{} cannot be read: {why}.", headers::RESIDENCY))
+            (headers::RESIDENCY, format!("{} is not valid: {why}.", headers::RESIDENCY))
         }
         HeaderProblem::Priority => {
             (headers::PRIORITY, format!("{} is neither 'interactive' nor 'bulk'.", headers::PRIORITY))
         }
         HeaderProblem::ClientGeo(why) => {
-            (headers::CLIENT_GEO, format!("{} cannot be read: {why}.", headers::CLIENT_GEO))
+            (headers::CLIENT_GEO, format!("{} is not valid: {why}.", headers::CLIENT_GEO))
         }
     };
     Rejection::new(ErrorCode::InvalidHeader, message).of(param)
 }
 
-/// The policies of deployment, tenant and header fit each by itself and not together.
+/// Rejection of a combination of residency policies that is too large although each policy is valid.
 pub(super) fn residency_too_long(
     deployment: &DeploymentName,
     tenant: &Tenant,
     error: &PolicyError,
 ) -> Rejection {
     let message = format!(
-        "{}, the residency of the deployment '{deployment}' and that of the tenant '{}' are one policy together: {error}.",
+        "The combination of {}, the residency policy of the deployment '{deployment}' and that of the tenant \
+         '{}' is not valid: {error}.",
         headers::RESIDENCY,
         tenant.id
     );
     Rejection::new(ErrorCode::InvalidHeader, message).of(headers::RESIDENCY)
 }
 
-pub(super) fn no_bulk(tenant: &Tenant) -> Rejection {
+pub(super) fn bulk_not_permitted(tenant: &Tenant) -> Rejection {
     let message = format!(
-        "The tenant '{}' has no bulk priority; leave out {}, or ask whoever runs this gateway for one.",
+        "The tenant '{}' may not use the bulk priority; omit {}, or ask the operator of this gateway to permit it.",
         tenant.id,
         headers::PRIORITY
     );
     Rejection::new(ErrorCode::PriorityNotPermitted, message).of(headers::PRIORITY)
 }
 
-/// No region is permitted to this request. Of the policies that meet in it, the message names those that together leave
-/// none: only where the deployment's and the tenant's leave some, it is the header that the client sent.
+/// Rejection of a request without a permitted region. The message names the policies that together exclude every
+/// region; it names the header of the client only if the policies of deployment and tenant permit some region.
 pub(super) fn no_region_permitted(
     tenant: &Tenant,
     deployment: &Deployment,
     of_deployment: RegionSet,
-    asked: &ResidencyPolicy,
+    header_policy: &ResidencyPolicy,
     catalogue: &Catalogue,
 ) -> Rejection {
     let Deployment { name, residency, .. } = deployment;
     let (of_tenant, id) = (&tenant.residency, &tenant.id);
     let message = if of_deployment.is_empty() {
         format!(
-            "The deployment '{name}' permits no region that this gateway knows (its residency is '{residency}'); its \
-             operator has to change that."
+            "The residency policy '{residency}' of the deployment '{name}' permits no region of this gateway's \
+             catalogue; ask the operator to change it."
         )
     } else if of_deployment.intersect(of_tenant.permitted(catalogue)).is_empty() {
         format!(
-            "No region is permitted: the residency of the deployment '{name}' is '{residency}', that of the tenant '{id}' is \
-             '{of_tenant}', and no region of the deployment is in both; whoever runs this gateway has to change one of them."
+            "No region is permitted: no region of the deployment '{name}' satisfies both its residency policy \
+             '{residency}' and that of the tenant '{id}', '{of_tenant}'; ask the operator of this gateway to \
+             change one of them."
         )
     } else {
         let message = format!(
-            "The header {} ('{asked}') leaves no region: the deployment '{name}' permits '{residency}' and the tenant '{id}' \
-             '{of_tenant}'; name an area within both, or leave the header out.",
+            "The header {} ('{header_policy}') leaves no region: the deployment '{name}' permits '{residency}' \
+             and the tenant '{id}' '{of_tenant}'; name an area within both, or omit the header.",
             headers::RESIDENCY
         );
         return Rejection::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY);
@@ -220,11 +232,11 @@ pub(super) fn no_region_permitted(
     Rejection::new(ErrorCode::RegionNotPermitted, message)
 }
 
-pub(super) fn unreadable_body(problem: BodyProblem) -> Rejection {
+pub(super) fn invalid_body(problem: BodyProblem) -> Rejection {
     match problem {
         BodyProblem::NotJson { at, expected } => Rejection::new(
             ErrorCode::InvalidJson,
-            format!("The body is not a JSON object: at byte {at} there should be {expected}."),
+            format!("The body is not a JSON object: expected {expected} at byte {at}."),
         ),
         BodyProblem::TooDeep => Rejection::new(
             ErrorCode::InvalidJson,
@@ -234,17 +246,19 @@ pub(super) fn unreadable_body(problem: BodyProblem) -> Rejection {
             Rejection::new(ErrorCode::InvalidValue, "The field 'model' is not a string.").of("model")
         }
         BodyProblem::ModelTwice => {
-            Rejection::new(ErrorCode::InvalidValue, "The field 'model' is there more than once.").of("model")
+            Rejection::new(ErrorCode::InvalidValue, "The field 'model' appears more than once; send it once.")
+                .of("model")
         }
     }
 }
 
-/// How many names an unknown one is answered with.
+/// Limit on the names that the rejection of an unknown model lists.
 const NAMES_LISTED_MAX: usize = 20;
 
 pub(super) fn unknown_model(model: &str, view: &View, tenant: &Tenant) -> Rejection {
     let model: String = model.chars().take(100).collect();
-    let message = format!("The model '{model}' does not exist; there are: {}.", known_models(view, tenant));
+    let message =
+        format!("The model '{model}' does not exist; the models are: {}.", known_models(view, tenant));
     Rejection::new(ErrorCode::ModelNotFound, message).of("model")
 }
 
@@ -258,7 +272,8 @@ pub(super) fn no_model_field() -> Rejection {
 
 pub(super) fn no_model_named(path: &str, view: &View, tenant: &Tenant) -> Rejection {
     let message = format!(
-        "The request does not say which model; ask at /deployments/NAME{path} or add the field 'model'. There are: {}.",
+        "The request names no model; send it to /deployments/NAME{path} or add the field 'model'. The models \
+         are: {}.",
         known_models(view, tenant)
     );
     Rejection::new(ErrorCode::MissingField, message).of("model")
@@ -279,14 +294,14 @@ fn known_models(view: &View, tenant: &Tenant) -> String {
 pub(super) fn too_many_inputs(problem: TooManyInputs) -> Rejection {
     let TooManyInputs { field, given } = problem;
     let message = format!(
-        "The field '{field}' has {given} elements and one request may have {INPUTS_MAX}; split it into {} requests.",
+        "The field '{field}' has {given} elements, more than the limit of {INPUTS_MAX}; split it into {} requests.",
         given.div_ceil(INPUTS_MAX)
     );
     Rejection::new(ErrorCode::TooManyInputs, message).of(field)
 }
 
-/// A tenant cannot pay for a request: not now, or never.
-pub(super) fn beyond_limits(tenant: &Tenant, exceeded: LimitExceeded) -> Rejection {
+/// Rejection of a request that exceeds a rate limit of its tenant, either now or by its size alone.
+pub(super) fn limit_exceeded(tenant: &Tenant, exceeded: LimitExceeded) -> Rejection {
     let LimitExceeded { kind: limited, limit, shortfall: short } = exceeded;
     let (what, unit, never) = match limited {
         LimitKind::Requests => ("requests a second", "requests", ErrorCode::RateLimited),
@@ -297,22 +312,22 @@ pub(super) fn beyond_limits(tenant: &Tenant, exceeded: LimitExceeded) -> Rejecti
     match short {
         Shortfall::NotYet { wait } => {
             let message = format!(
-                "The tenant '{id}' may use {limit} {what} ({key}) and has used them up; try again in {}.",
+                "The tenant '{id}' has reached its limit of {limit} {what} ({key}); try again in {}.",
                 openai_duration(wait)
             );
             Rejection::new(ErrorCode::RateLimited, message).after(wait)
         }
         Shortfall::Never => {
             let message = format!(
-                "The tenant '{id}' may use {limit} {what} ({key}) and this request alone has more, so waiting does \
-                 not help; send no more than {limit} {unit} in one request."
+                "This request alone exceeds the limit of the tenant '{id}' of {limit} {what} ({key}), so a retry \
+                 cannot succeed; send at most {limit} {unit} in one request."
             );
             Rejection::new(never, message)
         }
     }
 }
 
-/// There is too much for all.
+/// Rejection by load shedding.
 pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
     let Shed { reason, wait, retry_after } = why;
     let (wait, soon) = (openai_duration(wait), openai_duration(retry_after));
@@ -320,24 +335,26 @@ pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
         ShedReason::OverShare => (
             ErrorCode::Overloaded,
             format!(
-                "There is not room for all, and the tenant '{}' has more in flight than its share (a request would wait \
-                 {wait}); send less at once, or try again in {soon}.",
+                "Capacity is exhausted, and the tenant '{}' has more in flight than its share (a request would \
+                 wait {wait}); send fewer requests at once, or try again in {soon}.",
                 tenant.id
             ),
         ),
         ShedReason::NoCapacity => (
             ErrorCode::Saturated,
-            format!("There is no room: a request would wait {wait}; try again in {soon}."),
+            format!("Capacity is exhausted: a request would wait {wait}; try again in {soon}."),
         ),
         ShedReason::BulkPaused => (
             ErrorCode::Saturated,
-            format!("There is no room for bulk while lookups are turned away; try again in {soon}."),
+            format!(
+                "Bulk requests are rejected while interactive requests are being shed; try again in {soon}."
+            ),
         ),
         ShedReason::DeadlineTooShort => (
             ErrorCode::Saturated,
             format!(
-                "A request would wait {wait}, longer than this one may take; give it more time with {} (up to {}), or \
-                 try again in {soon}.",
+                "A request would wait {wait}, longer than the timeout of this one; raise it with {} (up to {} \
+                 ms), or try again in {soon}.",
                 headers::TIMEOUT_MS,
                 TIMEOUT_MAX.as_millis()
             ),
@@ -348,7 +365,7 @@ pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
 
 pub(super) fn deadline_passed(timeout: Duration) -> Rejection {
     let message = format!(
-        "There was no answer within {} ms; give the request more time with {} (up to {}) or send fewer inputs.",
+        "No response within {} ms; raise the timeout with {} (up to {} ms) or send fewer inputs.",
         timeout.as_millis(),
         headers::TIMEOUT_MS,
         TIMEOUT_MAX.as_millis()
@@ -356,8 +373,8 @@ pub(super) fn deadline_passed(timeout: Duration) -> Rejection {
     Rejection::new(ErrorCode::DeadlineExceeded, message)
 }
 
-/// Why a region could not take a request.
-pub(super) fn in_words(reason: RejectReason) -> &'static str {
+/// Text of the reason for which a region is not a candidate.
+pub(super) fn reject_reason_text(reason: RejectReason) -> &'static str {
     match reason {
         RejectReason::ForbiddenByResidency => "forbidden",
         RejectReason::NotServing => "no replica ready",

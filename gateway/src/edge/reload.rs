@@ -1,12 +1,12 @@
-//! Reads the gateway's own file of tenants again when it or a key file changes, so that a key which was deleted opens
-//! nothing a few seconds later.
+//! Reloads the tenants file of the gateway and its key files, so that a deleted key is rejected within a few seconds.
 //!
-//! All of it is read every two seconds, as a whole: modification times lie (a mounted secret is a link that is swung, and
-//! two writes can share one tick), and some files of a few KiB cost less than a key that should be dead. What cannot be used
-//! changes nothing: those that were known stay, the problem is logged once and counted, and the next attempt follows in two
-//! seconds. `[[issuer]]` tables are read at start only; the keys of issuers are followed by [`crate::tokens`].
+//! All files are read every two seconds: modification times are unreliable (a mounted secret is a symbolic link that is
+//! replaced, and two writes can share one clock tick), and reading some files of a few KiB is cheap compared to
+//! accepting a revoked key. An invalid file changes nothing: the tenants in use stay, the problem is logged once and
+//! counted, and the next attempt follows in two seconds. `[[issuer]]` tables are read only at start; [`crate::tokens`]
+//! follows the keys of issuers.
 //!
-//! Once an operator has applied tenants (`meridian apply`) the file does not count any longer, and is not read.
+//! Once an operator has applied tenants (`meridian apply`) the file is no longer used, and not read.
 
 use super::table::Current;
 use super::tenants::Tenants;
@@ -21,16 +21,16 @@ use tokio::sync::watch;
 /// Interval at which the files are read: a revoked key is accepted no longer than this.
 const RELOAD_PERIOD: Duration = Duration::from_secs(2);
 
-/// Content of the files when they were last read.
+/// Result of the last read of the files.
 #[derive(PartialEq, Eq)]
-enum Found {
-    /// Content in use.
-    Used(Digest),
-    /// Something that cannot be used, for these reasons.
-    Refused(Vec<String>),
+enum LastRead {
+    /// Valid content, with this digest.
+    Accepted(Digest),
+    /// Invalid content, with these problems.
+    Rejected(Vec<String>),
 }
 
-/// Follows the file for ever. `issuers` are those that it named at start.
+/// Reloads the file until tenants are applied. `issuers` are those of the file at start.
 pub(super) async fn follow(
     file: TenantsFile,
     issuers: Vec<Issuer>,
@@ -39,21 +39,21 @@ pub(super) async fn follow(
     metrics: Arc<EdgeMetrics>,
 ) {
     let path = file.path().display().to_string();
-    let mut last: Option<Found> = None;
-    let mut beat = tokio::time::interval(RELOAD_PERIOD);
-    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    while tenants.applied().is_none() {
-        beat.tick().await;
+    let mut last: Option<LastRead> = None;
+    let mut interval = tokio::time::interval(RELOAD_PERIOD);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while tenants.applied_tenants().is_none() {
+        interval.tick().await;
         let reading = file.clone();
         let Ok(read) = tokio::task::spawn_blocking(move || reading.read()).await else { continue };
-        let read = read.and_then(|read| match same(&read.issuers, &issuers) {
+        let read = read.and_then(|read| match same_issuers(&read.issuers, &issuers) {
             true => Ok(read),
-            false => Err(vec!["[[issuer]] tables have changed: restart the gateway to use them".to_owned()]),
+            false => Err(vec!["[[issuer]] tables changed; restart the gateway to use them".to_owned()]),
         });
         match read {
             Ok(TenantsRead { keys, digest, .. }) => {
-                // The first reading is what the process began with, or what has changed since.
-                if last.replace(Found::Used(digest)) == Some(Found::Used(digest)) {
+                // The first read finds the content of the start, or a change since then.
+                if last.replace(LastRead::Accepted(digest)) == Some(LastRead::Accepted(digest)) {
                     continue;
                 }
                 views.send_if_modified(|current| {
@@ -62,28 +62,28 @@ pub(super) async fn follow(
                     true
                 });
                 metrics.tenants_reloaded.add(1);
-                tracing::info!(path, tenants = keys.tenants().len(), "tenants file read");
+                tracing::info!(path, tenants = keys.tenants().len(), "tenants file reloaded");
             }
             Err(problems) => {
-                let found = Found::Refused(problems);
-                if last.as_ref() == Some(&found) {
+                let rejected = LastRead::Rejected(problems);
+                if last.as_ref() == Some(&rejected) {
                     continue;
                 }
-                if let Found::Refused(problems) = &found {
+                if let LastRead::Rejected(problems) = &rejected {
                     tracing::warn!(
                         path,
                         ?problems,
-                        "tenants file rejected; the tenants and keys in use stay"
+                        "tenants file rejected; keeping the current tenants and keys"
                     );
                 }
                 metrics.tenants_refused.add(1);
-                last = Some(found);
+                last = Some(rejected);
             }
         }
     }
 }
 
-fn same(now: &[Issuer], before: &[Issuer]) -> bool {
+fn same_issuers(now: &[Issuer], before: &[Issuer]) -> bool {
     now.len() == before.len()
         && now.iter().zip(before).all(|(now, before)| now.has_same_configuration(before))
 }

@@ -1,7 +1,7 @@
-//! Admitted request: what every later step needs, and nothing that it may change.
+//! Admitted request: the immutable input of all later steps.
 
 use super::admission::AdmissionPermit;
-use super::known::About;
+use super::region_states::RoutingContext;
 use super::router::Route;
 use crate::relay::ForwardedHeaders;
 use crate::request_body::BufferedBody;
@@ -22,7 +22,7 @@ use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A request that is let in, resolved, and routed somewhere.
+/// Admitted, resolved and routed request.
 pub(super) struct Request {
     pub(super) id: String,
     pub(super) arrived: Instant,
@@ -30,38 +30,38 @@ pub(super) struct Request {
     pub(super) client: Option<GeoPoint>,
     pub(super) tenant: Arc<Tenant>,
     pub(super) deployment: DeploymentName,
-    /// The priority that it travels in.
+    /// Effective priority.
     pub(super) priority: Priority,
-    /// It asked for another.
+    /// The client requested another priority.
     pub(super) priority_changed: bool,
     pub(super) cost: Cost,
-    /// The residency policy it travels under: the deployment's, narrowed by its own header.
+    /// Effective residency policy: that of the deployment, narrowed by that of the tenant and by the header of the request.
     pub(super) residency: Residency,
-    /// The regions that may see it. Nothing is sent to any other.
+    /// Allowed regions. The request is sent to no other region.
     pub(super) allowed: AllowedRegions,
-    /// Both, and of which route table they are: what it was admitted under.
+    /// Policy and allowed regions with the generation of their route table, as of admission.
     pub(super) policy: Arc<PolicyVersion>,
-    /// Policy of the request's own header, to be applied to a newer table as well.
-    pub(super) asked: ResidencyPolicy,
-    /// The key that it was authenticated with; none where that was a token.
+    /// Residency of the request's own header, applied to newer tables as well.
+    pub(super) requested_residency: ResidencyPolicy,
+    /// API key of the request; `None` if it was authenticated with a token.
     pub(super) key: Option<Digest>,
-    /// When it arrived, in milliseconds since 1970, and whether TLS ended here: for its receipts.
+    /// Arrival in milliseconds since 1970; like `tls_ended_here` (TLS was terminated by this gateway), for its receipts.
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
-    /// The regions that had registered for it when the route table was made.
+    /// Regions that had registered for its deployment when the route table was published.
     pub(super) registered: RegionSet,
-    /// The model revision that the deployment is served with, by the table.
+    /// Model revision of the deployment according to the table.
     pub(super) revision: Option<ModelRevision>,
-    /// The one that the answer must be of: other parts of it are already.
+    /// Required model revision of the response, because other parts of the request were computed with it.
     pub(super) required: Option<ModelRevision>,
-    /// Its deployment may have no replica at all while nobody asks for it.
+    /// Its deployment may be scaled to zero.
     pub(super) may_sleep: bool,
-    /// As a replica serves it.
+    /// Path of the endpoint at a replica.
     pub(super) path: &'static str,
     pub(super) headers: ForwardedHeaders,
     pub(super) body: BufferedBody,
     /// Draw of the request, made once, so that decisions about it agree.
-    pub(super) chance: Permille,
+    pub(super) target_draw: Permille,
     /// Routing decision.
     pub(super) route: Route,
     /// Admission to the pool of the region that it is sent to first, for as long as it is in flight.
@@ -69,13 +69,13 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Request for a part of the inputs of this one: with its own body, cost, draw and route, and in everything else the same,
-    /// above all in the regions that may see it. Its response must be of the model revision `required`, if one is given.
+    /// Returns a request for a part of the inputs of this one, with its own body, cost, draw and route. Everything else is the
+    /// same, above all the allowed regions. Its response must be of the model revision `required`, if one is given.
     pub(super) fn part(
         &self,
         body: BufferedBody,
         cost: Cost,
-        (chance, route): (Permille, Route),
+        (target_draw, route): (Permille, Route),
         required: Option<ModelRevision>,
     ) -> Request {
         let is_allowed = route.targets().all(|target| self.allowed.contains(target.region));
@@ -93,7 +93,7 @@ impl Request {
             residency: self.residency.clone(),
             allowed: self.allowed,
             policy: self.policy.clone(),
-            asked: self.asked.clone(),
+            requested_residency: self.requested_residency.clone(),
             key: self.key,
             at_ms: self.at_ms,
             tls_ended_here: self.tls_ended_here,
@@ -104,43 +104,43 @@ impl Request {
             path: self.path,
             headers: self.headers.clone(),
             body,
-            chance,
+            target_draw,
             route,
-            // The whole was admitted for all of its parts.
+            // The whole request was admitted for all of its parts.
             _admission: None,
         }
     }
 
-    /// Whether the request spills over to `region`.
+    /// Returns whether the request spills over to `region`.
     pub(super) fn spills_over_to(&self, region: RegionIndex) -> bool {
         self.route.spillover == Some(region)
     }
 
-    /// Properties of the request that decisions about it use.
-    pub(super) fn about(&self) -> About<'_> {
-        self.about_part(self.cost, self.chance)
+    /// Returns the properties of the request that routing decisions use.
+    pub(super) fn routing_context(&self) -> RoutingContext<'_> {
+        self.part_routing_context(self.cost, self.target_draw)
     }
 
-    /// Properties of a part of the request.
-    pub(super) fn about_part(&self, cost: Cost, chance: Permille) -> About<'_> {
-        About {
+    /// Returns the same properties for a part of the request.
+    pub(super) fn part_routing_context(&self, cost: Cost, target_draw: Permille) -> RoutingContext<'_> {
+        RoutingContext {
             deployment: &self.deployment,
             priority: self.priority,
             size: SizeClass::of(cost.tokens),
-            chance,
+            target_draw,
             uses_engine: endpoint::uses_engine(self.path),
         }
     }
 }
 
 /// Reason for which a request was not forwarded.
-pub(super) enum NotForwarded {
-    Refused(Rejection),
-    ClientGone,
+pub(super) enum ForwardError {
+    Rejected(Rejection),
+    ClientDisconnected,
 }
 
-impl From<Rejection> for NotForwarded {
-    fn from(refusal: Rejection) -> NotForwarded {
-        NotForwarded::Refused(refusal)
+impl From<Rejection> for ForwardError {
+    fn from(refusal: Rejection) -> ForwardError {
+        ForwardError::Rejected(refusal)
     }
 }

@@ -1,10 +1,10 @@
 //! Responses to clients: those of regions, those that the gateway makes itself, and the headers of both.
 
-use super::account::Account;
-use super::allowances::Taken;
-use super::race::Answered;
+use super::race::AttemptResponse;
 use super::request::Request;
+use super::request_context::RequestContext;
 use super::scatter::JoinedHead;
+use super::tenant_limiters::TokenReservation;
 use crate::compress;
 use crate::config::EdgeConfig;
 use crate::events::RequestTimes;
@@ -39,7 +39,8 @@ impl Responder {
         cors.response(session.get_header(ORIGIN).map(http::HeaderValue::as_bytes))
     }
 
-    /// The answer to a preflight of a path that is served; nothing if the request is none, or the page may not.
+    /// Headers of the response to a CORS preflight of a served path; `None` if the request is not a preflight or the
+    /// origin is not allowed.
     pub(super) fn preflight(&self, session: &ServerSession, path: &str) -> Option<ResponseHeaders> {
         let cors = self.config.cors.as_ref()?;
         if session.req_header().method != Method::OPTIONS {
@@ -50,8 +51,8 @@ impl Responder {
             Err(NotServed::Method(method)) => method,
             Err(NotServed::Path) | Ok(_) => return None,
         };
-        let asked = session.get_header(ACCESS_CONTROL_REQUEST_HEADERS).map(http::HeaderValue::as_bytes);
-        cors.preflight(session.get_header(ORIGIN)?.as_bytes(), method, asked)
+        let requested = session.get_header(ACCESS_CONTROL_REQUEST_HEADERS).map(http::HeaderValue::as_bytes);
+        cors.preflight(session.get_header(ORIGIN)?.as_bytes(), method, requested)
     }
 
     /// Responds with a body that the gateway makes itself.
@@ -67,18 +68,18 @@ impl Responder {
         &self,
         session: &mut ServerSession,
         refusal: &Rejection,
-        account: &mut Account<'_>,
+        context: &mut RequestContext<'_>,
     ) -> AfterResponse {
-        let attempts = account.trail.count().to_string();
-        let parts = Some(account.trail.parts()).filter(|parts| *parts > 1).map(|n| n.to_string());
-        let receipt = account.receipt().map(|id| id.text());
-        let mut extra = vec![(headers::REQUEST_ID, account.id.as_str()), (headers::ATTEMPTS, &attempts)];
+        let attempts = context.trail.count().to_string();
+        let parts = Some(context.trail.parts()).filter(|parts| *parts > 1).map(|n| n.to_string());
+        let receipt = context.receipt().map(|id| id.text());
+        let mut extra = vec![(headers::REQUEST_ID, context.id.as_str()), (headers::ATTEMPTS, &attempts)];
         extra.extend(parts.as_deref().map(|parts| (headers::PARTS, parts)));
         extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
         let cors = self.cors(session);
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
         let after = respond::reject(session, refusal, &extra).await;
-        account.outcome = RequestOutcome::of_session(session);
+        context.outcome = RequestOutcome::of_session(session);
         after
     }
 
@@ -87,23 +88,23 @@ impl Responder {
         &self,
         session: &mut ServerSession,
         request: &Request,
-        taken: &mut Taken,
-        answered: Answered,
-        account: &mut Account<'_>,
+        reservation: &mut TokenReservation,
+        received: AttemptResponse,
+        context: &mut RequestContext<'_>,
     ) -> AfterResponse {
-        let Answered { answer, region, waited } = answered;
-        let timing = RegionTiming::parse(text(&answer, headers::SERVER_TIMING).unwrap_or_default());
+        let AttemptResponse { response, region, waited } = received;
+        let timing = RegionTiming::parse(text(&response, headers::SERVER_TIMING).unwrap_or_default());
         let times = RequestTimes { to_head: request.arrived.elapsed(), waited, region: timing };
-        account.answered = Some((region, times));
-        if answer.head.status.is_success() {
-            account.tokens = text(&answer, headers::TOKENS).and_then(|tokens| tokens.parse().ok());
-            taken.used(account.tokens);
+        context.served_by = Some((region, times));
+        if response.head.status.is_success() {
+            context.tokens = text(&response, headers::TOKENS).and_then(|tokens| tokens.parse().ok());
+            reservation.record_usage(context.tokens);
         }
         let timing = timing.gateway_header(times.to_head, waited);
         let region = self.config.catalogue.region(region).id.as_str();
-        let attempts = decimal::text(|text| decimal::push(text, account.trail.count() as u64));
-        let receipt = account.receipt().map(|id| id.text());
-        let left = taken.headers();
+        let attempts = decimal::text(|text| decimal::push(text, context.trail.count() as u64));
+        let receipt = context.receipt().map(|id| id.text());
+        let left = reservation.headers();
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::REGION, region),
@@ -117,9 +118,9 @@ impl Responder {
         let cors = self.cors(session);
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
         extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
-        let answer = compress::compress_response(session, answer, self.config.gzip_min_bytes).await;
-        let after = relay::forward_response(session, answer, &self.upstream, &extra).await;
-        account.outcome = match after {
+        let response = compress::compress_response(session, response, self.config.gzip_min_bytes).await;
+        let after = relay::forward_response(session, response, &self.upstream, &extra).await;
+        context.outcome = match after {
             AfterResponse::Reuse => RequestOutcome::of_session(session),
             AfterResponse::Close => RequestOutcome::of_session(session).truncated(),
         };
@@ -131,7 +132,7 @@ impl Responder {
         &self,
         session: &mut ServerSession,
         request: &Request,
-        taken: &Taken,
+        reservation: &TokenReservation,
         head: JoinedHead,
     ) -> pingora::Result<()> {
         let JoinedHead {
@@ -144,14 +145,15 @@ impl Responder {
             tokens,
             slowest: (waited, timing),
         } = head;
-        // One of each region that has answered, in their order; they lead to the others, which have the same request.
+        // One receipt of each region that responded, in their order; the other receipts of the request share its
+        // identifier.
         let receipts: Vec<_> =
             regions.iter().filter_map(|(_, receipt)| receipt.map(|id| id.to_string())).collect();
         let receipts = receipts.join(",");
         let id = |(region, _)| self.config.catalogue.region(region).id.as_str();
         let regions = regions.into_iter().map(id).collect::<Vec<_>>().join(",");
         let timing = timing.gateway_header(request.arrived.elapsed(), waited);
-        let left = taken.headers();
+        let left = reservation.headers();
         let parts = parts.to_string();
         let (attempts, tokens) = (attempts.to_string(), tokens.map(|tokens| tokens.to_string()));
         let mut extra = vec![
@@ -167,22 +169,22 @@ impl Responder {
         let cors = self.cors(session);
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
         extra.extend((!receipts.is_empty()).then_some((headers::RECEIPT, receipts.as_str())));
-        // Of an answer that is still being computed nobody knows.
+        // The token count of a response that is still being computed is unknown.
         extra.extend(tokens.as_deref().filter(|_| length.is_some()).map(|tokens| (headers::TOKENS, tokens)));
-        let mut answer = respond::head(200, &extra);
+        let mut response = respond::head(200, &extra);
         if let Some(content_type) = content_type {
-            answer.headers.insert(CONTENT_TYPE, content_type);
+            response.headers.insert(CONTENT_TYPE, content_type);
         }
         match length {
-            Some(length) => respond::put(&mut answer, CONTENT_LENGTH.as_str(), &length.to_string()),
-            // HTTP/2 frames by itself, and HTTP/1.0 by closing.
+            Some(length) => respond::put(&mut response, CONTENT_LENGTH.as_str(), &length.to_string()),
+            // HTTP/2 has its own framing, and HTTP/1.0 ends a body by closing the connection.
             None if !session.is_http2() && session.req_header().version == Version::HTTP_11 => {
-                respond::put(&mut answer, TRANSFER_ENCODING.as_str(), "chunked");
+                respond::put(&mut response, TRANSFER_ENCODING.as_str(), "chunked");
             }
             None => {}
         }
         listener::apply_drain_notice(session);
-        respond::begin(session, answer).await
+        respond::begin(session, response).await
     }
 }
 
@@ -198,7 +200,7 @@ pub(super) async fn preflight_response(
     respond::whole(session, head, Bytes::new()).await
 }
 
-/// A header of a region's answer.
-fn text<'a>(answer: &'a UpstreamResponse, name: &'static str) -> Option<&'a str> {
-    answer.head.headers.get(names::name(name))?.to_str().ok()
+/// Value of a header of a region's response.
+fn text<'a>(response: &'a UpstreamResponse, name: &'static str) -> Option<&'a str> {
+    response.head.headers.get(names::name(name))?.to_str().ok()
 }

@@ -4,10 +4,10 @@
 //! The decision is made once for a request, when its size is known, and once for each part of a split request. Before the body
 //! of a request is read a preliminary decision names the admission pool that would reject it.
 
-use super::known::{About, Known};
+use super::region_monitor::RegionMonitor;
+use super::region_states::{RegionStates, RoutingContext};
 use super::view::View;
-use super::watch::Watch;
-use super::weights::{Demands, Planned};
+use super::weights::{CurrentWeights, DemandRecorder};
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
 use gateway_core::priority::Priority;
@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 thread_local! {
-    /// Candidates of a decision that is no longer needed, whose memory the next decision of this thread uses: with many regions
-    /// the allocation made the slowest decisions slow.
+    /// Candidate buffer of a finished decision, reused by the next decision of this thread: with many regions its allocation
+    /// dominated the slowest decisions.
     static BUFFER: Cell<Vec<Candidate>> = const { Cell::new(Vec::new()) };
 }
 
@@ -38,16 +38,16 @@ pub(super) struct Router {
     /// Region of this gateway.
     pub(super) gateway: RegionIndex,
     pub(super) is_spillover_enabled: bool,
-    pub(super) watch: Arc<Watch>,
-    pub(super) planned: watch::Receiver<Planned>,
-    pub(super) demands: Arc<Demands>,
+    pub(super) region_monitor: Arc<RegionMonitor>,
+    pub(super) current_weights: watch::Receiver<CurrentWeights>,
+    pub(super) demand_recorder: Arc<DemandRecorder>,
 }
 
 /// Request to route.
 #[derive(Clone, Copy)]
 pub(super) struct Routable<'a> {
     pub(super) view: &'a View,
-    pub(super) about: About<'a>,
+    pub(super) routing: RoutingContext<'a>,
     /// Regions that residency allows.
     pub(super) allowed: RegionSet,
     /// Regions that had registered for the deployment when the route table was made.
@@ -56,7 +56,7 @@ pub(super) struct Routable<'a> {
     pub(super) client: Option<GeoPoint>,
 }
 
-/// Demand that a request stands for, and its draws.
+/// Demand of one request, and its random draws.
 #[derive(Clone, Copy)]
 pub(super) struct RequestDemand<'a> {
     pub(super) residency: &'a Residency,
@@ -69,7 +69,7 @@ pub(super) struct RequestDemand<'a> {
     pub(super) leave_draw: Permille,
 }
 
-/// A decision, whose memory is reused when it is dropped.
+/// Routing decision; its candidate buffer is reused when it is dropped.
 pub(super) struct Route(RouteDecision);
 
 impl Drop for Route {
@@ -97,20 +97,21 @@ impl Router {
     pub(super) fn route(&self, request: &Routable<'_>, demand: &RequestDemand<'_>) -> Route {
         let now = Instant::now();
         let route = {
-            let known = &mut *self.watch.known();
-            let spillover = self.spillover(known, request, demand, now);
-            let route = self.decide(known, request, Some(demand.draw), None, spillover, now);
+            let states = &mut *self.region_monitor.states();
+            let spillover = self.spillover(states, request, demand, now);
+            let route = self.decide(states, request, Some(demand.draw), None, spillover, now);
             if let Some(departure) = route.departure {
-                known.spill.commit(request.about.deployment, departure, now);
+                states.spill.commit(request.routing.deployment, departure, now);
             }
             route
         };
-        let (policy, tokens) = ((demand.residency, request.allowed), (request.about.priority, demand.tokens));
-        self.demands.asked(request.about.deployment, policy, route.origin, tokens, now);
+        let (policy, tokens) =
+            ((demand.residency, request.allowed), (request.routing.priority, demand.tokens));
+        self.demand_recorder.record(request.routing.deployment, policy, route.origin, tokens, now);
         route
     }
 
-    /// Finds a region that takes a request which the admission pool of its primary has rejected, and spends its credit.
+    /// Finds a spillover region for a request that the admission pool of its primary has rejected, and spends its credit.
     pub(super) fn spill_rejected(
         &self,
         request: &Routable<'_>,
@@ -118,66 +119,66 @@ impl Router {
         route: &Route,
     ) -> Option<RegionIndex> {
         let now = Instant::now();
-        let known = &mut *self.watch.known();
-        let spillover = self.spillover(known, request, demand, now)?;
-        let observed = Observed { known, request, now };
+        let states = &mut *self.region_monitor.states();
+        let spillover = self.spillover(states, request, demand, now)?;
+        let observed = Observed { states, request, now };
         let departure = route::departure(&spillover, &observed, &route.candidates, true)?;
-        known.spill.commit(request.about.deployment, departure, now);
+        states.spill.commit(request.routing.deployment, departure, now);
         departure.to
     }
 
     /// Routes a part of a split request, which was assigned to a region.
     pub(super) fn route_part(&self, part: &Routable<'_>, assigned: RegionIndex) -> Route {
-        self.decide(&self.watch.known(), part, None, Some(assigned), None, Instant::now())
+        self.decide(&self.region_monitor.states(), part, None, Some(assigned), None, Instant::now())
     }
 
-    /// Routes a request of which only the head is known. Spends and counts nothing.
+    /// Routes a request of which only the head is known. Spends no credit and counts no demand.
     pub(super) fn preview(&self, request: &Routable<'_>, draw: Permille) -> Route {
-        self.decide(&self.watch.known(), request, Some(draw), None, None, Instant::now())
+        self.decide(&self.region_monitor.states(), request, Some(draw), None, None, Instant::now())
     }
 
     fn decide(
         &self,
-        known: &Known,
+        states: &RegionStates,
         request: &Routable<'_>,
         draw: Option<Permille>,
         assigned: Option<RegionIndex>,
         spillover: Option<SpilloverQuery<'_>>,
         now: Instant,
     ) -> Route {
-        let Routable { view, about, allowed, registered, client } = *request;
-        let About { deployment, priority, .. } = about;
-        let planned = self.planned.borrow();
-        let interactive_share = |origin| self.demands.lookups(deployment, allowed, origin);
+        let Routable { view, routing, allowed, registered, client } = *request;
+        let RoutingContext { deployment, priority, .. } = routing;
+        let current_weights = self.current_weights.borrow();
+        let interactive_share = |origin| self.demand_recorder.interactive_share(deployment, allowed, origin);
         let query = RouteQuery {
             deployment,
             priority,
             allowed,
             routed: view.routed,
-            // A region knows its replicas better than the table, for which it registered some time ago.
-            serving: known.fleet.serving(deployment, registered),
+            // The reports of a region about its replicas are newer than its registration in the table.
+            serving: states.fleet.serving(deployment, registered),
             draining: view.draining,
             gateway: self.gateway,
             is_client_located: client.is_some(),
             assigned,
-            plan: planned.as_deref().map(|weights| PlanQuery {
+            plan: current_weights.as_deref().map(|weights| PlanQuery {
                 weights,
                 draw,
                 interactive_share: &interactive_share,
             }),
             spillover,
         };
-        Route(route::route(&query, &Observed { known, request, now }, BUFFER.take()))
+        Route(route::route(&query, &Observed { states, request, now }, BUFFER.take()))
     }
 
     fn spillover<'a>(
         &self,
-        known: &'a Known,
+        states: &'a RegionStates,
         request: &Routable<'a>,
         demand: &RequestDemand<'_>,
         now: Instant,
     ) -> Option<SpilloverQuery<'a>> {
-        let About { deployment, priority, .. } = request.about;
+        let RoutingContext { deployment, priority, .. } = request.routing;
         let RequestDemand { tokens, left, leave_draw, .. } = *demand;
         let request = spill::SpillRequest {
             deployment,
@@ -187,49 +188,50 @@ impl Router {
             turned_away: false,
             chance: leave_draw,
         };
-        self.is_spillover_enabled.then_some(SpilloverQuery { credits: &known.spill, now, request })
+        self.is_spillover_enabled.then_some(SpilloverQuery { credits: &states.spill, now, request })
     }
 }
 
-/// State of the regions as it concerns one request.
+/// State of the regions for one request.
 struct Observed<'a> {
-    known: &'a Known,
+    states: &'a RegionStates,
     request: &'a Routable<'a>,
     now: Instant,
 }
 
 impl Observations for Observed<'_> {
     fn health(&self, region: RegionIndex) -> Health {
-        self.known.health(region, &self.request.about, self.now)
+        self.states.health(region, &self.request.routing, self.now)
     }
 
     fn rtt(&self, region: RegionIndex) -> Duration {
         match self.request.client {
-            Some(point) => self.known.latency.prior_from(point, region),
-            None => self.known.latency.estimate(region, self.now),
+            Some(point) => self.states.latency.prior_from(point, region),
+            None => self.states.latency.estimate(region, self.now),
         }
     }
 
     fn is_any_cold(&self) -> bool {
-        self.known.is_any_cold(self.request.about.deployment)
+        self.states.is_any_cold(self.request.routing.deployment)
     }
 
     fn held_for(&self, region: RegionIndex) -> Option<Duration> {
-        self.known.held_for(region, self.request.about.deployment)
+        self.states.held_for(region, self.request.routing.deployment)
     }
 
     fn response_estimate(&self, region: RegionIndex, rtt: Duration) -> ResponseEstimate {
-        self.known.response_estimate(region, rtt, &self.request.about)
+        self.states.response_estimate(region, rtt, &self.request.routing)
     }
 
     fn fastest(&self, near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex> {
-        let About { deployment, size, chance, .. } = self.request.about;
-        self.known.targets.preferred(near, deployment, size, chance, self.now)
+        let RoutingContext { deployment, size, target_draw, .. } = self.request.routing;
+        self.states.targets.preferred(near, deployment, size, target_draw, self.now)
     }
 
     fn queue_wait(&self, region: RegionIndex) -> Option<Duration> {
-        let QueueWaits { interactive, bulk } = waits(&self.known.load(region, self.request.about.deployment));
-        match self.request.about.priority {
+        let QueueWaits { interactive, bulk } =
+            waits(&self.states.load(region, self.request.routing.deployment));
+        match self.request.routing.priority {
             // A region that does not report the priorities separately has one queue for both.
             Priority::Interactive => interactive.or(bulk),
             Priority::Bulk => bulk,
@@ -237,7 +239,7 @@ impl Observations for Observed<'_> {
     }
 }
 
-/// RequestTimes that a request would wait behind the reported load, by priority.
+/// Returns the time that a request would wait behind the reported load, by priority.
 pub(super) fn waits(load: &DeploymentLoad) -> QueueWaits {
     QueueWaits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second)
 }

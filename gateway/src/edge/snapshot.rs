@@ -1,9 +1,9 @@
-//! What a gateway keeps on its disk of what the hub has told it: the route table and its rows of the plan, each in a file of
-//! its own, with its checksum, so that a gateway which starts while the hub is dead serves from the last good ones.
+//! Snapshots of the hub's state on the gateway's disk: the route table and the gateway's rows of the plan, each in its own file
+//! with a checksum, so that a gateway that starts while the hub is down serves from the last valid ones.
 //!
-//! Two processes keep the same snapshot for as long as the one hands over to the other, and both go on hearing the hub.
-//! So whoever writes holds a lock beside it, looks what is there, and writes only what is newer: a file goes back no more
-//! than what is in hand does (invariant 5, Monotone plans), whoever of the two was slower.
+//! During a handover two processes write the same snapshot, because both still receive updates from the hub. So a writer holds
+//! a lock file, reads the existing file, and writes only a newer generation: the generation on disk never decreases, like the
+//! generation in memory (invariant 5, Monotone plans), whichever process is slower.
 
 use regions::route::{Generation, RouteTable};
 use scheduler_core::bound::{self, AcceptedGeneration};
@@ -19,49 +19,49 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Something that is kept as it was told.
-pub(super) trait Kept: Serialize + DeserializeOwned {
-    /// What it means.
-    type Meaning: TryFrom<Self, Error = WireError>;
+/// Message of the hub that is written to disk in its wire format.
+pub(super) trait PersistedMessage: Serialize + DeserializeOwned {
+    /// Decoded content.
+    type Content: TryFrom<Self, Error = WireError>;
 
-    /// How new that is.
-    fn generation(meaning: &Self::Meaning) -> Generation;
+    /// Returns the generation of the content.
+    fn generation(content: &Self::Content) -> Generation;
 }
 
-impl Kept for RouteTableV1 {
-    type Meaning = RouteTable;
+impl PersistedMessage for RouteTableV1 {
+    type Content = RouteTable;
 
     fn generation(table: &RouteTable) -> Generation {
         table.generation
     }
 }
 
-impl Kept for WeightsV1 {
-    type Meaning = GatewayWeights;
+impl PersistedMessage for WeightsV1 {
+    type Content = GatewayWeights;
 
     fn generation(weights: &GatewayWeights) -> Generation {
         weights.generation
     }
 }
 
-/// `path` with something after it.
-pub(super) fn beside(path: &Path, what: &str) -> PathBuf {
+/// Returns `path` with `suffix` appended to the file name.
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
-    name.push(what);
+    name.push(suffix);
     name.into()
 }
 
-/// Writes it beside its place and moves it there, so that a crash leaves the old one or the new one; unless one as new is
-/// there already.
-pub(super) fn save<W: Kept>(path: &Path, wire: &W, generation: Generation) -> io::Result<()> {
-    // Held until the file is closed, also by a process that crashes.
-    let lock = fs::File::create(beside(path, ".lock"))?;
+/// Writes a temporary file and renames it, so that a crash leaves either the old file or the new one. Does nothing if the file
+/// already has the same or a newer generation.
+pub(super) fn save<W: PersistedMessage>(path: &Path, wire: &W, generation: Generation) -> io::Result<()> {
+    // The lock is released when the file is closed, also if the process crashes.
+    let lock = fs::File::create(with_suffix(path, ".lock"))?;
     lock.lock()?;
-    if load::<W>(path).is_ok_and(|there| W::generation(&there) >= generation) {
+    if load::<W>(path).is_ok_and(|existing| W::generation(&existing) >= generation) {
         return Ok(());
     }
     let body = serde_json::to_vec(wire)?;
-    let new = beside(path, ".new");
+    let new = with_suffix(path, ".new");
     let mut file = fs::File::create(&new)?;
     writeln!(file, "{}", checksum(&body))?;
     file.write_all(&body)?;
@@ -69,51 +69,56 @@ pub(super) fn save<W: Kept>(path: &Path, wire: &W, generation: Generation) -> io
     fs::rename(new, path)
 }
 
-/// What is kept there, if it is whole, can be read, and is something that a hub can have published. Anything else is of no
-/// use, and the next that is accepted takes its place.
-pub(super) fn load<W: Kept>(path: &Path) -> io::Result<W::Meaning> {
+/// Reads the file and checks its checksum, its format, and that a hub can have published its generation. An invalid file is
+/// replaced by the next accepted message.
+pub(super) fn load<W: PersistedMessage>(path: &Path) -> io::Result<W::Content> {
     let bytes = fs::read(path)?;
-    let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| invalid("it has no checksum"))?;
+    let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
+    let end = bytes
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .ok_or_else(|| invalid("the file has no checksum line"))?;
     let (sum, body) = (&bytes[..end], &bytes[end + 1..]);
     if sum != checksum(body).as_bytes() {
-        return Err(invalid("its checksum does not fit"));
+        return Err(invalid("the checksum does not match the content"));
     }
     let wire: W = serde_json::from_slice(body)?;
-    let meaning = W::Meaning::try_from(wire).map_err(|error| invalid(&error.to_string()))?;
-    let plausible = bound::plausible(W::generation(&meaning), since_1970());
+    let content = W::Content::try_from(wire).map_err(|error| invalid(&error.to_string()))?;
+    let plausible = bound::plausible(W::generation(&content), unix_time());
     plausible.map_err(|error| invalid(&error.to_string()))?;
-    Ok(meaning)
+    Ok(content)
 }
 
-/// When what was accepted last was accepted. What comes from disk was accepted before this process began, when its file was
-/// written.
+/// Time at which the current generation was accepted. A generation restored from disk was accepted before this process started,
+/// when its file was written.
 #[derive(Clone, Copy)]
-pub(super) struct Since {
+pub(super) struct AcceptanceTime {
     at: Instant,
-    before: Duration,
+    /// Age that it already had at `at`.
+    initial_age: Duration,
 }
 
-impl Since {
-    pub(super) fn now() -> Since {
-        Since { at: Instant::now(), before: Duration::ZERO }
+impl AcceptanceTime {
+    pub(super) fn now() -> AcceptanceTime {
+        AcceptanceTime { at: Instant::now(), initial_age: Duration::ZERO }
     }
 
-    /// When the file was written; now, where nobody can tell.
-    pub(super) fn written(path: &Path) -> Since {
+    /// Returns the modification time of the file, or the current time if it is unknown.
+    pub(super) fn of_file(path: &Path) -> AcceptanceTime {
         let written = fs::metadata(path).and_then(|file| file.modified());
         let age = written.ok().and_then(|written| SystemTime::now().duration_since(written).ok());
-        Since { before: age.unwrap_or_default(), ..Since::now() }
+        AcceptanceTime { initial_age: age.unwrap_or_default(), ..AcceptanceTime::now() }
     }
 
-    /// What is held since then, for [`bound::accept`].
-    pub(super) fn held(self, generation: Option<Generation>) -> Option<AcceptedGeneration> {
-        generation.map(|generation| AcceptedGeneration { generation, age: self.at.elapsed() + self.before })
+    /// Returns the generation with its age, for [`bound::accept`].
+    pub(super) fn accepted(self, generation: Option<Generation>) -> Option<AcceptedGeneration> {
+        generation
+            .map(|generation| AcceptedGeneration { generation, age: self.at.elapsed() + self.initial_age })
     }
 }
 
-/// The time by this machine's clock.
-pub(super) fn since_1970() -> Duration {
+/// Returns the wall-clock time since 1970.
+pub(super) fn unix_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -128,58 +133,58 @@ mod tests {
     fn write(path: &Path, number: u64) -> io::Result<()> {
         let wire = serde_json::json!({
             "version": 1, "epoch": 1, "generation": number, "deployments": [],
-            // As long as it takes for a torn write to show.
+            // Long enough for a torn write to be visible.
             "regions": (0..200).map(|at| serde_json::json!({
                 "id": format!("aws/region-{at}"), "endpoint": "127.0.0.1:1", "deployments": [],
             })).collect::<Vec<_>>(),
         });
-        let wire: RouteTableV1 = serde_json::from_value(wire).expect("a table as a hub sends it");
-        let table = RouteTable::try_from(wire.clone()).expect("a good table");
+        let wire: RouteTableV1 = serde_json::from_value(wire).expect("a table in wire format");
+        let table = RouteTable::try_from(wire.clone()).expect("a valid table");
         save(path, &wire, table.generation)
     }
 
-    fn there(path: &Path) -> u64 {
-        load::<RouteTableV1>(path).expect("a good table is there").generation.number
+    fn stored(path: &Path) -> u64 {
+        load::<RouteTableV1>(path).expect("a valid table on disk").generation.number
     }
 
     /// Invariant 5, Monotone plans.
     #[test]
-    fn the_snapshot_never_goes_back_whoever_writes_last() {
-        let dir = tempfile::tempdir().expect("a folder");
+    fn the_generation_on_disk_never_decreases() {
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("routes");
         for (written, expected) in [(3, 3), (2, 3), (3, 3), (4, 4), (1, 4)] {
-            write(&path, written).expect("it is written or left");
-            assert_eq!(there(&path), expected, "after {written}");
+            write(&path, written).expect("written or skipped");
+            assert_eq!(stored(&path), expected, "after {written}");
         }
-        // One that is of no use is in nobody's way.
-        fs::write(&path, "torn").expect("it is written");
-        write(&path, 1).expect("it is written");
-        assert_eq!(there(&path), 1);
-        write(&path, u64::MAX).expect("it is written");
-        assert!(load::<RouteTableV1>(&path).is_err(), "no hub has published that");
-        write(&path, 2).expect("it is written");
-        assert_eq!(there(&path), 2, "and it is in nobody's way");
+        // An invalid file is replaced.
+        fs::write(&path, "torn").expect("written");
+        write(&path, 1).expect("written");
+        assert_eq!(stored(&path), 1);
+        write(&path, u64::MAX).expect("written");
+        assert!(load::<RouteTableV1>(&path).is_err(), "no hub can have published this generation");
+        write(&path, 2).expect("written");
+        assert_eq!(stored(&path), 2, "an implausible generation is replaced");
     }
 
     #[test]
-    fn two_who_write_at_once_leave_a_whole_table_and_the_newest() {
-        let dir = tempfile::tempdir().expect("a folder");
+    fn concurrent_writers_leave_the_newest_table_intact() {
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("routes");
-        write(&path, 1).expect("it is written");
+        write(&path, 1).expect("written");
         std::thread::scope(|scope| {
             for writer in 0..4 {
                 let path = &path;
                 scope.spawn(move || {
-                    let mut before = 1;
+                    let mut previous = 1;
                     for round in 0..25 {
-                        write(path, 2 + 4 * round + writer).expect("it is written or left");
-                        let now = there(path);
-                        assert!(now >= before && now >= 2 + 4 * round + writer, "{before} {now}");
-                        before = now;
+                        write(path, 2 + 4 * round + writer).expect("written or skipped");
+                        let now = stored(path);
+                        assert!(now >= previous && now >= 2 + 4 * round + writer, "{previous} {now}");
+                        previous = now;
                     }
                 });
             }
         });
-        assert_eq!(there(&path), 2 + 4 * 24 + 3);
+        assert_eq!(stored(&path), 2 + 4 * 24 + 3);
     }
 }

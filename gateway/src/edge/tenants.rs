@@ -1,17 +1,17 @@
-//! Who may come in: the tenants of this gateway's own file, until an operator has applied some; from then on those of the
-//! route table, which all gateways have.
+//! Accepted tenants: those of this gateway's own file, until an operator has applied tenants through the hub; from then on those
+//! of the route table, which are the same on all gateways.
 //!
-//! They come with the table ([`super::table`]), so they rise with its generation, are on disk before they are used, and a
-//! table of which one tenant cannot be read is refused whole, the last good one staying. A table that says nothing of
-//! tenants is of a hub that knows of none, an older one: those that were known last stay, on disk as well, because whoever
-//! was let in by a file long ago may have been shut out since. A request takes its tenant and its routes from one view.
-//! Issuers are of the file always: what they sign with is in files of this gateway.
+//! Tenants are part of the table ([`super::table`]): they have its generation, are on disk before they are used, and a table
+//! with one invalid tenant is refused as a whole, so the last valid one stays. A table without a tenants field comes from an
+//! older hub that does not support tenants: the last applied tenants stay, on disk as well, because a tenant in the file may
+//! have been removed since it was written. A request takes its tenant and its routes from the same view. Issuers always come
+//! from the file: their keys are in files of this gateway.
 //!
-//! What is kept for each tenant (what it has left, what was counted) is kept by its place for as long as it is in the newest
-//! table: whoever is changed does not begin anew. Whoever is gone is forgotten, and his place is nobody else's for as long
-//! as this process lives; should he come back, he is a new one.
+//! The state of each tenant (rate limits, metrics) is kept by its index for as long as the tenant is in the newest table: a
+//! changed tenant keeps its state. The state of a removed tenant is deleted, and its index is not reused in the lifetime of
+//! this process; if the tenant is added again, it is a new one.
 
-use super::allowances::Allowances;
+use super::tenant_limiters::TenantLimiters;
 use crate::metrics::EdgeMetrics;
 use gateway_core::keys::KeyRing;
 use gateway_core::priority::{Priorities, Priority};
@@ -25,95 +25,96 @@ use std::sync::Arc;
 use std::time::Instant;
 use supervision::{Mutex, RwLock};
 
-/// Everybody who is known, and what is kept for them.
+/// Accepted tenants and their state.
 pub(crate) struct Tenants {
-    /// Those of the file, as it was last read.
+    /// Tenants of the file, as last read.
     file: RwLock<Arc<KeyRing>>,
-    known: Mutex<Known>,
-    pub(super) allowances: Allowances,
+    indexes: Mutex<TenantIndexes>,
+    pub(super) limiters: TenantLimiters,
     metrics: Arc<EdgeMetrics>,
 }
 
-struct Known {
-    places: BTreeMap<TenantId, usize>,
-    /// The place of the next who comes.
+/// Indexes of the current tenants.
+struct TenantIndexes {
+    by_id: BTreeMap<TenantId, usize>,
+    /// Index of the next new tenant.
     next: usize,
-    /// Those that a table had last.
+    /// Tenants of the last table with a tenants field.
     applied: Option<route::Tenants>,
 }
 
 impl Tenants {
-    /// Those of the file.
-    pub(crate) fn of_file(file: &KeyRing, metrics: Arc<EdgeMetrics>) -> Tenants {
-        let places: BTreeMap<_, _> = file.tenants().map(|tenant| (tenant.id.clone(), tenant.index)).collect();
-        let known = Known { next: places.len(), places, applied: None };
-        let allowances = Allowances::new(file, Instant::now());
-        Tenants { file: RwLock::new(Arc::new(file.clone())), known: Mutex::new(known), allowances, metrics }
+    /// Creates the tenants of the file.
+    pub(crate) fn from_file(file: &KeyRing, metrics: Arc<EdgeMetrics>) -> Tenants {
+        let by_id: BTreeMap<_, _> = file.tenants().map(|tenant| (tenant.id.clone(), tenant.index)).collect();
+        let indexes = TenantIndexes { next: by_id.len(), by_id, applied: None };
+        let limiters = TenantLimiters::new(file, Instant::now());
+        Tenants { file: RwLock::new(Arc::new(file.clone())), indexes: Mutex::new(indexes), limiters, metrics }
     }
 
-    /// Those of the file; for as long as there is no table.
-    pub(super) fn before_any_table(&self) -> Arc<KeyRing> {
+    /// Returns the tenants of the file, which apply as long as there is no table.
+    pub(super) fn file_key_ring(&self) -> Arc<KeyRing> {
         self.file.read().clone()
     }
 
-    /// The file was read again, and says this now. Returns its tenants at their places; nothing, where tenants were applied:
-    /// then the file does not count any longer.
+    /// Applies the file after it was read again. Returns its tenants with their indexes; `None` if tenants were applied through
+    /// the hub: then the file is ignored.
     pub(super) fn file_changed(&self, file: &KeyRing) -> Option<Arc<KeyRing>> {
-        let known = &mut *self.known.lock();
-        if known.applied.is_some() {
+        let indexes = &mut *self.indexes.lock();
+        if indexes.applied.is_some() {
             return None;
         }
-        let mut before = std::mem::take(&mut known.places);
-        let ring = file.reindexed(|id| known.place(&mut before, id));
-        self.allowances.adopt(&ring, Instant::now());
+        let mut previous = std::mem::take(&mut indexes.by_id);
+        let ring = file.reindexed(|id| indexes.index_of(&mut previous, id));
+        self.limiters.update(&ring, Instant::now());
         self.metrics.tenants.adopt(&ring);
         let ring = Arc::new(ring);
         *self.file.write() = ring.clone();
         Some(ring)
     }
 
-    /// Those that were applied last, for a table that says nothing of them.
-    pub(super) fn applied(&self) -> Option<route::Tenants> {
-        self.known.lock().applied.clone()
+    /// Returns the tenants that were applied last, for a table without a tenants field.
+    pub(super) fn applied_tenants(&self) -> Option<route::Tenants> {
+        self.indexes.lock().applied.clone()
     }
 
-    /// Those who may come in under this table, and from now on.
-    pub(crate) fn under(&self, table: &RouteTable) -> Arc<KeyRing> {
-        let Some(tenants) = &table.tenants else { return self.before_any_table() };
-        let known = &mut *self.known.lock();
-        let mut before = std::mem::take(&mut known.places);
+    /// Applies the tenants of a table and returns the accepted keys.
+    pub(crate) fn apply_table(&self, table: &RouteTable) -> Arc<KeyRing> {
+        let Some(tenants) = &table.tenants else { return self.file_key_ring() };
+        let indexes = &mut *self.indexes.lock();
+        let mut previous = std::mem::take(&mut indexes.by_id);
         let mut ring = KeyRing::default();
         for rules in tenants.all.values() {
-            let place = known.place(&mut before, &rules.id);
-            let added = ring.add_at_index(tenant(rules, place));
-            let all = added && rules.keys.iter().all(|key| ring.add_digest((*key).into(), &rules.id));
-            assert!(all, "a table in which a name or a key stands twice is refused when it is read");
+            let index = indexes.index_of(&mut previous, &rules.id);
+            let added = ring.add_at_index(tenant(rules, index));
+            let is_unique = added && rules.keys.iter().all(|key| ring.add_digest((*key).into(), &rules.id));
+            assert!(is_unique, "a table with a duplicate tenant name or key is refused when it is read");
         }
-        known.applied = Some(tenants.clone());
-        self.allowances.adopt(&ring, Instant::now());
+        indexes.applied = Some(tenants.clone());
+        self.limiters.update(&ring, Instant::now());
         self.metrics.tenants.adopt(&ring);
         Arc::new(ring)
     }
 }
 
-impl Known {
-    /// The place of this tenant: the one that it had, or the next that nobody had.
-    fn place(&mut self, before: &mut BTreeMap<TenantId, usize>, id: &TenantId) -> usize {
-        let place = before.remove(id).unwrap_or_else(|| {
+impl TenantIndexes {
+    /// Returns the index of a tenant: its previous one, or the next one that was never used.
+    fn index_of(&mut self, previous: &mut BTreeMap<TenantId, usize>, id: &TenantId) -> usize {
+        let index = previous.remove(id).unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
         });
-        self.places.insert(id.clone(), place);
-        place
+        self.by_id.insert(id.clone(), index);
+        index
     }
 }
 
-fn tenant(rules: &TenantRules, place: usize) -> Tenant {
+fn tenant(rules: &TenantRules, index: usize) -> Tenant {
     let TenantRules { id, keys: _, issuer, deployments, residency, priority, weight, limits } = rules;
     let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
     Tenant {
         id: id.clone(),
-        index: place,
+        index,
         issuer: issuer.clone(),
         deployments: deployments.clone(),
         residency: residency.clone(),
@@ -137,71 +138,79 @@ mod tests {
     use regions::parse_tenants;
 
     fn table(text: &str) -> RouteTable {
-        let all = parse_tenants(text, &Catalogue::builtin()).expect("sound");
+        let all = parse_tenants(text, &Catalogue::builtin()).expect("valid tenants");
         RouteTable { tenants: Some(regions::Tenants { all, ..Default::default() }), ..RouteTable::empty() }
     }
 
-    /// One whose key is its own name.
-    fn one(name: &str, more: &str) -> String {
+    /// Entry of a tenant whose API key is its name.
+    fn entry(name: &str, more: &str) -> String {
         use sha2::{Digest as _, Sha256};
         let digest: String = Sha256::digest(name).iter().map(|byte| format!("{byte:02x}")).collect();
         format!("[[tenant]]\nname = \"{name}\"\nkey_sha256 = [\"{digest}\"]\n{more}\n")
     }
 
-    fn place(ring: &KeyRing, key: &str) -> Option<usize> {
+    fn index(ring: &KeyRing, key: &str) -> Option<usize> {
         let header = format!("Bearer {key}");
         let credential = Credential::read(Some(header.as_bytes())).expect("a credential");
         ring.tenant(&credential).ok().map(|tenant| tenant.index)
     }
 
     #[test]
-    fn what_was_applied_takes_the_place_of_the_file_and_every_name_keeps_its_own() {
+    fn applied_tenants_replace_the_file_and_keep_their_indexes() {
         let limited = "limits = { requests_per_second = 1 }";
-        let first = table(&(one("a", limited) + &one("b", "")));
+        let first = table(&(entry("a", limited) + &entry("b", "")));
         let mut file = KeyRing::default();
-        let own = first.tenants.as_ref().and_then(|tenants| tenants.all.values().next()).expect("one");
+        let own = first.tenants.as_ref().and_then(|tenants| tenants.all.values().next()).expect("a tenant");
         assert!(file.add(tenant(own, 0)) && file.add_key("of-the-file", &own.id));
         let metrics = Arc::new(EdgeMetrics::new(&Catalogue::builtin(), &file));
-        let tenants = Tenants::of_file(&file, metrics);
-        let ring = tenants.under(&RouteTable::empty());
-        assert_eq!((place(&ring, "of-the-file"), place(&ring, "a")), (Some(0), None));
+        let tenants = Tenants::from_file(&file, metrics);
+        let ring = tenants.apply_table(&RouteTable::empty());
+        assert_eq!((index(&ring, "of-the-file"), index(&ring, "a")), (Some(0), None));
 
-        let ring = tenants.under(&first);
+        let ring = tenants.apply_table(&first);
         assert_eq!(
-            (place(&ring, "of-the-file"), place(&ring, "a"), place(&ring, "b")),
+            (index(&ring, "of-the-file"), index(&ring, "a"), index(&ring, "b")),
             (None, Some(0), Some(1))
         );
         let a = ring.tenants().next().expect("a").clone();
-        assert!(tenants.allowances.enter(&a, 0).is_ok());
-        assert!(tenants.allowances.enter(&a, 0).is_err(), "it has one a second");
-        let ring = tenants.under(&table(&(one("c", "") + &one("a", limited))));
-        assert_eq!((place(&ring, "a"), place(&ring, "b"), place(&ring, "c")), (Some(0), None, Some(2)));
-        assert!(tenants.allowances.enter(&a, 0).is_err(), "another table gives nobody anything back");
-        let ring = tenants.under(&table(&one("a", "")));
+        assert!(tenants.limiters.charge_head(&a, 0).is_ok());
+        assert!(tenants.limiters.charge_head(&a, 0).is_err(), "the limit is one request per second");
+        let ring = tenants.apply_table(&table(&(entry("c", "") + &entry("a", limited))));
+        assert_eq!((index(&ring, "a"), index(&ring, "b"), index(&ring, "c")), (Some(0), None, Some(2)));
+        assert!(tenants.limiters.charge_head(&a, 0).is_err(), "a new table does not refill the limits");
+        let ring = tenants.apply_table(&table(&entry("a", "")));
         let a = ring.tenants().next().expect("a").clone();
-        assert!((0..3).all(|_| tenants.allowances.enter(&a, 0).is_ok()), "other limits are");
-        assert_eq!(tenants.under(&table("tenant = []")).tenants().len(), 0, "and nobody is nobody");
+        assert!((0..3).all(|_| tenants.limiters.charge_head(&a, 0).is_ok()), "changed limits start full");
+        assert_eq!(
+            tenants.apply_table(&table("tenant = []")).tenants().len(),
+            0,
+            "an empty list accepts no tenant"
+        );
     }
 
     #[test]
-    fn whoever_is_in_no_table_any_longer_is_forgotten_and_counted_with_his_like() {
+    fn state_of_removed_tenants_is_deleted_and_their_metrics_are_aggregated() {
         let file = KeyRing::default();
         let metrics = Arc::new(EdgeMetrics::new(&Catalogue::builtin(), &file));
-        let tenants = Tenants::of_file(&file, metrics.clone());
+        let tenants = Tenants::from_file(&file, metrics.clone());
         let limited = "limits = { requests_per_second = 1 }";
-        let ring = tenants.under(&table(&one("a", limited)));
+        let ring = tenants.apply_table(&table(&entry("a", limited)));
         let a = ring.tenants().next().expect("a").clone();
-        let under_way = tenants.allowances.enter(&a, 0);
+        let in_flight = tenants.limiters.charge_head(&a, 0);
         metrics.tenants.ended(&a.id, RequestOutcome::ClientDisconnected, 3, 0);
         for number in 0..100 {
-            tenants.under(&table(&one(&format!("t{number}"), "")));
+            tenants.apply_table(&table(&entry(&format!("t{number}"), "")));
         }
-        assert_eq!((tenants.known.lock().places.len(), tenants.allowances.kept()), (1, 1));
+        assert_eq!((tenants.indexes.lock().by_id.len(), tenants.limiters.count()), (1, 1));
         assert!(
-            under_way.is_ok_and(|entered| entered.charge(&a, Cost { inputs: 1, tokens: 1 }, false).is_ok()),
-            "it goes on"
+            in_flight
+                .is_ok_and(|charge| charge.charge_body(&a, Cost { inputs: 1, tokens: 1 }, false).is_ok()),
+            "the request in flight continues"
         );
-        assert!(tenants.allowances.enter(&a, 0).is_ok(), "as does who came under the table before");
+        assert!(
+            tenants.limiters.charge_head(&a, 0).is_ok(),
+            "and so does a request admitted under the previous table"
+        );
         metrics.tenants.ended(&a.id, RequestOutcome::ClientDisconnected, 4, 0);
         let mut text = MetricsText::default();
         metrics.render(&mut text, &Catalogue::builtin());
@@ -211,8 +220,11 @@ mod tests {
         let name = "meridian_gateway_tenant_inputs_total";
         let expected = [format!("{name}{{tenant=\"t99\"}} 0"), format!("{name}{{tenant=\"(former)\"}} 7")];
         assert_eq!(inputs, expected);
-        let ring = tenants.under(&table(&one("a", limited)));
-        let back = ring.tenants().next().expect("a").clone();
-        assert!(back.index > a.index && tenants.allowances.enter(&back, 0).is_ok(), "he begins anew");
+        let ring = tenants.apply_table(&table(&entry("a", limited)));
+        let re_added = ring.tenants().next().expect("a").clone();
+        assert!(
+            re_added.index > a.index && tenants.limiters.charge_head(&re_added, 0).is_ok(),
+            "it is a new tenant"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The route table as requests need it: names resolved, policy worked out, once per table instead of once per request.
+//! Route table prepared for requests: names resolved and policies computed once per table instead of once per request.
 
 use gateway_core::keys::KeyRing;
 use gateway_core::residency::{AllowedRegions, Residency};
@@ -16,59 +16,61 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use supervision::Mutex;
 
-/// A route table, worked out for one catalogue.
+/// Route table resolved against one catalogue.
 pub(crate) struct View {
     pub(crate) generation: Generation,
-    /// Who may come in under it.
+    /// API keys and tenants that are accepted under the table.
     pub(crate) keys: Arc<KeyRing>,
-    /// The regions of the table that the catalogue knows.
+    /// Regions of the table that are in the catalogue.
     pub(crate) routed: RegionSet,
-    /// Of these, those that their operators empty.
+    /// Those of them that are draining.
     pub(crate) draining: RegionSet,
     regions: BTreeMap<RegionIndex, SocketAddr>,
     deployments: BTreeMap<DeploymentName, RoutedDeployment>,
 }
 
-/// Where a deployment may be served and where it is.
+/// Deployment with its allowed and its registered regions.
 pub(crate) struct RoutedDeployment {
     generation: Generation,
     pub(crate) deployment: Deployment,
-    /// The model revision that it is served with, by the table.
+    /// Model revision of the deployment according to the table.
     pub(crate) revision: Option<ModelRevision>,
-    /// The regions that its residency permits and that its list, if it has one, names.
+    /// Regions that its residency permits and that its region list, if it has one, contains.
     pub(crate) allowed: AllowedRegions,
-    /// The regions that had registered for it when the table was made: a replica is ready there, or would be for whoever asks.
+    /// Regions that had registered for it when the table was published: a replica is ready there, or would be started on
+    /// request.
     pub(crate) registered: RegionSet,
-    /// For requests that ask for nothing narrower, by their tenant's place; worked out when the first one comes.
+    /// Terms of requests without a narrower residency of their own, by tenant index; computed for the first such request.
     terms: Mutex<BTreeMap<usize, Terms>>,
 }
 
-/// The residency policy that a request travels under, and how it is written.
+/// Residency policy of a request with the regions that it allows.
 #[derive(Clone)]
 pub(crate) struct Terms {
-    /// As it is written, and of which table it is.
+    /// Text of the policy and generation of its table.
     pub(crate) policy: Arc<PolicyVersion>,
-    /// The regions that may see it. Nothing is sent to any other.
+    /// Allowed regions. The request is sent to no other region.
     pub(crate) allowed: AllowedRegions,
 }
 
 impl RoutedDeployment {
-    /// Those of a request of `tenant` that asks for `asked`: the deployment's, narrowed by both.
+    /// Returns the terms of a request of `tenant` with the residency `requested`: the policy of the deployment, narrowed by
+    /// that of the tenant and by `requested`.
     ///
     /// # Errors
     ///
-    /// When the three together are longer than a policy may be.
+    /// When the three policies together exceed the length limit of a policy.
     pub(crate) fn terms(
         &self,
         tenant: &Tenant,
-        asked: &ResidencyPolicy,
+        requested: &ResidencyPolicy,
         catalogue: &Catalogue,
     ) -> Result<Terms, PolicyError> {
-        if *asked != ResidencyPolicy::Anywhere {
-            return self.narrowed(&tenant.residency.narrow(asked), catalogue);
+        if *requested != ResidencyPolicy::Anywhere {
+            return self.narrowed(&tenant.residency.narrow(requested), catalogue);
         }
-        if let Some(known) = self.terms.lock().get(&tenant.index) {
-            return Ok(known.clone());
+        if let Some(cached) = self.terms.lock().get(&tenant.index) {
+            return Ok(cached.clone());
         }
         let terms = self.narrowed(&tenant.residency, catalogue)?;
         self.terms.lock().insert(tenant.index, terms.clone());
@@ -82,21 +84,21 @@ impl RoutedDeployment {
         Ok(Terms { policy: Arc::new(policy), allowed })
     }
 
-    fn is_for(&self, tenant: &Tenant) -> bool {
+    fn is_usable_by(&self, tenant: &Tenant) -> bool {
         tenant.may_use(&self.deployment.name)
     }
 }
 
 impl View {
-    /// Works out `table`. A region that the catalogue does not know is left out: without its jurisdictions no residency policy can
-    /// be checked for it.
+    /// Resolves `table`. A region that is not in the catalogue is left out: no residency policy can be checked without its
+    /// jurisdictions.
     pub(crate) fn new(table: &RouteTable, catalogue: &Catalogue, keys: Arc<KeyRing>) -> View {
         let mut regions = BTreeMap::new();
         for (id, route) in &table.regions {
             match catalogue.index_of(id) {
                 Some(index) => drop(regions.insert(index, route.endpoint)),
                 None => {
-                    tracing::warn!(region = %id, "the route table has a region that the catalogue does not know")
+                    tracing::warn!(region = %id, "region of the route table ignored, it is not in the catalogue")
                 }
             }
         }
@@ -114,14 +116,14 @@ impl View {
         View { generation: table.generation, keys, routed, draining, regions, deployments }
     }
 
-    /// The same routes for other tenants.
+    /// Returns the same routes with other tenants.
     pub(crate) fn for_tenants(&self, keys: Arc<KeyRing>) -> View {
         let routed = |routed: &RoutedDeployment| RoutedDeployment {
             generation: routed.generation,
             allowed: routed.allowed,
             revision: routed.revision,
             registered: routed.registered,
-            // What was worked out for a tenant's residency may be out of date.
+            // Cached terms depend on the residency of the tenants, which may have changed.
             terms: Mutex::independent(BTreeMap::new()),
             deployment: routed.deployment.clone(),
         };
@@ -130,33 +132,33 @@ impl View {
         View { generation, keys, routed, draining, regions: regions.clone(), deployments }
     }
 
-    /// The deployment of this name, if there is one for this tenant.
+    /// Returns the deployment of this name if it exists and the tenant may use it.
     pub(crate) fn deployment(&self, name: &str, tenant: &Tenant) -> Option<&RoutedDeployment> {
-        self.deployments.get(name).filter(|routed| routed.is_for(tenant))
+        self.deployments.get(name).filter(|routed| routed.is_usable_by(tenant))
     }
 
-    /// The deployment that this tenant may use, if there is one and no other.
+    /// Returns the deployment that this tenant may use, if there is exactly one.
     pub(crate) fn only_deployment(&self, tenant: &Tenant) -> Option<&RoutedDeployment> {
-        let mut usable = self.deployments.values().filter(|routed| routed.is_for(tenant));
+        let mut usable = self.deployments.values().filter(|routed| routed.is_usable_by(tenant));
         usable.next().filter(|_| usable.next().is_none())
     }
 
-    /// All of them, for whoever looks at the table itself.
+    /// Returns all deployments, independent of tenants.
     pub(super) fn all(&self) -> impl Iterator<Item = &RoutedDeployment> {
         self.deployments.values()
     }
 
-    /// Those that this tenant may use.
+    /// Returns the deployments that this tenant may use.
     pub(crate) fn deployments_for(&self, tenant: &Tenant) -> impl Iterator<Item = &Deployment> {
         self.usable_by(tenant).map(|routed| &routed.deployment)
     }
 
-    /// The same, with where they may be served.
+    /// Returns the deployments that this tenant may use, with their regions.
     pub(crate) fn usable_by(&self, tenant: &Tenant) -> impl Iterator<Item = &RoutedDeployment> {
-        self.deployments.values().filter(|routed| routed.is_for(tenant))
+        self.deployments.values().filter(|routed| routed.is_usable_by(tenant))
     }
 
-    /// All of them; for operators.
+    /// Returns all deployments; for operators.
     pub(crate) fn deployments(&self) -> impl Iterator<Item = &Deployment> {
         self.deployments.values().map(|routed| &routed.deployment)
     }

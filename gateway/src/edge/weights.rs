@@ -1,13 +1,13 @@
-//! Tells the hub what this gateway is asked for, and hears how that is to be divided.
+//! Reports the demand of this gateway to the hub and receives its traffic weights.
 //!
-//! One question a second does both: it says how much is asked for, by class and origin, and is answered with this gateway's
-//! rows of the plan where they are newer than those in hand. They are taken when their generation is higher, whole or not at
-//! all, and written to disk before they are used; what cannot be read is refused, counted, and those in hand stay. While
-//! the hub is away, or where there is none that plans, they stay as well: the rows of yesterday are better than none, since
-//! what they no longer fit is seen in reports, and credits put it right. Nothing waits for any of this.
+//! One request per second does both: it reports the demand by traffic class and origin, and the response carries this gateway's
+//! rows of the plan if they are newer than the current ones. Rows are accepted if their generation is higher, all of them or
+//! none, and are written to disk before they are used. An invalid plan is refused and counted, and the current rows stay. They
+//! also stay while the hub is unreachable or no hub plans: outdated rows are better than none, because reports show where they
+//! no longer fit and spillover credits correct it. No request waits for this exchange.
 
-use super::snapshot::{self, Since, beside, since_1970};
-use super::watch::Watch;
+use super::region_monitor::RegionMonitor;
+use super::snapshot::{self, AcceptanceTime, unix_time, with_suffix};
 use crate::config::EdgeConfig;
 use crate::metrics::RelaxedCounter;
 use gateway_core::circuit::Permille;
@@ -31,91 +31,91 @@ use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-/// How often the hub is told and asked: as often as it plans.
-const PERIOD: Duration = Duration::from_secs(1);
-/// How long an answer may take. Whoever takes longer is asked again in a second anyway.
-const TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of an answer: as many rows as there may be, each with a handful of shares.
-const ANSWER_BYTES_MAX: usize = 8 << 20;
+/// Interval of the exchange: the planning interval of the hub.
+const EXCHANGE_PERIOD: Duration = Duration::from_secs(1);
+/// Timeout of one exchange. The next one follows within a second anyway.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum size of a response: the maximum number of rows with a few shares each.
+const RESPONSE_BYTES_MAX: usize = 8 << 20;
 
-const _: () = assert!(demand::CLASSES_MAX <= ROWS_MAX, "what is counted can be told");
+const _: () = assert!(demand::CLASSES_MAX <= ROWS_MAX, "a report has a row for every class that is metered");
 
-/// What is in hand: nothing before the first plan.
-pub(crate) type Planned = Option<Arc<GatewayWeights>>;
+/// Current weights; `None` before the first plan.
+pub(crate) type CurrentWeights = Option<Arc<GatewayWeights>>;
 
-/// What is asked for, shared between those who ask and the one who tells.
+/// Demand meter shared by all requests and the task that reports it.
 #[derive(Default)]
-pub(crate) struct Demands(Mutex<DemandMeter>);
+pub(crate) struct DemandRecorder(Mutex<DemandMeter>);
 
-/// What is counted of plans.
+/// Counters of received plans.
 #[derive(Default)]
 pub(crate) struct PlanCounts {
-    /// Plans that could not be read or were not newer.
+    /// Plans that were invalid or not newer.
     pub(crate) refused: RelaxedCounter,
 }
 
-impl Demands {
-    fn demand(&self) -> MutexGuard<'_, DemandMeter> {
+impl DemandRecorder {
+    fn meter(&self) -> MutexGuard<'_, DemandMeter> {
         self.0.lock()
     }
 
-    /// Somebody asks for about so many tokens. Returns what part of what is asked are lookups.
-    pub(crate) fn asked(
+    /// Records a request with its priority and approximate number of tokens. Returns the interactive share of the demand.
+    pub(crate) fn record(
         &self,
         deployment: &DeploymentName,
         policy: (&Residency, RegionSet),
         origin: RegionIndex,
-        asked: (Priority, u64),
+        request: (Priority, u64),
         now: Instant,
     ) -> Option<Permille> {
-        self.demand().record(deployment, policy, origin, asked, now)
+        self.meter().record(deployment, policy, origin, request, now)
     }
 
-    /// What part of what is asked are lookups.
-    pub(crate) fn lookups(
+    /// Returns the interactive share of the demand.
+    pub(crate) fn interactive_share(
         &self,
         deployment: &DeploymentName,
         allowed: RegionSet,
         origin: RegionIndex,
     ) -> Option<Permille> {
-        self.demand().interactive_share(deployment, allowed, origin)
+        self.meter().interactive_share(deployment, allowed, origin)
     }
 
-    /// Requests that nobody plans for, since there are too many classes.
-    pub(crate) fn missed(&self) -> u64 {
-        self.demand().untracked()
+    /// Returns the number of requests that are not planned for because there are too many traffic classes.
+    pub(crate) fn untracked(&self) -> u64 {
+        self.meter().untracked()
     }
 }
 
-/// Where the rows are kept.
-fn file(config: &EdgeConfig) -> std::path::PathBuf {
-    beside(&config.snapshot, ".plan")
+/// Returns the path of the rows on disk.
+fn plan_path(config: &EdgeConfig) -> std::path::PathBuf {
+    with_suffix(&config.snapshot, ".plan")
 }
 
-/// The rows on disk, if there are good ones of this place.
-pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> Planned {
-    match snapshot::load::<WeightsV1>(&file(config)) {
+/// Returns the rows on disk, if they are valid and belong to the region of this gateway.
+pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> CurrentWeights {
+    match snapshot::load::<WeightsV1>(&plan_path(config)) {
         Ok(weights) if weights.gateway == config.region => {
-            tracing::info!(generation = %weights.generation, rows = weights.rows.len(), "a plan is on disk");
-            Some(Arc::new(meaning(&weights, &config.catalogue)))
+            tracing::info!(generation = %weights.generation, rows = weights.rows.len(), "plan restored from disk");
+            Some(Arc::new(resolve(&weights, &config.catalogue)))
         }
         Ok(weights) => {
-            tracing::warn!(place = %weights.gateway, "the plan on disk is that of a gateway elsewhere");
+            tracing::warn!(gateway = %weights.gateway, "plan on disk ignored, it belongs to a gateway in another region");
             None
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             counts.refused.add(1);
-            tracing::warn!(file = %file(config).display(), %error, "the plan on disk is of no use");
+            tracing::warn!(file = %plan_path(config).display(), %error, "plan on disk ignored, it is invalid");
             None
         }
     }
 }
 
-/// Rows as requests need them. A region that the catalogue does not know has no share.
-fn meaning(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> GatewayWeights {
+/// Converts rows for use by requests. A region that is not in the catalogue gets no share.
+fn resolve(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> GatewayWeights {
     let wire::GatewayWeights { generation, gateway: _, rows } = weights;
-    let told = rows.iter().filter_map(
+    let rows = rows.iter().filter_map(
         |((TrafficClass { deployment, residency }, origin), shares)| -> Option<ReceivedRow> {
             let shares = shares.iter().filter_map(|NamedShare { region, permille, reason }| {
                 Some(Share { region: catalogue.index_of(region)?, permille: *permille, why: *reason })
@@ -123,52 +123,57 @@ fn meaning(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> GatewayWeig
             Some((deployment.clone(), residency.clone(), catalogue.index_of(origin)?, shares.collect()))
         },
     );
-    GatewayWeights::new(*generation, told, catalogue)
+    GatewayWeights::new(*generation, rows, catalogue)
 }
 
-/// Tells the hub and hears it, for ever.
+/// Reports the demand and receives plans; never returns.
 pub(crate) async fn follow(
     config: Arc<EdgeConfig>,
     client: reqwest::Client,
-    demands: Arc<Demands>,
-    regions: Arc<Watch>,
-    planned: watch::Sender<Planned>,
+    demand_recorder: Arc<DemandRecorder>,
+    region_monitor: Arc<RegionMonitor>,
+    current_weights: watch::Sender<CurrentWeights>,
     counts: Arc<PlanCounts>,
 ) {
     let boot_id = rand::random();
-    let mut beat = tokio::time::interval(PERIOD);
-    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut interval = tokio::time::interval(EXCHANGE_PERIOD);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut reachable = true;
-    let mut since = Since::written(&file(&config));
+    let mut accepted_at = AcceptanceTime::of_file(&plan_path(&config));
     loop {
-        beat.tick().await;
-        let told = demands.demand().report(Instant::now());
-        let heard = regions.known().fleet.reachable().collect();
-        let told = in_words(&config, boot_id, told, heard);
+        interval.tick().await;
+        let demand = demand_recorder.meter().report(Instant::now());
+        let reachable_regions = region_monitor.states().fleet.reachable().collect();
+        let demand = demand_message(&config, boot_id, demand, reachable_regions);
         let hub = config.hub.current();
-        match ask(&config, hub, &client, &told, &planned, &mut since).await {
+        match exchange(&config, hub, &client, &demand, &current_weights, &mut accepted_at).await {
             Ok(()) => {
                 if !std::mem::replace(&mut reachable, true) {
-                    tracing::info!(hub, "the hub plans again");
+                    tracing::info!(hub, "hub plans again");
                 }
             }
             Err(error) => {
-                // Whether another is to be asked is for whoever follows the table to find out: a hub may be well and plan nothing.
-                if matches!(error, AskError::Plan(_)) {
+                // Failover to another hub is decided by the route table poll (`table`): a healthy hub may have no plan.
+                if matches!(error, PlanExchangeError::Plan(_)) {
                     counts.refused.add(1);
                 }
                 if std::mem::replace(&mut reachable, false) {
-                    tracing::warn!(hub, %error, "there is no plan from the hub; the one in hand stays");
+                    tracing::warn!(hub, %error, "no plan from the hub, current plan stays in use");
                 }
             }
         }
     }
 }
 
-/// What is asked for, as it is told, and who is heard. One policy may be written in several ways; it is one class.
-fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<ClassDemand>, heard: Vec<RegionIndex>) -> DemandV1 {
+/// Builds the report of the demand and the reachable regions. Different spellings of one policy are one traffic class.
+fn demand_message(
+    config: &EdgeConfig,
+    boot_id: u64,
+    demand: Vec<ClassDemand>,
+    reachable: Vec<RegionIndex>,
+) -> DemandV1 {
     let mut classes = BTreeMap::new();
-    for ClassDemand { deployment, residency, origin, tokens_per_second } in told {
+    for ClassDemand { deployment, residency, origin, tokens_per_second } in demand {
         let residency = match residency.as_str().parse() {
             Ok(residency) => residency,
             Err(error) => {
@@ -177,66 +182,72 @@ fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<ClassDemand>, heard: Ve
             }
         };
         let origin = config.catalogue.region(origin).id.clone();
-        let sum: &mut u64 = classes.entry((TrafficClass { deployment, residency }, origin)).or_default();
-        *sum = sum.saturating_add(tokens_per_second);
+        let total: &mut u64 = classes.entry((TrafficClass { deployment, residency }, origin)).or_default();
+        *total = total.saturating_add(tokens_per_second);
     }
     let gateway = GatewayBoot { region: config.region.clone(), boot_id };
-    let heard: BTreeSet<_> =
-        heard.into_iter().map(|region| config.catalogue.region(region).id.clone()).collect();
-    // Who hears nobody may be cut off, and has nothing to say of others.
-    let reachable_regions = (!heard.is_empty()).then_some(heard);
+    let reachable: BTreeSet<_> =
+        reachable.into_iter().map(|region| config.catalogue.region(region).id.clone()).collect();
+    // A gateway that reaches no region may be partitioned itself, so it reports nothing about the regions.
+    let reachable_regions = (!reachable.is_empty()).then_some(reachable);
     DemandV1::from(&GatewayDemand { gateway, classes, reachable_regions })
 }
 
 #[derive(Debug, thiserror::Error)]
-enum AskError {
+enum PlanExchangeError {
     #[error("{0}")]
     Http(#[from] reqwest::Error),
-    #[error("its plan is refused: {0}")]
+    #[error("plan refused: {0}")]
     Plan(String),
 }
 
-async fn ask(
+async fn exchange(
     config: &EdgeConfig,
     hub: &str,
     client: &reqwest::Client,
-    told: &DemandV1,
-    planned: &watch::Sender<Planned>,
-    since: &mut Since,
-) -> Result<(), AskError> {
-    let after = planned.borrow().as_ref().map(|weights| weights.generation);
+    demand: &DemandV1,
+    current_weights: &watch::Sender<CurrentWeights>,
+    accepted_at: &mut AcceptanceTime,
+) -> Result<(), PlanExchangeError> {
+    let after = current_weights.borrow().as_ref().map(|weights| weights.generation);
     let url = match after {
         Some(after) => format!("{hub}/v1/demand?after={after}"),
         None => format!("{hub}/v1/demand"),
     };
-    let question = client.post(url).json(told).timeout(TIMEOUT);
-    let question = config.fleet.iter().fold(question, |question, token| question.bearer_auth(token.secret()));
-    let mut answer = question.send().await?.error_for_status()?;
-    if answer.status() == http::StatusCode::NO_CONTENT {
+    let request = client.post(url).json(demand).timeout(EXCHANGE_TIMEOUT);
+    let request = config.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
+    let mut response = request.send().await?.error_for_status()?;
+    if response.status() == http::StatusCode::NO_CONTENT {
         return Ok(());
     }
     let mut body = Vec::new();
-    while let Some(chunk) = answer.chunk().await? {
-        if body.len() + chunk.len() > ANSWER_BYTES_MAX {
-            return Err(AskError::Plan(format!("it has more than {ANSWER_BYTES_MAX} bytes")));
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > RESPONSE_BYTES_MAX {
+            return Err(PlanExchangeError::Plan(format!(
+                "the response has more than {RESPONSE_BYTES_MAX} bytes"
+            )));
         }
         body.extend_from_slice(&chunk);
     }
-    let refused = |error: String| AskError::Plan(error);
+    let refused = |error: String| PlanExchangeError::Plan(error);
     let wire: WeightsV1 = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
     let weights = wire::GatewayWeights::try_from(wire.clone()).map_err(|error| refused(error.to_string()))?;
-    let (generation, place) = (weights.generation, &weights.gateway);
-    if *place != config.region {
-        return Err(refused(format!("it is of a gateway at {place}, and this one is at {}", config.region)));
+    let (generation, gateway) = (weights.generation, &weights.gateway);
+    if *gateway != config.region {
+        return Err(refused(format!(
+            "it is for the gateway in {gateway}, this gateway is in {}",
+            config.region
+        )));
     }
-    bound::accept(generation, since.held(after), since_1970()).map_err(|error| refused(error.to_string()))?;
-    let path = file(config);
+    bound::accept(generation, accepted_at.accepted(after), unix_time())
+        .map_err(|error| refused(error.to_string()))?;
+    let path = plan_path(config);
     let saved = tokio::task::spawn_blocking(move || snapshot::save(&path, &wire, generation)).await;
     if let Err(error) = saved.map_err(io::Error::other).flatten() {
-        tracing::warn!(file = %file(config).display(), %error, "the plan cannot be kept on disk");
+        tracing::warn!(file = %plan_path(config).display(), %error, "failed to write the plan to disk");
     }
-    *since = Since::now();
-    tracing::debug!(%generation, rows = weights.rows.len(), "a new plan");
-    planned.send_replace(Some(Arc::new(meaning(&weights, &config.catalogue))));
+    *accepted_at = AcceptanceTime::now();
+    tracing::debug!(%generation, rows = weights.rows.len(), "plan accepted");
+    current_weights.send_replace(Some(Arc::new(resolve(&weights, &config.catalogue))));
     Ok(())
 }

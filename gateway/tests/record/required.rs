@@ -49,7 +49,7 @@ async fn a_locked_request_is_rejected_before_a_byte_is_sent_if_its_receipt_is_no
     let rejected = scene.ask("rejected", "locked", "x").await;
     assert_eq!(rejected.status(), 503);
     assert_eq!(rejected.headers()["x-meridian-error"], "receipt_unavailable");
-    assert!(rejected.text().await.unwrap().contains("must leave a receipt"));
+    assert!(rejected.text().await.unwrap().contains("require a receipt"));
     assert_eq!(arrived(&scene).await, 1.0, "nothing of it has reached the region");
     fs::rename(&away, &dir).unwrap();
     scene

@@ -1,112 +1,121 @@
-//! One request, computed in pieces by many replicas at once, and answered as one.
+//! Split requests: one request computed in parts by several replicas, with one joined response.
 //!
-//! `gateway_core::scatter` decides where a body is cut, how large a piece is, who gets the next one and what the answers
-//! make together. Here it is done: pieces go the way of every request ([`Edge::go`]: the same allowed set, the same
-//! deadline, attempts of their own), as many at once as the decision allows, and their answers are put in order.
+//! `gateway_core::scatter` decides where a body is split, how large a part is, which region gets the next part, and how
+//! the responses are joined. This module executes it: every part takes the path of a request (the same allowed regions,
+//! the same deadline, attempts of its own), as many parts are in flight as the decision allows, and their responses are
+//! joined in order.
 //!
 //! ```text
-//!  produce:  start ─▶ go … go … go ─▶ arrived, in any order ─▶ joined, in order ─┐
-//!                 ▲ while there is room for their answers                        │ chunks
-//!  tell:     wait for the first chunk, or for the client to hang up ◀────────────┘
+//!  produce:       forward, forward … ─▶ received, in any order ─▶ joined, in order ─┐
+//!                    ▲ while there is capacity for the responses                    │ chunks
+//!  write_joined:  wait for the first chunk, or for the client to disconnect ◀───────┘
 //! ```
 //!
-//! Both run in the request's own task; whoever ends first ends the other, so a client that hangs up takes all pieces
-//! along.
+//! Both run in the task of the request, and the end of either ends the other, so a client that disconnects cancels all
+//! parts.
 //!
-//! **When the client sees the first byte.** When all pieces are there: then a piece that finally fails can still be told
-//! as what it is, with that piece's refusal. An answer that does not fit into [`HELD_MAX`] is begun when that is full;
-//! what fails later cuts it off, which is the only honest end that is left. The request's deadline holds for all pieces.
+//! **First byte to the client.** The response starts when all parts are received: until then a part that fails finally
+//! can still be reported with its own rejection. A response that does not fit into [`BUFFERED_BYTES_MAX`] starts when
+//! the buffer is full; a later failure truncates it, because the status has been sent by then. The deadline of the
+//! request holds for all parts.
 //!
-//! **What is held.** Bodies of pieces have a room of their own ([`room`]), answers one for each request ([`joining`]).
+//! **Memory.** The bodies of parts have a budget shared by all split requests ([`capacity`]), and the responses have
+//! one per request ([`join_buffer`]).
 //!
-//! **What it costs.** Limits are taken once, for the whole. The tokens of all pieces are charged when there is an answer;
-//! a request that is refused in the end is not charged, like any other, though some pieces were computed.
+//! **Charges.** Rate limits are charged once, for the whole request. The tokens of all parts are charged when there is
+//! a response; a request that is rejected in the end is not charged, like any other, although some parts were computed.
 
-mod joining;
-mod piece;
+mod capacity;
+mod join_buffer;
+mod part;
 mod produce;
-mod room;
 mod split;
-mod tell;
+mod write;
 
-use super::account::Account;
-use super::allowances::Taken;
-use super::request::{NotForwarded, Request};
+use super::request::{ForwardError, Request};
+use super::request_context::RequestContext;
+use super::tenant_limiters::TokenReservation;
 use super::view::View;
 use crate::listener::AfterResponse;
 use crate::respond::Rejection;
+pub(super) use capacity::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX, SplitCapacity};
 use gateway_core::trail::Trail;
-pub(super) use joining::JoinedHead;
-use piece::Failed;
+pub(super) use join_buffer::JoinedHead;
+use part::PartFailure;
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
-pub(super) use room::{AT_ONCE_MAX, PIECES_BYTES_MAX, Room};
-use split::Cut;
+use split::RequestSplit;
 pub(super) use split::Splitter;
 use std::sync::Arc;
-use tell::Telling;
 use tokio::sync::mpsc;
+use write::JoinedAccount;
 
-/// The trails of the pieces, which become that of the request however it ends.
-struct Trails<'a> {
-    of_pieces: Vec<Trail>,
-    whole: &'a mut Trail,
+/// Trails of the parts, merged into the trail of the request on drop, so on every outcome.
+struct PartTrails<'a> {
+    of_parts: Vec<Trail>,
+    of_request: &'a mut Trail,
 }
 
-impl Drop for Trails<'_> {
+impl Drop for PartTrails<'_> {
     fn drop(&mut self) {
-        let pieces = std::mem::take(&mut self.of_pieces);
-        pieces.into_iter().for_each(|piece| self.whole.merge(piece));
+        let parts = std::mem::take(&mut self.of_parts);
+        parts.into_iter().for_each(|part| self.of_request.merge(part));
     }
 }
 
 impl Splitter {
-    /// Has the pieces computed, and answers with what they make together.
+    /// Has the parts computed and responds with the joined response.
     pub(super) async fn scatter(
         &self,
         session: &mut ServerSession,
         request: &Request,
         view: &Arc<View>,
-        cut: Cut<'_>,
-        taken: &mut Taken,
-        account: &mut Account<'_>,
-    ) -> Result<AfterResponse, NotForwarded> {
-        let count = cut.pieces.len();
-        let receipts = account.receipts();
+        split: RequestSplit<'_>,
+        reservation: &mut TokenReservation,
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        let count = split.sub_requests.len();
+        let receipts = context.receipts();
         let failed = {
-            let Account { trail, answered, tokens, outcome, .. } = account;
-            let mut trails = Trails { of_pieces: vec![Trail::default(); count], whole: trail };
-            let (tell, told) = mpsc::channel(1);
+            let RequestContext { trail, served_by, tokens, outcome, .. } = context;
+            let mut trails = PartTrails { of_parts: vec![Trail::default(); count], of_request: trail };
+            let (sender, events) = mpsc::channel(1);
             let mut producer =
-                Box::pin(self.produce(request, view, cut, receipts.as_ref(), &mut trails.of_pieces, tell));
-            let mut teller =
-                Box::pin(self.tell(session, request, told, taken, Telling { answered, tokens, outcome }));
+                Box::pin(self.produce(request, view, split, receipts.as_ref(), &mut trails.of_parts, sender));
+            let mut writer = Box::pin(self.write_joined(
+                session,
+                request,
+                events,
+                reservation,
+                JoinedAccount { served_by, tokens, outcome },
+            ));
             tokio::select! {
                 biased;
                 produced = &mut producer => match produced {
-                    Ok(()) => return teller.await,
+                    Ok(()) => return writer.await,
                     Err((failed, false)) => failed,
                     Err((_, true)) => {
-                        tracing::warn!(id = request.id, "an answer broke off: one of its later pieces failed");
+                        tracing::warn!(id = request.id, "joined response truncated because a later part failed");
                         return Ok(AfterResponse::Close);
                     }
                 },
-                told = &mut teller => return told,
+                written = &mut writer => return written,
             }
         };
         match failed {
-            Failed::Refused(answered) => {
-                Ok(self.responder.relay(session, request, taken, *answered, account).await)
+            PartFailure::Response(response) => {
+                Ok(self.responder.relay(session, request, reservation, *response, context).await)
             }
-            Failed::BrokeOff(region) => Err(self.broke_off(region).into()),
-            Failed::Not(why) => Err(why),
+            PartFailure::Truncated(region) => Err(self.truncated(region).into()),
+            PartFailure::Request(why) => Err(why),
         }
     }
 
-    fn broke_off(&self, region: RegionIndex) -> Rejection {
+    /// Rejection of a request whose response was truncated.
+    fn truncated(&self, region: RegionIndex) -> Rejection {
         let message = format!(
-            "The answer of region {} broke off, and nobody else has computed that part in time; try again.",
+            "The response of region {} was truncated, and no other region computed that part in time; try again.",
             self.config.catalogue.region(region).id
         );
         Rejection::new(ErrorCode::RegionUnreachable, message)

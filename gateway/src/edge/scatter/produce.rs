@@ -1,22 +1,23 @@
-//! Pieces on their way, until all of them are there.
+//! Dispatches the parts of a split request until the response is complete.
 //!
-//! **A piece that is turned away is not the end of the whole.** Where a region says that it has too much to do (429
-//! `overloaded`, 503 `saturated`), or that another could help and the plan of the piece had no other or could not pay for
-//! one, the piece goes back into the queue. The region gets none before the time it has named; another may have the piece
-//! meanwhile. Each further try is paid from the retry budget like any retry, and waits if that is empty. When its tries
-//! or its time would not last, the client is given the refusal that the piece was given.
+//! **Rejected parts are retried.** When a region reports overload (429 `overloaded`, 503 `saturated`), or that another
+//! region could serve the part and its plan had no other or no retry budget for one, the part goes back into the queue.
+//! The region gets no part before the time it has named; another region may get the part meanwhile. Every further try
+//! is charged to the retry budget like any retry, and waits while that is empty. When the tries or the time of a part
+//! do not suffice, the client gets the last rejection of the part.
 //!
-//! **How much is held.** An answer of more than `BUFFERED_RESPONSE_MAX` is not read before [`Joining`] has room for it: it
-//! waits in the region and the network. The piece whose turn it is in the answer is always let in, or nothing would move.
+//! **Bounded buffering.** A response of more than `BUFFERED_RESPONSE_MAX` is not read before [`JoinBuffer`] has
+//! capacity for it: until then it stays in the region and the network. The part that is next in the response is always
+//! read, to avoid a deadlock.
 
-use super::super::account::Receipts;
 use super::super::refusals::deadline_passed;
-use super::super::request::NotForwarded;
+use super::super::request::ForwardError;
 use super::super::request::Request;
+use super::super::request_context::ReceiptIds;
 use super::super::view::View;
-use super::joining::{Joining, Told};
-use super::piece::{Begun, Failed, Landed, Outcome, Waiting, Whole};
-use super::split::Cut;
+use super::join_buffer::{JoinBuffer, JoinedEvent};
+use super::part::{PartContext, PartFailure, PartProgress, PartStage, PendingPart, StreamingPart};
+use super::split::RequestSplit;
 use super::split::Splitter;
 use crate::metrics::PartOutcome;
 use crate::respond::{RETRY_AFTER_MS, Rejection};
@@ -37,230 +38,267 @@ use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
 use tokio::sync::mpsc::Sender;
 
-/// RequestTimes that a piece may be turned away; more is no passing fullness.
-const TURNED_AWAY_MAX: u32 = 8;
-/// How long a piece waits that nobody has told how long to wait, and how long for the retry budget, which earns ten a
-/// second.
-const AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// The longest wait that is believed; the deadline of no request is further away.
-const AGAIN_MAX: Duration = gateway_core::request_options::TIMEOUT_MAX;
-/// The least that a region is left alone that has turned a piece away, whatever it has said.
-const CLOSED_MIN: Duration = Duration::from_millis(50);
+/// Limit on the rejections of a part; more of them are not a temporary overload.
+const PART_REJECTIONS_MAX: u32 = 8;
+/// Retry delay of a part whose rejection names none, and of one that waits for the retry budget, which gains ten
+/// retries per second.
+const PART_RETRY_AFTER: Duration = Duration::from_millis(100);
+/// Limit on the retry delay that a region may name; no request has a later deadline.
+const PART_RETRY_AFTER_MAX: Duration = gateway_core::request_options::TIMEOUT_MAX;
+/// Minimum time without parts for a region that has rejected one, even if it names a shorter one.
+const REGION_PAUSE_MIN: Duration = Duration::from_millis(50);
 
-/// The end of a whole without an answer, and whether the client has part of one already.
-pub(super) type Unanswered = (Failed, bool);
+/// Failure of a split request, and whether the response to the client has started.
+pub(super) type SplitFailure = (PartFailure, bool);
 
-type UnderWay<'a> = Pin<Box<dyn Future<Output = Landed<'a>> + Send + 'a>>;
+type PartFuture<'a> = Pin<Box<dyn Future<Output = PartProgress<'a>> + Send + 'a>>;
 
-/// A piece that may be tried again: when, and who had better not be asked until then.
-struct Again {
+/// Retry of a part: its delay, and the region that gets no part until then.
+struct PartRetry {
     wait: Duration,
-    by: Option<RegionIndex>,
+    paused_region: Option<RegionIndex>,
 }
 
 impl Splitter {
-    /// Starts pieces while there is room, joins what arrives, and tells it.
+    /// Sends parts while there is capacity, joins their responses in order, and sends the result to the writer.
     pub(super) async fn produce(
         &self,
         request: &Request,
         view: &Arc<View>,
-        cut: Cut<'_>,
-        receipts: Option<&Receipts<'_>>,
+        split: RequestSplit<'_>,
+        receipts: Option<&ReceiptIds<'_>>,
         trails: &mut [Trail],
-        tell: Sender<Told>,
-    ) -> Result<(), Unanswered> {
-        let Cut { cutting, pieces, places, turn } = cut;
-        let _turn = match turn {
-            Some(turn) => turn,
-            None => self.turn(request).await.map_err(|refusal| (refusal.into(), false))?,
+        sender: Sender<JoinedEvent>,
+    ) -> Result<(), SplitFailure> {
+        let RequestSplit { splittable, sub_requests, targets, permit } = split;
+        let _permit = match permit {
+            Some(permit) => permit,
+            None => self.acquire_request(request).await.map_err(|refusal| (refusal.into(), false))?,
         };
-        let whole = Whole { request, view, cutting: &cutting, receipts };
+        let context = PartContext { request, view, splittable: &splittable, receipts };
         let deadline = request.arrived + request.timeout;
-        let mut spread = SubRequestDispatcher::new(&places);
-        let mut joining = Joining::new(&cutting);
-        // By number, so that the first is the one that the answer waits for: nothing behind it can end without it.
-        let mut waiting: BTreeMap<usize, _> = pieces.into_iter().enumerate().zip(trails).map(new).collect();
-        let mut begun: BTreeMap<usize, (Waiting<'_>, RegionIndex, Begun)> = BTreeMap::new();
-        let mut under_way: FuturesUnordered<UnderWay<'_>> = FuturesUnordered::new();
+        let mut dispatcher = SubRequestDispatcher::new(&targets);
+        let mut buffer = JoinBuffer::new(&splittable);
+        // Ordered by number: the first part is the one that the response needs next.
+        let mut pending: BTreeMap<usize, _> =
+            sub_requests.into_iter().enumerate().zip(trails).map(pending_part).collect();
+        let mut streaming: BTreeMap<usize, (PendingPart<'_>, RegionIndex, StreamingPart)> = BTreeMap::new();
+        let mut in_flight: FuturesUnordered<PartFuture<'_>> = FuturesUnordered::new();
         loop {
-            // When there is something to do though nothing has landed.
+            // Time of the next action if no part makes progress before.
             let mut wake = deadline;
-            while let Some((_, next)) = waiting.first_key_value() {
+            while let Some((_, next)) = pending.first_key_value() {
                 let now = Instant::now();
-                let bytes = cutting.body_bytes(request.body.bytes.len(), &next.piece);
-                let place = self.scattering.body_now(bytes);
-                // Only who holds no room may wait for some.
-                let has_place = place.is_some() || under_way.is_empty();
-                if !has_place || !joining.has_room_for(next.number, under_way.len() + begun.len()) {
+                let bytes = splittable.body_bytes(request.body.bytes.len(), &next.sub_request);
+                let body_permit = self.split_capacity.try_reserve_body(bytes);
+                // Only a request that holds no memory for bodies may wait for some, to avoid a deadlock.
+                let may_start = body_permit.is_some() || in_flight.is_empty();
+                if !may_start || !buffer.has_capacity_for(next.number, in_flight.len() + streaming.len()) {
                     break;
                 }
                 if next.not_before > now {
                     wake = wake.min(next.not_before);
                     break;
                 }
-                let Some(region) = self.next_place(&mut spread, next.piece.tokens, request, now) else {
-                    wake = wake.min(spread.next_accepting(now).unwrap_or(deadline));
+                let Some(region) = self.next_target(&mut dispatcher, next.sub_request.tokens, request, now)
+                else {
+                    wake = wake.min(dispatcher.next_accepting(now).unwrap_or(deadline));
                     break;
                 };
-                if next.turned_away > 0 && !self.watch.known().budgets.retry.withdraw(now) {
-                    spread.ended(region, next.piece.tokens);
-                    wake = wake.min(now + AGAIN_AFTER);
+                if next.rejections > 0 && !self.region_monitor.states().budgets.retry.withdraw(now) {
+                    dispatcher.ended(region, next.sub_request.tokens);
+                    wake = wake.min(now + PART_RETRY_AFTER);
                     break;
                 }
-                let (_, next) = waiting.pop_first().expect("it is the first");
-                under_way.push(Box::pin(self.ask_for(whole, next, region, joining.revision(), place)));
+                let (_, next) = pending.pop_first().expect("it is the first");
+                in_flight.push(Box::pin(self.forward_pending(
+                    context,
+                    next,
+                    region,
+                    buffer.revision(),
+                    body_permit,
+                )));
             }
-            while let Some(next) = begun.first_entry() {
+            while let Some(next) = streaming.first_entry() {
                 let (number, bytes) = (*next.key(), next.get().2.bytes);
-                if !joining.lets_in(number, bytes).map_err(|refusal| (refusal.into(), joining.begun))? {
+                if !buffer
+                    .try_start_reading(number, bytes)
+                    .map_err(|refusal| (refusal.into(), buffer.is_started))?
+                {
                     break;
                 }
-                let (waiting, region, begun) = next.remove();
-                under_way.push(Box::pin(self.read_on(whole, waiting, region, begun)));
+                let (pending, region, streaming) = next.remove();
+                in_flight.push(Box::pin(self.read_streaming(context, pending, region, streaming)));
             }
-            let unanswered = under_way.len() + begun.len();
-            let all_there = unanswered == 0 && waiting.is_empty();
-            if all_there {
-                joining.finish();
-            } else if waiting.keys().next().is_some_and(|next| !joining.has_room_for(*next, unanswered)) {
-                joining.make_room(unanswered).map_err(|refusal| (refusal.into(), false))?;
+            let outstanding = in_flight.len() + streaming.len();
+            let is_complete = outstanding == 0 && pending.is_empty();
+            if is_complete {
+                buffer.finish();
+            } else if pending.keys().next().is_some_and(|next| !buffer.has_capacity_for(*next, outstanding)) {
+                buffer.relieve(outstanding).map_err(|refusal| (refusal.into(), false))?;
             }
-            if joining.is_told() {
+            if buffer.is_finished() {
                 return Ok(());
             }
             tokio::select! {
                 biased;
-                Some(landed) = under_way.next() => {
-                    let Landed { region, waiting: mut landed, outcome } = landed;
-                    let (number, tokens) = (landed.number, landed.piece.tokens);
-                    match outcome {
-                        Outcome::Begun(answer) => drop(begun.insert(number, (landed, region, answer))),
-                        Outcome::Arrived(arrived) if joining.is_of_one_model(arrived.source.revision) => {
+                Some(progress) = in_flight.next() => {
+                    let PartProgress { region, pending: mut part, stage } = progress;
+                    let (number, tokens) = (part.number, part.sub_request.tokens);
+                    match stage {
+                        PartStage::Streaming(response) => drop(streaming.insert(number, (part, region, response))),
+                        PartStage::Received(received) if buffer.accept_revision(received.source.revision) => {
                             self.metrics.parts.count(PartOutcome::Succeeded);
-                            spread.ended(region, tokens);
-                            joining.arrived(number, arrived).map_err(|refusal| (refusal.into(), joining.begun))?;
+                            dispatcher.ended(region, tokens);
+                            buffer.receive(number, received).map_err(|refusal| (refusal.into(), buffer.is_started))?;
                         }
-                        outcome => {
-                            let failed = match outcome {
-                                Outcome::Failed(failed) => failed,
-                                Outcome::Arrived(_) | Outcome::Begun(_) => model_changed(request).into(),
+                        stage => {
+                            let failed = match stage {
+                                PartStage::Failed(failed) => failed,
+                                PartStage::Received(_) | PartStage::Streaming(_) => model_changed(request).into(),
                             };
-                            spread.ended(region, tokens);
-                            joining.left(number);
+                            dispatcher.ended(region, tokens);
+                            buffer.abandon(number);
                             let now = Instant::now();
-                            match again(&failed) {
-                                Some(Again { wait, by: Some(by) }) => spread.reject_until(by, now + wait.max(CLOSED_MIN)),
-                                Some(Again { wait, by: None }) => landed.not_before = now + wait,
+                            match part_retry(&failed) {
+                                Some(PartRetry { wait, paused_region: Some(region) }) => {
+                                    dispatcher.reject_until(region, now + wait.max(REGION_PAUSE_MIN));
+                                }
+                                Some(PartRetry { wait, paused_region: None }) => part.not_before = now + wait,
                                 None => {
                                     self.metrics.parts.count(PartOutcome::Failed);
-                                    return Err((failed, joining.begun));
+                                    return Err((failed, buffer.is_started));
                                 }
                             }
-                            let in_time = landed.not_before < deadline && self.someone_opens(request, &spread, deadline);
-                            if landed.turned_away == TURNED_AWAY_MAX || !in_time {
+                            let in_time = part.not_before < deadline
+                                && self.is_any_target_accepting(request, &dispatcher, deadline);
+                            if part.rejections == PART_REJECTIONS_MAX || !in_time {
                                 self.metrics.parts.count(PartOutcome::Failed);
-                                return Err((of_the_whole(failed, request), joining.begun));
+                                return Err((for_client(failed, request), buffer.is_started));
                             }
                             self.metrics.parts.count(PartOutcome::Rejected);
-                            landed.turned_away += 1;
-                            landed.why = Some(failed);
-                            waiting.insert(number, landed);
+                            part.rejections += 1;
+                            part.last_failure = Some(failed);
+                            pending.insert(number, part);
                         }
                     }
                 }
-                told = tell.reserve(), if joining.has_something_to_tell() => match told {
-                    Ok(room) => room.send(joining.next()),
-                    // Nobody listens any more; the one who did knows why.
+                reserved = sender.reserve(), if buffer.has_event() => match reserved {
+                    Ok(slot) => slot.send(buffer.next()),
+                    // The writer has ended, and its result ends the request.
                     Err(_) => std::future::pending().await,
                 },
-                () = tokio::time::sleep_until(wake.into()), if !all_there => {
+                () = tokio::time::sleep_until(wake.into()), if !is_complete => {
                     if Instant::now() >= deadline {
-                        let why = waiting.into_values().find_map(|waiting| waiting.why);
-                        let failed = why.unwrap_or_else(|| deadline_passed(request.timeout).into());
-                        return Err((failed, joining.begun));
+                        let last_failure = pending.into_values().find_map(|pending| pending.last_failure);
+                        let failed = last_failure.unwrap_or_else(|| deadline_passed(request.timeout).into());
+                        return Err((failed, buffer.is_started));
                     }
                 }
             }
         }
     }
 
-    /// Waits for the request's turn, as long as it has time.
-    async fn turn(&self, request: &Request) -> Result<SemaphorePermit<'_>, Rejection> {
+    /// Waits for the permit of a split request until its deadline.
+    async fn acquire_request(&self, request: &Request) -> Result<SemaphorePermit<'_>, Rejection> {
         let left = (request.arrived + request.timeout).saturating_duration_since(Instant::now());
-        let turn = tokio::time::timeout(left, self.scattering.turn()).await;
-        turn.map_err(|_| deadline_passed(request.timeout))
+        let permit = tokio::time::timeout(left, self.split_capacity.acquire_request()).await;
+        permit.map_err(|_| deadline_passed(request.timeout))
     }
 
-    fn next_place(
+    fn next_target(
         &self,
-        spread: &mut SubRequestDispatcher,
+        dispatcher: &mut SubRequestDispatcher,
         tokens: u64,
         request: &Request,
         now: Instant,
     ) -> Option<RegionIndex> {
-        let known = self.watch.known();
-        let health = |region| known.fleet.health(region, &request.deployment);
-        let region = spread.next(tokens, health, now)?;
+        let region_states = self.region_monitor.states();
+        let health = |region| region_states.fleet.health(region, &request.deployment);
+        let region = dispatcher.next(tokens, health, now)?;
         assert!(
             request.allowed.contains(region),
-            "a piece is sent only where its request is allowed (invariant 1, Residency)"
+            "a part is sent only to an allowed region of its request (invariant 1, Residency)"
         );
         Some(region)
     }
 
-    /// Whether somebody who lives takes pieces before the deadline.
-    fn someone_opens(&self, request: &Request, spread: &SubRequestDispatcher, deadline: Instant) -> bool {
-        let known = self.watch.known();
-        let lives = |region| known.fleet.health(region, &request.deployment) != Health::Down;
-        spread.accepting_before(deadline).any(lives)
+    /// Whether any region that is not down accepts parts before the deadline.
+    fn is_any_target_accepting(
+        &self,
+        request: &Request,
+        dispatcher: &SubRequestDispatcher,
+        deadline: Instant,
+    ) -> bool {
+        let region_states = self.region_monitor.states();
+        let is_up = |region| region_states.fleet.health(region, &request.deployment) != Health::Down;
+        dispatcher.accepting_before(deadline).any(is_up)
     }
 }
 
-/// Whether a piece that failed so may be tried again at all.
-fn again(failed: &Failed) -> Option<Again> {
-    let (code, wait, by) = match failed {
-        Failed::BrokeOff(_) => return Some(Again { wait: Duration::ZERO, by: None }),
-        Failed::Not(NotForwarded::ClientGone) => return None,
-        Failed::Not(NotForwarded::Refused(refusal)) => (refusal.code, refusal.retry_after, None),
-        Failed::Refused(answered) => {
-            let text = |name: &str| answered.answer.head.headers.get(name)?.to_str().ok();
+/// Retry of a part after this failure, if it may be retried.
+fn part_retry(failed: &PartFailure) -> Option<PartRetry> {
+    let (code, wait, paused_region) = match failed {
+        PartFailure::Truncated(_) => return Some(PartRetry { wait: Duration::ZERO, paused_region: None }),
+        PartFailure::Request(ForwardError::ClientDisconnected) => return None,
+        PartFailure::Request(ForwardError::Rejected(refusal)) => (refusal.code, refusal.retry_after, None),
+        PartFailure::Response(received) => {
+            let text = |name: &str| received.response.head.headers.get(name)?.to_str().ok();
             let number = |name| text(name).and_then(|number| number.parse().ok());
             let wait = number(RETRY_AFTER_MS).map(Duration::from_millis);
             let wait = wait.or(number(RETRY_AFTER.as_str()).map(Duration::from_secs));
-            (ErrorCode::parse(text(headers::ERROR)?)?, wait, Some(answered.region))
+            (ErrorCode::parse(text(headers::ERROR)?)?, wait, Some(received.region))
         }
     };
-    let passes = match (code.fault(), code.remedy()) {
+    let is_retryable = match (code.fault(), code.remedy()) {
         (Fault::Capacity | Fault::Network, Remedy::Wait | Remedy::Elsewhere) => true,
-        // One replica of several is gone; that something which cannot happen did is no reason to do it again.
+        // An unreachable replica is one of several, so a retry can succeed; an internal error of a replica is not
+        // retried.
         (Fault::Replica, _) => code == ErrorCode::ReplicaUnreachable,
         (Fault::Caller | Fault::Quota | Fault::Policy, _) | (_, Remedy::Nothing) => false,
     };
-    passes.then(|| Again { wait: wait.unwrap_or(AGAIN_AFTER).min(AGAIN_MAX), by })
+    is_retryable.then(|| PartRetry {
+        wait: wait.unwrap_or(PART_RETRY_AFTER).min(PART_RETRY_AFTER_MAX),
+        paused_region,
+    })
 }
 
-/// A piece was computed by another model than those before it: it is computed again, by theirs.
+/// Rejection of a part that was computed by another model revision than the parts before it; it is retried with their
+/// revision.
 fn model_changed(request: &Request) -> Rejection {
     let message = format!(
         "The model of '{}' changed while the parts of this request were computed; send the request again.",
         request.deployment
     );
-    Rejection::new(ErrorCode::ModelChanged, message).after(AGAIN_AFTER)
+    Rejection::new(ErrorCode::ModelChanged, message).after(PART_RETRY_AFTER)
 }
 
-/// What a piece failed of, as its client is told: nobody has the model any longer that the other pieces were computed by.
-fn of_the_whole(failed: Failed, request: &Request) -> Failed {
+/// Failure as reported to the client: `model_changed` if no replica has the model revision of the other parts any
+/// longer.
+fn for_client(failed: PartFailure, request: &Request) -> PartFailure {
     let code = match &failed {
-        Failed::Refused(answered) => {
-            let value = answered.answer.head.headers.get(headers::ERROR);
+        PartFailure::Response(received) => {
+            let value = received.response.head.headers.get(headers::ERROR);
             value.and_then(|value| value.to_str().ok()).and_then(ErrorCode::parse)
         }
-        Failed::BrokeOff(_) | Failed::Not(_) => None,
+        PartFailure::Truncated(_) | PartFailure::Request(_) => None,
     };
     if code == Some(ErrorCode::ModelRevisionUnavailable) { model_changed(request).into() } else { failed }
 }
 
-/// A piece that was not sent anywhere yet.
-fn new<'t>(((number, piece), trail): ((usize, split::SubRequest), &'t mut Trail)) -> (usize, Waiting<'t>) {
-    (number, Waiting { number, piece, trail, turned_away: 0, why: None, not_before: Instant::now() })
+/// Part that was not sent yet.
+fn pending_part<'t>(
+    ((number, sub_request), trail): ((usize, split::SubRequest), &'t mut Trail),
+) -> (usize, PendingPart<'t>) {
+    (
+        number,
+        PendingPart {
+            number,
+            sub_request,
+            trail,
+            rejections: 0,
+            last_failure: None,
+            not_before: Instant::now(),
+        },
+    )
 }

@@ -1,7 +1,8 @@
-//! What is known of one request while it is under way, and told when it is over.
+//! Context of a request in flight, and its recording when the request ends.
 //!
-//! An account is opened with the request's head and told when it is dropped: so a request leaves its line, its counts and
-//! its receipts also when its client hangs up or when the process stops in the middle of it (invariant 2, One fate).
+//! A [`RequestContext`] is created with the head of the request and recorded when it is dropped. So a request leaves its log
+//! line, its metrics and its receipts also when its client disconnects or the process stops in the middle of it (invariant 2,
+//! One fate).
 
 use super::explain::Explanations;
 use super::request::Request;
@@ -20,54 +21,55 @@ use regions::set::RegionIndex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Records requests when they are over: log, metrics, explanations and receipts.
-pub(super) struct Accounting {
+/// Records requests when they end: log, metrics, explanations and receipts.
+pub(super) struct RequestRecorder {
     pub(super) config: Arc<EdgeConfig>,
     pub(super) metrics: Arc<EdgeMetrics>,
     pub(super) explanations: Arc<Explanations>,
     pub(super) recorder: Option<Arc<Recorder>>,
 }
 
-/// Account of one request.
-pub(super) struct Account<'a> {
-    accounting: &'a Accounting,
+/// Context of one request; recorded when it is dropped.
+pub(super) struct RequestContext<'a> {
+    request_recorder: &'a RequestRecorder,
     pub(super) id: String,
     pub(super) arrived: Instant,
-    /// The same moment, in milliseconds since 1970.
+    /// Arrival in milliseconds since 1970.
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
     protocol: ClientProtocol,
     priority: Priority,
     pub(super) endpoint: EndpointLabel,
     pub(super) tenant: Option<Arc<Tenant>>,
-    /// What it is for, once that is resolved.
+    /// Deployment, cost and policy of the request; absent until they are resolved.
     resolved: Option<ResolvedRequest>,
-    /// The receipt that its client was told of, and of which attempt it is.
-    told: Option<(u64, ReceiptId)>,
-    /// A place for its receipts, if it needs one.
-    pub(super) promise: Option<QueueSlot>,
+    /// Receipt that was returned to the client, with the key of its attempt.
+    returned_receipt: Option<(u64, ReceiptId)>,
+    /// Reserved slot in the queue of the receipt writer, if the request needs receipts.
+    pub(super) receipt_slot: Option<QueueSlot>,
     pub(super) trail: Trail,
-    /// Whose answer is given, where its time went, and the tokens that it counted.
-    pub(super) answered: Option<(RegionIndex, RequestTimes)>,
+    /// Region whose response is relayed, with the breakdown of its time.
+    pub(super) served_by: Option<(RegionIndex, RequestTimes)>,
+    /// Tokens of the request as the region counted them.
     pub(super) tokens: Option<u64>,
     bytes_in: u64,
     bytes_out: u64,
     pub(super) outcome: RequestOutcome,
 }
 
-/// What the identifiers of a request's receipts are made of.
-pub(super) struct Receipts<'a> {
+/// Inputs of the identifiers of a request's receipts.
+pub(super) struct ReceiptIds<'a> {
     recorder: &'a Recorder,
     catalogue: &'a Catalogue,
     request: String,
-    /// Of attempts that were sent under no newer one.
+    /// Policy of the attempts that were not sent under a newer one.
     policy: Arc<PolicyVersion>,
     arrived: Instant,
     at_ms: u64,
 }
 
-impl Receipts<'_> {
-    /// That of one attempt.
+impl ReceiptIds<'_> {
+    /// Returns the receipt identifier of one attempt.
     pub(super) fn of(&self, attempt: &AttemptRecord) -> ReceiptId {
         let region = self.catalogue.region(attempt.region).id.as_str();
         let at_ms = began_ms(attempt, self.arrived, self.at_ms);
@@ -76,13 +78,17 @@ impl Receipts<'_> {
     }
 }
 
-impl<'a> Account<'a> {
-    pub(super) fn open(accounting: &'a Accounting, session: &ServerSession, arrived: Instant) -> Account<'a> {
-        accounting.metrics.in_flight.add(1);
+impl<'a> RequestContext<'a> {
+    pub(super) fn new(
+        request_recorder: &'a RequestRecorder,
+        session: &ServerSession,
+        arrived: Instant,
+    ) -> RequestContext<'a> {
+        request_recorder.metrics.in_flight.add(1);
         let protocol = if session.is_http2() { ClientProtocol::Http2 } else { ClientProtocol::Http1 };
         let digest = session.digest();
-        Account {
-            accounting,
+        RequestContext {
+            request_recorder,
             id: request_id(session),
             arrived,
             at_ms: now_ms(),
@@ -92,10 +98,10 @@ impl<'a> Account<'a> {
             endpoint: EndpointLabel::OTHER,
             tenant: None,
             resolved: None,
-            told: None,
-            promise: None,
+            returned_receipt: None,
+            receipt_slot: None,
             trail: Trail::default(),
-            answered: None,
+            served_by: None,
             tokens: None,
             bytes_in: 0,
             bytes_out: 0,
@@ -103,36 +109,36 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// The request is let in.
-    pub(super) fn admitted(&mut self, request: &Request) {
+    /// Stores the resolved properties of the admitted request.
+    pub(super) fn set_resolved(&mut self, request: &Request) {
         let Request { deployment, cost, policy, priority, .. } = request;
         self.priority = Priority::from(*priority);
         let (deployment, policy) = (deployment.clone(), policy.clone());
         self.resolved = Some(ResolvedRequest { deployment, cost: *cost, policy });
     }
 
-    /// The identifier of the receipt that the client of a locked deployment is given: that of the attempt whose answer it
-    /// gets, or of the last if there is none.
+    /// Returns the receipt identifier for the response to the client of a locked deployment: that of the attempt whose response
+    /// is relayed, or of the last attempt if no response is relayed.
     pub(super) fn receipt(&mut self) -> Option<ReceiptId> {
         let receipts = self.receipts()?;
-        let answered = |attempt: &&AttemptRecord| {
-            self.answered.is_some_and(|(region, _)| region == attempt.region)
+        let responded = |attempt: &&AttemptRecord| {
+            self.served_by.is_some_and(|(region, _)| region == attempt.region)
                 && AttemptResult::from(attempt.end).has_response()
         };
-        let attempt = self.trail.attempts().filter(answered).last().or(self.trail.attempts().last())?;
+        let attempt = self.trail.attempts().filter(responded).last().or(self.trail.attempts().last())?;
         let (key, id) = (attempt.key, receipts.of(attempt));
-        self.told = Some((key, id));
+        self.returned_receipt = Some((key, id));
         Some(id)
     }
 
-    /// What the identifiers of its receipts are made of, if its client is given any.
-    pub(super) fn receipts(&self) -> Option<Receipts<'a>> {
-        let accounting = self.accounting;
-        let recorder = accounting.recorder.as_ref()?;
+    /// Returns the inputs of the receipt identifiers, if the deployment is locked and receipts are written.
+    pub(super) fn receipts(&self) -> Option<ReceiptIds<'a>> {
+        let request_recorder = self.request_recorder;
+        let recorder = request_recorder.recorder.as_ref()?;
         let ResolvedRequest { policy, .. } = self.resolved.as_ref()?;
-        policy.residency.is_locked().then(|| Receipts {
+        policy.residency.is_locked().then(|| ReceiptIds {
             recorder,
-            catalogue: &accounting.config.catalogue,
+            catalogue: &request_recorder.config.catalogue,
             request: self.id.clone(),
             policy: policy.clone(),
             arrived: self.arrived,
@@ -140,13 +146,13 @@ impl<'a> Account<'a> {
         })
     }
 
-    /// What crossed the client's connection.
-    pub(super) fn measure(&mut self, session: &ServerSession) {
+    /// Stores the number of body bytes received from and sent to the client.
+    pub(super) fn record_bytes(&mut self, session: &ServerSession) {
         self.bytes_in = session.body_bytes_read() as u64;
         self.bytes_out = session.body_bytes_sent() as u64;
     }
 
-    /// All of it, for whoever asks later.
+    /// Moves the content into the record for explanations and receipts.
     fn finished(&mut self, total: Duration) -> FinishedRequest {
         FinishedRequest {
             id: std::mem::take(&mut self.id),
@@ -157,20 +163,20 @@ impl<'a> Account<'a> {
             outcome: self.outcome,
             tenant: self.tenant.as_ref().map(|tenant| tenant.id.clone()),
             trail: std::mem::take(&mut self.trail),
-            served_by: self.answered,
+            served_by: self.served_by,
             tokens: self.tokens,
             total,
             resolved: self.resolved.take(),
-            receipt: self.told,
+            receipt: self.returned_receipt,
         }
     }
 }
 
-impl Drop for Account<'_> {
+impl Drop for RequestContext<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         self.trail.close(now);
-        self.accounting.metrics.in_flight.decrement();
+        self.request_recorder.metrics.in_flight.decrement();
         let total = now.saturating_duration_since(self.arrived);
         let resolved = self.resolved.as_ref();
         let ended = RequestEnded {
@@ -181,21 +187,21 @@ impl Drop for Account<'_> {
             outcome: self.outcome,
             tenant: self.tenant.as_ref().map(|tenant| &tenant.id),
             deployment: resolved.map(|resolved| &resolved.deployment),
-            region: self.answered.map(|(region, _)| region),
+            region: self.served_by.map(|(region, _)| region),
             trail: &self.trail,
-            catalogue: &self.accounting.config.catalogue,
+            catalogue: &self.request_recorder.config.catalogue,
             cost: resolved.map(|resolved| resolved.cost),
             tokens: self.tokens,
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             total,
-            times: self.answered.map(|(_, times)| times),
+            times: self.served_by.map(|(_, times)| times),
         };
-        ended.record(&self.accounting.metrics);
+        ended.record(&self.request_recorder.metrics);
         let finished = Arc::new(self.finished(total));
-        if let Some(recorder) = &self.accounting.recorder {
-            recorder.record(WriterMessage::Finished(finished.clone()), self.promise.take());
+        if let Some(recorder) = &self.request_recorder.recorder {
+            recorder.record(WriterMessage::Finished(finished.clone()), self.receipt_slot.take());
         }
-        self.accounting.explanations.put(finished);
+        self.request_recorder.explanations.record(finished);
     }
 }

@@ -1,0 +1,310 @@
+//! State of all regions, shared between the reports that update it and the requests that are routed by it.
+//!
+//! [`RegionStates`] and `gateway_core` decide. This module adds the lock, the clock, the random draws, and the notification of
+//! requests that wait for a region whose health has worsened. The lock is held for one decision at a time and never across an
+//! await.
+
+use super::region_states::{RegionStates, RoutingContext};
+use gateway_core::circuit::Permille;
+use gateway_core::health::{HealthChange, HealthReport, TICK_PERIOD_MAX};
+use gateway_core::outcome::AttemptFailure;
+use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
+use gateway_core::plan::{ExpiredTimer, RequestPlan, Step};
+use gateway_core::targets::{InFlightRequest, TargetStatus};
+use rand::Rng;
+use regions::catalogue::Catalogue;
+use regions::geography::GeoPoint;
+use regions::health::Health;
+use regions::id::DeploymentName;
+use regions::set::RegionIndex;
+use scheduler_core::spoke::Report;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
+use tokio::sync::watch;
+
+/// Interval of the check for silent regions: half of the maximum.
+const SILENCE_CHECK_PERIOD: Duration = TICK_PERIOD_MAX.checked_div(2).expect("two is not zero");
+
+/// State of all regions with the notification of worsened health.
+pub(crate) struct RegionMonitor {
+    states: Mutex<RegionStates>,
+    health_changes: watch::Sender<()>,
+}
+
+/// Next step of a request plan. An attempt to be sent counts as in flight from the same moment, so that two requests cannot take
+/// the last slot of a region.
+pub(crate) struct NextStep<'a> {
+    pub(crate) step: Step,
+    pub(crate) in_flight: Option<InFlight<'a>>,
+}
+
+impl NextStep<'_> {
+    /// Continue to wait.
+    pub(crate) const WAIT: NextStep<'static> = NextStep { step: Step::Wait, in_flight: None };
+}
+
+/// Returns a random draw.
+pub(crate) fn random_draw() -> Permille {
+    random_draws()[0]
+}
+
+/// Returns three independent draws for three independent decisions, from one random number. With a shared draw, the requests
+/// that stay in a region from which many spill over would all have a high draw, and none of them would be sent to a region
+/// with a low traffic share.
+pub(crate) fn random_draws() -> [Permille; 3] {
+    let number: u32 = rand::rng().random_range(0..1_000_000_000);
+    [number / 1_000_000, number / 1000 % 1000, number % 1000]
+        .map(|part| Permille::new(u16::try_from(part).expect("less than a thousand")))
+}
+
+impl RegionMonitor {
+    pub(crate) fn new(location: GeoPoint, catalogue: &Catalogue) -> RegionMonitor {
+        let states = RegionStates::new(location, catalogue, Instant::now());
+        RegionMonitor { states: Mutex::new(states), health_changes: watch::Sender::new(()) }
+    }
+
+    pub(crate) fn states(&self) -> MutexGuard<'_, RegionStates> {
+        self.states.lock()
+    }
+
+    /// Replaces the set of monitored regions.
+    pub(crate) fn set_regions(&self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
+        self.states().set_regions(regions);
+    }
+
+    /// Returns the circuit breaker state of each region; for operators.
+    pub(crate) fn circuit_states(&self) -> Vec<TargetStatus<RegionIndex>> {
+        self.states().targets.states(Instant::now())
+    }
+
+    /// Returns a receiver that is notified when the health of a region worsens.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.health_changes.subscribe()
+    }
+
+    /// Applies the health report of a region.
+    pub(crate) fn health_reported(&self, region: RegionIndex, report: HealthReport) {
+        let now = Instant::now();
+        let states = &mut *self.states();
+        states.latency.observe(region, report.round_trip, now);
+        states.fleet.reported(region, report, now);
+    }
+
+    /// Applies the load report of `region` and its spillover credits; `requested_at` is when the exchange was sent.
+    pub(crate) fn load_reported(&self, region: RegionIndex, report: &Report, requested_at: Instant) {
+        self.states().load_reported(region, report, requested_at, Instant::now());
+    }
+
+    /// Returns the spillover demand of the last period in tokens, for each deployment that `region` serves.
+    pub(crate) fn spillover_demand(&self, region: RegionIndex) -> BTreeMap<DeploymentName, u64> {
+        self.states().spillover_demand(region, Instant::now())
+    }
+
+    /// Returns the first step of a plan.
+    pub(crate) fn start(&self, plan: &mut RequestPlan, routing: &RoutingContext<'_>) -> NextStep<'_> {
+        let now = Instant::now();
+        let states = &mut *self.states();
+        let step = states.decide(routing, now, |view, budgets| plan.start(view, budgets, now));
+        self.next_step(states, step, routing, now)
+    }
+
+    fn next_step(
+        &self,
+        states: &mut RegionStates,
+        step: Step,
+        routing: &RoutingContext<'_>,
+        now: Instant,
+    ) -> NextStep<'_> {
+        let in_flight = match step {
+            Step::Send { region, .. } => {
+                let queue_wait = states.queue_wait(region, routing);
+                let request = Some(states.targets.began(region, now));
+                Some(InFlight { monitor: self, region, queue_wait, request })
+            }
+            Step::Wait
+            | Step::RelayResponse
+            | Step::NoRegionReachable
+            | Step::RegionFull(_)
+            | Step::ReceiptUnavailable
+            | Step::DeadlineExceeded => None,
+        };
+        NextStep { step, in_flight }
+    }
+
+    /// Records the response to an attempt, with `status` and after `elapsed`.
+    pub(crate) fn response_received(
+        &self,
+        plan: &mut RequestPlan,
+        attempt: InFlight<'_>,
+        routing: &RoutingContext<'_>,
+        status: u16,
+        elapsed: Duration,
+    ) {
+        let now = Instant::now();
+        let region = attempt.region();
+        let states = &mut *self.states();
+        states.fleet.responded(region, now);
+        states.budgets.retry.succeeded();
+        let is_before_timeout = plan.responded(region);
+        let mut action = UpstreamAction::Responded { status };
+        // An error response is fast in any region and says nothing about the time of the computation.
+        if (200..300).contains(&status) && routing.uses_engine {
+            let (deployment, size) = (routing.deployment, routing.size);
+            // Time in the queue does not make a region slow.
+            let computed = elapsed.saturating_sub(attempt.queue_wait);
+            if states.targets.is_too_slow_for_probe(region, deployment, size, computed, now) {
+                action = UpstreamAction::RespondedSlowlyToProbe;
+            }
+            states.targets.record_latency(region, deployment, size, elapsed, now);
+        }
+        if is_before_timeout {
+            states.record_evidence(region, evidence(DeadlineSetBy::Measurement, action), random_draw(), now);
+        }
+        attempt.finish(states, now);
+    }
+
+    /// Records that an attempt lost against a hedged attempt, which began later.
+    pub(crate) fn hedge_won(&self, attempt: &InFlight<'_>) {
+        if let Some(request) = &attempt.request {
+            self.states().targets.hedge_won(request, random_draw(), Instant::now());
+        }
+    }
+
+    /// Records a failed attempt and returns the next step of the plan. `status` is that of an error response with the remedy
+    /// "elsewhere".
+    pub(crate) fn attempt_failed(
+        &self,
+        plan: &mut RequestPlan,
+        attempt: InFlight<'_>,
+        failure: AttemptFailure,
+        status: Option<u16>,
+        routing: &RoutingContext<'_>,
+    ) -> NextStep<'_> {
+        let now = Instant::now();
+        let region = attempt.region();
+        let states = &mut *self.states();
+        let evidence = failure.evidence(status);
+        if evidence.is_some_and(OutlierEvidence::is_failure) {
+            let changes = states.fleet.failed(region);
+            self.health_worsened(states, changes, now);
+        }
+        states.record_evidence(region, evidence, random_draw(), now);
+        attempt.finish(states, now);
+        // A connection that breaks because its region is down belongs to the evacuation and is not a retry.
+        let is_down = states.fleet.health(region, routing.deployment) == Health::Down;
+        let is_connection_failure =
+            matches!(failure, AttemptFailure::Unreachable | AttemptFailure::WrongPeer);
+        let failure = if is_connection_failure && is_down { AttemptFailure::RegionDown } else { failure };
+        let step =
+            states.decide(routing, now, |view, budgets| plan.failed(region, failure, view, budgets, now));
+        self.next_step(states, step, routing, now)
+    }
+
+    /// Handles the expired timers of a plan and returns its next step.
+    pub(crate) fn timers_expired(
+        &self,
+        plan: &mut RequestPlan,
+        routing: &RoutingContext<'_>,
+    ) -> NextStep<'_> {
+        let now = Instant::now();
+        let states = &mut *self.states();
+        while let Some(due) = plan.expired_timer(now) {
+            if let ExpiredTimer::FirstByte(region) = due {
+                // A cold start that takes longer than reported is not a failure, nor is a queue that has grown since the request
+                // was sent.
+                if let Some(deadline) = states.first_byte_deadline(region, routing, plan.sent_at(region), now)
+                {
+                    plan.extend_first_byte_timeout(region, deadline);
+                    continue;
+                }
+                states.record_evidence(
+                    region,
+                    AttemptFailure::FirstByteTimeout.evidence(None),
+                    random_draw(),
+                    now,
+                );
+            }
+            let step = states.decide(routing, now, |view, budgets| match due {
+                ExpiredTimer::Deadline => Step::DeadlineExceeded,
+                ExpiredTimer::FirstByte(region) => plan.first_byte_timed_out(region, view, budgets, now),
+                ExpiredTimer::Hedge => plan.hedge(view, budgets, now),
+            });
+            if step != Step::Wait {
+                return self.next_step(states, step, routing, now);
+            }
+        }
+        NextStep::WAIT
+    }
+
+    /// Returns whether a request in flight to `region` should abandon that attempt.
+    pub(crate) fn should_abandon(
+        &self,
+        plan: &RequestPlan,
+        region: RegionIndex,
+        routing: &RoutingContext<'_>,
+    ) -> bool {
+        let states = &mut *self.states();
+        let health = states.fleet.health(region, routing.deployment);
+        states.decide(routing, Instant::now(), |view, _| plan.should_abandon(health, view))
+    }
+
+    /// Detects regions whose reports have stopped; never returns.
+    pub(crate) async fn detect_silent_regions(self: Arc<RegionMonitor>) {
+        let mut period = tokio::time::interval(SILENCE_CHECK_PERIOD);
+        period.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            period.tick().await;
+            let now = Instant::now();
+            let states = &mut *self.states();
+            let changes = states.fleet.tick(now);
+            self.health_worsened(states, changes, now);
+        }
+    }
+
+    fn health_worsened(
+        &self,
+        states: &mut RegionStates,
+        changes: impl IntoIterator<Item = HealthChange>,
+        now: Instant,
+    ) {
+        for HealthChange { region, health } in changes {
+            states.budgets.evacuate(region, states.targets.in_flight(region), now);
+            tracing::warn!(region = region.as_usize(), ?health, "region health worsened");
+            self.health_changes.send_replace(());
+        }
+    }
+}
+
+/// Attempt in flight to a region. It ends when this is dropped, also when the client disconnects, or when its outcome has been
+/// recorded, and never before that: a probe of an ejected region that ends without an outcome frees the slot for another probe.
+pub(crate) struct InFlight<'a> {
+    monitor: &'a RegionMonitor,
+    region: RegionIndex,
+    /// Expected wait in the queue of the region when it was sent.
+    queue_wait: Duration,
+    /// Registration as in flight; `None` once ended.
+    request: Option<InFlightRequest<RegionIndex>>,
+}
+
+impl InFlight<'_> {
+    pub(crate) fn region(&self) -> RegionIndex {
+        self.region
+    }
+
+    /// Ends the attempt after its outcome was recorded, under the held lock.
+    fn finish(mut self, states: &mut RegionStates, now: Instant) {
+        if let Some(request) = self.request.take() {
+            states.targets.ended(&request, now);
+        }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            self.monitor.states().targets.ended(&request, Instant::now());
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! State of the regions as an edge sees them: their reports, the outcomes of its own requests, and its retry and hedge budgets.
+//! Time and random draws are arguments; [`region_monitor`](super::region_monitor) has the clock, the random numbers and the
+//! lock.
+
+use super::cold::ColdRegions;
+use gateway_core::circuit::Permille;
+use gateway_core::cold;
+use gateway_core::health::RegionHealthTracker;
+use gateway_core::hedge::is_lightly_loaded;
+use gateway_core::latency::{FirstByteTimeout, SizeClass};
+use gateway_core::outlier::OutlierEvidence;
+use gateway_core::plan::{AttemptTimeouts, Budgets, RegionLoad, RegionView};
+use gateway_core::priority::Priority;
+use gateway_core::queue::RegionQueue;
+use gateway_core::spill::Spill;
+use gateway_core::targets::{LatencyBaseline, TargetTracker};
+use regions::catalogue::Catalogue;
+use regions::geography::GeoPoint;
+use regions::health::Health;
+use regions::id::DeploymentName;
+use regions::latency::LatencyModel;
+use regions::set::RegionIndex;
+use scheduler_core::spoke::{self, Report};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Maximum requests of one edge in flight to one region. At 20 ms each that is 400,000 requests per second, more than an edge
+/// forwards. Requests beyond it would wait for a region that does not respond and take the capacity of all other regions.
+pub(crate) const REGION_IN_FLIGHT_MAX: u32 = 8192;
+
+/// State of all regions, updated by their reports and responses.
+pub(crate) struct RegionStates {
+    pub(crate) fleet: RegionHealthTracker,
+    pub(crate) latency: LatencyModel,
+    pub(crate) targets: TargetTracker<RegionIndex>,
+    /// Last reported load of each region.
+    loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, DeploymentBacklog>>,
+    /// Regions that would hold a request until a replica is ready.
+    pub(super) cold_regions: ColdRegions,
+    pub(crate) budgets: Budgets,
+    /// Spillover credits that regions have granted.
+    pub(crate) spill: Spill,
+}
+
+/// Reported load and queue of one deployment in one region.
+#[derive(Clone, Copy)]
+struct DeploymentBacklog {
+    load: spoke::DeploymentLoad,
+    /// All queued tokens.
+    total: RegionQueue,
+    /// Queued tokens ahead of an interactive request: other interactive requests, if the region reports them separately.
+    interactive: RegionQueue,
+}
+
+impl DeploymentBacklog {
+    /// Updates the `previous` backlog with a reported load.
+    fn updated(
+        previous: Option<&DeploymentBacklog>,
+        load: &spoke::DeploymentLoad,
+        now: Instant,
+    ) -> DeploymentBacklog {
+        let updated = |previous, tokens| RegionQueue::updated(previous, tokens, load.tokens_per_second, now);
+        DeploymentBacklog {
+            load: *load,
+            total: updated(previous.map(|backlog| backlog.total), load.pending_tokens),
+            interactive: updated(
+                previous.map(|backlog| backlog.interactive),
+                load.interactive_tokens.unwrap_or(load.pending_tokens),
+            ),
+        }
+    }
+
+    /// Returns the time until the queued work ahead of a request of this priority is done.
+    fn wait(&self, priority: Priority) -> Duration {
+        match priority {
+            Priority::Interactive => self.interactive.wait(),
+            Priority::Bulk => self.total.wait(),
+        }
+    }
+}
+
+/// Properties of a request that routing decisions depend on.
+#[derive(Clone, Copy)]
+pub(crate) struct RoutingContext<'a> {
+    pub(crate) deployment: &'a DeploymentName,
+    pub(crate) priority: Priority,
+    pub(crate) size: SizeClass,
+    /// Random draw of the request, made once, so that decisions about it agree.
+    pub(crate) target_draw: Permille,
+    /// The request is computed by the engine, so its latency is compared with that of others.
+    pub(crate) uses_engine: bool,
+}
+
+impl RegionStates {
+    pub(super) fn new(location: GeoPoint, catalogue: &Catalogue, now: Instant) -> RegionStates {
+        RegionStates {
+            fleet: RegionHealthTracker::default(),
+            latency: LatencyModel::new(location, catalogue),
+            targets: TargetTracker::new(
+                FirstByteTimeout::FOR_REGION,
+                LatencyBaseline::Own,
+                REGION_IN_FLIGHT_MAX,
+            ),
+            loads: BTreeMap::new(),
+            cold_regions: ColdRegions::default(),
+            budgets: Budgets::new(now),
+            spill: Spill::default(),
+        }
+    }
+
+    /// Replaces the set of regions.
+    pub(super) fn set_regions(&mut self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
+        self.fleet.set_regions(regions.clone());
+        let regions: BTreeSet<_> = regions.into_iter().collect();
+        self.loads.retain(|region, _| regions.contains(region));
+        self.cold_regions.retain_regions(regions.iter().copied().collect());
+        self.targets.set_targets(regions.iter().copied());
+        self.spill.retain_regions(|region| regions.contains(&region));
+    }
+
+    /// Applies the load report of `region` and its spillover credits; `requested_at` is when the exchange was sent.
+    pub(super) fn load_reported(
+        &mut self,
+        region: RegionIndex,
+        report: &Report,
+        requested_at: Instant,
+        now: Instant,
+    ) {
+        let granted = report.deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens));
+        self.spill.set_credits(region, granted.collect(), requested_at);
+        self.cold_regions.update(region, report);
+        let backlogs = report.deployments.iter().map(|(name, load)| {
+            (name.clone(), DeploymentBacklog::updated(self.backlog(region, name), load, now))
+        });
+        let backlogs = backlogs.collect();
+        self.loads.insert(region, backlogs);
+    }
+
+    /// Returns the spillover demand of the last period in tokens, for each deployment that `region` serves.
+    pub(super) fn spillover_demand(
+        &self,
+        region: RegionIndex,
+        now: Instant,
+    ) -> BTreeMap<DeploymentName, u64> {
+        let served = self.loads.get(&region).into_iter().flat_map(BTreeMap::keys);
+        served.map(|name| (name.clone(), self.spill.demand(name, now))).collect()
+    }
+
+    /// Returns the last reported load of a deployment in `region`; the default without a report.
+    pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> spoke::DeploymentLoad {
+        self.backlog(region, deployment).map(|backlog| backlog.load).unwrap_or_default()
+    }
+
+    fn backlog(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<&DeploymentBacklog> {
+        self.loads.get(&region)?.get(deployment)
+    }
+
+    /// Returns the health of a region for a request: an ejected region is `Suspect`.
+    pub(crate) fn health(&self, region: RegionIndex, routing: &RoutingContext<'_>, now: Instant) -> Health {
+        health(&self.fleet, &self.targets, region, routing, now)
+    }
+
+    /// Calls `decide` with a view of the regions for this request, and with the budgets.
+    pub(super) fn decide<T>(
+        &mut self,
+        routing: &RoutingContext<'_>,
+        now: Instant,
+        decide: impl FnOnce(RegionView<'_>, &mut Budgets) -> T,
+    ) -> T {
+        let RegionStates { fleet, latency: _, targets, loads, cold_regions, budgets, spill: _ } = self;
+        let backlog = |region| loads.get(&region).and_then(|backlogs| backlogs.get(routing.deployment));
+        let is_light = |region| {
+            backlog(region).is_none_or(|backlog| {
+                is_lightly_loaded(backlog.load.pending_tokens, backlog.load.tokens_per_second)
+            }) && targets.is_lightly_loaded(region)
+        };
+        let load = |region| match region {
+            region if targets.is_full(region) => RegionLoad::Full,
+            region if is_light(region) => RegionLoad::Light,
+            _ => RegionLoad::Busy,
+        };
+        let is_cold = |region| cold_regions.contains(region, routing.deployment);
+        let timeouts = |region| {
+            let first_byte = targets.first_byte_timeout(region, routing.deployment, routing.size);
+            let queue = backlog(region).map(|backlog| backlog.wait(routing.priority)).unwrap_or_default();
+            let warm = AttemptTimeouts {
+                first_byte: first_byte.map(|first_byte| first_byte + queue),
+                hedge: targets.hedge_after(region, routing.deployment, routing.size),
+            };
+            cold::extend_timeouts(
+                warm,
+                backlog(region).filter(|_| is_cold(region)).and_then(|backlog| backlog.load.ready_in),
+            )
+        };
+        // After a timeout, a request must not be retried or hedged in a region that would only hold it.
+        let health = |region| match health(fleet, targets, region, routing, now) {
+            Health::Healthy if is_cold(region) => Health::Suspect,
+            health => health,
+        };
+        decide(RegionView { health: &health, load: &load, timeouts: &timeouts }, budgets)
+    }
+
+    /// Returns the first-byte deadline of an attempt sent at `sent_at`, computed from the current state of the region; `None` if
+    /// it has passed.
+    pub(super) fn first_byte_deadline(
+        &self,
+        region: RegionIndex,
+        routing: &RoutingContext<'_>,
+        sent_at: Option<Instant>,
+        now: Instant,
+    ) -> Option<Instant> {
+        let timeout =
+            self.targets.first_byte_timeout(region, routing.deployment, routing.size).unwrap_or_default();
+        if let Some(held_for) = self.held_for(region, routing.deployment) {
+            let warm = AttemptTimeouts { first_byte: Some(timeout), hedge: None };
+            return cold::extend_timeouts(warm, Some(held_for)).first_byte.map(|timeout| now + timeout);
+        }
+        let deadline = sent_at? + timeout + self.queue_wait(region, routing);
+        (now < deadline).then_some(deadline)
+    }
+
+    /// Returns the expected wait of a request in the queue of `region`.
+    pub(super) fn queue_wait(&self, region: RegionIndex, routing: &RoutingContext<'_>) -> Duration {
+        self.backlog(region, routing.deployment)
+            .map(|backlog| backlog.wait(routing.priority))
+            .unwrap_or_default()
+    }
+
+    /// Records the evidence of an attempt about `region`; if that ejects the region, its requests in flight get an evacuation
+    /// budget.
+    pub(super) fn record_evidence(
+        &mut self,
+        region: RegionIndex,
+        evidence: Option<OutlierEvidence>,
+        draw: Permille,
+        now: Instant,
+    ) {
+        let Some(evidence) = evidence else { return };
+        if self.targets.record(region, evidence, draw, now) {
+            tracing::warn!(region = region.as_usize(), ?evidence, "region ejected");
+            self.budgets.evacuate(region, self.targets.in_flight(region), now);
+        }
+    }
+}
+
+fn health(
+    fleet: &RegionHealthTracker,
+    targets: &TargetTracker<RegionIndex>,
+    region: RegionIndex,
+    routing: &RoutingContext<'_>,
+    now: Instant,
+) -> Health {
+    let health = fleet.health(region, routing.deployment);
+    let is_ejected = || !targets.state(region, now).admits(routing.target_draw);
+    if health == Health::Healthy && is_ejected() { Health::Suspect } else { health }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interactive_requests_wait_only_for_interactive_ones_if_the_region_reports_them_separately() {
+        let catalogue = Catalogue::builtin();
+        let id = "aws/us-east-1".parse().unwrap();
+        let region = catalogue.index_of(&id).unwrap();
+        let now = Instant::now();
+        let mut states = RegionStates::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue, now);
+        let deployment: DeploymentName = "d".parse().unwrap();
+        let mut waits = |interactive_tokens| {
+            let load = spoke::DeploymentLoad {
+                ready: 1,
+                pending_tokens: 1500,
+                interactive_tokens,
+                tokens_per_second: 1000.0,
+                ..spoke::DeploymentLoad::default()
+            };
+            let deployments = BTreeMap::from([(deployment.clone(), load)]);
+            let report = Report { region: id.clone(), boot_id: 1, sequence: 1, deployments, draining: false };
+            states.load_reported(region, &report, now, now);
+            [Priority::Interactive, Priority::Bulk].map(|priority| {
+                let routing = RoutingContext {
+                    deployment: &deployment,
+                    priority,
+                    size: SizeClass::of(10),
+                    target_draw: Permille::ALL,
+                    uses_engine: true,
+                };
+                states.queue_wait(region, &routing).as_millis()
+            })
+        };
+        assert_eq!(waits(Some(100)), [100, 1500]);
+        assert_eq!(waits(Some(0)), [0, 1500]);
+        assert_eq!(waits(None), [1500, 1500]);
+    }
+}

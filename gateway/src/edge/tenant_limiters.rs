@@ -1,0 +1,166 @@
+//! Rate limiters of the tenants, shared by all requests, and the rate limit headers of responses.
+//!
+//! A request is charged for itself when its head was read and for its content when its body was read (see
+//! `gateway_core::tenant`). Unused tokens are refunded when it ends, however it ends: [`TokenReservation`] does that when it is
+//! dropped. The headers are those of OpenAI, which its clients and many others read; they are on successful responses and on
+//! rejections.
+
+use super::duration::openai_duration;
+use super::refusals::limit_exceeded;
+use crate::respond::Rejection;
+use gateway_core::decimal;
+use gateway_core::keys::KeyRing;
+use gateway_core::tenant::{Cost, LimitStatus, RateLimiter, RateLimits, Tenant};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use supervision::{Mutex, RwLock};
+
+/// Name and value of a header.
+pub(super) type Header = (&'static str, String);
+
+/// Rate limiters of the current tenants, by tenant index. A request in flight keeps the limiter that it was charged from, also
+/// if its tenant has been removed.
+pub(crate) struct TenantLimiters(RwLock<BTreeMap<usize, TenantLimiter>>);
+
+/// Rate limiter of one tenant.
+struct TenantLimiter {
+    limits: RateLimits,
+    limiter: Arc<Mutex<RateLimiter>>,
+}
+
+/// Charge of a request of which only the head was read.
+pub(super) struct HeadCharge {
+    limiter: Arc<Mutex<RateLimiter>>,
+}
+
+/// Tokens reserved by a request.
+pub(super) struct TokenReservation {
+    limiter: Arc<Mutex<RateLimiter>>,
+    estimate: u64,
+    /// Tokens that are not refunded.
+    used: u64,
+}
+
+impl TenantLimiters {
+    pub(crate) fn new(keys: &KeyRing, now: Instant) -> TenantLimiters {
+        let limiters = TenantLimiters(RwLock::default());
+        limiters.update(keys, now);
+        limiters
+    }
+
+    /// Replaces the set of tenants. A tenant with unchanged limits keeps its limiter; the limiters of removed tenants are deleted.
+    pub(crate) fn update(&self, keys: &KeyRing, now: Instant) {
+        let mut limiters = self.0.write();
+        let mut previous = std::mem::take(&mut *limiters);
+        for tenant in keys.tenants() {
+            let unchanged = previous.remove(&tenant.index).filter(|limiter| limiter.limits == tenant.limits);
+            limiters
+                .insert(tenant.index, unchanged.unwrap_or_else(|| TenantLimiter::new(&tenant.limits, now)));
+        }
+    }
+
+    /// Charges a request of `tenant` of which only the head was read, or returns the rejection. `body_bytes` is its declared
+    /// length.
+    pub(super) fn charge_head(&self, tenant: &Tenant, body_bytes: u64) -> Result<HeadCharge, Rejection> {
+        let (limiter, now) = (self.limiter(tenant), Instant::now());
+        let mut locked = limiter.lock();
+        if let Err(exceeded) = locked.enter(Cost::at_least(body_bytes), now) {
+            return Err(limit_exceeded(tenant, exceeded).with(headers(locked.status(now))));
+        }
+        drop(locked);
+        Ok(HeadCharge { limiter })
+    }
+
+    fn limiter(&self, tenant: &Tenant) -> Arc<Mutex<RateLimiter>> {
+        let limiters = self.0.read();
+        let limiter = limiters.get(&tenant.index).map(|tenant| tenant.limiter.clone());
+        // The table is being replaced: this is the last request of a removed tenant.
+        limiter.unwrap_or_else(|| TenantLimiter::new(&tenant.limits, Instant::now()).limiter)
+    }
+
+    /// Returns the number of tenants with a limiter.
+    pub(super) fn count(&self) -> usize {
+        self.0.read().len()
+    }
+}
+
+impl TenantLimiter {
+    fn new(limits: &RateLimits, now: Instant) -> TenantLimiter {
+        TenantLimiter { limits: *limits, limiter: Arc::new(Mutex::new(RateLimiter::new(limits, now))) }
+    }
+}
+
+impl HeadCharge {
+    /// Charges a request for its content, or returns the rejection.
+    ///
+    /// A compressed body (`is_packed`) has cost more to read than its declared length, before that could be known; its request
+    /// charge is not refunded.
+    pub(super) fn charge_body(
+        self,
+        tenant: &Tenant,
+        cost: Cost,
+        is_packed: bool,
+    ) -> Result<TokenReservation, Rejection> {
+        let HeadCharge { limiter } = self;
+        let now = Instant::now();
+        let mut locked = limiter.lock();
+        if let Err(exceeded) = locked.charge(cost, now) {
+            if is_packed {
+                locked.record_usage(1, 0, now);
+            }
+            return Err(limit_exceeded(tenant, exceeded).with(headers(locked.status(now))));
+        }
+        drop(locked);
+        Ok(TokenReservation { limiter, estimate: cost.tokens, used: 0 })
+    }
+
+    /// Charges a rejected request for the part of its body that was processed before the rejection.
+    pub(super) fn settle_rejected(self, rejection: &Rejection) {
+        if rejection.processed_bytes > 0 {
+            let Cost { inputs: _, tokens } = Cost::at_least(rejection.processed_bytes);
+            self.limiter.lock().record_usage(0, tokens, Instant::now());
+        }
+    }
+
+    /// Refunds the charge of a request that is rejected for a reason outside the request.
+    pub(super) fn refund(self) {
+        self.limiter.lock().refund(Instant::now());
+    }
+}
+
+impl TokenReservation {
+    /// Returns the remaining limits of the tenant as OpenAI's headers.
+    pub(super) fn headers(&self) -> Vec<Header> {
+        let status = self.limiter.lock().status(Instant::now());
+        headers(status)
+    }
+
+    /// Records the tokens of the computed request; the estimate if the region did not report them.
+    pub(super) fn record_usage(&mut self, tokens: Option<u64>) {
+        self.used = tokens.unwrap_or(self.estimate);
+    }
+}
+
+impl Drop for TokenReservation {
+    fn drop(&mut self) {
+        self.limiter.lock().settle(self.estimate, self.used, Instant::now());
+    }
+}
+
+/// Returns the remaining limits as OpenAI's headers.
+fn headers((requests, tokens): (Option<LimitStatus>, Option<LimitStatus>)) -> Vec<Header> {
+    let number = |number: u64| decimal::text(|text| decimal::push(text, number));
+    let mut headers = Vec::with_capacity(6);
+    if let Some(LimitStatus { limit, remaining, reset }) = requests {
+        headers.push(("x-ratelimit-limit-requests", number(limit.get())));
+        headers.push(("x-ratelimit-remaining-requests", number(remaining)));
+        headers.push(("x-ratelimit-reset-requests", openai_duration(reset)));
+    }
+    if let Some(LimitStatus { limit, remaining, reset }) = tokens {
+        headers.push(("x-ratelimit-limit-tokens", number(limit.get())));
+        headers.push(("x-ratelimit-remaining-tokens", number(remaining)));
+        headers.push(("x-ratelimit-reset-tokens", openai_duration(reset)));
+    }
+    headers
+}
