@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 /// Body of a request, with the permits for its bytes.
-pub(crate) struct BufferedBody {
+pub(crate) struct RequestBytes {
     /// Bytes of the body.
     pub(crate) bytes: Vec<u8>,
     /// Permits for the bytes; released on drop.
@@ -37,7 +37,7 @@ impl BodyBudget {
     }
 
     /// Reads a body to its end, or rejects it.
-    pub(crate) async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<BufferedBody, Refusal> {
+    pub(crate) async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<RequestBytes, Refusal> {
         let limit = Duration::from_millis(self.limits.body_timeout_ms);
         let read = timeout(limit, self.read_all(declared(headers), &mut body)).await;
         let refusal = match read.unwrap_or_else(|_| Err(Refusal::body_timeout(limit))) {
@@ -52,7 +52,7 @@ impl BodyBudget {
         Err(refusal)
     }
 
-    async fn read_all(&self, declared: Option<u64>, body: &mut Body) -> Result<BufferedBody, Refusal> {
+    async fn read_all(&self, declared: Option<u64>, body: &mut Body) -> Result<RequestBytes, Refusal> {
         let max = self.limits.max_body_bytes;
         if declared.is_some_and(|bytes| bytes > max as u64) {
             return Err(Refusal::body_too_large(max, declared));
@@ -79,7 +79,7 @@ impl BodyBudget {
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(BufferedBody { bytes, permit: acquired })
+        Ok(RequestBytes { bytes, permit: acquired })
     }
 }
 

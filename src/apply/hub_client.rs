@@ -23,18 +23,18 @@ pub(super) enum HubCallError {
 }
 
 /// Client of a hub, with an operator's credentials.
-pub(super) struct HubClient {
+pub(super) struct ApplyClient {
     client: reqwest::Client,
     url: Url,
     token: Option<String>,
 }
 
-impl HubClient {
-    pub(super) fn new(hub: &str, token: Option<String>) -> Result<HubClient, String> {
+impl ApplyClient {
+    pub(super) fn new(hub: &str, token: Option<String>) -> Result<ApplyClient, String> {
         let url = Url::parse(hub).ok().filter(|url| url.scheme() == "http" && url.has_host());
         let url = url.ok_or_else(|| format!("--hub {hub} is not a URL of a hub; write http://HOST:PORT"))?;
         let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build();
-        Ok(HubClient { client: client.map_err(|error| error.to_string())?, url, token })
+        Ok(ApplyClient { client: client.map_err(|error| error.to_string())?, url, token })
     }
 
     pub(super) async fn apply(&self, message: &ApplyV1) -> Result<AppliedV1, HubCallError> {

@@ -10,7 +10,7 @@ mod replicas;
 
 use crate::cli::{ApplyOptions, GetOptions, ResourceKind};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
-use hub_client::{HubCallError, HubClient};
+use hub_client::{HubCallError, ApplyClient};
 use regions::TenantRules;
 use scheduler_core::wire::apply::{AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1};
 use scheduler_core::wire::tenant::TenantsV1;
@@ -48,7 +48,7 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
     let Some(token) = token.filter(|_| problems.is_empty()) else {
         return fail(EXIT_USAGE, &problems);
     };
-    let hub = match HubClient::new(hub, Some(token)) {
+    let hub = match ApplyClient::new(hub, Some(token)) {
         Ok(hub) => hub,
         Err(problem) => return fail(EXIT_USAGE, &[problem]),
     };
@@ -80,7 +80,7 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
 
 /// Runs `meridian apply --promote`. Exit code 0 if the hub has accepted it.
 fn promote_model(name: &str, hub: &str, token_file: Option<&Path>, json: bool) -> ExitCode {
-    let hub = token(token_file).and_then(|token| HubClient::new(hub, Some(token)));
+    let hub = token(token_file).and_then(|token| ApplyClient::new(hub, Some(token)));
     let hub = match hub {
         Ok(hub) => hub,
         Err(problem) => return fail(EXIT_USAGE, &[problem]),
@@ -103,7 +103,7 @@ fn promote_model(name: &str, hub: &str, token_file: Option<&Path>, json: bool) -
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
     let GetOptions { resource, name, hub, token_file, json } = options;
-    let hub = match read_token(token_file.as_deref()).and_then(|token| HubClient::new(hub, token)) {
+    let hub = match read_token(token_file.as_deref()).and_then(|token| ApplyClient::new(hub, token)) {
         Ok(hub) => hub,
         Err(problem) => return fail(EXIT_USAGE, &[problem]),
     };

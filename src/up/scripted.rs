@@ -38,14 +38,14 @@ struct ScriptedReplica {
 }
 
 /// Queued request.
-struct QueuedRequest {
+struct ScriptedRequest {
     tokens: u64,
     inputs: u64,
     done: oneshot::Sender<()>,
 }
 
 struct ScriptedQueue {
-    waiting: VecDeque<QueuedRequest>,
+    waiting: VecDeque<ScriptedRequest>,
     /// Tokens of the request that is being computed.
     computing: u64,
     times_slower: u32,
@@ -118,7 +118,7 @@ impl ScriptedReplica {
         }
     }
 
-    fn next(&self) -> Option<(QueuedRequest, u32)> {
+    fn next(&self) -> Option<(ScriptedRequest, u32)> {
         let queue = &mut *self.queue();
         let request = queue.waiting.pop_front();
         queue.computing = request.as_ref().map_or(0, |request| request.tokens);
@@ -161,7 +161,7 @@ async fn embed(State(replica): State<Arc<ScriptedReplica>>, body: Bytes) -> Resp
     {
         let queue = &mut *replica.queue();
         queue.requests += 1;
-        queue.waiting.push_back(QueuedRequest { tokens: reading.tokens, inputs: reading.inputs, done });
+        queue.waiting.push_back(ScriptedRequest { tokens: reading.tokens, inputs: reading.inputs, done });
     }
     replica.work.notify_one();
     if computed.await.is_err() {

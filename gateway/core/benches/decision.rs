@@ -18,7 +18,7 @@ use gateway_core::priority::Priority;
 use gateway_core::route::{Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route};
 use gateway_core::spill::{Spill, SpillRequest};
 use gateway_core::targets::{LatencyBaseline, TargetTracker};
-use gateway_core::weights::{GatewayWeights, ReceivedRow};
+use gateway_core::weights::{PlanWeights, ReceivedRow};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::health::Health;
@@ -91,7 +91,7 @@ struct DecisionScenario {
     /// Response times that were measured for every eighth deployment.
     targets: TargetTracker<RegionIndex>,
     /// Shares of four regions for every deployment.
-    weights: GatewayWeights,
+    weights: PlanWeights,
     /// Credits for every deployment.
     credits: Spill,
 }
@@ -157,7 +157,7 @@ impl DecisionScenario {
                 (name.clone(), ResidencyPolicy::Anywhere, routed[0], shares)
             })
             .collect();
-        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, rows, &catalogue);
+        let weights = PlanWeights::new(Generation { epoch: 1, number: 1 }, rows, &catalogue);
         let mut targets = TargetTracker::new(FirstByteTimeout::FOR_REGION, LatencyBaseline::Own, 8192);
         targets.set_targets(routed.iter().copied());
         for (number, region) in routed.iter().enumerate() {

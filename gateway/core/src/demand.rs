@@ -66,7 +66,7 @@ struct TokenCounter {
 
 /// Demand of one class, as reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClassDemand {
+pub struct MeasuredDemand {
     /// Requested deployment.
     pub deployment: DeploymentName,
     /// Residency policy of the requests.
@@ -132,14 +132,14 @@ impl DemandMeter {
     }
 
     /// Returns the demand of all classes. To be called about once a second.
-    pub fn report(&mut self, now: Instant) -> Vec<ClassDemand> {
+    pub fn report(&mut self, now: Instant) -> Vec<MeasuredDemand> {
         let since = self.last_report.replace(now).map(|last| now.saturating_duration_since(last));
         let mut reported = Vec::with_capacity(self.class_count);
         for (deployment, classes) in &mut self.classes {
             classes.retain(|class| now.saturating_duration_since(class.last_request) <= CLASS_RETENTION);
             for class in classes {
                 class.interactive.per_second(since, now);
-                reported.push(ClassDemand {
+                reported.push(MeasuredDemand {
                     deployment: deployment.clone(),
                     residency: class.residency.clone(),
                     origin: class.origin,

@@ -23,7 +23,7 @@ use crate::circuit::Permille;
 use crate::cold::{self, ResponseEstimate};
 use crate::priority::Priority;
 use crate::spill::{self, Departure, Spill};
-use crate::weights::{GatewayWeights, throw};
+use crate::weights::{PlanWeights, throw};
 use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::invariants;
@@ -67,7 +67,7 @@ pub struct RouteQuery<'a> {
 #[derive(Clone, Copy)]
 pub struct PlanQuery<'a> {
     /// Shares of the regions.
-    pub weights: &'a GatewayWeights,
+    pub weights: &'a PlanWeights,
     /// Draw of this request. `None`: the plan is reported with the candidates and not drawn from (parts of a split request).
     pub draw: Option<Permille>,
     /// Interactive part of the demand from an origin.

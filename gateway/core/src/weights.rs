@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 /// Rows of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GatewayWeights {
+pub struct PlanWeights {
     /// Generation of the plan.
     pub generation: Generation,
     rows: BTreeMap<DeploymentName, Vec<Row>>,
@@ -39,13 +39,13 @@ struct Row {
 /// Row as received: deployment, policy, origin and shares.
 pub type ReceivedRow = (DeploymentName, ResidencyPolicy, RegionIndex, Box<[Share]>);
 
-impl GatewayWeights {
+impl PlanWeights {
     /// Makes weights from these rows, with their policies resolved to regions.
     pub fn new(
         generation: Generation,
         rows_received: impl IntoIterator<Item = ReceivedRow>,
         catalogue: &Catalogue,
-    ) -> GatewayWeights {
+    ) -> PlanWeights {
         let mut rows: BTreeMap<DeploymentName, Vec<Row>> = BTreeMap::new();
         for (deployment, residency, origin, mut shares) in rows_received {
             let from = catalogue.region(origin).point;
@@ -56,7 +56,7 @@ impl GatewayWeights {
         }
         // The narrowest first, so that the first that contains a policy is the narrowest that does.
         rows.values_mut().for_each(|rows| rows.sort_by_key(|row| row.allowed.len()));
-        GatewayWeights { generation, rows }
+        PlanWeights { generation, rows }
     }
 
     /// Returns the shares of requests for `deployment` from `origin` that may go to `allowed`, nearest first; empty if
@@ -109,7 +109,7 @@ mod tests {
             row("d", "eu", america, europe),
             row("d", "anywhere", tokyo, tokyo),
         ];
-        let weights = GatewayWeights::new(Generation { epoch: 1, number: 7 }, rows_received, &catalogue);
+        let weights = PlanWeights::new(Generation { epoch: 1, number: 7 }, rows_received, &catalogue);
         let find = |deployment: &str, origin, residency: &str| {
             weights.of(&name(deployment), origin, &policy(residency).permitted(&catalogue)).to_vec()
         };
@@ -132,7 +132,7 @@ mod tests {
         let rows_received: [ReceivedRow; 2] = [at("aws/eu-central-1"), at("oci/ap-tokyo-1")].map(|origin| {
             ("d".parse().unwrap(), ResidencyPolicy::Anywhere, origin, Box::new(shares) as Box<[Share]>)
         });
-        let weights = GatewayWeights::new(Generation { epoch: 1, number: 1 }, rows_received, &catalogue);
+        let weights = PlanWeights::new(Generation { epoch: 1, number: 1 }, rows_received, &catalogue);
         let order = |origin: &str| -> Vec<String> {
             let shares = weights.of(&"d".parse().unwrap(), at(origin), &catalogue.all());
             shares.iter().map(|share| catalogue.region(share.region).id.to_string()).collect()

@@ -17,7 +17,7 @@ use gateway_core::endpoint::ForwardTarget;
 use gateway_core::latency::SizeClass;
 use gateway_core::priority::Priority;
 use gateway_core::request_options::RequestOptions;
-use gateway_core::shed::{self, AdmissionPoolSet, AdmittedRequest, Shed};
+use gateway_core::shed::{self, AdmissionPoolSet, PoolEntry, Shed};
 use gateway_core::tenant::{Cost, Tenant};
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
@@ -47,7 +47,7 @@ pub(super) struct AdmissionControl {
 pub(super) struct AdmissionPermit {
     pools: Arc<AdmissionPools>,
     /// Held until this is dropped.
-    entered: Option<AdmittedRequest>,
+    entered: Option<PoolEntry>,
 }
 
 impl Drop for AdmissionPermit {

@@ -3,7 +3,7 @@
 
 use super::region_states::{RegionStates, RoutingContext};
 use gateway_core::cold::{self, ResponseEstimate};
-use gateway_core::route::Candidate;
+use gateway_core::candidate::Candidate;
 use gateway_core::shed::QueueWaits;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};

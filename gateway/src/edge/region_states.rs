@@ -4,7 +4,6 @@
 
 use super::cold::ColdRegions;
 use gateway_core::circuit::Permille;
-use gateway_core::cold;
 use gateway_core::health::RegionHealthTracker;
 use gateway_core::hedge::is_lightly_loaded;
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
@@ -187,10 +186,7 @@ impl RegionStates {
                 first_byte: first_byte.map(|first_byte| first_byte + queue),
                 hedge: targets.hedge_after(region, routing.deployment, routing.size),
             };
-            cold::extend_timeouts(
-                warm,
-                backlog(region).filter(|_| is_cold(region)).and_then(|backlog| backlog.load.ready_in),
-            )
+            warm.while_held(backlog(region).filter(|_| is_cold(region)).and_then(|backlog| backlog.load.ready_in))
         };
         // After a timeout, a request must not be retried or hedged in a region that would only hold it.
         let health = |region| match health(fleet, targets, region, routing, now) {
@@ -213,7 +209,7 @@ impl RegionStates {
             self.targets.first_byte_timeout(region, routing.deployment, routing.size).unwrap_or_default();
         if let Some(held_for) = self.held_for(region, routing.deployment) {
             let warm = AttemptTimeouts { first_byte: Some(timeout), hedge: None };
-            return cold::extend_timeouts(warm, Some(held_for)).first_byte.map(|timeout| now + timeout);
+            return warm.while_held(Some(held_for)).first_byte.map(|timeout| now + timeout);
         }
         let deadline = sent_at? + timeout + self.queue_wait(region, routing);
         (now < deadline).then_some(deadline)

@@ -11,10 +11,10 @@ use super::snapshot::{self, AcceptanceTime, unix_time, with_suffix};
 use crate::config::EdgeConfig;
 use crate::metrics::RelaxedCounter;
 use gateway_core::circuit::Permille;
-use gateway_core::demand::{self, ClassDemand, DemandMeter};
+use gateway_core::demand::{self, MeasuredDemand, DemandMeter};
 use gateway_core::priority::Priority;
 use gateway_core::residency::Residency;
-use gateway_core::weights::{GatewayWeights, ReceivedRow};
+use gateway_core::weights::{PlanWeights, ReceivedRow};
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
@@ -41,7 +41,7 @@ const RESPONSE_BYTES_MAX: usize = 8 << 20;
 const _: () = assert!(demand::CLASSES_MAX <= ROWS_MAX, "a report has a row for every class that is metered");
 
 /// Current weights; `None` before the first plan.
-pub(crate) type CurrentWeights = Option<Arc<GatewayWeights>>;
+pub(crate) type CurrentWeights = Option<Arc<PlanWeights>>;
 
 /// Demand meter shared by all requests and the task that reports it.
 #[derive(Default)]
@@ -113,7 +113,7 @@ pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> CurrentWeight
 }
 
 /// Converts rows for use by requests. A region that is not in the catalogue gets no share.
-fn resolve(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> GatewayWeights {
+fn resolve(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> PlanWeights {
     let wire::GatewayWeights { generation, gateway: _, rows } = weights;
     let rows = rows.iter().filter_map(
         |((TrafficClass { deployment, residency }, origin), shares)| -> Option<ReceivedRow> {
@@ -123,7 +123,7 @@ fn resolve(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> GatewayWeig
             Some((deployment.clone(), residency.clone(), catalogue.index_of(origin)?, shares.collect()))
         },
     );
-    GatewayWeights::new(*generation, rows, catalogue)
+    PlanWeights::new(*generation, rows, catalogue)
 }
 
 /// Reports the demand and receives plans; never returns.
@@ -169,11 +169,11 @@ pub(crate) async fn follow(
 fn demand_message(
     config: &EdgeConfig,
     boot_id: u64,
-    demand: Vec<ClassDemand>,
+    demand: Vec<MeasuredDemand>,
     reachable: Vec<RegionIndex>,
 ) -> DemandV1 {
     let mut classes = BTreeMap::new();
-    for ClassDemand { deployment, residency, origin, tokens_per_second } in demand {
+    for MeasuredDemand { deployment, residency, origin, tokens_per_second } in demand {
         let residency = match residency.as_str().parse() {
             Ok(residency) => residency,
             Err(error) => {

@@ -23,7 +23,7 @@ const TRAILER_BYTES_MAX: usize = 8 << 10;
 /// Invalid response, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid response: {0}")]
-pub(crate) struct InvalidResponse(pub(super) &'static str);
+pub(crate) struct MalformedResponse(pub(super) &'static str);
 
 /// Parsed response head.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub(super) enum ChunkState {
 }
 
 /// Removes a head from the front of `buffer`; `None` if it is incomplete. The header values share its memory.
-pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<ResponseHead>, InvalidResponse> {
+pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<ResponseHead>, MalformedResponse> {
     let mut headers = [const { MaybeUninit::uninit() }; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut []);
     let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(
@@ -72,10 +72,10 @@ pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<ResponseHead>, Invali
     let length = match parsed {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) if buffer.len() > HEAD_BYTES_MAX => {
-            return Err(InvalidResponse("its head is too long"));
+            return Err(MalformedResponse("its head is too long"));
         }
         Ok(httparse::Status::Partial) => return Ok(None),
-        Err(_) => return Err(InvalidResponse("its head is not HTTP/1.1")),
+        Err(_) => return Err(MalformedResponse("its head is not HTTP/1.1")),
     };
     let (status, minor) = (response.code.unwrap_or(0), response.version.unwrap_or(0));
     let start = buffer.as_ptr() as usize;
@@ -87,21 +87,21 @@ pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<ResponseHead>, Invali
     let fields: Vec<_> = fields.collect();
     let text = buffer.split_to(length).freeze();
     let (mut head, ()) = http::Response::new(()).into_parts();
-    head.status = StatusCode::from_u16(status).map_err(|_| InvalidResponse("its status is invalid"))?;
+    head.status = StatusCode::from_u16(status).map_err(|_| MalformedResponse("its status is invalid"))?;
     head.headers.reserve(fields.len());
     let (mut length, mut chunked, mut connection) = (None, false, None);
     for (name, value) in fields {
         let name =
-            HeaderName::from_bytes(&text[name]).map_err(|_| InvalidResponse("a header name is invalid"))?;
+            HeaderName::from_bytes(&text[name]).map_err(|_| MalformedResponse("a header name is invalid"))?;
         let value = text.slice(value);
         if name == CONTENT_LENGTH {
-            let this = number(&value).ok_or(InvalidResponse("its length is not a number"))?;
+            let this = number(&value).ok_or(MalformedResponse("its length is not a number"))?;
             if length.replace(this).is_some_and(|other| other != this) {
-                return Err(InvalidResponse("it has two lengths"));
+                return Err(MalformedResponse("it has two lengths"));
             }
         } else if name == TRANSFER_ENCODING {
             if chunked || !value.eq_ignore_ascii_case(b"chunked") {
-                return Err(InvalidResponse("its transfer coding is not 'chunked'"));
+                return Err(MalformedResponse("its transfer coding is not 'chunked'"));
             }
             chunked = true;
             continue;
@@ -111,11 +111,11 @@ pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<ResponseHead>, Invali
             continue;
         }
         let value = HeaderValue::from_maybe_shared(value)
-            .map_err(|_| InvalidResponse("a header value is invalid"))?;
+            .map_err(|_| MalformedResponse("a header value is invalid"))?;
         head.headers.append(name, value);
     }
     let body = match (length, chunked) {
-        (Some(_), true) => return Err(InvalidResponse("it has a length and chunks")),
+        (Some(_), true) => return Err(MalformedResponse("it has a length and chunks")),
         _ if status < 200 || status == 204 || status == 304 => BodyFraming::Length(0),
         (Some(length), false) => BodyFraming::Length(length),
         (None, true) => BodyFraming::Chunked(ChunkState::Line),
@@ -128,7 +128,7 @@ pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<ResponseHead>, Invali
 impl BodyFraming {
     /// Removes the available part of the body from the front of `buffer`; `None` if more bytes are needed first, or the
     /// body has ended.
-    pub(super) fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Bytes>, InvalidResponse> {
+    pub(super) fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Bytes>, MalformedResponse> {
         loop {
             match self {
                 BodyFraming::Length(0) | BodyFraming::Chunked(ChunkState::Done) => return Ok(None),
@@ -158,7 +158,7 @@ impl BodyFraming {
 
 impl ChunkState {
     /// Consumes one line around the data; `None` if it is incomplete.
-    fn step(self, buffer: &mut BytesMut) -> Result<Option<ChunkState>, InvalidResponse> {
+    fn step(self, buffer: &mut BytesMut) -> Result<Option<ChunkState>, MalformedResponse> {
         let limit = match self {
             ChunkState::Line => CHUNK_LINE_BYTES_MAX,
             ChunkState::Trailers(before) => TRAILER_BYTES_MAX - before,
@@ -166,22 +166,22 @@ impl ChunkState {
         };
         let Some(end) = memchr::memchr(b'\n', buffer) else {
             return if buffer.len() > limit + 1 {
-                Err(InvalidResponse("a line between chunks is too long"))
+                Err(MalformedResponse("a line between chunks is too long"))
             } else {
                 Ok(None)
             };
         };
         let line = buffer[..end]
             .strip_suffix(b"\r")
-            .ok_or(InvalidResponse("a line between chunks ends in a bare LF"))?;
+            .ok_or(MalformedResponse("a line between chunks ends in a bare LF"))?;
         if line.len() > limit {
-            return Err(InvalidResponse("a line between chunks is too long"));
+            return Err(MalformedResponse("a line between chunks is too long"));
         }
         let next = match self {
             ChunkState::Line => {
                 let digits =
                     line.split(|byte| matches!(byte, b';' | b' ' | b'\t')).next().unwrap_or_default();
-                match hexadecimal(digits).ok_or(InvalidResponse("a chunk size is not a number"))? {
+                match hexadecimal(digits).ok_or(MalformedResponse("a chunk size is not a number"))? {
                     0 => ChunkState::Trailers(0),
                     length => ChunkState::Data(length),
                 }
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parse(text: &str) -> Result<Option<ResponseHead>, InvalidResponse> {
+    fn parse(text: &str) -> Result<Option<ResponseHead>, MalformedResponse> {
         head(&mut BytesMut::from(text))
     }
 
@@ -226,7 +226,7 @@ mod tests {
             parse(text).map(|head| head.expect("a whole head")).map(|head| (head.body, head.keep_alive));
         assert_eq!(
             actual,
-            expected.map_err(|why| InvalidResponse(Box::leak(why.to_owned().into_boxed_str()))),
+            expected.map_err(|why| MalformedResponse(Box::leak(why.to_owned().into_boxed_str()))),
             "{text}"
         );
     }
@@ -289,11 +289,11 @@ mod tests {
         assert!(parse(&headers(HEADERS_MAX)).unwrap().is_some());
         assert_eq!(
             parse(&headers(HEADERS_MAX + 1)).unwrap_err(),
-            InvalidResponse("its head is not HTTP/1.1")
+            MalformedResponse("its head is not HTTP/1.1")
         );
         let endless = |bytes: usize| "HTTP/1.1 200 OK\r\na: ".to_owned() + &"b".repeat(bytes - 20);
         assert!(parse(&endless(HEAD_BYTES_MAX)).unwrap().is_none());
-        assert_eq!(parse(&endless(HEAD_BYTES_MAX + 1)).unwrap_err(), InvalidResponse("its head is too long"));
+        assert_eq!(parse(&endless(HEAD_BYTES_MAX + 1)).unwrap_err(), MalformedResponse("its head is too long"));
     }
 
     /// Reads a body that arrives in pieces of this size; returns its content, whether it ended, and the remaining
@@ -302,7 +302,7 @@ mod tests {
         mut body: BodyFraming,
         text: &[u8],
         piece: usize,
-    ) -> Result<(Vec<u8>, bool, Vec<u8>), InvalidResponse> {
+    ) -> Result<(Vec<u8>, bool, Vec<u8>), MalformedResponse> {
         let (mut buffer, mut read) = (BytesMut::new(), Vec::new());
         for part in text.chunks(piece) {
             buffer.extend_from_slice(part);

@@ -20,7 +20,7 @@ pub(crate) use stream::TransportStream;
 use crate::hop::{Connector, PeerConnection};
 use crate::upstream::RequestHead;
 use bytes::Bytes;
-use frame::{BodyFraming, HEAD_BYTES_MAX, InvalidResponse, ResponseHead};
+use frame::{BodyFraming, HEAD_BYTES_MAX, MalformedResponse, ResponseHead};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use http::response::Parts;
@@ -69,7 +69,7 @@ pub(crate) enum Http1Error {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
-    Invalid(#[from] InvalidResponse),
+    Invalid(#[from] MalformedResponse),
 }
 
 impl Http1Client {
@@ -228,7 +228,7 @@ async fn read_head(connection: &mut PooledConnection) -> Result<ResponseHead, Ht
             && let Some(head) = frame::head(buffer)?
         {
             match head.head.status.as_u16() {
-                101 => return Err(InvalidResponse("it switches protocols").into()),
+                101 => return Err(MalformedResponse("it switches protocols").into()),
                 100..200 => continue,
                 _ => return Ok(head),
             }

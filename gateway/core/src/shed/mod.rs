@@ -108,7 +108,7 @@ pub struct Shed {
 /// Record of an admitted request, to be returned when it ends.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a request that is never released stays in flight for ever"]
-pub struct AdmittedRequest {
+pub struct PoolEntry {
     region: RegionIndex,
     deployment: DeploymentName,
     tenant: usize,
@@ -177,7 +177,7 @@ impl AdmissionPoolSet {
         deployment: &DeploymentName,
         request: &AdmissionRequest,
         now: Instant,
-    ) -> Result<AdmittedRequest, Shed> {
+    ) -> Result<PoolEntry, Shed> {
         let pools = self.regions.entry(region).or_default();
         if !pools.contains_key(deployment) {
             pools.insert(deployment.clone(), AdmissionPool::default());
@@ -189,13 +189,13 @@ impl AdmissionPoolSet {
         }
         pool.enter(request, now);
         let AdmissionRequest { tenant, weight: _, priority, tokens, left: _ } = *request;
-        Ok(AdmittedRequest { region, deployment: deployment.clone(), tenant, priority, tokens })
+        Ok(PoolEntry { region, deployment: deployment.clone(), tenant, priority, tokens })
     }
 
     /// Releases an admitted request, however it ended. Takes the value of [`AdmissionPoolSet::enter`], so that it is
     /// released once.
-    pub fn leave(&mut self, entered: AdmittedRequest) {
-        let AdmittedRequest { region, deployment, tenant, priority, tokens } = entered;
+    pub fn leave(&mut self, entered: PoolEntry) {
+        let PoolEntry { region, deployment, tenant, priority, tokens } = entered;
         match self.regions.get_mut(&region).and_then(|pools| pools.get_mut(&deployment)) {
             Some(pool) => pool.leave(tenant, priority, tokens),
             None => debug_assert!(false, "the pool of {deployment} is gone while a request is in flight"),

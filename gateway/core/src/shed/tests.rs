@@ -26,7 +26,7 @@ fn waits(interactive_ms: u32, bulk_ms: u32) -> QueueWaits {
 }
 
 /// Returns a pool whose queueing delay was too long, with a limit of half of the tokens of tenant 0 in flight.
-fn pressed(priority: Priority, tokens: u64, now: Instant) -> (AdmissionPoolSet, AdmittedRequest) {
+fn pressed(priority: Priority, tokens: u64, now: Instant) -> (AdmissionPoolSet, PoolEntry) {
     let mut pools = AdmissionPoolSet::default();
     let entered = pools.enter(region(), &name(), &request(0, priority, tokens), now).unwrap();
     for _ in 0..limit::TRIP_AFTER {
@@ -170,7 +170,7 @@ proptest! {
     ) {
         let mut now = some_instant();
         let mut pools = AdmissionPoolSet::default();
-        let mut in_flight: Vec<AdmittedRequest> = Vec::new();
+        let mut in_flight: Vec<PoolEntry> = Vec::new();
         let mut interactive_shed: Option<Instant> = None;
         for (event, wait_ms) in events {
             now += wait_ms * MS;
@@ -214,7 +214,7 @@ proptest! {
 struct SheddingSimulation {
     now: Instant,
     pools: AdmissionPoolSet,
-    queue: VecDeque<(AdmittedRequest, Instant)>,
+    queue: VecDeque<(PoolEntry, Instant)>,
     /// End of the current computation.
     busy_until: Instant,
     computed: u64,

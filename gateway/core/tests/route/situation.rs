@@ -8,7 +8,7 @@ use gateway_core::route::{
     Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, departure, route,
 };
 use gateway_core::spill::{Departure, Spill, SpillRequest};
-use gateway_core::weights::GatewayWeights;
+use gateway_core::weights::PlanWeights;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use regions::Catalogue;
@@ -48,7 +48,7 @@ pub(crate) struct Situation {
     pub(crate) gateway: RegionIndex,
     pub(crate) is_client_located: bool,
     pub(crate) assigned: Option<RegionIndex>,
-    pub(crate) plan: Option<GatewayWeights>,
+    pub(crate) plan: Option<PlanWeights>,
     pub(crate) interactive_share: Option<Permille>,
     pub(crate) draw: Permille,
     pub(crate) leave_draw: Permille,
@@ -90,7 +90,7 @@ impl Situation {
                 (DEPLOYMENT.clone(), ResidencyPolicy::Anywhere, at(origin), shares)
             });
             let rows: Vec<_> = rows.collect();
-            GatewayWeights::new(Generation { epoch: 1, number: 1 }, rows, &CATALOGUE)
+            PlanWeights::new(Generation { epoch: 1, number: 1 }, rows, &CATALOGUE)
         });
         let permille = |rng: &mut SmallRng| Permille::new(rng.random_range(0..1000));
         Situation {
