@@ -10,7 +10,7 @@ mod replicas;
 
 use crate::cli::{ApplyOptions, GetOptions, ResourceKind};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
-use hub_client::{HubCallError, ApplyClient};
+use hub_client::{ApplyClient, HubCallError};
 use regions::TenantRules;
 use scheduler_core::wire::apply::{AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1};
 use scheduler_core::wire::tenant::TenantsV1;

@@ -2,8 +2,8 @@
 //! `gateway_core::cold` decides about requests; this module keeps the state that it reads.
 
 use super::region_states::{RegionStates, RoutingContext};
-use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::candidate::Candidate;
+use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::shed::QueueWaits;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};

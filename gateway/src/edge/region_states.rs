@@ -186,7 +186,9 @@ impl RegionStates {
                 first_byte: first_byte.map(|first_byte| first_byte + queue),
                 hedge: targets.hedge_after(region, routing.deployment, routing.size),
             };
-            warm.while_held(backlog(region).filter(|_| is_cold(region)).and_then(|backlog| backlog.load.ready_in))
+            warm.while_held(
+                backlog(region).filter(|_| is_cold(region)).and_then(|backlog| backlog.load.ready_in),
+            )
         };
         // After a timeout, a request must not be retried or hedged in a region that would only hold it.
         let health = |region| match health(fleet, targets, region, routing, now) {

@@ -8,13 +8,12 @@ use super::region_monitor::RegionMonitor;
 use super::region_states::{RegionStates, RoutingContext};
 use super::view::View;
 use super::weights::{CurrentWeights, DemandRecorder};
+use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
 use gateway_core::priority::Priority;
 use gateway_core::residency::Residency;
-use gateway_core::route::{
-    self, Candidate, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery,
-};
+use gateway_core::route::{self, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery};
 use gateway_core::shed::QueueWaits;
 use gateway_core::spill;
 use regions::geography::GeoPoint;

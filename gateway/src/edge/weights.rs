@@ -11,7 +11,7 @@ use super::snapshot::{self, AcceptanceTime, unix_time, with_suffix};
 use crate::config::EdgeConfig;
 use crate::metrics::RelaxedCounter;
 use gateway_core::circuit::Permille;
-use gateway_core::demand::{self, MeasuredDemand, DemandMeter};
+use gateway_core::demand::{self, DemandMeter, MeasuredDemand};
 use gateway_core::priority::Priority;
 use gateway_core::residency::Residency;
 use gateway_core::weights::{PlanWeights, ReceivedRow};

@@ -293,7 +293,10 @@ mod tests {
         );
         let endless = |bytes: usize| "HTTP/1.1 200 OK\r\na: ".to_owned() + &"b".repeat(bytes - 20);
         assert!(parse(&endless(HEAD_BYTES_MAX)).unwrap().is_none());
-        assert_eq!(parse(&endless(HEAD_BYTES_MAX + 1)).unwrap_err(), MalformedResponse("its head is too long"));
+        assert_eq!(
+            parse(&endless(HEAD_BYTES_MAX + 1)).unwrap_err(),
+            MalformedResponse("its head is too long")
+        );
     }
 
     /// Reads a body that arrives in pieces of this size; returns its content, whether it ended, and the remaining
