@@ -16,10 +16,10 @@ use super::records;
 
 /// Published plan.
 #[derive(Default)]
-pub(super) struct PublishedPlan(Mutex<Parts>);
+pub(super) struct PublishedPlan(Mutex<PlanParts>);
 
 #[derive(Default)]
-struct Parts {
+struct PlanParts {
     weights: BTreeMap<RegionId, Arc<CachedWeights>>,
     floors: BTreeMap<RegionId, RegionFloors>,
 }
@@ -38,7 +38,7 @@ impl CachedWeights {
 }
 
 impl PublishedPlan {
-    fn parts(&self) -> MutexGuard<'_, Parts> {
+    fn parts(&self) -> MutexGuard<'_, PlanParts> {
         self.0.lock()
     }
 
