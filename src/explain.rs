@@ -89,13 +89,17 @@ fn format_text(explanation: &Value) -> String {
         lines.push(match region["refused"].as_str() {
             Some(reason) => format!("  {rank:>2}  {name:<24} {reason}"),
             None => format!(
-                "  {rank:>2}  {name:<24} {}{}, {} ms away{}",
+                "  {rank:>2}  {name:<24} {}{}, {} ms away{}{}",
                 text(&region["health"]),
                 if region["draining"] == true { ", draining" } else { "" },
                 text(&region["rtt_ms"]),
-                planned(&region)
+                planned(&region),
+                preferences(&region)
             ),
         });
+    }
+    if explanation["spillover"].is_string() {
+        lines.push(format!("spillover   {}", of("spillover")));
     }
     lines.push("attempts".to_owned());
     for attempt in list("attempts") {
@@ -112,6 +116,18 @@ fn format_text(explanation: &Value) -> String {
         ));
     }
     lines.join("\n")
+}
+
+/// Formats the criteria by which a region ranks before others that are as healthy.
+fn preferences(region: &Value) -> String {
+    let marks = [
+        ("assigned", ", assigned to this part"),
+        ("fastest", ", fastest of the near"),
+        ("drawn", ", drawn by the plan"),
+        ("holds", ", in a cold start"),
+    ];
+    let set = |(key, text): (&str, &'static str)| if region[key] == true { text } else { "" };
+    marks.map(set).concat()
 }
 
 /// Formats the region's share in the traffic plan, with its reason.

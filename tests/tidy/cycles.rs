@@ -8,31 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Files that still import each other. New cycles are not added here.
 const KNOWN: &[&[&str]] = &[
-    &[
-        "gateway/src/edge/cold.rs",
-        "gateway/src/edge/region_states.rs",
-    ],
-    &[
-        "gateway/src/hop/connector.rs",
-        "gateway/src/http1/pool.rs",
-    ],
-    &[
-        "gateway/src/http1/mod.rs",
-        "gateway/src/upstream.rs",
-    ],
-    &[
-        "gateway/src/ingress/attempts.rs",
-        "gateway/src/ingress/hold.rs",
-        "gateway/src/ingress/replicas.rs",
-    ],
-    &[
-        "gateway/src/request_body.rs",
-        "gateway/src/respond.rs",
-    ],
-    &[
-        "loadtest/python/src/job.rs",
-        "loadtest/python/src/lib.rs",
-    ],
+    &["gateway/src/edge/cold.rs", "gateway/src/edge/region_states.rs"],
+    &["gateway/src/hop/connector.rs", "gateway/src/http1/pool.rs"],
+    &["gateway/src/http1/mod.rs", "gateway/src/upstream.rs"],
+    &["gateway/src/ingress/attempts.rs", "gateway/src/ingress/hold.rs", "gateway/src/ingress/replicas.rs"],
+    &["gateway/src/request_body.rs", "gateway/src/respond.rs"],
+    &["loadtest/python/src/job.rs", "loadtest/python/src/lib.rs"],
     &[
         "loadtest/src/arrival.rs",
         "loadtest/src/exchange.rs",
@@ -44,20 +25,9 @@ const KNOWN: &[&[&str]] = &[
         "loadtest/src/slo.rs",
         "loadtest/src/task.rs",
     ],
-    &[
-        "regions/src/catalogue.rs",
-        "regions/src/deployment.rs",
-        "regions/src/residency.rs",
-    ],
-    &[
-        "replica/core/src/batch/jobs.rs",
-        "replica/core/src/batch/mod.rs",
-        "replica/core/src/batch/queue.rs",
-    ],
-    &[
-        "replica/core/src/limits.rs",
-        "replica/core/src/refusal.rs",
-    ],
+    &["regions/src/catalogue.rs", "regions/src/deployment.rs", "regions/src/residency.rs"],
+    &["replica/core/src/batch/jobs.rs", "replica/core/src/batch/mod.rs", "replica/core/src/batch/queue.rs"],
+    &["replica/core/src/limits.rs", "replica/core/src/refusal.rs"],
     &[
         "replica/src/engine/cpu/byte_panels.rs",
         "replica/src/engine/cpu/kernel/dots.rs",
@@ -72,41 +42,19 @@ const KNOWN: &[&[&str]] = &[
         "replica/src/engine/cpu/packed_file.rs",
         "replica/src/engine/cpu/panels.rs",
     ],
-    &[
-        "replica/src/http/call.rs",
-        "replica/src/http/mod.rs",
-    ],
-    &[
-        "replica/src/model/finite.rs",
-        "replica/src/model/tensor.rs",
-    ],
-    &[
-        "replica/src/tune/curve.rs",
-        "replica/src/tune/plan.rs",
-    ],
-    &[
-        "replica/src/tune/measure.rs",
-        "replica/src/tune/mod.rs",
-    ],
-    &[
-        "scheduler/src/config/scaling.rs",
-        "scheduler/src/config/spoke.rs",
-    ],
-    &[
-        "scheduler/src/events.rs",
-        "scheduler/src/hub/mod.rs",
-    ],
+    &["replica/src/http/call.rs", "replica/src/http/mod.rs"],
+    &["replica/src/model/finite.rs", "replica/src/model/tensor.rs"],
+    &["replica/src/tune/curve.rs", "replica/src/tune/plan.rs"],
+    &["replica/src/tune/measure.rs", "replica/src/tune/mod.rs"],
+    &["scheduler/src/config/scaling.rs", "scheduler/src/config/spoke.rs"],
+    &["scheduler/src/events.rs", "scheduler/src/hub/mod.rs"],
     &[
         "scheduler/src/hub/apply.rs",
         "scheduler/src/hub/demands.rs",
         "scheduler/src/hub/http.rs",
         "scheduler/src/hub/spokes.rs",
     ],
-    &[
-        "src/up/certificates.rs",
-        "src/up/etcd.rs",
-        "src/up/files.rs",
-    ],
+    &["src/up/certificates.rs", "src/up/etcd.rs", "src/up/files.rs"],
 ];
 
 /// One crate: module paths with their files.

@@ -74,6 +74,8 @@ pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value
         "region": served_by.map(|(region, _)| named(region)),
         "total_ms": millis(*total),
         "times": served_by.map(|(_, times)| times_json(&times)),
+        "origin": trail.route().map(|route| named(route.origin)),
+        "spillover": trail.route().and_then(|route| route.spillover).map(named),
         "regions": regions_json(trail, catalogue),
         "attempts": trail.attempts().map(|attempt| attempt_json(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
     })
@@ -91,7 +93,12 @@ fn regions_json(trail: &Trail, catalogue: &Catalogue) -> Value {
             json!({
                 "region": named(candidate.region),
                 "rank": slot + 1,
+                "assigned": candidate.score.assigned.0,
                 "health": health_name(candidate.score.health),
+                "response_in_ms": millis(candidate.score.response_in),
+                "holds": candidate.score.holds,
+                "fastest": candidate.score.fastest.0,
+                "drawn": candidate.score.drawn.0,
                 "draining": candidate.score.draining,
                 "weight_permille": candidate.planned.map(|share| share.permille),
                 "planned": candidate.planned.map(|share| share.why.as_str()),
