@@ -104,7 +104,7 @@ mod tests {
             ("both", "keys_file and secret_file"),
             ("gone", "cannot be read"),
             ("keys", "tenant_claim"),
-            ("keys", "no JSON"),
+            ("keys", "not JSON"),
         ];
         for (issuer, word) in expected {
             let prefix = format!("issuer \"{issuer}\": ");

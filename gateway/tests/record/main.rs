@@ -140,13 +140,13 @@ async fn disconnects_and_retries_are_recorded() {
     waiting.abort();
     let hung_up = line(&scene, "hung-up").await;
     has(&hung_up, json!({"outcome": "client_disconnected", "status": null, "attempts": 1, "region": null}));
-    assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:abandoned:"), "{hung_up}");
+    assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:cancelled:"), "{hung_up}");
 
     let scrape = scene.scrape().await;
     assert_eq!(scrape.get(in_flight), 0.0);
     assert_eq!(scrape.sum("meridian_gateway_attempts_total", "cause=\"retry\""), 1.0, "{}", scrape.text);
     assert_eq!(
-        scrape.sum("meridian_gateway_attempts_total", "outcome=\"abandoned\""),
+        scrape.sum("meridian_gateway_attempts_total", "outcome=\"cancelled\""),
         1.0,
         "{}",
         scrape.text

@@ -129,7 +129,7 @@ fn a_torn_last_line_is_truncated_and_reported() {
     assert_eq!(fs::read(&file).unwrap(), &whole[..last_line]);
     scene.check(0, &[(Kind::UncleanEnd, 1)]);
     let message = &scene.report().findings[0].message;
-    assert!(message.contains("70 bytes of a torn line"), "{message}");
+    assert!(message.contains("70 bytes of an incomplete line"), "{message}");
 }
 
 #[test]

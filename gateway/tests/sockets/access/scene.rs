@@ -82,7 +82,7 @@ impl Region {
         let queues = self.queues.lock().unwrap();
         let lookups = Queues::tokens(&queues.lookups);
         let load = json!({"name": "m", "ready": 1, "pending_tokens": lookups + Queues::tokens(&queues.bulk),
-                          "lookup_tokens": lookups, "tokens_per_second": self.speed as f64});
+                          "interactive_tokens": lookups, "tokens_per_second": self.speed as f64});
         json!({"version": 1, "region": PLACE, "boot_id": 1, "sequence": sequence, "draining": false, "deployments": [load]})
     }
 

@@ -22,7 +22,7 @@ async fn a_part_of_the_overflow_goes_to_the_region_that_granted_credit() {
     // Seven tenths of 200 are 140, give or take 6.5.
     assert!((100..=180).contains(&far), "{far} of 200 left");
     let sample =
-        format!("meridian_gateway_attempts_total{{region=\"{FAR}\",cause=\"overflow\",outcome=\"ok\"}}");
+        format!("meridian_gateway_attempts_total{{region=\"{FAR}\",cause=\"spillover\",outcome=\"ok\"}}");
     assert_eq!(
         scene.scraped(&sample).await,
         scene.far.requests.load(Ordering::SeqCst),
