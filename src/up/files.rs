@@ -198,7 +198,7 @@ impl FleetFiles {
                 .text("actuator", "process")
                 .text("dir", self.dir.join("replicas").join(&name).display())
                 .text("ports", format!("{}-{}", ports.start(), ports.end()))
-                .text("alone", ORPHAN_TIMEOUT);
+                .text("orphan_timeout", ORPHAN_TIMEOUT);
         }
         Ok(self.spec("spoke", Some(region), 0, &self.write(&name, document)?))
     }

@@ -140,7 +140,7 @@ async fn applied_tenants_take_effect_at_the_gateway_also_without_the_hub() {
 
     applied(
         acme(OLD, ""),
-        &["tenant acme: added", "key_sha256 + 48bd6392ce02", "of every gateway", "applied"],
+        &["tenant acme: added", "key_sha256 + 48bd6392ce02", "every gateway uses these tenants", "applied"],
     );
     world.until("its key is accepted", async || ask("acme-old").await == here(AMERICA)).await;
     assert_eq!(ask("local").await.0, 401, "tenants of the gateway's own file are replaced");
