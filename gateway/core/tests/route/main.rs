@@ -2,6 +2,7 @@
 //!
 //! In reading order: `situation` — random situations; `former` — the former decision; then the properties.
 
+#![expect(clippy::disallowed_methods, reason = "a test has a clock")]
 #![expect(clippy::unwrap_used, reason = "a situation that cannot be made fails the test")]
 
 mod former;

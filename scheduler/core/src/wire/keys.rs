@@ -134,7 +134,7 @@ mod tests {
             prop_assert_eq!(spoke_of(&key), Some((region.clone(), boot_id)));
             prop_assert_eq!(demand_of(&demand(&region, boot_id)), Some((region.clone(), boot_id)));
             prop_assert_eq!(drain_of(&drain(&region)), Some(region.clone()));
-            let gateway = Reader { role: Role::Gateway, region: region, boot_id };
+            let gateway = Reader { role: Role::Gateway, region, boot_id };
             prop_assert_eq!(reader_of(&reader(&gateway)), Some(gateway));
         }
     }
