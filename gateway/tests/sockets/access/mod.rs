@@ -69,7 +69,7 @@ async fn a_request_above_the_rate_limit_is_rejected_before_its_body_is_read() {
         }
     };
     // Sixteen bytes a token at most, and a thousand tokens a minute.
-    check(16 * 1001, 400, &["too_many_tokens", "waiting does not help", "no more than 1000 tokens"]).await;
+    check(16 * 1001, 400, &["too_many_tokens", "a retry cannot succeed", "at most 1000 tokens"]).await;
     let body = json!({"model": "m", "input": "x"}).to_string();
     for _ in 0..2 {
         assert_eq!(scene.post("LIMITED", &[], body.clone()).await.status(), 200, "the refusal took nothing");

@@ -120,10 +120,10 @@ async fn valid_variants_are_accepted() {
     check(&models("GET http://x/v1/models HTTP/1.1"), 200, "anywhere").await;
     check(&models("GET http://y:1/v1/models?a=b HTTP/1.1"), 200, "anywhere").await;
     check(&models("GET HTTPS://[::1]/v1/models HTTP/1.1"), 200, "anywhere").await;
-    check(&models("GET http://x HTTP/1.1"), 404, "No such path").await;
+    check(&models("GET http://x HTTP/1.1"), 404, "path does not exist").await;
     check(&post("", BODY).replace("POST /", "POST http://y/"), 200, "\"bytes\":35").await;
     check(&models("GET /v1/models?a=b HTTP/1.1"), 200, "anywhere").await;
-    check(&models("OPTIONS * HTTP/1.1"), 404, "No such path").await;
+    check(&models("OPTIONS * HTTP/1.1"), 404, "path does not exist").await;
     check(&models("DELETE /v1/models HTTP/1.1"), 405, "GET").await;
     check(&post("", BODY), 200, "\"bytes\":35").await;
     check(&post("X-Odd~`!:\t \"v\u{e9}\" \r\nexpect: something\r\n", BODY), 200, "\"bytes\":35").await;

@@ -172,6 +172,6 @@ async fn invalid_files_are_reported_by_name_and_all_at_once() {
     let key = std::fs::read(scene.dir.path().join("gateway.key")).unwrap();
     certify(scene.dir.path());
     std::fs::write(scene.dir.path().join("gateway.key"), key).unwrap();
-    check(TLS, &["do not go together"]);
+    check(TLS, &["do not match"]);
     assert!(scene.config("[tls]\ncertificate = 'gateway.crt'\n").is_err(), "a key is needed");
 }
