@@ -299,7 +299,7 @@ fn an_interactive_request_interrupts_a_bulk_batch_and_its_failure_does_not_affec
         fixture.release_all();
         assert_eq!((wait(interactive), wait(bulk)), (row, Ok(vec![1.0, 9.0])));
         assert_eq!(fixture.batcher.backlog(), Backlog::default());
-        let between = "meridian_replica_batches_total{priority=\"interactive\",reason=\"between\"} 1";
+        let between = "meridian_replica_batches_total{priority=\"interactive\",reason=\"between_steps\"} 1";
         assert_eq!(fixture.counted(between), token == 5, "{}", fixture.metrics.render());
     }
 }

@@ -261,7 +261,7 @@ async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_
     assert!((2_900..=3_300).contains(&wait_ms), "{wait_ms}: of four seconds one may stay");
     // Bulk is rejected together with interactive requests.
     let bulk = scene.head_only("NEIGHBOUR", "x-meridian-priority: bulk\r\n", 100).await;
-    assert!(bulk.0 == 503 && bulk.1.contains("Bulk requests are rejected"), "{bulk:?}");
+    assert!(bulk.0 == 503 && bulk.1.contains("bulk requests are rejected"), "{bulk:?}");
     // The neighbour is admitted, and from then on the aggressor's errors name its share.
     let neighbour = scene.clone();
     let let_in =
