@@ -181,11 +181,6 @@ impl RouteDecision {
         self.spillover.or_else(|| self.primary())
     }
 
-    /// Whether the first candidate was drawn by the traffic plan.
-    pub fn is_drawn(&self) -> bool {
-        self.candidates.first().is_some_and(|candidate| candidate.score.drawn.0)
-    }
-
     /// Targets in the order in which attempts use them: the region that accepted the spillover, then the candidates.
     pub fn targets(&self) -> impl Iterator<Item = &Candidate> + Clone {
         let spills = |candidate: &&Candidate| Some(candidate.region) == self.spillover;
@@ -266,6 +261,7 @@ fn mark_drawn(
     for candidate in candidates.iter_mut() {
         candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
     }
+    let Some(random) = random else { return };
     let held_for = |region| if observed.is_any_cold() { observed.held_for(region) } else { None };
     let first = |&Candidate { region, score, .. }: &Candidate| {
         (score.health, score.draining, score.rtt + held_for(region).unwrap_or_default(), region)
@@ -275,7 +271,6 @@ fn mark_drawn(
         candidates.iter().any(|candidate| candidate.region == region && candidate.score.health == best)
             && (region == first || held_for(region).is_none())
     };
-    let Some(random) = random else { return };
     let drawn = draw(shares, usable, throw(query.priority, interactive_share(origin), random));
     for candidate in candidates {
         candidate.score.drawn = Reverse(Some(candidate.region) == drawn);

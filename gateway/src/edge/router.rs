@@ -104,9 +104,12 @@ impl Router {
             }
             route
         };
-        let (policy, tokens) =
-            ((demand.residency, request.allowed), (request.routing.priority, demand.tokens));
-        self.demand_recorder.record(request.routing.deployment, policy, route.origin, tokens, now);
+        // A request that no region can serve is no demand that the hub could distribute.
+        if route.primary().is_some() {
+            let (policy, tokens) =
+                ((demand.residency, request.allowed), (request.routing.priority, demand.tokens));
+            self.demand_recorder.record(request.routing.deployment, policy, route.origin, tokens, now);
+        }
         route
     }
 

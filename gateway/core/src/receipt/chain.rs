@@ -36,7 +36,7 @@ pub enum LineProblem {
 
 impl ChainHash {
     /// Returns the head after `entry`.
-    fn after(&self, entry: &[u8]) -> ChainHash {
+    pub(super) fn after(&self, entry: &[u8]) -> ChainHash {
         ChainHash(Sha256::new().chain_update(self.0).chain_update(entry).finalize().into())
     }
 

@@ -145,6 +145,43 @@ fn sound_receipts_hold() {
     assert!(report.both_ends && report.chains.iter().all(|chain| chain.closed), "{report:#?}");
 }
 
+/// Files that were written before policies, regions and results of attempts had their present names.
+#[test]
+fn receipts_with_the_former_names_hold() {
+    let former = |entries: &[Entry<'_>]| {
+        let mut content = Vec::new();
+        let mut head = ChainHash::default();
+        for entry in entries {
+            let mut text = serde_json::to_string(entry).expect("an entry serialises to JSON");
+            if matches!(entry, Entry::File { .. }) {
+                text = text.replace("\"region\":", "\"place\":");
+            }
+            for (name, former) in [
+                ("\"kind\":\"policy\"", "\"kind\":\"law\""),
+                ("\"policy\":", "\"law\":"),
+                ("\"end\":\"declined\"", "\"end\":\"elsewhere\""),
+                ("\"end\":\"cancelled\"", "\"end\":\"abandoned\""),
+            ] {
+                text = text.replace(name, former);
+            }
+            head = head.after(text.as_bytes());
+            content.extend_from_slice(format!("{head} {text}\n").as_bytes());
+        }
+        content
+    };
+    let scenario = AuditScenario::sound();
+    let (edge, spoke) = (former(&scenario.edge), former(&scenario.spoke));
+    let has = |name: &str| String::from_utf8_lossy(&edge).contains(name);
+    assert!(
+        ["\"kind\":\"law\"", "\"law\":1", "\"place\":", "\"elsewhere\"", "\"abandoned\""]
+            .into_iter()
+            .all(has)
+    );
+    let report = scenario.report_of(&[("edge", &edge), ("spoke", &spoke)]);
+    assert!(report.holds, "{report:#?}");
+    assert_eq!((report.attempts, report.arrivals, report.confirmed, report.never_arrived), (4, 3, 3, 1));
+}
+
 #[test]
 fn each_violation_is_found_with_its_kind() {
     let check = |violation: &str, break_it: &dyn Fn(&mut AuditScenario), expected: &[(Kind, u64)]| {
