@@ -9,11 +9,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::config::StoreConfig;
-use crate::hub::NEW_EPOCH;
 use regions::{DeploymentName, Generation, ModelRevision, RegionId};
 use scheduler_api::plan::TrafficClass;
 use scheduler_core::access::Denied;
 use scheduler_store::EtcdConfig;
+
+/// Remedy for an unusable store.
+pub(crate) const NEW_EPOCH: &str = "start the hub on a new store (an empty data folder, or another etcd prefix): this begins a new epoch, and regions register again by themselves";
 
 /// The hub accepts requests.
 pub(crate) struct HubStarted<'a> {

@@ -7,6 +7,8 @@ use axum::Json;
 use axum::http::header::WWW_AUTHENTICATE;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use scheduler_api::WireError;
+use scheduler_store::StoreError;
 use serde::Serialize;
 
 /// Repeats the error code as a header, so that a proxy need not parse the body.
@@ -92,6 +94,30 @@ impl ErrorResponse {
 pub(crate) fn with_body(code: Code, body: impl Serialize) -> Response {
     let (code, status, _) = code.parts();
     (status, [(ERROR_HEADER, code)], Json(body)).into_response()
+}
+
+impl From<StoreError> for ErrorResponse {
+    fn from(error: StoreError) -> ErrorResponse {
+        let code = match &error {
+            StoreError::NoSuchLease(_) => {
+                let message = format!("{error}; register again.");
+                return ErrorResponse::new(Code::LeaseNotFound, message).with_field("lease");
+            }
+            StoreError::TooManyLeases => Code::Overloaded,
+            StoreError::TooLarge(_) => Code::BodyTooLarge,
+            StoreError::TooManyOps(_)
+            | StoreError::DuplicateKey(_)
+            | StoreError::Unavailable(_)
+            | StoreError::Closed => Code::StoreUnavailable,
+        };
+        ErrorResponse::new(code, error.to_string())
+    }
+}
+
+impl From<WireError> for ErrorResponse {
+    fn from(error: WireError) -> ErrorResponse {
+        ErrorResponse::new(Code::InvalidValue, format!("{error}.")).with_field(error.field)
+    }
 }
 
 #[derive(Serialize)]

@@ -103,7 +103,7 @@ impl Scene {
             }
         }
         let table = Arc::new(Mutex::new(table(1, deployment)));
-        let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes));
+        let router = axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes));
         let router = router.with_state(table.clone());
         let socket = tokio::net::TcpListener::bind(self.hub).await.unwrap();
         let task = tokio::spawn(async move { axum::serve(socket, router).await.unwrap() });

@@ -13,7 +13,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("regions", &[]),
     ("replica-api", &["regions"]),
     ("scheduler-api", &["regions"]),
-    ("gateway-core", &["regions", "replica-api"]),
+    ("gateway-core", &["regions", "replica-api", "scheduler-api"]),
     ("scheduler-core", &["regions", "scheduler-api"]),
     ("replica-core", &["regions", "replica-api"]),
     ("supervision", &[]),

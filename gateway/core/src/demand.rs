@@ -17,6 +17,7 @@ use regions::ewma::Ewma;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
+use scheduler_api::plan::ROWS_MAX;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -26,8 +27,6 @@ const HALF_LIFE: Duration = Duration::from_secs(5);
 pub const CLASS_RETENTION: Duration = Duration::from_secs(600);
 /// Maximum classes of one deployment, which are scanned for each request.
 pub const CLASSES_PER_DEPLOYMENT_MAX: usize = 64;
-/// Maximum classes in total.
-pub const CLASSES_MAX: usize = 8192;
 /// Maximum bytes of the residencies of all classes: a header can make one of 4 KiB, and a hub accepts a report of 2
 /// MiB. Half of that, because a deployment name, a region name and their quotation marks are sent with each.
 pub const RESIDENCY_BYTES_MAX: usize = 1 << 20;
@@ -99,7 +98,7 @@ impl DemandMeter {
         let in_deployment = self.classes.get(deployment).map_or(0, Vec::len);
         let bytes = self.residency_bytes + residency.as_str().len();
         if in_deployment >= CLASSES_PER_DEPLOYMENT_MAX
-            || self.class_count >= CLASSES_MAX
+            || self.class_count >= ROWS_MAX
             || bytes > RESIDENCY_BYTES_MAX
         {
             self.untracked += 1;
@@ -317,11 +316,11 @@ mod tests {
         assert_eq!((demand.untracked(), demand.class_count), (0, CLASSES_PER_DEPLOYMENT_MAX));
         request(&mut demand, "d", CLASSES_PER_DEPLOYMENT_MAX + 1, 0, 1, now);
         assert_eq!((demand.untracked(), demand.class_count), (1, CLASSES_PER_DEPLOYMENT_MAX));
-        for number in CLASSES_PER_DEPLOYMENT_MAX..CLASSES_MAX {
+        for number in CLASSES_PER_DEPLOYMENT_MAX..ROWS_MAX {
             request(&mut demand, &format!("e{number}"), 1, 0, 1, now);
         }
-        assert_eq!((demand.untracked(), demand.class_count), (1, CLASSES_MAX));
+        assert_eq!((demand.untracked(), demand.class_count), (1, ROWS_MAX));
         request(&mut demand, "one-more", 1, 0, 1, now);
-        assert_eq!((demand.untracked(), reported(&mut demand, now).len()), (2, CLASSES_MAX));
+        assert_eq!((demand.untracked(), reported(&mut demand, now).len()), (2, ROWS_MAX));
     }
 }

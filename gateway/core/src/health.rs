@@ -22,11 +22,10 @@
 use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
+use scheduler_api::report::EXCHANGE_PERIOD;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Period of a region's reports.
-pub const REPORT_PERIOD: Duration = Duration::from_millis(200);
 /// Maximum period of [`RegionHealthTracker::tick`]; a longer gap means that this process was not running.
 pub const TICK_PERIOD_MAX: Duration = Duration::from_millis(100);
 /// Silence after which a region is suspect: three missed reports. Half a round trip is added, because the last report
@@ -246,7 +245,9 @@ impl RegionHealthTracker {
             last = last.max(health.last_seen);
         }
         match (first, last) {
-            (Some(first), Some(last)) => count >= 2 && last.saturating_duration_since(first) <= REPORT_PERIOD,
+            (Some(first), Some(last)) => {
+                count >= 2 && last.saturating_duration_since(first) <= EXCHANGE_PERIOD
+            }
             _ => false,
         }
     }

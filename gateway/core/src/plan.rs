@@ -32,12 +32,9 @@ use crate::outcome::AttemptFailure;
 use crate::trail::AttemptCause;
 use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
+use scheduler_api::report::DISPATCH_AHEAD;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-
-/// Time in addition to the reported one: held requests are released to a replica in batches
-/// (`scheduler_core::spoke::AHEAD`), and the last one waits longer by this.
-const RELEASE_TIME: Duration = Duration::from_millis(500);
 
 /// Budgets of one gateway.
 #[derive(Clone, Debug)]
@@ -119,7 +116,7 @@ impl AttemptTimeouts {
     #[must_use]
     pub fn while_held(self, held_for: Option<Duration>) -> AttemptTimeouts {
         let Some(held_for) = held_for else { return self };
-        let extended = |timeout: Duration| timeout.saturating_add(held_for).saturating_add(RELEASE_TIME);
+        let extended = |timeout: Duration| timeout.saturating_add(held_for).saturating_add(DISPATCH_AHEAD);
         AttemptTimeouts { first_byte: self.first_byte.map(extended), hedge: None }
     }
 }

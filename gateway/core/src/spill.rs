@@ -19,10 +19,10 @@
 //! and without reports, a request stays at its primary.
 
 use crate::circuit::Permille;
-use crate::health::REPORT_PERIOD;
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
+use scheduler_api::report::EXCHANGE_PERIOD;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ const DETOUR_MAX: Duration = Duration::from_millis(250);
 /// Lifetime of a credit from the time of the poll: three periods, so that one from the other side of the world is valid
 /// for at least one.
 const CREDIT_LIFETIME: Duration =
-    REPORT_PERIOD.checked_mul(3).expect("three periods are no more than a second");
+    EXCHANGE_PERIOD.checked_mul(3).expect("three periods are no more than a second");
 /// Maximum deployments with counted spillover demand; one more clears all of them.
 const DEMANDS_MAX: usize = 4096;
 
@@ -208,10 +208,10 @@ impl Spill {
 
 impl SpillDemand {
     fn at(self, now: Instant) -> SpillDemand {
-        let passed = now.saturating_duration_since(self.since).as_millis() / REPORT_PERIOD.as_millis();
+        let passed = now.saturating_duration_since(self.since).as_millis() / EXCHANGE_PERIOD.as_millis();
         match passed {
             0 => self,
-            1 => SpillDemand { tokens: [0, self.tokens[0]], since: self.since + REPORT_PERIOD },
+            1 => SpillDemand { tokens: [0, self.tokens[0]], since: self.since + EXCHANGE_PERIOD },
             _ => SpillDemand { tokens: [0; 2], since: now },
         }
     }
@@ -408,9 +408,9 @@ mod tests {
         assert_eq!(demand(50, 0, now), 0);
         assert_eq!(demand(100, 0, now), 50);
         assert_eq!(demand(100, 999, now), 100, "also of requests that stay");
-        assert_eq!(demand(200, 0, now + REPORT_PERIOD), 100, "the last period was more");
-        assert_eq!(scenario.spill.demand(&name, now + REPORT_PERIOD * 2), 70);
-        assert_eq!(scenario.spill.demand(&name, now + REPORT_PERIOD * 3), 0);
+        assert_eq!(demand(200, 0, now + EXCHANGE_PERIOD), 100, "the last period was more");
+        assert_eq!(scenario.spill.demand(&name, now + EXCHANGE_PERIOD * 2), 70);
+        assert_eq!(scenario.spill.demand(&name, now + EXCHANGE_PERIOD * 3), 0);
     }
 
     #[test]

@@ -13,10 +13,13 @@ use crate::config::EdgeConfig;
 use crate::http1::UpstreamKey;
 use crate::upstream::{AUTHORITY, RequestHead, ResponseBody, Upstream, UpstreamMethod, UpstreamResponse};
 use bytes::Bytes;
-use gateway_core::health::{HealthReport, REPORT_PERIOD};
+use gateway_core::health::HealthReport;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::set::RegionIndex;
-use scheduler_api::report::{DeploymentLoad, ExchangeRequest, ExchangeRequestV1, Gateway, Report, ReportV1};
+use scheduler_api::paths;
+use scheduler_api::report::{
+    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, Report, ReportV1,
+};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,7 +34,7 @@ const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit on the bytes of a report: 1,000 deployments with names of maximum length take half of it.
 const REPORT_BYTES_MAX: usize = 512 << 10;
 /// Limit on exchanges in flight with one region: as many as are started within the timeout.
-const EXCHANGES_IN_FLIGHT_MAX: usize = (EXCHANGE_TIMEOUT.as_millis() / REPORT_PERIOD.as_millis()) as usize;
+const EXCHANGES_IN_FLIGHT_MAX: usize = (EXCHANGE_TIMEOUT.as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
 
 /// Polls the regions of the current route table for ever.
 pub(crate) async fn listen(
@@ -87,7 +90,7 @@ struct ReportReceiver {
 
 impl ReportReceiver {
     async fn listen(self: Arc<ReportReceiver>) {
-        let mut interval = tokio::time::interval(REPORT_PERIOD);
+        let mut interval = tokio::time::interval(EXCHANGE_PERIOD);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut in_flight = JoinSet::new();
         for sequence in 1.. {
@@ -113,7 +116,7 @@ impl ReportReceiver {
     /// Exchanges a request for a report; returns the report and the round-trip time.
     async fn send(&self, request: &ExchangeRequestV1) -> Result<(ReportV1, Duration), String> {
         let body = Bytes::from(serde_json::to_vec(request).expect("a request serialises to JSON"));
-        let mut head = RequestHead::new(UpstreamMethod::Post).for_path("/spoke/v1/exchange");
+        let mut head = RequestHead::new(UpstreamMethod::Post).for_path(paths::EXCHANGE);
         head.put(HOST.as_str(), AUTHORITY);
         head.put(CONTENT_TYPE.as_str(), "application/json");
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());

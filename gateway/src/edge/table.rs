@@ -13,6 +13,7 @@ use crate::config::EdgeConfig;
 use crate::metrics::EdgeMetrics;
 use http::StatusCode;
 use rand::Rng;
+use scheduler_api::paths;
 use scheduler_api::reader::{Reader, Role};
 use scheduler_api::route::RouteTableV1;
 use scheduler_core::table_watch;
@@ -59,7 +60,7 @@ pub(crate) fn reader(config: &EdgeConfig) -> Reader {
 
 /// Deregisters this process as a reader of the route table.
 pub(crate) async fn deregister(config: &EdgeConfig, client: &reqwest::Client, reader: &Reader) {
-    let request = client.delete(format!("{}{}", config.hub.current(), table_watch::deregister_path(reader)));
+    let request = client.delete(format!("{}{}", config.hub.current(), paths::reader(reader)));
     let request = config.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
     // An error is ignored: the hub drops a silent reader later.
     request.timeout(table_watch::DEREGISTER_TIMEOUT).send().await.ok();
@@ -138,7 +139,7 @@ async fn poll(
         (_, Some(_)) => (LONG_POLL_WITH_ALTERNATIVE, GRACE_WITH_ALTERNATIVE),
         (_, None) => (FIRST_POLL_WITH_ALTERNATIVE, GRACE_WITH_ALTERNATIVE),
     };
-    let url = format!("{hub}{}", table_watch::watch_path(after, reader, wait));
+    let url = format!("{hub}{}", paths::routes(after, reader, wait));
     let request = client.get(url).timeout(wait + grace);
     let request = config.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
     let response = request.send().await?;

@@ -11,7 +11,7 @@ use super::snapshot::{self, AcceptanceTime, unix_time, with_suffix};
 use crate::config::EdgeConfig;
 use crate::metrics::RelaxedCounter;
 use gateway_core::circuit::Permille;
-use gateway_core::demand::{self, DemandMeter, MeasuredDemand};
+use gateway_core::demand::{DemandMeter, MeasuredDemand};
 use gateway_core::residency::Residency;
 use gateway_core::weights::{PlanWeights, ReceivedRow};
 use regions::catalogue::Catalogue;
@@ -19,8 +19,9 @@ use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::Share;
 use replica_api::priority::Priority;
+use scheduler_api::paths;
 use scheduler_api::plan::{
-    self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, TrafficClass, WeightsV1,
+    self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, PLAN_PERIOD, TrafficClass, WeightsV1,
 };
 use scheduler_core::bound;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,14 +31,10 @@ use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-/// Interval of the exchange: the planning interval of the hub.
-const EXCHANGE_PERIOD: Duration = Duration::from_secs(1);
 /// Timeout of one exchange. The next one follows within a second anyway.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of a response: the maximum number of rows with a few shares each.
 const RESPONSE_BYTES_MAX: usize = 8 << 20;
-
-const _: () = assert!(demand::CLASSES_MAX <= ROWS_MAX, "a report has a row for every class that is metered");
 
 /// Current weights; `None` before the first plan.
 pub(crate) type CurrentWeights = Option<Arc<PlanWeights>>;
@@ -135,7 +132,7 @@ pub(crate) async fn follow(
     counts: Arc<PlanCounts>,
 ) {
     let boot_id = rand::random();
-    let mut interval = tokio::time::interval(EXCHANGE_PERIOD);
+    let mut interval = tokio::time::interval(PLAN_PERIOD);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut reachable = true;
     let mut accepted_at = AcceptanceTime::of_file(&plan_path(&config));
@@ -209,10 +206,7 @@ async fn exchange(
     accepted_at: &mut AcceptanceTime,
 ) -> Result<(), PlanExchangeError> {
     let after = current_weights.borrow().as_ref().map(|weights| weights.generation);
-    let url = match after {
-        Some(after) => format!("{hub}/v1/demand?after={after}"),
-        None => format!("{hub}/v1/demand"),
-    };
+    let url = format!("{hub}{}", paths::demand(after));
     let request = client.post(url).json(demand).timeout(EXCHANGE_TIMEOUT);
     let request = config.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
     let mut response = request.send().await?.error_for_status()?;

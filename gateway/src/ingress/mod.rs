@@ -43,9 +43,10 @@ use regions::set::RegionIndex;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replicas::{Replicas, random_draw};
-use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, ReportV1};
+use scheduler_api::paths;
+use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, GATEWAYS_MAX, ReportV1};
 use scheduler_core::spoke::hold::HELD_MAX;
-use scheduler_core::spoke::{GATEWAYS_MAX, RequestedRevision, Spoke, TrafficOrigin};
+use scheduler_core::spoke::{RequestedRevision, Spoke, TrafficOrigin};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -255,7 +256,7 @@ impl RequestHandler for Ingress {
         }
         let mut arrival = None;
         let served = match (method.as_str(), path.as_str()) {
-            ("POST", "/spoke/v1/exchange") => self.exchange(session).await,
+            ("POST", paths::EXCHANGE) => self.exchange(session).await,
             (method, path) => match endpoint::replica_endpoint(method, path) {
                 Some(path) => {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));

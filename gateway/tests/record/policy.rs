@@ -24,7 +24,7 @@ async fn hub(table: watch::Receiver<Option<Value>>) -> SocketAddr {
         let mut table = table.clone();
         async move { answer(query.unwrap_or_default(), &mut table).await }
     };
-    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
+    serve(axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes))).await
 }
 
 async fn answer(query: String, table: &mut watch::Receiver<Option<Value>>) -> Response {

@@ -21,7 +21,7 @@ pub(crate) async fn hub(epoch: u64, generation: u64, regions: &[Value], deployme
         }
         axum::Json(table)
     };
-    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
+    serve(axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes))).await
 }
 
 /// Serves on a free port of this machine until the test ends.

@@ -157,7 +157,8 @@ impl Scene {
     /// Returns the number of replicas that the region reports as ready.
     async fn ready(&self) -> u64 {
         let question = json!({"version": 1, "gateway": "test", "sequence": 1});
-        let asked = self.client.post(format!("{}/spoke/v1/exchange", self.url)).json(&question);
+        let asked =
+            self.client.post(format!("{}{}", self.url, scheduler_api::paths::EXCHANGE)).json(&question);
         let report: Value = asked.send().await.unwrap().json().await.unwrap();
         report["deployments"][0]["ready"].as_u64().unwrap_or(0)
     }

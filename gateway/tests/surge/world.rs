@@ -9,9 +9,9 @@ use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
-use scheduler_api::report::{DeploymentLoad, ExchangeRequest, Gateway, Report};
+use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway, Report};
 use scheduler_core::spoke::{
-    GRANT_PERIOD, PassiveHealth, ReplicaOutcome, ReplicaStatus, SelectedReplica, Spoke, TrafficOrigin,
+    PassiveHealth, ReplicaOutcome, ReplicaStatus, SelectedReplica, Spoke, TrafficOrigin,
 };
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -187,7 +187,7 @@ impl Running {
         for gateway in 0..running.edges.len() {
             running.later(Duration::ZERO, Event::Asks { gateway });
             for region in 0..REGIONS.len() {
-                let some = running.chance.random_range(0..GRANT_PERIOD.as_micros() as u64);
+                let some = running.chance.random_range(0..EXCHANGE_PERIOD.as_micros() as u64);
                 running.later(Duration::from_micros(some), Event::Questions { gateway, region });
             }
         }
@@ -224,7 +224,7 @@ impl Running {
                 let question = ExchangeRequest { gateway: who, sequence: edge.sequence, requested: wanted };
                 let (there, asked) = (edge.rtt[region] / 2, self.now);
                 self.later(there, Event::Answers { region, gateway, question, asked });
-                self.later(GRANT_PERIOD, Event::Questions { gateway, region });
+                self.later(EXCHANGE_PERIOD, Event::Questions { gateway, region });
             }
             Event::Answers { region, gateway, question, asked } => {
                 let report = self.regions[region].spoke.exchange(&question, self.now);
@@ -254,7 +254,7 @@ impl Running {
                     tokens_per_second: SPEED,
                 };
                 self.regions[region].spoke.observe_replica(0, observed, self.now);
-                self.later(GRANT_PERIOD, Event::Says { region });
+                self.later(EXCHANGE_PERIOD, Event::Says { region });
             }
         }
     }

@@ -5,17 +5,16 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::MessageVersion;
 use super::deployment::{DeploymentV1, EngineV1};
-use super::known_version;
 use super::revision::{NextRevisionV1, RevisionReplicasV1};
 
 /// `POST /v1/apply`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApplyV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Whether only the changes are computed and reported, without applying them.
     pub dry_run: bool,
     /// Revision of the diff that the operator has confirmed. If the current revision differs, nothing is changed.
@@ -44,9 +43,8 @@ pub struct ApplyFileV1 {
 /// Response: the changes, planned or applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppliedV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Whether the changes were applied.
     pub applied: bool,
     /// Revision that the changes are based on; 0 if nothing was stored.
@@ -60,9 +58,8 @@ pub struct AppliedV1 {
 /// Response to invalid files: nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProblemsV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// All problems.
     pub problems: Vec<ProblemV1>,
 }
@@ -155,9 +152,8 @@ pub enum ResidencyChange {
 /// `GET /v1/deployments`: the applied deployments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppliedDeploymentsV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Revision at which they were applied.
     pub revision: u64,
     /// Deployments, ordered by name.
@@ -167,9 +163,8 @@ pub struct AppliedDeploymentsV1 {
 /// `GET /v1/rollout`: pending changes, and the readers that they wait for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RolloutV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Generation of the published table.
     pub generation: String,
     /// Deployments and tenants whose wider residency is pending.
@@ -230,9 +225,8 @@ pub struct PendingWideningV1 {
 /// Reader and the table that it runs; also the stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReaderV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Name of the reader.
     pub reader: String,
     /// Generation of its table.

@@ -9,9 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::revision::Orders;
-use super::{
-    VERSION, WireError, known_version, names, parsed, reject_other_versions, reject_too_many, to_strings,
-};
+use super::{MessageVersion, VERSION, WireError, entries, list, names, parsed, reject_too_many, to_strings};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::deployment::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use regions::set::MAX_REGIONS;
@@ -87,9 +85,8 @@ pub struct EngineV1 {
 /// Single deployment, as a scaler stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredDeploymentV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// The deployment.
     pub deployment: DeploymentV1,
 }
@@ -109,9 +106,8 @@ pub struct DesiredDeployments {
 /// Desired deployments, as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeploymentsV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Whether an operator has applied them; otherwise they come from a hub's file.
     pub applied: bool,
     /// All deployments.
@@ -131,6 +127,20 @@ pub struct PromotedV1 {
     pub name: String,
     /// The revision.
     pub revision: String,
+}
+
+/// Converts an engine to its wire form.
+pub fn engine_v1(engine: EngineSpec) -> EngineV1 {
+    let EngineSpec { kind, precision } = engine;
+    EngineV1 { kind: kind.to_string(), precision: precision.to_string() }
+}
+
+pub(super) fn read_engine(at: &str, wire: &EngineV1) -> Result<EngineSpec, WireError> {
+    let EngineV1 { kind, precision } = wire;
+    Ok(EngineSpec {
+        kind: parsed(format!("{at}.kind"), kind)?,
+        precision: parsed(format!("{at}.precision"), precision)?,
+    })
 }
 
 /// Deserializes a required `Option`; by default, serde accepts a missing field as `None`.
@@ -158,20 +168,12 @@ pub(super) fn parse_policy(field: &str, residency: Option<String>) -> Result<Res
 
 impl From<&Deployment> for DeploymentV1 {
     fn from(deployment: &Deployment) -> DeploymentV1 {
-        let Deployment {
-            name,
-            task,
-            model,
-            engine: EngineSpec { kind, precision },
-            residency,
-            regions,
-            scaling,
-        } = deployment;
+        let Deployment { name, task, model, engine, residency, regions, scaling } = deployment;
         DeploymentV1 {
             name: name.to_string(),
             task: task.to_string(),
             model: model.clone(),
-            engine: EngineV1 { kind: kind.to_string(), precision: precision.to_string() },
+            engine: engine_v1(*engine),
             residency: policy_to_wire(residency),
             regions: to_strings(regions),
             scaling: (*scaling != Scaling::default()).then(|| scaling.into()),
@@ -224,13 +226,11 @@ fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
         timetable,
     } = wire;
     reject_too_many(&format!("{at}.timetable"), timetable.len(), TIMETABLE_ENTRIES_MAX)?;
-    let shift = |(index, wire): (usize, ShiftV1)| {
-        let ShiftV1 { days, from, to, min } = wire;
-        let field = |field: &str| format!("{at}.timetable[{index}].{field}");
+    let timetable = list(&format!("{at}.timetable"), timetable, |at, ShiftV1 { days, from, to, min }| {
+        let field = |field: &str| format!("{at}.{field}");
         let (days, from) = (parsed(field("days"), &days)?, parsed(field("from"), &from)?);
         Ok(TimetableEntry { days, from, to: parsed(field("to"), &to)?, min })
-    };
-    let timetable = timetable.into_iter().enumerate().map(shift).collect::<Result<_, WireError>>()?;
+    })?;
     let scaling = Scaling {
         min,
         max,
@@ -249,20 +249,15 @@ fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
 
 fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireError> {
     let DeploymentV1 { name, task, model, engine, residency, regions, scaling } = wire;
-    let EngineV1 { kind, precision } = engine;
     let at = |field: &str| format!("{what}.{field}");
     reject_too_many(&at("regions"), regions.len(), MAX_REGIONS)?;
-    let region = |(index, id): (usize, &String)| parsed(format!("{what}.regions[{index}]"), id);
     Ok(Deployment {
         name: parsed(at("name"), &name)?,
         task: parsed(at("task"), &task)?,
         model,
-        engine: EngineSpec {
-            kind: parsed(at("engine.kind"), &kind)?,
-            precision: parsed(at("engine.precision"), &precision)?,
-        },
+        engine: read_engine(&at("engine"), &engine)?,
         residency: parse_policy(&at("residency"), residency)?,
-        regions: regions.iter().enumerate().map(region).collect::<Result<_, _>>()?,
+        regions: list(&at("regions"), &regions, |at, id| parsed(at, id))?,
         scaling: scaling.map_or(Ok(Scaling::default()), |scaling| read_scaling(&at("scaling"), scaling))?,
     })
 }
@@ -277,8 +272,7 @@ impl TryFrom<StoredDeploymentV1> for Deployment {
     type Error = WireError;
 
     fn try_from(wire: StoredDeploymentV1) -> Result<Deployment, WireError> {
-        let StoredDeploymentV1 { version, deployment } = wire;
-        reject_other_versions(version)?;
+        let StoredDeploymentV1 { version: _, deployment } = wire;
         read_deployment("deployment", deployment)
     }
 }
@@ -304,14 +298,11 @@ impl TryFrom<DeploymentsV1> for DesiredDeployments {
     type Error = WireError;
 
     fn try_from(wire: DeploymentsV1) -> Result<DesiredDeployments, WireError> {
-        let DeploymentsV1 { version, applied, deployments, held, promoted } = wire;
-        reject_other_versions(version)?;
-        reject_too_many("promoted", promoted.len(), MAX_DEPLOYMENTS)?;
-        let read = |(index, PromotedV1 { name, revision }): (usize, &PromotedV1)| {
-            let at = |field: &str| format!("promoted[{index}].{field}");
-            Ok::<_, WireError>((parsed(at("name"), name)?, parsed(at("revision"), revision)?))
-        };
-        let promoted = promoted.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let DeploymentsV1 { version: _, applied, deployments, held, promoted } = wire;
+        let promoted = entries("promoted", ".name", promoted, MAX_DEPLOYMENTS, |at, wire| {
+            let PromotedV1 { name, revision } = wire;
+            Ok((parsed(format!("{at}.name"), &name)?, parsed(format!("{at}.revision"), &revision)?))
+        })?;
         let orders = Orders { held: names("held", &held)?, promoted };
         Ok(DesiredDeployments { applied, deployments: read_deployments(deployments)?, orders })
     }
@@ -319,17 +310,10 @@ impl TryFrom<DeploymentsV1> for DesiredDeployments {
 
 /// Parses a list of distinct deployments.
 pub fn read_deployments(wire: Vec<DeploymentV1>) -> Result<BTreeMap<DeploymentName, Deployment>, WireError> {
-    reject_too_many("deployments", wire.len(), MAX_DEPLOYMENTS)?;
-    let mut deployed = BTreeMap::new();
-    for (index, deployment) in wire.into_iter().enumerate() {
-        let deployment = read_deployment(&format!("deployments[{index}]"), deployment)?;
-        let name = deployment.name.clone();
-        if deployed.insert(name.clone(), deployment).is_some() {
-            let problem = format!("`{name}` is listed twice");
-            return Err(WireError::new(format!("deployments[{index}].name"), problem));
-        }
-    }
-    Ok(deployed)
+    entries("deployments", ".name", wire, MAX_DEPLOYMENTS, |at, wire| {
+        let deployment = read_deployment(at, wire)?;
+        Ok((deployment.name.clone(), deployment))
+    })
 }
 
 #[cfg(test)]

@@ -87,16 +87,6 @@ impl FromStr for LeaseHolder {
     }
 }
 
-/// Returns the path and query at which `holder` renews its lease (`POST`).
-pub fn keep_alive_path(lease: LeaseId, holder: &LeaseHolder) -> String {
-    format!("/v1/leases/{lease}/keepalive?holder={holder}")
-}
-
-/// Returns the path and query at which `holder` ends its lease (`DELETE`).
-pub fn end_path(lease: LeaseId, holder: &LeaseHolder) -> String {
-    format!("/v1/leases/{lease}?holder={holder}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,10 +119,5 @@ mod tests {
         for text in ["gateway/aws/us-east-1/00000000000000ff", "spoke/aws/us-east-1", ""] {
             assert_eq!(text.parse::<LeaseHolder>(), Err(LeaseHolderError), "{text}");
         }
-        let path = keep_alive_path(LeaseId::from_random(1), &holder);
-        assert_eq!(
-            path,
-            "/v1/leases/00000000000000000000000000000001/keepalive?holder=spoke/aws/us-east-1/00000000000000ff"
-        );
     }
 }

@@ -7,13 +7,14 @@
 //!
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to all
 //! readers, with every [`deployment`] and every [`tenant`]. [`plan`] contains the gateways' demand and the traffic
-//! plan, [`apply`] the operator's messages, and [`keys`] the keys of the hub's store. A [`reader`] follows the route
-//! table; a [`lease`] keeps a registration alive.
+//! plan, [`apply`] the operator's messages, [`paths`] the HTTP paths, and [`keys`] the keys of the hub's store. A
+//! [`reader`] follows the route table; a [`lease`] keeps a registration alive.
 
 pub mod apply;
 pub mod deployment;
 pub mod keys;
 pub mod lease;
+pub mod paths;
 pub mod plan;
 pub mod reader;
 pub mod registration;
@@ -22,17 +23,15 @@ pub mod revision;
 pub mod route;
 pub mod tenant;
 
-use serde::{Deserialize, Deserializer};
-use std::collections::BTreeSet;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
 use regions::DeploymentName;
 use regions::deployment::MAX_DEPLOYMENTS;
-
-/// Version of all wire types.
-pub const VERSION: u32 = 1;
 
 /// Invalid field of a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,29 +49,42 @@ impl WireError {
     }
 }
 
-/// Message of an unsupported version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("version {0} is not supported; this process supports version {VERSION}")]
-struct UnknownVersion(u32);
+/// Version of all messages: 1. Another version does not deserialize. It is the first field of a message, so that a message
+/// of another version is rejected for its version and not for a missing field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MessageVersion;
 
-fn check_version(version: u32) -> Result<(), UnknownVersion> {
-    if version == VERSION { Ok(()) } else { Err(UnknownVersion(version)) }
+/// Version of all messages.
+pub const VERSION: MessageVersion = MessageVersion;
+
+impl MessageVersion {
+    const NUMBER: u32 = 1;
 }
 
-/// Deserializes the field `version`. It is the first field, so that a message of another version is rejected for its
-/// version and not for a missing field.
-fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    let version = u32::deserialize(from)?;
-    check_version(version).map_err(serde::de::Error::custom)?;
-    Ok(version)
+impl Serialize for MessageVersion {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        MessageVersion::NUMBER.serialize(to)
+    }
 }
 
-/// Checks the version of a message that was not deserialized.
-fn reject_other_versions(version: u32) -> Result<(), WireError> {
-    check_version(version).map_err(|error| WireError::new("version", error))
+impl<'de> Deserialize<'de> for MessageVersion {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<MessageVersion, D::Error> {
+        match u32::deserialize(from)? {
+            MessageVersion::NUMBER => Ok(MessageVersion),
+            other => Err(de::Error::custom(format!(
+                "version {other} is not supported; this process supports version {}",
+                MessageVersion::NUMBER
+            ))),
+        }
+    }
 }
 
-fn parsed<T: FromStr<Err: Display>>(field: impl Into<String>, text: &str) -> Result<T, WireError> {
+/// Parses the text of a field.
+///
+/// # Errors
+///
+/// The error of the type, with the name of the field.
+pub fn parsed<T: FromStr<Err: Display>>(field: impl Into<String>, text: &str) -> Result<T, WireError> {
     text.parse().map_err(|error| WireError::new(field, error))
 }
 
@@ -92,15 +104,43 @@ fn endpoint(field: impl Into<String>, text: &str) -> Result<SocketAddr, WireErro
 
 /// Parses a list of distinct deployment names.
 fn names(field: &str, given: &[String]) -> Result<BTreeSet<DeploymentName>, WireError> {
-    reject_too_many(field, given.len(), MAX_DEPLOYMENTS)?;
-    let mut names = BTreeSet::new();
-    for (index, text) in given.iter().enumerate() {
-        let name: DeploymentName = parsed(format!("{field}[{index}]"), text)?;
-        if !names.insert(name) {
-            return Err(WireError::new(format!("{field}[{index}]"), format!("`{text}` is listed twice")));
+    let read = |at: &str, text: &String| Ok((parsed(at, text)?, ()));
+    entries(field, "", given, MAX_DEPLOYMENTS, read).map(|names| names.into_keys().collect())
+}
+
+/// Parses a list of at most `max` entries with distinct names. `read` gets the path of an entry; `name` is the field of
+/// its name, such as `.name`.
+fn entries<W, K: Ord + Display, V>(
+    field: &str,
+    name: &str,
+    given: impl IntoIterator<Item = W, IntoIter: ExactSizeIterator>,
+    max: usize,
+    mut read: impl FnMut(&str, W) -> Result<(K, V), WireError>,
+) -> Result<BTreeMap<K, V>, WireError> {
+    let given = given.into_iter();
+    reject_too_many(field, given.len(), max)?;
+    let mut found = BTreeMap::new();
+    for (index, entry) in given.enumerate() {
+        let at = format!("{field}[{index}]");
+        let (key, value) = read(&at, entry)?;
+        match found.entry(key) {
+            Entry::Vacant(slot) => drop(slot.insert(value)),
+            Entry::Occupied(first) => {
+                let problem = format!("`{}` is listed twice", first.key());
+                return Err(WireError::new(format!("{at}{name}"), problem));
+            }
         }
     }
-    Ok(names)
+    Ok(found)
+}
+
+/// Parses a list, entry by entry.
+fn list<W, T>(
+    field: &str,
+    given: impl IntoIterator<Item = W>,
+    mut read: impl FnMut(&str, W) -> Result<T, WireError>,
+) -> Result<Vec<T>, WireError> {
+    given.into_iter().enumerate().map(|(index, entry)| read(&format!("{field}[{index}]"), entry)).collect()
 }
 
 fn reject_too_many(field: &str, given: usize, max: usize) -> Result<(), WireError> {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1, RegionCapacity};
 use super::revision::{ReplicaRevisions, ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
-use super::{VERSION, WireError, endpoint, known_version, names, parsed, reject_other_versions, to_strings};
+use super::{MessageVersion, VERSION, WireError, endpoint, names, parsed, to_strings};
 
 /// Registration of a spoke.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,9 +32,8 @@ pub struct Registration {
 /// `POST /v1/spokes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegisterV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Region of the spoke.
     pub region: String,
     /// Address at which gateways reach it.
@@ -54,9 +53,8 @@ pub struct RegisterV1 {
 /// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepAliveV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// All deployments that have a ready replica, or would start one on demand, as in the registration.
     pub deployments: Vec<String>,
     /// Capacity of the region, as in the registration.
@@ -81,9 +79,8 @@ pub struct RegionState {
 /// Response to both: the registration is valid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Identifier with which the holder renews and ends its lease ([`crate::lease`]): 32 hexadecimal digits, a secret
     /// of the holder.
     pub lease: String,
@@ -115,8 +112,7 @@ impl TryFrom<RegisterV1> for Registration {
     type Error = WireError;
 
     fn try_from(wire: RegisterV1) -> Result<Registration, WireError> {
-        let RegisterV1 { version, region, endpoint: at, boot_id, deployments, capacity, models } = wire;
-        reject_other_versions(version)?;
+        let RegisterV1 { version: _, region, endpoint: at, boot_id, deployments, capacity, models } = wire;
         Ok(Registration {
             region: parsed("region", &region)?,
             endpoint: endpoint("endpoint", &at)?,
@@ -146,8 +142,7 @@ impl KeepAliveV1 {
     ///
     /// The first invalid field.
     pub fn into_state(self) -> Result<RegionState, WireError> {
-        let KeepAliveV1 { version, deployments, capacity, models } = self;
-        reject_other_versions(version)?;
+        let KeepAliveV1 { version: _, deployments, capacity, models } = self;
         Ok(RegionState {
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,

@@ -8,10 +8,19 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{WireError, known_version, parsed, reject_other_versions, reject_too_many};
+use super::{MessageVersion, VERSION, WireError, entries, parsed};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{DeploymentName, RegionId};
 
+/// Interval of the exchanges of a gateway with a region. A grant is sized for it, and a region's health is judged by the
+/// reports that are missing.
+pub const EXCHANGE_PERIOD: Duration = Duration::from_millis(200);
+/// Maximum number of gateways: those with grants at one region, and those in the plan.
+pub const GATEWAYS_MAX: usize = 1024;
+/// Work that a replica is given from the hold queue, beside its backlog, as computing time: enough that it never idles,
+/// and little enough that a more urgent request does not wait long behind it. A held request waits longer than
+/// [`DeploymentLoad::ready_in`] by up to this time.
+pub const DISPATCH_AHEAD: Duration = Duration::from_millis(500);
 /// Maximum length of a gateway's location in bytes.
 const GATEWAY_BYTES_MAX: usize = 128;
 /// Maximum time to readiness, a day: larger values are invalid, and times are added to it.
@@ -72,9 +81,8 @@ pub struct DeploymentLoad {
 /// Request, `POST /spoke/v1/exchange`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeRequestV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Location of the gateway.
     pub gateway: String,
     /// Random number drawn at each start of the gateway.
@@ -100,9 +108,8 @@ pub struct OverflowV1 {
 /// Response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReportV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Region that responds.
     pub region: String,
     /// Random number drawn at each start of the spoke.
@@ -145,7 +152,7 @@ impl From<ExchangeRequest> for ExchangeRequestV1 {
         let requested =
             requested.into_iter().map(|(name, tokens)| OverflowV1 { name: name.to_string(), tokens });
         ExchangeRequestV1 {
-            version: super::VERSION,
+            version: VERSION,
             gateway: location,
             boot_id,
             sequence,
@@ -158,21 +165,16 @@ impl TryFrom<ExchangeRequestV1> for ExchangeRequest {
     type Error = WireError;
 
     fn try_from(wire: ExchangeRequestV1) -> Result<ExchangeRequest, WireError> {
-        let ExchangeRequestV1 { version, gateway, boot_id, sequence, requested } = wire;
-        reject_other_versions(version)?;
+        let ExchangeRequestV1 { version: _, gateway, boot_id, sequence, requested } = wire;
         if gateway.len() > GATEWAY_BYTES_MAX {
             let problem = format!("it has {} bytes; at most {GATEWAY_BYTES_MAX} are allowed", gateway.len());
             return Err(WireError::new("gateway".to_owned(), problem));
         }
-        reject_too_many("requested", requested.len(), MAX_DEPLOYMENTS)?;
-        let mut each = BTreeMap::new();
-        for (index, OverflowV1 { name, tokens }) in requested.into_iter().enumerate() {
-            let at = format!("requested[{index}].name");
-            if each.insert(parsed(at.clone(), &name)?, tokens).is_some() {
-                return Err(WireError::new(at, format!("`{name}` is listed twice")));
-            }
-        }
-        Ok(ExchangeRequest { gateway: Gateway { location: gateway, boot_id }, sequence, requested: each })
+        let requested = entries("requested", ".name", requested, MAX_DEPLOYMENTS, |at, overflow| {
+            let OverflowV1 { name, tokens } = overflow;
+            Ok((parsed(format!("{at}.name"), &name)?, tokens))
+        })?;
+        Ok(ExchangeRequest { gateway: Gateway { location: gateway, boot_id }, sequence, requested })
     }
 }
 
@@ -202,7 +204,7 @@ impl From<Report> for ReportV1 {
             }
         });
         let region = region.to_string();
-        ReportV1 { version: super::VERSION, region, boot_id, sequence, deployments: each.collect(), draining }
+        ReportV1 { version: VERSION, region, boot_id, sequence, deployments: each.collect(), draining }
     }
 }
 
@@ -210,11 +212,8 @@ impl TryFrom<ReportV1> for Report {
     type Error = WireError;
 
     fn try_from(wire: ReportV1) -> Result<Report, WireError> {
-        let ReportV1 { version, region, boot_id, sequence, deployments, draining } = wire;
-        reject_other_versions(version)?;
-        reject_too_many("deployments", deployments.len(), MAX_DEPLOYMENTS)?;
-        let mut loads = BTreeMap::new();
-        for (index, deployment) in deployments.into_iter().enumerate() {
+        let ReportV1 { version: _, region, boot_id, sequence, deployments, draining } = wire;
+        let deployments = entries("deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, deployment| {
             let DeploymentReportV1 {
                 name,
                 ready,
@@ -224,7 +223,7 @@ impl TryFrom<ReportV1> for Report {
                 tokens_per_second,
                 granted_tokens,
             } = deployment;
-            let at = |field: &str| format!("deployments[{index}].{field}");
+            let at = |field: &str| format!("{at}.{field}");
             if !(tokens_per_second.is_finite() && tokens_per_second >= 0.0) {
                 let problem = format!("{tokens_per_second} is not a speed; send a number of at least 0");
                 return Err(WireError::new(at("tokens_per_second"), problem));
@@ -242,11 +241,9 @@ impl TryFrom<ReportV1> for Report {
                 tokens_per_second,
                 granted_tokens,
             };
-            if loads.insert(parsed(at("name"), &name)?, load).is_some() {
-                return Err(WireError::new(at("name"), format!("`{name}` is listed twice")));
-            }
-        }
-        Ok(Report { region: parsed("region", &region)?, boot_id, sequence, deployments: loads, draining })
+            Ok((parsed(at("name"), &name)?, load))
+        })?;
+        Ok(Report { region: parsed("region", &region)?, boot_id, sequence, deployments, draining })
     }
 }
 
@@ -339,8 +336,13 @@ mod tests {
         let check = |change: &dyn Fn(&mut ExchangeRequestV1), field: &str| {
             let one = OverflowV1 { name: "a".to_owned(), tokens: 1 };
             let gateway = "50.1,8.7".to_owned();
-            let mut wire =
-                ExchangeRequestV1 { version: 1, gateway, boot_id: 1, sequence: 1, requested: vec![one] };
+            let mut wire = ExchangeRequestV1 {
+                version: VERSION,
+                gateway,
+                boot_id: 1,
+                sequence: 1,
+                requested: vec![one],
+            };
             assert!(ExchangeRequest::try_from(wire.clone()).is_ok());
             change(&mut wire);
             assert_eq!(ExchangeRequest::try_from(wire).unwrap_err().field, field);
@@ -357,8 +359,9 @@ mod tests {
         let request: Result<ExchangeRequestV1, _> =
             serde_json::from_value(json!({"version": 2, "request": "?"}));
         assert!(request.unwrap_err().to_string().starts_with("version 2 is not supported"));
-        let report: ReportV1 = serde_json::from_value(message()).unwrap();
-        let error = Report::try_from(ReportV1 { version: 3, ..report }).unwrap_err();
+        let mut report = message();
+        report["version"] = json!(3);
+        let error = serde_json::from_value::<ReportV1>(report).unwrap_err();
         assert!(error.to_string().contains("version 3 is not supported"), "{error}");
     }
 }

@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::deployment::EngineV1;
-use super::{WireError, parsed, reject_too_many};
+use super::deployment::{EngineV1, engine_v1, read_engine};
+use super::{WireError, entries, list, parsed, reject_too_many};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{
-    Deployment, DeploymentName, EngineSpec, ModelRevision, ModelSpec, NextRevision, ReportedModel,
-    ServedRevision,
+    Deployment, DeploymentName, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
 };
 
 /// Maximum number of revisions that a region may report per deployment: the served one, the next one, and a few
@@ -111,20 +110,6 @@ pub struct NextRevisionV1 {
     pub held: bool,
 }
 
-/// Converts an engine to its wire form.
-pub fn engine_v1(engine: EngineSpec) -> EngineV1 {
-    let EngineSpec { kind, precision } = engine;
-    EngineV1 { kind: kind.to_string(), precision: precision.to_string() }
-}
-
-fn read_engine(at: &str, wire: &EngineV1) -> Result<EngineSpec, WireError> {
-    let EngineV1 { kind, precision } = wire;
-    Ok(EngineSpec {
-        kind: parsed(format!("{at}.kind"), kind)?,
-        precision: parsed(format!("{at}.precision"), precision)?,
-    })
-}
-
 /// Converts replicas of one model to their wire form.
 pub fn revision_replicas_v1(counted: &RevisionReplicas) -> RevisionReplicasV1 {
     let RevisionReplicas { model: ReportedModel { revision, source, task, engine }, replicas, ready } =
@@ -166,14 +151,11 @@ pub(super) fn read_replica_revisions(
     field: &str,
     wire: Vec<ReplicaRevisionsV1>,
 ) -> Result<BTreeMap<DeploymentName, ReplicaRevisions>, WireError> {
-    reject_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
-    let mut reported = BTreeMap::new();
-    for (index, ReplicaRevisionsV1 { name, target, models }) in wire.into_iter().enumerate() {
-        let at = format!("{field}[{index}]");
-        reject_too_many(&format!("{at}.models"), models.len(), REVISIONS_MAX)?;
-        let counted = |(index, wire): (usize, RevisionReplicasV1)| {
+    entries(field, ".name", wire, MAX_DEPLOYMENTS, |at, ReplicaRevisionsV1 { name, target, models }| {
+        let field = format!("{at}.models");
+        reject_too_many(&field, models.len(), REVISIONS_MAX)?;
+        let models = list(&field, models, |at, wire| {
             let RevisionReplicasV1 { revision, source, task, engine, replicas, ready } = wire;
-            let at = format!("{at}.models[{index}]");
             let model = ReportedModel {
                 revision: parsed(format!("{at}.revision"), &revision)?,
                 source,
@@ -181,14 +163,9 @@ pub(super) fn read_replica_revisions(
                 engine: read_engine(&format!("{at}.engine"), &engine)?,
             };
             Ok(RevisionReplicas { model, replicas, ready })
-        };
-        let models = models.into_iter().enumerate().map(counted).collect::<Result<_, WireError>>()?;
-        let key: DeploymentName = parsed(format!("{at}.name"), &name)?;
-        if reported.insert(key, ReplicaRevisions { target, models }).is_some() {
-            return Err(WireError::new(format!("{at}.name"), format!("`{name}` is listed twice")));
-        }
-    }
-    Ok(reported)
+        })?;
+        Ok((parsed(format!("{at}.name"), &name)?, ReplicaRevisions { target, models }))
+    })
 }
 
 pub(super) fn served_v1(revisions: &BTreeMap<DeploymentName, ServedRevision>) -> Vec<ServedRevisionV1> {
@@ -206,10 +183,8 @@ pub(super) fn read_served(
     wire: Vec<ServedRevisionV1>,
     deployed: &BTreeMap<DeploymentName, Deployment>,
 ) -> Result<BTreeMap<DeploymentName, ServedRevision>, WireError> {
-    reject_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
-    let mut served = BTreeMap::new();
-    for (index, ServedRevisionV1 { name, current, next }) in wire.into_iter().enumerate() {
-        let at = |what: &str| format!("{field}[{index}].{what}");
+    entries(field, ".name", wire, MAX_DEPLOYMENTS, |at, ServedRevisionV1 { name, current, next }| {
+        let at = |what: &str| format!("{at}.{what}");
         let key: DeploymentName = parsed(at("name"), &name)?;
         if !deployed.contains_key(&key) {
             return Err(WireError::new(at("name"), format!("`{name}` is not in this table")));
@@ -224,11 +199,7 @@ pub(super) fn read_served(
             let revision = revision.map(|text| parsed(at("next.revision"), &text)).transpose()?;
             Ok::<_, WireError>(NextRevision { spec, revision, held })
         };
-        let one =
-            ServedRevision { current: parsed(at("current"), &current)?, next: next.map(read).transpose()? };
-        if served.insert(key, one).is_some() {
-            return Err(WireError::new(at("name"), format!("`{name}` is listed twice in the table")));
-        }
-    }
-    Ok(served)
+        let next = next.map(read).transpose()?;
+        Ok((key, ServedRevision { current: parsed(at("current"), &current)?, next }))
+    })
 }

@@ -3,6 +3,7 @@
 //! A reader accepts a table as a whole or not at all: if one entry is invalid or listed twice, the current table stays.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -10,19 +11,15 @@ use serde::{Deserialize, Serialize};
 use super::deployment::{DeploymentV1, read_deployments};
 use super::revision::{ServedRevisionV1, read_served, served_v1};
 use super::tenant::{TenantV1, read_tenants};
-use super::{
-    VERSION, WireError, endpoint, known_version, names, parsed, reject_other_versions, reject_too_many,
-    to_strings,
-};
+use super::{MessageVersion, VERSION, WireError, endpoint, entries, names, parsed, to_strings};
 use regions::set::MAX_REGIONS;
 use regions::{Generation, RegionRoute, RouteTable, Tenants, Widening};
 
 /// Response of `GET /v1/routes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteTableV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Epoch of the generation.
     pub epoch: u64,
     /// Number of the generation within the epoch.
@@ -104,25 +101,19 @@ fn widening_v1((name, widening): (&impl ToString, &Widening)) -> WideningV1 {
 }
 
 /// Parses the announced residencies in `field`; each must belong to an entry of `known`.
-fn read_widening<Name: FromStr<Err: std::fmt::Display> + Ord + Clone, Known>(
+fn read_widening<Name: FromStr<Err: Display> + Ord + Display, Known>(
     field: &str,
     announced: &[WideningV1],
     known: &BTreeMap<Name, Known>,
 ) -> Result<BTreeMap<Name, Widening>, WireError> {
-    reject_too_many(field, announced.len(), known.len())?;
-    let mut widening = BTreeMap::new();
-    for (index, WideningV1 { name: text, to, since }) in announced.iter().enumerate() {
-        let at = |what: &str| format!("{field}[{index}].{what}");
+    entries(field, ".name", announced, known.len(), |at, WideningV1 { name: text, to, since }| {
+        let at = |what: &str| format!("{at}.{what}");
         let name: Name = parsed(at("name"), text)?;
         if !known.contains_key(&name) {
             return Err(WireError::new(at("name"), format!("`{text}` is not in this table")));
         }
-        let announced = Widening { to: parsed(at("to"), to)?, since: parsed(at("since"), since)? };
-        if widening.insert(name, announced).is_some() {
-            return Err(WireError::new(at("name"), format!("`{text}` is listed twice in the table")));
-        }
-    }
-    Ok(widening)
+        Ok((name, Widening { to: parsed(at("to"), to)?, since: parsed(at("since"), since)? }))
+    })
 }
 
 impl TryFrom<RouteTableV1> for RouteTable {
@@ -130,7 +121,7 @@ impl TryFrom<RouteTableV1> for RouteTable {
 
     fn try_from(wire: RouteTableV1) -> Result<RouteTable, WireError> {
         let RouteTableV1 {
-            version,
+            version: _,
             epoch,
             generation: number,
             regions,
@@ -140,21 +131,16 @@ impl TryFrom<RouteTableV1> for RouteTable {
             tenants,
             tenant_widening,
         } = wire;
-        reject_other_versions(version)?;
-        reject_too_many("regions", regions.len(), MAX_REGIONS)?;
-        let mut routes = BTreeMap::new();
-        for (index, region) in regions.into_iter().enumerate() {
+        let regions = entries("regions", ".id", regions, MAX_REGIONS, |at, region| {
             let RegionRouteV1 { id, endpoint: reached, deployments, draining } = region;
-            let at = |field: &str| format!("regions[{index}].{field}");
+            let at = |field: &str| format!("{at}.{field}");
             let route = RegionRoute {
                 endpoint: endpoint(at("endpoint"), &reached)?,
                 deployments: names(&at("deployments"), &deployments)?,
                 draining,
             };
-            if routes.insert(parsed(at("id"), &id)?, route).is_some() {
-                return Err(WireError::new(at("id"), format!("`{id}` is listed twice in the table")));
-            }
-        }
+            Ok((parsed(at("id"), &id)?, route))
+        })?;
         let deployed = read_deployments(deployments)?;
         let widening = read_widening("widening", &widening, &deployed)?;
         let revisions = revisions.map(|served| read_served("revisions", served, &deployed)).transpose()?;
@@ -164,7 +150,7 @@ impl TryFrom<RouteTableV1> for RouteTable {
             read_widening("tenant_widening", &tenant_widening, tenants.as_ref().unwrap_or(&known))?;
         let tenants = tenants.map(|all| Tenants { all, widening: announced });
         let generation = Generation { epoch, number };
-        Ok(RouteTable { generation, regions: routes, deployments: deployed, widening, revisions, tenants })
+        Ok(RouteTable { generation, regions, deployments: deployed, widening, revisions, tenants })
     }
 }
 

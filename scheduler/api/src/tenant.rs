@@ -8,11 +8,8 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use super::deployment::{parse_policy, policy_to_wire, required_option};
-use super::{
-    VERSION, WireError, known_version, names, parsed, reject_other_versions, reject_too_many, to_strings,
-};
+use super::{MessageVersion, VERSION, WireError, entries, list, names, parsed, reject_too_many, to_strings};
 use regions::TenantId;
-use regions::deployment::MAX_DEPLOYMENTS;
 use regions::tenant::{KeyDigest, MAX_KEYS, MAX_TENANTS, MAX_WEIGHT, TenantLimits, TenantRules};
 
 /// Tenant.
@@ -57,9 +54,8 @@ pub struct TenantLimitsV1 {
 /// Applied tenants, as stored; also the response of `GET /v1/tenants`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantsV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// All tenants.
     pub tenants: Vec<TenantV1>,
 }
@@ -86,19 +82,16 @@ fn read_tenant(what: &str, wire: TenantV1) -> Result<TenantRules, WireError> {
     let TenantLimitsV1 { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
     let at = |field: &str| format!("{what}.{field}");
     reject_too_many(&at("key_sha256"), key_sha256.len(), MAX_KEYS)?;
-    let key = |(index, text): (usize, &String)| parsed(format!("{what}.key_sha256[{index}]"), text);
+    let keys: Vec<KeyDigest> = list(&at("key_sha256"), &key_sha256, |at, text| parsed(at, text))?;
     if !(1..=MAX_WEIGHT).contains(&weight) {
         return Err(WireError::new(
             at("weight"),
             format!("{weight} is out of range; write a weight from 1 to {MAX_WEIGHT}"),
         ));
     }
-    if let Some(deployments) = &deployments {
-        reject_too_many(&at("deployments"), deployments.len(), MAX_DEPLOYMENTS)?;
-    }
     Ok(TenantRules {
         id: parsed(at("name"), &name)?,
-        keys: key_sha256.iter().enumerate().map(key).collect::<Result<BTreeSet<KeyDigest>, _>>()?,
+        keys: keys.into_iter().collect(),
         issuer,
         deployments: deployments.map(|given| names(&at("deployments"), &given)).transpose()?,
         residency: parse_policy(&at("residency"), residency)?,
@@ -110,20 +103,14 @@ fn read_tenant(what: &str, wire: TenantV1) -> Result<TenantRules, WireError> {
 
 /// Parses a list of distinct tenants with distinct keys.
 pub(super) fn read_tenants(wire: Vec<TenantV1>) -> Result<BTreeMap<TenantId, TenantRules>, WireError> {
-    reject_too_many("tenants", wire.len(), MAX_TENANTS)?;
-    let (mut tenants, mut keys) = (BTreeMap::new(), BTreeSet::new());
-    for (index, tenant) in wire.into_iter().enumerate() {
-        let what = format!("tenants[{index}]");
-        let tenant = read_tenant(&what, tenant)?;
+    let mut keys = BTreeSet::new();
+    entries("tenants", ".name", wire, MAX_TENANTS, |at, tenant| {
+        let tenant = read_tenant(at, tenant)?;
         if !tenant.keys.iter().all(|key| keys.insert(*key)) {
-            return Err(WireError::new(format!("{what}.key_sha256"), "another tenant has this key"));
+            return Err(WireError::new(format!("{at}.key_sha256"), "another tenant has this key"));
         }
-        let id = tenant.id.clone();
-        if tenants.insert(id.clone(), tenant).is_some() {
-            return Err(WireError::new(format!("{what}.name"), format!("`{id}` is listed twice")));
-        }
-    }
-    Ok(tenants)
+        Ok((tenant.id.clone(), tenant))
+    })
 }
 
 impl From<&BTreeMap<TenantId, TenantRules>> for TenantsV1 {
@@ -136,8 +123,7 @@ impl TryFrom<TenantsV1> for BTreeMap<TenantId, TenantRules> {
     type Error = WireError;
 
     fn try_from(wire: TenantsV1) -> Result<BTreeMap<TenantId, TenantRules>, WireError> {
-        let TenantsV1 { version, tenants } = wire;
-        reject_other_versions(version)?;
+        let TenantsV1 { version: _, tenants } = wire;
         read_tenants(tenants)
     }
 }

@@ -7,11 +7,10 @@
 
 use std::time::Duration;
 
-use regions::{Generation, RouteTable};
+use regions::RouteTable;
 
 use crate::bound::{self, AcceptedGeneration, RejectedGeneration};
 use scheduler_api::WireError;
-use scheduler_api::reader::Reader;
 use scheduler_api::route::RouteTableV1;
 
 /// Timeout of the deregistration. If no hub receives it, the reader times out at the hub.
@@ -26,18 +25,6 @@ pub enum TableRejected {
     /// Its generation is not newer than the current one, or is higher than a hub can have published.
     #[error("{0}")]
     Generation(#[from] RejectedGeneration),
-}
-
-/// Returns the path and query of the long poll for a table newer than `after`; the hub holds the request for up to
-/// `wait`.
-pub fn watch_path(after: Option<Generation>, reader: &Reader, wait: Duration) -> String {
-    let has = after.map(|after| format!("after={after}&reader={reader}&")).unwrap_or_default();
-    format!("/v1/routes?{has}wait_ms={}", wait.as_millis())
-}
-
-/// Returns the path at which a reader deregisters (`DELETE`); after that no rollout waits for it.
-pub fn deregister_path(reader: &Reader) -> String {
-    format!("/v1/readers/{reader}")
 }
 
 /// Converts the offered table and checks that it may replace the current one (invariant 5, Monotone plans).
@@ -59,6 +46,8 @@ pub fn accept_table(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use regions::Generation;
+    use scheduler_api::route::WideningV1;
 
     fn at(epoch: u64, number: u64) -> Generation {
         Generation { epoch, number }
@@ -80,19 +69,8 @@ mod tests {
         }
         check(at(1, u64::MAX), None, false);
         check(at(u64::MAX, 1), Some(at(1, 7)), false);
-        let unreadable = RouteTableV1 { version: 9, ..RouteTableV1::from(&RouteTable::empty()) };
+        let none = WideningV1 { name: "none".to_owned(), to: "eu".to_owned(), since: "1.1".to_owned() };
+        let unreadable = RouteTableV1 { widening: vec![none], ..RouteTableV1::from(&RouteTable::empty()) };
         assert!(matches!(accept_table(unreadable, None, Duration::ZERO), Err(TableRejected::Unreadable(_))));
-    }
-
-    #[test]
-    fn a_reader_with_a_table_names_itself_and_its_generation() {
-        let reader = "spoke/aws/us-east-1/00000000000000ff".parse().unwrap();
-        let wait = Duration::from_secs(5);
-        assert_eq!(watch_path(None, &reader, wait), "/v1/routes?wait_ms=5000");
-        assert_eq!(
-            watch_path(Some(at(1, 4)), &reader, wait),
-            "/v1/routes?after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000"
-        );
-        assert_eq!(deregister_path(&reader), "/v1/readers/spoke/aws/us-east-1/00000000000000ff");
     }
 }

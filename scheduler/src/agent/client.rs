@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use reqwest::{RequestBuilder, Response, StatusCode};
-use scheduler_api::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
+use scheduler_api::lease::{LeaseHolder, LeaseId, LeaseIdError};
+use scheduler_api::paths;
 use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegisterV1};
 use scheduler_core::hubs::Hubs;
 use scheduler_core::token::Token;
@@ -46,7 +47,7 @@ impl Client {
 
     pub(super) async fn register(&self, message: &RegisterV1) -> Result<LeaseV1, CallError> {
         let call = async |hub: &str| {
-            let request = self.http.post(format!("{hub}/v1/spokes")).json(message);
+            let request = self.http.post(format!("{hub}{}", paths::SPOKES)).json(message);
             Ok(self.send(request).await?.json().await?)
         };
         self.call(call).await
@@ -58,7 +59,7 @@ impl Client {
         holder: &LeaseHolder,
         message: &KeepAliveV1,
     ) -> Result<LeaseV1, CallError> {
-        let path = lease::keep_alive_path(lease, holder);
+        let path = paths::keep_alive(lease, holder);
         let call = async |hub: &str| {
             let request = self.http.post(format!("{hub}{path}")).json(message);
             Ok(self.send(request).await?.json().await?)
@@ -67,7 +68,7 @@ impl Client {
     }
 
     pub(super) async fn deregister(&self, lease: LeaseId, holder: &LeaseHolder) -> Result<(), CallError> {
-        let path = lease::end_path(lease, holder);
+        let path = paths::lease(lease, holder);
         let call = async |hub: &str| self.send(self.http.delete(format!("{hub}{path}"))).await.map(drop);
         self.call(call).await
     }

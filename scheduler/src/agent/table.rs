@@ -21,6 +21,7 @@ use supervision::Mutex;
 
 use regions::{Catalogue, Generation, RouteTable};
 use reqwest::StatusCode;
+use scheduler_api::paths;
 use scheduler_api::reader::{Reader, Role};
 use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::{self, AcceptedGeneration};
@@ -169,8 +170,7 @@ impl TableFollower {
 
     /// Deregisters the region as a reader of the table.
     pub(crate) async fn deregister(&self, client: &reqwest::Client) {
-        let request =
-            client.delete(format!("{}{}", self.hub.current(), table_watch::deregister_path(&self.reader())));
+        let request = client.delete(format!("{}{}", self.hub.current(), paths::reader(&self.reader())));
         let request = self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
         // On failure, the reader's lease expires.
         request.timeout(table_watch::DEREGISTER_TIMEOUT).send().await.ok();
@@ -183,7 +183,7 @@ impl TableFollower {
         followed: &watch::Sender<FollowedTable>,
     ) -> Result<(), FetchError> {
         let after = followed.borrow().generation();
-        let url = format!("{hub}{}", table_watch::watch_path(after, &self.reader(), LONG_POLL));
+        let url = format!("{hub}{}", paths::routes(after, &self.reader(), LONG_POLL));
         let request = client.get(url).timeout(LONG_POLL + RESPONSE_GRACE);
         let request = self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
         let response = request.send().await?.error_for_status()?;
@@ -286,7 +286,7 @@ mod tests {
         }
         let polls = Arc::new(Mutex::new(Vec::new()));
         let shared: Shared = (Arc::new(Mutex::new(responses.into_iter().rev().collect())), polls.clone());
-        let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes)).with_state(shared);
+        let router = axum::Router::new().route(paths::ROUTES, axum::routing::get(routes)).with_state(shared);
         let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", socket.local_addr().unwrap());
         tokio::spawn(axum::serve(socket, router).into_future());

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::store::{self, RawStore, StoreConfig};
 use super::{Problems, raw};
 
-/// Lease time of a registration. etcd checks leases twice a second at best, and holds them for at least two seconds;
+/// Lease time of a registration, and of a leader's term, and so the longest time without a leader after one dies. etcd checks leases twice a second at best, and holds them for at least two seconds;
 /// with less, a short stall of either side would expire them.
 pub const LEASE_TTL: Duration = Duration::from_secs(5);
 

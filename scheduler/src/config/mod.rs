@@ -9,8 +9,8 @@ mod store;
 
 pub use hub::{HubConfig, LEASE_TTL};
 pub use kubernetes::{KubernetesConfig, WorkloadKind};
-pub use scaling::{ActuatorConfig, ProcessConfig, ScalingConfig};
-pub use spoke::{REPLICAS_MAX, Receipts, SpokeConfig, TlsFiles};
+pub use scaling::{ActuatorConfig, ProcessConfig, REPLICAS_MAX, ScalingConfig};
+pub use spoke::{Receipts, SpokeConfig, TlsFiles};
 pub use store::StoreConfig;
 
 use regions::Catalogue;

@@ -8,8 +8,11 @@ use std::time::Duration;
 use regions::duration;
 use serde::Deserialize;
 
+use super::Problems;
 use super::kubernetes::{KubernetesConfig, RawKubernetes};
-use super::{Problems, REPLICAS_MAX};
+
+/// Maximum number of replicas of one spoke: one process polls the status of each five times a second.
+pub const REPLICAS_MAX: usize = 256;
 
 /// Default of `scaling.orphan_timeout`.
 const ORPHAN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);

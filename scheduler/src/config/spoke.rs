@@ -13,11 +13,8 @@ use scheduler_core::spoke::Spoke;
 use scheduler_core::token::Token;
 use serde::Deserialize;
 
-use super::scaling::{RawScaling, ScalingConfig};
+use super::scaling::{REPLICAS_MAX, RawScaling, ScalingConfig};
 use super::{Problems, raw};
-
-/// Maximum number of replicas of one spoke: one process polls the status of each five times a second.
-pub const REPLICAS_MAX: usize = 256;
 
 /// Configuration file, as parsed.
 #[derive(Debug, Deserialize)]

@@ -8,6 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
 use scheduler_api::apply::{
     AppliedDeploymentsV1, AppliedV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemsV1, ReaderV1,
@@ -21,25 +24,14 @@ use scheduler_core::revisions::orders_after;
 use scheduler_core::rollout::{apply_files, diff};
 use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
 
-use super::http::HubApi;
+use super::api::{Body, HubApi, json_of};
 use super::records::{self, RecordError};
 use super::replicas;
-use super::spokes::store_error;
 use crate::events::ConfigurationApplied;
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::{self, Code, ErrorResponse};
 
-/// Reason why files are not applied.
-pub(super) enum NotApplied {
-    /// The files are invalid.
-    Problems(ProblemsV1),
-    Other(ErrorResponse),
-}
-
-impl From<ErrorResponse> for NotApplied {
-    fn from(refusal: ErrorResponse) -> NotApplied {
-        NotApplied::Other(refusal)
-    }
-}
+/// Maximum bytes of the files that an operator applies: ten thousand deployments as a person writes them.
+pub(super) const BYTES_MAX: usize = 8 << 20;
 
 type DeploymentMap = BTreeMap<DeploymentName, Deployment>;
 type TenantMap = BTreeMap<TenantId, TenantRules>;
@@ -84,7 +76,7 @@ impl StoredConfiguration {
         let published = api.current.borrow().clone();
         let table = published.as_ref().map(|published| &published.table);
         let deployments = StoredRecord::from_entry(
-            api.store.get(keys::DEPLOYMENTS).await.map_err(store_error)?,
+            api.store.get(keys::DEPLOYMENTS).await?,
             records::wanted,
             || DesiredDeployments {
                 applied: true,
@@ -94,7 +86,7 @@ impl StoredConfiguration {
             DesiredDeployments::default(),
         );
         let tenants = StoredRecord::from_entry(
-            api.store.get(keys::TENANTS).await.map_err(store_error)?,
+            api.store.get(keys::TENANTS).await?,
             |entry| records::tenants(entry).map(Some),
             || table.and_then(|table| table.tenants.clone()).map(|tenants| tenants.all),
             None,
@@ -114,24 +106,27 @@ impl StoredConfiguration {
     }
 }
 
-/// Applies files, or returns the changes that they would make (`dry_run`).
-pub(super) async fn apply<S: Store>(api: &HubApi<S>, message: ApplyV1) -> Result<AppliedV1, NotApplied> {
-    let ApplyV1 { version: _, dry_run, base, hold, deployments, tenants } = message;
+/// Applies files, or returns the changes that they would make (`dry_run`). Invalid files have a response of their own.
+pub(super) async fn apply<S: Store>(
+    State(api): State<HubApi<S>>,
+    body: Body,
+) -> Result<Response, ErrorResponse> {
+    let ApplyV1 { version: _, dry_run, base, hold, deployments, tenants } = json_of(body, BYTES_MAX)?;
     let mut problems = Vec::new();
     let deployments = deployments.map(|files| apply_files::deployments(&files, &api.catalogue));
     let deployments = deployments.transpose().map_err(|found| problems.extend(found));
     let tenants = tenants.map(|files| apply_files::tenants(&files, &api.catalogue));
     let tenants = tenants.transpose().map_err(|found| problems.extend(found));
     let (Ok(deployments), Ok(tenants)) = (deployments, tenants) else {
-        return Err(NotApplied::Problems(ProblemsV1 { version: VERSION, problems }));
+        return Ok(respond::with_body(Code::InvalidFiles, ProblemsV1 { version: VERSION, problems }));
     };
     if deployments.is_none() && tenants.is_none() {
         let message = "Neither `deployments` nor `tenants` is set: there is nothing to apply.";
-        return Err(ErrorResponse::new(Code::InvalidValue, message).with_field("deployments").into());
+        return Err(ErrorResponse::new(Code::InvalidValue, message).with_field("deployments"));
     }
-    let stored = StoredConfiguration::read(api).await?;
+    let stored = StoredConfiguration::read(&api).await?;
     if let Some(base) = base.filter(|base| *base != stored.revision()) {
-        return Err(conflict(base, stored.revision()).into());
+        return Err(conflict(base, stored.revision()));
     }
     let deployments = deployments.map(by_name);
     let (mut changes, mut notes, mut puts) = (Vec::new(), Vec::new(), Vec::new());
@@ -169,11 +164,11 @@ pub(super) async fn apply<S: Store>(api: &HubApi<S>, message: ApplyV1) -> Result
     notes.extend(changes.iter().filter_map(delay_note));
     let applied = !dry_run && !puts.is_empty();
     if applied {
-        write(api, puts, &stored).await?;
+        write(&api, puts, &stored).await?;
         let served = deployments.as_ref().unwrap_or(&stored.deployments.all.deployments).len();
         ConfigurationApplied { changes: changes.len(), deployments: served }.emit();
     }
-    Ok(AppliedV1 { version: VERSION, applied, base: stored.revision(), changes, notes })
+    Ok(Json(AppliedV1 { version: VERSION, applied, base: stored.revision(), changes, notes }).into_response())
 }
 
 fn by_name(deployments: Vec<Deployment>) -> DeploymentMap {
@@ -237,7 +232,7 @@ async fn write<S: Store>(
             // Either another operator applied a change, or the first of two attempts of this transaction succeeded.
             let (mut all_ours, mut last) = (true, 0);
             for (key, value) in &puts {
-                let now = api.store.get(key).await.map_err(store_error)?;
+                let now = api.store.get(key).await?;
                 all_ours &=
                     now.as_ref().is_some_and(|now| *now.value == **value && now.mod_revision > before);
                 last = last.max(now.map_or(0, |now| now.mod_revision));
@@ -268,34 +263,37 @@ fn conflict(base: u64, stored: u64) -> ErrorResponse {
 }
 
 /// Returns the applied deployments.
-pub(super) async fn deployments<S: Store>(api: &HubApi<S>) -> Result<AppliedDeploymentsV1, ErrorResponse> {
-    let entry = api.store.get(keys::DEPLOYMENTS).await.map_err(store_error)?;
-    let Some(entry) = entry else {
-        return Ok(AppliedDeploymentsV1 { version: VERSION, revision: 0, deployments: Vec::new() });
+pub(super) async fn deployments<S: Store>(
+    State(api): State<HubApi<S>>,
+) -> Result<Json<AppliedDeploymentsV1>, ErrorResponse> {
+    let (revision, deployments) = match api.store.get(keys::DEPLOYMENTS).await? {
+        Some(entry) => (entry.mod_revision, records::wanted(&entry).map_err(unreadable)?.deployments),
+        None => (0, BTreeMap::new()),
     };
-    let wanted = records::wanted(&entry).map_err(unreadable)?;
-    let deployments = wanted.deployments.values().map(DeploymentV1::from).collect();
-    Ok(AppliedDeploymentsV1 { version: VERSION, revision: entry.mod_revision, deployments })
+    let deployments = deployments.values().map(DeploymentV1::from).collect();
+    Ok(Json(AppliedDeploymentsV1 { version: VERSION, revision, deployments }))
 }
 
 /// Returns the applied tenants.
-pub(super) async fn tenants<S: Store>(api: &HubApi<S>) -> Result<TenantsV1, ErrorResponse> {
-    let entry = api.store.get(keys::TENANTS).await.map_err(store_error)?;
-    let Some(entry) = entry else {
+pub(super) async fn tenants<S: Store>(
+    State(api): State<HubApi<S>>,
+) -> Result<Json<TenantsV1>, ErrorResponse> {
+    let Some(entry) = api.store.get(keys::TENANTS).await? else {
         let message = "No tenants are applied; every gateway uses its own tenants file.";
         return Err(ErrorResponse::new(Code::NotFound, message));
     };
-    Ok(TenantsV1::from(&records::tenants(&entry).map_err(unreadable)?))
+    Ok(Json(TenantsV1::from(&records::tenants(&entry).map_err(unreadable)?)))
 }
 
 /// Returns the pending part of the rollout.
-pub(super) async fn rollout<S: Store>(api: &HubApi<S>) -> Result<RolloutV1, ErrorResponse> {
-    let published = api.current.borrow().clone();
-    let not_yet = || ErrorResponse::new(Code::NotReady, "No route table has been published yet.");
-    let table = &published.as_ref().ok_or_else(not_yet)?.table;
-    let found = api.store.range(keys::READERS).await.map_err(store_error)?.entries;
+pub(super) async fn rollout<S: Store>(
+    State(api): State<HubApi<S>>,
+) -> Result<Json<RolloutV1>, ErrorResponse> {
+    let published = api.published()?;
+    let table = &published.table;
+    let found = api.store.range(keys::READERS).await?.entries;
     let readers: Vec<_> = found.iter().filter_map(|entry| records::reader(entry).ok()).collect();
-    let spokes = api.store.range(keys::SPOKES).await.map_err(store_error)?.entries;
+    let spokes = api.store.range(keys::SPOKES).await?.entries;
     let spokes = spokes.iter().filter_map(|entry| records::spoke(entry).ok()).collect();
     let pending =
         |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| PendingWideningV1 {
@@ -326,13 +324,13 @@ pub(super) async fn rollout<S: Store>(api: &HubApi<S>) -> Result<RolloutV1, Erro
         reader: reader.to_string(),
         generation: generation.to_string(),
     });
-    Ok(RolloutV1 {
+    Ok(Json(RolloutV1 {
         version: VERSION,
         generation: table.generation.to_string(),
         pending,
         readers: reported.collect(),
         deployments: replicas::list(table, spokes),
-    })
+    }))
 }
 
 fn unreadable(error: records::RecordError) -> ErrorResponse {

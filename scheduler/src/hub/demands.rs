@@ -10,15 +10,12 @@ use supervision::{Mutex, MutexGuard};
 
 use scheduler_api::keys;
 use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand};
+use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_store::{Lease, Store, StoreError};
 
-use super::http::HubApi;
 use super::records;
-use super::spokes::{check_region, store_error};
 use crate::respond::{Code, ErrorResponse};
 
-/// Maximum number of gateways in the plan, equal to the number that may hold grants at one region.
-pub(super) const GATEWAYS_MAX: usize = 1024;
 /// Time after which a gateway without reports is forgotten.
 const GATEWAY_EXPIRY: Duration = Duration::from_secs(60);
 /// A demand counts as changed if it differs by more than a tenth and by more than this number of tokens per second.
@@ -62,35 +59,39 @@ impl DemandRecords {
         }
         Ok(None)
     }
-}
 
-/// Writes the demand of a gateway if it has changed.
-pub(super) async fn record<S: Store>(api: &HubApi<S>, demand: GatewayDemand) -> Result<(), ErrorResponse> {
-    let now = Instant::now();
-    let GatewayBoot { region, boot_id } = demand.gateway.clone();
-    check_region(api, &region)?;
-    let before = api.demands.find(&demand.gateway, now)?;
-    let alive = match &before {
-        Some(record) => keep_alive(api, record.lease).await?,
-        None => None,
-    };
-    let lease = match alive {
-        Some(_) if before.is_some_and(|record| is_like(&record.demand, &demand)) => return Ok(()),
-        Some(lease) => lease,
-        None => api.store.lease_grant(api.lease_ttl, now).await.map_err(store_error)?,
-    };
-    let value = records::packed(&DemandV1::from(&demand));
-    api.store.put(&keys::demand(&region, boot_id), value, Some(lease)).await.map_err(store_error)?;
-    api.demands.records().insert(demand.gateway.clone(), DemandRecord { lease, demand, last_report: now });
-    Ok(())
+    /// Writes the demand of a gateway if it has changed.
+    pub(super) async fn record<S: Store>(
+        &self,
+        store: &S,
+        lease_ttl: Duration,
+        demand: GatewayDemand,
+    ) -> Result<(), ErrorResponse> {
+        let now = Instant::now();
+        let before = self.find(&demand.gateway, now)?;
+        let alive = match &before {
+            Some(record) => keep_alive(store, record.lease).await?,
+            None => None,
+        };
+        let lease = match alive {
+            Some(_) if before.is_some_and(|record| is_like(&record.demand, &demand)) => return Ok(()),
+            Some(lease) => lease,
+            None => store.lease_grant(lease_ttl, now).await?,
+        };
+        let GatewayBoot { region, boot_id } = &demand.gateway;
+        let value = records::packed(&DemandV1::from(&demand));
+        store.put(&keys::demand(region, *boot_id), value, Some(lease)).await?;
+        self.records().insert(demand.gateway.clone(), DemandRecord { lease, demand, last_report: now });
+        Ok(())
+    }
 }
 
 /// Keeps a lease alive; returns `None` if it has ended or has no keys.
-async fn keep_alive<S: Store>(api: &HubApi<S>, lease: Lease) -> Result<Option<Lease>, ErrorResponse> {
-    match api.store.lease_keep_alive(lease, Instant::now()).await {
+async fn keep_alive<S: Store>(store: &S, lease: Lease) -> Result<Option<Lease>, StoreError> {
+    match store.lease_keep_alive(lease, Instant::now()).await {
         Ok(keys) => Ok((!keys.is_empty()).then_some(lease)),
         Err(StoreError::NoSuchLease(_)) => Ok(None),
-        Err(error) => Err(store_error(error)),
+        Err(error) => Err(error),
     }
 }
 

@@ -29,11 +29,9 @@ use super::controller::{Controller, GracePeriods};
 use super::publisher::Publisher;
 use super::term_start::{readable, start};
 use super::{HubError, records, stopped};
+use crate::config::LEASE_TTL;
 use crate::events::{BecameFollower, LeadershipAcquired, LeadershipLost};
 
-/// Lease time of a term, and so the longest time without a leader after a leader dies. Equal to that of a spoke's
-/// registration, for the same reasons.
-const TERM_TTL: Duration = Duration::from_secs(5);
 /// Interval of keep-alives: two may be lost.
 const KEEP_ALIVE_PERIOD: Duration = Duration::from_millis(1500);
 /// Interval at which leases are expired in a store that does not do that by itself: a lease ends within a twentieth of
@@ -127,7 +125,7 @@ impl<S: Store> ElectionCandidate<S> {
                 Err(error) => return Err(error),
             }
         }
-        let lease = self.store.lease_grant(TERM_TTL, Instant::now()).await?;
+        let lease = self.store.lease_grant(LEASE_TTL, Instant::now()).await?;
         *self.lease.lock() = Some(lease);
         Ok(lease)
     }

@@ -5,7 +5,7 @@
 use axum::extract::State;
 use scheduler_store::Store;
 
-use super::http::HubApi;
+use super::api::HubApi;
 use crate::respond::{Code, ErrorResponse};
 
 /// Returns success if the hub can serve requests, now or later.
@@ -16,10 +16,7 @@ pub(super) async fn live<S: Store>(State(api): State<HubApi<S>>) -> Result<&'sta
 /// Returns success if the hub has published a table and can serve requests.
 pub(super) async fn ready<S: Store>(State(api): State<HubApi<S>>) -> Result<&'static str, ErrorResponse> {
     locks(&api).await?;
-    if api.current.borrow().is_none() {
-        return Err(ErrorResponse::new(Code::NotReady, "No route table has been published yet."));
-    }
-    Ok("ready\n")
+    api.published().map(|_| "ready\n")
 }
 
 async fn locks<S: Store>(api: &HubApi<S>) -> Result<(), ErrorResponse> {

@@ -23,6 +23,7 @@
 //! suspended writes nothing. An embedded store has one hub, which wins every election.
 
 mod access;
+mod api;
 mod apply;
 mod controller;
 mod demands;
@@ -59,10 +60,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::{HubConfig, StoreConfig};
-use crate::events::{FleetTokenMissing, HubStarted};
+use crate::events::{FleetTokenMissing, HubStarted, NEW_EPOCH};
+use api::HubApi;
 use controller::GracePeriods;
 use election::ElectionCandidate;
-use http::HubApi;
 use plans::PublishedPlan;
 use publisher::Publisher;
 use readers::{REPORTS_MAX, ReaderRecorder};
@@ -72,9 +73,6 @@ use records::RecordError;
 const DRAIN: Duration = Duration::from_secs(5);
 /// Maximum number of held polls for routes: one per gateway, and one more while it reconnects.
 const LONG_POLLS_MAX: usize = 1024;
-
-/// Remedy for an unusable store.
-pub(crate) const NEW_EPOCH: &str = "start the hub on a new store (an empty data folder, or another etcd prefix): this begins a new epoch, and regions register again by themselves";
 
 /// Error that prevents a hub from running.
 #[derive(Debug, thiserror::Error)]

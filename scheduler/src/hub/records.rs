@@ -33,6 +33,8 @@ use scheduler_store::{self as store, KeyValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::respond::{Code, ErrorResponse};
+
 /// Unreadable value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordError {
@@ -43,6 +45,12 @@ pub struct RecordError {
 impl fmt::Display for RecordError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "record `{}` in the store is unreadable: {}", self.key, self.problem)
+    }
+}
+
+impl From<RecordError> for ErrorResponse {
+    fn from(error: RecordError) -> ErrorResponse {
+        ErrorResponse::new(Code::StoreUnavailable, error.to_string())
     }
 }
 

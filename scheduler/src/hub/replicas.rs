@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use regions::{DeploymentName, NextRevision, RegionId, RouteTable};
 use scheduler_api::apply::{DeploymentReplicasV1, RegionReplicasV1};
-use scheduler_api::revision::{ReplicaRevisions, engine_v1, next_v1, revision_replicas_v1};
+use scheduler_api::deployment::engine_v1;
+use scheduler_api::revision::{ReplicaRevisions, next_v1, revision_replicas_v1};
 use scheduler_core::registry::RegisteredSpoke;
 
 /// Returns the replicas of each deployment of a table, from the latest reports of the regions.

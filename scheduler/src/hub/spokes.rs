@@ -7,29 +7,33 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use axum::Json;
+use axum::extract::{Path, RawQuery, State};
+use axum::http::StatusCode;
 use regions::{DeploymentName, RegionId};
 use scheduler_api::lease::{LeaseHolder, LeaseId};
-use scheduler_api::registration::{LeaseV1, RegionState, RegisterV1, Registration};
-use scheduler_api::{VERSION, keys};
+use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
+use scheduler_api::{VERSION, WireError, keys, parsed, paths};
 use scheduler_core::plan::capacity::are_similar;
 use scheduler_core::publish::unknown;
 use scheduler_core::registry::SPOKES_PER_REGION_MAX;
 use scheduler_store::{Compare, KeyValue, Lease, Op, Store, StoreError, Txn};
 
-use super::http::HubApi;
+use super::api::{Body, HubApi, json};
 use super::records;
 use crate::events::SpokeRegistered;
 use crate::respond::{Code, ErrorResponse};
 
 /// Registers a spoke under a new lease.
 pub(super) async fn register<S: Store>(
-    api: &HubApi<S>,
-    registration: Registration,
-) -> Result<LeaseV1, ErrorResponse> {
+    State(api): State<HubApi<S>>,
+    body: Body,
+) -> Result<Json<LeaseV1>, ErrorResponse> {
+    let registration = Registration::try_from(json::<RegisterV1>(body)?)?;
     let Registration { region, endpoint, boot_id, deployments, capacity: _, models: _ } = &registration;
-    check_region(api, region)?;
+    api.check_region(region)?;
     let key = keys::spoke(region, *boot_id);
-    let registered = api.store.range(&keys::spokes_of(region)).await.map_err(store_error)?.entries;
+    let registered = api.store.range(&keys::spokes_of(region)).await?.entries;
     let before = registered.iter().find(|entry| entry.key == key);
     if before.is_none() && registered.len() >= SPOKES_PER_REGION_MAX {
         let message = format!(
@@ -37,7 +41,7 @@ pub(super) async fn register<S: Store>(
         );
         return Err(ErrorResponse::new(Code::Overloaded, message).with_field("region"));
     }
-    let lease = api.store.lease_grant(api.lease_ttl, Instant::now()).await.map_err(store_error)?;
+    let lease = api.store.lease_grant(api.lease_ttl, Instant::now()).await?;
     let id = LeaseId::from_random(rand::random());
     let holder = LeaseHolder { region: region.clone(), boot_id: *boot_id };
     let put = |key: String, value: Vec<u8>| Op::Put { key, value, lease: Some(lease) };
@@ -45,29 +49,31 @@ pub(super) async fn register<S: Store>(
         put(key, records::packed(&RegisterV1::from(&registration))),
         put(keys::lease(&holder), id.to_string().into_bytes()),
     ];
-    api.store.txn(Txn { when: Vec::new(), then }).await.map_err(store_error)?;
+    api.store.txn(Txn { when: Vec::new(), then }).await?;
     if let Some(previous) = before.and_then(|entry| entry.lease) {
         // It holds no key any more; if the revocation fails, it expires.
         api.store.lease_revoke(previous).await.ok();
     }
     SpokeRegistered { region, boot_id: *boot_id, endpoint: *endpoint, lease: lease.0 }.emit();
-    Ok(lease_response(api, id, region, deployments))
+    Ok(Json(lease_response(&api, id, region, deployments)))
 }
 
 /// Keeps a spoke's lease alive and writes the reported region state if it has changed.
 pub(super) async fn keep_alive<S: Store>(
-    api: &HubApi<S>,
-    id: LeaseId,
-    holder: &LeaseHolder,
-    state: RegionState,
-) -> Result<LeaseV1, ErrorResponse> {
-    let lease = lease_of(api, id, holder).await?;
-    api.store.lease_keep_alive(lease, Instant::now()).await.map_err(store_error)?;
-    let entry = api.store.get(&keys::spoke(&holder.region, holder.boot_id)).await.map_err(store_error)?;
+    State(api): State<HubApi<S>>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+    body: Body,
+) -> Result<Json<LeaseV1>, ErrorResponse> {
+    let (id, holder) = lease_and_holder(&id, query)?;
+    let state = json::<KeepAliveV1>(body)?.into_state()?;
+    let lease = lease_of(&api, id, &holder).await?;
+    api.store.lease_keep_alive(lease, Instant::now()).await?;
+    let entry = api.store.get(&keys::spoke(&holder.region, holder.boot_id)).await?;
     let entry = entry.filter(|entry| entry.lease == Some(lease)).ok_or_else(lease_not_found)?;
     let ready = state.deployments.clone();
-    let region = update(api, entry, lease, state).await?;
-    Ok(lease_response(api, id, &region, &ready))
+    let region = update(&api, entry, lease, state).await?;
+    Ok(Json(lease_response(&api, id, &region, &ready)))
 }
 
 /// Writes the reported state of a spoke if it has changed, and returns the spoke's region.
@@ -77,9 +83,7 @@ async fn update<S: Store>(
     lease: Lease,
     state: RegionState,
 ) -> Result<RegionId, ErrorResponse> {
-    let unreadable =
-        |error: records::RecordError| ErrorResponse::new(Code::StoreUnavailable, error.to_string());
-    let mut registration = records::spoke(&entry).map_err(unreadable)?.registration;
+    let mut registration = records::spoke(&entry)?.registration;
     let region = registration.region.clone();
     let RegionState { deployments, capacity, models } = state;
     let same = registration.deployments == deployments && registration.models == models;
@@ -92,24 +96,31 @@ async fn update<S: Store>(
     let KeyValue { key, mod_revision, .. } = entry;
     let when = vec![Compare::ModRevision(key.clone(), mod_revision)];
     let then = vec![Op::Put { key: key.clone(), value: value.clone(), lease: Some(lease) }];
-    if api.store.txn(Txn { when, then }).await.map_err(store_error)?.succeeded {
+    if api.store.txn(Txn { when, then }).await?.succeeded {
         return Ok(region);
     }
     // Either the first of two attempts of this transaction succeeded, or the spoke has registered again at the same
     // time; then the newer registration is kept.
-    let now = api.store.get(&key).await.map_err(store_error)?;
+    let now = api.store.get(&key).await?;
     let written = now.is_some_and(|now| now.lease == Some(lease) && *now.value == *value);
-    if written { Ok(region) } else { Err(store_error(StoreError::NoSuchLease(lease))) }
+    if written { Ok(region) } else { Err(StoreError::NoSuchLease(lease).into()) }
 }
 
 /// Deregisters a spoke: revokes its lease.
 pub(super) async fn deregister<S: Store>(
-    api: &HubApi<S>,
-    id: LeaseId,
-    holder: &LeaseHolder,
-) -> Result<(), ErrorResponse> {
-    let lease = lease_of(api, id, holder).await?;
-    api.store.lease_revoke(lease).await.map_err(store_error)
+    State(api): State<HubApi<S>>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<StatusCode, ErrorResponse> {
+    let (id, holder) = lease_and_holder(&id, query)?;
+    let lease = lease_of(&api, id, &holder).await?;
+    api.store.lease_revoke(lease).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Parses the lease of a path and the holder of its query.
+fn lease_and_holder(lease: &str, query: Option<String>) -> Result<(LeaseId, LeaseHolder), WireError> {
+    Ok((parsed("lease", lease)?, paths::holder(&query.unwrap_or_default())?))
 }
 
 /// Returns the store's lease of this spoke instance, if `id` is the identifier that the instance was given. The error
@@ -119,7 +130,7 @@ async fn lease_of<S: Store>(
     id: LeaseId,
     holder: &LeaseHolder,
 ) -> Result<Lease, ErrorResponse> {
-    let entry = api.store.get(&keys::lease(holder)).await.map_err(store_error)?;
+    let entry = api.store.get(&keys::lease(holder)).await?;
     let lease = entry.and_then(|entry| {
         let given = std::str::from_utf8(&entry.value).ok()?.parse::<LeaseId>().ok()?;
         entry.lease.filter(|_| given.matches(id))
@@ -130,17 +141,6 @@ async fn lease_of<S: Store>(
 fn lease_not_found() -> ErrorResponse {
     let message = "This instance holds no such lease, or it has ended; register again.";
     ErrorResponse::new(Code::LeaseNotFound, message).with_field("lease")
-}
-
-/// Rejects a region that is not in the catalogue, with similar names as a hint.
-pub(super) fn check_region<S>(api: &HubApi<S>, region: &RegionId) -> Result<(), ErrorResponse> {
-    if api.catalogue.get(region).is_some() {
-        return Ok(());
-    }
-    let near = api.catalogue.nearest_names(region.as_str());
-    let hint = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(" or ")) };
-    let message = format!("`region`: {region} is not in the hub's catalogue{hint}.");
-    Err(ErrorResponse::new(Code::InvalidValue, message).with_field("region"))
 }
 
 fn lease_response<S>(
@@ -158,24 +158,5 @@ fn lease_response<S>(
         ttl_ms: u64::try_from(api.lease_ttl.as_millis()).unwrap_or(u64::MAX),
         unknown: names.map(DeploymentName::to_string).collect(),
         floors: api.plans.floors(region),
-    }
-}
-
-/// Converts an error of the store to an HTTP error.
-pub(super) fn store_error(error: StoreError) -> ErrorResponse {
-    let code = match &error {
-        StoreError::NoSuchLease(_) => Code::LeaseNotFound,
-        StoreError::TooManyLeases => Code::Overloaded,
-        StoreError::TooLarge(_) => Code::BodyTooLarge,
-        StoreError::TooManyOps(_)
-        | StoreError::DuplicateKey(_)
-        | StoreError::Unavailable(_)
-        | StoreError::Closed => Code::StoreUnavailable,
-    };
-    match code {
-        Code::LeaseNotFound => {
-            ErrorResponse::new(code, format!("{error}; register again.")).with_field("lease")
-        }
-        _ => ErrorResponse::new(code, error.to_string()),
     }
 }

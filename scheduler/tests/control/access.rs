@@ -4,6 +4,7 @@ use super::world::{
     AMERICA, EUROPE, FLEET_TOKEN, Hub, Lease, TOKEN, config, port, registration, response, until,
 };
 use reqwest::Method;
+use scheduler_api::paths;
 use serde_json::json;
 
 /// Returns a well-formed request for every path except the probes, and whether it needs the operator token.
@@ -15,17 +16,17 @@ fn requests() -> Vec<(Method, String, String, bool)> {
     let apply = json!({"version": 1, "dry_run": true, "deployments": []}).to_string();
     let none = String::new;
     vec![
-        (Method::POST, "/v1/spokes".to_owned(), registration(EUROPE, 7100, 1, &[]), false),
+        (Method::POST, paths::SPOKES.to_owned(), registration(EUROPE, 7100, 1, &[]), false),
         (Method::POST, format!("{lease}/keepalive?{holder}"), keep_alive, false),
         (Method::DELETE, format!("{lease}?{holder}"), none(), false),
-        (Method::GET, "/v1/routes".to_owned(), none(), false),
+        (Method::GET, paths::ROUTES.to_owned(), none(), false),
         (Method::DELETE, format!("/v1/readers/gateway/{AMERICA}/{:016x}", 1), none(), false),
-        (Method::GET, "/v1/deployments".to_owned(), none(), false),
-        (Method::GET, "/v1/tenants".to_owned(), none(), false),
-        (Method::GET, "/v1/rollout".to_owned(), none(), false),
-        (Method::GET, "/v1/plan".to_owned(), none(), false),
-        (Method::POST, "/v1/demand".to_owned(), demand, false),
-        (Method::POST, "/v1/apply".to_owned(), apply, true),
+        (Method::GET, paths::DEPLOYMENTS.to_owned(), none(), false),
+        (Method::GET, paths::TENANTS.to_owned(), none(), false),
+        (Method::GET, paths::ROLLOUT.to_owned(), none(), false),
+        (Method::GET, paths::PLAN.to_owned(), none(), false),
+        (Method::POST, paths::DEMAND.to_owned(), demand, false),
+        (Method::POST, paths::APPLY.to_owned(), apply, true),
         (Method::PUT, format!("/v1/drains/{EUROPE}"), none(), true),
         (Method::DELETE, format!("/v1/drains/{EUROPE}"), none(), true),
     ]
@@ -62,7 +63,7 @@ async fn every_path_except_probes_needs_a_token_and_changes_need_the_operator_to
         let (status, code) = send(&method, &path, &body, &[TOKEN]).await;
         assert!(!matches!(status, 401 | 403), "{what} with the operator token: {status} {code}");
     }
-    for probe in ["/livez", "/readyz"] {
+    for probe in [paths::LIVEZ, paths::READYZ] {
         assert_eq!(send(&Method::GET, probe, "", &[]).await.0, 200, "{probe}");
     }
     // Only requests with a valid token have changed anything.
@@ -77,7 +78,7 @@ async fn a_denied_request_changes_nothing_and_names_the_required_token() {
     let hub = Hub::start(config(dir.path())).await;
     let before = hub.routes().await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let url = format!("{}/v1/spokes", hub.url);
+    let url = format!("{}{}", hub.url, paths::SPOKES);
     // Larger than the body limit: it is denied before it is read.
     let response = client.post(url).body(vec![b' '; 3 << 20]).send().await.unwrap();
     assert_eq!(response.status(), 401);
@@ -99,7 +100,7 @@ async fn a_hub_without_a_fleet_token_listens_on_loopback_only() {
     assert!(error.contains("0.0.0.0") && error.contains("fleet_token_file"), "{error}");
     open.listen = ([127, 0, 0, 1], 0).into();
     let hub = Hub::start(open).await;
-    assert_eq!(reqwest::get(format!("{}/v1/routes", hub.url)).await.unwrap().status(), 200);
+    assert_eq!(reqwest::get(format!("{}{}", hub.url, paths::ROUTES)).await.unwrap().status(), 200);
     hub.stop().await;
 }
 

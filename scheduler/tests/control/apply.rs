@@ -2,6 +2,7 @@
 
 use super::world::{AMERICA, EUROPE, FLEET_TOKEN, Hub, TOKEN, config, until};
 use regions::{DeploymentName, Generation, RouteTable};
+use scheduler_api::paths;
 use scheduler_core::token::Token;
 use scheduler_store::{EmbeddedStore, Store};
 use serde_json::{Value, json};
@@ -24,7 +25,7 @@ fn message(text: &str, dry_run: bool, base: Option<u64>) -> String {
 }
 
 async fn apply_as(hub: &Hub, token: &str, body: String) -> (u16, String, Value) {
-    let request = hub.client.post(format!("{}/v1/apply", hub.url)).bearer_auth(token).body(body);
+    let request = hub.client.post(format!("{}{}", hub.url, paths::APPLY)).bearer_auth(token).body(body);
     let response = request.send().await.unwrap();
     let code = response.headers().get("x-meridian-error").map(|code| code.to_str().unwrap().to_owned());
     (response.status().as_u16(), code.unwrap_or_default(), response.json().await.unwrap())
@@ -38,7 +39,7 @@ async fn apply(hub: &Hub, text: &str) -> Value {
 
 /// Returns the revision and the names of the applied deployments.
 async fn applied_deployments(hub: &Hub) -> (u64, Vec<String>) {
-    let (status, _, body) = hub.get("/v1/deployments").await;
+    let (status, _, body) = hub.get(paths::DEPLOYMENTS).await;
     assert_eq!(status, 200, "{body}");
     let names =
         body["deployments"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned());
@@ -128,7 +129,7 @@ async fn only_the_operator_token_allows_changes() {
         assert_eq!((status, code.as_str()), (401, "unauthenticated"), "{body}");
         assert!(!body.to_string().contains("abcde"), "a token is not repeated: {body}");
     }
-    let (status, code, _) = hub.post("/v1/apply", message("deployment = []", false, None)).await;
+    let (status, code, _) = hub.post(paths::APPLY, message("deployment = []", false, None)).await;
     assert_eq!(
         (status, code.as_str()),
         (403, "operator_only"),
@@ -181,7 +182,7 @@ async fn a_wider_residency_waits_until_every_reader_has_the_table() {
         let generation = table.generation;
         hub.get(&format!("/v1/routes?after={generation}&wait_ms=1&reader={reader}")).await;
         until("the hub knows", async || {
-            let (_, _, rollout) = hub.get("/v1/rollout").await;
+            let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
             rollout["readers"]
                 .as_array()
                 .unwrap()
@@ -199,7 +200,7 @@ async fn a_wider_residency_waits_until_every_reader_has_the_table() {
     assert!(listed["notes"][0].as_str().unwrap().contains("meridian get rollout"), "{listed}");
     let second = hub.until_routes("it is announced", |table| !table.widening.is_empty()).await;
     assert_eq!(policy(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
-    let (_, _, rollout) = hub.get("/v1/rollout").await;
+    let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
     assert_eq!(
         (&rollout["pending"][0]["to"], &rollout["pending"][0]["outdated_readers"]),
         (&json!("eea"), &json!([reader]))
@@ -239,7 +240,7 @@ async fn unauthenticated_readers_neither_delay_a_wider_residency_nor_hasten_it()
         assert!(if known { status.is_success() } else { status == 401 }, "{status}");
     };
     let readers = async || {
-        let (_, _, rollout) = hub.get("/v1/rollout").await;
+        let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
         let known = rollout["readers"].as_array().unwrap().iter();
         known.map(|known| (known["reader"].clone(), known["generation"].clone())).collect::<Vec<_>>()
     };
@@ -314,7 +315,7 @@ async fn an_unreadable_record_changes_nothing_until_it_is_replaced() {
         store.close().await;
         let hub = Hub::start(config(dir.path())).await;
         assert_eq!(hub.routes().await.deployments, good.deployments, "the last valid table stays");
-        let (status, _, body) = hub.get("/v1/deployments").await;
+        let (status, _, body) = hub.get(paths::DEPLOYMENTS).await;
         assert!(status == 503 && body.to_string().contains("the last valid configuration stays"), "{body}");
         let replaced = apply(&hub, &locked("m", "eu")).await;
         assert_eq!((&replaced["applied"], &replaced["changes"]), (&json!(true), &json!([])), "{replaced}");

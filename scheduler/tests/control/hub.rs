@@ -2,6 +2,7 @@
 
 use super::world::{AMERICA, EUROPE, Hub, Lease, config, port, ready, registration, table, until};
 use regions::Generation;
+use scheduler_api::paths;
 use scheduler_core::registry::SPOKES_PER_REGION_MAX;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -159,7 +160,7 @@ async fn ready_but_unknown_deployments_are_reported_and_not_in_the_route_table()
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let message = registration(EUROPE, 7100, 1, &["minilm", "other"]);
-    let (status, _, body) = hub.post("/v1/spokes", message).await;
+    let (status, _, body) = hub.post(paths::SPOKES, message).await;
     assert_eq!((status, &body["unknown"]), (200, &json!(["other"])));
     let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
     assert_eq!(ready(&routes, EUROPE), BTreeSet::from(["minilm".to_owned()]));
@@ -175,7 +176,7 @@ async fn limit_of_spokes_per_region_is_enforced() {
     for boot_id in 1..=SPOKES_PER_REGION_MAX as u64 {
         hub.register(EUROPE, 7100, boot_id, &[]).await;
     }
-    let (status, code, _) = hub.post("/v1/spokes", registration(EUROPE, 7100, 99, &[])).await;
+    let (status, code, _) = hub.post(paths::SPOKES, registration(EUROPE, 7100, 99, &[])).await;
     assert_eq!((status, code.as_str()), (429, "overloaded"));
     hub.register(EUROPE, 7100, 1, &[]).await;
     hub.register(AMERICA, 7100, 99, &[]).await;
@@ -197,7 +198,7 @@ async fn invalid_input_is_a_4xx_that_names_the_field() {
     let with = |field: &str, value: Value| {
         let mut message: Value = serde_json::from_str(&registration(EUROPE, 7100, 1, &[])).unwrap();
         message[field] = value;
-        hub.post("/v1/spokes", message.to_string())
+        hub.post(paths::SPOKES, message.to_string())
     };
     let invalid = "invalid_value";
     check(
@@ -211,9 +212,9 @@ async fn invalid_input_is_a_4xx_that_names_the_field() {
     check(with("endpoint", json!("here")).await, 400, invalid, json!("endpoint"), "IP:PORT");
     check(with("deployments", json!(["a b"])).await, 400, invalid, json!("deployments[0]"), "a b");
     check(with("version", json!(2)).await, 400, "invalid_json", json!(null), "version 2");
-    check(hub.post("/v1/spokes", "{").await, 400, "invalid_json", json!(null), "EOF");
+    check(hub.post(paths::SPOKES, "{").await, 400, "invalid_json", json!(null), "EOF");
     check(
-        hub.post("/v1/spokes", vec![b' '; (2 << 20) + 1]).await,
+        hub.post(paths::SPOKES, vec![b' '; (2 << 20) + 1]).await,
         413,
         "body_too_large",
         json!(null),
@@ -228,9 +229,9 @@ async fn invalid_input_is_a_4xx_that_names_the_field() {
     );
     check(hub.get("/v1/routes?after=1").await, 400, invalid, json!("after"), "epoch.number");
     check(hub.get("/v1/routes?wait_ms=soon").await, 400, invalid, json!("wait_ms"), "20000");
-    check(hub.get("/v1/spokes").await, 405, "method_not_allowed", json!(null), "method");
+    check(hub.get(paths::SPOKES).await, 405, "method_not_allowed", json!(null), "method");
     check(hub.get("/v2").await, 404, "not_found", json!(null), "path");
-    for path in ["/livez", "/readyz"] {
+    for path in [paths::LIVEZ, paths::READYZ] {
         assert_eq!(hub.get(path).await.0, 200, "{path}");
     }
     hub.stop().await;

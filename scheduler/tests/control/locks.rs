@@ -1,6 +1,7 @@
 //! Tests with a panic under each lock that a hub takes while it serves requests.
 
 use crate::world::{AMERICA, Hub, TOKEN, config};
+use scheduler_api::paths;
 use serde_json::json;
 use std::time::Duration;
 use supervision::failpoint::trial::{Subject, each_lock};
@@ -19,7 +20,7 @@ fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
 }
 
 impl Subject for Hub {
-    const PROBES: &'static [&'static str] = &["/livez", "/readyz"];
+    const PROBES: &'static [&'static str] = &[paths::LIVEZ, paths::READYZ];
     /// The request that panics, and another one that waits for the store at the same time.
     const FAILED_MAX: usize = 2;
 
@@ -30,13 +31,13 @@ impl Subject for Hub {
             json!({"deployment": "minilm", "residency": null, "origin": AMERICA, "tokens_per_second": 1});
         let demand = json!({"version": 1, "gateway": AMERICA, "boot_id": 1, "classes": [class]});
         let cases = [
-            ("POST", "/v1/spokes", spoke.to_string()),
-            ("GET", "/v1/routes", String::new()),
-            ("GET", "/v1/deployments", String::new()),
-            ("GET", "/v1/tenants", String::new()),
-            ("GET", "/v1/rollout", String::new()),
-            ("GET", "/v1/plan", String::new()),
-            ("POST", "/v1/demand", demand.to_string()),
+            ("POST", paths::SPOKES, spoke.to_string()),
+            ("GET", paths::ROUTES, String::new()),
+            ("GET", paths::DEPLOYMENTS, String::new()),
+            ("GET", paths::TENANTS, String::new()),
+            ("GET", paths::ROLLOUT, String::new()),
+            ("GET", paths::PLAN, String::new()),
+            ("POST", paths::DEMAND, demand.to_string()),
             ("PUT", "/v1/drains/aws/us-east-1", String::new()),
             ("DELETE", "/v1/drains/aws/us-east-1", String::new()),
         ];

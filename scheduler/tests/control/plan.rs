@@ -3,6 +3,7 @@
 
 use super::world::{self, AMERICA, EUROPE, Hub, Lease, TOKEN, until};
 use scheduler::config::HubConfig;
+use scheduler_api::paths;
 use scheduler_api::plan::{GatewayWeights, WeightsV1};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ fn capacity(tokens_per_second: u64) -> Value {
 async fn register(hub: &Hub, region: &str, port: u16, tokens_per_second: u64) -> Lease {
     let message = json!({"version": 1, "region": region, "endpoint": format!("10.0.0.1:{port}"), "boot_id": port,
                          "deployments": ["minilm", "minilm-eu"], "capacity": capacity(tokens_per_second)});
-    let (status, _, body) = hub.post("/v1/spokes", message.to_string()).await;
+    let (status, _, body) = hub.post(paths::SPOKES, message.to_string()).await;
     assert_eq!(status, 200, "{body}");
     Lease::of(region, port.into(), &body)
 }
@@ -49,7 +50,7 @@ impl Gateway {
     async fn report(&mut self, hub: &Hub, tokens_per_second: u64) {
         let path = match &self.weights {
             Some(weights) => format!("/v1/demand?after={}", weights.generation),
-            None => "/v1/demand".to_owned(),
+            None => paths::DEMAND.to_owned(),
         };
         let (status, _, body) = hub.post(&path, demand(tokens_per_second).to_string()).await;
         if status == 204 {
@@ -183,7 +184,7 @@ async fn invalid_demand_and_drains_are_rejected_by_field() {
     let check = async |pointer: &str, value: Value, param: &str, word: &str| {
         let mut message = demand(1);
         *message.pointer_mut(pointer).unwrap() = value;
-        let (status, code, body) = hub.post("/v1/demand", message.to_string()).await;
+        let (status, code, body) = hub.post(paths::DEMAND, message.to_string()).await;
         assert_eq!(
             (status, code.as_str(), &body["error"]["param"]),
             (400, "invalid_value", &json!(param)),

@@ -2,6 +2,7 @@
 
 use super::world::{AMERICA, Hub, TOKEN, config};
 use regions::{ModelRevision, RouteTable};
+use scheduler_api::paths;
 use serde_json::{Value, json};
 
 const F32: &str = "00000000000000aa";
@@ -18,7 +19,7 @@ async fn apply(hub: &Hub, precision: &str, hold: bool) -> Value {
     let message = json!({"version": 1, "dry_run": false, "base": null, "hold": hold,
                          "deployments": [{"name": "d.toml", "text": file(precision)}]});
     let request =
-        hub.client.post(format!("{}/v1/apply", hub.url)).bearer_auth(TOKEN).body(message.to_string());
+        hub.client.post(format!("{}{}", hub.url, paths::APPLY)).bearer_auth(TOKEN).body(message.to_string());
     let response = request.send().await.unwrap();
     assert_eq!(response.status().as_u16(), 200);
     response.json::<Value>().await.unwrap()["notes"].clone()
@@ -33,7 +34,7 @@ async fn report(hub: &Hub, boot_id: u64, models: &[(&str, &str, u32)]) {
     let models: Vec<_> = models.iter().map(model).collect();
     let body = json!({"version": 1, "region": AMERICA, "endpoint": "10.0.0.1:7100", "boot_id": boot_id,
                       "deployments": ["d"], "models": [{"name": "d", "models": models}]});
-    let (status, _, body) = hub.post("/v1/spokes", body.to_string()).await;
+    let (status, _, body) = hub.post(paths::SPOKES, body.to_string()).await;
     assert_eq!(status, 200, "{body}");
 }
 
@@ -73,7 +74,7 @@ async fn a_held_model_change_is_listed_and_waits_for_its_promotion() {
     assert!(notes.contains("meridian apply --promote d"), "{notes}");
     report(&hub, 1, &[(F32, "f32", 2), (INT8, "int8", 2)]).await;
     is("it is held", ("f32", F32, Some(INT8))).await;
-    let (_, _, rollout) = hub.get("/v1/rollout").await;
+    let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
     let shown = &rollout["deployments"][0];
     assert_eq!((&shown["revision"], &shown["next"]["revision"]), (&json!(F32), &json!(INT8)), "{rollout}");
     assert_eq!(

@@ -2,6 +2,7 @@
 
 use super::world::{AMERICA, Hub, TOKEN, config, until};
 use regions::{RouteTable, TenantId};
+use scheduler_api::paths;
 use scheduler_store::{EmbeddedStore, Store};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ fn message(parts: &[(&str, &str)], base: Option<u64>) -> String {
 }
 
 async fn apply(hub: &Hub, parts: &[(&str, &str)], base: Option<u64>) -> (u16, Value) {
-    let request = hub.client.post(format!("{}/v1/apply", hub.url)).bearer_auth(TOKEN);
+    let request = hub.client.post(format!("{}{}", hub.url, paths::APPLY)).bearer_auth(TOKEN);
     let response = request.body(message(parts, base)).send().await.unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
 }
@@ -34,7 +35,7 @@ fn policy(table: &RouteTable) -> Option<(String, Option<String>)> {
 async fn applied_tenants_are_published_and_survive_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
-    assert_eq!(hub.get("/v1/tenants").await.0, 404, "no tenants are applied");
+    assert_eq!(hub.get(paths::TENANTS).await.0, 404, "no tenants are applied");
     assert_eq!(hub.routes().await.tenants, None);
 
     let text = tenant("acme", "residency = { allow = [\"eu\"] }\ndeployments = [\"minilm\", \"later\"]");
@@ -58,7 +59,7 @@ async fn applied_tenants_are_published_and_survive_restarts() {
 
     let hub = Hub::start(config(dir.path())).await;
     assert_eq!(hub.routes().await.tenants, table.tenants);
-    let (status, _, read) = hub.get("/v1/tenants").await;
+    let (status, _, read) = hub.get(paths::TENANTS).await;
     assert_eq!((status, &read["tenants"][0]["residency"]), (200, &json!("eu")));
 
     // Both in one transaction; problems of both are reported together.
@@ -94,14 +95,14 @@ async fn a_wider_tenant_waits_until_every_reader_has_the_table() {
     apply(&hub, &[("tenants", &only("eu"))], None).await;
     has(&hub.until_routes("it is there", |table| policy(table).is_some()).await).await;
     until("the reader is known", async || {
-        !hub.get("/v1/rollout").await.2["readers"].as_array().unwrap().is_empty()
+        !hub.get(paths::ROLLOUT).await.2["readers"].as_array().unwrap().is_empty()
     })
     .await;
     let (_, listed) = apply(&hub, &[("tenants", &only("eea"))], None).await;
     assert!(listed["notes"][0].as_str().unwrap().contains("tenant acme takes effect when"), "{listed}");
     let announced = ("eu".to_owned(), Some("eea".to_owned()));
     let second = hub.until_routes("it is announced", |table| policy(table) == Some(announced.clone())).await;
-    let (_, _, rollout) = hub.get("/v1/rollout").await;
+    let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
     let waiting = &rollout["pending"][0];
     assert_eq!((&waiting["kind"], &waiting["outdated_readers"]), (&json!("tenant"), &json!([reader])));
     has(&second).await;
@@ -125,9 +126,9 @@ async fn unreadable_tenants_change_nothing_until_they_are_replaced() {
     store.close().await;
     let hub = Hub::start(config(dir.path())).await;
     assert_eq!(hub.routes().await.tenants, good.tenants, "the last valid tenants stay");
-    assert_eq!(hub.get("/v1/tenants").await.0, 503);
+    assert_eq!(hub.get(paths::TENANTS).await.0, 503);
     let (status, listed) = apply(&hub, &[("tenants", &text)], None).await;
     assert!(status == 200 && listed["notes"].to_string().contains("replaces the record"), "{listed}");
-    assert_eq!(hub.get("/v1/tenants").await.0, 200);
+    assert_eq!(hub.get(paths::TENANTS).await.0, 200);
     hub.stop().await;
 }

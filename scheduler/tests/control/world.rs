@@ -1,5 +1,6 @@
 //! Hub on a free port, with a store in a temporary folder.
 
+use scheduler_api::paths;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -134,7 +135,7 @@ impl Hub {
 
     /// Registers a spoke and returns its lease.
     pub(crate) async fn register(&self, region: &str, port: u16, boot_id: u64, ready: &[&str]) -> Lease {
-        let (status, _, body) = self.post("/v1/spokes", registration(region, port, boot_id, ready)).await;
+        let (status, _, body) = self.post(paths::SPOKES, registration(region, port, boot_id, ready)).await;
         assert_eq!(status, 200, "{body}");
         Lease::of(region, boot_id, &body)
     }
@@ -151,7 +152,7 @@ impl Hub {
 
     /// Returns the published table.
     pub(crate) async fn routes(&self) -> RouteTable {
-        let (status, _, body) = self.get("/v1/routes").await;
+        let (status, _, body) = self.get(paths::ROUTES).await;
         assert_eq!(status, 200, "{body}");
         table(body)
     }

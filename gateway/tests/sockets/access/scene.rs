@@ -150,7 +150,7 @@ impl Scene {
         let region = Arc::new(Region::new(SPEED));
         tokio::spawn(region.clone().compute());
         let door = axum::Router::new()
-            .route("/spoke/v1/exchange", axum::routing::post(exchange))
+            .route(scheduler_api::paths::EXCHANGE, axum::routing::post(exchange))
             .fallback(compute)
             .with_state(region.clone());
         let endpoint = hub::serve(door).await.to_string();

@@ -24,7 +24,7 @@ pub(crate) async fn serve(region: &Arc<Region>, stream: BufReader<TcpStream>) ->
         tokio::select! {
             accepted = connection.accept() => {
                 let (request, respond) = accepted?.ok()?;
-                if request.uri().path() != "/spoke/v1/exchange" {
+                if request.uri().path() != scheduler_api::paths::EXCHANGE {
                     // The connection of the reports is one of those that were closed, as soon as another request
                     // arrives on it.
                     if region.door() != Door::Open {

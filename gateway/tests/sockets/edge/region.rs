@@ -189,7 +189,7 @@ impl Region {
             if self.silent.borrow().to_owned() {
                 std::future::pending::<()>().await;
             }
-            if path == "/spoke/v1/exchange" {
+            if path == scheduler_api::paths::EXCHANGE {
                 let question: ExchangeRequestV1 = serde_json::from_slice(&body).ok()?;
                 write(&mut stream, "200 OK", "", &self.report(question.sequence)).await?;
                 continue;

@@ -158,7 +158,7 @@ async fn hub(regions: Vec<Value>) -> SocketAddr {
     };
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
-    let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes));
+    let router = axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes));
     tokio::spawn(axum::serve(socket, router).into_future());
     address
 }

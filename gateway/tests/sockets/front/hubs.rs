@@ -18,7 +18,7 @@ fn hangs() -> (TcpListener, String) {
 async fn with_the_next_table() -> SocketAddr {
     let table = json!({"version": 1, "epoch": 1, "generation": 2, "regions": [], "deployments": []});
     let routes = move || std::future::ready(axum::Json(table.clone()));
-    hub::serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
+    hub::serve(axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes))).await
 }
 
 #[tokio::test]

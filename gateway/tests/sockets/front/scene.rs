@@ -65,7 +65,7 @@ impl Region {
             given_up: watch::Sender::new(0),
         });
         let router = axum::Router::new()
-            .route("/spoke/v1/exchange", axum::routing::post(report))
+            .route(scheduler_api::paths::EXCHANGE, axum::routing::post(report))
             .fallback(serve)
             .layer(DefaultBodyLimit::disable())
             .with_state(region.clone());

@@ -35,8 +35,8 @@ impl Middle {
         let (number, forges, forged) = (AtomicU64::new(1), AtomicBool::new(false), AtomicU64::new(0));
         let middle = Arc::new(Middle { table, number, forges, forged });
         let router = axum::Router::new()
-            .route("/v1/routes", axum::routing::get(Middle::routes))
-            .route("/v1/demand", axum::routing::post(Middle::demand))
+            .route(scheduler_api::paths::ROUTES, axum::routing::get(Middle::routes))
+            .route(scheduler_api::paths::DEMAND, axum::routing::post(Middle::demand))
             .with_state(middle.clone());
         (middle, format!("'http://{}'", hub::serve(router).await))
     }

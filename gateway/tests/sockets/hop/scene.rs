@@ -368,7 +368,7 @@ async fn hub(rows: Vec<Value>) -> SocketAddr {
         }
         axum::Json(table)
     };
-    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
+    serve(axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes))).await
 }
 
 async fn serve(router: axum::Router) -> SocketAddr {

@@ -29,7 +29,7 @@ impl Subject for Scene {
         let cases = [
             ("POST", "/v1/embeddings", "us", embed.clone(), 200),
             ("POST", "/v1/embeddings", "eu", embed, 403),
-            ("POST", "/spoke/v1/exchange", "us", exchange, 200),
+            ("POST", scheduler_api::paths::EXCHANGE, "us", exchange, 200),
         ];
         let mut failed = 0;
         for (method, path, residency, body, expected) in cases {

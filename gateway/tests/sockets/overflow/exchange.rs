@@ -3,7 +3,7 @@
 
 use super::scene::{BUSY, NEAR, SPEED, Scene};
 use super::wire::{Crossed, Wire};
-use scheduler_core::spoke::GRANT_PERIOD;
+use scheduler_api::report::EXCHANGE_PERIOD;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -42,12 +42,12 @@ async fn the_report_exchange_does_not_grow_under_overload() {
     .await;
     let wire = wire.get().unwrap();
     scene.until_answered_by(NEAR).await;
-    let calm = each(wire, async || tokio::time::sleep(GRANT_PERIOD).await).await;
+    let calm = each(wire, async || tokio::time::sleep(EXCHANGE_PERIOD).await).await;
     scene.near.pending.store(10 * BUSY, Ordering::SeqCst);
     let crisis = each(wire, async || assert_eq!(scene.asks().await, NEAR)).await;
     assert_eq!(scene.far.requests.load(Ordering::SeqCst), 0, "nothing else was on the wire");
 
-    let a_second = 1000 / GRANT_PERIOD.as_millis() as u64;
+    let a_second = 1000 / EXCHANGE_PERIOD.as_millis() as u64;
     for (when, [question, answer]) in [("calm", calm), ("crisis", crisis)] {
         println!(
             "in {when}: {question} bytes there and {answer} back, {} bytes a second for each gateway and region",

@@ -46,8 +46,9 @@ impl Liar {
             };
             (status, "{}").into_response()
         };
-        let router =
-            axum::Router::new().route("/spoke/v1/exchange", axum::routing::post(exchange)).fallback(compute);
+        let router = axum::Router::new()
+            .route(scheduler_api::paths::EXCHANGE, axum::routing::post(exchange))
+            .fallback(compute);
         (liar, serve(router).await)
     }
 

@@ -7,7 +7,8 @@ mod scene;
 mod wire;
 
 use scene::{BUSY, FAR, NEAR, SPEED, Scene};
-use scheduler_core::spoke::{GRANT_PERIOD, GRANT_TTL};
+use scheduler_api::report::EXCHANGE_PERIOD;
+use scheduler_core::spoke::GRANT_TTL;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -43,7 +44,7 @@ async fn no_request_spills_over_without_credit() {
     let scene = Scene::start((BUSY, SPEED), (0, 0)).await;
     scene.until_answered_by(NEAR).await;
     let since = Instant::now();
-    while since.elapsed() < 4 * GRANT_PERIOD {
+    while since.elapsed() < 4 * EXCHANGE_PERIOD {
         assert_eq!(scene.asks().await, NEAR);
     }
     assert_eq!(scene.far.requests.load(Ordering::SeqCst), 0);
@@ -56,12 +57,12 @@ async fn overflow_never_exceeds_what_was_granted() {
     let scene = Scene::start((BUSY, SPEED), (0, FAR_SPEED)).await;
     let since = Instant::now();
     scene.until_answered_by(FAR).await;
-    while since.elapsed() < 6 * GRANT_PERIOD {
+    while since.elapsed() < 6 * EXCHANGE_PERIOD {
         scene.asks().await;
     }
-    let periods = (since.elapsed() + GRANT_TTL).as_millis() / GRANT_PERIOD.as_millis() + 1;
+    let periods = (since.elapsed() + GRANT_TTL).as_millis() / EXCHANGE_PERIOD.as_millis() + 1;
     let offered =
-        FAR_SPEED * GRANT_PERIOD.as_millis() as u64 / 1000 * 9 / 10 * u64::try_from(periods).unwrap();
+        FAR_SPEED * EXCHANGE_PERIOD.as_millis() as u64 / 1000 * 9 / 10 * u64::try_from(periods).unwrap();
     let came = scene.far.tokens.load(Ordering::SeqCst);
     assert!((1..=offered).contains(&came), "{came} tokens came of {offered} that were offered");
     assert!(scene.near.requests.load(Ordering::SeqCst) > scene.far.requests.load(Ordering::SeqCst));

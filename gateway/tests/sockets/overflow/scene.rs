@@ -96,7 +96,7 @@ async fn hub(near: SocketAddr, far: SocketAddr) -> SocketAddr {
         }
         axum::Json(table)
     };
-    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
+    serve(axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes))).await
 }
 
 /// The complete scene. The gateway is in the near region.

@@ -56,8 +56,9 @@ impl Hub {
 /// Starts a hub that publishes this text first; returns its address and task.
 pub(crate) async fn served(text: String) -> (Hub, SocketAddr, JoinHandle<()>) {
     let hub = Hub { text: watch::Sender::new(text), asked: Arc::default() };
-    let router =
-        axum::Router::new().route("/v1/routes", axum::routing::get(Hub::routes)).with_state(hub.clone());
+    let router = axum::Router::new()
+        .route(scheduler_api::paths::ROUTES, axum::routing::get(Hub::routes))
+        .with_state(hub.clone());
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
     let serving = tokio::spawn(async move { axum::serve(socket, router).await.unwrap() });

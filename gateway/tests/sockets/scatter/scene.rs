@@ -96,7 +96,7 @@ impl Region {
     async fn serve(&self, mut stream: BufReader<TcpStream>) -> Option<()> {
         loop {
             let (path, body) = read_request(&mut stream).await?;
-            if path == "/spoke/v1/exchange" {
+            if path == scheduler_api::paths::EXCHANGE {
                 let question: ExchangeRequestV1 = serde_json::from_slice(&body).ok()?;
                 write(&mut stream, 200, "", &self.report(question.sequence)).await?;
                 continue;

@@ -79,7 +79,8 @@ pub(crate) async fn region(id: &'static str) -> SocketAddr {
                           "deployments": [load("m"), load("m-us")]}),
         )
     };
-    serve(axum::Router::new().route("/spoke/v1/exchange", post(report)).fallback(async || "{}")).await
+    serve(axum::Router::new().route(scheduler_api::paths::EXCHANGE, post(report)).fallback(async || "{}"))
+        .await
 }
 
 impl Hub {
@@ -91,8 +92,8 @@ impl Hub {
             asked: watch::Sender::new(0),
         });
         let router = axum::Router::new()
-            .route("/v1/routes", get(Hub::routes))
-            .route("/v1/demand", post(Hub::demand))
+            .route(scheduler_api::paths::ROUTES, get(Hub::routes))
+            .route(scheduler_api::paths::DEMAND, post(Hub::demand))
             .with_state(hub.clone());
         (hub, serve(router).await)
     }

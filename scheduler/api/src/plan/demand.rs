@@ -7,17 +7,14 @@ use regions::set::MAX_REGIONS;
 use serde::{Deserialize, Serialize};
 
 use super::super::deployment::{policy_to_wire, required_option};
-use super::super::{
-    VERSION, WireError, known_version, parsed, reject_other_versions, reject_too_many, to_strings,
-};
+use super::super::{MessageVersion, VERSION, WireError, list, parsed, reject_too_many, to_strings};
 use super::{ROWS_MAX, TrafficClass, parse_class};
 
 /// `POST /v1/demand`; also the stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DemandV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Region of the gateway.
     pub gateway: String,
     /// Random number drawn at its start.
@@ -89,13 +86,11 @@ impl TryFrom<DemandV1> for GatewayDemand {
     type Error = WireError;
 
     fn try_from(wire: DemandV1) -> Result<GatewayDemand, WireError> {
-        let DemandV1 { version, gateway, boot_id, classes, reachable_regions } = wire;
-        reject_other_versions(version)?;
+        let DemandV1 { version: _, gateway, boot_id, classes, reachable_regions } = wire;
         reject_too_many("classes", classes.len(), ROWS_MAX)?;
         reject_too_many("reachable_regions", reachable_regions.as_ref().map_or(0, Vec::len), MAX_REGIONS)?;
-        let region = |(index, id): (usize, &String)| parsed(format!("reachable_regions[{index}]"), id);
-        let reachable_regions =
-            reachable_regions.map(|given| given.iter().enumerate().map(region).collect()).transpose()?;
+        let regions = |given| list("reachable_regions", given, |at, id: String| parsed(at, &id));
+        let reachable_regions = reachable_regions.map(regions).transpose()?;
         let gateway = GatewayBoot { region: parsed("gateway", &gateway)?, boot_id };
         let mut each = BTreeMap::new();
         for (index, class) in classes.into_iter().enumerate() {
@@ -106,6 +101,7 @@ impl TryFrom<DemandV1> for GatewayDemand {
                 return Err(WireError::new(what, "this class is listed twice for this origin"));
             }
         }
+        let reachable_regions = reachable_regions.map(|given| given.into_iter().collect());
         Ok(GatewayDemand { gateway, classes: each, reachable_regions })
     }
 }

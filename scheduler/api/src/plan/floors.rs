@@ -6,14 +6,13 @@ use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{DeploymentName, Generation, RegionId};
 use serde::{Deserialize, Serialize};
 
-use super::super::{VERSION, WireError, known_version, parsed, reject_other_versions, reject_too_many};
+use super::super::{MessageVersion, VERSION, WireError, entries, parsed};
 
 /// Stored floors of one region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionFloorsV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Epoch of the generation.
     pub epoch: u64,
     /// Number of the generation within the epoch.
@@ -61,8 +60,7 @@ impl TryFrom<RegionFloorsV1> for RegionFloors {
     type Error = WireError;
 
     fn try_from(wire: RegionFloorsV1) -> Result<RegionFloors, WireError> {
-        let RegionFloorsV1 { version, epoch, generation: number, region, floors } = wire;
-        reject_other_versions(version)?;
+        let RegionFloorsV1 { version: _, epoch, generation: number, region, floors } = wire;
         let generation = Generation { epoch, number };
         Ok(RegionFloors {
             generation,
@@ -83,13 +81,7 @@ pub fn floors_to_wire(floors: &BTreeMap<DeploymentName, u32>) -> Vec<FloorV1> {
 ///
 /// The first invalid entry.
 pub fn floors_from_wire(floors: &[FloorV1]) -> Result<BTreeMap<DeploymentName, u32>, WireError> {
-    reject_too_many("floors", floors.len(), MAX_DEPLOYMENTS)?;
-    let mut each = BTreeMap::new();
-    for (index, FloorV1 { name, replicas }) in floors.iter().enumerate() {
-        let at = format!("floors[{index}].name");
-        if each.insert(parsed(at.clone(), name)?, *replicas).is_some() {
-            return Err(WireError::new(at, format!("`{name}` is listed twice")));
-        }
-    }
-    Ok(each)
+    entries("floors", ".name", floors, MAX_DEPLOYMENTS, |at, FloorV1 { name, replicas }| {
+        Ok((parsed(format!("{at}.name"), name)?, *replicas))
+    })
 }

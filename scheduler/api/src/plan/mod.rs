@@ -17,21 +17,24 @@ pub use demand::{ClassDemandV1, DemandV1, GatewayBoot, GatewayDemand};
 pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, floors_from_wire, floors_to_wire};
 pub use weights::{GatewayWeights, NamedShare, RowV1, ShareV1, WeightsV1};
 
+use std::time::Duration;
+
 use regions::{DeploymentName, RegionId, ResidencyPolicy};
 use serde::{Deserialize, Serialize};
 
 use super::deployment::parse_policy;
-use super::{WireError, known_version, parsed, reject_other_versions};
+use super::{MessageVersion, WireError, parsed};
 
-/// Maximum number of rows of one gateway: a thousand deployments from eight origins, or under eight policies.
+/// Interval between plans, and between the demand reports of a gateway.
+pub const PLAN_PERIOD: Duration = Duration::from_secs(1);
+/// Maximum number of classes that a gateway reports, and of its rows: a thousand deployments from eight origins, or under eight policies.
 pub const ROWS_MAX: usize = 8192;
 
 /// `GET /v1/plan`: the complete plan, for operators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Rows of the gateways in each region.
     pub weights: Vec<WeightsV1>,
     /// Floors of each region.
@@ -41,9 +44,8 @@ pub struct PlanV1 {
 /// `PUT /v1/drains/{cloud}/{name}`: the response; also the stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Region that is being drained.
     pub region: String,
 }
@@ -52,8 +54,7 @@ impl TryFrom<DrainV1> for RegionId {
     type Error = WireError;
 
     fn try_from(wire: DrainV1) -> Result<RegionId, WireError> {
-        let DrainV1 { version, region } = wire;
-        reject_other_versions(version)?;
+        let DrainV1 { version: _, region } = wire;
         parsed("region", &region)
     }
 }

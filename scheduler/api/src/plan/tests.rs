@@ -1,6 +1,6 @@
 //! Round trips of the plan's messages, and rejection of invalid ones.
 
-use super::super::any;
+use super::super::{VERSION, any};
 use super::*;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -129,7 +129,7 @@ fn the_maximum_number_of_rows_is_accepted_and_one_more_is_not() {
         };
         let gateway = "aws/us-east-1".to_owned();
         DemandV1 {
-            version: 1,
+            version: VERSION,
             gateway,
             boot_id: 1,
             classes: (0..count).map(class).collect(),

@@ -8,16 +8,15 @@ use regions::{Generation, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::super::deployment::{policy_to_wire, required_option};
-use super::super::{VERSION, WireError, known_version, parsed, reject_other_versions, reject_too_many};
+use super::super::{MessageVersion, VERSION, WireError, parsed, reject_too_many};
 use super::{ROWS_MAX, parse_class};
 use crate::plan::TrafficClass;
 
 /// Rows of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightsV1 {
-    /// Version of the message: 1.
-    #[serde(deserialize_with = "known_version")]
-    pub version: u32,
+    /// Version of the message.
+    pub version: MessageVersion,
     /// Epoch of the generation.
     pub epoch: u64,
     /// Number of the generation within the epoch.
@@ -102,8 +101,7 @@ impl TryFrom<WeightsV1> for GatewayWeights {
     type Error = WireError;
 
     fn try_from(wire: WeightsV1) -> Result<GatewayWeights, WireError> {
-        let WeightsV1 { version, epoch, generation: number, gateway, rows } = wire;
-        reject_other_versions(version)?;
+        let WeightsV1 { version: _, epoch, generation: number, gateway, rows } = wire;
         reject_too_many("rows", rows.len(), ROWS_MAX)?;
         let mut each = BTreeMap::new();
         for (index, row) in rows.into_iter().enumerate() {

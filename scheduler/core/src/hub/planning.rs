@@ -21,11 +21,10 @@ use crate::registry::Registry;
 use regions::latency::prior_rtt;
 use regions::{Catalogue, Deployment, DeploymentName, Generation, RegionId, RegionIndex, Share};
 use scheduler_api::plan::{
-    GatewayBoot, GatewayDemand, GatewayWeights, NamedShare, RegionCapacity, RegionFloors, TrafficClass,
+    GatewayBoot, GatewayDemand, GatewayWeights, NamedShare, PLAN_PERIOD, RegionCapacity, RegionFloors,
+    TrafficClass,
 };
 
-/// Interval between plans.
-pub const PLAN_PERIOD: Duration = Duration::from_secs(1);
 /// Time for which the demand of an expired gateway is still planned for: three leases.
 pub const DEMAND_RETENTION: Duration = Duration::from_secs(15);
 /// Time window of the demand peaks, and the number of its steps.

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::grants::GRANT_PERIOD;
 use regions::DeploymentName;
+use scheduler_api::report::EXCHANGE_PERIOD;
 
 /// Number of complete periods in the window.
 const WINDOW_PERIODS: usize = 5;
@@ -48,14 +48,14 @@ impl Arrivals {
 
 impl RecentArrivals {
     fn at(mut self, now: Instant) -> RecentArrivals {
-        let passed = now.saturating_duration_since(self.since).as_millis() / GRANT_PERIOD.as_millis();
+        let passed = now.saturating_duration_since(self.since).as_millis() / EXCHANGE_PERIOD.as_millis();
         let passed = usize::try_from(passed).unwrap_or(usize::MAX);
         if passed > WINDOW_PERIODS {
             return RecentArrivals { tokens: [0; 1 + WINDOW_PERIODS], since: now };
         }
         self.tokens.rotate_right(passed);
         self.tokens[..passed].fill(0);
-        self.since += GRANT_PERIOD * u32::try_from(passed).expect("at most the periods of the window");
+        self.since += EXCHANGE_PERIOD * u32::try_from(passed).expect("at most the periods of the window");
         self
     }
 }
@@ -69,7 +69,7 @@ mod tests {
     fn a_surge_counts_after_one_period_and_a_lull_does_not() {
         let (mut arrivals, start) = (Arrivals::default(), some_instant());
         let name: DeploymentName = "d".parse().unwrap();
-        let at = |period: u32| start + GRANT_PERIOD * period;
+        let at = |period: u32| start + EXCHANGE_PERIOD * period;
         for period in 0..5 {
             arrivals.record(&name, 100, at(period));
         }

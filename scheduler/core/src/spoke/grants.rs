@@ -27,17 +27,13 @@ use std::time::{Duration, Instant};
 
 use crate::invariants;
 use regions::DeploymentName;
-use scheduler_api::report::Gateway;
+use scheduler_api::report::{GATEWAYS_MAX, Gateway};
 
-/// Interval of a gateway's requests, for which a grant is sized.
-pub const GRANT_PERIOD: Duration = Duration::from_millis(200);
 /// Time after which a grant that was not renewed expires: three periods, so that a gateway with a round-trip time of
 /// more than one period always has a grant.
 pub const GRANT_TTL: Duration = Duration::from_millis(600);
 /// Constant that is added to every gateway's requested tokens: an interactive request or two.
 const MIN_SHARE_TOKENS: u64 = 64;
-/// Maximum number of gateways with grants at one region. A further one gets a report without grants.
-pub const GATEWAYS_MAX: usize = 1024;
 
 /// Deployments that share replicas, and their spare capacity.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use regions::DeploymentName;
-use scheduler_api::report::{DeploymentLoad, ExchangeRequest, Report};
+use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Report};
 
 use super::Spoke;
-use super::grants::{GRANT_PERIOD, SparePool};
+use super::grants::SparePool;
 use super::replica::ReplicaState;
 
 /// Share of a region's speed that it offers. The rest absorbs estimation errors and bursts of local traffic.
@@ -76,7 +76,7 @@ impl Spoke {
         let speed: f64 = replicas.iter().filter_map(|index| self.replicas.get(*index)?.speed()).sum();
         let backlog = |index: &usize| self.replicas.get(*index).map_or(0, ReplicaState::backlog_tokens);
         let backlog: u64 = replicas.iter().map(backlog).sum();
-        let per_period = (speed * GRANT_PERIOD.as_secs_f64()) as u64;
+        let per_period = (speed * EXCHANGE_PERIOD.as_secs_f64()) as u64;
         let local: u64 = deployments.iter().map(|name| self.arrivals.per_period(name, now)).sum();
         let spare = (per_period / 100 * OFFERED_PERCENT).saturating_sub(local);
         if backlog > per_period { spare / 100 * OFFERED_BUSY_PERCENT } else { spare }

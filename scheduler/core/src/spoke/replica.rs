@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::ReplicaStatus;
 use regions::{DeploymentName, ReportedModel};
+use scheduler_api::report::DISPATCH_AHEAD;
 
 /// Maximum age of a status: five poll intervals.
 pub const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
@@ -17,10 +18,6 @@ pub const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
 /// Time without contact after which a replica counts as frozen. A replica that computes on all cores of a shared
 /// machine was observed to report nothing for 2 s while it responded to every request.
 pub const SILENCE_MAX: Duration = Duration::from_secs(3);
-
-/// Work that a replica is given from the hold queue, beside its backlog, as computing time: enough that it never idles,
-/// and little enough that a more urgent request does not wait long behind it.
-pub const DISPATCH_AHEAD: Duration = Duration::from_millis(500);
 
 /// Tokens given to a replica that has just become ready: a batch or two. Its first responses come from cold caches.
 pub const RAMP_TOKENS: u64 = 1024;

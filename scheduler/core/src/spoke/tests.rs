@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::some_instant;
-use scheduler_api::report::{DeploymentLoad, ExchangeRequest, Gateway, Report};
+use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway, Report};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -298,7 +298,7 @@ fn granted(region: &mut SpokeTest, local: u64, deployment: &str) -> u64 {
     for _ in 0..5 {
         region.spoke.arrived(&name(deployment), local, TrafficOrigin::Local, region.now);
         region.spoke.arrived(&name(deployment), 1_000_000, TrafficOrigin::Spillover, region.now);
-        region.now += GRANT_PERIOD;
+        region.now += EXCHANGE_PERIOD;
     }
     let names = region.spoke.deployments_ready(region.now);
     let requested = names.into_iter().map(|name| (name, 1_000_000)).collect();

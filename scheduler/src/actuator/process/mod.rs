@@ -32,14 +32,11 @@ use super::{
     Actuator, ActuatorStatus, Crashes, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId,
     RunningReplica,
 };
-use crate::config::ProcessConfig;
+use crate::config::{ProcessConfig, REPLICAS_MAX};
 use crate::heartbeat::{self, HeartbeatFile};
 use crate::scaling::events::{ReplicaAdopted, ReplicaExited, ReplicaStartFailed, ReplicaStarted};
 use monitor::{MonitorContext, ProcessExit, ProcessMonitor, StartTime};
 use record::{AdoptedProcess, ProcessIdentity, ReplicaFiles};
-
-/// Capacity of the queue of replicas that became ready; a spoke has at most this many ports.
-const READY_MAX: usize = 256;
 
 /// Actuator that starts and stops processes.
 pub(crate) struct ProcessActuator {
@@ -107,7 +104,7 @@ impl Actuator for ProcessActuator {
         mut targets: watch::Receiver<DeploymentTargets>,
         running: watch::Sender<ActuatorStatus>,
     ) {
-        let (ready_sender, mut ready) = mpsc::channel(READY_MAX);
+        let (ready_sender, mut ready) = mpsc::channel(REPLICAS_MAX);
         let period = HeartbeatFile { file: PathBuf::new(), timeout: self.config.orphan_timeout }.period() / 2;
         let last_port = *self.config.ports.end();
         let mut processes = ProcessSet {

@@ -1,0 +1,203 @@
+//! Paths of the hub, and the path of a spoke that gateways call.
+//!
+//! A parameter is in braces, as the hub's router takes it. The functions return a path with its parameters and its
+//! query, and [`RoutesQuery`] and [`holder`] parse the queries. No value needs escaping.
+
+use std::time::Duration;
+
+use regions::{DeploymentName, Generation, RegionId};
+
+use super::lease::{LeaseHolder, LeaseId};
+use super::reader::Reader;
+use super::{WireError, parsed};
+
+/// Liveness probe.
+pub const LIVEZ: &str = "/livez";
+/// Readiness probe.
+pub const READYZ: &str = "/readyz";
+/// Registration of a spoke (`POST`).
+pub const SPOKES: &str = "/v1/spokes";
+/// End of a lease (`DELETE`).
+pub const LEASE: &str = "/v1/leases/{lease}";
+/// Renewal of a lease (`POST`).
+pub const KEEP_ALIVE: &str = "/v1/leases/{lease}/keepalive";
+/// Long poll of the route table.
+pub const ROUTES: &str = "/v1/routes";
+/// Deregistration of a reader (`DELETE`).
+pub const READER: &str = "/v1/readers/{*reader}";
+/// Applied deployments.
+pub const DEPLOYMENTS: &str = "/v1/deployments";
+/// Applied tenants.
+pub const TENANTS: &str = "/v1/tenants";
+/// Pending changes, readers and replicas.
+pub const ROLLOUT: &str = "/v1/rollout";
+/// Complete traffic plan.
+pub const PLAN: &str = "/v1/plan";
+/// Demand of a gateway (`POST`); the response has its rows of the plan.
+pub const DEMAND: &str = "/v1/demand";
+/// Change of deployments and tenants (`POST`).
+pub const APPLY: &str = "/v1/apply";
+/// Promotion of the next model of a deployment (`POST`).
+pub const PROMOTE: &str = "/v1/deployments/{name}/promote";
+/// Drain of a region (`PUT`) and its end (`DELETE`).
+pub const DRAIN: &str = "/v1/drains/{cloud}/{name}";
+/// Exchange of a gateway with a region (`POST`).
+pub const EXCHANGE: &str = "/spoke/v1/exchange";
+
+/// Maximum time for which the hub holds a poll of the route table, whatever the query says.
+pub const POLL_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Returns the path and query at which `holder` renews its lease.
+pub fn keep_alive(lease: LeaseId, holder: &LeaseHolder) -> String {
+    format!("{}?holder={holder}", KEEP_ALIVE.replace("{lease}", &lease.to_string()))
+}
+
+/// Returns the path and query at which `holder` ends its lease.
+pub fn lease(lease: LeaseId, holder: &LeaseHolder) -> String {
+    format!("{}?holder={holder}", LEASE.replace("{lease}", &lease.to_string()))
+}
+
+/// Returns the path and query of the long poll for a table newer than `after`; the hub holds the request for up to
+/// `wait`. A reader without a table does not name itself, because it runs none yet.
+pub fn routes(after: Option<Generation>, reader: &Reader, wait: Duration) -> String {
+    let has = after.map_or(String::new(), |after| format!("after={after}&reader={reader}&"));
+    format!("{ROUTES}?{has}wait_ms={}", wait.as_millis())
+}
+
+/// Returns the path at which `reader` deregisters.
+pub fn reader(reader: &Reader) -> String {
+    READER.replace("{*reader}", &reader.to_string())
+}
+
+/// Returns the path and query at which a gateway reports its demand. `after` is the generation of its rows.
+pub fn demand(after: Option<Generation>) -> String {
+    after.map_or(DEMAND.to_owned(), |after| format!("{DEMAND}?after={after}"))
+}
+
+/// Returns the path of the promotion of `deployment`.
+pub fn promote(deployment: &DeploymentName) -> String {
+    PROMOTE.replace("{name}", deployment.as_str())
+}
+
+/// Returns the path of the drain of `region`.
+pub fn drain(region: &RegionId) -> String {
+    DRAIN.replace("{cloud}", region.cloud()).replace("{name}", region.name())
+}
+
+/// Query of a poll of the route table, and of a demand report, which has `after` only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoutesQuery {
+    /// Generation that the response must exceed; a reader that sends it runs that table.
+    pub after: Option<Generation>,
+    /// Time for which the hub holds the request, at most [`POLL_WAIT_MAX`].
+    pub wait: Duration,
+    /// Sender of the poll.
+    pub reader: Option<Reader>,
+}
+
+impl RoutesQuery {
+    /// Parses a query; all its values are optional.
+    ///
+    /// # Errors
+    ///
+    /// The first invalid value.
+    pub fn parse(query: &str) -> Result<RoutesQuery, WireError> {
+        let mut found = RoutesQuery::default();
+        for (key, value) in pairs(query) {
+            match key {
+                "after" => found.after = Some(parsed(key, value)?),
+                "wait_ms" => {
+                    let wait_ms = value
+                        .parse()
+                        .map_err(|_| WireError::new(key, "write a number of milliseconds, such as 20000"))?;
+                    found.wait = Duration::from_millis(wait_ms).min(POLL_WAIT_MAX);
+                }
+                "reader" => found.reader = Some(parsed(key, value)?),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Parses the holder in the query of a lease.
+///
+/// # Errors
+///
+/// If it is missing or names no spoke.
+pub fn holder(query: &str) -> Result<LeaseHolder, WireError> {
+    let given = pairs(query).find(|(key, _)| *key == "holder");
+    parsed("holder", given.map_or("", |(_, value)| value))
+}
+
+fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    query.split('&').filter_map(|pair| pair.split_once('='))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reader::Role;
+    use super::*;
+
+    /// Paths as text, so that a change of one is noticed.
+    #[test]
+    fn paths_have_their_parameters_and_queries() {
+        let region: RegionId = "aws/us-east-1".parse().unwrap();
+        let spoke = LeaseHolder { region: region.clone(), boot_id: 255 };
+        let own = Reader { role: Role::Spoke, region: region.clone(), boot_id: 255 };
+        let (id, after) = (LeaseId::from_random(1), Some(Generation { epoch: 1, number: 4 }));
+        let wait = Duration::from_secs(5);
+        let lease_path = "/v1/leases/00000000000000000000000000000001";
+        let boot = "spoke/aws/us-east-1/00000000000000ff";
+        assert_eq!(keep_alive(id, &spoke), format!("{lease_path}/keepalive?holder={boot}"));
+        assert_eq!(lease(id, &spoke), format!("{lease_path}?holder={boot}"));
+        assert_eq!(routes(None, &own, wait), "/v1/routes?wait_ms=5000");
+        assert_eq!(routes(after, &own, wait), format!("/v1/routes?after=1.4&reader={boot}&wait_ms=5000"));
+        assert_eq!(reader(&own), format!("/v1/readers/{boot}"));
+        assert_eq!([demand(None), demand(after)], ["/v1/demand", "/v1/demand?after=1.4"]);
+        assert_eq!(promote(&"a.b".parse().unwrap()), "/v1/deployments/a.b/promote");
+        assert_eq!(drain(&region), "/v1/drains/aws/us-east-1");
+        assert_eq!(
+            [LIVEZ, READYZ, SPOKES, DEPLOYMENTS, TENANTS, ROLLOUT, PLAN, APPLY, EXCHANGE],
+            [
+                "/livez",
+                "/readyz",
+                "/v1/spokes",
+                "/v1/deployments",
+                "/v1/tenants",
+                "/v1/rollout",
+                "/v1/plan",
+                "/v1/apply",
+                "/spoke/v1/exchange"
+            ]
+        );
+    }
+
+    #[test]
+    fn queries_are_read_back_as_they_were_written() {
+        let region: RegionId = "aws/us-east-1".parse().unwrap();
+        let own = Reader { role: Role::Gateway, region: region.clone(), boot_id: 1 };
+        let query = |path: &str| path.split_once('?').unwrap().1.to_owned();
+        let (after, wait) = (Some(Generation { epoch: 1, number: 42 }), Duration::from_millis(250));
+        let found = RoutesQuery::parse(&query(&routes(after, &own, wait)));
+        assert_eq!(found, Ok(RoutesQuery { after, wait, reader: Some(own) }));
+        let spoke = LeaseHolder { region, boot_id: 1 };
+        assert_eq!(holder(&query(&lease(LeaseId::from_random(1), &spoke))), Ok(spoke));
+        for query in ["", "holder=", "holder=gateway/aws/us-east-1/00000000000000ff", "lease=1"] {
+            assert_eq!(holder(query).unwrap_err().field, "holder", "{query}");
+        }
+    }
+
+    #[test]
+    fn polls_have_a_maximum_time_and_invalid_values_are_rejected() {
+        let wait = |query: &str| RoutesQuery::parse(query).map(|query| query.wait);
+        assert_eq!(RoutesQuery::parse(""), Ok(RoutesQuery::default()));
+        assert_eq!(wait("wait_ms=30000"), Ok(POLL_WAIT_MAX));
+        assert_eq!(wait("wait_ms=30001&else=1"), Ok(POLL_WAIT_MAX));
+        for (query, field) in
+            [("after=42", "after"), ("after=1.42&reader=unknown", "reader"), ("wait_ms=-1", "wait_ms")]
+        {
+            assert_eq!(wait(query).unwrap_err().field, field, "{query}");
+        }
+    }
+}
