@@ -3,17 +3,16 @@
 //! The residency field is required: `null` means "anywhere" only if it was written explicitly, and a missing field is
 //! an error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::revision::Orders;
 use super::{MessageVersion, VERSION, WireError, entries, list, names, parsed, reject_too_many, to_strings};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::deployment::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use regions::set::MAX_REGIONS;
-use regions::{Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling};
+use regions::{Deployment, DeploymentName, EngineSpec, ModelRevision, ResidencyPolicy, Scaling};
 
 /// Deployment of a route table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +88,15 @@ pub struct StoredDeploymentV1 {
     pub version: MessageVersion,
     /// The deployment.
     pub deployment: DeploymentV1,
+}
+
+/// Operator's decision about changes of the model: hold or promote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// Changes that wait for a promotion (`meridian apply --hold`).
+    pub held: BTreeSet<DeploymentName>,
+    /// Revisions that an operator has promoted.
+    pub promoted: BTreeMap<DeploymentName, ModelRevision>,
 }
 
 /// Desired deployments, as stored.

@@ -1,6 +1,6 @@
 //! Model revisions on the wire: those that replicas report, and those that deployments are served with.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -41,15 +41,6 @@ impl ReplicaRevisions {
         let of = self.models.iter().filter(|replicas| replicas.model.revision == revision);
         of.map(|replicas| replicas.ready).sum()
     }
-}
-
-/// Operator's decision about changes of the model: hold or promote.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Orders {
-    /// Changes that wait for a promotion (`meridian apply --hold`).
-    pub held: BTreeSet<DeploymentName>,
-    /// Revisions that an operator has promoted.
-    pub promoted: BTreeMap<DeploymentName, ModelRevision>,
 }
 
 /// Replicas of one deployment in one region, by model revision.

@@ -31,7 +31,8 @@ use regions::{
     RouteTable, ServedRevision,
 };
 use scheduler_api::deployment::DesiredDeployments;
-use scheduler_api::revision::{Orders, ReplicaRevisions};
+use scheduler_api::deployment::Orders;
+use scheduler_api::revision::ReplicaRevisions;
 
 /// Returns the orders after `deployments` replace the desired ones. With `hold`, every model that changes waits for a
 /// promotion. Without it, a model that changes does not wait, and one that already waits continues to wait.

@@ -17,7 +17,7 @@ use scheduler_api::apply::{
     ResidencyChange, RolloutV1,
 };
 use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments};
-use scheduler_api::revision::Orders;
+use scheduler_api::deployment::Orders;
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, keys};
 use scheduler_core::revisions::orders_after;

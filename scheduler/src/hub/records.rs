@@ -237,7 +237,7 @@ fn deleted(key: &str) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_api::revision::Orders;
+    use scheduler_api::deployment::Orders;
     use sha2::{Digest, Sha256};
 
     fn entry(key: &str, value: &str) -> KeyValue {

@@ -28,7 +28,7 @@ use regions::{
 use scheduler_api::deployment::DesiredDeployments;
 use scheduler_api::plan::{GatewayBoot, GatewayDemand, TrafficClass};
 use scheduler_api::reader::Reader;
-use scheduler_api::revision::Orders;
+use scheduler_api::deployment::Orders;
 
 /// Delay before the next attempt to persist a table that the store did not accept.
 pub const PERSIST_RETRY: Duration = Duration::from_secs(1);
