@@ -5,14 +5,21 @@
 //! refers, and the hub rejects it if the state has changed since.
 
 mod format;
-mod hub_client;
 mod replicas;
 
 use crate::cli::{ApplyOptions, GetOptions, ResourceKind};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
-use hub_client::{ApplyClient, HubCallError};
-use regions::TenantRules;
-use scheduler_core::wire::apply::{AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1};
+use regions::{DeploymentName, TenantRules};
+use reqwest::StatusCode;
+use scheduler_client::hub::{HubError, HubFailure};
+use scheduler_client::operator::OperatorClient;
+use scheduler_core::hubs::Hubs;
+use scheduler_core::token::Token;
+use scheduler_core::wire::apply::{
+    AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1, ProblemsV1, RolloutV1,
+};
+use scheduler_core::wire::plan::PlanV1;
+use scheduler_core::wire::route::RouteTableV1;
 use scheduler_core::wire::tenant::TenantsV1;
 use scheduler_core::wire::{VERSION, WireError, deployment};
 use serde::Serialize;
@@ -20,9 +27,32 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
+/// Timeout of a call; a hub retries its store for some seconds.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Variable with the operator token, if no file is given.
 const TOKEN_VARIABLE: &str = "MERIDIAN_OPERATOR_TOKEN";
+
+/// Failure of a command.
+#[derive(Debug)]
+enum ApplyError {
+    /// The files are invalid.
+    InvalidFiles(ProblemsV1),
+    /// Any other failure.
+    Failed(String),
+}
+
+impl From<HubError> for ApplyError {
+    fn from(error: HubError) -> ApplyError {
+        if let HubFailure::Rejected { status: StatusCode::UNPROCESSABLE_ENTITY, body, .. } = &error.failure
+            && let Ok(problems) = serde_json::from_slice(body)
+        {
+            return ApplyError::InvalidFiles(problems);
+        }
+        ApplyError::Failed(error.to_string())
+    }
+}
 
 /// Runs `meridian apply`. Exit code 0 if the state was applied, 3 if the files are invalid.
 pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
@@ -48,7 +78,7 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
     let Some(token) = token.filter(|_| problems.is_empty()) else {
         return fail(EXIT_USAGE, &problems);
     };
-    let hub = match ApplyClient::new(hub, Some(token)) {
+    let hub = match client(hub, Some(&token), TIMEOUT) {
         Ok(hub) => hub,
         Err(problem) => return fail(EXIT_USAGE, &[problem]),
     };
@@ -62,7 +92,7 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
         let result = if *dry_run || is_empty {
             preview
         } else if !(*yes || confirm()) {
-            return Err(HubCallError::Failed("not applied".to_owned()));
+            return Err(ApplyError::Failed("not applied".to_owned()));
         } else {
             let result = hub.apply(&ApplyV1 { dry_run: false, base: Some(preview.base), ..first }).await?;
             if !json {
@@ -80,13 +110,14 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
 
 /// Runs `meridian apply --promote`. Exit code 0 if the hub has accepted it.
 fn promote_model(name: &str, hub: &str, token_file: Option<&Path>, json: bool) -> ExitCode {
-    let hub = token(token_file).and_then(|token| ApplyClient::new(hub, Some(token)));
-    let hub = match hub {
-        Ok(hub) => hub,
+    let hub = token(token_file).and_then(|token| client(hub, Some(&token), TIMEOUT));
+    let deployment = name.parse::<DeploymentName>().map_err(|error| error.to_string());
+    let (hub, deployment) = match hub.and_then(|hub| Ok((hub, deployment?))) {
+        Ok(parsed) => parsed,
         Err(problem) => return fail(EXIT_USAGE, &[problem]),
     };
     run(async {
-        let promoted = hub.promote(name).await?;
+        let promoted = hub.promote(&deployment).await?;
         if json {
             print(&pretty(&promoted));
         } else {
@@ -103,24 +134,25 @@ fn promote_model(name: &str, hub: &str, token_file: Option<&Path>, json: bool) -
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
     let GetOptions { resource, name, hub, token_file, json } = options;
-    let hub = match read_token(token_file.as_deref()).and_then(|token| ApplyClient::new(hub, token)) {
+    let token = read_token(token_file.as_deref());
+    let hub = match token.and_then(|token| client(hub, token.as_ref(), TIMEOUT)) {
         Ok(hub) => hub,
         Err(problem) => return fail(EXIT_USAGE, &[problem]),
     };
     run(async {
         let text = match resource {
             ResourceKind::Deployments => {
-                let desired = with_name(hub.deployments().await?, name.as_deref())?;
+                let desired = with_name(hub.get("/v1/deployments").await?, name.as_deref())?;
                 if *json { pretty(&desired) } else { as_file(desired)? }
             }
             ResourceKind::Tenants => {
-                let mut tenants = hub.tenants().await?;
+                let mut tenants: TenantsV1 = hub.get("/v1/tenants").await?;
                 tenants.tenants.retain(|tenant| name.as_ref().is_none_or(|name| *name == tenant.name));
                 require_any(&tenants.tenants, "tenant", name.as_deref())?;
                 if *json { pretty(&tenants) } else { as_tenants_file(tenants)? }
             }
             ResourceKind::Plan => {
-                let mut plan = hub.plan().await?;
+                let mut plan: PlanV1 = hub.get("/v1/plan").await?;
                 for weights in &mut plan.weights {
                     weights.rows.retain(|row| name.as_ref().is_none_or(|name| *name == row.deployment));
                 }
@@ -130,17 +162,18 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 if *json { pretty(&plan) } else { format::plan(&plan) }
             }
             ResourceKind::Regions => {
-                let mut regions = hub.routes().await?.regions;
+                let RouteTableV1 { mut regions, .. } = hub.get("/v1/routes").await?;
                 regions.retain(|region| name.as_ref().is_none_or(|name| *name == region.id));
                 require_any(&regions, "region", name.as_deref())?;
                 if *json {
                     pretty(&regions)
                 } else {
-                    format::regions(&regions, &hub.rollout().await?.deployments)
+                    let rollout: RolloutV1 = hub.get("/v1/rollout").await?;
+                    format::regions(&regions, &rollout.deployments)
                 }
             }
             ResourceKind::Rollout => {
-                let mut rollout = hub.rollout().await?;
+                let mut rollout: RolloutV1 = hub.get("/v1/rollout").await?;
                 rollout.pending.retain(|waiting| name.as_ref().is_none_or(|name| *name == waiting.name));
                 rollout.deployments.retain(|known| name.as_ref().is_none_or(|name| *name == known.name));
                 if *json { pretty(&rollout) } else { format::rollout(&rollout) }
@@ -177,24 +210,38 @@ fn read(path: &Path) -> Result<(Kind, ApplyFileV1), String> {
     Ok((kind, ApplyFileV1 { name, text }))
 }
 
+/// Creates a client of the hub at this URL.
+pub(crate) fn client(
+    hub: &str,
+    token: Option<&Token>,
+    timeout: Duration,
+) -> Result<OperatorClient, String> {
+    let hubs = Hubs::read([hub].into_iter().collect());
+    let hubs = hubs.map_err(|_| format!("--hub {hub} is not a URL of a hub; write http://HOST:PORT"))?;
+    OperatorClient::new(&hubs, token, timeout).map_err(|error| error.to_string())
+}
+
 /// Returns the operator token, which is required.
-pub(crate) fn token(file: Option<&Path>) -> Result<String, String> {
+pub(crate) fn token(file: Option<&Path>) -> Result<Token, String> {
     read_token(file)?.ok_or_else(|| {
         format!("an operator token is required: give --token-file FILE, or set {TOKEN_VARIABLE}")
     })
 }
 
 /// Returns the token of the file or of the variable, if any. A hub on loopback may be readable without one.
-fn read_token(file: Option<&Path>) -> Result<Option<String>, String> {
-    match file {
+fn read_token(file: Option<&Path>) -> Result<Option<Token>, String> {
+    let (source, text) = match file {
         Some(file) => {
             let text = std::fs::read_to_string(file);
-            let text =
-                text.map_err(|error| format!("--token-file {} cannot be read: {error}", file.display()))?;
-            Ok(Some(text.trim().to_owned()))
+            let source = format!("--token-file {}", file.display());
+            (source.clone(), text.map_err(|error| format!("{source} cannot be read: {error}"))?)
         }
-        None => Ok(std::env::var(TOKEN_VARIABLE).ok().map(|token| token.trim().to_owned())),
-    }
+        None => match std::env::var(TOKEN_VARIABLE) {
+            Ok(text) if !text.trim().is_empty() => (TOKEN_VARIABLE.to_owned(), text),
+            Ok(_) | Err(_) => return Ok(None),
+        },
+    };
+    Token::read(&text).map(Some).map_err(|problem| format!("{source} {problem}"))
 }
 
 fn confirm() -> bool {
@@ -204,17 +251,17 @@ fn confirm() -> bool {
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-fn run(work: impl Future<Output = Result<ExitCode, HubCallError>>) -> Result<ExitCode, HubCallError> {
+fn run(work: impl Future<Output = Result<ExitCode, ApplyError>>) -> Result<ExitCode, ApplyError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime
-        .map_err(|error| HubCallError::Failed(format!("cannot start the async runtime: {error}")))?
+        .map_err(|error| ApplyError::Failed(format!("cannot start the async runtime: {error}")))?
         .block_on(work)
 }
 
-fn report_error(error: HubCallError, json: bool) -> ExitCode {
+fn report_error(error: ApplyError, json: bool) -> ExitCode {
     match error {
-        HubCallError::Failed(problem) => fail(EXIT_FAILED, &[problem]),
-        HubCallError::InvalidFiles(problems) => {
+        ApplyError::Failed(problem) => fail(EXIT_FAILED, &[problem]),
+        ApplyError::InvalidFiles(problems) => {
             if json {
                 print(&pretty(&problems));
             }
@@ -228,34 +275,34 @@ fn report_error(error: HubCallError, json: bool) -> ExitCode {
 fn with_name(
     mut desired: AppliedDeploymentsV1,
     name: Option<&str>,
-) -> Result<AppliedDeploymentsV1, HubCallError> {
+) -> Result<AppliedDeploymentsV1, ApplyError> {
     desired.deployments.retain(|deployment| name.is_none_or(|name| name == deployment.name));
     require_any(&desired.deployments, "deployment", name)?;
     Ok(desired)
 }
 
 /// Fails if a name was given and nothing has it.
-fn require_any<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), HubCallError> {
+fn require_any<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), ApplyError> {
     match name {
         Some(name) if found.is_empty() => {
-            Err(HubCallError::Failed(format!("the hub has no {what} `{name}`")))
+            Err(ApplyError::Failed(format!("the hub has no {what} `{name}`")))
         }
         Some(_) | None => Ok(()),
     }
 }
 
 /// Formats the applied deployments as a file.
-fn as_file(desired: AppliedDeploymentsV1) -> Result<String, HubCallError> {
+fn as_file(desired: AppliedDeploymentsV1) -> Result<String, ApplyError> {
     let unreadable =
-        |error: &dyn std::fmt::Display| HubCallError::Failed(format!("invalid response of the hub: {error}"));
+        |error: &dyn std::fmt::Display| ApplyError::Failed(format!("invalid response of the hub: {error}"));
     let deployments =
         deployment::read_deployments(desired.deployments).map_err(|error| unreadable(&error))?;
     regions::write_deployments(deployments.values()).map_err(|error| unreadable(&error))
 }
 
-fn as_tenants_file(tenants: TenantsV1) -> Result<String, HubCallError> {
+fn as_tenants_file(tenants: TenantsV1) -> Result<String, ApplyError> {
     let unreadable =
-        |error: &dyn std::fmt::Display| HubCallError::Failed(format!("invalid response of the hub: {error}"));
+        |error: &dyn std::fmt::Display| ApplyError::Failed(format!("invalid response of the hub: {error}"));
     let tenants: BTreeMap<_, TenantRules> =
         tenants.try_into().map_err(|error: WireError| unreadable(&error))?;
     regions::write_tenants(tenants.values()).map_err(|error| unreadable(&error))

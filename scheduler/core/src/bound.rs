@@ -11,7 +11,13 @@
 
 use std::time::{Duration, Instant};
 
-use regions::Generation;
+use regions::{Generation, RouteTable};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::wire::WireError;
+use crate::wire::plan::{GatewayWeights, WeightsV1};
+use crate::wire::route::RouteTableV1;
 
 /// Long-term maximum of generations that a hub publishes per second. Each is a write of the whole table to the store
 /// and a download by every gateway and spoke, so a higher rate has no benefit.
@@ -66,6 +72,58 @@ pub enum RejectedGeneration {
         /// Highest accepted number.
         highest: u64,
     },
+}
+
+/// Message of a hub that has a generation.
+pub trait PublishedMessage: Serialize + DeserializeOwned + Send + 'static {
+    /// Decoded content.
+    type Content: TryFrom<Self, Error = WireError>;
+
+    /// Returns the generation of the content.
+    fn generation(content: &Self::Content) -> Generation;
+}
+
+impl PublishedMessage for RouteTableV1 {
+    type Content = RouteTable;
+
+    fn generation(table: &RouteTable) -> Generation {
+        table.generation
+    }
+}
+
+impl PublishedMessage for WeightsV1 {
+    type Content = GatewayWeights;
+
+    fn generation(weights: &GatewayWeights) -> Generation {
+        weights.generation
+    }
+}
+
+/// Reason for rejecting a message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageRejected {
+    /// An entry of the message is invalid.
+    #[error("{0}")]
+    Unreadable(#[from] WireError),
+    /// Its generation is not newer than the current one, or is higher than a hub can have published.
+    #[error("{0}")]
+    Generation(#[from] RejectedGeneration),
+}
+
+/// Decodes an offered message and checks that it may replace the current one (invariant 5, Monotone plans).
+/// `since_1970` is the local wall-clock time.
+///
+/// # Errors
+///
+/// The reason for the rejection; the current message stays.
+pub fn accept_message<M: PublishedMessage>(
+    offered: M,
+    held: Option<AcceptedGeneration>,
+    since_1970: Duration,
+) -> Result<M::Content, MessageRejected> {
+    let content = M::Content::try_from(offered)?;
+    accept(M::generation(&content), held, since_1970)?;
+    Ok(content)
 }
 
 /// Checks whether a hub can have published this generation by now. Used for the first generation of a process and for
@@ -150,6 +208,27 @@ mod tests {
 
     fn held(generation: Generation, seconds: u64) -> Option<AcceptedGeneration> {
         Some(AcceptedGeneration { generation, age: Duration::from_secs(seconds) })
+    }
+
+    #[test]
+    fn only_a_message_of_a_higher_generation_is_accepted() {
+        let check = |offered: Generation, after: Option<Generation>, expected: bool| {
+            let table = RouteTable { generation: offered, ..RouteTable::empty() };
+            let held = after.and_then(|generation| held(generation, 0));
+            let found = accept_message(RouteTableV1::from(&table), held, Duration::from_secs(1));
+            assert_eq!(found.is_ok(), expected, "{offered} after {after:?}");
+        };
+        check(at(1, 7), None, true);
+        check(at(1, 8), Some(at(1, 7)), true);
+        check(at(2, 1), Some(at(1, 7)), true);
+        for after in [at(1, 7), at(1, 8), at(2, 0)] {
+            check(at(1, 7), Some(after), false);
+        }
+        check(at(1, u64::MAX), None, false);
+        check(at(u64::MAX, 1), Some(at(1, 7)), false);
+        let unreadable = RouteTableV1 { version: 9, ..RouteTableV1::from(&RouteTable::empty()) };
+        let rejected = accept_message(unreadable, None, Duration::ZERO);
+        assert!(matches!(rejected, Err(MessageRejected::Unreadable(_))));
     }
 
     #[test]
