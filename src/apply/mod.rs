@@ -11,17 +11,17 @@ use crate::cli::{ApplyOptions, GetOptions, ResourceKind};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use regions::{DeploymentName, TenantRules};
 use reqwest::StatusCode;
+use scheduler_api::apply::{
+    AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1, ProblemsV1, RolloutV1,
+};
+use scheduler_api::plan::PlanV1;
+use scheduler_api::route::RouteTableV1;
+use scheduler_api::tenant::TenantsV1;
+use scheduler_api::{VERSION, WireError, deployment};
 use scheduler_client::hub::{HubError, HubFailure};
 use scheduler_client::operator::OperatorClient;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::token::Token;
-use scheduler_core::wire::apply::{
-    AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1, ProblemsV1, RolloutV1,
-};
-use scheduler_core::wire::plan::PlanV1;
-use scheduler_core::wire::route::RouteTableV1;
-use scheduler_core::wire::tenant::TenantsV1;
-use scheduler_core::wire::{VERSION, WireError, deployment};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal, Write};
@@ -211,11 +211,7 @@ fn read(path: &Path) -> Result<(Kind, ApplyFileV1), String> {
 }
 
 /// Creates a client of the hub at this URL.
-pub(crate) fn client(
-    hub: &str,
-    token: Option<&Token>,
-    timeout: Duration,
-) -> Result<OperatorClient, String> {
+pub(crate) fn client(hub: &str, token: Option<&Token>, timeout: Duration) -> Result<OperatorClient, String> {
     let hubs = Hubs::read([hub].into_iter().collect());
     let hubs = hubs.map_err(|_| format!("--hub {hub} is not a URL of a hub; write http://HOST:PORT"))?;
     OperatorClient::new(&hubs, token, timeout).map_err(|error| error.to_string())
@@ -284,9 +280,7 @@ fn with_name(
 /// Fails if a name was given and nothing has it.
 fn require_any<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), ApplyError> {
     match name {
-        Some(name) if found.is_empty() => {
-            Err(ApplyError::Failed(format!("the hub has no {what} `{name}`")))
-        }
+        Some(name) if found.is_empty() => Err(ApplyError::Failed(format!("the hub has no {what} `{name}`"))),
         Some(_) | None => Ok(()),
     }
 }

@@ -130,10 +130,7 @@ impl ActionExecutor {
     async fn execute(&self, action: &Action) -> Result<(), String> {
         match (self, action) {
             (ActionExecutor::LocalFleet(control), action) => control.execute(action).await,
-            (
-                ActionExecutor::Operator(Some(operator)),
-                Action::Drain(region) | Action::Undrain(region),
-            ) => {
+            (ActionExecutor::Operator(Some(operator)), Action::Drain(region) | Action::Undrain(region)) => {
                 let is_draining = matches!(action, Action::Drain(_));
                 operator.set_draining(region, is_draining).await.map_err(|error| error.to_string())
             }

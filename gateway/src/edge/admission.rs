@@ -21,7 +21,7 @@ use gateway_core::shed::{self, AdmissionPoolSet, PoolEntry, Shed};
 use gateway_core::tenant::{Cost, Tenant};
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
-use scheduler_core::spoke::Report;
+use scheduler_api::report::Report;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};

@@ -19,7 +19,7 @@ use gateway_core::spill;
 use regions::geography::GeoPoint;
 use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
-use scheduler_core::spoke::DeploymentLoad;
+use scheduler_api::report::DeploymentLoad;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

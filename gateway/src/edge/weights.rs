@@ -17,13 +17,12 @@ use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::Share;
+use scheduler_api::plan::{
+    self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, TrafficClass, WeightsV1,
+};
 use scheduler_client::cache::{self, Cache};
 use scheduler_client::hub::{HubClient, HubFailure};
 use scheduler_client::plan::PlanExchange;
-use scheduler_core::plan::TrafficClass;
-use scheduler_core::wire::plan::{
-    self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, WeightsV1,
-};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -186,7 +186,7 @@ impl DirectoryLock {
 mod tests {
     use super::*;
     use regions::RouteTable;
-    use scheduler_core::wire::route::RouteTableV1;
+    use scheduler_api::route::RouteTableV1;
 
     fn write(path: &Path, number: u64) -> io::Result<()> {
         let message = serde_json::json!({

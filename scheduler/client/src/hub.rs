@@ -147,7 +147,11 @@ fn message(body: &[u8]) -> String {
     let object: Value = serde_json::from_slice(body).unwrap_or_default();
     let text = object["error"]["message"].as_str().map(Into::into);
     let text = text.unwrap_or_else(|| String::from_utf8_lossy(body));
-    if text.is_empty() { "no reason given".to_owned() } else { text.chars().take(MESSAGE_CHARS_MAX).collect() }
+    if text.is_empty() {
+        "no reason given".to_owned()
+    } else {
+        text.chars().take(MESSAGE_CHARS_MAX).collect()
+    }
 }
 
 /// Returns the innermost cause, which reqwest leaves out of its message.
@@ -221,7 +225,11 @@ impl HubConnection {
             Err(failure) => {
                 let is_hub_failure = failure.status() != Some(StatusCode::NOT_FOUND);
                 let error = HubError { hub, failure };
-                if is_hub_failure { self.failed(&error) } else { self.succeeded(&error.hub) }
+                if is_hub_failure {
+                    self.failed(&error)
+                } else {
+                    self.succeeded(&error.hub)
+                }
                 Err(error)
             }
         }
@@ -243,9 +251,9 @@ impl HubConnection {
             FailoverStep::AllFailed { delay, is_first } => {
                 if is_first {
                     let denied = [Some(StatusCode::UNAUTHORIZED), Some(StatusCode::FORBIDDEN)];
-                    let remedy = denied.contains(&error.failure.status()).then_some(
-                        "set fleet_token_file or fleet_token_env to the fleet token of the hub",
-                    );
+                    let remedy = denied
+                        .contains(&error.failure.status())
+                        .then_some("set fleet_token_file or fleet_token_env to the fleet token of the hub");
                     tracing::warn!(task, %error, remedy, "hub unreachable; continuing with the last known state");
                 }
                 self.delay = Some(delay);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use regions::{DeploymentName, RegionId};
 use reqwest::Method;
+use scheduler_api::apply::{AppliedV1, ApplyV1};
+use scheduler_api::deployment::PromotedV1;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::token::Token;
-use scheduler_core::wire::apply::{AppliedV1, ApplyV1};
-use scheduler_core::wire::deployment::PromotedV1;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::hub::{HubClient, HubError, HubRequest};
@@ -26,7 +26,11 @@ impl OperatorClient {
     /// # Errors
     ///
     /// When the HTTP client cannot be created.
-    pub fn new(hubs: &Hubs, token: Option<&Token>, timeout: Duration) -> Result<OperatorClient, reqwest::Error> {
+    pub fn new(
+        hubs: &Hubs,
+        token: Option<&Token>,
+        timeout: Duration,
+    ) -> Result<OperatorClient, reqwest::Error> {
         Ok(OperatorClient { client: HubClient::new(hubs, token)?, timeout })
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use regions::RegionId;
-use scheduler_core::wire::plan::{DemandV1, GatewayWeights, WeightsV1};
+use scheduler_api::plan::{DemandV1, GatewayWeights, WeightsV1};
 
 use crate::cache::Cache;
 use crate::hub::{HubClient, HubError, HubRequest};

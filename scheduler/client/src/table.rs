@@ -9,10 +9,10 @@
 
 use regions::RouteTable;
 use reqwest::Method;
+use scheduler_api::reader::Reader;
+use scheduler_api::route::RouteTableV1;
 use scheduler_core::hubs::Backoff;
-use scheduler_core::rollout::Reader;
 use scheduler_core::table_watch::{self, DEREGISTER_TIMEOUT};
-use scheduler_core::wire::route::RouteTableV1;
 use serde::de::IgnoredAny;
 
 use crate::cache::Cache;
@@ -59,7 +59,9 @@ impl TableWatch {
                 let complete = |table: &mut RouteTable| Ok(complete(table));
                 cache.accept(table, complete).await.map(TablePoll::Newer)
             }
-            None if table_watch::requires_table(reader.role, hubs, after.is_some()) => Err(HubFailure::NoTable),
+            None if table_watch::requires_table(reader.role, hubs, after.is_some()) => {
+                Err(HubFailure::NoTable)
+            }
             None => Ok(TablePoll::Confirmed),
         });
         polled.await.unwrap_or_else(|error| TablePoll::Failed {

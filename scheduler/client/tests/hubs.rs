@@ -5,16 +5,16 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use regions::RegionId;
 use reqwest::Method as RequestMethod;
+use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand, WeightsV1};
+use scheduler_api::reader::Reader;
+use scheduler_api::route::RouteTableV1;
 use scheduler_client::cache::{self, Cache};
 use scheduler_client::hub::{HubClient, HubConnection, HubFailure, HubRequest};
 use scheduler_client::operator::OperatorClient;
 use scheduler_client::plan::PlanExchange;
 use scheduler_client::table::{TablePoll, TableWatch, deregister};
 use scheduler_core::hubs::{Backoff, Hubs};
-use scheduler_core::rollout::Reader;
 use scheduler_core::token::Token;
-use scheduler_core::wire::plan::{DemandV1, GatewayBoot, GatewayDemand, WeightsV1};
-use scheduler_core::wire::route::RouteTableV1;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -112,9 +112,12 @@ async fn only_newer_tables_are_accepted_and_each_is_on_disk_before_it_is_used() 
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("routes");
     let (hub, url) =
-        ScriptedHub::start([table(3), table(2), table(3), table(u64::MAX), (200, json!("torn")), table(4)]).await;
+        ScriptedHub::start([table(3), table(2), table(3), table(u64::MAX), (200, json!("torn")), table(4)])
+            .await;
     let mut watch = watch("spoke", &[&url], Some(&file));
-    for (polled, expected) in [(Some(3), 3), (None, 3), (None, 3), (None, 3), (None, 3), (Some(4), 4), (Some(0), 4)] {
+    for (polled, expected) in
+        [(Some(3), 3), (None, 3), (None, 3), (None, 3), (None, 3), (Some(4), 4), (Some(0), 4)]
+    {
         assert_eq!(poll(&mut watch).await, polled);
         assert_eq!(stored(&file), Some(expected));
     }
@@ -135,7 +138,10 @@ async fn a_table_is_completed_before_it_is_written_and_a_rejection_is_distinguis
     assert!(cache::load::<RouteTableV1>(&file).unwrap().unwrap().tenants.is_some());
     for is_rejected in [true, false] {
         let failed = watch.next(|_| {}).await;
-        assert!(matches!(failed, TablePoll::Failed { is_rejected: found } if found == is_rejected), "{failed:?}");
+        assert!(
+            matches!(failed, TablePoll::Failed { is_rejected: found } if found == is_rejected),
+            "{failed:?}"
+        );
     }
 }
 
@@ -185,10 +191,7 @@ async fn an_error_names_the_hub_and_its_reason_within_a_limit() {
         let sent = client.send::<u64>(&HubRequest::new(RequestMethod::GET, "/", TIMEOUT)).await;
         sent.unwrap_err().to_string()
     };
-    assert_eq!(
-        error().await,
-        format!("the hub at {url} returned 401 Unauthorized: the token is unknown")
-    );
+    assert_eq!(error().await, format!("the hub at {url} returned 401 Unauthorized: the token is unknown"));
     let proxy = error().await;
     assert!(proxy.len() < 700 && proxy.contains("502 Bad Gateway: xxx"), "{proxy}");
     assert!(error().await.ends_with("503 Service Unavailable: no reason given"));
@@ -209,10 +212,16 @@ async fn rows_of_another_gateway_and_older_rows_are_rejected_and_failures_change
     let client = client(&[&url, &closed().await]);
     let gateway: RegionId = REGION.parse().unwrap();
     let boot = GatewayBoot { region: gateway.clone(), boot_id: 1 };
-    let demand = DemandV1::from(&GatewayDemand { gateway: boot, classes: Default::default(), reachable_regions: None });
+    let demand = DemandV1::from(&GatewayDemand {
+        gateway: boot,
+        classes: Default::default(),
+        reachable_regions: None,
+    });
     let mut exchange = PlanExchange::new(client.clone(), gateway, Cache::new(Some(file.clone()), None));
     let stored = || cache::load::<WeightsV1>(&file).unwrap().map(|rows| rows.generation.number);
-    for (accepted, expected) in [(false, None), (true, Some(2)), (false, Some(2)), (false, Some(2)), (true, Some(3))] {
+    for (accepted, expected) in
+        [(false, None), (true, Some(2)), (false, Some(2)), (false, Some(2)), (true, Some(3))]
+    {
         let rows = exchange.exchange(&demand).await;
         assert_eq!(rows.is_ok_and(|rows| rows.is_some()), accepted);
         assert_eq!(stored(), expected);

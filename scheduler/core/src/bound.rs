@@ -15,9 +15,9 @@ use regions::{Generation, RouteTable};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::wire::WireError;
-use crate::wire::plan::{GatewayWeights, WeightsV1};
-use crate::wire::route::RouteTableV1;
+use scheduler_api::WireError;
+use scheduler_api::plan::{GatewayWeights, WeightsV1};
+use scheduler_api::route::RouteTableV1;
 
 /// Long-term maximum of generations that a hub publishes per second. Each is a write of the whole table to the store
 /// and a download by every gateway and spoke, so a higher rate has no benefit.

@@ -288,8 +288,14 @@ mod tests {
             assert!(!failover.is_failing() && !failover.succeeded());
             assert_eq!(failover.failed(1.0), FailoverStep::NextHub);
             assert!(failover.is_failing() && !failover.succeeded(), "one hub of two has failed");
-            assert_eq!([failover.failed(1.0), failover.failed(1.0)], [FailoverStep::NextHub, all_failed(100, true)]);
-            assert_eq!([failover.failed(1.0), failover.failed(0.0)], [FailoverStep::NextHub, all_failed(75, false)]);
+            assert_eq!(
+                [failover.failed(1.0), failover.failed(1.0)],
+                [FailoverStep::NextHub, all_failed(100, true)]
+            );
+            assert_eq!(
+                [failover.failed(1.0), failover.failed(0.0)],
+                [FailoverStep::NextHub, all_failed(75, false)]
+            );
             assert!(failover.succeeded(), "every hub had failed");
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use regions::Generation;
 
-use crate::rollout::{Reader, Role};
+use scheduler_api::reader::{Reader, Role};
 
 /// Timeout of the deregistration. If no hub receives it, the reader times out at the hub.
 pub const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);

@@ -22,13 +22,12 @@ use supervision::Mutex;
 
 use regions::DeploymentName;
 use reqwest::{Method, StatusCode};
+use scheduler_api::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
+use scheduler_api::plan::floors_from_wire;
+use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
 use scheduler_client::hub::{HubClient, HubConnection, HubFailure, HubRequest};
 use scheduler_core::hubs::Backoff;
-use scheduler_core::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
-use scheduler_core::registry::Registration;
 use scheduler_core::spoke::Spoke;
-use scheduler_core::wire::plan::floors_from_wire;
-use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegionState, RegisterV1};
 use serde::de::IgnoredAny;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::{Catalogue, Generation, RouteTable};
+use scheduler_api::reader::{Reader, Role};
+use scheduler_api::route::RouteTableV1;
 use scheduler_client::cache::{self, Cache};
 use scheduler_client::hub::HubClient;
 use scheduler_client::table::{self, TablePoll, TableWatch};
-use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::spoke::Spoke;
-use scheduler_core::wire::route::RouteTableV1;
 use tokio::sync::watch;
 
 use super::BACKOFF;
@@ -99,7 +99,8 @@ impl TableFollower {
                 TablePoll::Confirmed => None,
                 TablePoll::Newer(table) => {
                     self.apply_policies(&table);
-                    TableReceived { generation: table.generation, deployments: table.deployments.len() }.emit();
+                    TableReceived { generation: table.generation, deployments: table.deployments.len() }
+                        .emit();
                     Some(Arc::new(table))
                 }
             };
