@@ -3,14 +3,12 @@
 //! The command records the desired state and does not wait for its effect: the hub publishes it in the route table, and the
 //! traffic plan moves the region's share away at a tenth per second. Requests with no other allowed region stay there.
 
-use crate::apply::{client, token};
+use crate::apply::{CommandError, client, run, token};
 use crate::cli::DrainOptions;
-use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use regions::id::{IdError, RegionId};
 use reqwest::StatusCode;
 use scheduler_client::operator::OperatorClient;
 use serde_json::json;
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,33 +17,25 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the command. Fails if the hub is unreachable or rejects the request.
 pub(crate) fn main(options: &DrainOptions) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
-    };
-    let (hub, id) = match call(options) {
-        Ok(call) => call,
-        Err(problem) => return fail(EXIT_USAGE, &[problem]),
-    };
-    if let Err(error) = runtime.block_on(hub.set_draining(&id, !options.undo)) {
-        let is_invalid = error.failure.status() == Some(StatusCode::BAD_REQUEST);
-        return fail(if is_invalid { EXIT_USAGE } else { EXIT_FAILED }, &[error.to_string()]);
-    }
     let DrainOptions { region, undo, hub: _, token_file: _, json } = options;
-    let text = match (*json, *undo) {
-        (true, undo) => format!("{:#}", json!({"region": region, "draining": !undo})),
-        (false, false) => {
-            format!(
-                "{region} is draining: its traffic moves to other allowed regions, a tenth more each second"
-            )
-        }
-        (false, true) => {
-            format!("{region} is no longer draining: its traffic returns, a tenth more each second")
-        }
-    };
-    // The reader may have closed the pipe.
-    writeln!(std::io::stdout(), "{text}").ok();
-    ExitCode::SUCCESS
+    run(*json, async {
+        let (hub, id) = call(options)?;
+        hub.set_draining(&id, !undo).await.map_err(|error| match error.failure.status() {
+            Some(StatusCode::BAD_REQUEST) => CommandError::Usage(vec![error.to_string()]),
+            Some(_) | None => error.into(),
+        })?;
+        Ok(match (*json, *undo) {
+            (true, undo) => format!("{:#}", json!({"region": region, "draining": !undo})),
+            (false, false) => {
+                format!(
+                    "{region} is draining: its traffic moves to other allowed regions, a tenth more each second"
+                )
+            }
+            (false, true) => {
+                format!("{region} is no longer draining: its traffic returns, a tenth more each second")
+            }
+        })
+    })
 }
 
 /// Returns the hub and the region of the command line.

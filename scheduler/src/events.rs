@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::path::Path;
 
 use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
@@ -401,19 +400,6 @@ impl TableReceived {
     pub(crate) fn emit(self) {
         let TableReceived { generation, deployments } = self;
         tracing::info!(%generation, deployments, "route table received");
-    }
-}
-
-/// The route table on disk is unusable.
-pub(crate) struct SnapshotUnusable<'a> {
-    pub(crate) snapshot: &'a Path,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl SnapshotUnusable<'_> {
-    pub(crate) fn emit(self) {
-        let SnapshotUnusable { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "route table snapshot is unusable");
     }
 }
 

@@ -5,7 +5,7 @@
 //! to a minute older than it is, never younger.
 
 use gateway_core::residency::Residency;
-use scheduler_client::cache::{replace, with_suffix};
+use scheduler_client::snapshot::{replace, with_suffix};
 use scheduler_core::policy_age::Moment;
 use std::fs;
 use std::io;

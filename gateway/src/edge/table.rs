@@ -12,8 +12,8 @@ use rand::Rng;
 use regions::route::RouteTable;
 use scheduler_api::reader::{Reader, Role};
 use scheduler_api::route::RouteTableV1;
-use scheduler_client::cache::{self, Cache};
-use scheduler_client::hub::HubClient;
+use scheduler_client::hub::ControlPlaneClient;
+use scheduler_client::snapshot::{self, Snapshot};
 use scheduler_client::table::{TablePoll, TableWatch};
 use scheduler_core::hubs::Backoff;
 use std::sync::Arc;
@@ -28,12 +28,8 @@ pub(crate) type Current = Option<Arc<View>>;
 
 /// Loads the route table from disk, if there is a valid one.
 pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants, metrics: &EdgeMetrics) -> Current {
-    let table = cache::load::<RouteTableV1>(&config.snapshot).unwrap_or_else(|error| {
-        metrics.tables_refused.add(1);
-        tracing::warn!(snapshot = %config.snapshot.display(), %error, "route table on disk rejected");
-        None
-    })?;
-    tracing::info!(generation = %table.generation, "route table restored from disk");
+    let rejected = || metrics.tables_refused.add(1);
+    let table = snapshot::restore::<RouteTableV1>(&config.snapshot, rejected)?;
     Some(Arc::new(View::new(&table, &config.catalogue, tenants.apply_table(&table))))
 }
 
@@ -45,7 +41,7 @@ pub(crate) fn reader(config: &EdgeConfig) -> Reader {
 /// Watches the route table for ever.
 pub(crate) async fn follow(
     config: Arc<EdgeConfig>,
-    client: HubClient,
+    client: ControlPlaneClient,
     reader: Reader,
     views: watch::Sender<Current>,
     tenants: Arc<Tenants>,
@@ -53,8 +49,8 @@ pub(crate) async fn follow(
     clock: Arc<PolicyClock>,
 ) {
     let generation = views.borrow().as_ref().map(|view| view.generation);
-    let cache = Cache::new(Some(config.snapshot.clone()), generation);
-    let mut watch = TableWatch::new(client, reader, cache, BACKOFF);
+    let snapshot = Snapshot::new(Some(config.snapshot.clone()), generation);
+    let mut watch = TableWatch::new(client, reader, snapshot, BACKOFF);
     loop {
         match watch.next(|table| keep_tenants(table, &tenants)).await {
             TablePoll::Failed { is_rejected } => {

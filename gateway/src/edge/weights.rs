@@ -20,9 +20,9 @@ use regions::weights::Share;
 use scheduler_api::plan::{
     self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, TrafficClass, WeightsV1,
 };
-use scheduler_client::cache::{self, Cache};
-use scheduler_client::hub::{HubClient, HubFailure};
+use scheduler_client::hub::{ControlPlaneClient, HubFailure};
 use scheduler_client::plan::PlanExchange;
+use scheduler_client::snapshot::{self, Snapshot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,21 +83,16 @@ impl DemandRecorder {
 
 /// Returns the path of the rows on disk.
 fn plan_path(config: &EdgeConfig) -> std::path::PathBuf {
-    cache::with_suffix(&config.snapshot, ".plan")
+    snapshot::with_suffix(&config.snapshot, ".plan")
 }
 
 /// Returns the rows on disk, if they are valid and belong to the region of this gateway.
 pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> CurrentWeights {
-    let weights = cache::load::<WeightsV1>(&plan_path(config)).unwrap_or_else(|error| {
-        counts.refused.add(1);
-        tracing::warn!(file = %plan_path(config).display(), %error, "plan on disk ignored, it is invalid");
-        None
-    })?;
+    let weights = snapshot::restore::<WeightsV1>(&plan_path(config), || counts.refused.add(1))?;
     if weights.gateway != config.region {
         tracing::warn!(gateway = %weights.gateway, "plan on disk ignored, it belongs to a gateway in another region");
         return None;
     }
-    tracing::info!(generation = %weights.generation, rows = weights.rows.len(), "plan restored from disk");
     Some(Arc::new(resolve(&weights, &config.catalogue)))
 }
 
@@ -118,7 +113,7 @@ fn resolve(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> PlanWeights
 /// Reports the demand and receives plans; never returns.
 pub(crate) async fn follow(
     config: Arc<EdgeConfig>,
-    client: HubClient,
+    client: ControlPlaneClient,
     demand_recorder: Arc<DemandRecorder>,
     region_monitor: Arc<RegionMonitor>,
     current_weights: watch::Sender<CurrentWeights>,
@@ -129,8 +124,8 @@ pub(crate) async fn follow(
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut reachable = true;
     let generation = current_weights.borrow().as_ref().map(|weights| weights.generation);
-    let cache = Cache::new(Some(plan_path(&config)), generation);
-    let mut plan = PlanExchange::new(client.clone(), config.region.clone(), cache);
+    let snapshot = Snapshot::new(Some(plan_path(&config)), generation);
+    let mut plan = PlanExchange::new(client.clone(), config.region.clone(), snapshot);
     loop {
         interval.tick().await;
         let demand = demand_recorder.meter().report(Instant::now());

@@ -1,11 +1,11 @@
-//! Requests to the hubs: one request ([`HubClient`]), and failover with backoff for a task that calls the hubs as long as
+//! Requests to the hubs: one request ([`ControlPlaneClient`]), and failover with backoff for a task that calls the hubs as long as
 //! the process runs ([`HubConnection`]).
 
 use std::time::Duration;
 
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
-use scheduler_core::hubs::{Backoff, Failover, FailoverStep, Hubs};
+use scheduler_core::hubs::{Backoff, Failover, Hubs};
 use scheduler_core::token::Token;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -41,7 +41,7 @@ impl HubRequest {
 /// Failed request to a hub.
 #[derive(Debug, thiserror::Error)]
 #[error("the hub at {hub} {failure}")]
-pub struct HubError {
+pub struct HubCallError {
     /// URL of the hub.
     pub hub: String,
     /// Cause.
@@ -84,21 +84,21 @@ impl HubFailure {
 
 /// HTTP client of the hubs, with the token of the fleet or of an operator. Clones share the current hub.
 #[derive(Clone, Debug)]
-pub struct HubClient {
+pub struct ControlPlaneClient {
     http: reqwest::Client,
     hubs: Hubs,
     token: Option<Token>,
 }
 
-impl HubClient {
+impl ControlPlaneClient {
     /// Creates a client of these hubs.
     ///
     /// # Errors
     ///
     /// When the HTTP client cannot be created.
-    pub fn new(hubs: &Hubs, token: Option<&Token>) -> Result<HubClient, reqwest::Error> {
+    pub fn new(hubs: &Hubs, token: Option<&Token>) -> Result<ControlPlaneClient, reqwest::Error> {
         let http = reqwest::Client::builder().no_proxy().build()?;
-        Ok(HubClient { http, hubs: hubs.clone(), token: token.cloned() })
+        Ok(ControlPlaneClient { http, hubs: hubs.clone(), token: token.cloned() })
     }
 
     /// Returns the hubs.
@@ -111,9 +111,9 @@ impl HubClient {
     /// # Errors
     ///
     /// When there is no valid response with a status of success. The current hub stays.
-    pub async fn send<M: DeserializeOwned>(&self, request: &HubRequest) -> Result<M, HubError> {
+    pub async fn send<M: DeserializeOwned>(&self, request: &HubRequest) -> Result<M, HubCallError> {
         let hub = self.hubs.current();
-        self.send_to(hub, request).await.map_err(|failure| HubError { hub: hub.to_owned(), failure })
+        self.send_to(hub, request).await.map_err(|failure| HubCallError { hub: hub.to_owned(), failure })
     }
 
     async fn send_to<M: DeserializeOwned>(&self, hub: &str, request: &HubRequest) -> Result<M, HubFailure> {
@@ -168,7 +168,7 @@ fn innermost(error: &reqwest::Error) -> String {
 /// each attempt.
 #[derive(Debug)]
 pub struct HubConnection {
-    client: HubClient,
+    client: ControlPlaneClient,
     /// Name of the task in log lines.
     task: &'static str,
     failover: Failover,
@@ -177,13 +177,13 @@ pub struct HubConnection {
 
 impl HubConnection {
     /// Creates the connection of a task.
-    pub fn new(client: HubClient, task: &'static str, backoff: Backoff) -> HubConnection {
+    pub fn new(client: ControlPlaneClient, task: &'static str, backoff: Backoff) -> HubConnection {
         let failover = Failover::new(&client.hubs, backoff);
         HubConnection { client, task, failover, delay: None }
     }
 
     /// Returns the client, for requests without failover.
-    pub fn client(&self) -> &HubClient {
+    pub fn client(&self) -> &ControlPlaneClient {
         &self.client
     }
 
@@ -210,7 +210,7 @@ impl HubConnection {
         &mut self,
         request: &HubRequest,
         accept: impl AsyncFnOnce(M) -> Result<T, HubFailure>,
-    ) -> Result<T, HubError> {
+    ) -> Result<T, HubCallError> {
         let hub = self.client.hubs.current();
         let called = match self.client.send_to(hub, request).await {
             Ok(response) => accept(response).await,
@@ -224,7 +224,7 @@ impl HubConnection {
             }
             Err(failure) => {
                 let is_hub_failure = failure.status() != Some(StatusCode::NOT_FOUND);
-                let error = HubError { hub, failure };
+                let error = HubCallError { hub, failure };
                 if is_hub_failure {
                     self.failed(&error)
                 } else {
@@ -241,23 +241,18 @@ impl HubConnection {
         }
     }
 
-    fn failed(&mut self, error: &HubError) {
+    fn failed(&mut self, error: &HubCallError) {
         let (task, hubs) = (self.task, &self.client.hubs);
         hubs.failed(&error.hub);
-        match self.failover.failed(rand::random()) {
-            FailoverStep::NextHub => {
-                tracing::info!(task, %error, next = %hubs, "hub call failed, trying the next hub");
-            }
-            FailoverStep::AllFailed { delay, is_first } => {
-                if is_first {
-                    let denied = [Some(StatusCode::UNAUTHORIZED), Some(StatusCode::FORBIDDEN)];
-                    let remedy = denied
-                        .contains(&error.failure.status())
-                        .then_some("set fleet_token_file or fleet_token_env to the fleet token of the hub");
-                    tracing::warn!(task, %error, remedy, "hub unreachable; continuing with the last known state");
-                }
-                self.delay = Some(delay);
-            }
+        self.delay = self.failover.failed(rand::random());
+        if self.delay.is_none() {
+            tracing::info!(task, %error, next = %hubs, "hub call failed, trying the next hub");
+        } else if self.failover.rounds() == 1 {
+            let status = error.failure.status();
+            let is_denied = matches!(status, Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN));
+            let remedy =
+                is_denied.then_some("set fleet_token_file or fleet_token_env to the token of the hub");
+            tracing::warn!(task, %error, remedy, "hub unreachable; continuing with the last known state");
         }
     }
 }

@@ -8,13 +8,13 @@
 //! In reading order:
 //!
 //! - [`hub`]: one request, and the connection of a long-running task to the hubs.
-//! - [`cache`]: cache file of a message, with a checksum and a lock.
+//! - [`snapshot`]: snapshot file of a message, with a checksum and a lock.
 //! - [`table`]: long poll of the route table.
 //! - [`plan`]: exchange of demand for the traffic plan.
 //! - [`operator`]: API for operators.
 
-pub mod cache;
 pub mod hub;
 pub mod operator;
 pub mod plan;
+pub mod snapshot;
 pub mod table;

@@ -10,12 +10,12 @@ use scheduler_core::hubs::Hubs;
 use scheduler_core::token::Token;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::hub::{HubClient, HubError, HubRequest};
+use crate::hub::{ControlPlaneClient, HubCallError, HubRequest};
 
 /// Client of an operator.
 #[derive(Clone, Debug)]
 pub struct OperatorClient {
-    client: HubClient,
+    client: ControlPlaneClient,
     timeout: Duration,
 }
 
@@ -31,7 +31,7 @@ impl OperatorClient {
         token: Option<&Token>,
         timeout: Duration,
     ) -> Result<OperatorClient, reqwest::Error> {
-        Ok(OperatorClient { client: HubClient::new(hubs, token)?, timeout })
+        Ok(OperatorClient { client: ControlPlaneClient::new(hubs, token)?, timeout })
     }
 
     /// Applies files, or previews their effect.
@@ -39,7 +39,7 @@ impl OperatorClient {
     /// # Errors
     ///
     /// When the hub does not respond, or rejects the request: with 422 and the problems of invalid files.
-    pub async fn apply(&self, message: &ApplyV1) -> Result<AppliedV1, HubError> {
+    pub async fn apply(&self, message: &ApplyV1) -> Result<AppliedV1, HubCallError> {
         self.send(&HubRequest::post("/v1/apply", message, self.timeout)).await
     }
 
@@ -48,7 +48,7 @@ impl OperatorClient {
     /// # Errors
     ///
     /// When the hub does not respond, or rejects the request.
-    pub async fn promote(&self, name: &DeploymentName) -> Result<PromotedV1, HubError> {
+    pub async fn promote(&self, name: &DeploymentName) -> Result<PromotedV1, HubCallError> {
         let path = format!("/v1/deployments/{name}/promote");
         self.send(&HubRequest::new(Method::POST, path, self.timeout)).await
     }
@@ -58,7 +58,7 @@ impl OperatorClient {
     /// # Errors
     ///
     /// When the hub does not respond, or rejects the request.
-    pub async fn set_draining(&self, region: &RegionId, is_draining: bool) -> Result<(), HubError> {
+    pub async fn set_draining(&self, region: &RegionId, is_draining: bool) -> Result<(), HubCallError> {
         let method = if is_draining { Method::PUT } else { Method::DELETE };
         let request = HubRequest::new(method, format!("/v1/drains/{region}"), self.timeout);
         self.send::<IgnoredAny>(&request).await.map(drop)
@@ -69,16 +69,16 @@ impl OperatorClient {
     /// # Errors
     ///
     /// When the hub does not respond, or rejects the request.
-    pub async fn get<M: DeserializeOwned>(&self, path: &str) -> Result<M, HubError> {
+    pub async fn get<M: DeserializeOwned>(&self, path: &str) -> Result<M, HubCallError> {
         self.send(&HubRequest::new(Method::GET, path, self.timeout)).await
     }
 
     /// Sends a request to each hub in turn, until one accepts it.
-    async fn send<M: DeserializeOwned>(&self, request: &HubRequest) -> Result<M, HubError> {
+    async fn send<M: DeserializeOwned>(&self, request: &HubRequest) -> Result<M, HubCallError> {
         let hubs = self.client.hubs();
         let mut response = self.client.send(request).await;
         for _ in 1..hubs.count() {
-            let Err(HubError { hub, .. }) = &response else { break };
+            let Err(HubCallError { hub, .. }) = &response else { break };
             hubs.failed(hub);
             response = self.client.send(request).await;
         }

@@ -8,10 +8,10 @@ use reqwest::Method as RequestMethod;
 use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand, WeightsV1};
 use scheduler_api::reader::Reader;
 use scheduler_api::route::RouteTableV1;
-use scheduler_client::cache::{self, Cache};
-use scheduler_client::hub::{HubClient, HubConnection, HubFailure, HubRequest};
+use scheduler_client::hub::{ControlPlaneClient, HubConnection, HubFailure, HubRequest};
 use scheduler_client::operator::OperatorClient;
 use scheduler_client::plan::PlanExchange;
+use scheduler_client::snapshot::{PublishedMessage, Snapshot, restore};
 use scheduler_client::table::{TablePoll, TableWatch, deregister};
 use scheduler_core::hubs::{Backoff, Hubs};
 use scheduler_core::token::Token;
@@ -77,9 +77,9 @@ async fn closed() -> String {
     format!("http://{address}")
 }
 
-fn client(urls: &[&str]) -> HubClient {
+fn client(urls: &[&str]) -> ControlPlaneClient {
     let hubs = Hubs::read(urls.iter().copied().collect()).unwrap();
-    HubClient::new(&hubs, Some(&Token::read("token-of-the-fleet").unwrap())).unwrap()
+    ControlPlaneClient::new(&hubs, Some(&Token::read("token-of-the-fleet").unwrap())).unwrap()
 }
 
 fn table(number: u64) -> (u16, Value) {
@@ -89,8 +89,8 @@ fn table(number: u64) -> (u16, Value) {
 
 fn watch(role: &str, urls: &[&str], file: Option<&Path>) -> TableWatch {
     let reader: Reader = format!("{role}/{REGION}/00000000000000ff").parse().unwrap();
-    let cache = Cache::new(file.map(Path::to_owned), None);
-    TableWatch::new(client(urls), reader, cache, BACKOFF)
+    let snapshot = Snapshot::new(file.map(Path::to_owned), None);
+    TableWatch::new(client(urls), reader, snapshot, BACKOFF)
 }
 
 /// Returns the number of the newer table, `Some(0)` if the current one was confirmed, and `None` after a failure.
@@ -102,8 +102,9 @@ async fn poll(watch: &mut TableWatch) -> Option<u64> {
     }
 }
 
-fn stored(file: &Path) -> Option<u64> {
-    cache::load::<RouteTableV1>(file).unwrap().map(|table| table.generation.number)
+/// Returns the valid message of a file.
+fn stored<M: PublishedMessage>(file: &Path) -> Option<M::Content> {
+    restore::<M>(file, || {})
 }
 
 /// Invariant 5, Monotone plans.
@@ -111,15 +112,15 @@ fn stored(file: &Path) -> Option<u64> {
 async fn only_newer_tables_are_accepted_and_each_is_on_disk_before_it_is_used() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("routes");
-    let (hub, url) =
-        ScriptedHub::start([table(3), table(2), table(3), table(u64::MAX), (200, json!("torn")), table(4)])
-            .await;
+    let other_version = (200, json!({"version": 9, "epoch": 1, "generation": 4}));
+    let offered =
+        [table(3), table(2), table(3), table(u64::MAX), other_version, (200, json!("torn")), table(4)];
+    let (hub, url) = ScriptedHub::start(offered).await;
     let mut watch = watch("spoke", &[&url], Some(&file));
-    for (polled, expected) in
-        [(Some(3), 3), (None, 3), (None, 3), (None, 3), (None, 3), (Some(4), 4), (Some(0), 4)]
-    {
+    let rejected = [(None, 3); 5];
+    for (polled, expected) in [&[(Some(3), 3)], &rejected[..], &[(Some(4), 4), (Some(0), 4)]].concat() {
         assert_eq!(poll(&mut watch).await, polled);
-        assert_eq!(stored(&file), Some(expected));
+        assert_eq!(stored::<RouteTableV1>(&file).map(|table| table.generation.number), Some(expected));
     }
     assert_eq!(
         hub.last_request(),
@@ -135,7 +136,7 @@ async fn a_table_is_completed_before_it_is_written_and_a_rejection_is_distinguis
     let mut watch = watch("gateway", &[&url], Some(&file));
     let completed = watch.next(|table| table.tenants = Some(Default::default())).await;
     assert!(matches!(completed, TablePoll::Newer(table) if table.tenants.is_some()));
-    assert!(cache::load::<RouteTableV1>(&file).unwrap().unwrap().tenants.is_some());
+    assert!(stored::<RouteTableV1>(&file).unwrap().tenants.is_some());
     for is_rejected in [true, false] {
         let failed = watch.next(|_| {}).await;
         assert!(
@@ -217,14 +218,14 @@ async fn rows_of_another_gateway_and_older_rows_are_rejected_and_failures_change
         classes: Default::default(),
         reachable_regions: None,
     });
-    let mut exchange = PlanExchange::new(client.clone(), gateway, Cache::new(Some(file.clone()), None));
-    let stored = || cache::load::<WeightsV1>(&file).unwrap().map(|rows| rows.generation.number);
+    let mut exchange = PlanExchange::new(client.clone(), gateway, Snapshot::new(Some(file.clone()), None));
+    let number = || stored::<WeightsV1>(&file).map(|rows| rows.generation.number);
     for (accepted, expected) in
         [(false, None), (true, Some(2)), (false, Some(2)), (false, Some(2)), (true, Some(3))]
     {
         let rows = exchange.exchange(&demand).await;
         assert_eq!(rows.is_ok_and(|rows| rows.is_some()), accepted);
-        assert_eq!(stored(), expected);
+        assert_eq!(number(), expected);
         assert_eq!(client.hubs().current(), url, "a hub without a plan stays the current one");
     }
     assert_eq!(exchange.exchange(&demand).await.unwrap().map(|rows| rows.generation), None);

@@ -11,13 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use regions::{Generation, RouteTable};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-
-use scheduler_api::WireError;
-use scheduler_api::plan::{GatewayWeights, WeightsV1};
-use scheduler_api::route::RouteTableV1;
+use regions::Generation;
 
 /// Long-term maximum of generations that a hub publishes per second. Each is a write of the whole table to the store
 /// and a download by every gateway and spoke, so a higher rate has no benefit.
@@ -72,58 +66,6 @@ pub enum RejectedGeneration {
         /// Highest accepted number.
         highest: u64,
     },
-}
-
-/// Message of a hub that has a generation.
-pub trait PublishedMessage: Serialize + DeserializeOwned + Send + 'static {
-    /// Decoded content.
-    type Content: TryFrom<Self, Error = WireError>;
-
-    /// Returns the generation of the content.
-    fn generation(content: &Self::Content) -> Generation;
-}
-
-impl PublishedMessage for RouteTableV1 {
-    type Content = RouteTable;
-
-    fn generation(table: &RouteTable) -> Generation {
-        table.generation
-    }
-}
-
-impl PublishedMessage for WeightsV1 {
-    type Content = GatewayWeights;
-
-    fn generation(weights: &GatewayWeights) -> Generation {
-        weights.generation
-    }
-}
-
-/// Reason for rejecting a message.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MessageRejected {
-    /// An entry of the message is invalid.
-    #[error("{0}")]
-    Unreadable(#[from] WireError),
-    /// Its generation is not newer than the current one, or is higher than a hub can have published.
-    #[error("{0}")]
-    Generation(#[from] RejectedGeneration),
-}
-
-/// Decodes an offered message and checks that it may replace the current one (invariant 5, Monotone plans).
-/// `since_1970` is the local wall-clock time.
-///
-/// # Errors
-///
-/// The reason for the rejection; the current message stays.
-pub fn accept_message<M: PublishedMessage>(
-    offered: M,
-    held: Option<AcceptedGeneration>,
-    since_1970: Duration,
-) -> Result<M::Content, MessageRejected> {
-    let content = M::Content::try_from(offered)?;
-    accept(M::generation(&content), held, since_1970)?;
-    Ok(content)
 }
 
 /// Checks whether a hub can have published this generation by now. Used for the first generation of a process and for
@@ -211,27 +153,6 @@ mod tests {
     }
 
     #[test]
-    fn only_a_message_of_a_higher_generation_is_accepted() {
-        let check = |offered: Generation, after: Option<Generation>, expected: bool| {
-            let table = RouteTable { generation: offered, ..RouteTable::empty() };
-            let held = after.and_then(|generation| held(generation, 0));
-            let found = accept_message(RouteTableV1::from(&table), held, Duration::from_secs(1));
-            assert_eq!(found.is_ok(), expected, "{offered} after {after:?}");
-        };
-        check(at(1, 7), None, true);
-        check(at(1, 8), Some(at(1, 7)), true);
-        check(at(2, 1), Some(at(1, 7)), true);
-        for after in [at(1, 7), at(1, 8), at(2, 0)] {
-            check(at(1, 7), Some(after), false);
-        }
-        check(at(1, u64::MAX), None, false);
-        check(at(u64::MAX, 1), Some(at(1, 7)), false);
-        let unreadable = RouteTableV1 { version: 9, ..RouteTableV1::from(&RouteTable::empty()) };
-        let rejected = accept_message(unreadable, None, Duration::ZERO);
-        assert!(matches!(rejected, Err(MessageRejected::Unreadable(_))));
-    }
-
-    #[test]
     fn a_step_at_the_limit_is_accepted_and_one_past_it_is_not() {
         for (seconds, step) in [(0, STEP_MARGIN), (1, STEP_MARGIN + 10), (3600, STEP_MARGIN + 36_000)] {
             let (before, highest) = (at(7, 40), 40 + step);
@@ -270,7 +191,14 @@ mod tests {
             let rejected = Err(RejectedGeneration::NotHigher { offered, held: at(7, 40) });
             assert_eq!(accept(offered, held(at(7, 40), 9), NOW), rejected, "{offered}");
         }
-        assert_eq!(accept(at(8, 1), held(at(7, 40), 0), NOW), Ok(()), "a new store begins at one");
+        for offered in [at(7, 41), at(8, 1)] {
+            assert_eq!(
+                accept(offered, held(at(7, 40), 0), NOW),
+                Ok(()),
+                "{offered}: a new store begins at one"
+            );
+            assert_eq!(accept(offered, None, NOW), Ok(()), "{offered}: the first one");
+        }
     }
 
     proptest! {

@@ -147,20 +147,6 @@ pub struct Failover {
     failures: u32,
 }
 
-/// Reaction to a failed call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum FailoverStep {
-    /// Another hub may respond: it is called at once.
-    NextHub,
-    /// Every hub has failed: the next call follows after this delay.
-    AllFailed {
-        /// Delay.
-        delay: Duration,
-        /// This is the first time since the last success.
-        is_first: bool,
-    },
-}
-
 impl Failover {
     /// Creates the state of a caller of these hubs, without failures.
     pub fn new(hubs: &Hubs, backoff: Backoff) -> Failover {
@@ -168,14 +154,11 @@ impl Failover {
         Failover { hubs, backoff, failures: 0 }
     }
 
-    /// Records a failure. `chance` (0 to 1) is the jitter of the delay.
-    pub fn failed(&mut self, chance: f64) -> FailoverStep {
+    /// Records a failure. Returns the delay of the next call after every hub has failed; before, the next hub is called
+    /// at once. `chance` (0 to 1) is the jitter of the delay.
+    pub fn failed(&mut self, chance: f64) -> Option<Duration> {
         self.failures = self.failures.saturating_add(1);
-        if !self.failures.is_multiple_of(self.hubs) {
-            return FailoverStep::NextHub;
-        }
-        let rounds = self.failures / self.hubs;
-        FailoverStep::AllFailed { delay: self.backoff.delay(rounds, chance), is_first: rounds == 1 }
+        self.failures.is_multiple_of(self.hubs).then(|| self.backoff.delay(self.rounds(), chance))
     }
 
     /// Records a success. Returns whether all hubs had failed before.
@@ -186,6 +169,11 @@ impl Failover {
     /// Returns whether the last call failed.
     pub fn is_failing(&self) -> bool {
         self.failures > 0
+    }
+
+    /// Returns how many times all hubs have failed since the last success.
+    pub fn rounds(&self) -> u32 {
+        self.failures / self.hubs
     }
 }
 
@@ -278,24 +266,21 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_waits_only_after_every_hub_has_failed_and_the_first_round_is_marked() {
+    fn a_caller_waits_only_after_every_hub_has_failed() {
         let hubs = read(json!(["http://a", "http://b"])).unwrap();
         let backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_millis(150) };
-        let all_failed =
-            |ms, is_first| FailoverStep::AllFailed { delay: Duration::from_millis(ms), is_first };
         let mut failover = Failover::new(&hubs, backoff);
         for _ in 0..2 {
             assert!(!failover.is_failing() && !failover.succeeded());
-            assert_eq!(failover.failed(1.0), FailoverStep::NextHub);
+            assert_eq!(failover.failed(1.0), None);
             assert!(failover.is_failing() && !failover.succeeded(), "one hub of two has failed");
-            assert_eq!(
-                [failover.failed(1.0), failover.failed(1.0)],
-                [FailoverStep::NextHub, all_failed(100, true)]
-            );
-            assert_eq!(
-                [failover.failed(1.0), failover.failed(0.0)],
-                [FailoverStep::NextHub, all_failed(75, false)]
-            );
+            for (rounds, ms) in [(1, 100), (2, 150)] {
+                assert_eq!(
+                    [failover.failed(1.0), failover.failed(1.0)],
+                    [None, Some(Duration::from_millis(ms))]
+                );
+                assert_eq!(failover.rounds(), rounds);
+            }
             assert!(failover.succeeded(), "every hub had failed");
         }
     }

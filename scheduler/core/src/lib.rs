@@ -13,7 +13,7 @@
 //!   region.
 //! - [`hub`]: state machine of the hub: events in, commands out.
 //! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
-//! - [`bound`]: limits on published generations, and acceptance of the messages that carry them.
+//! - [`bound`]: limits on published generations.
 //! - [`access`]: access control of the hub's paths, with bearer tokens ([`token`]).
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.

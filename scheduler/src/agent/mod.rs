@@ -25,8 +25,7 @@ use reqwest::{Method, StatusCode};
 use scheduler_api::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_api::plan::floors_from_wire;
 use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
-use scheduler_client::hub::{HubClient, HubConnection, HubFailure, HubRequest};
-use scheduler_core::hubs::Backoff;
+use scheduler_client::hub::{ControlPlaneClient, HubConnection, HubFailure, HubRequest};
 use scheduler_core::spoke::Spoke;
 use serde::de::IgnoredAny;
 use tokio::sync::watch;
@@ -34,12 +33,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
 use crate::events::{FloorsUnreadable, LeaseExpired, ReadyNotDeployed, RegionRegistered};
-use table::TableFollower;
+use table::{BACKOFF, TableFollower};
 
-/// Delays while no hub responds. The longest is the lease time, so that a hub that recovers knows every region within
-/// two lease times.
-pub(crate) const BACKOFF: Backoff =
-    Backoff { first: Duration::from_millis(250), max: Duration::from_secs(5) };
 /// Timeout of a call; less than half a lease, so that a lost call can be repeated.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -72,7 +67,7 @@ pub async fn run(
     spoke: Arc<Mutex<Spoke>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
-    let client = HubClient::new(&config.hub, config.fleet.as_ref())?;
+    let client = ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?;
     let policy = TableFollower {
         client: client.clone(),
         snapshot: None,

@@ -1,6 +1,6 @@
 //! Follower of the hub's route table: source of the region's residency policies and desired deployments.
 //!
-//! A region without scaling writes no cache file: it uses the residency policy that requests carry. The residency policy
+//! A region without scaling writes no snapshot file: it uses the residency policy that requests carry. The residency policy
 //! of a table is in force before the next poll, which acknowledges the table ([`scheduler_client::table`]).
 
 use std::path::PathBuf;
@@ -11,15 +11,19 @@ use supervision::Mutex;
 use regions::{Catalogue, Generation, RouteTable};
 use scheduler_api::reader::{Reader, Role};
 use scheduler_api::route::RouteTableV1;
-use scheduler_client::cache::{self, Cache};
-use scheduler_client::hub::HubClient;
+use scheduler_client::hub::ControlPlaneClient;
+use scheduler_client::snapshot::{self, Snapshot};
 use scheduler_client::table::{self, TablePoll, TableWatch};
+use scheduler_core::hubs::Backoff;
 use scheduler_core::spoke::Spoke;
 use tokio::sync::watch;
 
-use super::BACKOFF;
-use crate::events::{SnapshotUnusable, TableReceived};
+use crate::events::TableReceived;
 
+/// Delays while no hub responds. The longest is the lease time, so that a hub that recovers knows every region within
+/// two lease times.
+pub(crate) const BACKOFF: Backoff =
+    Backoff { first: Duration::from_millis(250), max: Duration::from_secs(5) };
 /// Time without a response after which the hub counts as silent: two long polls
 /// ([`scheduler_core::table_watch::long_poll`]).
 pub(crate) const HUB_SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,7 +53,7 @@ impl FollowedTable {
 #[derive(Clone, Debug)]
 pub(crate) struct TableFollower {
     /// Client of the hubs.
-    pub(crate) client: HubClient,
+    pub(crate) client: ControlPlaneClient,
     /// File of the snapshot.
     pub(crate) snapshot: Option<PathBuf>,
     /// Catalogue for evaluating the table's policies.
@@ -61,12 +65,9 @@ pub(crate) struct TableFollower {
 impl TableFollower {
     /// Loads the snapshot, if it is usable.
     pub(crate) fn restore(&self) -> FollowedTable {
-        let Some(snapshot) = &self.snapshot else { return FollowedTable::default() };
-        let table = cache::load::<RouteTableV1>(snapshot).unwrap_or_else(|error| {
-            self.spoke.lock().count_rejected_table();
-            SnapshotUnusable { snapshot, error: &error }.emit();
-            None
-        });
+        let rejected = || self.spoke.lock().count_rejected_table();
+        let file = self.snapshot.as_deref();
+        let table = file.and_then(|file| snapshot::restore::<RouteTableV1>(file, rejected));
         if let Some(table) = &table {
             self.apply_policies(table);
         }
@@ -86,8 +87,8 @@ impl TableFollower {
 
     /// Follows the hub until cancelled.
     pub(crate) async fn follow(&self, followed: &watch::Sender<FollowedTable>) {
-        let cache = Cache::new(self.snapshot.clone(), followed.borrow().generation());
-        let mut watch = TableWatch::new(self.client.clone(), self.reader(), cache, BACKOFF);
+        let snapshot = Snapshot::new(self.snapshot.clone(), followed.borrow().generation());
+        let mut watch = TableWatch::new(self.client.clone(), self.reader(), snapshot, BACKOFF);
         loop {
             let newer = match watch.next(|_| {}).await {
                 TablePoll::Failed { is_rejected } => {

@@ -15,6 +15,7 @@ pub(crate) mod events;
 mod region;
 mod scaler;
 
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
@@ -22,8 +23,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-use scheduler_client::cache::DirectoryLock;
-use scheduler_client::hub::HubClient;
+use scheduler_client::hub::ControlPlaneClient;
+use scheduler_client::snapshot::lock_directory;
 use scheduler_core::scale::TICK;
 use scheduler_core::spoke::Spoke;
 use supervision::task::{essential, supervise};
@@ -82,8 +83,8 @@ pub struct Autoscaler {
     /// File of the route table's snapshot.
     snapshot: PathBuf,
     /// The directory has one user: two spokes would stop each other's replicas.
-    lock: DirectoryLock,
-    client: HubClient,
+    lock: File,
+    client: ControlPlaneClient,
     actuator: AnyActuator,
 }
 
@@ -105,9 +106,9 @@ impl Autoscaler {
         };
         let usable = std::fs::create_dir_all(&dir)
             .and_then(|()| dir.canonicalize())
-            .and_then(|dir| Ok((DirectoryLock::acquire(&dir)?, dir)));
+            .and_then(|dir| Ok((lock_directory(&dir)?, dir)));
         let (lock, dir) = usable.map_err(|error| ScalingError::Folder { dir, error })?;
-        let client = HubClient::new(&config.hub, config.fleet.as_ref())?;
+        let client = ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?;
         let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
             ActuatorConfig::Process(process) => {
