@@ -23,18 +23,24 @@ pub struct HubRequest {
     path: String,
     body: Option<Vec<u8>>,
     timeout: Duration,
+    is_optional: bool,
 }
 
 impl HubRequest {
     /// Creates a request without a body. `path` may contain a query.
     pub fn new(method: Method, path: impl Into<String>, timeout: Duration) -> HubRequest {
-        HubRequest { method, path: path.into(), body: None, timeout }
+        HubRequest { method, path: path.into(), body: None, timeout, is_optional: false }
     }
 
     /// Creates a `POST` request with a JSON body.
     pub fn post(path: impl Into<String>, body: &impl Serialize, timeout: Duration) -> HubRequest {
         let body = serde_json::to_vec(body).expect("a message serialises to JSON");
         HubRequest { body: Some(body), ..HubRequest::new(Method::POST, path, timeout) }
+    }
+
+    /// Returns the request for a resource that may not exist: "not found" is decoded like `null`.
+    pub fn optional(self) -> HubRequest {
+        HubRequest { is_optional: true, ..self }
     }
 }
 
@@ -117,7 +123,7 @@ impl ControlPlaneClient {
     }
 
     async fn send_to<M: DeserializeOwned>(&self, hub: &str, request: &HubRequest) -> Result<M, HubFailure> {
-        let HubRequest { method, path, body, timeout } = request;
+        let HubRequest { method, path, body, timeout, is_optional } = request;
         let mut call = self.http.request(method.clone(), format!("{hub}{path}")).timeout(*timeout);
         if let Some(token) = &self.token {
             call = call.bearer_auth(token.secret());
@@ -134,7 +140,9 @@ impl ControlPlaneClient {
             }
             body.extend_from_slice(&chunk);
         }
-        if !status.is_success() {
+        if *is_optional && status == StatusCode::NOT_FOUND {
+            body.clear();
+        } else if !status.is_success() {
             return Err(HubFailure::Rejected { status, message: message(&body), body });
         }
         let text = if body.is_empty() { b"null" } else { body.as_slice() };
@@ -200,7 +208,7 @@ impl HubConnection {
     }
 
     /// Sends a request to the current hub and has `accept` convert the response. After a failure, also one of `accept`,
-    /// the next hub becomes the current one. "Not found" is not a failure of the hub.
+    /// the next hub becomes the current one.
     ///
     /// # Errors
     ///
@@ -216,29 +224,11 @@ impl HubConnection {
             Ok(response) => accept(response).await,
             Err(failure) => Err(failure),
         };
-        let hub = hub.to_owned();
-        match called {
-            Ok(accepted) => {
-                self.succeeded(&hub);
-                Ok(accepted)
-            }
-            Err(failure) => {
-                let is_hub_failure = failure.status() != Some(StatusCode::NOT_FOUND);
-                let error = HubCallError { hub, failure };
-                if is_hub_failure {
-                    self.failed(&error)
-                } else {
-                    self.succeeded(&error.hub)
-                }
-                Err(error)
-            }
-        }
-    }
-
-    fn succeeded(&mut self, hub: &str) {
-        if self.failover.succeeded() {
+        if called.is_ok() && self.failover.succeeded() {
             tracing::info!(task = self.task, hub, "hub reachable again");
         }
+        let hub = hub.to_owned();
+        called.map_err(|failure| HubCallError { hub, failure }).inspect_err(|error| self.failed(error))
     }
 
     fn failed(&mut self, error: &HubCallError) {

@@ -8,7 +8,7 @@ use reqwest::Method as RequestMethod;
 use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand, WeightsV1};
 use scheduler_api::reader::Reader;
 use scheduler_api::route::RouteTableV1;
-use scheduler_client::hub::{ControlPlaneClient, HubConnection, HubFailure, HubRequest};
+use scheduler_client::hub::{ControlPlaneClient, HubConnection, HubFailure, HubRequest, RESPONSE_BYTES_MAX};
 use scheduler_client::operator::OperatorClient;
 use scheduler_client::plan::PlanExchange;
 use scheduler_client::snapshot::{PublishedMessage, Snapshot, restore};
@@ -160,25 +160,30 @@ async fn a_gateway_without_a_table_asks_the_next_hub_and_a_spoke_does_not() {
 
 #[tokio::test]
 async fn a_failed_hub_is_left_at_once_and_the_next_call_is_delayed_after_all_have_failed() {
-    let (hub, url) = ScriptedHub::start([(404, json!({})), (500, json!({})), (200, json!(7))]).await;
+    let (hub, url) =
+        ScriptedHub::start([(404, json!({})), (500, json!({})), (200, json!(8)), (200, json!(7))]).await;
     let client = client(&[&closed().await, &url]);
     let mut connection = HubConnection::new(client.clone(), "test", BACKOFF);
-    let request = HubRequest::new(RequestMethod::GET, "/", TIMEOUT);
+    let request = HubRequest::new(RequestMethod::GET, "/", TIMEOUT).optional();
     let mut call = async || {
         connection.ready().await;
-        let response = connection.call(&request, async |number: u64| {
-            if number == 7 { Ok(number) } else { Err(HubFailure::Invalid("another number".to_owned())) }
+        let response = connection.call(&request, async |number: Option<u64>| match number {
+            Some(8) => Err(HubFailure::Invalid("another number".to_owned())),
+            number => Ok(number),
         });
         (response.await.map_err(|error| error.failure.status()), connection.is_failing())
     };
     assert_eq!(call().await, (Err(None), true), "connection refused");
-    assert_eq!(call().await, (Err(Some(StatusCode::NOT_FOUND)), false), "not found is a response");
+    assert_eq!(call().await, (Ok(None), false), "not found is a response");
     assert_eq!(client.hubs().current(), url);
-    assert_eq!(call().await, (Err(Some(StatusCode::INTERNAL_SERVER_ERROR)), true));
-    assert_ne!(client.hubs().current(), url);
-    assert_eq!(call().await, (Err(None), true), "connection refused");
-    assert_eq!(call().await, (Ok(7), false));
-    assert_eq!(hub.count(), 3);
+    for status in [Some(StatusCode::INTERNAL_SERVER_ERROR), None] {
+        assert_eq!(call().await, (Err(status), true));
+        assert_ne!(client.hubs().current(), url, "{status:?}");
+        assert_eq!(call().await, (Err(None), true), "connection refused");
+        assert_eq!(client.hubs().current(), url);
+    }
+    assert_eq!(call().await, (Ok(Some(7)), false));
+    assert_eq!(hub.count(), 4);
 }
 
 #[tokio::test]
@@ -198,6 +203,16 @@ async fn an_error_names_the_hub_and_its_reason_within_a_limit() {
     assert!(error().await.ends_with("503 Service Unavailable: no reason given"));
     assert!(error().await.contains("sent an invalid response: invalid type: map"));
     assert!(error().await.contains("sent an invalid response: invalid type: null"), "204 without a body");
+}
+
+#[tokio::test]
+async fn a_response_at_the_limit_is_read_and_one_past_it_is_rejected() {
+    let text = |bytes: usize| (200, json!(format!("\"{}\"", "x".repeat(bytes - 2))));
+    let (_hub, url) = ScriptedHub::start([text(RESPONSE_BYTES_MAX), text(RESPONSE_BYTES_MAX + 1)]).await;
+    let client = client(&[&url]);
+    let receive = async || client.send::<String>(&HubRequest::new(RequestMethod::GET, "/", TIMEOUT)).await;
+    assert!(receive().await.is_ok_and(|text| text.len() == RESPONSE_BYTES_MAX - 2));
+    assert!(receive().await.unwrap_err().to_string().contains("it has more than"));
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::DeploymentName;
-use reqwest::{Method, StatusCode};
+use reqwest::Method;
 use scheduler_api::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_api::plan::floors_from_wire;
 use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
@@ -152,13 +152,13 @@ impl Agent {
             }
             let state = self.state();
             let path = lease::keep_alive_path(lease, &self.holder());
-            let request = HubRequest::post(path, &KeepAliveV1::new(&state), CALL_TIMEOUT);
-            match self.hub.call(&request, async |response: LeaseV1| Ok(response)).await {
-                Ok(response) => {
+            let request = HubRequest::post(path, &KeepAliveV1::new(&state), CALL_TIMEOUT).optional();
+            match self.hub.call(&request, async |response: Option<LeaseV1>| Ok(response)).await {
+                Ok(Some(response)) => {
                     self.apply_response(&response, &state.deployments);
                     reported = state;
                 }
-                Err(error) if error.failure.status() == Some(StatusCode::NOT_FOUND) => {
+                Ok(None) => {
                     self.lease = None;
                     return LeaseExpired { region: &self.config.region }.emit();
                 }
