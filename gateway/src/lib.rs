@@ -33,6 +33,7 @@ pub mod openapi;
 pub mod receipts;
 mod relay;
 mod request_body;
+mod request_head;
 mod respond;
 mod socket_owner;
 pub mod tls;

@@ -13,6 +13,7 @@ use crate::tree::{File, files};
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("regions", &[]),
+    ("http1", &[]),
     ("gateway-core", &["regions"]),
     ("scheduler-core", &["regions"]),
     ("replica-core", &["regions"]),
@@ -20,12 +21,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("scheduler-store", &["scheduler-core", "supervision"]),
     (
         "gateway",
-        &["gateway-core", "scheduler-core", "scheduler-store", "regions", "replica-core", "supervision"],
+        &["gateway-core", "http1", "scheduler-core", "scheduler-store", "regions", "replica-core", "supervision"],
     ),
     ("scheduler", &["scheduler-core", "scheduler-store", "regions", "supervision"]),
     ("trtllm", &[]),
     ("replica", &["replica-core", "regions", "trtllm", "supervision"]),
-    ("loadtest", &["replica-core", "regions"]),
+    ("loadtest", &["http1", "replica-core", "regions"]),
 ];
 const ROOT: &str = "meridian";
 

@@ -1,8 +1,8 @@
-//! Stream wrapper that passes the bytes of a chunked body to [`gateway_core::chunks::ChunkScanner`] as they are read, and fails
+//! Stream wrapper that passes the bytes of a chunked body to [`http1::ChunkDecoder`] as they are read, and fails
 //! the read when the chunks are invalid.
 
 use async_trait::async_trait;
-use gateway_core::chunks::{ChunkProblem, ChunkScanner};
+use http1::{ChunkDecoder, FramingError};
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::{SslDigest, TlsRef};
 use pingora::protocols::{
@@ -20,9 +20,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 #[derive(Debug)]
 pub(super) struct Chunked {
     inner: Stream,
-    scan: ChunkScanner,
+    chunks: ChunkDecoder,
     /// Error of the body; all further reads fail.
-    problem: Option<ChunkProblem>,
+    problem: Option<FramingError>,
 }
 
 /// Read error of a body with invalid chunks.
@@ -31,9 +31,9 @@ pub(super) struct Chunked {
 pub(crate) struct InvalidChunks(&'static str);
 
 impl Chunked {
-    /// Wraps `inner`. `scan` has consumed the bytes after the head already, and `problem` is the error it found there.
-    pub(super) fn new(inner: Stream, scan: ChunkScanner, problem: Option<ChunkProblem>) -> Chunked {
-        Chunked { inner, scan, problem }
+    /// Wraps `inner`. `chunks` has consumed the bytes after the head already, and `problem` is the error it found there.
+    pub(super) fn new(inner: Stream, chunks: ChunkDecoder, problem: Option<FramingError>) -> Chunked {
+        Chunked { inner, chunks, problem }
     }
 
     /// Returns the underlying connection when the request has ended.
@@ -61,11 +61,11 @@ impl AsyncRead for Chunked {
         if self.problem.is_none() {
             let before = buffer.filled().len();
             std::task::ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
-            self.problem = self.scan.advance(&buffer.filled()[before..]).err();
+            self.problem = self.chunks.scan(&buffer.filled()[before..]).err();
         }
         Poll::Ready(match self.problem {
             None => Ok(()),
-            Some(ChunkProblem(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, InvalidChunks(why))),
+            Some(FramingError(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, InvalidChunks(why))),
         })
     }
 }

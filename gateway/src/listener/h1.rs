@@ -12,8 +12,8 @@ use crate::hop::HANDSHAKE_RECORD;
 use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::BytesMut;
-use gateway_core::chunks;
 use gateway_core::head::{HeadProblem, HeadScanner, ScannedHead, origin_form};
+use http1::ChunkDecoder;
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use std::sync::Arc;
@@ -87,8 +87,8 @@ pub(super) async fn serve<D: RequestHandler>(
 /// checked while they are read.
 fn prepare(stream: Stream, buffer: &mut BytesMut, head: ScannedHead) -> Stream {
     let chunked = head.is_chunked.then(|| {
-        let mut chunks = chunks::ChunkScanner::default();
-        let problem = chunks.advance(&buffer[head.length..]).err();
+        let mut chunks = ChunkDecoder::default();
+        let problem = chunks.scan(&buffer[head.length..]).err();
         if problem.is_some() {
             // The parser gets no byte of the body: the reader of the body gets the error.
             buffer.truncate(head.length);
