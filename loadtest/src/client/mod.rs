@@ -36,7 +36,7 @@ use serde_json::{Map, Value};
 
 pub use self::embeddings::DIMENSIONS_MAX;
 pub use self::error::{ClientError, FailedRequest};
-pub use self::http::{HEAD_BYTES_MAX, HeaderLines, HttpAttemptError, HttpProtocol, RESPONSE_BYTES_MAX};
+pub use self::http::{HeaderLines, HttpAttemptError, HttpProtocol, RESPONSE_BYTES_MAX};
 pub use self::operation::{OperationProgress, RequestRecord};
 pub use self::scores::{LabelScore, RankedText};
 pub use self::settings::{ClientSettings, EndpointSettings, Preference};

@@ -20,9 +20,6 @@ use std::time::Duration;
 /// Maximum size of a response: 2048 rows of 4096 numbers with 12 digits each, with some margin.
 pub const RESPONSE_BYTES_MAX: usize = 128 << 20;
 
-/// Maximum size of a response head.
-pub const HEAD_BYTES_MAX: usize = 64 << 10;
-
 /// HTTP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HttpProtocol {
@@ -107,6 +104,13 @@ impl HttpResponse {
     pub(super) fn body(&self) -> &[u8] {
         &self.buffer[self.body.clone()]
     }
+}
+
+/// Returns the error of a response body over the limit.
+fn too_large() -> HttpAttemptError {
+    HttpAttemptError::Malformed(format!(
+        "body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request"
+    ))
 }
 
 /// Maximum length of a response body that is quoted in an error.

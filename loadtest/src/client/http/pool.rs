@@ -159,8 +159,8 @@ impl EndpointClient {
             Some(io) => io,
             None => self.connect().await?.0,
         };
-        let bodiless = out.method == Method::HEAD;
-        let (status, response, reusable) = http1::exchange(&mut *io, &request, bodiless, buffer).await?;
+        let is_head = out.method == Method::HEAD;
+        let (status, response, reusable) = http1::exchange(&mut *io, &request, is_head, buffer).await?;
         if reusable {
             self.put_idle(io);
         }
