@@ -11,7 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::options::{DURATION_MAX, span, span_at_most};
+use crate::limits::{DURATION_MAX, span, span_at_most};
 
 /// Maximum number of stages; each has a row in the report and a histogram in memory.
 pub const STAGES_MAX: usize = 100;

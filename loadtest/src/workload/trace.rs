@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::INPUTS_MAX;
 use super::texts::{FILE_BYTES_MAX, TextSet};
 use super::words::TextLengths;
-use crate::options::DURATION_MAX;
+use crate::limits::DURATION_MAX;
 
 /// Maximum requests of a trace.
 pub const REQUESTS_MAX: usize = 10_000_000;
