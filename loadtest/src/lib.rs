@@ -22,6 +22,7 @@ pub mod arrival;
 pub mod capacity;
 pub mod client;
 pub mod drill;
+mod endpoint;
 pub mod exchange;
 pub mod find_capacity;
 mod generator;

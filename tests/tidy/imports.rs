@@ -20,7 +20,15 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("scheduler-store", &["scheduler-core", "supervision"]),
     (
         "gateway",
-        &["gateway-core", "http1", "scheduler-core", "scheduler-store", "regions", "replica-api", "supervision"],
+        &[
+            "gateway-core",
+            "http1",
+            "scheduler-core",
+            "scheduler-store",
+            "regions",
+            "replica-api",
+            "supervision",
+        ],
     ),
     ("scheduler", &["scheduler-core", "scheduler-store", "regions", "supervision"]),
     ("trtllm", &[]),

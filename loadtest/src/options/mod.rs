@@ -14,13 +14,14 @@ use http::{HeaderValue, Uri};
 use regions::GeoPoint;
 
 use crate::arrival::ArrivalProcess;
+use crate::endpoint::authorization;
 use crate::limits::{IN_FLIGHT_MAX, TIMEOUT_MAX, span_at_most};
 use crate::slo::Objective;
 use crate::task::Task;
 use crate::trust::{TlsRoots, load_roots};
 use crate::workload::WorkloadType;
 use crate::workload::expected::TOLERANCE;
-use parts::{Problems, authorization, base};
+use parts::{Problems, base};
 use tasks::tasks;
 
 /// Default duration of a run.
@@ -133,7 +134,8 @@ impl Options {
             problems.0.push(format!("--cacert: {:?} is not https; remove --cacert or use https", raw.url));
         }
         let trust = problems.note(secure.then(|| load_roots(raw.cacert.as_deref())).transpose());
-        let authorization = problems.note(raw.key.clone().map(authorization).transpose());
+        let authorization =
+            problems.note(raw.key.as_deref().map(|key| authorization("--key", key)).transpose());
         let model = &raw.model;
         if model.trim().is_empty() {
             problems.0.push(format!("--model {model:?}: is empty; GET /v1/models lists the deployments"));

@@ -1,6 +1,8 @@
 //! Parsers of single option values.
 
-use http::{HeaderValue, Uri};
+use http::Uri;
+
+use crate::endpoint::parse_url;
 
 /// Problems in the order in which they were found.
 pub(super) struct Problems(pub(super) Vec<String>);
@@ -17,41 +19,10 @@ impl Problems {
 
 /// Parses the base URL of the API; removes `/v1`.
 pub(super) fn base(url: &str) -> Result<Uri, String> {
-    let wrong = |what: &str| Err(format!("--url {url:?}: {what}; write it like http://127.0.0.1:8080"));
-    let Ok(uri) = url.parse::<Uri>() else {
-        return wrong("is not a URL");
-    };
-    match uri.scheme_str() {
-        Some("http" | "https") => {}
-        Some(_) => return wrong("must have the scheme http or https"),
-        None => return wrong("has no scheme"),
-    }
-    let Some(authority) = uri.authority().filter(|authority| !authority.host().is_empty()) else {
-        return wrong("has no host");
-    };
-    if authority.as_str().contains('@') {
-        return Err(
-            "--url: contains a user or a password (not shown); pass the API key with --key".to_owned()
-        );
-    }
-    if uri.query().is_some() {
-        return wrong("contains a query");
-    }
-    let base = uri.path().trim_end_matches('/');
-    let base = base.strip_suffix("/v1").unwrap_or(base);
-    let scheme = uri.scheme_str().unwrap_or("http");
-    format!("{scheme}://{authority}{base}").parse().or_else(|_| wrong("is not a URL"))
-}
-
-pub(super) fn authorization(key: String) -> Result<HeaderValue, String> {
-    if key.trim().is_empty() {
-        return Err("--key: is empty; omit it to send no API key".to_owned());
-    }
-    let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim())).map_err(|_| {
-        "--key: contains characters that are invalid in a header (value not shown)".to_owned()
-    })?;
-    value.set_sensitive(true);
-    Ok(value)
+    let (uri, path) = parse_url("--url", url)?;
+    let mut parts = uri.into_parts();
+    parts.path_and_query = path.parse().ok();
+    Uri::from_parts(parts).map_err(|error| format!("--url {url:?}: {error}"))
 }
 
 #[cfg(test)]

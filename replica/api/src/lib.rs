@@ -10,6 +10,7 @@
 //!   [`voyage`], [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each parses untrusted requests, with an error for
 //!   every mistake ([`body`]), and writes its responses by hand, because they are mostly numbers.
 //! - [`input`], [`prompt`] and [`ranking`]: types that the dialects share.
+//! - [`retry`]: budgets that every client of the API keeps to.
 //! - [`info`], [`identity`] and [`status`]: a replica's description of itself.
 
 pub mod api;
@@ -28,6 +29,7 @@ pub mod prompt;
 pub mod ranking;
 pub mod refusal;
 pub mod rerank;
+pub mod retry;
 pub mod status;
 pub mod tei;
 pub mod vllm;
