@@ -23,6 +23,7 @@ mod coalesce;
 mod compress;
 mod cpu;
 mod events;
+mod forward_traits;
 mod handover;
 mod http1;
 mod http2;

@@ -141,43 +141,20 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_complete_at_its_length_its_last_chunk_or_the_end() {
-        check("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", false, Ok(Some((200, "hello", true))));
-        check("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", false, Ok(Some((200, "", true))));
-        check("HTTP/1.1 204 No Content\r\n\r\n", false, Ok(Some((204, "", true))));
+    fn a_response_is_returned_in_place_or_from_the_buffer() {
+        let response = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+        check(response, false, Ok(Some((200, "hello", true))));
+        check(&format!("HTTP/1.1 100 Continue\r\n\r\n{response}"), false, Ok(Some((200, "hello", true))));
         let chunks =
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n";
         check(chunks, false, Ok(Some((200, "hello world", true))));
-        let trailer = chunks.replace("0\r\n\r\n", "0\r\nx: y\r\n\r\n");
-        check(&trailer, false, Ok(Some((200, "hello world", true))));
         check("HTTP/1.1 200 OK\r\n\r\nhello", true, Ok(Some((200, "hello", false))));
-        check(
-            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
-            false,
-            Ok(Some((200, "ok", true))),
-        );
-    }
-
-    #[test]
-    fn an_incomplete_response_is_not_returned() {
         check("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello", true, Ok(None));
-        check("HTTP/1.1 200 OK\r\ncontent-le", true, Ok(None));
-        check("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhel", true, Ok(None));
-    }
-
-    #[test]
-    fn a_connection_is_reusable_unless_closed_explicitly() {
-        check(
-            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
-            false,
-            Ok(Some((200, "", false))),
-        );
-        check("HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n", false, Ok(Some((200, "", false))));
-        let kept_open = "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n";
-        check(kept_open, false, Ok(Some((200, "", true))));
+        let closed = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        check(closed, false, Ok(Some((200, "", false))));
         // Unsolicited bytes: they cannot be distinguished from the next response.
-        let more = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokmore";
-        assert_eq!(read(more.as_bytes(), more.len(), false), Ok(Some((200, "ok".to_owned(), false))));
+        let more = format!("{response}more");
+        assert_eq!(read(more.as_bytes(), more.len(), false), Ok(Some((200, "hello".to_owned(), false))));
     }
 
     #[test]

@@ -21,7 +21,7 @@ impl Problems {
 pub(super) fn base(url: &str) -> Result<Uri, String> {
     let (uri, path) = parse_url("--url", url)?;
     let mut parts = uri.into_parts();
-    parts.path_and_query = path.parse().ok();
+    parts.path_and_query = if path.is_empty() { "/" } else { &path }.parse().ok();
     Uri::from_parts(parts).map_err(|error| format!("--url {url:?}: {error}"))
 }
 

