@@ -21,7 +21,15 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("scheduler-store", &["supervision"]),
     (
         "gateway",
-        &["gateway-core", "http1", "scheduler-api", "scheduler-core", "regions", "replica-api", "supervision"],
+        &[
+            "gateway-core",
+            "http1",
+            "scheduler-api",
+            "scheduler-core",
+            "regions",
+            "replica-api",
+            "supervision",
+        ],
     ),
     ("scheduler", &["scheduler-api", "scheduler-core", "scheduler-store", "regions", "supervision"]),
     ("trtllm", &[]),
