@@ -11,6 +11,7 @@ use crate::none;
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("regions", &[]),
+    ("http1", &[]),
     ("replica-api", &["regions"]),
     ("scheduler-api", &["regions"]),
     ("gateway-core", &["regions", "replica-api"]),
@@ -23,6 +24,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "gateway",
         &[
             "gateway-core",
+            "http1",
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",
@@ -37,7 +39,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
     ("trtllm", &[]),
     ("replica", &["replica-api", "replica-core", "regions", "trtllm", "supervision"]),
-    ("loadtest", &["replica-api", "regions"]),
+    ("loadtest", &["http1", "replica-api", "regions"]),
 ];
 const ROOT: &str = "meridian";
 
