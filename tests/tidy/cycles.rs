@@ -25,27 +25,7 @@ const KNOWN: &[&[&str]] = &[
         "loadtest/src/slo.rs",
         "loadtest/src/task.rs",
     ],
-    &["regions/src/catalogue.rs", "regions/src/deployment.rs", "regions/src/residency.rs"],
-    &["replica/core/src/batch/jobs.rs", "replica/core/src/batch/mod.rs", "replica/core/src/batch/queue.rs"],
     &["replica/core/src/limits.rs", "replica/core/src/refusal.rs"],
-    &[
-        "replica/src/engine/cpu/byte_panels.rs",
-        "replica/src/engine/cpu/kernel/dots.rs",
-        "replica/src/engine/cpu/kernel/math.rs",
-        "replica/src/engine/cpu/kernel/mod.rs",
-        "replica/src/engine/cpu/kernel/product.rs",
-        "replica/src/engine/cpu/kernel/quantize.rs",
-        "replica/src/engine/cpu/kernel/tile.rs",
-        "replica/src/engine/cpu/kernel/x86_dots.rs",
-        "replica/src/engine/cpu/linear.rs",
-        "replica/src/engine/cpu/packed.rs",
-        "replica/src/engine/cpu/packed_file.rs",
-        "replica/src/engine/cpu/panels.rs",
-    ],
-    &["replica/src/http/call.rs", "replica/src/http/mod.rs"],
-    &["replica/src/model/finite.rs", "replica/src/model/tensor.rs"],
-    &["replica/src/tune/curve.rs", "replica/src/tune/plan.rs"],
-    &["replica/src/tune/measure.rs", "replica/src/tune/mod.rs"],
     &["scheduler/src/config/scaling.rs", "scheduler/src/config/spoke.rs"],
     &["scheduler/src/events.rs", "scheduler/src/hub/mod.rs"],
     &[
@@ -54,7 +34,6 @@ const KNOWN: &[&[&str]] = &[
         "scheduler/src/hub/http.rs",
         "scheduler/src/hub/spokes.rs",
     ],
-    &["src/up/certificates.rs", "src/up/etcd.rs", "src/up/files.rs"],
 ];
 
 /// One crate: module paths with their files.
