@@ -1,4 +1,4 @@
-//! Log events of the hub and the agent: one struct per event, which owns its log line.
+//! Log events of the hub: one struct per event, which owns its log line.
 //!
 //! Conditions that last are logged when they begin and when they end, not in between; the caller that emits the event
 //! tracks the condition.
@@ -61,7 +61,7 @@ impl LeadershipAcquired<'_> {
     }
 }
 
-/// Reason for the end of a term.
+/// Reason for the end of a term. Another hub takes over; check the store if none does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeadershipLost {
     /// A write was refused: another hub holds the term, or has changed the table.
@@ -94,7 +94,8 @@ impl BecameFollower {
     }
 }
 
-/// The store holds an older route table than this hub has published.
+/// The store holds an older route table than this hub has published: it was restored or lost writes. Readers accept
+/// the tables of the new epoch. Apply changes again that the store lost.
 pub(crate) struct StoreRolledBack {
     pub(crate) published: Option<Generation>,
     pub(crate) stored: Option<Generation>,
@@ -114,7 +115,8 @@ impl StoreRolledBack {
     }
 }
 
-/// So many leases expired at the same time that the store is suspected rather than the regions.
+/// So many leases expired at the same time that the store is suspected rather than the regions. Check the store and
+/// the network.
 pub(crate) struct MassLeaseExpiry;
 
 impl MassLeaseExpiry {
@@ -161,19 +163,21 @@ impl ConfigurationApplied {
     }
 }
 
-/// The deployments file of the hub differs from the deployments that an operator applied.
+/// The deployments file of the hub differs from the deployments that an operator applied. The applied deployments
+/// are in force. `remedy` has the command that writes them to the file.
 pub(crate) struct DeploymentsFileIgnored;
 
 impl DeploymentsFileIgnored {
     pub(crate) fn emit(self) {
         tracing::warn!(
             remedy = "write the applied deployments to the file with `meridian get deployments`",
-            "deployments file ignored, it differs from the applied deployments"
+            "deployments file ignored because it differs from the applied deployments"
         );
     }
 }
 
-/// A request was denied, for the first time since the hub started.
+/// A request was denied, for the first time since the hub started. Its token is missing or wrong: compare the
+/// tokens on both sides.
 pub(crate) struct AccessDenied<'a> {
     pub(crate) path: &'a str,
     pub(crate) reason: &'a Denied,
@@ -186,7 +190,8 @@ impl AccessDenied<'_> {
     }
 }
 
-/// The hub has no fleet token and listens on a loopback address.
+/// The hub has no fleet token and listens on a loopback address. Set `fleet_token_file`, unless all users of this
+/// machine are trusted.
 pub(crate) struct FleetTokenMissing {
     pub(crate) listen: SocketAddr,
 }
@@ -196,12 +201,13 @@ impl FleetTokenMissing {
         let FleetTokenMissing { listen } = self;
         tracing::warn!(
             %listen,
-            "no fleet token is configured: every process on this machine can register regions and read tenants"
+            "no fleet token is configured; every process on this machine can register regions and read tenants"
         );
     }
 }
 
-/// The limit of tracked readers is reached; further readers are not recorded.
+/// The limit of tracked readers is reached; further readers are not recorded. Stop gateways and spokes that are not
+/// needed.
 pub(crate) struct ReaderLimitReached {
     pub(crate) limit: usize,
 }
@@ -247,6 +253,7 @@ impl FailoverCapacityChanged<'_> {
         let named: Vec<_> = named
             .map(|TrafficClass { deployment, residency }| format!("{deployment} under {residency}"))
             .collect();
+        // `named` has up to eight of the traffic classes that lack regions or replicas.
         tracing::warn!(
             classes = classes.len(),
             ?named,
@@ -292,7 +299,8 @@ impl SpokeLeaseEnded<'_> {
     }
 }
 
-/// A record in the store is unreadable and ignored.
+/// A record in the store is unreadable and ignored. Another version wrote it, or it was changed by hand: upgrade
+/// this hub, or delete the record.
 pub(crate) struct RecordUnreadable<'a> {
     pub(crate) error: &'a dyn Display,
 }
@@ -300,11 +308,11 @@ pub(crate) struct RecordUnreadable<'a> {
 impl RecordUnreadable<'_> {
     pub(crate) fn emit(self) {
         let RecordUnreadable { error } = self;
-        tracing::error!(%error, "unreadable record in the store ignored");
+        tracing::error!(%error, "unreadable record of the store ignored");
     }
 }
 
-/// The hub may have missed changes of its store, and lists it again.
+/// The hub may have missed changes of its store, and lists it again. Check the store if it happens often.
 pub(crate) struct StoreRelisted<'a> {
     pub(crate) error: &'a dyn Display,
 }
@@ -316,7 +324,8 @@ impl StoreRelisted<'_> {
     }
 }
 
-/// Requests to the store fail.
+/// Requests to the store fail. Requests of clients continue, and changes of the configuration fail. Check the
+/// store.
 pub(crate) struct StoreFailed<'a> {
     pub(crate) error: &'a dyn Display,
 }
@@ -337,7 +346,7 @@ impl StoreRecovered {
     }
 }
 
-/// A gateway has a newer table than this hub.
+/// A gateway has a newer table than this hub. `remedy` has the steps.
 pub(crate) struct ReaderAhead {
     pub(crate) reader: Generation,
     pub(crate) ours: Generation,
@@ -348,146 +357,8 @@ impl ReaderAhead {
         let ReaderAhead { reader, ours } = self;
         tracing::error!(
             %reader, %ours, remedy = NEW_EPOCH,
-            "gateway has a newer route table than this hub: the store was rolled back, and gateways reject this hub's \
-             tables"
+            "gateway has a newer route table than this hub because the store was rolled back; gateways reject the \
+             tables of this hub"
         );
-    }
-}
-
-/// The region is registered with the hub.
-pub(crate) struct RegionRegistered<'a> {
-    pub(crate) region: &'a RegionId,
-    pub(crate) hub: &'a str,
-}
-
-impl RegionRegistered<'_> {
-    pub(crate) fn emit(self) {
-        let RegionRegistered { region, hub } = self;
-        tracing::info!(%region, hub, "region registered");
-    }
-}
-
-/// The hub no longer knows the lease of this region.
-pub(crate) struct LeaseExpired<'a> {
-    pub(crate) region: &'a RegionId,
-}
-
-impl LeaseExpired<'_> {
-    pub(crate) fn emit(self) {
-        let LeaseExpired { region } = self;
-        tracing::info!(%region, "lease expired, registering again");
-    }
-}
-
-/// One of several hubs is unreachable or rejects requests.
-pub(crate) struct HubFailover<'a> {
-    pub(crate) next: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl HubFailover<'_> {
-    pub(crate) fn emit(self) {
-        let HubFailover { next, error } = self;
-        tracing::info!(%error, next, "hub unreachable, trying the next one");
-    }
-}
-
-/// All hubs are unreachable or reject requests.
-pub(crate) struct HubUnreachable<'a> {
-    pub(crate) hub: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl HubUnreachable<'_> {
-    pub(crate) fn emit(self) {
-        let HubUnreachable { hub, error } = self;
-        tracing::warn!(hub, %error, "hub unreachable; the region continues without it");
-    }
-}
-
-/// A hub is reachable again.
-pub(crate) struct HubReachable<'a> {
-    pub(crate) hub: &'a str,
-}
-
-impl HubReachable<'_> {
-    pub(crate) fn emit(self) {
-        let HubReachable { hub } = self;
-        tracing::info!(hub, "hub reachable again");
-    }
-}
-
-/// The hub does not know these deployments, which are ready in this region.
-pub(crate) struct ReadyNotDeployed<'a> {
-    pub(crate) names: &'a [DeploymentName],
-}
-
-impl ReadyNotDeployed<'_> {
-    pub(crate) fn emit(self) {
-        let names: Vec<_> = self.names.iter().map(DeploymentName::as_str).collect();
-        tracing::warn!(?names, "deployments ready but not in the route table: they receive no requests");
-    }
-}
-
-/// A spoke received a newer route table.
-pub(crate) struct TableReceived {
-    pub(crate) generation: Generation,
-    pub(crate) deployments: usize,
-}
-
-impl TableReceived {
-    pub(crate) fn emit(self) {
-        let TableReceived { generation, deployments } = self;
-        tracing::info!(%generation, deployments, "route table received");
-    }
-}
-
-/// A spoke cannot fetch the route table, or rejects it.
-pub(crate) struct TablePollFailed<'a> {
-    pub(crate) hub: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl TablePollFailed<'_> {
-    pub(crate) fn emit(self) {
-        let TablePollFailed { hub, error } = self;
-        tracing::warn!(hub, %error, "cannot follow the route table; the current one stays in force");
-    }
-}
-
-/// A route table could not be written to disk.
-pub(crate) struct SnapshotWriteFailed<'a> {
-    pub(crate) snapshot: &'a Path,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl SnapshotWriteFailed<'_> {
-    pub(crate) fn emit(self) {
-        let SnapshotWriteFailed { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "cannot write the route table snapshot");
-    }
-}
-
-/// The route table on disk is unusable.
-pub(crate) struct SnapshotUnusable<'a> {
-    pub(crate) snapshot: &'a Path,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl SnapshotUnusable<'_> {
-    pub(crate) fn emit(self) {
-        let SnapshotUnusable { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "route table snapshot is unusable");
-    }
-}
-
-/// The replica floors sent by the hub are unreadable; the previous ones stay in force.
-pub(crate) struct FloorsUnreadable<'a> {
-    pub(crate) error: &'a dyn Display,
-}
-
-impl FloorsUnreadable<'_> {
-    pub(crate) fn emit(self) {
-        tracing::error!(error = %self.error, "cannot read the hub's replica floors; the previous ones stay in force");
     }
 }

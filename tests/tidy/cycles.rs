@@ -53,7 +53,7 @@ fn cycles(all: &[File]) -> Vec<Vec<&str>> {
     let mut imports = Imports::new();
     for modules in crates.values() {
         for (module, file) in modules {
-            let found = uses(&file.text).into_iter().flat_map(|path| resolve(modules, module, &path, 0));
+            let found = uses(file.code()).into_iter().flat_map(|path| resolve(modules, module, &path, 0));
             imports.insert(&file.path, found.filter(|target| *target != file.path).collect());
         }
     }
@@ -76,11 +76,11 @@ fn module_of(path: &str) -> Option<(&str, Vec<String>)> {
     Some((root, module))
 }
 
-/// Paths of the `use` declarations of a file, without its tests. Those of inline modules, which are indented, lose the `super` that
+/// Paths of the `use` declarations of code. Those of inline modules, which are indented, lose the `super` that
 /// leads to the file.
 fn uses(text: &str) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
-    let mut lines = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text).lines();
+    let mut lines = text.lines();
     while let Some(line) = lines.next() {
         let indented = line.starts_with(' ');
         let declaration = line.trim_start();

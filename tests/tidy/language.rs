@@ -5,7 +5,7 @@
 //! - Log messages are statements in lower case without punctuation at their end.
 //! - A type name is defined once, except names that are common for private types of a module.
 
-use crate::tree::{File, files};
+use crate::tree::{File, files, is_source};
 use std::collections::BTreeMap;
 
 /// Words with which no line of a doc comment begins.
@@ -68,16 +68,6 @@ const COMMON: &[&str] = &[
     "Window",
     "Writer",
 ];
-
-/// Sources without tests and benches.
-fn is_source(path: &str) -> bool {
-    let part = |name: &str| {
-        path.starts_with(&format!("{name}/"))
-            || path.contains(&format!("/{name}/"))
-            || path.ends_with(&format!("/{name}.rs"))
-    };
-    path.ends_with(".rs") && !["test", "tests", "bench", "benches"].into_iter().any(part)
-}
 
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|sign: char| !sign.is_alphanumeric() && sign != '_').filter(|word| !word.is_empty())

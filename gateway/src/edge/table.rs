@@ -46,6 +46,7 @@ pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants, metrics: &EdgeMetr
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             metrics.tables_refused.add(1);
+            // The process has no route table until a hub responds.
             tracing::warn!(snapshot = %config.snapshot.display(), %error, "route table on disk rejected");
             None
         }
@@ -96,10 +97,11 @@ pub(crate) async fn follow(
         hubs.failed(hub);
         failures = failures.wrapping_add(1);
         if !failures.is_multiple_of(hubs.count()) {
-            tracing::info!(hub, %error, next = %hubs, "hub poll failed; trying the next hub");
+            tracing::info!(hub, %error, next = %hubs, "hub unreachable; trying the next one");
             continue;
         }
         if std::mem::replace(&mut reachable, false) {
+            // Requests continue, and changes of the configuration wait. Check the hubs and the network between.
             tracing::warn!(hub, %error, "hub unreachable; keeping the current route table");
         }
         let pause = RETRY_PAUSE.mul_f64(rand::rng().random_range(0.5..1.0));
@@ -158,6 +160,7 @@ async fn poll(
     if table.tenants.is_none()
         && let Some(applied) = tenants.applied_tenants()
     {
+        // The store of the hub lost the applied tenants. Apply them again.
         tracing::warn!(generation = %table.generation, "route table without tenants; keeping the current tenants");
         table.tenants = Some(applied);
         wire = RouteTableV1::from(&table);
@@ -165,7 +168,8 @@ async fn poll(
     let (path, generation) = (config.snapshot.clone(), table.generation);
     let saved = tokio::task::spawn_blocking(move || snapshot::save(&path, &wire, generation)).await;
     if let Err(error) = saved.map_err(io::Error::other).flatten() {
-        tracing::warn!(snapshot = %config.snapshot.display(), %error, "cannot write the route table to disk");
+        // A restart while no hub is reachable would use an older route table. Check the disk.
+        tracing::warn!(snapshot = %config.snapshot.display(), %error, "failed to write the route table to disk");
     }
     *accepted_at = AcceptanceTime::now();
     // The key files may be reloaded concurrently, so the tenants are merged while the view is locked.

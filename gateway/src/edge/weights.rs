@@ -100,13 +100,15 @@ pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> CurrentWeight
             Some(Arc::new(resolve(&weights, &config.catalogue)))
         }
         Ok(weights) => {
-            tracing::warn!(gateway = %weights.gateway, "plan on disk ignored, it belongs to a gateway in another region");
+            // The gateway was moved or its files were copied. It has no plan until a hub sends one.
+            tracing::warn!(gateway = %weights.gateway, "plan on disk ignored because it is for another region");
             None
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             counts.refused.add(1);
-            tracing::warn!(file = %plan_path(config).display(), %error, "plan on disk ignored, it is invalid");
+            // The gateway prefers the nearest regions until a hub sends a plan.
+            tracing::warn!(file = %plan_path(config).display(), %error, "plan on disk rejected");
             None
         }
     }
@@ -149,7 +151,7 @@ pub(crate) async fn follow(
         match exchange(&config, hub, &client, &demand, &current_weights, &mut accepted_at).await {
             Ok(()) => {
                 if !std::mem::replace(&mut reachable, true) {
-                    tracing::info!(hub, "hub plans again");
+                    tracing::info!(hub, "plan updates resumed");
                 }
             }
             Err(error) => {
@@ -158,7 +160,8 @@ pub(crate) async fn follow(
                     counts.refused.add(1);
                 }
                 if std::mem::replace(&mut reachable, false) {
-                    tracing::warn!(hub, %error, "no plan from the hub, current plan stays in use");
+                    // Requests continue with the last traffic shares. Check the hubs and the network between.
+                    tracing::warn!(hub, %error, "plan updates failed; keeping the current plan");
                 }
             }
         }
@@ -177,7 +180,8 @@ fn demand_message(
         let residency = match residency.as_str().parse() {
             Ok(residency) => residency,
             Err(error) => {
-                tracing::error!(%deployment, %error, "demand not reported, its residency cannot be read back");
+                // A defect. The plan omits this demand. Report it.
+                tracing::error!(%deployment, %error, "demand not reported because its residency is unreadable");
                 continue;
             }
         };
@@ -244,6 +248,7 @@ async fn exchange(
     let path = plan_path(config);
     let saved = tokio::task::spawn_blocking(move || snapshot::save(&path, &wire, generation)).await;
     if let Err(error) = saved.map_err(io::Error::other).flatten() {
+        // A restart while no hub is reachable would use an older plan. Check the disk.
         tracing::warn!(file = %plan_path(config).display(), %error, "failed to write the plan to disk");
     }
     *accepted_at = AcceptanceTime::now();

@@ -13,6 +13,7 @@
 
 mod backoff;
 mod client;
+mod events;
 pub(crate) mod table;
 
 use std::collections::BTreeSet;
@@ -32,11 +33,11 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
-use crate::events::{
+use client::{CallError, Client};
+use events::{
     FloorsUnreadable, HubFailover, HubReachable, HubUnreachable, LeaseExpired, ReadyNotDeployed,
     RegionRegistered,
 };
-use client::{CallError, Client};
 use table::TableFollower;
 
 /// Interval at which the agent checks for a change of the ready deployments. The next report tells gateways anyway;

@@ -32,7 +32,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
 use super::backoff;
-use crate::events::{SnapshotUnusable, SnapshotWriteFailed, TablePollFailed, TableReceived};
+use super::events::{SnapshotUnusable, SnapshotWriteFailed, TablePollFailed, TableReceived};
 
 /// Time for which the hub may hold a poll without a change: half of [`HUB_SILENCE_TIMEOUT`].
 const LONG_POLL: Duration = Duration::from_secs(5);

@@ -45,7 +45,8 @@ impl ReplicaDraining<'_> {
     }
 }
 
-/// A draining replica did not finish its requests in time.
+/// A draining replica did not finish its requests in time, and gateways retry them. Raise the drain timeout if
+/// requests take that long.
 pub(crate) struct DrainTimedOut<'a> {
     pub(crate) id: &'a str,
     pub(crate) in_flight: u32,
@@ -59,7 +60,7 @@ impl DrainTimedOut<'_> {
             replica = id,
             in_flight,
             ?after,
-            "drain timeout, replica terminated with requests in flight"
+            "drain timeout; replica terminated with requests in flight"
         );
     }
 }
@@ -92,7 +93,7 @@ impl ReplicaAdopted<'_> {
     }
 }
 
-/// A replica could not be started.
+/// A replica could not be started (`error`). The start is tried again.
 pub(crate) struct ReplicaStartFailed<'a> {
     pub(crate) deployment: &'a DeploymentName,
     pub(crate) error: &'a dyn Display,
@@ -101,7 +102,7 @@ pub(crate) struct ReplicaStartFailed<'a> {
 impl ReplicaStartFailed<'_> {
     pub(crate) fn emit(self) {
         let ReplicaStartFailed { deployment, error } = self;
-        tracing::error!(%deployment, %error, "cannot start replica");
+        tracing::error!(%deployment, %error, "failed to start a replica");
     }
 }
 
@@ -135,12 +136,14 @@ impl ReplicaExited<'_> {
         if requested {
             tracing::info!(replica = id, %deployment, status, "replica stopped");
         } else {
+            // Another one is started. `log` is the path of its log.
             tracing::error!(replica = id, %deployment, status, log = %log.display(), "replica crashed");
         }
     }
 }
 
-/// A replica did not become ready within the start timeout.
+/// A replica did not become ready within the start timeout. See its log; raise the timeout if the model takes
+/// longer to load.
 pub(crate) struct ReplicaStartTimedOut<'a> {
     pub(crate) id: &'a str,
     pub(crate) after: Duration,
@@ -149,7 +152,7 @@ pub(crate) struct ReplicaStartTimedOut<'a> {
 impl ReplicaStartTimedOut<'_> {
     pub(crate) fn emit(self) {
         let ReplicaStartTimedOut { id, after } = self;
-        tracing::error!(replica = id, ?after, "replica not ready within the start timeout, killed");
+        tracing::error!(replica = id, ?after, "start timeout; replica killed");
     }
 }
 
@@ -162,6 +165,6 @@ pub(crate) struct ReplicaStopTimedOut<'a> {
 impl ReplicaStopTimedOut<'_> {
     pub(crate) fn emit(self) {
         let ReplicaStopTimedOut { id, after } = self;
-        tracing::warn!(replica = id, ?after, "replica did not stop within the stop timeout, killed");
+        tracing::warn!(replica = id, ?after, "stop timeout; replica killed");
     }
 }

@@ -2,7 +2,8 @@
 
 use super::api::ApiError;
 
-/// Requests to the API server fail.
+/// Requests to the API server fail: replicas are neither started nor stopped. Check the API server and the
+/// permissions of the spoke.
 pub(super) struct ApiFailed<'a> {
     pub(super) workload: &'a str,
     pub(super) error: &'a ApiError,
@@ -51,7 +52,7 @@ impl ScaleWritten<'_> {
     }
 }
 
-/// Two deployments map to the same workload name.
+/// Two deployments map to the same workload name. Rename one of them.
 pub(super) struct WorkloadNameTaken<'a> {
     pub(super) workload: &'a str,
     pub(super) deployment: &'a regions::DeploymentName,
