@@ -25,7 +25,6 @@ const KNOWN: &[&[&str]] = &[
         "loadtest/src/slo.rs",
         "loadtest/src/task.rs",
     ],
-    &["replica/core/src/limits.rs", "replica/core/src/refusal.rs"],
     &["scheduler/src/config/scaling.rs", "scheduler/src/config/spoke.rs"],
     &["scheduler/src/events.rs", "scheduler/src/hub/mod.rs"],
     &[

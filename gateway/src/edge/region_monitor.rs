@@ -316,6 +316,9 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Seek};
 
+    /// More than a circuit breaker tolerates, and fewer than it counts again after the ejection.
+    const FAILURES: usize = 10;
+
     #[test]
     fn events_of_a_region_have_its_name() {
         let catalogue = Arc::new(Catalogue::builtin());
@@ -326,8 +329,9 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             let (states, now) = (&mut *monitor.states(), Instant::now());
             monitor.health_worsened(states, [HealthChange { region, health: Health::Down }], now);
-            for _ in 0..MANY_FAILURES {
-                states.record_evidence(region, Some(OutlierEvidence::Failure), Permille::ALL, now);
+            for _ in 0..FAILURES {
+                let failure = evidence(DeadlineSetBy::Gateway, UpstreamAction::Unreachable);
+                states.record_evidence(region, failure, Permille::ALL, now);
             }
         });
         let (mut text, mut file): (_, &File) = (String::new(), &log);

@@ -10,7 +10,6 @@ use gateway_core::hedge::is_lightly_loaded;
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::outlier::OutlierEvidence;
 use gateway_core::plan::{AttemptTimeouts, Budgets, RegionLoad, RegionView};
-use gateway_core::priority::Priority;
 use gateway_core::queue::RegionQueue;
 use gateway_core::spill::Spill;
 use gateway_core::targets::{LatencyBaseline, TargetTracker};
@@ -20,6 +19,7 @@ use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::set::RegionIndex;
+use replica_api::priority::Priority;
 use scheduler_core::spoke::{self, Report};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -170,7 +170,8 @@ impl RegionStates {
         now: Instant,
         decide: impl FnOnce(RegionView<'_>, &mut Budgets) -> T,
     ) -> T {
-        let RegionStates { catalogue: _, fleet, latency: _, targets, loads, cold_regions, budgets, spill: _ } = self;
+        let RegionStates { catalogue: _, fleet, latency: _, targets, loads, cold_regions, budgets, spill: _ } =
+            self;
         let backlog = |region| loads.get(&region).and_then(|backlogs| backlogs.get(routing.deployment));
         let is_light = |region| {
             backlog(region).is_none_or(|backlog| {

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::priority::{PerPriority, Priority};
+use replica_api::priority::{PerPriority, Priority};
 
 /// One input, as the planner sees it. Equal inputs are the same work.
 pub trait BatchInput: Ord {

@@ -357,7 +357,8 @@ impl ErrorCode {
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Errors\n\n\
-         This page is rendered from `replica/core/src/wire/error.rs`; a test compares the two.\n\n\
+         This page is generated from `replica/api/src/error.rs` by `MERIDIAN_WRITE_DOCS=1 cargo test -p replica-api`; a test \
+         verifies that it is up to date.\n\n\
          The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`, OpenAI's format; on the paths of TEI \
          (`/embed`, `/embed_all`, `/rerank`, `/predict`, `/similarity`, `/tokenize`, `/decode`, and `/`) it is TEI's \
          `{\"error\", \"error_type\"}` with the status under *at TEI's paths*. On Cohere's own paths (`/v1/embed`, \
@@ -427,7 +428,13 @@ mod tests {
     #[test]
     fn docs_errors_md_is_up_to_date() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/errors.md");
+        if std::env::var_os("MERIDIAN_WRITE_DOCS").is_some() {
+            std::fs::write(path, markdown()).expect("docs/errors.md is writable");
+        }
         let page = std::fs::read_to_string(path).expect("docs/errors.md");
-        assert_eq!(page, markdown(), "write the rendered page to docs/errors.md");
+        assert!(
+            page == markdown(),
+            "docs/errors.md is out of date: run this test with MERIDIAN_WRITE_DOCS=1"
+        );
     }
 }
