@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::path::Path;
 
 use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;

@@ -22,7 +22,7 @@ pub fn fail(reason: &str) {
         is_first
     });
     if is_first {
-        // Its state may be inconsistent. It finishes the requests in flight and exits with status 1; its supervisor restarts it.
+        // Its state may be inconsistent. It finishes the requests in flight and exits with status 70; its supervisor restarts it.
         tracing::error!(reason, "process failed, draining");
     }
 }

@@ -26,7 +26,7 @@ const ROLES: &[(&str, &[&str])] = &[
 
 const INTRODUCTION: &str = "# Log events and error texts
 
-This page is generated from the sources by `MERIDIAN_WRITE_DOCS=1 cargo test --test tidy events`; a test verifies that it is up to
+This page is generated from the sources by `MERIDIAN_WRITE_DOCS=1 cargo test --test tidy`; a test verifies that it is up to
 date.
 
 A role logs to stderr, at level `info` and above; `MERIDIAN_LOG=debug` and `MERIDIAN_LOG=info,access=off` set other levels, and
@@ -90,7 +90,13 @@ fn catalogue(all: &[File]) -> (Catalogue, Vec<String>) {
                 Some(_) => parse_event(arguments),
                 None => (error_text(arguments), BTreeSet::new()),
             };
-            if level.is_none() && !message.contains(char::is_alphabetic) {
+            // A text of values only is that of another error.
+            let has_words = || {
+                message
+                    .split('{')
+                    .any(|rest| rest.rsplit('}').next().unwrap_or(rest).contains(char::is_alphabetic))
+            };
+            if level.is_none() && !has_words() {
                 continue;
             }
             let meaning = match level {
@@ -185,7 +191,7 @@ fn error_text(arguments: Vec<&str>) -> String {
         shown.push_str(before);
         let name = name.split(':').next().unwrap_or_default();
         let value = if name.is_empty() { positional.next().unwrap_or_default() } else { name };
-        let value = value.split(['.', '(']).next().unwrap_or_default().trim_start_matches('*');
+        let value = value.split(['.', '(', '[', ' ']).next().unwrap_or_default().trim_start_matches('*');
         let is_name = value.starts_with(char::is_lowercase) && !value.starts_with("if ");
         shown.push_str(&if is_name { format!("{{{value}}}") } else { "…".to_owned() });
         rest = after;

@@ -330,7 +330,7 @@ mod tests {
             let (states, now) = (&mut *monitor.states(), Instant::now());
             monitor.health_worsened(states, [HealthChange { region, health: Health::Down }], now);
             for _ in 0..FAILURES {
-                let failure = evidence(DeadlineSetBy::Gateway, UpstreamAction::Unreachable);
+                let failure = evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable);
                 states.record_evidence(region, failure, Permille::ALL, now);
             }
         });

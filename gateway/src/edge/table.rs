@@ -101,7 +101,7 @@ pub(crate) async fn follow(
             continue;
         }
         if std::mem::replace(&mut reachable, false) {
-            // Requests continue, and changes of the configuration wait. Check the hubs and the network between.
+            // Requests continue, and changes of the configuration wait. Check the hubs and the network.
             tracing::warn!(hub, %error, "hub unreachable; keeping the current route table");
         }
         let pause = RETRY_PAUSE.mul_f64(rand::rng().random_range(0.5..1.0));

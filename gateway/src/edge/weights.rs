@@ -160,7 +160,7 @@ pub(crate) async fn follow(
                     counts.refused.add(1);
                 }
                 if std::mem::replace(&mut reachable, false) {
-                    // Requests continue with the last traffic shares. Check the hubs and the network between.
+                    // Requests continue with the last traffic shares. Check the hubs and the network.
                     tracing::warn!(hub, %error, "plan updates failed; keeping the current plan");
                 }
             }

@@ -18,7 +18,7 @@ impl RegionEjected<'_> {
 }
 
 /// The reports of a region stopped or report no capacity, and its requests are sent to other allowed regions. Check the spoke
-/// and the network between.
+/// and the network.
 pub(crate) struct RegionHealthWorsened<'a> {
     pub(crate) region: &'a RegionId,
     /// Suspect or down.

@@ -35,12 +35,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 pub use architecture::{
-    Activation, Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, FeedForwardNames,
-    HeadPooling, HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec,
-    Part, Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
+    Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, FeedForwardNames, HeadPooling,
+    HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec, Part,
+    Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
 };
 pub use checkpoint::ModelCheckpoint;
 pub use error::{DecidingKeys, ModelError, TensorProblem};
+pub use fields::Activation;
 use head::HeadKind;
 pub use head::{LabelActivation, LabelHead, MAX_LABELS};
 pub use mapped::MappedFile;

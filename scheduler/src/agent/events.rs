@@ -95,7 +95,7 @@ impl TableReceived {
 }
 
 /// A spoke cannot fetch the route table, or rejects it (`error`). Requests continue, and changes of the
-/// configuration wait. Check the hubs and the network between.
+/// configuration wait. Check the hubs and the network.
 pub(crate) struct TablePollFailed<'a> {
     pub(crate) hub: &'a str,
     pub(crate) error: &'a dyn Display,
