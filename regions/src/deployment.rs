@@ -12,7 +12,7 @@ mod write;
 
 pub use read::parse_deployments;
 pub use scaling::Scaling;
-pub use write::{UnwritableDeployment, write_deployments};
+pub use write::write_deployments;
 
 use crate::catalogue::Catalogue;
 use crate::engine::{EngineSpec, Task};

@@ -37,6 +37,7 @@ pub mod set;
 mod suggest;
 pub mod tenant;
 pub mod weights;
+mod written;
 
 pub use catalogue::{Catalogue, Region};
 pub use deployment::{Deployment, MAX_TENSOR_PARALLEL, Scaling, parse_deployments, write_deployments};
@@ -58,6 +59,7 @@ pub use set::{RegionIndex, RegionSet};
 pub use suggest::did_you_mean;
 pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};
 pub use weights::Share;
+pub use written::Unwritable;
 
 /// Returns an arbitrary instant as the time origin of a test.
 #[cfg(test)]

@@ -69,6 +69,12 @@ fn role_of(path: &str) -> Option<usize> {
     matching.max_by_key(|(prefix, _)| prefix.len()).map(|(_, role)| role)
 }
 
+/// Positions and messages of the events of a file.
+pub(crate) fn messages(code: &str) -> impl Iterator<Item = (usize, String)> {
+    let calls = LEVELS.into_iter().flat_map(|level| calls(code, &format!("{level}!(")));
+    calls.map(|(at, arguments)| (at, parse_event(arguments).0))
+}
+
 /// Events and error texts of the files, with complaints about those that an operator would not understand.
 fn catalogue(all: &[File]) -> (Catalogue, Vec<String>) {
     let (mut catalogue, mut complaints) = (Catalogue::new(), Vec::new());
@@ -100,7 +106,10 @@ fn catalogue(all: &[File]) -> (Catalogue, Vec<String>) {
                 continue;
             }
             let meaning = match level {
-                Some(_) => comment_above(code, at, "// ").or_else(|| doc_of_struct(&file.path, code, at)),
+                Some(_) => ["// ", "/// "]
+                    .iter()
+                    .find_map(|start| comment_above(code, at, start))
+                    .or_else(|| doc_of_struct(&file.path, code, at)),
                 None => comment_above(code, at, "/// "),
             };
             let details = catalogue.entry(Event { role, level, message }).or_default();

@@ -313,23 +313,23 @@ impl Drop for InFlight<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gateway_core::circuit::CONSECUTIVE_FAILURES_MAX;
     use std::fs::File;
     use std::io::{Read, Seek};
-
-    /// More than a circuit breaker tolerates, and fewer than it counts again after the ejection.
-    const FAILURES: usize = 10;
 
     #[test]
     fn events_of_a_region_have_its_name() {
         let catalogue = Arc::new(Catalogue::builtin());
-        let region = catalogue.index_of(&"aws/us-east-1".parse().unwrap()).unwrap();
+        let [region, other] =
+            ["aws/us-east-1", "gcp/europe-west4"].map(|id| catalogue.index_of(&id.parse().unwrap()).unwrap());
         let monitor = RegionMonitor::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue);
+        monitor.set_regions([region, other]);
         let log = Arc::new(tempfile::tempfile().unwrap());
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {
             let (states, now) = (&mut *monitor.states(), Instant::now());
             monitor.health_worsened(states, [HealthChange { region, health: Health::Down }], now);
-            for _ in 0..FAILURES {
+            for _ in 0..CONSECUTIVE_FAILURES_MAX {
                 let failure = evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable);
                 states.record_evidence(region, failure, Permille::ALL, now);
             }
