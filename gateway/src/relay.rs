@@ -148,9 +148,9 @@ pub(crate) async fn forward_response(
             AfterResponse::Reuse
         }
         Err(error) => {
-            // The client has a part of the response: closing the connection is the only way to signal truncation in
-            // HTTP/1.1.
-            tracing::warn!(%error, "forwarding a response failed, connection closed");
+            // The client or the region disconnected. The client has a part of the response, and closing the connection is the
+            // only way to signal truncation in HTTP/1.1.
+            tracing::warn!(%error, "failed to forward a response; connection closed");
             AfterResponse::Close
         }
     }

@@ -136,6 +136,7 @@ impl ReportReceiver {
             Ok(report) => report,
             Err(error) => {
                 let address = self.key.address;
+                // The spoke at this address runs another version. Upgrade the older one.
                 return tracing::warn!(%address, %error, "invalid region report rejected");
             }
         };
