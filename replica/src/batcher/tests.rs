@@ -2,8 +2,8 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::thread;
 use std::time::Duration;
+
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use tokio::runtime;
