@@ -61,8 +61,9 @@ pub fn elsewhere<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budgets;
     use crate::candidate::Score;
-    use crate::plan::{AttemptTimeouts, Budgets, ExpiredTimer, RegionLoad, RegionView, RequestPlan, Step};
+    use crate::plan::{AttemptTimeouts, ExpiredTimer, RegionLoad, RegionView, RequestPlan, Step};
     use crate::some_instant;
     use regions::health::Health;
 

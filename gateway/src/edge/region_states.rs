@@ -3,12 +3,13 @@
 //! lock.
 
 use super::cold::ColdRegions;
+use gateway_core::budget::Budgets;
 use gateway_core::circuit::Permille;
 use gateway_core::health::RegionHealthTracker;
 use gateway_core::hedge::is_lightly_loaded;
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::outlier::OutlierEvidence;
-use gateway_core::plan::{AttemptTimeouts, Budgets, RegionLoad, RegionView};
+use gateway_core::plan::{AttemptTimeouts, RegionLoad, RegionView};
 use gateway_core::priority::Priority;
 use gateway_core::queue::RegionQueue;
 use gateway_core::spill::Spill;
@@ -36,7 +37,7 @@ pub(crate) struct RegionStates {
     loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, DeploymentBacklog>>,
     /// Regions that would hold a request until a replica is ready.
     pub(super) cold_regions: ColdRegions,
-    pub(crate) budgets: Budgets,
+    pub(crate) budgets: Budgets<RegionIndex>,
     /// Spillover credits that regions have granted.
     pub(crate) spill: Spill,
 }
@@ -164,7 +165,7 @@ impl RegionStates {
         &mut self,
         routing: &RoutingContext<'_>,
         now: Instant,
-        decide: impl FnOnce(RegionView<'_>, &mut Budgets) -> T,
+        decide: impl FnOnce(RegionView<'_>, &mut Budgets<RegionIndex>) -> T,
     ) -> T {
         let RegionStates { fleet, latency: _, targets, loads, cold_regions, budgets, spill: _ } = self;
         let backlog = |region| loads.get(&region).and_then(|backlogs| backlogs.get(routing.deployment));

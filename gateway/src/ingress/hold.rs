@@ -8,7 +8,7 @@
 //! The lock of the waiters is taken before that of the spoke, so that no ticket is released between its issue and the
 //! registration of its waiter.
 
-use super::attempts::ForwardedRequest;
+use super::request::ForwardedRequest;
 use crate::metrics::{HoldMetrics, NotHeldReason};
 use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::{

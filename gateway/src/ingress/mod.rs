@@ -14,6 +14,7 @@ mod hold;
 mod operations;
 mod probe;
 mod replicas;
+mod request;
 mod scrape;
 
 use crate::config::Timeouts;
@@ -26,7 +27,6 @@ use crate::request_body::{BodyError, BodyLimits, BodyReader};
 use crate::respond::{self, Rejection};
 use crate::upstream::Upstream;
 use arrival::Arrival;
-use attempts::ForwardedRequest;
 use gateway_core::endpoint;
 use gateway_core::memory::BodyOwner;
 use gateway_core::receipt::entry::Role;
@@ -35,7 +35,6 @@ use gateway_core::timing;
 use hold::Hold;
 use operations::OperationsHandler;
 use pingora::protocols::http::ServerSession;
-use regions::ModelRevision;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
 use regions::residency::ResidencyPolicy;
@@ -43,6 +42,7 @@ use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use replicas::{Replicas, random_draw};
+use request::{ForwardedRequest, deployment, milliseconds, revision, text, unreadable};
 use scheduler_core::spoke::hold::HELD_MAX;
 use scheduler_core::spoke::{ExchangeRequest, GATEWAYS_MAX, RequestedRevision, Spoke, TrafficOrigin};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
@@ -434,34 +434,4 @@ impl Ingress {
         );
         Rejection::new(ErrorCode::NotReady, message)
     }
-}
-
-fn deployment(session: &ServerSession) -> Result<DeploymentName, Rejection> {
-    let name = text(session, headers::DEPLOYMENT)?.ok_or_else(|| {
-        let message = format!("An ingress is reached through a gateway, which sets {}.", headers::DEPLOYMENT);
-        Rejection::new(ErrorCode::InvalidHeader, message).of(headers::DEPLOYMENT)
-    })?;
-    name.parse().map_err(|error| unreadable(headers::DEPLOYMENT, &error))
-}
-
-fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Rejection> {
-    let value = text(session, name)?.map(str::parse::<u64>).transpose();
-    value.map(|value| value.map(Duration::from_millis)).map_err(|error| unreadable(name, &error))
-}
-
-fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelRevision>, Rejection> {
-    let value = text(session, name)?.map(str::parse).transpose();
-    value.map_err(|error| unreadable(name, &error))
-}
-
-fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Rejection> {
-    if session.req_header().headers.get_all(name).iter().count() > 1 {
-        return Err(unreadable(name, &"it is repeated"));
-    }
-    let value = session.get_header(name);
-    value.map(|value| value.to_str().map_err(|error| unreadable(name, &error))).transpose()
-}
-
-fn unreadable(header: &'static str, error: &dyn std::fmt::Display) -> Rejection {
-    Rejection::new(ErrorCode::InvalidHeader, format!("{header} cannot be read: {error}.")).of(header)
 }
