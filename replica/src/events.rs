@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use replica_api::error::Fault;
+use replica_api::priority::Priority;
+use replica_api::refusal::Refusal;
 use replica_core::batch::Backlog;
-use replica_core::priority::Priority;
-use replica_core::refusal::Refusal;
 use replica_core::window::StartReason;
-use replica_core::wire::error::Fault;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsLocation;

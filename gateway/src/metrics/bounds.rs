@@ -248,15 +248,14 @@ impl ListenerMetricNames {
 pub(crate) struct ShedMetrics([[RelaxedCounter; ShedReason::ALL.len()]; 2]);
 
 impl ShedMetrics {
-    pub(crate) fn count(&self, priority: gateway_core::priority::Priority, reason: ShedReason) {
+    pub(crate) fn count(&self, priority: replica_api::priority::Priority, reason: ShedReason) {
         self.0[priority as usize][reason as usize].add(1);
     }
 
     pub(crate) fn render(&self, text: &mut MetricsText) {
         let name = "meridian_gateway_shed_total";
         text.head(name, Kind::Counter, "Requests that load shedding rejected, by priority and reason.");
-        for priority in
-            [gateway_core::priority::Priority::Interactive, gateway_core::priority::Priority::Bulk]
+        for priority in [replica_api::priority::Priority::Interactive, replica_api::priority::Priority::Bulk]
         {
             for reason in ShedReason::ALL {
                 let n = self.0[priority as usize][reason as usize].get();

@@ -2,10 +2,10 @@
 
 use crate::names;
 use gateway_core::endpoint::Endpoint;
-use gateway_core::priority;
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::error::ErrorCode;
-use replica_core::wire::headers;
+use replica_api::error::ErrorCode;
+use replica_api::headers;
+use replica_api::priority;
 
 /// Endpoint of a request: a served path, the list of models, or other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,10 +21,10 @@ use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
-use replica_core::refusal::Refusal;
-use replica_core::wire::error::Dialect;
-use replica_core::wire::headers;
-use replica_core::wire::openai::{ModelList, ModelObject};
+use replica_api::error::Dialect;
+use replica_api::headers;
+use replica_api::openai::{ModelList, ModelObject};
+use replica_api::refusal::Refusal;
 
 use self::call::{ApiCall, ComputedResponse};
 use crate::app::{App, Lifecycle};

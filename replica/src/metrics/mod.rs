@@ -18,12 +18,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use supervision::{Mutex, MutexGuard};
 
+use replica_api::error::ErrorCode;
+use replica_api::info::{CountersV1, EngineInfoV1};
+use replica_api::priority::{PerPriority, Priority};
 use replica_core::batch::PriorityLoad;
 use replica_core::cost::BatchCost;
-use replica_core::priority::{PerPriority, Priority};
 use replica_core::window::StartReason;
-use replica_core::wire::error::ErrorCode;
-use replica_core::wire::info::{CountersV1, EngineInfoV1};
 
 use crate::engine::Statistics;
 

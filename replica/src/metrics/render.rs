@@ -1,9 +1,9 @@
 //! Rendering of [`Metrics`] as `/metrics`: our metrics first, then TEI's.
 
+use replica_api::error::ErrorCode;
+use replica_api::priority::Priority;
 use replica_core::batch::PriorityLoad;
 use replica_core::cost::BatchCost;
-use replica_core::priority::Priority;
-use replica_core::wire::error::ErrorCode;
 
 use super::text::ExpositionText;
 use crate::engine::Statistics;
