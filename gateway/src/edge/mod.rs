@@ -19,7 +19,6 @@
 
 mod admission;
 mod auth;
-mod cold;
 mod duration;
 mod explain;
 mod forwarder;
