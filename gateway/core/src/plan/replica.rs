@@ -293,7 +293,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, a request ends: attempts are bounded, no replica is attempted twice without a hold between, and
+        /// A request ends after any events: attempts are bounded, no replica is attempted twice without a hold between, and
         /// each first-byte retry is paid for.
         #[test]
         fn every_request_ends_within_its_attempts(
