@@ -28,6 +28,7 @@
 pub mod body;
 pub mod bucket;
 pub mod budget;
+pub mod by_deployment;
 pub mod candidate;
 pub mod chunks;
 pub mod circuit;

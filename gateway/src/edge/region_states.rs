@@ -2,10 +2,11 @@
 //! Time and random draws are arguments; [`region_monitor`](super::region_monitor) has the clock, the random numbers and the
 //! lock.
 //!
-//! A region without a ready replica reports how long it would hold a request ([`gateway_core::cold`]); [`ColdRegions`] keeps
-//! which do.
+//! A region without a ready replica reports how long it would hold a request ([`gateway_core::cold`]). Most deployments have no
+//! such region, so a request whose regions are all warm costs one map lookup.
 
 use gateway_core::budget::Budgets;
+use gateway_core::by_deployment::ByDeployment;
 use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::{self, ResponseEstimate};
@@ -26,7 +27,7 @@ use regions::latency::LatencyModel;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
 use scheduler_core::spoke::{self, Report};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Maximum requests of one edge in flight to one region. At 20 ms each that is 400,000 requests per second, more than an edge
@@ -39,9 +40,9 @@ pub(crate) struct RegionStates {
     pub(crate) latency: LatencyModel,
     pub(crate) targets: TargetTracker<RegionIndex>,
     /// Last reported load of each region.
-    loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, DeploymentBacklog>>,
-    /// Regions that would hold a request until a replica is ready.
-    cold_regions: ColdRegions,
+    loads: ByDeployment<DeploymentBacklog>,
+    /// Regions that would hold a request until a replica is ready, and for how long.
+    cold: ByDeployment<Duration>,
     pub(crate) budgets: Budgets<RegionIndex>,
     /// Spillover credits that regions have granted.
     pub(crate) spill: Spill,
@@ -84,35 +85,6 @@ impl DeploymentBacklog {
     }
 }
 
-/// Regions that would hold requests, by deployment. Most deployments have no entry, so a request whose regions are all warm
-/// costs one map lookup.
-#[derive(Default)]
-struct ColdRegions(BTreeMap<DeploymentName, RegionSet>);
-
-impl ColdRegions {
-    /// Applies the report of a region.
-    fn update(&mut self, region: RegionIndex, report: &Report) {
-        self.0.values_mut().for_each(|regions| {
-            regions.remove(region);
-        });
-        for (name, _) in report.deployments.iter().filter(|(_, load)| load.ready_in.is_some()) {
-            self.0.entry(name.clone()).or_insert(RegionSet::EMPTY).insert(region);
-        }
-        self.0.retain(|_, regions| !regions.is_empty());
-    }
-
-    /// Removes all regions except these.
-    fn retain_regions(&mut self, retained: RegionSet) {
-        self.0.values_mut().for_each(|regions| *regions = regions.intersect(retained));
-        self.0.retain(|_, regions| !regions.is_empty());
-    }
-
-    /// Returns whether a region would hold a request for this deployment.
-    fn contains(&self, region: RegionIndex, deployment: &DeploymentName) -> bool {
-        self.0.get(deployment).is_some_and(|regions| regions.contains(region))
-    }
-}
-
 /// Properties of a request that routing decisions depend on.
 #[derive(Clone, Copy)]
 pub(crate) struct RoutingContext<'a> {
@@ -135,8 +107,8 @@ impl RegionStates {
                 LatencyBaseline::Own,
                 REGION_IN_FLIGHT_MAX,
             ),
-            loads: BTreeMap::new(),
-            cold_regions: ColdRegions::default(),
+            loads: ByDeployment::default(),
+            cold: ByDeployment::default(),
             budgets: Budgets::new(now),
             spill: Spill::default(),
         }
@@ -145,11 +117,11 @@ impl RegionStates {
     /// Replaces the set of regions.
     pub(super) fn set_regions(&mut self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
         self.fleet.set_regions(regions.clone());
-        let regions: BTreeSet<_> = regions.into_iter().collect();
-        self.loads.retain(|region, _| regions.contains(region));
-        self.cold_regions.retain_regions(regions.iter().copied().collect());
-        self.targets.set_targets(regions.iter().copied());
-        self.spill.retain_regions(|region| regions.contains(&region));
+        self.targets.set_targets(regions.clone());
+        let regions: RegionSet = regions.into_iter().collect();
+        self.loads.retain_regions(|region| regions.contains(region));
+        self.cold.retain_regions(|region| regions.contains(region));
+        self.spill.retain_regions(|region| regions.contains(region));
     }
 
     /// Applies the load report of `region` and its spillover credits; `requested_at` is when the exchange was sent.
@@ -160,14 +132,15 @@ impl RegionStates {
         requested_at: Instant,
         now: Instant,
     ) {
-        let granted = report.deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens));
-        self.spill.set_credits(region, granted.collect(), requested_at);
-        self.cold_regions.update(region, report);
-        let backlogs = report.deployments.iter().map(|(name, load)| {
-            (name.clone(), DeploymentBacklog::updated(self.backlog(region, name), load, now))
-        });
-        let backlogs = backlogs.collect();
-        self.loads.insert(region, backlogs);
+        let reported = report.deployments.iter();
+        let granted = reported.clone().map(|(name, load)| (name, load.granted_tokens));
+        self.spill.set_credits(region, granted, requested_at);
+        let cold = reported.clone().filter_map(|(name, load)| Some((name, load.ready_in?)));
+        self.cold.replace(region, cold);
+        let updated =
+            |(name, load)| (name, DeploymentBacklog::updated(self.loads.get(region, name), load, now));
+        let backlogs: Vec<_> = reported.map(updated).collect();
+        self.loads.replace(region, backlogs);
     }
 
     /// Returns the spillover demand of the last period in tokens, for each deployment that `region` serves.
@@ -176,22 +149,18 @@ impl RegionStates {
         region: RegionIndex,
         now: Instant,
     ) -> BTreeMap<DeploymentName, u64> {
-        let served = self.loads.get(&region).into_iter().flat_map(BTreeMap::keys);
-        served.map(|name| (name.clone(), self.spill.demand(name, now))).collect()
+        let served = self.loads.in_region(region);
+        served.map(|(name, _)| (name.clone(), self.spill.demand(name, now))).collect()
     }
 
     /// Returns the last reported load of a deployment in `region`; the default without a report.
     pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> spoke::DeploymentLoad {
-        self.backlog(region, deployment).map(|backlog| backlog.load).unwrap_or_default()
+        self.loads.get(region, deployment).map(|backlog| backlog.load).unwrap_or_default()
     }
 
-    fn backlog(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<&DeploymentBacklog> {
-        self.loads.get(&region)?.get(deployment)
-    }
-
-    /// Returns the health of a region for a request: an ejected region is `Suspect`.
+    /// Returns the health of a region that serves the deployment, for a request: an ejected region is `Suspect`.
     pub(crate) fn health(&self, region: RegionIndex, routing: &RoutingContext<'_>, now: Instant) -> Health {
-        health(&self.fleet, &self.targets, region, routing, now)
+        suspect_if_ejected(self.fleet.region_health(region), &self.targets, region, routing, now)
     }
 
     /// Calls `decide` with a view of the regions for this request, and with the budgets.
@@ -201,8 +170,8 @@ impl RegionStates {
         now: Instant,
         decide: impl FnOnce(RegionView<'_>, &mut Budgets<RegionIndex>) -> T,
     ) -> T {
-        let RegionStates { fleet, latency: _, targets, loads, cold_regions, budgets, spill: _ } = self;
-        let backlog = |region| loads.get(&region).and_then(|backlogs| backlogs.get(routing.deployment));
+        let RegionStates { fleet, latency: _, targets, loads, cold, budgets, spill: _ } = self;
+        let backlog = |region| loads.get(region, routing.deployment);
         let is_light = |region| {
             backlog(region).is_none_or(|backlog| {
                 is_lightly_loaded(backlog.load.pending_tokens, backlog.load.tokens_per_second)
@@ -213,7 +182,7 @@ impl RegionStates {
             region if is_light(region) => RegionLoad::Light,
             _ => RegionLoad::Busy,
         };
-        let is_cold = |region| cold_regions.contains(region, routing.deployment);
+        let held_for = |region| cold.get(region, routing.deployment).copied();
         let timeouts = |region| {
             let first_byte = targets.first_byte_timeout(region, routing.deployment, routing.size);
             let queue = backlog(region).map(|backlog| backlog.wait(routing.priority)).unwrap_or_default();
@@ -221,14 +190,15 @@ impl RegionStates {
                 first_byte: first_byte.map(|first_byte| first_byte + queue),
                 hedge: targets.hedge_after(region, routing.deployment, routing.size),
             };
-            warm.while_held(
-                backlog(region).filter(|_| is_cold(region)).and_then(|backlog| backlog.load.ready_in),
-            )
+            warm.while_held(held_for(region))
         };
         // After a timeout, a request must not be retried or hedged in a region that would only hold it.
-        let health = |region| match health(fleet, targets, region, routing, now) {
-            Health::Healthy if is_cold(region) => Health::Suspect,
-            health => health,
+        let health = |region| {
+            let health = fleet.health(region, routing.deployment);
+            match suspect_if_ejected(health, targets, region, routing, now) {
+                Health::Healthy if held_for(region).is_some() => Health::Suspect,
+                health => health,
+            }
         };
         decide(RegionView { health: &health, load: &load, timeouts: &timeouts }, budgets)
     }
@@ -254,31 +224,26 @@ impl RegionStates {
 
     /// Returns the expected wait of a request in the queue of `region`.
     pub(super) fn queue_wait(&self, region: RegionIndex, routing: &RoutingContext<'_>) -> Duration {
-        self.backlog(region, routing.deployment)
+        self.loads
+            .get(region, routing.deployment)
             .map(|backlog| backlog.wait(routing.priority))
             .unwrap_or_default()
     }
 
     /// Returns how long a region would hold a request according to its last report; `None` if a replica accepts it at once.
     pub(super) fn held_for(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<Duration> {
-        if self.cold_regions.contains(region, deployment) {
-            self.load(region, deployment).ready_in
-        } else {
-            None
-        }
+        self.cold.get(region, deployment).copied()
     }
 
     /// Returns the deployments whose requests a region would hold, and for how many milliseconds; for operators.
     pub(super) fn hold_times_ms(&self, region: RegionIndex) -> BTreeMap<String, u64> {
-        let names = self.cold_regions.0.keys();
-        let held = names
-            .filter_map(|name| Some((name.to_string(), self.held_for(region, name)?.as_millis() as u64)));
-        held.collect()
+        let held = self.cold.in_region(region);
+        held.map(|(name, held_for)| (name.to_string(), held_for.as_millis() as u64)).collect()
     }
 
     /// Returns whether any region would hold requests for a deployment.
     pub(super) fn is_any_cold(&self, deployment: &DeploymentName) -> bool {
-        self.cold_regions.0.contains_key(deployment)
+        self.cold.of(deployment).is_some()
     }
 
     /// Returns the time in which the fastest of the other regions would respond. It is sent to a region that would hold the
@@ -291,7 +256,7 @@ impl RegionStates {
         order: impl Iterator<Item = &'a Candidate>,
         region: RegionIndex,
     ) -> Option<Duration> {
-        if !may_sleep && !self.cold_regions.contains(region, routing.deployment) {
+        if !may_sleep && self.held_for(region, routing.deployment).is_none() {
             return None;
         }
         cold::elsewhere(order, region, |candidate| {
@@ -330,14 +295,13 @@ impl RegionStates {
     }
 }
 
-fn health(
-    fleet: &RegionHealthTracker,
+fn suspect_if_ejected(
+    health: Health,
     targets: &TargetTracker<RegionIndex>,
     region: RegionIndex,
     routing: &RoutingContext<'_>,
     now: Instant,
 ) -> Health {
-    let health = fleet.health(region, routing.deployment);
     let is_ejected = || !targets.state(region, now).admits(routing.target_draw);
     if health == Health::Healthy && is_ejected() { Health::Suspect } else { health }
 }
