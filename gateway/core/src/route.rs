@@ -262,8 +262,14 @@ fn mark_drawn(
     if shares.is_empty() {
         return;
     }
-    for candidate in candidates.iter_mut() {
-        candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
+    // The candidates are still in the order of the catalogue.
+    let position = |candidates: &[Candidate], region| {
+        candidates.binary_search_by_key(&region, |candidate| candidate.region).ok()
+    };
+    for share in shares {
+        if let Some(at) = position(candidates, share.region) {
+            candidates[at].planned = Some(*share);
+        }
     }
     let Some(random) = random else { return };
     let held_for = |region| if is_any_cold { observed.held_for(region) } else { None };
@@ -272,17 +278,14 @@ fn mark_drawn(
         ..score
     });
     let Some(first) = ready.min() else { return };
+    let is_as_good = |at: usize| candidates[at].score.tier() == first.tier();
     let usable = |region: RegionIndex| {
-        candidates
-            .iter()
-            .any(|candidate| candidate.region == region && candidate.score.tier() == first.tier())
+        position(candidates, region).is_some_and(is_as_good)
             && (region == first.region || held_for(region).is_none())
     };
-    let Some(drawn) = draw(shares, usable, throw(query.priority, interactive_share(origin), random)) else {
-        return;
-    };
-    for candidate in candidates {
-        candidate.score.drawn = Reverse(candidate.region == drawn);
+    let drawn = draw(shares, usable, throw(query.priority, interactive_share(origin), random));
+    if let Some(at) = drawn.and_then(|drawn| position(candidates, drawn)) {
+        candidates[at].score.drawn = Reverse(true);
     }
 }
 

@@ -169,11 +169,10 @@ impl Spill {
         let credits = self.credits.of(request.deployment)?;
         let wait = primary.wait.unwrap_or_default();
         let is_suitable = |region: RegionIndex, rtt: Duration| {
-            let credit = valid(credits.get(&region), now);
             let there = queue_wait(region).unwrap_or_default();
-            credit.is_some_and(|tokens| tokens >= request.tokens)
-                && (there < wait || request.turned_away)
+            (there < wait || request.turned_away)
                 && rtt + there < request.left
+                && valid(credits.get(&region), now).is_some_and(|tokens| tokens >= request.tokens)
         };
         let mut nearest: Option<(Duration, RegionIndex)> = None;
         for (region, rtt) in others {

@@ -40,7 +40,7 @@ pub(crate) struct RegionStates {
     pub(crate) latency: LatencyModel,
     pub(crate) targets: TargetTracker<RegionIndex>,
     /// Last reported load of each region.
-    loads: ByDeployment<DeploymentBacklog>,
+    pub(super) loads: ByDeployment<DeploymentBacklog>,
     /// Regions that would hold a request until a replica is ready, and for how long.
     cold: ByDeployment<Duration>,
     pub(crate) budgets: Budgets<RegionIndex>,
@@ -50,8 +50,8 @@ pub(crate) struct RegionStates {
 
 /// Reported load and queue of one deployment in one region.
 #[derive(Clone, Copy)]
-struct DeploymentBacklog {
-    load: spoke::DeploymentLoad,
+pub(super) struct DeploymentBacklog {
+    pub(super) load: spoke::DeploymentLoad,
     /// All queued tokens.
     total: RegionQueue,
     /// Queued tokens ahead of an interactive request: other interactive requests, if the region reports them separately.

@@ -5,7 +5,7 @@
 //! of a request is read a preliminary decision names the admission pool that would reject it.
 
 use super::region_monitor::RegionMonitor;
-use super::region_states::{RegionStates, RoutingContext};
+use super::region_states::{DeploymentBacklog, RegionStates, RoutingContext};
 use super::view::View;
 use super::weights::{CurrentWeights, DemandRecorder};
 use gateway_core::candidate::Candidate;
@@ -21,6 +21,7 @@ use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
 use scheduler_core::spoke::DeploymentLoad;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -123,7 +124,7 @@ impl Router {
         let now = Instant::now();
         let states = &mut *self.region_monitor.states();
         let spillover = self.spillover(states, request, demand, now)?;
-        let observed = Observed { states, request, now };
+        let observed = Observed::new(states, request, now);
         let departure = route::departure(&spillover, &observed, &route.candidates, true)?;
         states.spill.commit(request.routing.deployment, departure, now);
         departure.to
@@ -170,7 +171,7 @@ impl Router {
             }),
             spillover,
         };
-        Route(route::route(&query, &Observed { states, request, now }, BUFFER.take()))
+        Route(route::route(&query, &Observed::new(states, request, now), BUFFER.take()))
     }
 
     fn spillover<'a>(
@@ -198,7 +199,15 @@ impl Router {
 struct Observed<'a> {
     states: &'a RegionStates,
     request: &'a Routable<'a>,
+    /// Loads of the deployment, found once.
+    loads: Option<&'a BTreeMap<RegionIndex, DeploymentBacklog>>,
     now: Instant,
+}
+
+impl<'a> Observed<'a> {
+    fn new(states: &'a RegionStates, request: &'a Routable<'a>, now: Instant) -> Observed<'a> {
+        Observed { states, request, loads: states.loads.of(request.routing.deployment), now }
+    }
 }
 
 impl Observations for Observed<'_> {
@@ -231,8 +240,7 @@ impl Observations for Observed<'_> {
     }
 
     fn queue_wait(&self, region: RegionIndex) -> Option<Duration> {
-        let QueueWaits { interactive, bulk } =
-            waits(&self.states.load(region, self.request.routing.deployment));
+        let QueueWaits { interactive, bulk } = waits(&self.loads?.get(&region)?.load);
         match self.request.routing.priority {
             // A region that does not report the priorities separately has one queue for both.
             Priority::Interactive => interactive.or(bulk),
