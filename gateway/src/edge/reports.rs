@@ -6,8 +6,8 @@
 //! or three are in flight at once, and a stall is detected within one interval. They use the same connections as client
 //! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either.
 
-use super::admission::AdmissionPools;
 use super::region_monitor::RegionMonitor;
+use super::router::AdmissionPools;
 use super::table::Current;
 use crate::config::EdgeConfig;
 use crate::http1::UpstreamKey;

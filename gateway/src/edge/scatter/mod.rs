@@ -32,8 +32,8 @@ mod produce;
 mod split;
 mod write;
 
+use super::request::RequestContext;
 use super::request::{ForwardError, Request};
-use super::request_context::RequestContext;
 use super::tenant_limiters::TokenReservation;
 use super::view::View;
 use crate::listener::AfterResponse;

@@ -12,8 +12,8 @@
 
 use super::super::refusals::deadline_passed;
 use super::super::request::ForwardError;
+use super::super::request::ReceiptIds;
 use super::super::request::Request;
-use super::super::request_context::ReceiptIds;
 use super::super::view::View;
 use super::join_buffer::{JoinBuffer, JoinedEvent};
 use super::part::{PartContext, PartFailure, PartProgress, PartStage, PendingPart, StreamingPart};
