@@ -1,11 +1,11 @@
 //! HTTP client of the hub's operator API.
 
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
-use scheduler_core::wire::apply::{AppliedDeploymentsV1, AppliedV1, ApplyV1, ProblemsV1, RolloutV1};
-use scheduler_core::wire::deployment::PromotedV1;
-use scheduler_core::wire::plan::PlanV1;
-use scheduler_core::wire::route::RouteTableV1;
-use scheduler_core::wire::tenant::TenantsV1;
+use scheduler_api::apply::{AppliedDeploymentsV1, AppliedV1, ApplyV1, ProblemsV1, RolloutV1};
+use scheduler_api::deployment::PromotedV1;
+use scheduler_api::plan::PlanV1;
+use scheduler_api::route::RouteTableV1;
+use scheduler_api::tenant::TenantsV1;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;

@@ -33,7 +33,7 @@ use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
-use scheduler_core::spoke::{DeploymentLoad, Report};
+use scheduler_api::report::{DeploymentLoad, Report};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};

@@ -6,10 +6,10 @@
 //! generation in memory (invariant 5, Monotone plans), whichever process is slower.
 
 use regions::route::{Generation, RouteTable};
+use scheduler_api::WireError;
+use scheduler_api::plan::{GatewayWeights, WeightsV1};
+use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::{self, AcceptedGeneration};
-use scheduler_core::wire::WireError;
-use scheduler_core::wire::plan::{GatewayWeights, WeightsV1};
-use scheduler_core::wire::route::RouteTableV1;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};

@@ -19,11 +19,10 @@ use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::Share;
 use replica_api::priority::Priority;
-use scheduler_core::bound;
-use scheduler_core::plan::TrafficClass;
-use scheduler_core::wire::plan::{
-    self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, WeightsV1,
+use scheduler_api::plan::{
+    self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, TrafficClass, WeightsV1,
 };
+use scheduler_core::bound;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;

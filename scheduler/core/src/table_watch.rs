@@ -10,9 +10,9 @@ use std::time::Duration;
 use regions::{Generation, RouteTable};
 
 use crate::bound::{self, AcceptedGeneration, RejectedGeneration};
-use crate::rollout::Reader;
-use crate::wire::WireError;
-use crate::wire::route::RouteTableV1;
+use scheduler_api::WireError;
+use scheduler_api::reader::Reader;
+use scheduler_api::route::RouteTableV1;
 
 /// Timeout of the deregistration. If no hub receives it, the reader times out at the hub.
 pub const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use reqwest::{RequestBuilder, Response, StatusCode};
+use scheduler_api::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
+use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegisterV1};
 use scheduler_core::hubs::Hubs;
-use scheduler_core::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_core::token::Token;
-use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 
 /// Time limit of a call; less than half a lease, so that a lost call can be repeated.
 const TIMEOUT: Duration = Duration::from_secs(2);

@@ -23,11 +23,10 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::DeploymentName;
-use scheduler_core::lease::{LeaseHolder, LeaseId};
-use scheduler_core::registry::Registration;
+use scheduler_api::lease::{LeaseHolder, LeaseId};
+use scheduler_api::plan::floors_from_wire;
+use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
 use scheduler_core::spoke::Spoke;
-use scheduler_core::wire::plan::floors_from_wire;
-use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegionState, RegisterV1};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 

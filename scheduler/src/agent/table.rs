@@ -21,13 +21,13 @@ use supervision::Mutex;
 
 use regions::{Catalogue, Generation, RouteTable};
 use reqwest::StatusCode;
+use scheduler_api::reader::{Reader, Role};
+use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::{self, AcceptedGeneration};
 use scheduler_core::hubs::Hubs;
-use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::spoke::Spoke;
 use scheduler_core::table_watch;
 use scheduler_core::token::Token;
-use scheduler_core::wire::route::RouteTableV1;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
