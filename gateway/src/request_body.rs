@@ -23,7 +23,7 @@ use crate::compress;
 use crate::cpu::CpuPool;
 use crate::listener::chunk_error;
 use crate::metrics::{BodyRejection, LabelCounter};
-use crate::respond::Rejection;
+use crate::respond::{ForwardError, Rejection};
 use gateway_core::encoding::{self, Coding};
 use gateway_core::memory::{self, BodyOwner, Budget, BudgetExceeded};
 use gateway_core::progress::{self, BodyProgress, TooSlow};
@@ -136,6 +136,15 @@ impl BodyError {
         match self {
             BodyError::Rejected(why, rejection) => BodyError::Rejected(why, rejection.with_processed(bytes)),
             BodyError::ClientDisconnected => BodyError::ClientDisconnected,
+        }
+    }
+}
+
+impl From<BodyError> for ForwardError {
+    fn from(error: BodyError) -> ForwardError {
+        match error {
+            BodyError::Rejected(_, rejection) => ForwardError::Rejected(rejection),
+            BodyError::ClientDisconnected => ForwardError::ClientDisconnected,
         }
     }
 }

@@ -67,6 +67,18 @@ impl Rejection {
     }
 }
 
+/// Reason for which a request was not forwarded.
+pub(crate) enum ForwardError {
+    Rejected(Rejection),
+    ClientDisconnected,
+}
+
+impl From<Rejection> for ForwardError {
+    fn from(refusal: Rejection) -> ForwardError {
+        ForwardError::Rejected(refusal)
+    }
+}
+
 /// Default retry-after where waiting helps: twice the time after which an unresponsive region counts as lost.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(3);
 /// Retry time in milliseconds, since `retry-after` has whole seconds; OpenAI's clients read this header first.

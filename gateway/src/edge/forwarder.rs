@@ -21,14 +21,14 @@ use super::refusals::{
 };
 use super::region_monitor::{InFlight, NextStep, RegionMonitor};
 use super::region_states::REGION_IN_FLIGHT_MAX;
-use super::request::{ForwardError, Request};
+use super::request::Request;
 use super::table::Current;
 use super::view::{Terms, View};
 use crate::config::EdgeConfig;
 use crate::events::at;
 use crate::names;
 use crate::receipts::{CommitFailed, Recorder, Sending, WriteAhead};
-use crate::respond::Rejection;
+use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};

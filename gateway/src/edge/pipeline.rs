@@ -18,7 +18,7 @@ use super::refusals::{
 use super::region_monitor::random_draws;
 use super::region_states::RoutingContext;
 use super::request::{
-    ForwardError, Request, RequestContext, RequestRecorder, declared_length, none_repeated, peer, single,
+    Request, RequestContext, RequestRecorder, declared_length, none_repeated, peer, single,
 };
 use super::responder::{Responder, preflight_response};
 use super::router::{AdmissionControl, RequestDemand, Routable, Router, left};
@@ -31,8 +31,8 @@ use crate::listener::{AfterResponse, RequestHandler};
 use crate::metrics::{EndpointLabel, RequestOutcome};
 use crate::receipts::{QueueSlot, Recorder};
 use crate::relay::ForwardedHeaders;
-use crate::request_body::{BodyError, BodyReader, BufferedBody};
-use crate::respond::{self, Rejection};
+use crate::request_body::{BodyReader, BufferedBody};
+use crate::respond::{self, ForwardError, Rejection};
 use crate::tokens::TokenVerifier;
 use crate::{openapi, relay};
 use gateway_core::body::{self, BodySummary};
@@ -261,13 +261,7 @@ impl RequestReader {
         let (id, arrived) = (&context.id, context.arrived);
         let options = self.options(session)?;
         self.admission.check_head(target, view, &tenant, &options, declared_length(session), arrived)?;
-        let body =
-            self.body_reader.body(session, self.owner(session, &tenant)).await.map_err(
-                |none| match none {
-                    BodyError::Rejected(_, refusal) => ForwardError::Rejected(refusal),
-                    BodyError::ClientDisconnected => ForwardError::ClientDisconnected,
-                },
-            )?;
+        let body = self.body_reader.body(session, self.owner(session, &tenant)).await?;
         let summary = self.body_of(target, &body, &tenant).await;
         let summary = summary.map_err(|refusal| refusal.with_processed(body.bytes.len()))?;
         let cost = Cost { inputs: summary.inputs, tokens: summary.tokens.max(min_tokens(&body)) };

@@ -151,18 +151,6 @@ impl Request {
     }
 }
 
-/// Reason for which a request was not forwarded.
-pub(super) enum ForwardError {
-    Rejected(Rejection),
-    ClientDisconnected,
-}
-
-impl From<Rejection> for ForwardError {
-    fn from(refusal: Rejection) -> ForwardError {
-        ForwardError::Rejected(refusal)
-    }
-}
-
 /// Records requests when they end: log, metrics, explanations and receipts.
 pub(super) struct RequestRecorder {
     pub(super) config: Arc<EdgeConfig>,

@@ -23,8 +23,8 @@ use crate::listener::{AfterResponse, Listener, RequestHandler, StopReason};
 use crate::metrics::{IngressMetrics, ListenerMetrics, RequestOutcome};
 use crate::receipts::{CommitFailed, ReceiptsConfig, ReceiptsError, Recorder};
 use crate::relay::{self, ForwardedHeaders};
-use crate::request_body::{BodyError, BodyLimits, BodyReader};
-use crate::respond::{self, Rejection};
+use crate::request_body::{BodyLimits, BodyReader};
+use crate::respond::{self, ForwardError, Rejection};
 use crate::upstream::Upstream;
 use arrival::Arrival;
 use gateway_core::endpoint;
@@ -41,6 +41,7 @@ use regions::residency::ResidencyPolicy;
 use regions::set::RegionIndex;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
+use replica_api::priority::Priority;
 use replicas::{Replicas, random_draw};
 use request::{ForwardedRequest, deployment, milliseconds, revision, text, unreadable};
 use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, ReportV1};
@@ -261,7 +262,7 @@ impl RequestHandler for Ingress {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
                     self.forward(session, path, arrived, arrival).await
                 }
-                None => Err(RequestError::Rejected(Rejection::new(
+                None => Err(ForwardError::Rejected(Rejection::new(
                     ErrorCode::NotFound,
                     "The ingress has no such path.",
                 ))),
@@ -272,10 +273,10 @@ impl RequestHandler for Ingress {
             Ok(AfterResponse::Close) => {
                 (AfterResponse::Close, RequestOutcome::of_session(session).truncated())
             }
-            Err(RequestError::ClientDisconnected) => {
+            Err(ForwardError::ClientDisconnected) => {
                 (AfterResponse::Close, RequestOutcome::ClientDisconnected)
             }
-            Err(RequestError::Rejected(rejection)) => {
+            Err(ForwardError::Rejected(rejection)) => {
                 let region = [(headers::REGION, self.region.as_str())];
                 (respond::reject(session, &rejection, &region).await, RequestOutcome::of_session(session))
             }
@@ -287,29 +288,8 @@ impl RequestHandler for Ingress {
     }
 }
 
-/// Reason why a request has no response of a replica.
-enum RequestError {
-    Rejected(Rejection),
-    ClientDisconnected,
-}
-
-impl From<Rejection> for RequestError {
-    fn from(rejection: Rejection) -> RequestError {
-        RequestError::Rejected(rejection)
-    }
-}
-
-impl From<BodyError> for RequestError {
-    fn from(error: BodyError) -> RequestError {
-        match error {
-            BodyError::Rejected(_, rejection) => RequestError::Rejected(rejection),
-            BodyError::ClientDisconnected => RequestError::ClientDisconnected,
-        }
-    }
-}
-
 impl Ingress {
-    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterResponse, RequestError> {
+    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterResponse, ForwardError> {
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Rejection::new(ErrorCode::InvalidJson, format!("Invalid exchange request: {error}."))
@@ -329,7 +309,7 @@ impl Ingress {
         path: &'static str,
         arrived: Instant,
         arrival: &mut Arrival<'_>,
-    ) -> Result<AfterResponse, RequestError> {
+    ) -> Result<AfterResponse, ForwardError> {
         let policy = self.allowed_here(session)?;
         let deployment = deployment(session)?;
         self.check_deployment_policy(&deployment)?;
@@ -346,6 +326,7 @@ impl Ingress {
             TrafficOrigin::Local
         };
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
+        let priority = text(session, headers::PRIORITY)?;
         let request = ForwardedRequest {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
@@ -361,7 +342,7 @@ impl Ingress {
             tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             deadline,
             draw: random_draw(),
-            band: hold::band(text(session, headers::PRIORITY)?),
+            priority: priority.and_then(|priority| priority.parse().ok()).unwrap_or(Priority::Interactive),
             elsewhere: milliseconds(session, headers::ALTERNATIVE_MS)?,
         };
         arrival.commit().await.map_err(|CommitFailed| self.no_receipt())?;
@@ -369,7 +350,7 @@ impl Ingress {
         let (response, attempt, held) = tokio::select! {
             biased;
             result = self.send_to_replica(&request) => result?,
-            () = relay::client_disconnected(session) => return Err(RequestError::ClientDisconnected),
+            () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
         };
         let reported =
             response.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());

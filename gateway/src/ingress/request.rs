@@ -11,8 +11,8 @@ use regions::ModelRevision;
 use regions::id::DeploymentName;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
+use replica_api::priority::Priority;
 use scheduler_core::spoke::RequestedRevision;
-use scheduler_core::spoke::hold::HoldPriority;
 use std::time::{Duration, Instant};
 
 /// Request to be forwarded to a replica.
@@ -32,7 +32,8 @@ pub(super) struct ForwardedRequest {
     pub(super) deadline: Instant,
     /// Random draw of the request for circuit breakers.
     pub(super) draw: Permille,
-    pub(super) band: HoldPriority,
+    /// Priority that the gateway decided.
+    pub(super) priority: Priority,
     /// Estimated response time in another region that has a ready replica, if the gateway knows one.
     pub(super) elsewhere: Option<Duration>,
 }

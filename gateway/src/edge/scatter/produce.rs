@@ -11,7 +11,6 @@
 //! read, to avoid a deadlock.
 
 use super::super::refusals::deadline_passed;
-use super::super::request::ForwardError;
 use super::super::request::ReceiptIds;
 use super::super::request::Request;
 use super::super::view::View;
@@ -20,6 +19,7 @@ use super::part::{PartContext, PartFailure, PartProgress, PartStage, PendingPart
 use super::split::RequestSplit;
 use super::split::Splitter;
 use crate::metrics::PartOutcome;
+use crate::respond::ForwardError;
 use crate::respond::{RETRY_AFTER_MS, Rejection};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use gateway_core::scatter::dispatch::SubRequestDispatcher;
