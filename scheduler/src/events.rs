@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
 use regions::{DeploymentName, Generation, ModelRevision, RegionId};
+use scheduler_api::plan::TrafficClass;
 use scheduler_core::access::Denied;
-use scheduler_core::plan::TrafficClass;
 use scheduler_store::EtcdConfig;
 
 crate::log::events! {

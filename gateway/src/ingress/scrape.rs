@@ -9,8 +9,9 @@ use crate::respond;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
 use pingora::protocols::http::ServerSession;
+use scheduler_api::report::DeploymentLoad;
+use scheduler_core::spoke::ScalingStatus;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
-use scheduler_core::spoke::{DeploymentLoad, ScalingStatus};
 use std::time::Instant;
 
 /// Accessor of a number of a deployment's load.

@@ -15,6 +15,7 @@ mod admission;
 mod chunked;
 #[cfg(test)]
 mod contained;
+mod filtered;
 mod h1;
 mod h2;
 mod meter;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response};
-use replica_api::error::Dialect;
+use replica_api::api::Dialect;
 use replica_api::headers;
 use replica_api::input::{Input, InputField, OverlongPolicy, TextOrPair, Truncation};
 use replica_api::priority::{self, Priority};

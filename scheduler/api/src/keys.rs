@@ -1,0 +1,149 @@
+//! Keys of the hub's store.
+//!
+//! ```text
+//! meta/epoch                    decimal digits       raised when the store is replaced or restored
+//! desired/deployments           DeploymentsV1        desired deployments, compressed if large
+//! desired/tenants               TenantsV1            desired tenants, if any were applied
+//! spokes/{region}/{boot id}     RegisterV1           registration, under the spoke's lease
+//! leases/{region}/{boot id}     32 hex digits        identifier of the spoke's lease, under that lease
+//! readers/{reader}              ReaderV1             table that a gateway or a spoke runs, under a lease of its own
+//! routes                        RouteTableV1         last published table, compressed if large
+//! demand/{region}/{boot id}     DemandV1             demand of a gateway, under a lease of its own
+//! drains/{region}               DrainV1              region that an operator drains
+//! plan/weights/{region}         WeightsV1            rows of the gateways in a region, compressed if large
+//! plan/floors/{region}          RegionFloorsV1       minimum numbers of replicas of a region
+//! leader                        a hub's address      hub that writes `routes`, under its lease
+//! ```
+//!
+//! All deployments have one key, because they are applied as a whole and one key changes atomically in every store. A
+//! transaction of etcd is limited to 128 operations.
+
+use regions::RegionId;
+
+use crate::lease::LeaseHolder;
+use crate::reader::Reader;
+
+/// Epoch of the store, raised when the store is replaced or restored.
+pub const EPOCH: &str = "meta/epoch";
+/// Desired deployments.
+pub const DEPLOYMENTS: &str = "desired/deployments";
+/// Desired tenants.
+pub const TENANTS: &str = "desired/tenants";
+/// Prefix of the readers.
+pub const READERS: &str = "readers/";
+/// Prefix of the spokes.
+pub const SPOKES: &str = "spokes/";
+/// Prefix of the identifiers of spokes' leases.
+const LEASES: &str = "leases/";
+/// Last published route table.
+pub const ROUTES: &str = "routes";
+
+/// Prefix of the gateways' demand reports.
+pub const DEMAND: &str = "demand/";
+/// Prefix of the drains.
+pub const DRAINS: &str = "drains/";
+/// Prefix of the plan. Each part has its own key, so that no value grows with the whole fleet and unchanged parts are
+/// not written.
+pub const PLAN: &str = "plan/";
+/// Prefix of the plan's rows.
+pub const WEIGHTS: &str = "plan/weights/";
+/// Prefix of the plan's floors.
+pub const FLOORS: &str = "plan/floors/";
+
+/// Address of the leading hub.
+pub const LEADER: &str = "leader";
+
+/// Returns the key of a reader.
+pub fn reader(reader: &Reader) -> String {
+    format!("{READERS}{reader}")
+}
+
+/// Returns the key of a spoke. Each instance of a spoke has its own key, so that an old instance that still drains and
+/// its successor do not overwrite each other.
+pub fn spoke(region: &RegionId, boot_id: u64) -> String {
+    format!("{}{boot_id:016x}", spokes_of(region))
+}
+
+/// Returns the prefix of this region's spokes.
+pub fn spokes_of(region: &RegionId) -> String {
+    format!("{SPOKES}{region}/")
+}
+
+/// Returns the key of the identifier of a spoke's lease ([`crate::lease`]).
+pub fn lease(LeaseHolder { region, boot_id }: &LeaseHolder) -> String {
+    format!("{LEASES}{region}/{boot_id:016x}")
+}
+
+/// Returns the key of a gateway's demand report. Each instance has its own key, like a spoke's.
+pub fn demand(region: &RegionId, boot_id: u64) -> String {
+    format!("{DEMAND}{region}/{boot_id:016x}")
+}
+
+/// Returns the key of a drain.
+pub fn drain(region: &RegionId) -> String {
+    format!("{DRAINS}{region}")
+}
+
+/// Returns the key of the rows of a region's gateways.
+pub fn weights(region: &RegionId) -> String {
+    format!("{WEIGHTS}{region}")
+}
+
+/// Returns the key of a region's floors.
+pub fn floors(region: &RegionId) -> String {
+    format!("{FLOORS}{region}")
+}
+
+/// Parses the key of a reader.
+pub fn reader_of(key: &str) -> Option<Reader> {
+    key.strip_prefix(READERS)?.parse().ok()
+}
+
+/// Parses the key of a spoke.
+pub fn spoke_of(key: &str) -> Option<(RegionId, u64)> {
+    instance_of(key.strip_prefix(SPOKES)?)
+}
+
+/// Parses the key of a demand report.
+pub fn demand_of(key: &str) -> Option<(RegionId, u64)> {
+    instance_of(key.strip_prefix(DEMAND)?)
+}
+
+/// Parses the key of a drain.
+pub fn drain_of(key: &str) -> Option<RegionId> {
+    key.strip_prefix(DRAINS)?.parse().ok()
+}
+
+fn instance_of(key: &str) -> Option<(RegionId, u64)> {
+    let (region, boot_id) = key.rsplit_once('/')?;
+    Some((region.parse().ok()?, u64::from_str_radix(boot_id, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::any;
+    use super::*;
+    use crate::reader::Role;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_key_parses_to_the_values_it_was_made_from(region in any::region(), boot_id: u64) {
+            let key = spoke(&region, boot_id);
+            prop_assert!(key.starts_with(&spokes_of(&region)));
+            prop_assert_eq!(spoke_of(&key), Some((region.clone(), boot_id)));
+            prop_assert_eq!(demand_of(&demand(&region, boot_id)), Some((region.clone(), boot_id)));
+            prop_assert_eq!(drain_of(&drain(&region)), Some(region.clone()));
+            let gateway = Reader { role: Role::Gateway, region, boot_id };
+            prop_assert_eq!(reader_of(&reader(&gateway)), Some(gateway));
+        }
+    }
+
+    #[test]
+    fn a_foreign_key_does_not_parse() {
+        for key in ["spokes/", "spokes/aws/us-east-1", "spokes/aws/us-east-1/one", "routes", "leader", ""] {
+            assert_eq!(spoke_of(key), None, "{key}");
+        }
+        assert_eq!(reader_of("readers/gateway/aws"), None);
+    }
+}

@@ -1,0 +1,171 @@
+//! API of the control plane: messages between gateways, spokes and the hub, records of the hub's store, and the values
+//! that they carry.
+//!
+//! Each type carries a version, in its name and in its first field, and is converted to a domain type by exhaustive
+//! destructuring: a new field does not compile until its conversion is written. A message of another version is
+//! rejected before any other field is parsed, and the error names the version.
+//!
+//! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to all
+//! readers, with every [`deployment`] and every [`tenant`]. [`plan`] contains the gateways' demand and the traffic
+//! plan, [`apply`] the operator's messages, and [`keys`] the keys of the hub's store. A [`reader`] follows the route
+//! table; a [`lease`] keeps a registration alive.
+
+pub mod apply;
+pub mod deployment;
+pub mod keys;
+pub mod lease;
+pub mod plan;
+pub mod reader;
+pub mod registration;
+pub mod report;
+pub mod revision;
+pub mod route;
+pub mod tenant;
+
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use regions::DeploymentName;
+use regions::deployment::MAX_DEPLOYMENTS;
+
+/// Version of all wire types.
+pub const VERSION: u32 = 1;
+
+/// Invalid field of a message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{field}`: {problem}")]
+pub struct WireError {
+    /// Path of the field, such as `regions[3].endpoint`.
+    pub field: String,
+    /// Description of the problem, with the expected value.
+    pub problem: String,
+}
+
+impl WireError {
+    fn new(field: impl Into<String>, problem: impl Display) -> WireError {
+        WireError { field: field.into(), problem: problem.to_string() }
+    }
+}
+
+/// Message of an unsupported version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("version {0} is not supported; this process supports version {VERSION}")]
+struct UnknownVersion(u32);
+
+fn check_version(version: u32) -> Result<(), UnknownVersion> {
+    if version == VERSION { Ok(()) } else { Err(UnknownVersion(version)) }
+}
+
+/// Deserializes the field `version`. It is the first field, so that a message of another version is rejected for its
+/// version and not for a missing field.
+fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let version = u32::deserialize(from)?;
+    check_version(version).map_err(serde::de::Error::custom)?;
+    Ok(version)
+}
+
+/// Checks the version of a message that was not deserialized.
+fn reject_other_versions(version: u32) -> Result<(), WireError> {
+    check_version(version).map_err(|error| WireError::new("version", error))
+}
+
+fn parsed<T: FromStr<Err: Display>>(field: impl Into<String>, text: &str) -> Result<T, WireError> {
+    text.parse().map_err(|error| WireError::new(field, error))
+}
+
+/// Parses an address at which other processes can reach its owner.
+fn endpoint(field: impl Into<String>, text: &str) -> Result<SocketAddr, WireError> {
+    let shown: String = text.chars().take(64).collect();
+    let address = text.parse::<SocketAddr>().ok();
+    address.filter(|at| at.port() != 0 && !at.ip().is_unspecified() && !at.ip().is_multicast()).ok_or_else(
+        || {
+            WireError::new(
+                field,
+                format!("`{shown}` is not a reachable address; write IP:PORT, such as 10.0.0.7:7100"),
+            )
+        },
+    )
+}
+
+/// Parses a list of distinct deployment names.
+fn names(field: &str, given: &[String]) -> Result<BTreeSet<DeploymentName>, WireError> {
+    reject_too_many(field, given.len(), MAX_DEPLOYMENTS)?;
+    let mut names = BTreeSet::new();
+    for (index, text) in given.iter().enumerate() {
+        let name: DeploymentName = parsed(format!("{field}[{index}]"), text)?;
+        if !names.insert(name) {
+            return Err(WireError::new(format!("{field}[{index}]"), format!("`{text}` is listed twice")));
+        }
+    }
+    Ok(names)
+}
+
+fn reject_too_many(field: &str, given: usize, max: usize) -> Result<(), WireError> {
+    if given <= max {
+        return Ok(());
+    }
+    Err(WireError::new(field, format!("{given} entries; at most {max} are allowed")))
+}
+
+fn to_strings<T: ToString>(names: impl IntoIterator<Item = T>) -> Vec<String> {
+    names.into_iter().map(|name| name.to_string()).collect()
+}
+
+/// Strategies for the property tests of the wire types.
+#[cfg(test)]
+mod any {
+    use super::*;
+    use proptest::collection::btree_set;
+    use proptest::prelude::*;
+    use regions::RegionId;
+
+    pub(super) fn region() -> impl Strategy<Value = RegionId> {
+        "[a-z]{1,8}/[a-z0-9-]{1,20}".prop_map(|text| text.parse().unwrap())
+    }
+
+    pub(super) fn name() -> impl Strategy<Value = DeploymentName> {
+        "[A-Za-z0-9._-]{1,64}".prop_map(|text| text.parse().unwrap())
+    }
+
+    pub(super) fn names() -> impl Strategy<Value = BTreeSet<DeploymentName>> {
+        btree_set(name(), 0..5)
+    }
+
+    pub(super) fn endpoint() -> impl Strategy<Value = SocketAddr> {
+        (any::<[u8; 4]>(), 1..=u16::MAX)
+            .prop_map(SocketAddr::from)
+            .prop_filter("can be reached", |at| !at.ip().is_unspecified() && !at.ip().is_multicast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_must_be_reachable_from_other_machines() {
+        for text in ["10.0.0.7:7100", "[2001:db8::1]:7100", "127.0.0.1:1"] {
+            assert_eq!(endpoint("endpoint", text).map(|at| at.to_string()), Ok(text.to_owned()));
+        }
+        for text in
+            ["", "spoke.internal:7100", "10.0.0.7", "0.0.0.0:7100", "[::]:1", "10.0.0.7:0", "224.0.0.1:1"]
+        {
+            let error = endpoint("endpoint", text).unwrap_err();
+            assert_eq!(error.field, "endpoint", "{text}");
+            assert!(error.problem.contains("such as 10.0.0.7:7100"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_maximum_number_of_names_is_accepted_and_one_more_is_not() {
+        let list = |len: usize| (0..len).map(|n| format!("d{n}")).collect::<Vec<_>>();
+        assert_eq!(
+            names("deployments", &list(MAX_DEPLOYMENTS)).map(|names| names.len()),
+            Ok(MAX_DEPLOYMENTS)
+        );
+        assert_eq!(names("deployments", &list(MAX_DEPLOYMENTS + 1)).unwrap_err().field, "deployments");
+    }
+}

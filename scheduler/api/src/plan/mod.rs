@@ -1,0 +1,82 @@
+//! Demand, traffic plan and floors, as messages between gateways, spokes and the hub and as records of the store.
+//!
+//! Once a second a gateway reports its demand by class and origin ([`DemandV1`]). The response contains its rows of the
+//! plan ([`WeightsV1`]) if they are newer. The gateway accepts the rows as a whole or not at all: if the shares of a
+//! row do not add up, a region occurs twice, or a reason is unknown, the current rows stay.
+//!
+//! The capacity of a spoke is part of its registration ([`super::registration`]); its floors are part of the lease
+//! response.
+
+mod capacity;
+mod demand;
+mod floors;
+mod weights;
+
+pub use capacity::{CountV1, PoolV1, RegionCapacity, ReplicaCount, ReplicaPool};
+pub use demand::{ClassDemandV1, DemandV1, GatewayBoot, GatewayDemand};
+pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, floors_from_wire, floors_to_wire};
+pub use weights::{GatewayWeights, NamedShare, RowV1, ShareV1, WeightsV1};
+
+use regions::{DeploymentName, RegionId, ResidencyPolicy};
+use serde::{Deserialize, Serialize};
+
+use super::deployment::parse_policy;
+use super::{WireError, known_version, parsed, reject_other_versions};
+
+/// Maximum number of rows of one gateway: a thousand deployments from eight origins, or under eight policies.
+pub const ROWS_MAX: usize = 8192;
+
+/// `GET /v1/plan`: the complete plan, for operators.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanV1 {
+    /// Version of the message: 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Rows of the gateways in each region.
+    pub weights: Vec<WeightsV1>,
+    /// Floors of each region.
+    pub floors: Vec<RegionFloorsV1>,
+}
+
+/// `PUT /v1/drains/{cloud}/{name}`: the response; also the stored record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainV1 {
+    /// Version of the message: 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Region that is being drained.
+    pub region: String,
+}
+
+impl TryFrom<DrainV1> for RegionId {
+    type Error = WireError;
+
+    fn try_from(wire: DrainV1) -> Result<RegionId, WireError> {
+        let DrainV1 { version, region } = wire;
+        reject_other_versions(version)?;
+        parsed("region", &region)
+    }
+}
+
+/// Requests with the same deployment and the same allowed regions.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TrafficClass {
+    /// Requested deployment.
+    pub deployment: DeploymentName,
+    /// Residency policy of the requests, as gateways report it.
+    pub residency: ResidencyPolicy,
+}
+
+fn parse_class(
+    what: &str,
+    deployment: &str,
+    residency: Option<String>,
+    origin: &str,
+) -> Result<(TrafficClass, RegionId), WireError> {
+    let deployment = parsed(format!("{what}.deployment"), deployment)?;
+    let residency = parse_policy(&format!("{what}.residency"), residency)?;
+    Ok((TrafficClass { deployment, residency }, parsed(format!("{what}.origin"), origin)?))
+}
+
+#[cfg(test)]
+mod tests;

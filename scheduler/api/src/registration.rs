@@ -1,0 +1,258 @@
+//! Registration of a spoke at the hub: the address of its region, and the deployments that are ready there.
+//!
+//! A registration is valid as long as its lease is kept alive. The same type is the stored record of a spoke.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use regions::{DeploymentName, RegionId};
+use serde::{Deserialize, Serialize};
+
+use super::plan::{FloorV1, PoolV1, RegionCapacity};
+use super::revision::{ReplicaRevisions, ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
+use super::{VERSION, WireError, endpoint, known_version, names, parsed, reject_other_versions, to_strings};
+
+/// Registration of a spoke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Region of the spoke.
+    pub region: RegionId,
+    /// Address at which gateways reach it.
+    pub endpoint: SocketAddr,
+    /// Random number drawn at each start of the spoke.
+    pub boot_id: u64,
+    /// Deployments that have a ready replica, or would start one on demand.
+    pub deployments: BTreeSet<DeploymentName>,
+    /// Capacity of the region.
+    pub capacity: RegionCapacity,
+    /// Model revisions that its replicas run.
+    pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
+}
+
+/// `POST /v1/spokes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisterV1 {
+    /// Version of the message: 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Region of the spoke.
+    pub region: String,
+    /// Address at which gateways reach it.
+    pub endpoint: String,
+    /// Random number drawn at each start of the spoke.
+    pub boot_id: u64,
+    /// Deployments that have a ready replica, or would start one on demand.
+    pub deployments: Vec<String>,
+    /// Capacity of the region. Absent from spokes that do not report it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub capacity: Vec<PoolV1>,
+    /// Model revisions that its replicas run. Absent from spokes that do not report them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ReplicaRevisionsV1>,
+}
+
+/// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepAliveV1 {
+    /// Version of the message: 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// All deployments that have a ready replica, or would start one on demand, as in the registration.
+    pub deployments: Vec<String>,
+    /// Capacity of the region, as in the registration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub capacity: Vec<PoolV1>,
+    /// Model revisions that its replicas run, as in the registration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ReplicaRevisionsV1>,
+}
+
+/// Changing part of a registration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegionState {
+    /// Deployments that have a ready replica, or would start one on demand.
+    pub deployments: BTreeSet<DeploymentName>,
+    /// Capacity of the region.
+    pub capacity: RegionCapacity,
+    /// Model revisions that its replicas run.
+    pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
+}
+
+/// Response to both: the registration is valid.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseV1 {
+    /// Version of the message: 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Identifier with which the holder renews and ends its lease ([`crate::lease`]): 32 hexadecimal digits, a secret
+    /// of the holder.
+    pub lease: String,
+    /// Time to live of the lease without a renewal, in milliseconds.
+    pub ttl_ms: u64,
+    /// Listed deployments that the hub does not know. The route table omits them until it does.
+    pub unknown: Vec<String>,
+    /// Minimum numbers of replicas by deployment. Absent before the first plan; then the previous floors stay in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floors: Option<Vec<FloorV1>>,
+}
+
+impl From<&Registration> for RegisterV1 {
+    fn from(registration: &Registration) -> RegisterV1 {
+        let Registration { region, endpoint, boot_id, deployments, capacity, models } = registration;
+        RegisterV1 {
+            version: VERSION,
+            region: region.to_string(),
+            endpoint: endpoint.to_string(),
+            boot_id: *boot_id,
+            deployments: to_strings(deployments),
+            capacity: capacity.into(),
+            models: replica_revisions_v1(models),
+        }
+    }
+}
+
+impl TryFrom<RegisterV1> for Registration {
+    type Error = WireError;
+
+    fn try_from(wire: RegisterV1) -> Result<Registration, WireError> {
+        let RegisterV1 { version, region, endpoint: at, boot_id, deployments, capacity, models } = wire;
+        reject_other_versions(version)?;
+        Ok(Registration {
+            region: parsed("region", &region)?,
+            endpoint: endpoint("endpoint", &at)?,
+            boot_id,
+            deployments: names("deployments", &deployments)?,
+            capacity: capacity.try_into()?,
+            models: read_replica_revisions("models", models)?,
+        })
+    }
+}
+
+impl KeepAliveV1 {
+    /// Creates the message from this state.
+    pub fn new(state: &RegionState) -> KeepAliveV1 {
+        let RegionState { deployments, capacity, models } = state;
+        KeepAliveV1 {
+            version: VERSION,
+            deployments: to_strings(deployments),
+            capacity: capacity.into(),
+            models: replica_revisions_v1(models),
+        }
+    }
+
+    /// Converts the message to the state of the region.
+    ///
+    /// # Errors
+    ///
+    /// The first invalid field.
+    pub fn into_state(self) -> Result<RegionState, WireError> {
+        let KeepAliveV1 { version, deployments, capacity, models } = self;
+        reject_other_versions(version)?;
+        Ok(RegionState {
+            deployments: names("deployments", &deployments)?,
+            capacity: capacity.try_into()?,
+            models: read_replica_revisions("models", models)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::any;
+    use super::*;
+    use crate::plan::{ReplicaCount, ReplicaPool};
+    use crate::revision::RevisionReplicas;
+    use proptest::prelude::*;
+    use regions::{EngineKind, EngineSpec, Precision, ReportedModel, Task};
+    use serde_json::{Value, json};
+
+    prop_compose! {
+        fn registration()(
+            region in any::region(), endpoint in any::endpoint(), boot_id: u64, deployments in any::names(), speed: u64,
+        ) -> Registration {
+            let capacity = capacity(&deployments, speed);
+            let models = models(&deployments);
+            Registration { region, endpoint, boot_id, deployments, capacity, models }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_registration_survives_a_round_trip(registration in registration()) {
+            let text = serde_json::to_string(&RegisterV1::from(&registration)).unwrap();
+            let wire: RegisterV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(Registration::try_from(wire), Ok(registration));
+        }
+
+        #[test]
+        fn what_is_ready_survives_a_round_trip(ready in any::names(), speed: u64) {
+            let state = RegionState { capacity: capacity(&ready, speed), models: models(&ready), deployments: ready };
+            let text = serde_json::to_string(&KeepAliveV1::new(&state)).unwrap();
+            let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(wire.into_state(), Ok(state));
+        }
+    }
+
+    /// Returns two revisions of each of these deployments.
+    fn models(names: &BTreeSet<DeploymentName>) -> BTreeMap<DeploymentName, ReplicaRevisions> {
+        let counted = |revision: &str, ready| RevisionReplicas {
+            model: ReportedModel {
+                revision: revision.parse().unwrap(),
+                source: "pypi://m".to_owned(),
+                task: Task::Embed,
+                engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
+            },
+            replicas: 2,
+            ready,
+        };
+        let models = vec![counted("00000000000000aa", 2), counted("00000000000000bb", 0)];
+        names
+            .iter()
+            .map(|name| (name.clone(), ReplicaRevisions { target: Some(3), models: models.clone() }))
+            .collect()
+    }
+
+    /// Returns one pool for all of these deployments.
+    fn capacity(names: &BTreeSet<DeploymentName>, tokens_per_second: u64) -> RegionCapacity {
+        let deployments =
+            names.iter().map(|name| (name.clone(), ReplicaCount { ready: 1, max: 4 })).collect();
+        RegionCapacity { pools: vec![ReplicaPool { ready: 1, tokens_per_second, deployments }] }
+    }
+
+    #[test]
+    fn a_registration_without_a_capacity_has_the_default_capacity() {
+        let wire: KeepAliveV1 = serde_json::from_value(json!({"version": 1, "deployments": ["a"]})).unwrap();
+        assert_eq!(wire.into_state().unwrap().capacity, RegionCapacity::default());
+        let lease = json!({"version": 1, "lease": "00", "ttl_ms": 5000, "unknown": []});
+        assert_eq!(serde_json::from_value::<LeaseV1>(lease).unwrap().floors, None);
+    }
+
+    #[test]
+    fn a_registration_that_is_invalid_is_rejected_with_its_field() {
+        let check = |field: &str, value: Value, named: &str| {
+            let mut message = json!({"version": 1, "region": "aws/us-east-1", "endpoint": "10.0.0.7:7100",
+                                     "boot_id": 1, "deployments": ["a"]});
+            message[field] = value;
+            let wire: RegisterV1 = serde_json::from_value(message).unwrap();
+            let error = Registration::try_from(wire).unwrap_err();
+            assert_eq!(error.field, named, "{error}");
+        };
+        check("region", json!("us-east-1"), "region");
+        check("endpoint", json!("0.0.0.0:7100"), "endpoint");
+        check("deployments", json!(["a", "b/c"]), "deployments[1]");
+        check("deployments", json!(["a", "a"]), "deployments[1]");
+    }
+
+    #[test]
+    fn a_message_of_another_version_is_rejected() {
+        let other = json!({"version": 7});
+        let errors = [
+            serde_json::from_value::<RegisterV1>(other.clone()).unwrap_err(),
+            serde_json::from_value::<KeepAliveV1>(other.clone()).unwrap_err(),
+            serde_json::from_value::<LeaseV1>(other).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.to_string().starts_with("version 7 is not supported"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Exchange between a gateway and a region, five times a second, at the gateway's request.
+//!
+//! The exchange is direct, without hub or store. The response has a constant size under load, and repeats the sequence
+//! number of its request, so that a gateway recognizes outdated responses.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{WireError, known_version, parsed, reject_other_versions, reject_too_many};
+use regions::deployment::MAX_DEPLOYMENTS;
+use regions::{DeploymentName, RegionId};
+
+/// Maximum length of a gateway's location in bytes.
+const GATEWAY_BYTES_MAX: usize = 128;
+/// Maximum time to readiness, a day: larger values are invalid, and times are added to it.
+const READY_IN_MS_MAX: u64 = 24 * 3600 * 1000;
+
+/// Identity of a gateway at a region: its location and boot id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gateway {
+    /// Location that it reports.
+    pub location: String,
+    /// Random number drawn at its start; also distinguishes gateways at one location.
+    pub boot_id: u64,
+}
+
+/// Request of a gateway for a region's report, sent five times a second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExchangeRequest {
+    /// The gateway.
+    pub gateway: Gateway,
+    /// Sequence number of this gateway's requests to this region.
+    pub sequence: u64,
+    /// Overflow of the gateway in the last period, in tokens; absent deployments have none.
+    pub requested: BTreeMap<DeploymentName, u64>,
+}
+
+/// Report of a region to a gateway.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The reporting region.
+    pub region: RegionId,
+    /// Random number drawn at each start of the spoke.
+    pub boot_id: u64,
+    /// Sequence number of the request.
+    pub sequence: u64,
+    /// Load of every deployment that this region serves, or would serve on demand.
+    pub deployments: BTreeMap<DeploymentName, DeploymentLoad>,
+    /// Whether the region is draining.
+    pub draining: bool,
+}
+
+/// Load of one deployment in a region, summed over its ready replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DeploymentLoad {
+    /// Number of ready replicas.
+    pub ready: u32,
+    /// Time for which a new request would be held (see `scheduler_core::spoke::hold`); `None` if it would not be held.
+    pub ready_in: Option<Duration>,
+    /// Tokens that are queued or being computed.
+    pub pending_tokens: u64,
+    /// Queued tokens of interactive requests, by the last statuses; `None` if a replica does not report them.
+    pub interactive_tokens: Option<u64>,
+    /// Total measured speed.
+    pub tokens_per_second: f64,
+    /// Spillover tokens that the gateway may send until its next request.
+    pub granted_tokens: u64,
+}
+
+/// Request, `POST /spoke/v1/exchange`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExchangeRequestV1 {
+    /// Version of the message: 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Location of the gateway.
+    pub gateway: String,
+    /// Random number drawn at each start of the gateway.
+    #[serde(default)]
+    pub boot_id: u64,
+    /// Sequence number of this gateway's requests to this region.
+    pub sequence: u64,
+    /// Overflow of the gateway by deployment: every deployment of the last report, so that the size is constant under
+    /// load.
+    #[serde(default)]
+    pub requested: Vec<OverflowV1>,
+}
+
+/// Overflow of one deployment at a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverflowV1 {
+    /// Name of the deployment.
+    pub name: String,
+    /// Tokens of the last period.
+    pub tokens: u64,
+}
+
+/// Response.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReportV1 {
+    /// Version of the message: 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Region that responds.
+    pub region: String,
+    /// Random number drawn at each start of the spoke.
+    pub boot_id: u64,
+    /// Sequence number of the request.
+    pub sequence: u64,
+    /// Deployments that the region serves, or would serve on demand.
+    pub deployments: Vec<DeploymentReportV1>,
+    /// Whether the region is draining.
+    pub draining: bool,
+}
+
+/// Report of one deployment in a region.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeploymentReportV1 {
+    /// Name of the deployment.
+    pub name: String,
+    /// Number of ready replicas.
+    pub ready: u32,
+    /// Time for which a new request would be held, until a replica is ready and the requests before it are sent. Absent
+    /// if it would not be held: if a replica is ready and the queue is empty, or if nothing starts a replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_in_ms: Option<u64>,
+    /// Tokens that are queued or being computed.
+    pub pending_tokens: u64,
+    /// Queued tokens of interactive requests, for which a new interactive request waits. Absent from regions that do
+    /// not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interactive_tokens: Option<u64>,
+    /// Total speed; 0 while unknown.
+    pub tokens_per_second: f64,
+    /// Spillover tokens that the gateway may send until its next request. Absent from regions that accept none.
+    #[serde(default)]
+    pub granted_tokens: u64,
+}
+
+impl From<ExchangeRequest> for ExchangeRequestV1 {
+    fn from(request: ExchangeRequest) -> ExchangeRequestV1 {
+        let ExchangeRequest { gateway: Gateway { location, boot_id }, sequence, requested } = request;
+        let requested =
+            requested.into_iter().map(|(name, tokens)| OverflowV1 { name: name.to_string(), tokens });
+        ExchangeRequestV1 {
+            version: super::VERSION,
+            gateway: location,
+            boot_id,
+            sequence,
+            requested: requested.collect(),
+        }
+    }
+}
+
+impl TryFrom<ExchangeRequestV1> for ExchangeRequest {
+    type Error = WireError;
+
+    fn try_from(wire: ExchangeRequestV1) -> Result<ExchangeRequest, WireError> {
+        let ExchangeRequestV1 { version, gateway, boot_id, sequence, requested } = wire;
+        reject_other_versions(version)?;
+        if gateway.len() > GATEWAY_BYTES_MAX {
+            let problem = format!("it has {} bytes; at most {GATEWAY_BYTES_MAX} are allowed", gateway.len());
+            return Err(WireError::new("gateway".to_owned(), problem));
+        }
+        reject_too_many("requested", requested.len(), MAX_DEPLOYMENTS)?;
+        let mut each = BTreeMap::new();
+        for (index, OverflowV1 { name, tokens }) in requested.into_iter().enumerate() {
+            let at = format!("requested[{index}].name");
+            if each.insert(parsed(at.clone(), &name)?, tokens).is_some() {
+                return Err(WireError::new(at, format!("`{name}` is listed twice")));
+            }
+        }
+        Ok(ExchangeRequest { gateway: Gateway { location: gateway, boot_id }, sequence, requested: each })
+    }
+}
+
+impl From<Report> for ReportV1 {
+    fn from(report: Report) -> ReportV1 {
+        let Report { region, boot_id, sequence, deployments, draining } = report;
+        let each = deployments.into_iter().map(|(name, load)| {
+            let DeploymentLoad {
+                ready,
+                ready_in,
+                pending_tokens,
+                interactive_tokens,
+                tokens_per_second,
+                granted_tokens,
+            } = load;
+            let name = name.to_string();
+            let ready_in_ms =
+                ready_in.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).min(READY_IN_MS_MAX));
+            DeploymentReportV1 {
+                name,
+                ready,
+                ready_in_ms,
+                pending_tokens,
+                interactive_tokens,
+                tokens_per_second,
+                granted_tokens,
+            }
+        });
+        let region = region.to_string();
+        ReportV1 { version: super::VERSION, region, boot_id, sequence, deployments: each.collect(), draining }
+    }
+}
+
+impl TryFrom<ReportV1> for Report {
+    type Error = WireError;
+
+    fn try_from(wire: ReportV1) -> Result<Report, WireError> {
+        let ReportV1 { version, region, boot_id, sequence, deployments, draining } = wire;
+        reject_other_versions(version)?;
+        reject_too_many("deployments", deployments.len(), MAX_DEPLOYMENTS)?;
+        let mut loads = BTreeMap::new();
+        for (index, deployment) in deployments.into_iter().enumerate() {
+            let DeploymentReportV1 {
+                name,
+                ready,
+                ready_in_ms,
+                pending_tokens,
+                interactive_tokens,
+                tokens_per_second,
+                granted_tokens,
+            } = deployment;
+            let at = |field: &str| format!("deployments[{index}].{field}");
+            if !(tokens_per_second.is_finite() && tokens_per_second >= 0.0) {
+                let problem = format!("{tokens_per_second} is not a speed; send a number of at least 0");
+                return Err(WireError::new(at("tokens_per_second"), problem));
+            }
+            if let Some(given) = ready_in_ms.filter(|given| *given > READY_IN_MS_MAX) {
+                let problem = format!("{given} exceeds the maximum start time of {READY_IN_MS_MAX} ms");
+                return Err(WireError::new(at("ready_in_ms"), problem));
+            }
+            let ready_in = ready_in_ms.map(Duration::from_millis);
+            let load = DeploymentLoad {
+                ready,
+                ready_in,
+                pending_tokens,
+                interactive_tokens,
+                tokens_per_second,
+                granted_tokens,
+            };
+            if loads.insert(parsed(at("name"), &name)?, load).is_some() {
+                return Err(WireError::new(at("name"), format!("`{name}` is listed twice")));
+            }
+        }
+        Ok(Report { region: parsed("region", &region)?, boot_id, sequence, deployments: loads, draining })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::any;
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    prop_compose! {
+        // Quarters, because serde_json parses longer fractions only to within one unit in the last place.
+        fn load()(
+            ready: u32, ready_in in proptest::option::of(0..=READY_IN_MS_MAX), pending_tokens: u64,
+            interactive_tokens: Option<u64>, quarters: u32, granted_tokens: u64,
+        ) -> DeploymentLoad {
+            let tokens_per_second = f64::from(quarters) / 4.0;
+            let ready_in = ready_in.map(Duration::from_millis);
+            DeploymentLoad { ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens }
+        }
+    }
+
+    prop_compose! {
+        fn report()(
+            region in any::region(),
+            boot_id: u64,
+            sequence: u64,
+            deployments in proptest::collection::btree_map(any::name(), load(), 0..4),
+            draining: bool,
+        ) -> Report {
+            Report { region, boot_id, sequence, deployments, draining }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_survives_a_round_trip(
+            boot_id: u64,
+            sequence: u64,
+            requested in proptest::collection::btree_map(any::name(), proptest::num::u64::ANY, 0..4),
+        ) {
+            let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id };
+            let request = ExchangeRequest { gateway, sequence, requested };
+            let text = serde_json::to_string(&ExchangeRequestV1::from(request.clone())).unwrap();
+            let wire: ExchangeRequestV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(ExchangeRequest::try_from(wire), Ok(request));
+        }
+
+        #[test]
+        fn a_report_survives_a_round_trip(report in report()) {
+            let text = serde_json::to_string(&ReportV1::from(report.clone())).unwrap();
+            let wire: ReportV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(Report::try_from(wire), Ok(report));
+        }
+    }
+
+    fn message() -> Value {
+        let load =
+            |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 2, "tokens_per_second": 3.0});
+        let deployments = [load("a"), load("b")];
+        json!({"version": 1, "region": "aws/us-east-1", "boot_id": 1, "sequence": 2, "deployments": deployments,
+               "draining": false})
+    }
+
+    #[test]
+    fn a_report_that_is_invalid_is_rejected_with_its_field() {
+        let check = |pointer: &str, value: Value, field: &str| {
+            let mut message = message();
+            *message.pointer_mut(pointer).unwrap() = value;
+            let wire: ReportV1 = serde_json::from_value(message).unwrap();
+            assert_eq!(Report::try_from(wire).unwrap_err().field, field);
+        };
+        check("/region", json!("nowhere"), "region");
+        check("/deployments/1/name", json!("a"), "deployments[1].name");
+        check("/deployments/1/name", json!("b c"), "deployments[1].name");
+        check("/deployments/0/tokens_per_second", json!(-1.0), "deployments[0].tokens_per_second");
+        let mut deployments = message()["deployments"].clone();
+        deployments[1]["ready_in_ms"] = json!(READY_IN_MS_MAX);
+        let mut at_the_most = message();
+        at_the_most["deployments"] = deployments.clone();
+        assert!(Report::try_from(serde_json::from_value::<ReportV1>(at_the_most).unwrap()).is_ok());
+        deployments[1]["ready_in_ms"] = json!(READY_IN_MS_MAX + 1);
+        check("/deployments", deployments, "deployments[1].ready_in_ms");
+        let one = message()["deployments"][0].clone();
+        check("/deployments", json!(vec![one; MAX_DEPLOYMENTS + 1]), "deployments");
+    }
+
+    #[test]
+    fn a_request_that_is_invalid_is_rejected_with_its_field() {
+        let check = |change: &dyn Fn(&mut ExchangeRequestV1), field: &str| {
+            let one = OverflowV1 { name: "a".to_owned(), tokens: 1 };
+            let gateway = "50.1,8.7".to_owned();
+            let mut wire =
+                ExchangeRequestV1 { version: 1, gateway, boot_id: 1, sequence: 1, requested: vec![one] };
+            assert!(ExchangeRequest::try_from(wire.clone()).is_ok());
+            change(&mut wire);
+            assert_eq!(ExchangeRequest::try_from(wire).unwrap_err().field, field);
+        };
+        let one = |name: &str| OverflowV1 { name: name.to_owned(), tokens: 1 };
+        check(&|wire| wire.requested.push(one("a")), "requested[1].name");
+        check(&|wire| wire.requested.push(one("b c")), "requested[1].name");
+        check(&|wire| wire.requested = vec![one("a"); MAX_DEPLOYMENTS + 1], "requested");
+        check(&|wire| wire.gateway = "x".repeat(GATEWAY_BYTES_MAX + 1), "gateway");
+    }
+
+    #[test]
+    fn a_message_of_another_version_is_rejected() {
+        let request: Result<ExchangeRequestV1, _> =
+            serde_json::from_value(json!({"version": 2, "request": "?"}));
+        assert!(request.unwrap_err().to_string().starts_with("version 2 is not supported"));
+        let report: ReportV1 = serde_json::from_value(message()).unwrap();
+        let error = Report::try_from(ReportV1 { version: 3, ..report }).unwrap_err();
+        assert!(error.to_string().contains("version 3 is not supported"), "{error}");
+    }
+}
