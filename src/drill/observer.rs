@@ -4,6 +4,7 @@
 use loadtest::drill::Event;
 use loadtest::drill::observations::{DrillObservations, RegionObservation, TableObservation};
 use regions::{Generation, RegionId};
+use scheduler_api::paths;
 use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -93,7 +94,7 @@ impl Observer {
         let [one, two, three, four, five] = std::array::from_fn(|at| async move {
             match self.hubs.get(at) {
                 Some((name, address)) => {
-                    let url = format!("http://{address}/v1/routes");
+                    let url = format!("http://{address}{}", paths::ROUTES);
                     poll(url, self.token.as_deref(), |table| hub(name, &table, log)).await;
                 }
                 None => std::future::pending().await,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use loadtest::client::{
-    ClientError, EmbeddingsResult, LabelScore, OperationProgress, OperationStats, RankedText,
+    ClientError, EmbeddedVectors, LabelScore, OperationProgress, OperationStats, RankedText,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -13,12 +13,12 @@ use pyo3::types::PyBytes;
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
-use crate::failed;
+use crate::failure::failed;
 use crate::results::{self, PyVectors};
 
 /// Result of an operation.
 pub(crate) enum OperationResult {
-    Embeddings(EmbeddingsResult),
+    Embeddings(EmbeddedVectors),
     Ranked(Vec<RankedText>, OperationStats),
     Classified(Vec<Vec<LabelScore>>, OperationStats),
     Bodies(Vec<Vec<u8>>, OperationStats),

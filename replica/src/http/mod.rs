@@ -1,14 +1,14 @@
 //! HTTP API. Each route parses, computes and writes; the logic is elsewhere.
 //!
 //! 1. [`call`]: the steps shared by all requests that need the engine.
-//! 2. [`openai`]: embeddings in the formats of OpenAI, Cohere, Voyage and vLLM; [`rerank`]: pairs in the formats of
-//!    Cohere, Jina, Voyage, Infinity, TEI and vLLM; [`tei`]: the other routes of TEI, and classification.
+//! 2. [`embeddings`]: embeddings in every dialect; [`rerank`]: pairs in the formats of Cohere, Jina, Voyage,
+//!    Infinity, TEI and vLLM; [`tei`]: the other routes of TEI, and classification.
 //!
 //! `/health`, `/info`, `/status` and `/metrics` are for the spoke and for operators. Each path writes errors in the
 //! format of its API.
 
 mod call;
-mod openai;
+mod embeddings;
 mod rerank;
 mod tei;
 
@@ -17,56 +17,36 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri};
+use axum::http::{HeaderValue, Method, Response, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
-use replica_api::error::Dialect;
+use replica_api::api::{Dialect, Operation};
+use replica_api::bedrock::InvokeRequest;
+use replica_api::cohere::CohereEmbedRequest;
+use replica_api::embeddings::EmbeddingsDialect;
 use replica_api::headers;
-use replica_api::openai::{ModelList, ModelObject};
-use replica_api::refusal::Refusal;
+use replica_api::openai::{EmbeddingsRequest, ModelList, ModelObject};
+use replica_api::refusal::{ListLimit, Refusal};
+use replica_api::tei::EmbedRequest;
+use replica_api::voyage::VoyageEmbeddingsRequest;
 
-use self::call::{ApiCall, ComputedResponse};
+use self::call::{ApiCall, ComputedResponse, HttpRequestId};
 use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
 use crate::metrics::CONTENT_TYPE;
 use crate::respond;
 use supervision::request::{Panicked, contain};
 
-/// Maximum length of a request id that is taken over from a client.
-const MAX_REQUEST_ID_BYTES: usize = 128;
-
 /// Returns the routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/embeddings", computed(openai::embeddings))
+    let operations = Operation::ALL.iter().fold(Router::new(), |router, operation| {
+        router.route(operation.definition().path, handler(*operation))
+    });
+    operations
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
-        .route("/v1/embed", computed(openai::cohere_v1))
-        .route("/v2/embed", computed(openai::cohere_v2))
-        .route("/voyage/v1/embeddings", computed(openai::voyage))
-        .route("/voyage/v1/rerank", computed(rerank::voyage))
-        .route("/pooling", computed(openai::pooling))
-        .route("/v1/pooling", computed(openai::pooling))
-        .route("/infinity/embeddings", computed(openai::embeddings))
-        .route("/infinity/rerank", computed(rerank::infinity))
-        .route("/infinity/classify", computed(tei::classify_infinity))
-        .route("/v1/rerank", computed(rerank::v1))
-        .route("/v2/rerank", computed(rerank::v2))
-        .route("/", computed(tei::root).get(health))
-        .route("/embed", computed(tei::embed))
-        .route("/embed_all", computed(tei::embed_all))
-        .route("/rerank", computed(rerank::tei))
-        .route("/predict", computed(tei::predict))
-        .route("/similarity", computed(tei::similarity))
-        .route("/tokenize", computed(tei::tokenize))
-        .route("/decode", computed(tei::decode))
-        .route("/score", computed(rerank::score))
-        .route("/v1/score", computed(rerank::score))
-        .route("/classify", computed(tei::classify))
-        .route("/v1/classify", computed(tei::classify))
         .route("/health", get(health))
-        .route("/info", get(info))
         .route("/status", get(status))
         .route("/metrics", get(metrics))
         .fallback(not_found)
@@ -74,6 +54,43 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), check_revision))
         .layer(from_fn(identify))
         .with_state(app)
+}
+
+/// Returns the handler of an operation.
+fn handler(operation: Operation) -> MethodRouter<Arc<App>> {
+    let path = operation.definition().path;
+    match operation {
+        Operation::Embeddings | Operation::InfinityEmbeddings => embeddings(path, EmbeddingsRequest::parse),
+        Operation::CohereEmbedV1 => embeddings(path, CohereEmbedRequest::parse_v1),
+        Operation::CohereEmbedV2 => embeddings(path, CohereEmbedRequest::parse_v2),
+        Operation::VoyageEmbeddings => embeddings(path, VoyageEmbeddingsRequest::parse),
+        Operation::Embed => embeddings(path, EmbedRequest::parse),
+        Operation::BedrockInvoke => embeddings(path, InvokeRequest::parse),
+        Operation::VoyageRerank => computed(rerank::voyage),
+        Operation::InfinityRerank => computed(rerank::infinity),
+        Operation::RerankV1 => computed(rerank::v1),
+        Operation::RerankV2 => computed(rerank::v2),
+        Operation::Rerank => computed(rerank::tei),
+        Operation::Score | Operation::ScoreV1 => computed(rerank::score),
+        Operation::Pooling | Operation::PoolingV1 => computed(self::embeddings::pooling),
+        Operation::InfinityClassify => computed(tei::classify_infinity),
+        Operation::Classify | Operation::ClassifyV1 => computed(tei::classify),
+        Operation::EmbedAll => computed(tei::embed_all),
+        Operation::Predict => computed(tei::predict),
+        Operation::Similarity => computed(tei::similarity),
+        Operation::Tokenize => computed(tei::tokenize),
+        Operation::Decode => computed(tei::decode),
+        Operation::Root => computed(tei::root).get(health),
+        Operation::Info => get(info),
+    }
+}
+
+/// Route of a request for embeddings whose body is parsed by `parse`.
+fn embeddings<R: EmbeddingsDialect>(
+    path: &'static str,
+    parse: fn(&[u8], ListLimit) -> Result<R, Refusal>,
+) -> MethodRouter<Arc<App>> {
+    computed(move |call, body| self::embeddings::embeddings(call, body, path, parse))
 }
 
 /// Route of a request that needs the engine, handled by `handle`.
@@ -85,28 +102,6 @@ where
     post(move |State(app): State<Arc<App>>, Extension(id): Extension<HttpRequestId>, request: Request| {
         call::serve(app, id, request, handle)
     })
-}
-
-/// Identifier of a request in logs and responses: the client's, or a generated one.
-#[derive(Clone)]
-struct HttpRequestId(HeaderValue);
-
-impl HttpRequestId {
-    fn of(headers: &HeaderMap) -> HttpRequestId {
-        let given = headers.get(headers::REQUEST_ID).filter(|id| {
-            let printable = id.as_bytes().iter().all(u8::is_ascii_graphic);
-            printable && (1..=MAX_REQUEST_ID_BYTES).contains(&id.len())
-        });
-        let made = || {
-            let id = format!("{:032x}", rand::random::<u128>());
-            HeaderValue::from_str(&id).expect("hexadecimal digits are a header value")
-        };
-        HttpRequestId(given.cloned().unwrap_or_else(made))
-    }
-
-    fn as_str(&self) -> &str {
-        self.0.to_str().unwrap_or_default()
-    }
 }
 
 /// Adds the request id to every response, and turns a panic into a 500.

@@ -30,8 +30,7 @@ use regions::{
     Deployment, DeploymentName, ModelMatch, ModelRevision, ModelSpec, NextRevision, RegionId, ReportedModel,
     RouteTable, ServedRevision,
 };
-use scheduler_api::deployment::DesiredDeployments;
-use scheduler_api::deployment::Orders;
+use scheduler_api::deployment::{DesiredDeployments, Orders};
 use scheduler_api::revision::ReplicaRevisions;
 
 /// Returns the orders after `deployments` replace the desired ones. With `hold`, every model that changes waits for a

@@ -16,8 +16,7 @@ use scheduler_api::apply::{
     AppliedDeploymentsV1, AppliedV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemsV1, ReaderV1,
     ResidencyChange, RolloutV1,
 };
-use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments};
-use scheduler_api::deployment::Orders;
+use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments, Orders};
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, keys};
 use scheduler_core::revisions::orders_after;

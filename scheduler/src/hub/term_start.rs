@@ -3,9 +3,8 @@
 
 use regions::{Deployment, Generation};
 use scheduler_api::deployment::DeploymentsV1;
-use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::deployment::{DesiredDeployments, Orders};
 use scheduler_api::keys;
-use scheduler_api::deployment::Orders;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{HubInitialState, StoreState, required_epoch};
 use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};

@@ -25,10 +25,9 @@ use planning::{HubView, PlanPart, Planner};
 use regions::{
     Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable, TenantId, TenantRules,
 };
-use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::deployment::{DesiredDeployments, Orders};
 use scheduler_api::plan::{GatewayBoot, GatewayDemand, TrafficClass};
 use scheduler_api::reader::Reader;
-use scheduler_api::deployment::Orders;
 
 /// Delay before the next attempt to persist a table that the store did not accept.
 pub const PERSIST_RETRY: Duration = Duration::from_secs(1);
