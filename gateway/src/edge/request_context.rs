@@ -9,9 +9,10 @@ use super::request::Request;
 use super::request_head::request_id;
 use crate::config::EdgeConfig;
 use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
-use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, Priority, RequestOutcome};
+use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, RequestOutcome};
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use gateway_core::labels::AttemptResult;
+use gateway_core::priority::Priority;
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};
@@ -38,7 +39,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
     protocol: ClientProtocol,
-    priority: Priority,
+    priority: Option<Priority>,
     pub(super) endpoint: EndpointLabel,
     pub(super) tenant: Option<Arc<Tenant>>,
     /// Deployment, cost and policy of the request; absent until they are resolved.
@@ -94,7 +95,7 @@ impl<'a> RequestContext<'a> {
             at_ms: now_ms(),
             tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
             protocol,
-            priority: Priority::default(),
+            priority: None,
             endpoint: EndpointLabel::OTHER,
             tenant: None,
             resolved: None,
@@ -112,7 +113,7 @@ impl<'a> RequestContext<'a> {
     /// Stores the resolved properties of the admitted request.
     pub(super) fn set_resolved(&mut self, request: &Request) {
         let Request { deployment, cost, policy, priority, .. } = request;
-        self.priority = Priority::from(*priority);
+        self.priority = Some(*priority);
         let (deployment, policy) = (deployment.clone(), policy.clone());
         self.resolved = Some(ResolvedRequest { deployment, cost: *cost, policy });
     }
