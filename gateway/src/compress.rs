@@ -26,7 +26,7 @@ use flate2::write::GzEncoder;
 use gateway_core::encoding;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, VARY};
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use std::io::{Read, Write};
 
 /// Bytes that one step reads or writes: about 0.3 ms of decompression, 0.5 to 1 ms of compression.

@@ -6,7 +6,7 @@
 
 use http::HeaderName;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use replica_core::wire::headers;
+use replica_api::headers;
 
 /// Returns the header name for `text`.
 ///

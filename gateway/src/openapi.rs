@@ -1,16 +1,16 @@
 //! API description: `GET /openapi.json` (OpenAPI 3.1) and `docs/api.md`.
 //!
 //! Both are rendered from the definitions that the code uses: the paths of `gateway_core::endpoint`, and the fields,
-//! headers, errors and limits of `replica_core::wire`. Tests verify that the description and the served API agree.
+//! headers, errors and limits of `replica_api`. Tests verify that the description and the served API agree.
 
 use gateway_core::endpoint::{Endpoint, ModelField};
 use gateway_core::request_options::TIMEOUT_MAX;
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::split;
 
-use replica_core::wire::api::{ApiOperation, Header, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
-use replica_core::wire::body::{BodySchema, Field, FieldKind};
-use replica_core::wire::error::{Dialect, ErrorCode};
+use replica_api::api::{ApiOperation, Header, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
+use replica_api::body::{BodySchema, Field, FieldKind};
+use replica_api::error::{Dialect, ErrorCode};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 

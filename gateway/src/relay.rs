@@ -14,7 +14,7 @@ use http::{HeaderName, Method, Version};
 use pingora::http::ResponseHeader;
 use pingora::prelude::{ErrorType, OrErr};
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::headers;
+use replica_api::headers;
 use std::time::Duration;
 
 /// Headers of a request that are forwarded to the next hop.

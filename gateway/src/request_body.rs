@@ -10,7 +10,7 @@ use http::Version;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use pingora::ErrorType;
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -9,8 +9,8 @@ use http::{HeaderValue, Method, StatusCode};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::date::get_cached_date;
-use replica_core::wire::error::{Dialect, ErrorBody, ErrorCode, Remedy};
-use replica_core::wire::headers;
+use replica_api::error::{Dialect, ErrorBody, ErrorCode, Remedy};
+use replica_api::headers;
 use std::time::Duration;
 
 use crate::listener::{self, AfterResponse};

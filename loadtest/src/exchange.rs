@@ -9,12 +9,12 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 
 use crate::pace::IntendedStart;
-use crate::priority::Priority;
 use crate::record::ServingRegions;
 use crate::response::ResponseDefect;
+use replica_api::priority::Priority;
 
 /// Cause of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

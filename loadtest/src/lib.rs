@@ -27,7 +27,6 @@ pub mod find_capacity;
 mod generator;
 pub mod options;
 pub mod pace;
-pub mod priority;
 pub mod profile;
 pub mod record;
 pub mod report;

@@ -89,6 +89,13 @@ impl<In, L: Label<In>, M: Default> Default for Family<L, M, In> {
     }
 }
 
+/// From one metric for each value, in the order of the values.
+impl<In, L: Label<In>, M> FromIterator<M> for Family<L, M, In> {
+    fn from_iter<I: IntoIterator<Item = M>>(metrics: I) -> Family<L, M, In> {
+        Family { metrics: metrics.into_iter().collect(), label: PhantomData }
+    }
+}
+
 impl<In, L: Label<In>, M> Family<L, M, In> {
     /// Returns the metric of a label.
     pub fn of(&self, label: L) -> &M {

@@ -18,7 +18,7 @@ pub mod value;
 
 pub use label::{ByIndex, ByName, Family, Label, OneOf, Sparse};
 pub use text::{CONTENT_TYPE, render};
-pub use value::{Counter, Gauge, Histogram, Info, Seconds, Sizes, Total};
+pub use value::{Counter, Gauge, Histogram, Info, Seconds, Sizes, TimeCounter, Total};
 
 use text::MetricsText;
 use value::Metric;

@@ -76,6 +76,25 @@ impl Metric for Counter {
     }
 }
 
+/// Counter of a time, in seconds.
+#[derive(Debug, Default)]
+pub struct TimeCounter(AtomicU64);
+
+impl TimeCounter {
+    /// Adds a duration, in whole microseconds.
+    pub fn add(&self, took: Duration) {
+        self.0.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Metric for TimeCounter {
+    const KIND: MetricKind = MetricKind::Counter;
+
+    fn sample(&self, to: &mut Samples<'_>) {
+        to.value(self.0.load(Ordering::Relaxed) as f64 / 1e6);
+    }
+}
+
 /// Gauge.
 #[derive(Debug, Default)]
 pub struct Gauge(AtomicU64);

@@ -28,6 +28,7 @@ pub mod identity;
 pub mod invariants;
 pub mod jurisdiction;
 pub mod latency;
+pub mod priority;
 pub mod region_list;
 pub mod residency;
 pub mod route;
@@ -50,6 +51,7 @@ pub use identity::{
 };
 pub use jurisdiction::Jurisdiction;
 pub use latency::LatencyModel;
+pub use priority::Priority;
 pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};
 pub use route::{Generation, RegionRoute, RouteTable, Tenants, Widening};

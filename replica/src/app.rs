@@ -7,12 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use supervision::health::HealthCheck;
 
 use axum::http::HeaderValue;
+use replica_api::identity::IdentityV1;
+use replica_api::info::{AcceleratorV1, BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
+use replica_api::input::Readable;
+use replica_api::limits::Limits;
+use replica_api::status::{StateV1, StatusV1};
 use replica_core::batch::Backlog;
-use replica_core::input::Readable;
-use replica_core::limits::Limits;
-use replica_core::wire::identity::IdentityV1;
-use replica_core::wire::info::{AcceleratorV1, BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
-use replica_core::wire::status::{StateV1, StatusV1};
 
 use crate::batcher::Batcher;
 use crate::body::BodyBudget;

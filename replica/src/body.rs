@@ -10,9 +10,9 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use http_body_util::BodyExt;
-use replica_core::limits::Limits;
-use replica_core::refusal::Refusal;
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
+use replica_api::limits::Limits;
+use replica_api::refusal::Refusal;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 

@@ -7,15 +7,15 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use replica_api::error::Fault;
+use replica_api::priority::Priority;
+use replica_api::refusal::Refusal;
 use replica_core::batch::Backlog;
-use replica_core::priority::Priority;
-use replica_core::refusal::Refusal;
 use replica_core::window::StartReason;
-use replica_core::wire::error::Fault;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsLocation;
-use crate::metrics::{Metrics, RequestStage, RouteLabel};
+use crate::metrics::{CodeLabel, Metrics, RequestStage, RouteLabel};
 use crate::tune::file::TunedSettingsMismatch;
 
 /// The process listens; the model is not loaded yet.
@@ -103,7 +103,7 @@ pub(crate) struct RequestReceived;
 
 impl RequestReceived {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.requests.add(1);
+        metrics.counts.requests.add(1);
     }
 }
 
@@ -124,14 +124,17 @@ impl RequestCompleted<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
         let RequestCompleted { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total } =
             self;
-        metrics.outcomes.add((route, None), 1);
-        metrics.inputs.add(inputs);
-        metrics.tokens.add(tokens);
-        let stages = metrics.priorities.of(priority);
-        stages.stage(RequestStage::Tokenize, tokenize);
-        stages.stage(RequestStage::Queue, queue);
-        stages.stage(RequestStage::Engine, engine);
-        stages.stage(RequestStage::Total, total);
+        metrics.counts.outcomes.0.of(route).count(CodeLabel::OK);
+        metrics.counts.inputs.add(inputs);
+        metrics.counts.tokens.add(tokens);
+        for (stage, took) in [
+            (RequestStage::Tokenize, tokenize),
+            (RequestStage::Queue, queue),
+            (RequestStage::Engine, engine),
+            (RequestStage::Total, total),
+        ] {
+            metrics.counts.stages.of(stage).of(priority).observe(took);
+        }
         let micros = |duration: Duration| duration.as_micros() as u64;
         let (queue_us, tokenize_us, engine_us) = (micros(queue), micros(tokenize), micros(engine));
         let (route, priority, total_us) = (route.as_str(), priority.as_str(), micros(total));
@@ -152,8 +155,7 @@ pub(crate) struct RequestRejected<'a> {
 impl RequestRejected<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
         let RequestRejected { route, request_id, refusal: Refusal { code, message, .. } } = self;
-        metrics.errors.add(1);
-        metrics.outcomes.add((route, Some(*code)), 1);
+        metrics.counts.outcomes.0.of(route).count(CodeLabel(Some(*code)));
         match code.fault() {
             Fault::Replica => error!(request_id, code = code.as_str(), "request failed"),
             Fault::Caller | Fault::Quota | Fault::Policy | Fault::Capacity | Fault::Network => {
@@ -170,7 +172,7 @@ pub(crate) struct RequestShed {
 
 impl RequestShed {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.shed.add(self.priority, 1);
+        metrics.counts.shed.count(self.priority);
     }
 }
 
@@ -182,8 +184,8 @@ pub(crate) struct CacheLookup {
 
 impl CacheLookup {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.cache_hits.add(self.hits);
-        metrics.cache_misses.add(self.misses);
+        metrics.counts.cache_hits.add(self.hits);
+        metrics.counts.cache_misses.add(self.misses);
     }
 }
 
@@ -194,7 +196,7 @@ pub(crate) struct InputsDeduplicated {
 
 impl InputsDeduplicated {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.deduplicated_inputs.add(self.inputs);
+        metrics.counts.deduplicated_inputs.add(self.inputs);
     }
 }
 
@@ -203,7 +205,7 @@ pub(crate) struct BatchDelayed;
 
 impl BatchDelayed {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.window_waits.add(1);
+        metrics.counts.window_waits.add(1);
     }
 }
 
@@ -222,14 +224,13 @@ impl BatchComputed {
     pub(crate) fn record(self, metrics: &Metrics) {
         let BatchComputed { size: Backlog { tokens, inputs }, longest, priority, reason, waited, busy } =
             self;
-        let of_priority = metrics.priorities.of(priority);
-        of_priority.batch_inputs.observe(inputs as f64);
-        of_priority.batch_tokens.observe(tokens as f64);
-        of_priority.batch_seconds.observe(busy.as_secs_f64());
-        metrics.batches.add((priority, reason), 1);
-        metrics.padding_saved.add(longest * inputs - tokens);
-        metrics.engine_micros.add(busy.as_micros() as u64);
-        metrics.window_micros.add(waited.as_micros() as u64);
+        metrics.counts.batch_inputs.of(priority).observe(inputs);
+        metrics.counts.batch_tokens.of(priority).observe(tokens);
+        metrics.counts.batch_seconds.of(priority).observe(busy);
+        metrics.counts.batches.0.of(priority).count(reason);
+        metrics.counts.padding_saved.add(longest * inputs - tokens);
+        metrics.counts.engine_busy.add(busy);
+        metrics.counts.window_waited.add(waited);
     }
 }
 
@@ -240,7 +241,7 @@ pub(crate) struct InputsDropped {
 
 impl InputsDropped {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.dropped_inputs.add(self.inputs);
+        metrics.counts.dropped_inputs.add(self.inputs);
     }
 }
 
@@ -254,7 +255,7 @@ pub(crate) struct EngineFailed<'a> {
 impl EngineFailed<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
         let EngineFailed { reason, inputs, tokens } = self;
-        metrics.engine_failures.add(1);
+        metrics.counts.engine_failures.add(1);
         error!(reason, inputs, tokens, "engine failed");
     }
 }

@@ -3,7 +3,7 @@
 //! The identity is computed from the loaded model and from what `/info` reports about it, never from the configuration:
 //! if the cache holds a different model than the configured one, the replica reports the one that it loaded.
 
-use replica_core::wire::info::ModelInfoV1;
+use replica_api::info::ModelInfoV1;
 use replica_core::{DeploymentTask, EngineSpec, ModelIdentity};
 use sha2::{Digest, Sha256};
 

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use replica_core::input::OverlongPolicy;
-use replica_core::prompt::PromptChoice;
-use replica_core::refusal::Refusal;
+use replica_api::info::{TeiLabels, TeiModelType};
+use replica_api::input::OverlongPolicy;
+use replica_api::prompt::PromptChoice;
+use replica_api::refusal::Refusal;
 use replica_core::scores;
-use replica_core::wire::info::{TeiLabels, TeiModelType};
 
 use crate::engine::{Description, Output};
 use crate::model::{LabelHead, ModelDir, Pooling, Prompts, SentenceConfig};

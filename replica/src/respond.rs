@@ -6,9 +6,9 @@
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use replica_core::refusal::Refusal;
-use replica_core::wire::error::Dialect;
-use replica_core::wire::headers;
+use replica_api::error::Dialect;
+use replica_api::headers;
+use replica_api::refusal::Refusal;
 
 /// Header from which OpenAI's clients read the delay first.
 const RETRY_AFTER_MS: &str = "retry-after-ms";
@@ -47,7 +47,7 @@ pub(crate) fn text(content_type: &'static str, body: String) -> Response<Body> {
 mod tests {
     use std::time::Duration;
 
-    use replica_core::wire::error::ErrorCode;
+    use replica_api::error::ErrorCode;
 
     use super::*;
 

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
 use axum::serve::ListenerExt;
+use replica_api::identity::IdentityV1;
+use replica_api::info::{AcceleratorV1, BatchV1, EngineInfoV1, ModelInfoV1};
+use replica_api::input::Readable;
 use replica_core::batch::BatchSettings;
-use replica_core::input::Readable;
-use replica_core::wire::identity::IdentityV1;
-use replica_core::wire::info::{AcceleratorV1, BatchV1, EngineInfoV1, ModelInfoV1};
 use replica_core::{EngineKind, UnknownName};
 use tokio::net::TcpListener;
 use tokio::sync::watch;

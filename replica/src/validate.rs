@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use replica_core::input::Readable;
+use replica_api::input::Readable;
 
 use crate::cache::check_folder;
 use crate::engine::cpu::CpuEngine;

@@ -22,10 +22,10 @@ use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
 use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, TokenizerPool};
-use replica_core::input::{
+use replica_api::input::{
     InvalidInput, OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide,
 };
-use replica_core::prompt::PromptChoice;
+use replica_api::prompt::PromptChoice;
 use replica_core::{DeploymentTask, Precision};
 use serde::Deserialize;
 use serde_json::{Map, Value};

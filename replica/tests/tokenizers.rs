@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use replica::model::TokenizerConfig;
 use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, Tokenized, TokenizerPool};
-use replica_core::input::{OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide};
+use replica_api::input::{OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide};
 use serde::Deserialize;
 
 #[derive(Deserialize)]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use replica_core::wire::api::RESPONSE_HEADERS;
+use replica_api::api::RESPONSE_HEADERS;
 use reqwest::{Method, StatusCode};
 
 use crate::world::meridian;

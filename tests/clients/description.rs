@@ -1,7 +1,7 @@
 //! `docs/api.md` and `GET /openapi.json` against the code.
 
 use gateway_core::endpoint::Endpoint;
-use replica_core::wire::api::OPERATIONS;
+use replica_api::api::OPERATIONS;
 use serde_json::Value;
 
 fn document() -> Value {

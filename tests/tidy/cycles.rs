@@ -27,7 +27,6 @@ const KNOWN: &[&[&str]] = &[
     ],
     &["regions/src/catalogue.rs", "regions/src/deployment.rs", "regions/src/residency.rs"],
     &["replica/core/src/batch/jobs.rs", "replica/core/src/batch/mod.rs", "replica/core/src/batch/queue.rs"],
-    &["replica/core/src/limits.rs", "replica/core/src/refusal.rs"],
     &[
         "replica/src/engine/cpu/byte_panels.rs",
         "replica/src/engine/cpu/kernel/dots.rs",

@@ -1,36 +1,32 @@
 //! Permitted dependencies between the packages of this workspace.
 //!
 //! A dependency list is the one rule of architecture that the compiler enforces: code cannot call a package that is not in
-//! it. So the table is about manifests; only the rule that another component's core may be used for its wire types only is
-//! about source text.
+//! it. So the table is about manifests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::manifests::{Package, made_up, packages};
 use crate::none;
-use crate::tree::{File, files};
 
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("regions", &[]),
-    ("gateway-core", &["regions"]),
+    ("replica-api", &["regions"]),
+    ("gateway-core", &["regions", "replica-api"]),
     ("scheduler-core", &["regions"]),
-    ("replica-core", &["regions"]),
+    ("replica-core", &["regions", "replica-api"]),
     ("supervision", &[]),
     ("scheduler-store", &["scheduler-core", "supervision"]),
     (
         "gateway",
-        &["gateway-core", "scheduler-core", "scheduler-store", "regions", "replica-core", "supervision"],
+        &["gateway-core", "scheduler-core", "scheduler-store", "regions", "replica-api", "supervision"],
     ),
     ("scheduler", &["scheduler-core", "scheduler-store", "regions", "supervision"]),
     ("trtllm", &[]),
-    ("replica", &["replica-core", "regions", "trtllm", "supervision"]),
-    ("loadtest", &["replica-core", "regions"]),
+    ("replica", &["replica-api", "replica-core", "regions", "trtllm", "supervision"]),
+    ("loadtest", &["replica-api", "regions"]),
 ];
 const ROOT: &str = "meridian";
-
-/// Sources that may use only the wire types of this core package.
-const ONLY_ITS_WIRE: &[(&str, &str)] = &[("gateway/src/", "replica_core"), ("loadtest/", "replica_core")];
 
 fn table_complaints(packages: &[Package]) -> Vec<String> {
     let names: BTreeSet<&str> = packages.iter().map(|package| package.name.as_str()).collect();
@@ -59,27 +55,9 @@ fn table_complaints(packages: &[Package]) -> Vec<String> {
     complaints
 }
 
-fn wire_complaints(files: &[File]) -> Vec<String> {
-    let mut complaints = Vec::new();
-    for (folder, core) in ONLY_ITS_WIRE {
-        for File { path, text } in files.iter().filter(|file| file.path.starts_with(folder)) {
-            let mut named = text.match_indices(core);
-            if named.any(|(at, _)| !text[at + core.len()..].starts_with("::wire")) {
-                complaints.push(format!("{path} names more of {core} than {core}::wire"));
-            }
-        }
-    }
-    complaints
-}
-
 #[test]
 fn no_package_has_a_forbidden_dependency() {
     none(table_complaints(&packages()));
-}
-
-#[test]
-fn only_wire_types_of_another_components_core_are_used() {
-    none(wire_complaints(&files(|path| path.ends_with(".rs"))));
 }
 
 fn all_but(offender: Package) -> Vec<Package> {
@@ -109,18 +87,4 @@ fn a_forbidden_dependency_is_found_under_any_name() {
         table_complaints(&all_but(made_up("common", ""))),
         ["common is not in the table of who may import whom"]
     );
-}
-
-#[test]
-fn a_use_of_another_components_core_is_found() {
-    let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
-    let files = [
-        file("gateway/src/a.rs", "use replica_core::wire::error::ErrorCode;"),
-        file("gateway/src/b.rs", "use replica_core::{wire, batch};"),
-        file("loadtest/src/c.rs", "use replica_core as core;"),
-        file("replica/src/d.rs", "use replica_core::batch::Planner;"),
-    ];
-    let complaints = wire_complaints(&files);
-    assert_eq!(complaints.len(), 2, "{complaints:?}");
-    assert!(complaints[0].starts_with("gateway/src/b.rs") && complaints[1].starts_with("loadtest/src/c.rs"));
 }

@@ -12,11 +12,11 @@
 //! Requests of further classes are not planned for and are counted as untracked.
 
 use crate::circuit::Permille;
-use crate::priority::Priority;
 use crate::residency::Residency;
 use regions::ewma::Ewma;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
+use replica_api::priority::Priority;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

@@ -6,9 +6,9 @@
 use crate::outcome::AttemptFailure;
 use crate::trail::{AttemptCause, AttemptEnd};
 
-/// Error code of an ingress for a residency violation: `replica_core::wire::error::ErrorCode::NotResidentHere`.
+/// Error code of an ingress for a residency violation: `replica_api::error::ErrorCode::NotResidentHere`.
 pub const NOT_RESIDENT_HERE: &str = "not_resident_here";
-/// Error code of an ingress for a malformed header: `replica_core::wire::error::ErrorCode::InvalidHeader`.
+/// Error code of an ingress for a malformed header: `replica_api::error::ErrorCode::InvalidHeader`.
 pub const INVALID_HEADER: &str = "invalid_header";
 
 impl AttemptCause {

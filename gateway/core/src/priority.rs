@@ -14,41 +14,7 @@
 //! direction would give urgency to a request that declares to need none, and a tenant without bulk has no capacity for
 //! backfills on purpose: such a request is rejected.
 
-/// Priority of a request. The order of the variants is the preference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Priority {
-    /// A person waits for it.
-    Interactive,
-    /// It needs throughput.
-    Bulk,
-}
-
-/// Maximum inputs of an interactive request without a header, the same as at the replica. The largest interactive
-/// batches of stock clients are those of rerankers, some 25 to 100 documents; backfills begin at 128.
-pub const INTERACTIVE_INPUTS_MAX: u64 = 100;
-
-impl Priority {
-    /// Returns the name in headers and configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Priority::Interactive => "interactive",
-            Priority::Bulk => "bulk",
-        }
-    }
-
-    /// Parses a name.
-    pub fn parse(name: &[u8]) -> Option<Priority> {
-        match name.trim_ascii() {
-            b"interactive" => Some(Priority::Interactive),
-            b"bulk" => Some(Priority::Bulk),
-            _ => None,
-        }
-    }
-
-    fn of_size(inputs: u64) -> Priority {
-        if inputs > INTERACTIVE_INPUTS_MAX { Priority::Bulk } else { Priority::Interactive }
-    }
-}
+use replica_api::priority::{Priority, of_size};
 
 /// Priorities that a tenant may use: at least one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +35,7 @@ impl Priorities {
     pub fn priority(self, requested: Option<Priority>, inputs: u64) -> Result<Priority, NoBulk> {
         match (self, requested) {
             (Priorities::Both, Some(requested)) => Ok(requested),
-            (Priorities::Both, None) => Ok(Priority::of_size(inputs)),
+            (Priorities::Both, None) => Ok(of_size(inputs)),
             (Priorities::Only(Priority::Interactive), Some(Priority::Bulk)) => Err(NoBulk),
             (Priorities::Only(only), Some(_) | None) => Ok(only),
         }
@@ -80,6 +46,7 @@ impl Priorities {
 mod tests {
     use super::*;
     use Priority::{Bulk, Interactive};
+    use replica_api::priority::INTERACTIVE_INPUTS;
 
     #[test]
     fn a_request_gets_a_priority_of_its_tenant() {
@@ -91,20 +58,10 @@ mod tests {
                 "{requested:?}, {inputs}"
             );
         };
-        let many = INTERACTIVE_INPUTS_MAX + 1;
+        let many = INTERACTIVE_INPUTS + 1;
         check(Some(Interactive), many, [Ok(Interactive), Ok(Interactive), Ok(Bulk)]);
         check(Some(Bulk), 1, [Ok(Bulk), Err(NoBulk), Ok(Bulk)]);
-        check(None, INTERACTIVE_INPUTS_MAX, [Ok(Interactive), Ok(Interactive), Ok(Bulk)]);
+        check(None, INTERACTIVE_INPUTS, [Ok(Interactive), Ok(Interactive), Ok(Bulk)]);
         check(None, many, [Ok(Bulk), Ok(Interactive), Ok(Bulk)]);
-    }
-
-    #[test]
-    fn a_priority_has_one_name() {
-        for priority in [Interactive, Bulk] {
-            assert_eq!(Priority::parse(priority.as_str().as_bytes()), Some(priority));
-        }
-        assert_eq!(Priority::parse(b" bulk "), Some(Bulk));
-        assert_eq!(Priority::parse(b"Bulk"), None);
-        assert_eq!(Priority::parse(b""), None);
     }
 }

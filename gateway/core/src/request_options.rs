@@ -5,10 +5,10 @@
 //! only, and nothing else depends on it. Residency can only *narrow*: it is intersected with the deployment's own
 //! policy, so no header adds a region.
 
-use crate::priority::Priority;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::residency::ResidencyPolicy;
+use replica_api::priority::{self, Priority};
 use std::time::Duration;
 
 /// Default timeout. The `openai` client gives up after ten minutes by default; a person in front of a search box after
@@ -66,7 +66,7 @@ impl RequestOptions {
                 .map_or(Ok(ResidencyPolicy::Anywhere), |value| residency(value, catalogue))?,
             priority: headers
                 .priority
-                .map(|priority| Priority::parse(priority).ok_or(HeaderProblem::Priority))
+                .map(|priority| priority::parse(priority).ok_or(HeaderProblem::Priority))
                 .transpose()?,
             client: headers.client_geo.map(client_geo).transpose()?,
         })

@@ -21,7 +21,6 @@
 use crate::candidate::{Candidate, Score};
 use crate::circuit::Permille;
 use crate::cold::{self, ResponseEstimate};
-use crate::priority::Priority;
 use crate::spill::{self, Departure, Spill};
 use crate::weights::{PlanWeights, throw};
 use regions::health::Health;
@@ -29,6 +28,7 @@ use regions::id::DeploymentName;
 use regions::invariants;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::draw;
+use replica_api::priority::Priority;
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 

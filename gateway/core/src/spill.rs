@@ -20,9 +20,9 @@
 
 use crate::circuit::Permille;
 use crate::health::REPORT_PERIOD;
-use crate::priority::Priority;
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
+use replica_api::priority::Priority;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

@@ -12,13 +12,13 @@
 //! See [`regions::weights`] for the draw and its place in region selection.
 
 use crate::circuit::Permille;
-use crate::priority::Priority;
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::Share;
+use replica_api::priority::Priority;
 use std::collections::BTreeMap;
 
 /// Rows of one gateway.

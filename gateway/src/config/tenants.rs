@@ -4,12 +4,13 @@
 use super::issuers::{self, RawIssuer};
 use crate::tokens::Issuer;
 use gateway_core::keys::{Digest, KeyRing};
-use gateway_core::priority::{Priorities, Priority};
+use gateway_core::priority::Priorities;
 use gateway_core::tenant::{RateLimits, Tenant, WEIGHT_MAX};
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
 use regions::tenant::MAX_RESIDENCY_LEN;
+use replica_api::priority;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroU64};
@@ -252,7 +253,7 @@ fn read_priorities(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Pr
     let Some(names) = names else { return Priorities::default() };
     let mut priorities = BTreeSet::new();
     for name in &names {
-        match Priority::parse(name.as_bytes()) {
+        match priority::parse(name.as_bytes()) {
             Some(priority) => drop(priorities.insert(priority)),
             None => problems.push(format!("priorities contains \"{name}\"; use \"interactive\" or \"bulk\"")),
         }
@@ -322,7 +323,7 @@ mod tests {
         .expect("with all commented keys");
         let tenant = shown.tenants().next().expect("one");
         assert_eq!(tenant.residency.to_string(), "eu");
-        assert_eq!((tenant.priorities, tenant.weight.get()), (Priorities::Only(Priority::Bulk), 2));
+        assert_eq!((tenant.priorities, tenant.weight.get()), (Priorities::Only(priority::Priority::Bulk), 2));
         assert_eq!(tenant.limits.tokens_per_minute, NonZeroU64::new(2_000_000));
         assert!(tenant.may_use(&"minilm".parse().unwrap()) && !tenant.may_use(&"other".parse().unwrap()));
     }

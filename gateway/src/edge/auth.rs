@@ -9,7 +9,7 @@ use gateway_core::keys::{Credential, Digest, KeyRing};
 use gateway_core::tenant::Tenant;
 use http::header::AUTHORIZATION;
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::headers;
+use replica_api::headers;
 use std::sync::Arc;
 use std::time::SystemTime;
 

@@ -14,11 +14,11 @@ use crate::respond::Rejection;
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
-use gateway_core::priority::Priority;
 use gateway_core::trail::{AttemptCause, AttemptEnd, Trail};
 use regions::set::{RegionIndex, RegionSet};
-use replica_core::wire::error::{ErrorCode, Remedy};
-use replica_core::wire::headers;
+use replica_api::error::{ErrorCode, Remedy};
+use replica_api::headers;
+use replica_api::priority::Priority;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -9,7 +9,7 @@ use super::region_states::RoutingContext;
 use super::router::Routable;
 use super::view::{RoutedDeployment, View};
 use gateway_core::latency::SizeClass;
-use gateway_core::priority::Priority;
+use replica_api::priority::Priority;
 
 /// Limit on the deployments that a check makes a decision for: enough to detect a defect, and too few to delay requests
 /// at the lock.

@@ -25,7 +25,7 @@ use gateway_core::priority::NoBulk;
 use gateway_core::request_options::{OptionHeaders, RequestOptions};
 use gateway_core::tenant::{Cost, Tenant};
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::headers;
+use replica_api::headers;
 use std::sync::Arc;
 
 /// Limit on the bytes of a body that is parsed on the thread of its connection: less than a millisecond at 0.3 to 2

@@ -21,8 +21,8 @@ use regions::deployment::Deployment;
 use regions::id::DeploymentName;
 use regions::residency::{PolicyError, ResidencyPolicy};
 use regions::set::RegionSet;
-use replica_core::wire::error::ErrorCode;
-use replica_core::wire::headers;
+use replica_api::error::ErrorCode;
+use replica_api::headers;
 use std::time::Duration;
 
 /// Rejection of a path or method that the gateway does not serve.

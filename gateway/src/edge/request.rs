@@ -10,7 +10,6 @@ use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
 use gateway_core::keys::Digest;
 use gateway_core::latency::SizeClass;
-use gateway_core::priority::Priority;
 use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::trail::PolicyVersion;
@@ -19,6 +18,7 @@ use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
+use replica_api::priority::Priority;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -12,13 +12,13 @@ use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest
 use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, RequestOutcome};
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use gateway_core::labels::AttemptResult;
-use gateway_core::priority::Priority;
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
+use replica_api::priority::Priority;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -5,8 +5,8 @@ use crate::respond::Rejection;
 use http::header::CONTENT_LENGTH;
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
-use replica_core::wire::error::ErrorCode;
-use replica_core::wire::headers;
+use replica_api::error::ErrorCode;
+use replica_api::headers;
 use std::net::SocketAddr;
 
 /// Longest request identifier that is accepted from a client.

@@ -23,7 +23,7 @@ use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{Method, Version};
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::headers;
+use replica_api::headers;
 use std::sync::Arc;
 
 /// Writes responses to clients.

@@ -14,11 +14,11 @@
 use super::tenant_limiters::TenantLimiters;
 use crate::metrics::EdgeMetrics;
 use gateway_core::keys::KeyRing;
-use gateway_core::priority::{Priorities, Priority};
+use gateway_core::priority::Priorities;
 use gateway_core::tenant::{RateLimits, Tenant};
 use regions::id::TenantId;
 use regions::route::{self, RouteTable};
-use regions::tenant::{TenantLimits, TenantPriority, TenantRules};
+use regions::tenant::{TenantLimits, TenantRules};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -118,11 +118,7 @@ fn tenant(rules: &TenantRules, index: usize) -> Tenant {
         issuer: issuer.clone(),
         deployments: deployments.clone(),
         residency: residency.clone(),
-        priorities: match priority {
-            None => Priorities::Both,
-            Some(TenantPriority::Interactive) => Priorities::Only(Priority::Interactive),
-            Some(TenantPriority::Bulk) => Priorities::Only(Priority::Bulk),
-        },
+        priorities: priority.map_or(Priorities::Both, Priorities::Only),
         weight: NonZeroU32::new(*weight).unwrap_or(NonZeroU32::MIN),
         limits: RateLimits { requests_per_second, inputs_per_second, tokens_per_minute },
     }

@@ -12,13 +12,13 @@ use crate::config::EdgeConfig;
 use crate::metrics::Counter;
 use gateway_core::circuit::Permille;
 use gateway_core::demand::{self, DemandMeter, MeasuredDemand};
-use gateway_core::priority::Priority;
 use gateway_core::residency::Residency;
 use gateway_core::weights::{PlanWeights, ReceivedRow};
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::Share;
+use replica_api::priority::Priority;
 use scheduler_core::bound;
 use scheduler_core::plan::TrafficClass;
 use scheduler_core::wire::plan::{

@@ -4,13 +4,13 @@ use super::{ACCESS, millis};
 use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, LatencyStage, RequestOutcome};
 use gateway_core::decimal;
 use gateway_core::labels::AttemptResult;
-use gateway_core::priority::Priority;
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
 use gateway_core::trail::Trail;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
+use replica_api::priority::Priority;
 use std::time::Duration;
 
 /// A request has ended.

@@ -7,7 +7,7 @@ use crate::receipts::{CommitFailed, QueueSlot, Received, Receiving, WriteAhead, 
 use gateway_core::receipt::AttemptKey;
 use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
-use replica_core::wire::headers;
+use replica_api::headers;
 use std::time::Instant;
 
 /// Context of a request at its region; the gateway's counterpart is `edge::account`.

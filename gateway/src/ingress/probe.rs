@@ -2,7 +2,7 @@
 
 use super::hold::Hold;
 use crate::events::ReplicaMismatch;
-use replica_core::wire::status::{StateV1, StatusV1};
+use replica_api::status::{StateV1, StatusV1};
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -33,7 +33,7 @@ use pingora::listeners::tls::Acceptor;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::listener::Listener as Socket;
 use pingora::protocols::{GetSocketDigest, Stream};
-use replica_core::wire::headers;
+use replica_api::headers;
 
 use admission::{AdmittedConnection, OpenConnections};
 use std::future::Future;

@@ -6,12 +6,12 @@ use super::tenants::TenantMetrics;
 use super::{ClientProtocol, Counter, EndpointLabel, Family, Gauge, Histogram, LatencyStage, RequestOutcome};
 use gateway_core::keys::KeyRing;
 use gateway_core::labels::AttemptResult;
-use gateway_core::priority::Priority;
 use gateway_core::shed::ShedReason;
 use gateway_core::trail::{AttemptCause, AttemptRecord};
 use metrics::{ByIndex, Sparse, metric_set};
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
+use replica_api::priority::Priority;
 use std::sync::Arc;
 
 metric_set! {

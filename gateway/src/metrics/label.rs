@@ -5,13 +5,13 @@ use crate::names;
 use gateway_core::endpoint::Endpoint;
 use gateway_core::flood::IdleFrame;
 use gateway_core::labels::AttemptResult;
-use gateway_core::priority::Priority;
 use gateway_core::shed::ShedReason;
 use gateway_core::trail::AttemptCause;
 use metrics::{Label, labels, labels_of};
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::error::ErrorCode;
-use replica_core::wire::headers;
+use replica_api::error::ErrorCode;
+use replica_api::headers;
+use replica_api::priority::Priority;
 
 labels_of!(InGateway: AttemptCause, AttemptResult, IdleFrame, Priority, ShedReason);
 

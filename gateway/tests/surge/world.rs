@@ -1,7 +1,6 @@
 //! Simulated world of a surge: events in order of time, with all randomness drawn from the seed.
 
 use gateway_core::circuit::Permille;
-use gateway_core::priority::Priority;
 use gateway_core::spill::{Spill, SpillCandidate, SpillRequest};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -9,6 +8,7 @@ use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::set::RegionIndex;
+use replica_api::priority::Priority;
 use scheduler_core::spoke::{
     DeploymentLoad, ExchangeRequest, GRANT_PERIOD, Gateway, PassiveHealth, ReplicaOutcome, ReplicaStatus,
     Report, SelectedReplica, Spoke, TrafficOrigin,

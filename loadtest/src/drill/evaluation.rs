@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use regions::{Catalogue, Generation, RegionId, ResidencyPolicy};
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 
 use crate::exchange::RequestFailure;
 use crate::record::{Record, ServingRegions, TimeWindow};
@@ -232,7 +232,7 @@ mod tests {
     use super::super::{ReadContext, read};
     use super::*;
     use crate::exchange::Sample;
-    use crate::priority::Priority;
+    use replica_api::priority::Priority;
 
     const NEAR: &str = "aws/us-east-1";
     const FAR: &str = "gcp/europe-west4";

@@ -25,7 +25,7 @@ use std::fmt;
 use std::time::Duration;
 
 use regions::{Catalogue, RegionId, ResidencyPolicy};
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 
 use super::DrillFleet;
 use super::action::{parse_load, parse_region, time};

@@ -10,9 +10,9 @@ use super::http1::{CompleteResponse, ProtocolError, ResponseReader};
 use super::transport::SocketStream;
 use crate::exchange::{RequestFailure, Sample};
 use crate::pace::IntendedStart;
-use crate::priority::Priority;
 use crate::record::ServingRegions;
 use crate::response::ResponseDefect;
+use replica_api::priority::Priority;
 
 /// Maximum consecutive reads of one connection before the others are served; epoll reports the remaining data again.
 const CONSECUTIVE_READS_MAX: usize = 8;

@@ -5,8 +5,8 @@
 //! connection, because the start of the next response is then unknown.
 
 use http::StatusCode;
-use replica_core::wire::error::ErrorCode;
-use replica_core::wire::headers;
+use replica_api::error::ErrorCode;
+use replica_api::headers;
 
 use crate::record::ServingRegions;
 

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::Uri;
-use replica_core::wire::headers;
+use replica_api::headers;
 
 use super::http1::CompleteResponse;
 use crate::exchange::RequestFailure;
 use crate::options::Options;
-use crate::priority::Priority;
 use crate::response::{self, ResponseDefect};
 use crate::workload::{TaskWorkload, WorkloadType};
+use replica_api::priority::Priority;
 
 /// Constant parts of the requests of one task.
 pub(crate) struct Requests {

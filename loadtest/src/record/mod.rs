@@ -27,7 +27,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::exchange::Sample;
-use crate::priority::Priority;
+use replica_api::priority::Priority;
 
 /// Seconds of a run by index, each with the statistics of its serving regions.
 pub type Seconds = BTreeMap<u64, BTreeMap<ServingRegions, SecondStats>>;

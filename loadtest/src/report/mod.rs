@@ -12,10 +12,10 @@ mod logs;
 use std::time::Duration;
 
 use crate::options::Options;
-use crate::priority::Priority;
 use crate::record::{Group, Latencies, Mark, Record};
 use crate::task::{Pacing, Task};
 use crate::workload::{TaskWorkload, WorkloadType};
+use replica_api::priority::Priority;
 
 /// Share of the latencies' p99 from which the p99 of the generator's lag causes a warning. A smaller share is below the
 /// variation between two runs.

@@ -16,8 +16,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::priority::Priority;
 use expected::ExpectedVectors;
+use replica_api::priority::Priority;
 use texts::TextSet;
 use trace::Trace;
 

@@ -7,7 +7,7 @@ use crate::server::{CapturedRequest, options, respond, rows, serve, to};
 use loadtest::exchange::RequestFailure;
 use loadtest::response::ResponseDefect;
 use loadtest::{Options, RawOptions, run};
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Sends ten requests with two inputs each; all must fail with this cause.

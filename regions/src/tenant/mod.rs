@@ -15,6 +15,7 @@ pub use read::parse_tenants;
 pub use write::{UnwritableTenant, write_tenants};
 
 use crate::id::{DeploymentName, TenantId};
+use crate::priority::Priority;
 use crate::residency::{MAX_POLICY_LEN, ResidencyPolicy};
 
 /// Maximum number of tenants. Key digests do not compress: with two each, they take some 400 KB of a route table, whose
@@ -41,20 +42,11 @@ pub struct TenantRules {
     /// Residency policy of its requests. It narrows that of a deployment.
     pub residency: ResidencyPolicy,
     /// Only priority that it may use; `None` for both.
-    pub priority: Option<TenantPriority>,
+    pub priority: Option<Priority>,
     /// Weight of its fair share, from 1 to [`MAX_WEIGHT`].
     pub weight: u32,
     /// Rate limits.
     pub limits: TenantLimits,
-}
-
-/// Priority of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TenantPriority {
-    /// A person waits for the response.
-    Interactive,
-    /// Throughput matters more than latency.
-    Bulk,
 }
 
 /// Rate limits of a tenant; `None` is unlimited.
@@ -66,32 +58,6 @@ pub struct TenantLimits {
     pub inputs_per_second: Option<NonZeroU64>,
     /// Tokens per minute.
     pub tokens_per_minute: Option<NonZeroU64>,
-}
-
-impl TenantPriority {
-    /// Returns the name in files and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            TenantPriority::Interactive => "interactive",
-            TenantPriority::Bulk => "bulk",
-        }
-    }
-}
-
-/// Error for a text that is not a priority.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a priority: write interactive or bulk")]
-pub struct UnknownPriority(String);
-
-impl FromStr for TenantPriority {
-    type Err = UnknownPriority;
-
-    fn from_str(text: &str) -> Result<TenantPriority, UnknownPriority> {
-        let known = [TenantPriority::Interactive, TenantPriority::Bulk]
-            .into_iter()
-            .find(|priority| priority.as_str() == text);
-        known.ok_or_else(|| UnknownPriority(text.chars().take(64).collect()))
-    }
 }
 
 /// SHA-256 of an API key, written as 64 hexadecimal digits.

@@ -6,13 +6,11 @@ use std::num::NonZeroU64;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{
-    KeyDigest, MAX_KEYS, MAX_RESIDENCY_LEN, MAX_TENANTS, MAX_WEIGHT, TenantLimits, TenantPriority,
-    TenantRules,
-};
+use super::{KeyDigest, MAX_KEYS, MAX_RESIDENCY_LEN, MAX_TENANTS, MAX_WEIGHT, TenantLimits, TenantRules};
 use crate::catalogue::Catalogue;
 use crate::document::{self, Problem, Problems, Table, residency};
 use crate::id::{DeploymentName, TenantId};
+use crate::priority::Priority;
 
 const KEYS: [&str; 8] =
     ["name", "key_sha256", "issuer", "deployments", "residency", "priorities", "weight", "limits"];
@@ -157,7 +155,7 @@ fn read_deployments(
     Some(Some(names))
 }
 
-fn read_priority(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Option<TenantPriority>> {
+fn read_priority(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Option<Priority>> {
     let Some(list) = table.optional("priorities", Table::texts, problems)? else {
         return Some(None);
     };
@@ -168,7 +166,7 @@ fn read_priority(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Optio
     }
     let mut priorities = BTreeSet::new();
     for (text, at) in list {
-        match text.parse::<TenantPriority>() {
+        match text.parse::<Priority>() {
             Ok(priority) => drop(priorities.insert(priority)),
             Err(error) => problems.note(at, format!("{}: `priorities`: {error}", table.what)),
         }
@@ -223,7 +221,7 @@ mod tests {
     fn tenants_round_trip_through_a_file() {
         let tenants = read(&valid_file()).unwrap();
         let acme = tenants.values().next().unwrap();
-        assert_eq!((acme.keys.len(), acme.priority, acme.weight), (1, Some(TenantPriority::Bulk), 2));
+        assert_eq!((acme.keys.len(), acme.priority, acme.weight), (1, Some(Priority::Bulk), 2));
         assert_eq!(acme.residency.to_string(), "eu");
         assert_eq!(acme.limits.tokens_per_minute, NonZeroU64::new(3));
         assert_eq!(read(&write_tenants(tenants.values()).unwrap()), Ok(tenants));

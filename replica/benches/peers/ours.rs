@@ -22,9 +22,9 @@ use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache, peak_byte_op
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
 use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizerPool};
+use replica_api::input::Readable;
+use replica_api::limits::BATCH_TOKENS;
 use replica_core::Precision;
-use replica_core::input::Readable;
-use replica_core::limits::BATCH_TOKENS;
 use serde_json::{Value, json};
 use tokio::runtime::{self, Runtime};
 

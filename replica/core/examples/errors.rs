@@ -1,4 +1,4 @@
 //! Prints `docs/errors.md`.
 fn main() {
-    print!("{}", replica_core::wire::error::markdown());
+    print!("{}", replica_api::error::markdown());
 }

@@ -1,32 +1,21 @@
-//! Decisions of the replica, without IO, clock or runtime: request parsing, limits, scheduling and batching.
+//! Decisions of the replica, without IO, clock or runtime: scheduling and batching. Requests, limits and errors are
+//! defined in `replica_api`.
 //!
 //! In the order in which a request passes them:
 //!
-//! 1. [`wire`]: bytes to a request, or to the field that is invalid; responses to bytes.
-//! 2. [`limits`]: maximum counts, lengths and sizes; each limit has a name, a value and a reason.
-//! 3. [`prompt`]: prompts that are prepended to texts; [`input`]: checks that the model can read an input, and
-//!    truncation.
-//! 4. [`tokenization`]: order in which texts are tokenized.
-//! 5. [`priority`]: interactive requests and bulk requests.
-//! 6. [`batch`]: order in which tokens are computed, expiry and cancellation; with [`window`], whether a batching delay
+//! 1. [`tokenization`]: order in which texts are tokenized.
+//! 2. [`batch`]: order in which tokens are computed, expiry and cancellation; with [`window`], whether a batching delay
 //!    pays, and [`cost`] and [`rate`], the measured cost and speed of the engine.
-//! 7. [`scores`]: model outputs to the values that an API specifies.
-//! 8. [`refusal`]: every error message with which the replica rejects a request.
+//! 3. [`scores`]: model outputs to the values that an API specifies.
 //!
 //! The shell around this crate (`replica`) owns the sockets, the threads and the clock, and executes the decisions.
 
 pub mod batch;
 pub mod cost;
-pub mod input;
-pub mod limits;
-pub mod priority;
-pub mod prompt;
 pub mod rate;
-pub mod refusal;
 pub mod scores;
 pub mod tokenization;
 pub mod window;
-pub mod wire;
 
 /// Task of a model, as its configuration defines it.
 ///

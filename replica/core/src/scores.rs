@@ -1,4 +1,4 @@
-//! Model outputs to the values that an API specifies: unit vectors, probabilities, rankings.
+//! Model outputs to the values that an API specifies: unit vectors, probabilities.
 //!
 //! Sums are computed in f64: they are short compared with the model's work, and the length of a vector then does not
 //! depend on the order of its elements.
@@ -51,14 +51,6 @@ pub fn softmax(logits: &mut [f32]) {
     logits.iter_mut().for_each(|x| *x = (power(*x) / sum) as f32);
 }
 
-/// Returns the indices of the `most` highest scores, the highest first, ties by index.
-pub fn ranking(scores: &[f32], most: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..scores.len()).collect();
-    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
-    order.truncate(most);
-    order
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,12 +79,5 @@ mod tests {
         let mut logits = [1000.0, 1000.0, -1000.0];
         softmax(&mut logits);
         assert_eq!(logits, [0.5, 0.5, 0.0]);
-    }
-
-    #[test]
-    fn the_highest_score_comes_first_and_ties_by_index() {
-        assert_eq!(ranking(&[0.5, 0.9, 0.5, 0.1], 9), [1, 0, 2, 3]);
-        assert_eq!(ranking(&[0.5, 0.9, 0.5, 0.1], 2), [1, 0]);
-        assert_eq!(ranking(&[], 2), [0; 0]);
     }
 }

@@ -31,8 +31,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use supervision::{Condvar, Mutex, MutexGuard, task};
 
+use replica_api::priority::Priority;
 use replica_core::batch::{AdmittedRequest, Backlog, BatchPlanner, BatchRequestId, BatchSettings, QueueFull};
-use replica_core::priority::Priority;
 use tokio::sync::oneshot;
 
 use self::pending::{PendingResponse, PendingResponses};

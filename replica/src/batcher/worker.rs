@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::request::{Panicked, contain_work};
 
+use replica_api::priority::Priority;
 use replica_core::batch::{Backlog, Batch, BatchPlan, BatchRequestId, FinishedBatch, NextAction, RowOwner};
-use replica_core::priority::Priority;
 
 use super::sequence::QueuedSequence;
 use super::{ComputeError, Shared, State};

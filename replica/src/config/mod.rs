@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread::available_parallelism;
 
-use replica_core::limits::Limits;
+use replica_api::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
 use serde::Deserialize;
 

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response};
-use replica_core::input::{Input, InputField, OverlongPolicy, TextOrPair, Truncation};
-use replica_core::priority::Priority;
-use replica_core::prompt::PromptChoice;
-use replica_core::refusal::Refusal;
-use replica_core::wire::error::Dialect;
-use replica_core::wire::headers;
+use replica_api::error::Dialect;
+use replica_api::headers;
+use replica_api::input::{Input, InputField, OverlongPolicy, TextOrPair, Truncation};
+use replica_api::priority::{self, Priority};
+use replica_api::prompt::PromptChoice;
+use replica_api::refusal::Refusal;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout_at;
 
@@ -98,6 +98,7 @@ pub(super) struct ComputedResponse {
 pub(super) async fn serve<H, F>(
     app: Arc<App>,
     id: HttpRequestId,
+    route: RouteLabel,
     request: Request,
     handle: H,
 ) -> Response<Body>
@@ -107,7 +108,7 @@ where
 {
     RequestReceived.record(&app.metrics);
     let received = Instant::now();
-    let (route, dialect) = (RouteLabel::of(request.uri().path()), Dialect::of_path(request.uri().path()));
+    let dialect = Dialect::of_path(route.as_str());
     let request_id = id.clone();
     let request_id = request_id.as_str();
     match within_time(&app, id, received, request, handle).await {
@@ -288,7 +289,7 @@ impl ApiCall {
 
     /// Returns the priority of a request with this many inputs.
     pub(super) fn priority(&self, inputs: usize) -> Result<Priority, Refusal> {
-        Priority::of(self.priority.as_ref().map(|priority| priority.to_str().unwrap_or("not text")), inputs)
+        priority::of_request(self.priority.as_ref().map(HeaderValue::as_bytes), inputs)
     }
 
     /// Computes the rows of the tokens.

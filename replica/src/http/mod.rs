@@ -19,17 +19,17 @@ use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{get, post};
 use axum::{Extension, Router};
-use replica_core::refusal::Refusal;
-use replica_core::wire::error::Dialect;
-use replica_core::wire::headers;
-use replica_core::wire::openai::{ModelList, ModelObject};
+use replica_api::error::Dialect;
+use replica_api::headers;
+use replica_api::openai::{ModelList, ModelObject};
+use replica_api::refusal::Refusal;
 
 use self::call::{ApiCall, ComputedResponse};
 use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
-use crate::metrics::CONTENT_TYPE;
+use crate::metrics::RouteLabel;
 use crate::respond;
 use supervision::request::{Panicked, contain};
 
@@ -39,32 +39,33 @@ const MAX_REQUEST_ID_BYTES: usize = 128;
 /// Returns the routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/v1/embeddings", computed(openai::embeddings))
+        .computed("/v1/embeddings", openai::embeddings)
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
-        .route("/v1/embed", computed(openai::cohere_v1))
-        .route("/v2/embed", computed(openai::cohere_v2))
-        .route("/voyage/v1/embeddings", computed(openai::voyage))
-        .route("/voyage/v1/rerank", computed(rerank::voyage))
-        .route("/pooling", computed(openai::pooling))
-        .route("/v1/pooling", computed(openai::pooling))
-        .route("/infinity/embeddings", computed(openai::embeddings))
-        .route("/infinity/rerank", computed(rerank::infinity))
-        .route("/infinity/classify", computed(tei::classify_infinity))
-        .route("/v1/rerank", computed(rerank::v1))
-        .route("/v2/rerank", computed(rerank::v2))
-        .route("/", computed(tei::root).get(health))
-        .route("/embed", computed(tei::embed))
-        .route("/embed_all", computed(tei::embed_all))
-        .route("/rerank", computed(rerank::tei))
-        .route("/predict", computed(tei::predict))
-        .route("/similarity", computed(tei::similarity))
-        .route("/tokenize", computed(tei::tokenize))
-        .route("/decode", computed(tei::decode))
-        .route("/score", computed(rerank::score))
-        .route("/v1/score", computed(rerank::score))
-        .route("/classify", computed(tei::classify))
-        .route("/v1/classify", computed(tei::classify))
+        .computed("/v1/embed", openai::cohere_v1)
+        .computed("/v2/embed", openai::cohere_v2)
+        .computed("/voyage/v1/embeddings", openai::voyage)
+        .computed("/voyage/v1/rerank", rerank::voyage)
+        .computed("/pooling", openai::pooling)
+        .computed("/v1/pooling", openai::pooling)
+        .computed("/infinity/embeddings", openai::embeddings)
+        .computed("/infinity/rerank", rerank::infinity)
+        .computed("/infinity/classify", tei::classify_infinity)
+        .computed("/v1/rerank", rerank::v1)
+        .computed("/v2/rerank", rerank::v2)
+        .computed("/", tei::root)
+        .route("/", get(health))
+        .computed("/embed", tei::embed)
+        .computed("/embed_all", tei::embed_all)
+        .computed("/rerank", rerank::tei)
+        .computed("/predict", tei::predict)
+        .computed("/similarity", tei::similarity)
+        .computed("/tokenize", tei::tokenize)
+        .computed("/decode", tei::decode)
+        .computed("/score", rerank::score)
+        .computed("/v1/score", rerank::score)
+        .computed("/classify", tei::classify)
+        .computed("/v1/classify", tei::classify)
         .route("/health", get(health))
         .route("/info", get(info))
         .route("/status", get(status))
@@ -76,15 +77,27 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Route of a request that needs the engine, handled by `handle`.
-fn computed<H, F>(handle: H) -> MethodRouter<Arc<App>>
-where
-    H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static,
-{
-    post(move |State(app): State<Arc<App>>, Extension(id): Extension<HttpRequestId>, request: Request| {
-        call::serve(app, id, request, handle)
-    })
+/// Routes of requests that need the engine.
+trait ComputedRoutes {
+    /// Adds the route of a path of [`replica_api::api::OPERATIONS`], handled by `handle`.
+    fn computed<H, F>(self, path: &'static str, handle: H) -> Self
+    where
+        H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static;
+}
+
+impl ComputedRoutes for Router<Arc<App>> {
+    fn computed<H, F>(self, path: &'static str, handle: H) -> Self
+    where
+        H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static,
+    {
+        let route = RouteLabel::of(path).expect("the table of the API has every path that needs the engine");
+        let serve = move |State(app): State<Arc<App>>,
+                          Extension(id): Extension<HttpRequestId>,
+                          request: Request| call::serve(app, id, route, request, handle);
+        self.route(path, post(serve))
+    }
 }
 
 /// Identifier of a request in logs and responses: the client's, or a generated one.
@@ -161,7 +174,7 @@ async fn status(State(app): State<Arc<App>>) -> Response<Body> {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
-    respond::text(CONTENT_TYPE, app.metrics.render())
+    respond::text(metrics::CONTENT_TYPE, app.metrics.render())
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response<Body> {

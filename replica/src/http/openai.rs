@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use replica_core::input::{Input, InputField, Truncation};
-use replica_core::prompt::PromptChoice;
-use replica_core::refusal::Refusal;
-use replica_core::wire::cohere::{CohereEmbedRequest, CohereEmbedResponse};
-use replica_core::wire::openai::response::RowsView;
-use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse, check_dimensions};
-use replica_core::wire::vllm::{PoolingRequest, PoolingTask, ResponseMetadata};
-use replica_core::wire::voyage::{self, VoyageEmbeddingsRequest};
+use replica_api::cohere::{CohereEmbedRequest, CohereEmbedResponse};
+use replica_api::input::{Input, InputField, Truncation};
+use replica_api::openai::response::RowsView;
+use replica_api::openai::{EmbeddingsRequest, EmbeddingsResponse, check_dimensions};
+use replica_api::prompt::PromptChoice;
+use replica_api::refusal::Refusal;
+use replica_api::vllm::{PoolingRequest, PoolingTask, ResponseMetadata};
+use replica_api::voyage::{self, VoyageEmbeddingsRequest};
 
 use super::call::{ApiCall, ComputeResult, ComputedResponse};
 use crate::engine::Output;

@@ -7,14 +7,15 @@
 
 use std::sync::Arc;
 
-use replica_core::input::{InputField, OverlongPolicy, PairTruncation, TruncationMethod, TruncationSide};
-use replica_core::prompt::{PromptChoice, Role};
-use replica_core::refusal::Refusal;
+use replica_api::input::{InputField, OverlongPolicy, PairTruncation, TruncationMethod, TruncationSide};
+use replica_api::prompt::{PromptChoice, Role};
+use replica_api::ranking::ranking;
+use replica_api::refusal::Refusal;
+use replica_api::rerank::{Document, RerankRequest, RerankResponse};
+use replica_api::tei::{self, TextsRequest};
+use replica_api::vllm::{ResponseMetadata, ScoreRequest};
+use replica_api::voyage::{self, VoyageRerankRequest};
 use replica_core::scores;
-use replica_core::wire::rerank::{Document, RerankRequest, RerankResponse};
-use replica_core::wire::tei::{self, TextsRequest};
-use replica_core::wire::vllm::{ResponseMetadata, ScoreRequest};
-use replica_core::wire::voyage::{self, VoyageRerankRequest};
 
 use super::call::{ApiCall, ComputedResponse, RequestCost, Tokens, unprompted};
 use crate::engine::Output;
@@ -59,7 +60,7 @@ pub(super) async fn voyage(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Computed
     let fields = ["query", "documents"];
     let pairs = Pairs { first: vec![query], second: documents, fields, overlong, most: None };
     let PairScores { raw, scores, cost } = pairs.score(&call, "a rerank").await?;
-    let order = scores::ranking(&raw, most);
+    let order = ranking(&raw, most);
     let json = voyage::write_ranks(&model, &order, &scores, returned.as_deref(), cost.tokens);
     Ok(ComputedResponse { json, cost })
 }
@@ -98,7 +99,7 @@ pub(super) async fn tei(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedRes
     let returned = return_text.then(|| texts.clone());
     let pairs = Pairs { first: vec![query], second: texts, fields: ["query", "texts"], overlong, most: None };
     let PairScores { raw, scores, cost } = pairs.score(&call, "/rerank").await?;
-    let order = scores::ranking(&raw, raw.len());
+    let order = ranking(&raw, raw.len());
     let shown = if raw_scores { &raw } else { &scores };
     Ok(ComputedResponse { json: tei::write_ranks(&order, shown, returned.as_deref()), cost })
 }
@@ -151,7 +152,7 @@ async fn cohere(
         id: call.id.as_str(),
         api_version,
         model: &model,
-        order: &scores::ranking(&raw, most),
+        order: &ranking(&raw, most),
         scores: if raw_scores { &raw } else { &scores },
         documents: documents.as_deref(),
         bare_documents,

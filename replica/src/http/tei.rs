@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use replica_core::input::InputField;
-use replica_core::refusal::Refusal;
-use replica_core::scores;
-use replica_core::wire::openai::response::RowsView;
-use replica_core::wire::tei::{
+use replica_api::input::InputField;
+use replica_api::openai::response::RowsView;
+use replica_api::refusal::Refusal;
+use replica_api::tei::{
     self, ActivationFunction, DecodeRequest, EmbedRequest, Labels, PredictRequest, SimilarityRequest,
     TokenizeFormat, TokenizeRequest, VllmTokenizeOptions,
 };
-use replica_core::wire::vllm::{ClassifyRequest, ResponseMetadata, write_tokens};
+use replica_api::vllm::{ClassifyRequest, ResponseMetadata, write_tokens};
+use replica_core::scores;
 
 use super::call::{ApiCall, ComputeResult, ComputedResponse, RequestCost, text};
 use super::openai::{self, EmbeddingRequest};

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use supervision::Mutex;
 
+use replica_api::tei::SimpleToken;
 use replica_core::tokenization::{CHUNK_BYTES, HUGE_BYTES, JobSize};
-use replica_core::wire::tei::SimpleToken;
 use tokio::sync::oneshot;
 
 use super::text::{FirstEncoding, Problem};

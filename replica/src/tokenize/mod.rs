@@ -14,7 +14,7 @@ mod tests;
 mod text;
 mod word_pieces;
 
-use replica_core::input::InvalidInput;
+use replica_api::input::InvalidInput;
 
 pub use pool::{MAX_JOBS, TokenizerPool};
 pub use text::{EncodeOptions, TextInput, TextTokenizer, TokenizerLoadError};

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use supervision::{Condvar, Mutex, task};
 
+use replica_api::tei::SimpleToken;
 use replica_core::tokenization::{JobSize, TokenizationQueue};
-use replica_core::wire::tei::SimpleToken;
 
 use super::jobs::{Decode, Encode, Inspect, TaskJob, TokenizeJob, TokenizeTask};
 use super::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized};

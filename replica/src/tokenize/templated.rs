@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use replica_core::input::{InvalidInput, OverlongPolicy, TruncationSide};
+use replica_api::input::{InvalidInput, OverlongPolicy, TruncationSide};
 
 use super::text::Problem;
 use super::{EncodeOptions, TextTokenizer, Tokenized};

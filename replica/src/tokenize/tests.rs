@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use replica_core::input::{
+use replica_api::input::{
     InvalidInput, OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide,
 };
 use replica_core::tokenization::CHUNK_BYTES;

@@ -11,8 +11,8 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
-use replica_core::input::{InvalidInput, OverlongPolicy, Readable, TruncationSide};
-use replica_core::wire::tei::SimpleToken;
+use replica_api::input::{InvalidInput, OverlongPolicy, Readable, TruncationSide};
+use replica_api::tei::SimpleToken;
 use supervision::request::contain_work;
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
 

@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 
-use replica_core::input::TruncationSide;
+use replica_api::input::TruncationSide;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
 /// Pieces and their ids.

@@ -26,9 +26,9 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
+use replica_api::input::Readable;
 use replica_core::Precision;
 use replica_core::batch::BatchSettings;
-use replica_core::input::Readable;
 use tokio::runtime;
 
 use self::curve::Point;

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use replica_core::input::Readable;
+use replica_api::input::Readable;
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use tokio::runtime;
 

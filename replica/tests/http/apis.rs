@@ -1,7 +1,7 @@
 //! The APIs of Cohere, Voyage, Infinity, Jina and vLLM, and Hugging Face's at the base URL: the same vectors and scores
 //! in other formats.
 
-use replica_core::wire::openai::response::Embedding;
+use replica_api::openai::response::Embedding;
 use serde_json::{Value, json};
 
 use crate::served::{HIDDEN, Kind, MAX_TOKENS, Response, TestReplica};

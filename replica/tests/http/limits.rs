@@ -1,6 +1,6 @@
 //! Each limit, at it and one past it, with its name, its value and the given value.
 
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use serde_json::{Value, json};
 
 use crate::check_refused;

@@ -20,7 +20,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
 use replica::ServeError;
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use serde_json::{Value, json};
 use served::{HIDDEN, MAX_TOKENS, Response, TestReplica, VOCABULARY};
 use tokio::sync::oneshot;

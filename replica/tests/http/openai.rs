@@ -1,6 +1,6 @@
 //! Options of `POST /v1/embeddings`: dimensions, prompts, normalization and truncation.
 
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use serde_json::{Value, json};
 
 use crate::check_refused;

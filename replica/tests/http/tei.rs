@@ -1,6 +1,6 @@
 //! Routes of TEI and BEI, and those shared with vLLM.
 
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use serde_json::{Value, json};
 
 use crate::check_refused;

@@ -1,6 +1,6 @@
 //! Token ids in `/v1/embeddings`: their tokenizer must be known.
 
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use serde_json::json;
 
 use crate::check_refused;

@@ -368,7 +368,7 @@ impl Response {
     }
 
     pub(crate) fn vectors(&self) -> Vec<Vec<f32>> {
-        let answer: replica_core::wire::openai::EmbeddingsResponse =
+        let answer: replica_api::openai::EmbeddingsResponse =
             serde_json::from_slice(&self.body).expect("a response with vectors");
         answer.data.iter().map(|row| row.embedding.values().expect("numbers")).collect()
     }

@@ -22,7 +22,7 @@ use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 
 /// Inputs below which a request with fewer tokens than [`SPLIT_TOKENS_MIN`] is never split. Interactive and rerank
-/// requests are smaller (`replica_core::priority`: at most some 100 inputs), and would finish before a split had paid
+/// requests are smaller (`replica_api::priority`: at most some 100 inputs), and would finish before a split had paid
 /// for itself.
 pub const SPLIT_INPUTS_MIN: u64 = 256;
 /// As [`SPLIT_INPUTS_MIN`], for few long inputs: two sub-requests that are worth their overhead.
@@ -40,7 +40,7 @@ const SUB_REQUESTS_PER_REPLICA: u64 = 4;
 const IN_FLIGHT_PER_REPLICA: u32 = 2;
 /// Sub-requests in flight for one request, over all regions.
 pub const IN_FLIGHT_MAX: u32 = 32;
-/// Tokens a second of a replica of unknown speed: MiniLM on two cores (`replica_core::limits`).
+/// Tokens a second of a replica of unknown speed: MiniLM on two cores (`replica_api::limits`).
 const SPEED_DEFAULT: u64 = 4_000;
 
 /// Region that can take sub-requests.

@@ -29,10 +29,10 @@ pub mod join;
 mod json;
 pub mod split;
 
-/// Maximum inputs of one request at the edge. Fifty times what a replica accepts (`replica_core::limits`), and as many
+/// Maximum inputs of one request at the edge. Fifty times what a replica accepts (`replica_api::limits`), and as many
 /// short texts as a body of 32 MiB holds at 330 bytes each: beyond it a file is the better format.
 pub const INPUTS_MAX: usize = 100_000;
-/// Maximum inputs of one request at a replica, `MAX_INPUTS` of `replica_core::limits`. A request with more must be
+/// Maximum inputs of one request at a replica, `MAX_INPUTS` of `replica_api::limits`. A request with more must be
 /// split.
 pub const REPLICA_INPUTS_MAX: usize = 2048;
 

@@ -22,10 +22,10 @@ mod pool;
 
 pub use pool::BULK_PAUSE;
 
-use crate::priority::Priority;
 use pool::AdmissionPool;
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
+use replica_api::priority::Priority;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 
 use super::limit::Limit;
 use super::{AdmissionRequest, QueueWaits, Shed, ShedReason};
-use crate::priority::Priority;
+use replica_api::priority::Priority;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

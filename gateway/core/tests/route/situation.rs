@@ -3,7 +3,6 @@
 use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
-use gateway_core::priority::Priority;
 use gateway_core::route::{
     Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, departure, route,
 };
@@ -18,6 +17,7 @@ use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::{Share, Why};
+use replica_api::priority::Priority;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 

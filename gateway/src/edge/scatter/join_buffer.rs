@@ -13,7 +13,7 @@ use gateway_core::timing::RegionTiming;
 use http::HeaderValue;
 use regions::ModelRevision;
 use regions::set::RegionIndex;
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 

@@ -44,7 +44,7 @@ pub(super) use join_buffer::JoinedHead;
 use part::PartFailure;
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;
-use replica_core::wire::error::ErrorCode;
+use replica_api::error::ErrorCode;
 use split::RequestSplit;
 pub(super) use split::Splitter;
 use std::sync::Arc;

@@ -28,9 +28,9 @@ fn embeddings(inputs: usize) -> Value {
 }
 
 // The limits in the core, which does not depend on the replica crate, equal the replica's.
-const _: () = assert!(REPLICA_INPUTS_MAX == replica_core::limits::MAX_INPUTS);
+const _: () = assert!(REPLICA_INPUTS_MAX == replica_api::limits::MAX_INPUTS);
 const _: () = assert!(
-    4 * gateway_core::scatter::split::SUB_REQUEST_TOKENS_MAX <= replica_core::limits::MAX_REQUEST_TOKENS
+    4 * gateway_core::scatter::split::SUB_REQUEST_TOKENS_MAX <= replica_api::limits::MAX_REQUEST_TOKENS
 );
 
 /// Invariant 3, Order and identity.

@@ -1,17 +1,16 @@
 //! Responses of a replica, made with its own parsers and serializers and a model that takes no time: the vector of an
 //! input depends only on its bytes.
 
-use replica_core::input::{Input, TextOrPair};
-use replica_core::limits::ListLimit;
-use replica_core::refusal::Refusal;
-use replica_core::scores::{cosine, ranking};
-use replica_core::wire::error::Dialect;
-use replica_core::wire::openai::response::RowsView;
-use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse};
-use replica_core::wire::rerank::{Document, RerankRequest, RerankResponse};
-use replica_core::wire::tei::{self, DecodeRequest, EmbedRequest, PredictRequest, TextsRequest};
-use replica_core::wire::tei::{SimilarityRequest, TokenizeRequest};
-use replica_core::wire::vllm::{ClassifyRequest, ResponseMetadata, ScoreRequest};
+use replica_api::error::Dialect;
+use replica_api::input::{Input, TextOrPair};
+use replica_api::openai::response::RowsView;
+use replica_api::openai::{EmbeddingsRequest, EmbeddingsResponse};
+use replica_api::ranking::ranking;
+use replica_api::refusal::{ListLimit, Refusal};
+use replica_api::rerank::{Document, RerankRequest, RerankResponse};
+use replica_api::tei::{self, DecodeRequest, EmbedRequest, PredictRequest, TextsRequest};
+use replica_api::tei::{SimilarityRequest, TokenizeRequest};
+use replica_api::vllm::{ClassifyRequest, ResponseMetadata, ScoreRequest};
 
 /// Response, and its number of tokens.
 pub(crate) struct Answer {
@@ -156,4 +155,10 @@ fn vector(bytes: &[u8], width: usize) -> Vec<f32> {
         (hash >> 40) as f32 / (1 << 24) as f32
     };
     (0..width).map(next).collect()
+}
+
+/// Returns the cosine of the angle between two vectors.
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }

@@ -122,7 +122,7 @@ impl Region {
             _ => WIDTH,
         };
         // Limit of a real replica, which no part may exceed.
-        let mut answer = replica::answer(path, body, replica_core::limits::MAX_INPUTS, width);
+        let mut answer = replica::answer(path, body, replica_api::limits::MAX_INPUTS, width);
         match script {
             Script::Answers(time) => tokio::time::sleep(time).await,
             Script::Computes(time) => {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::queue::Urgency;
 use super::{Backlog, BatchInput, BatchPlanner, BatchRequestId, Item};
 use crate::cost::BatchCost;
-use crate::priority::Priority;
+use replica_api::priority::Priority;
 
 /// Maximum number of inputs that are skipped for one batch: enough to find a short input among long ones, few enough to
 /// cost nothing compared with the batch.

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{BatchInput, BatchRequestId};
-use crate::priority::{PerPriority, Priority};
+use replica_api::priority::{PerPriority, Priority};
 
 /// Identifier of a job within one planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -35,9 +35,9 @@ use self::jobs::{Jobs, JoinOutcome};
 use self::queue::FairQueue;
 use self::share::PriorityShare;
 use crate::cost::{BatchCost, CostModel};
-use crate::priority::{PerPriority, Priority};
 use crate::rate::TokenRate;
 use crate::window::{BatchDecision, DecisionInput, StartReason, Window};
+use replica_api::priority::{PerPriority, Priority};
 
 /// Maximum percentage of the queue that bulk may fill; the rest is reserved for interactive requests.
 pub const BULK_QUEUE_PERCENT: u64 = 75;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Backlog, BatchRequestId, JobId, RowOwner};
-use crate::priority::Priority;
 use crate::window::StartReason;
+use replica_api::priority::Priority;
 
 /// One job of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limits::BATCH_TOKENS;
+use replica_api::limits::BATCH_TOKENS;
 
 /// Default limit of the tokens of an interactive batch: that of all batches. The learnt cost shortens batches while
 /// there are interactive requests.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::BatchSettings;
 use crate::cost::BatchCost;
-use crate::priority::{PerPriority, Priority};
+use replica_api::priority::{PerPriority, Priority};
 
 /// Time after the last interactive request for which batches stay short. A user who reads results sends the next query
 /// within seconds; and short batches cost so little that too long a time is the smaller mistake.

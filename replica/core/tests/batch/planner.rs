@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use replica_api::priority::Priority;
 use replica_core::batch::{
     Backlog, Batch, BatchPlan, BatchPlanner, BatchRequestId, BatchSettings, FinishedBatch, NextAction,
 };
-use replica_core::priority::Priority;
 use replica_core::window::StartReason;
 
 use crate::{Text, origin, settings};

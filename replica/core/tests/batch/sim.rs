@@ -8,9 +8,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::{Duration, Instant};
 
+use replica_api::priority::{PerPriority, Priority};
 use replica_core::batch::{Batch, BatchPlanner, BatchRequestId, BatchSettings, NextAction, QueueFull};
 use replica_core::cost::BatchCost;
-use replica_core::priority::{PerPriority, Priority};
 
 use crate::{Text, origin};
 

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
+use replica_api::priority::Priority;
 use replica_core::batch::BatchSettings;
 use replica_core::cost::BatchCost;
-use replica_core::priority::Priority;
 
 use crate::settings;
 use crate::sim::{Arrivals, Defect, Report, SimulatedResult, Simulation, Source};

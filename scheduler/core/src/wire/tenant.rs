@@ -150,7 +150,7 @@ pub(super) mod tests {
     use proptest::option;
     use proptest::prelude::*;
     use proptest::sample::select;
-    use regions::tenant::TenantPriority;
+    use regions::Priority;
     use serde_json::{Value, json};
 
     prop_compose! {
@@ -160,7 +160,7 @@ pub(super) mod tests {
             issuer in option::of("https://[a-z]{1,8}/"),
             deployments in option::of(any::names()),
             residency in select(vec!["anywhere", "eu", "de,fr & eu"]),
-            priority in option::of(select(vec![TenantPriority::Interactive, TenantPriority::Bulk])),
+            priority in option::of(select(vec![Priority::Interactive, Priority::Bulk])),
             weight in 1..=MAX_WEIGHT,
             tokens in any::<u64>(),
         ) -> TenantRules {

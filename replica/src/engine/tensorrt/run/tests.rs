@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use replica_api::priority::Priority;
 use replica_core::batch::BatchSettings;
-use replica_core::priority::Priority;
 
 use super::*;
 use crate::batcher::{Batcher, ComputeRequest, Options};

@@ -125,13 +125,13 @@ macro_rules! body {
 
         impl<'a> $name<'a> {
             /// Schema of this body.
-            const SCHEMA: crate::wire::body::BodySchema = crate::wire::body::BodySchema {
-                fields: &[$(crate::wire::body::Field {
+            const SCHEMA: crate::body::BodySchema = crate::body::BodySchema {
+                fields: &[$(crate::body::Field {
                     name: stringify!($field),
                     kind: $kind,
                     description: concat!($($description),+),
                 },)+],
-                rejected: &[$(crate::wire::body::RejectedField {
+                rejected: &[$(crate::body::RejectedField {
                     name: stringify!($rejected),
                     neutral: &[$($($neutral),+)?],
                     instead: $instead,
@@ -140,11 +140,11 @@ macro_rules! body {
             };
         }
 
-        impl<'a> crate::wire::body::RawBody<'a> for $name<'a> {
+        impl<'a> crate::body::RawBody<'a> for $name<'a> {
             fn checked(self) -> Result<$name<'a>, crate::refusal::Refusal> {
                 let given: &[Option<&serde_json::value::RawValue>] = &[$(self.$rejected,)*];
                 for (rejected, given) in Self::SCHEMA.rejected.iter().zip(given) {
-                    crate::wire::body::reject(rejected, *given)?;
+                    crate::body::reject(rejected, *given)?;
                 }
                 Ok(self)
             }

@@ -12,8 +12,7 @@ use super::fields::{self, Kind};
 use super::openai::Encoding;
 use super::openai::response::{RowsView, Vector};
 use crate::input::{Input, Truncation};
-use crate::limits::ListLimit;
-use crate::refusal::Refusal;
+use crate::refusal::{ListLimit, Refusal};
 
 /// `POST /score` and `POST /v1/score`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -327,7 +326,7 @@ impl<'a> ResponseMetadata<'a> {
             label: &'a str,
         }
         let of = |row: &[f32]| -> Vec<LabelItem<'_>> {
-            let order = crate::scores::ranking(row, row.len());
+            let order = crate::ranking::ranking(row, row.len());
             order.into_iter().map(|i| LabelItem { score: row[i], label: &labels[i] }).collect()
         };
         self.write_as("classify", rows.iter().map(of).collect())
@@ -371,7 +370,7 @@ impl<'a> ResponseMetadata<'a> {
             num_classes: usize,
         }
         let class = |(index, row)| {
-            let best = crate::scores::ranking(row, 1)[0];
+            let best = crate::ranking::ranking(row, 1)[0];
             ClassItem { index, label: &labels[best], probs: row, num_classes: row.len() }
         };
         self.write(rows.iter().enumerate().map(class).collect())
@@ -417,7 +416,7 @@ pub fn write_tokens(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::error::ErrorCode;
+    use crate::error::ErrorCode;
 
     const LIMIT: ListLimit = ListLimit { count: 2, key: "max_pairs" };
     const METADATA: ResponseMetadata<'static> =

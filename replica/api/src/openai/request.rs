@@ -7,12 +7,11 @@
 
 use serde_json::value::RawValue;
 
+use crate::body::{BodySchema, FieldKind, RawBody as _, body};
+use crate::fields;
 use crate::input::{Input, Truncation};
-use crate::limits::ListLimit;
 use crate::prompt::{PromptChoice, Role};
-use crate::refusal::Refusal;
-use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
-use crate::wire::fields;
+use crate::refusal::{ListLimit, Refusal};
 
 /// Parsed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,8 +278,8 @@ pub fn check_dimensions(expected: Option<u64>, model_dimensions: usize) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorCode;
     use crate::input::TruncationSide;
-    use crate::wire::error::ErrorCode;
 
     const LIMIT: ListLimit = ListLimit { count: 3, key: "max_inputs" };
 

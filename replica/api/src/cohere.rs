@@ -12,9 +12,8 @@ use super::fields;
 use super::openai::Encoding;
 use super::openai::response::{RowsView, Vector};
 use crate::input::Truncation;
-use crate::limits::ListLimit;
 use crate::prompt::PromptChoice;
-use crate::refusal::Refusal;
+use crate::refusal::{ListLimit, Refusal};
 
 body! {
     /// The body of `POST /v1/embed`.
@@ -310,9 +309,9 @@ impl CohereEmbedResponse<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorCode;
     use crate::input::TruncationSide;
     use crate::prompt::Role;
-    use crate::wire::error::ErrorCode;
 
     const LIMIT: ListLimit = ListLimit { count: 2, key: "max_inputs" };
 

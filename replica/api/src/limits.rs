@@ -3,7 +3,7 @@
 //! Each limit has a default and its reason here, a key in `replica.toml`, an entry in `/info`, and an error message
 //! that states it. The maximum number of tokens of *one input* is a property of the model and is not defined here.
 
-use crate::refusal::Refusal;
+use crate::refusal::{ListLimit, Refusal};
 
 /// OpenAI's own limit, so that a client that splits its lists for OpenAI is never rejected here.
 pub const MAX_INPUTS: usize = 2048;
@@ -82,15 +82,6 @@ impl Default for Limits {
     }
 }
 
-/// Maximum length of a list, and its key in `replica.toml`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListLimit {
-    /// The limit.
-    pub count: usize,
-    /// Key of the limit.
-    pub key: &'static str,
-}
-
 impl Limits {
     /// Returns the limit of the inputs of one request.
     pub fn inputs(&self) -> ListLimit {
@@ -124,7 +115,7 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::error::ErrorCode;
+    use crate::error::ErrorCode;
 
     #[test]
     fn the_token_limit_of_a_request_holds_at_the_limit_and_one_past_it() {

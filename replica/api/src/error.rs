@@ -357,7 +357,7 @@ impl ErrorCode {
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Errors\n\n\
-         This page is rendered from `replica/core/src/wire/error.rs`; a test compares the two.\n\n\
+         This page is rendered from `replica/api/src/error.rs`; a test compares the two.\n\n\
          The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`, OpenAI's format; on the paths of TEI \
          (`/embed`, `/embed_all`, `/rerank`, `/predict`, `/similarity`, `/tokenize`, `/decode`, and `/`) it is TEI's \
          `{\"error\", \"error_type\"}` with the status under *at TEI's paths*. On Cohere's own paths (`/v1/embed`, \

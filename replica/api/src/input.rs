@@ -229,7 +229,7 @@ impl InputField {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::error::ErrorCode;
+    use crate::error::ErrorCode;
 
     const MODEL: Readable = Readable { max_input_tokens: 4, vocabulary: 100 };
     const TRUNCATE_LEFT: OverlongPolicy = OverlongPolicy::Truncate(TruncationMethod {

@@ -9,9 +9,8 @@ use super::fields::{self, Kind};
 use super::openai::Encoding;
 use super::openai::response::{RowsView, Vector};
 use crate::input::Truncation;
-use crate::limits::ListLimit;
 use crate::prompt::PromptChoice;
-use crate::refusal::Refusal;
+use crate::refusal::{ListLimit, Refusal};
 
 body! {
     /// The body of `POST /voyage/v1/embeddings`.
@@ -240,8 +239,8 @@ pub fn write_ranks(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorCode;
     use crate::prompt::Role;
-    use crate::wire::error::ErrorCode;
 
     const LIMIT: ListLimit = ListLimit { count: 2, key: "max_inputs" };
 

@@ -4,12 +4,11 @@
 
 use serde_json::value::RawValue;
 
+use crate::body::{BodySchema, FieldKind, RawBody as _, body};
+use crate::fields::{self, Kind};
 use crate::input::{Input, TextOrPair, Truncation};
-use crate::limits::ListLimit;
 use crate::prompt::PromptChoice;
-use crate::refusal::Refusal;
-use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
-use crate::wire::fields::{self, Kind};
+use crate::refusal::{ListLimit, Refusal};
 
 /// `POST /embed` and `POST /embed_all`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -499,8 +498,8 @@ impl DecodeRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorCode;
     use crate::input::TruncationSide;
-    use crate::wire::error::ErrorCode;
 
     const LIMIT: ListLimit = ListLimit { count: 3, key: "max_pairs" };
 

@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-use crate::limits::ListLimit;
-use crate::refusal::Refusal;
-use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
-use crate::wire::fields::{self, Kind};
+use crate::body::{BodySchema, FieldKind, RawBody as _, body};
+use crate::fields::{self, Kind};
+use crate::refusal::{ListLimit, Refusal};
 
 /// Parsed request.
 #[derive(Clone, Debug)]
@@ -173,7 +172,7 @@ fn no_field(path: &str, names: &[&str]) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::error::ErrorCode;
+    use crate::error::ErrorCode;
 
     fn parse(body: &str) -> Result<RerankRequest, Refusal> {
         RerankRequest::parse(body.as_bytes(), ListLimit { count: 3, key: "max_documents" })

@@ -3,7 +3,7 @@
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::wire::openai::response::RowsView;
+use crate::openai::response::RowsView;
 
 /// Writes `[[…], …]`: one vector per input.
 pub fn write_rows(rows: RowsView<'_>) -> Vec<u8> {
@@ -80,7 +80,7 @@ pub fn write_predictions(rows: RowsView<'_>, labels: Labels<'_>) -> Vec<u8> {
     let Labels { names, top_k, alone } = labels;
     let predictions = |row: &[f32]| -> Vec<Prediction<'_>> {
         let most = top_k.map_or(row.len(), |most| usize::try_from(most).unwrap_or(row.len()));
-        let order = crate::scores::ranking(row, most.min(row.len()));
+        let order = crate::ranking::ranking(row, most.min(row.len()));
         order.into_iter().map(|i| Prediction { score: row[i], label: &names[i] }).collect()
     };
     let mut all = rows.iter().map(predictions);

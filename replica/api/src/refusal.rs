@@ -5,8 +5,16 @@
 
 use std::time::Duration;
 
-use crate::limits::ListLimit;
-use crate::wire::error::{Dialect, ErrorCode};
+use crate::error::{Dialect, ErrorCode};
+
+/// Maximum length of a list, and its key in `replica.toml`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListLimit {
+    /// The limit.
+    pub count: usize,
+    /// Key of the limit.
+    pub key: &'static str,
+}
 
 /// Rejection of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,7 +242,7 @@ impl Refusal {
     pub fn other_revision(required: &str, loaded: &str) -> Refusal {
         Refusal::new(
             ErrorCode::ModelRevisionUnavailable,
-            Some(crate::wire::headers::MODEL_REVISION),
+            Some(crate::headers::MODEL_REVISION),
             format!(
                 "the request requires model revision {required} and this replica runs {loaded}; use another one"
             ),
@@ -263,7 +271,7 @@ impl Refusal {
     pub fn deadline_exceeded(timeout: Duration) -> Refusal {
         Refusal::new(
             ErrorCode::DeadlineExceeded,
-            Some(crate::wire::headers::TIMEOUT_MS),
+            Some(crate::headers::TIMEOUT_MS),
             format!(
                 "the deadline of {} ms passed; raise it, or send fewer inputs at once",
                 timeout.as_millis()
@@ -305,7 +313,7 @@ pub const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::error::Remedy;
+    use crate::error::Remedy;
 
     #[test]
     fn a_rejection_for_which_waiting_helps_has_retry_after() {

@@ -25,7 +25,7 @@ pub const ATTEMPTS: &str = "x-meridian-attempts";
 /// Out, for a split request: number of parts. Each part takes one attempt, so [`ATTEMPTS`] minus this number is the
 /// number of retries, hedged requests and failovers. If it is absent, the number of parts is one.
 pub const PARTS: &str = "x-meridian-parts";
-/// Out, on errors: the [`crate::wire::error::ErrorCode`].
+/// Out, on errors: the [`crate::error::ErrorCode`].
 pub const ERROR: &str = "x-meridian-error";
 /// Internal: the deployment that the gateway parsed from the body, so that it is not parsed again.
 pub const DEPLOYMENT: &str = "x-meridian-deployment";

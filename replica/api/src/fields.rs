@@ -15,9 +15,8 @@ use serde::de::{DeserializeSeed, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::input::{Input, Truncation, TruncationSide};
-use crate::limits::ListLimit;
 use crate::prompt::{PromptChoice, Role};
-use crate::refusal::Refusal;
+use crate::refusal::{ListLimit, Refusal};
 
 /// Valid types of a list of inputs.
 pub(super) const INPUT_EXPECTED: &str =
@@ -405,7 +404,7 @@ fn bounded_list(raw: &str, max: usize) -> Result<BoundedList<'_>, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::error::ErrorCode;
+    use crate::error::ErrorCode;
 
     fn raw(text: &str) -> &RawValue {
         serde_json::from_str(text).expect(text)

@@ -1,0 +1,34 @@
+//! Data-plane API of Meridian, defined once: paths, headers, error codes, priorities, limits, and the bodies of requests
+//! and responses. Gateway, replica, load generator and clients use these definitions. The crate is pure.
+//!
+//! In reading order:
+//!
+//! - [`api`]: every endpoint with its path, dialect and body; [`headers`]; [`priority`]; [`limits`].
+//! - [`error`]: the closed list of error codes, and its rendering in each dialect; [`refusal`]: every error message with
+//!   which a replica rejects a request.
+//! - One module for each API whose stock clients are served: [`openai`], [`rerank`] (Cohere, Jina), [`cohere`],
+//!   [`voyage`], [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each parses untrusted requests, with an error for
+//!   every mistake ([`body`]), and writes its responses by hand, because they are mostly numbers.
+//! - [`input`], [`prompt`] and [`ranking`]: types that the dialects share.
+//! - [`info`], [`identity`] and [`status`]: a replica's description of itself.
+
+pub mod api;
+pub mod body;
+pub mod cohere;
+pub mod error;
+mod fields;
+pub mod headers;
+pub mod identity;
+pub mod info;
+pub mod input;
+pub mod limits;
+pub mod openai;
+pub mod priority;
+pub mod prompt;
+pub mod ranking;
+pub mod refusal;
+pub mod rerank;
+pub mod status;
+pub mod tei;
+pub mod vllm;
+pub mod voyage;
