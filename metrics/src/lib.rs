@@ -17,94 +17,8 @@ pub mod text;
 pub mod value;
 
 pub use label::{ByIndex, ByName, Family, Label, OneOf, Sparse};
-pub use text::{CONTENT_TYPE, render};
+pub use text::{CONTENT_TYPE, MetricDescription, MetricHead, MetricKind, MetricSet, render};
 pub use value::{Counter, Gauge, Histogram, Info, Seconds, Sizes, TimeCounter, Total};
-
-use text::MetricsText;
-use value::Metric;
-
-/// Type of a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MetricKind {
-    /// Only increases.
-    Counter,
-    /// Current state.
-    Gauge,
-    /// Distribution in buckets.
-    Histogram,
-}
-
-impl MetricKind {
-    /// Returns the name in the text format.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            MetricKind::Counter => "counter",
-            MetricKind::Gauge => "gauge",
-            MetricKind::Histogram => "histogram",
-        }
-    }
-}
-
-/// Declaration of a metric.
-#[derive(Clone, Copy, Debug)]
-pub struct MetricHead {
-    /// Name; `{role}` in it stands for the role of the process, for sets that several roles have.
-    pub name: &'static str,
-    /// One sentence.
-    pub help: &'static str,
-    /// Names of the labels, outermost family first.
-    pub labels: &'static [&'static str],
-}
-
-/// Description of a metric, for the documentation.
-#[derive(Clone, Debug)]
-pub struct MetricDescription {
-    /// Its declaration.
-    pub head: MetricHead,
-    /// Its type.
-    pub kind: MetricKind,
-    /// Values of its labels; `None` for names from the configuration.
-    pub values: Vec<Option<Vec<&'static str>>>,
-}
-
-impl MetricDescription {
-    /// Returns the description of a metric whose values are an `M`.
-    pub fn of<M: Metric>(head: MetricHead) -> MetricDescription {
-        let mut values = Vec::new();
-        M::label_values(&mut values);
-        MetricDescription { head, kind: M::KIND, values }
-    }
-}
-
-/// Metrics that are rendered together; implemented by [`metric_set!`].
-pub trait MetricSet {
-    /// Appends the descriptions of its metrics.
-    fn describe(all: &mut Vec<MetricDescription>);
-
-    /// Appends its metrics with their values.
-    fn render(&self, text: &mut MetricsText);
-}
-
-impl<S: MetricSet> MetricSet for &S {
-    fn describe(all: &mut Vec<MetricDescription>) {
-        S::describe(all);
-    }
-
-    fn render(&self, text: &mut MetricsText) {
-        S::render(self, text);
-    }
-}
-
-/// Metrics of a component that a process may not have.
-impl<S: MetricSet> MetricSet for Option<S> {
-    fn describe(all: &mut Vec<MetricDescription>) {
-        S::describe(all);
-    }
-
-    fn render(&self, text: &mut MetricsText) {
-        self.iter().for_each(|set| set.render(text));
-    }
-}
 
 /// Declares a struct whose fields are metrics: `field: Type = "name" ["label", …]`. The doc comment of a field is the
 /// help text. `field: Type = set` includes another set.
@@ -133,7 +47,7 @@ macro_rules! metric_set {
     (@describe $all:ident, $type:ty, $name:literal, $help:tt, $labels:tt) => {
         const {
             let labels: &[&str] = &$labels;
-            assert!(<$type as $crate::value::Metric>::LABELS == labels.len(), "{}", $name);
+            assert!(<$type as $crate::text::Metric>::LABELS == labels.len(), "{}", $name);
         }
         $all.push($crate::MetricDescription::of::<$type>($crate::metric_set!(@head $name, $help, $labels)))
     };

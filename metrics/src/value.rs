@@ -1,51 +1,9 @@
 //! Values of metrics: counters, gauges and histograms that components share, and numbers read at the time of a scrape.
 
-use crate::MetricKind;
-use crate::text::Samples;
+use crate::text::{Metric, MetricKind, Samples};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-/// Values of a metric.
-pub trait Metric {
-    /// Its type.
-    const KIND: MetricKind;
-    /// Number of its labels.
-    const LABELS: usize = 0;
-
-    /// Appends the values of its labels; `None` for names from the configuration.
-    fn label_values(_values: &mut Vec<Option<Vec<&'static str>>>) {}
-
-    /// Writes its samples.
-    fn sample(&self, to: &mut Samples<'_>);
-}
-
-impl<M: Metric> Metric for &M {
-    const KIND: MetricKind = M::KIND;
-    const LABELS: usize = M::LABELS;
-
-    fn label_values(values: &mut Vec<Option<Vec<&'static str>>>) {
-        M::label_values(values);
-    }
-
-    fn sample(&self, to: &mut Samples<'_>) {
-        M::sample(self, to);
-    }
-}
-
-/// A value that may be absent at the time of a scrape.
-impl<M: Metric> Metric for Option<M> {
-    const KIND: MetricKind = M::KIND;
-    const LABELS: usize = M::LABELS;
-
-    fn label_values(values: &mut Vec<Option<Vec<&'static str>>>) {
-        M::label_values(values);
-    }
-
-    fn sample(&self, to: &mut Samples<'_>) {
-        self.iter().for_each(|value| value.sample(to));
-    }
-}
 
 /// Counter.
 #[derive(Debug, Default)]

@@ -15,15 +15,24 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("gateway-core", &["regions", "replica-api"]),
     ("scheduler-core", &["regions"]),
     ("replica-core", &["regions", "replica-api"]),
-    ("supervision", &[]),
+    ("metrics", &[]),
+    ("supervision", &["metrics"]),
     ("scheduler-store", &["scheduler-core", "supervision"]),
     (
         "gateway",
-        &["gateway-core", "scheduler-core", "scheduler-store", "regions", "replica-api", "supervision"],
+        &[
+            "gateway-core",
+            "scheduler-core",
+            "scheduler-store",
+            "metrics",
+            "regions",
+            "replica-api",
+            "supervision",
+        ],
     ),
-    ("scheduler", &["scheduler-core", "scheduler-store", "regions", "supervision"]),
+    ("scheduler", &["scheduler-core", "scheduler-store", "metrics", "regions", "supervision"]),
     ("trtllm", &[]),
-    ("replica", &["replica-api", "replica-core", "regions", "trtllm", "supervision"]),
+    ("replica", &["replica-api", "replica-core", "metrics", "regions", "trtllm", "supervision"]),
     ("loadtest", &["replica-api", "regions"]),
 ];
 const ROOT: &str = "meridian";

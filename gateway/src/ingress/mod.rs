@@ -44,6 +44,7 @@ use regions::set::RegionIndex;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replicas::{Replicas, random_draw};
+pub use scrape::metrics;
 use scheduler_core::spoke::hold::HELD_MAX;
 use scheduler_core::spoke::{ExchangeRequest, GATEWAYS_MAX, RequestedRevision, Spoke, TrafficOrigin};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
