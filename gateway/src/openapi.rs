@@ -1,16 +1,16 @@
 //! API description: `GET /openapi.json` (OpenAPI 3.1) and `docs/api.md`.
 //!
-//! Both are rendered from the definitions that the code uses: the paths of `gateway_core::endpoint`, and the fields,
+//! Both are rendered from the definitions that the code uses: the paths, fields,
 //! headers, errors and limits of `replica_api`. Tests verify that the description and the served API agree.
 
-use gateway_core::endpoint::{Endpoint, ModelField};
 use gateway_core::request_options::TIMEOUT_MAX;
 use gateway_core::scatter::INPUTS_MAX;
-use gateway_core::scatter::split;
 
-use replica_api::api::{ApiOperation, Header, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
+use replica_api::api::{
+    ApiOperation, Dialect, Header, ModelField, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS, limits,
+};
 use replica_api::body::{BodySchema, Field, FieldKind};
-use replica_api::error::{Dialect, ErrorCode};
+use replica_api::error::ErrorCode;
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
@@ -21,19 +21,14 @@ pub fn document() -> &'static [u8] {
     &DOCUMENT
 }
 
-fn operation(path: &str) -> Option<&'static ApiOperation> {
-    OPERATIONS.iter().find(|operation| operation.path == path)
-}
-
 fn render() -> Value {
     let mut paths = Map::new();
-    for (method, path, model) in Endpoint::computed() {
-        let Some(operation) = operation(path) else { continue };
-        let mut described = json!({method.to_lowercase(): computed(operation, model)});
-        if path == "/" {
+    for operation in OPERATIONS {
+        let mut described = json!({operation.method.to_lowercase(): computed(operation)});
+        if operation.path == "/" {
             described["servers"] = json!([deployment_server()]);
         }
-        paths.insert(path.to_owned(), described);
+        paths.insert(operation.public_path().into_owned(), described);
     }
     for (path, summary, example) in AT_THE_EDGE {
         paths.insert((*path).to_owned(), json!({"get": local(path, summary, example)}));
@@ -87,8 +82,9 @@ const AT_THE_EDGE: &[(&str, &str, &str)] = &[
     ("/openapi.json", "This document; no key is needed.", r#"{"openapi":"3.1.0"}"#),
 ];
 
-fn computed(operation: &ApiOperation, model: ModelField) -> Value {
-    let ApiOperation { path, api, summary, body, list, example } = *operation;
+fn computed(operation: &ApiOperation) -> Value {
+    let ApiOperation { path, api, dialect, model, deployment_path, summary, body, list, example, .. } =
+        *operation;
     let mut described = json!({
         "operationId": operation_id(path),
         "summary": summary,
@@ -96,8 +92,13 @@ fn computed(operation: &ApiOperation, model: ModelField) -> Value {
         "parameters": REQUEST_HEADERS.iter().map(|(name, _)| {
             json!({"$ref": format!("#/components/parameters/{name}")})
         }).collect::<Vec<_>>(),
-        "responses": responses(path, example),
+        "responses": responses(dialect, example),
     });
+    if deployment_path.is_some() {
+        let name =
+            json!({"name": "deployment", "in": "path", "required": true, "schema": {"type": "string"}});
+        described["parameters"].as_array_mut().into_iter().for_each(|list| list.push(name.clone()));
+    }
     if let Some(shape) = body {
         let schema = schema(&shape, list, model);
         described["requestBody"] =
@@ -112,7 +113,7 @@ fn local(path: &str, summary: &str, example: &str) -> Value {
         "summary": summary,
         "tags": ["Meridian"],
         "parameters": [],
-        "responses": responses(path, example),
+        "responses": responses(Dialect::OpenAi, example),
     });
     if path == "/v1/models/{id}" {
         let id = json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}});
@@ -130,12 +131,12 @@ fn operation_id(path: &str) -> String {
     if id.is_empty() { "root".to_owned() } else { id }
 }
 
-fn responses(path: &str, example: &str) -> Value {
+fn responses(dialect: Dialect, example: &str) -> Value {
     let headers = response_headers();
     let example: Value = serde_json::from_str(example).unwrap_or_default();
     let kind = if example.is_array() { "array" } else { "object" };
     let content = json!({"application/json": {"schema": {"type": kind}, "example": example}});
-    let error = format!("#/components/responses/{:?}Error", Dialect::of_path(path));
+    let error = format!("#/components/responses/{:?}Error", dialect);
     json!({
         "200": {"description": "The result.", "headers": headers, "content": content},
         "default": {"$ref": error},
@@ -148,7 +149,7 @@ fn response_headers() -> Map<String, Value> {
 }
 
 fn error_responses() -> Map<String, Value> {
-    let response = |dialect: Dialect| {
+    let response = |dialect: &Dialect| {
         let name = format!("{dialect:?}Error");
         let described = json!({
             "description": "An error; the header x-meridian-error has its code.",
@@ -157,15 +158,13 @@ fn error_responses() -> Map<String, Value> {
         });
         (name, described)
     };
-    DIALECTS.map(response).into_iter().collect()
+    Dialect::ALL.iter().map(response).collect()
 }
-
-const DIALECTS: [Dialect; 4] = [Dialect::OpenAi, Dialect::Tei, Dialect::Cohere, Dialect::Voyage];
 
 /// Returns the schemas of the error bodies, derived from an example for each dialect.
 fn errors() -> Map<String, Value> {
     let codes: Vec<&str> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
-    let schema = |dialect: Dialect| {
+    let schema = |dialect: &Dialect| {
         let body = dialect.body(ErrorCode::MissingField, "`input` is missing", Some("input"));
         let example: Value = serde_json::from_slice(&body).unwrap_or_default();
         let members = example.as_object().cloned().unwrap_or_default();
@@ -181,7 +180,7 @@ fn errors() -> Map<String, Value> {
             json!({"type": "object", "required": required, "properties": properties, "examples": [example]});
         (format!("{dialect:?}Error"), schema)
     };
-    let mut schemas: Map<_, _> = DIALECTS.map(schema).into_iter().collect();
+    let mut schemas: Map<_, _> = Dialect::ALL.iter().map(schema).collect();
     schemas.insert("ErrorCode".to_owned(), json!({"type": "string", "enum": codes}));
     schemas
 }
@@ -346,11 +345,12 @@ pub fn markdown() -> String {
     for (path, summary, _) in AT_THE_EDGE {
         page.push_str(&format!("\n### `GET {path}`\n\n{summary}\n"));
     }
-    for (method, path, _) in Endpoint::computed() {
-        let Some(ApiOperation { api, summary, body, list, .. }) = operation(path) else { continue };
+    for operation in OPERATIONS {
+        let ApiOperation { method, api, summary, body, list, split, .. } = operation;
+        let path = operation.public_path();
         page.push_str(&format!("\n### `{method} {path}`\n\n{summary} API: {api}.\n"));
         if let Some((field, most)) = list {
-            let split = split::fields(path).contains(field);
+            let split = split.iter().any(|list| list.name() == *field);
             let more =
                 if split { format!("; longer lists are split, up to {INPUTS_MAX}") } else { String::new() };
             page.push_str(&format!("`{field}` has at most {most} elements at a replica{more}.\n"));

@@ -9,7 +9,8 @@ use http::{HeaderValue, Method, StatusCode};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::date::get_cached_date;
-use replica_api::error::{Dialect, ErrorBody, ErrorCode, Remedy};
+use replica_api::api::Dialect;
+use replica_api::error::{ErrorBody, ErrorCode, Remedy};
 use replica_api::headers;
 use std::time::Duration;
 

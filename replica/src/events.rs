@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use replica_api::api::Operation;
 use replica_api::error::Fault;
 use replica_api::priority::Priority;
 use replica_api::refusal::Refusal;
@@ -15,7 +16,7 @@ use replica_core::window::StartReason;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsLocation;
-use crate::metrics::{CodeLabel, Metrics, RequestStage, RouteLabel};
+use crate::metrics::{CodeLabel, Metrics, RequestStage};
 use crate::tune::file::TunedSettingsMismatch;
 
 /// The process listens; the model is not loaded yet.
@@ -109,7 +110,7 @@ impl RequestReceived {
 
 /// A request was completed.
 pub(crate) struct RequestCompleted<'a> {
-    pub(crate) route: RouteLabel,
+    pub(crate) operation: Operation,
     pub(crate) priority: Priority,
     pub(crate) request_id: &'a str,
     pub(crate) inputs: u64,
@@ -122,9 +123,18 @@ pub(crate) struct RequestCompleted<'a> {
 
 impl RequestCompleted<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let RequestCompleted { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total } =
-            self;
-        metrics.counts.outcomes.0.of(route).count(CodeLabel::OK);
+        let RequestCompleted {
+            operation,
+            priority,
+            request_id,
+            inputs,
+            tokens,
+            tokenize,
+            queue,
+            engine,
+            total,
+        } = self;
+        metrics.counts.outcomes.0.of(operation).count(CodeLabel::OK);
         metrics.counts.inputs.add(inputs);
         metrics.counts.tokens.add(tokens);
         for (stage, took) in [
@@ -137,7 +147,7 @@ impl RequestCompleted<'_> {
         }
         let micros = |duration: Duration| duration.as_micros() as u64;
         let (queue_us, tokenize_us, engine_us) = (micros(queue), micros(tokenize), micros(engine));
-        let (route, priority, total_us) = (route.as_str(), priority.as_str(), micros(total));
+        let (route, priority, total_us) = (operation.definition().path, priority.as_str(), micros(total));
         debug!(
             request_id,
             route, priority, inputs, tokens, queue_us, tokenize_us, engine_us, total_us, "request completed"
@@ -147,15 +157,15 @@ impl RequestCompleted<'_> {
 
 /// A request was rejected.
 pub(crate) struct RequestRejected<'a> {
-    pub(crate) route: RouteLabel,
+    pub(crate) operation: Operation,
     pub(crate) request_id: &'a str,
     pub(crate) refusal: &'a Refusal,
 }
 
 impl RequestRejected<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let RequestRejected { route, request_id, refusal: Refusal { code, message, .. } } = self;
-        metrics.counts.outcomes.0.of(route).count(CodeLabel(Some(*code)));
+        let RequestRejected { operation, request_id, refusal: Refusal { code, message, .. } } = self;
+        metrics.counts.outcomes.0.of(operation).count(CodeLabel(Some(*code)));
         match code.fault() {
             Fault::Replica => error!(request_id, code = code.as_str(), "request failed"),
             Fault::Caller | Fault::Quota | Fault::Policy | Fault::Capacity | Fault::Network => {

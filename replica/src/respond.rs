@@ -6,7 +6,7 @@
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use replica_api::error::Dialect;
+use replica_api::api::Dialect;
 use replica_api::headers;
 use replica_api::refusal::Refusal;
 
@@ -17,7 +17,7 @@ const RETRY_AFTER_MS: &str = "retry-after-ms";
 pub(crate) fn refused(refusal: &Refusal, dialect: Dialect) -> Response<Body> {
     let status = StatusCode::from_u16(dialect.status(refusal.code));
     let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json(refusal.body(dialect));
+    let mut response = json(dialect.refusal(refusal));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(headers::ERROR, HeaderValue::from_static(refusal.code.as_str()));

@@ -6,13 +6,12 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::path::Path;
 
 use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
 use regions::{DeploymentName, Generation, ModelRevision, RegionId};
+use scheduler_api::plan::TrafficClass;
 use scheduler_core::access::Denied;
-use scheduler_core::plan::TrafficClass;
 use scheduler_store::EtcdConfig;
 
 /// The hub accepts requests.
@@ -379,44 +378,6 @@ impl LeaseExpired<'_> {
     }
 }
 
-/// One of several hubs is unreachable or rejects requests.
-pub(crate) struct HubFailover<'a> {
-    pub(crate) next: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl HubFailover<'_> {
-    pub(crate) fn emit(self) {
-        let HubFailover { next, error } = self;
-        tracing::info!(%error, next, "hub unreachable, trying the next one");
-    }
-}
-
-/// All hubs are unreachable or reject requests.
-pub(crate) struct HubUnreachable<'a> {
-    pub(crate) hub: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl HubUnreachable<'_> {
-    pub(crate) fn emit(self) {
-        let HubUnreachable { hub, error } = self;
-        tracing::warn!(hub, %error, "hub unreachable; the region continues without it");
-    }
-}
-
-/// A hub is reachable again.
-pub(crate) struct HubReachable<'a> {
-    pub(crate) hub: &'a str,
-}
-
-impl HubReachable<'_> {
-    pub(crate) fn emit(self) {
-        let HubReachable { hub } = self;
-        tracing::info!(hub, "hub reachable again");
-    }
-}
-
 /// The hub does not know these deployments, which are ready in this region.
 pub(crate) struct ReadyNotDeployed<'a> {
     pub(crate) names: &'a [DeploymentName],
@@ -439,45 +400,6 @@ impl TableReceived {
     pub(crate) fn emit(self) {
         let TableReceived { generation, deployments } = self;
         tracing::info!(%generation, deployments, "route table received");
-    }
-}
-
-/// A spoke cannot fetch the route table, or rejects it.
-pub(crate) struct TablePollFailed<'a> {
-    pub(crate) hub: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl TablePollFailed<'_> {
-    pub(crate) fn emit(self) {
-        let TablePollFailed { hub, error } = self;
-        tracing::warn!(hub, %error, "cannot follow the route table; the current one stays in force");
-    }
-}
-
-/// A route table could not be written to disk.
-pub(crate) struct SnapshotWriteFailed<'a> {
-    pub(crate) snapshot: &'a Path,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl SnapshotWriteFailed<'_> {
-    pub(crate) fn emit(self) {
-        let SnapshotWriteFailed { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "cannot write the route table snapshot");
-    }
-}
-
-/// The route table on disk is unusable.
-pub(crate) struct SnapshotUnusable<'a> {
-    pub(crate) snapshot: &'a Path,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl SnapshotUnusable<'_> {
-    pub(crate) fn emit(self) {
-        let SnapshotUnusable { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "route table snapshot is unusable");
     }
 }
 

@@ -1,12 +1,12 @@
 //! Text output of the hub's responses.
 
 use super::replicas;
-use scheduler_core::wire::apply::{
+use scheduler_api::apply::{
     AppliedV1, ChangeKind, ChangeV1, DeploymentReplicasV1, FieldV1, PendingWideningV1, ReaderV1,
     ResidencyChange, RolloutV1,
 };
-use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
-use scheduler_core::wire::route::RegionRouteV1;
+use scheduler_api::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
+use scheduler_api::route::RegionRouteV1;
 
 /// Formats the changes, one line per field.
 pub(super) fn difference(applied: &AppliedV1) -> String {

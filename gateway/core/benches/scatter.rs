@@ -5,9 +5,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a bench with bodies of its own")]
 
-use gateway_core::scatter::ResponseShape;
 use gateway_core::scatter::join::{PartialResponse, ResponseJoiner};
 use gateway_core::scatter::split::SplittableBody;
+use replica_api::api::ResponseShape;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::{Duration, Instant};

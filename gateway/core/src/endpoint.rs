@@ -1,9 +1,12 @@
 //! Endpoints: mapping of a method and a path.
 //!
-//! Everything that a model computes is forwarded; the list of those paths exists once, for the edge and for the
-//! regions' ingresses. Requests of OpenAI, Cohere, Voyage and Jina name their model in the body. TEI's do not, since a
-//! TEI serves one model; so any path may be prefixed with `/deployments/{name}`, as in Azure, and
-//! `…/deployments/{name}` is the base URL for such a client.
+//! Everything that a model computes is forwarded, by the table of the API ([`replica_api::api`]). Requests of OpenAI,
+//! Cohere, Voyage and Jina name their model in the body. TEI's do not, since a TEI serves one model; so any path may be
+//! prefixed with `/deployments/{name}`, as in Azure, and `…/deployments/{name}` is the base URL for such a client. Some
+//! APIs have the name inside the path.
+
+pub use replica_api::api::ModelField;
+use replica_api::api::{ApiOperation, OPERATIONS};
 
 /// Endpoint of the edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,19 +34,6 @@ pub struct ForwardTarget<'a> {
     pub model: ModelField,
 }
 
-/// Presence of the field `model` at a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelField {
-    /// The body must have it.
-    Required,
-    /// The body may have it; the API itself does not define it.
-    Optional,
-    /// There is no body.
-    Bodiless,
-}
-
-use ModelField::{Bodiless, Optional, Required};
-
 /// Reason why a method and a path are not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotServed {
@@ -52,36 +42,6 @@ pub enum NotServed {
     /// The path is served with this other method.
     Method(&'static str),
 }
-
-/// Paths that a model computes.
-const COMPUTED: [(&str, &str, ModelField); 25] = [
-    ("POST", "/v1/embeddings", Required),
-    ("POST", "/v1/embed", Required),
-    ("POST", "/v2/embed", Required),
-    ("POST", "/v1/rerank", Required),
-    ("POST", "/v2/rerank", Required),
-    ("POST", "/voyage/v1/embeddings", Required),
-    ("POST", "/voyage/v1/rerank", Required),
-    ("POST", "/infinity/embeddings", Required),
-    ("POST", "/infinity/rerank", Required),
-    ("POST", "/infinity/classify", Required),
-    ("POST", "/pooling", Required),
-    ("POST", "/v1/pooling", Required),
-    ("POST", "/score", Required),
-    ("POST", "/v1/score", Required),
-    ("POST", "/classify", Required),
-    ("POST", "/v1/classify", Required),
-    ("POST", "/embed", Optional),
-    ("POST", "/embed_all", Optional),
-    ("POST", "/rerank", Optional),
-    ("POST", "/predict", Optional),
-    ("POST", "/similarity", Optional),
-    ("POST", "/tokenize", Optional),
-    ("POST", "/decode", Optional),
-    ("GET", "/info", Bodiless),
-    // The base URL itself, used by TEI clients that were given a URL and no task.
-    ("POST", ROOT, Optional),
-];
 
 /// Paths that the edge serves itself. `{id}` stands for one path segment.
 const EDGE_ENDPOINTS: [(&str, &str); 4] =
@@ -100,19 +60,19 @@ impl<'a> Endpoint<'a> {
         if let Some(endpoint) = edge_endpoint(path) {
             return if method == "GET" { Ok(endpoint) } else { Err(NotServed::Method("GET")) };
         }
-        let endpoint =
-            COMPUTED.iter().find(|(_, served, _)| *served == path && (path != ROOT || deployment.is_some()));
-        let (expected_method, path, model) = *endpoint.ok_or(NotServed::Path)?;
-        if method == expected_method {
+        let operation = ApiOperation::at(path).filter(|_| path != ROOT || deployment.is_some());
+        let operation = operation.ok_or(NotServed::Path)?;
+        if method == operation.method {
+            let ApiOperation { path, model, .. } = *operation;
             Ok(Endpoint::Computed(ForwardTarget { path, deployment, model }))
         } else {
-            Err(NotServed::Method(expected_method))
+            Err(NotServed::Method(operation.method))
         }
     }
 
-    /// Returns every served path, as a replica has it; a path with two methods is listed once.
+    /// Returns every served path, as a replica has it.
     pub fn paths() -> impl Iterator<Item = &'static str> {
-        COMPUTED.iter().map(|(_, path, _)| *path).chain(EDGE_ENDPOINTS.iter().map(|(_, path)| *path))
+        OPERATIONS.iter().map(|operation| operation.path).chain(EDGE_ENDPOINTS.iter().map(|(_, path)| *path))
     }
 
     /// Returns the path of this endpoint, as in [`Endpoint::paths`].
@@ -126,16 +86,11 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// Returns every computed path, with its method and its field `model`.
-    pub fn computed() -> impl Iterator<Item = (&'static str, &'static str, ModelField)> {
-        COMPUTED.iter().copied()
-    }
-
     /// Returns the served endpoints, for the error about an unknown one.
     pub fn served() -> impl Iterator<Item = String> {
-        let computed =
-            COMPUTED.iter().filter(|(_, path, _)| *path != ROOT).map(|(method, path, _)| (*method, *path));
-        computed.chain(EDGE_ENDPOINTS).map(|(method, path)| format!("{method} {path}"))
+        let computed = OPERATIONS.iter().filter(|operation| operation.path != ROOT);
+        let computed = computed.map(|operation| format!("{} {}", operation.method, operation.public_path()));
+        computed.chain(EDGE_ENDPOINTS.iter().map(|(method, path)| format!("{method} {path}")))
     }
 }
 
@@ -152,13 +107,18 @@ fn edge_endpoint(path: &str) -> Option<Endpoint<'_>> {
     }
 }
 
-/// Splits a path into its deployment and the rest.
+/// Splits a path into its deployment and the path at a replica.
 fn split(path: &str) -> (Option<&str>, &str) {
-    let Some(below) = path.strip_prefix(DEPLOYMENTS) else {
-        return (None, path);
+    if let Some(below) = path.strip_prefix(DEPLOYMENTS) {
+        let (name, path) = below.split_at(below.find('/').unwrap_or(below.len()));
+        return (Some(name), if path.is_empty() { ROOT } else { path });
+    }
+    let inside = |operation: &ApiOperation| {
+        let (before, after) = operation.deployment_path?;
+        let name = path.strip_prefix(before)?.strip_suffix(after)?;
+        (!name.is_empty() && !name.contains('/')).then_some((Some(name), operation.path))
     };
-    let (name, path) = below.split_at(below.find('/').unwrap_or(below.len()));
-    (Some(name), if path.is_empty() { ROOT } else { path })
+    OPERATIONS.iter().find_map(inside).unwrap_or((None, path))
 }
 
 /// Returns a path as a replica has it, served or not.
@@ -166,18 +126,15 @@ pub fn replica_path(path: &str) -> &str {
     split(path).1
 }
 
-/// Returns whether the model's engine computes the response at this path. The latency of the others says nothing about
-/// that of the engine.
+/// Returns whether the model's engine computes the response at this path of a replica.
 pub fn uses_engine(path: &str) -> bool {
-    !matches!(path, "/info" | "/tokenize" | "/decode")
+    ApiOperation::at(path).is_none_or(|operation| operation.uses_engine)
 }
 
 /// Returns the replica's path of a request from an edge, if a replica serves it.
 pub fn replica_endpoint(method: &str, path: &str) -> Option<&'static str> {
-    let method = normalized_method(method);
-    let computed =
-        COMPUTED.iter().find(|(expected_method, served, _)| *expected_method == method && *served == path);
-    computed.map(|(_, path, _)| *path)
+    let operation = ApiOperation::at(path)?;
+    (operation.method == normalized_method(method)).then_some(operation.path)
 }
 
 /// Maps HEAD to GET (RFC 9110, 9.3.2).
@@ -188,6 +145,7 @@ fn normalized_method(method: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ModelField::{Bodiless, Optional, Required};
 
     #[test]
     fn a_path_is_served_with_its_own_method_only() {
@@ -219,12 +177,17 @@ mod tests {
         check("POST", "/v1/embeddings/", Err(NotServed::Path));
         check("POST", "/deployments/a/b/embed", Err(NotServed::Path));
         check("POST", "/", Err(NotServed::Path));
+        check("POST", "/bedrock/model/a/invoke", computed("/bedrock/invoke", Some("a"), Optional));
+        check("GET", "/bedrock/model/a/invoke", Err(NotServed::Method("POST")));
+        check("POST", "/bedrock/model//invoke", Err(NotServed::Path));
+        check("POST", "/bedrock/model/a/b/invoke", Err(NotServed::Path));
+        check("POST", "/bedrock/model/a/converse", Err(NotServed::Path));
     }
 
     #[test]
     fn a_region_serves_what_an_edge_forwards() {
-        for (method, path, _) in COMPUTED {
-            assert_eq!(replica_endpoint(method, path), Some(path));
+        for ApiOperation { method, path, .. } in OPERATIONS {
+            assert_eq!(replica_endpoint(method, path), Some(*path));
         }
         assert_eq!(replica_endpoint("GET", "/v1/models"), None);
         assert_eq!(replica_endpoint("GET", "/embed"), None);
@@ -242,7 +205,7 @@ mod tests {
     #[test]
     fn all_endpoints_are_listed() {
         let served: Vec<String> = Endpoint::served().collect();
-        assert_eq!(served.len(), COMPUTED.len() - 1 + EDGE_ENDPOINTS.len(), "all but the root");
+        assert_eq!(served.len(), OPERATIONS.len() - 1 + EDGE_ENDPOINTS.len(), "all but the root");
         assert!(
             served.contains(&"POST /v1/rerank".to_owned()) && served.contains(&"GET /v1/models".to_owned())
         );

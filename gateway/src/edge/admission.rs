@@ -21,7 +21,7 @@ use gateway_core::tenant::{Cost, Tenant};
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
-use scheduler_core::spoke::Report;
+use scheduler_api::report::Report;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};

@@ -7,7 +7,7 @@ use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::shed::QueueWaits;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
-use scheduler_core::spoke::Report;
+use scheduler_api::report::Report;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -28,7 +28,8 @@ use crate::request_body::BodyReader;
 use crate::tokens::TokenVerifier;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
-use scheduler_core::rollout::Reader;
+use scheduler_api::reader::Reader;
+use scheduler_client::hub::ControlPlaneClient;
 use std::sync::Arc;
 use supervision::health::HealthCheck;
 use supervision::task::{supervise, supervise_until_done};
@@ -38,8 +39,7 @@ use tokio::task::JoinSet;
 /// Components that requests, background tasks and operators share.
 pub(super) struct Gateway {
     pub(super) config: Arc<EdgeConfig>,
-    /// HTTP client for the control plane.
-    pub(super) client: reqwest::Client,
+    pub(super) client: ControlPlaneClient,
     pub(super) table_reader: Reader,
     metrics: Arc<EdgeMetrics>,
     tenants: Arc<Tenants>,
@@ -77,7 +77,7 @@ impl Gateway {
             demand_recorder: demand_recorder.clone(),
         };
         Ok(Gateway {
-            client: reqwest::Client::builder().no_proxy().build()?,
+            client: ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?,
             table_reader: table::reader(&config),
             views: channel::Sender::new(table::restore(&config, &tenants, &metrics)),
             tokens: Arc::new(TokenVerifier::new(&config.issuers)),

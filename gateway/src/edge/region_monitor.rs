@@ -17,7 +17,7 @@ use regions::geography::GeoPoint;
 use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
-use scheduler_core::spoke::Report;
+use scheduler_api::report::Report;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

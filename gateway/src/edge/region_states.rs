@@ -19,7 +19,7 @@ use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
-use scheduler_core::spoke::{self, Report};
+use scheduler_api::report::{DeploymentLoad, Report};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ pub(crate) struct RegionStates {
 /// Reported load and queue of one deployment in one region.
 #[derive(Clone, Copy)]
 struct DeploymentBacklog {
-    load: spoke::DeploymentLoad,
+    load: DeploymentLoad,
     /// All queued tokens.
     total: RegionQueue,
     /// Queued tokens ahead of an interactive request: other interactive requests, if the region reports them separately.
@@ -55,7 +55,7 @@ impl DeploymentBacklog {
     /// Updates the `previous` backlog with a reported load.
     fn updated(
         previous: Option<&DeploymentBacklog>,
-        load: &spoke::DeploymentLoad,
+        load: &DeploymentLoad,
         now: Instant,
     ) -> DeploymentBacklog {
         let updated = |previous, tokens| RegionQueue::updated(previous, tokens, load.tokens_per_second, now);
@@ -146,7 +146,7 @@ impl RegionStates {
     }
 
     /// Returns the last reported load of a deployment in `region`; the default without a report.
-    pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> spoke::DeploymentLoad {
+    pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> DeploymentLoad {
         self.backlog(region, deployment).map(|backlog| backlog.load).unwrap_or_default()
     }
 
@@ -266,12 +266,12 @@ mod tests {
         let mut states = RegionStates::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue, now);
         let deployment: DeploymentName = "d".parse().unwrap();
         let mut waits = |interactive_tokens| {
-            let load = spoke::DeploymentLoad {
+            let load = DeploymentLoad {
                 ready: 1,
                 pending_tokens: 1500,
                 interactive_tokens,
                 tokens_per_second: 1000.0,
-                ..spoke::DeploymentLoad::default()
+                ..DeploymentLoad::default()
             };
             let deployments = BTreeMap::from([(deployment.clone(), load)]);
             let report = Report { region: id.clone(), boot_id: 1, sequence: 1, deployments, draining: false };

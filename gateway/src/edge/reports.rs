@@ -16,8 +16,7 @@ use bytes::Bytes;
 use gateway_core::health::{HealthReport, REPORT_PERIOD};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::set::RegionIndex;
-use scheduler_core::spoke::{DeploymentLoad, ExchangeRequest, Gateway};
-use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
+use scheduler_api::report::{DeploymentLoad, ExchangeRequest, ExchangeRequestV1, Gateway, Report, ReportV1};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -132,7 +131,7 @@ impl ReportReceiver {
     }
 
     fn accept(&self, report: ReportV1, round_trip: Duration, sent_at: Instant) {
-        let report = match scheduler_core::spoke::Report::try_from(report) {
+        let report = match Report::try_from(report) {
             Ok(report) => report,
             Err(error) => {
                 let address = self.key.address;

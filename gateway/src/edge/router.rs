@@ -19,7 +19,7 @@ use regions::geography::GeoPoint;
 use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
-use scheduler_core::spoke::DeploymentLoad;
+use scheduler_api::report::DeploymentLoad;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
-use scheduler_core::spoke::DeploymentLoad;
+use scheduler_api::report::DeploymentLoad;
 use scheduler_core::spoke::hold::HeldTotals;
 use serde_json::{Value, json};
 use std::sync::Arc;

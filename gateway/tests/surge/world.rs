@@ -9,9 +9,9 @@ use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
+use scheduler_api::report::{DeploymentLoad, ExchangeRequest, Gateway, Report};
 use scheduler_core::spoke::{
-    DeploymentLoad, ExchangeRequest, GRANT_PERIOD, Gateway, PassiveHealth, ReplicaOutcome, ReplicaStatus,
-    Report, SelectedReplica, Spoke, TrafficOrigin,
+    GRANT_PERIOD, PassiveHealth, ReplicaOutcome, ReplicaStatus, SelectedReplica, Spoke, TrafficOrigin,
 };
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

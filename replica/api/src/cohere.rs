@@ -9,11 +9,12 @@ use serde_json::value::RawValue;
 
 use super::body::{BodySchema, FieldKind, RawBody as _, body};
 use super::fields;
-use super::openai::Encoding;
-use super::openai::response::{RowsView, Vector};
-use crate::input::Truncation;
+use crate::embeddings::{EmbeddingsCall, EmbeddingsDialect, EmbeddingsResult};
+use crate::error::{ErrorBody, ErrorCode, ErrorObject};
+use crate::input::{Input, InputField, Truncation};
 use crate::prompt::PromptChoice;
 use crate::refusal::{ListLimit, Refusal};
+use crate::vectors::{Encoding, RowsView, Vector};
 
 body! {
     /// The body of `POST /v1/embed`.
@@ -88,6 +89,8 @@ const CONTENT: ListLimit = ListLimit { count: 1, key: "CONTENT" };
 /// `POST /v1/embed` and `POST /v2/embed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CohereEmbedRequest {
+    /// `1` or `2`, by the requested path.
+    pub api_version: &'static str,
     /// The deployment, if specified.
     pub model: Option<String>,
     /// Texts to embed; at least one, none empty.
@@ -115,6 +118,7 @@ impl CohereEmbedRequest {
         let RawV1 { model, texts, input_type, embedding_types, truncate, .. } = RawV1::read(body)?;
         let texts = fields::required("texts", texts, "a list of texts")?;
         Ok(CohereEmbedRequest {
+            api_version: "1",
             model: fields::model(model)?,
             texts: read_texts(texts, limit)?,
             field: "texts",
@@ -152,6 +156,7 @@ impl CohereEmbedRequest {
         };
         let truncation = fields::truncate_keyword(truncate, Truncation::END)?;
         Ok(CohereEmbedRequest {
+            api_version: "2",
             model: fields::model(model)?,
             texts,
             field,
@@ -160,6 +165,27 @@ impl CohereEmbedRequest {
             dimensions: fields::count("output_dimension", output_dimension)?,
             truncation: Truncation { max_tokens: fields::count("max_tokens", max_tokens)?, ..truncation },
         })
+    }
+}
+
+impl EmbeddingsDialect for CohereEmbedRequest {
+    fn into_call(self) -> (EmbeddingsCall, impl FnOnce(EmbeddingsResult<'_>) -> Vec<u8> + Send + 'static) {
+        let CohereEmbedRequest { api_version, model, texts, field, prompt, types, dimensions, truncation } =
+            self;
+        let call = EmbeddingsCall {
+            model,
+            input: Input::Texts(texts.clone()),
+            field: InputField { field, single: false },
+            prompt,
+            truncation,
+            dimensions,
+            normalize: None,
+        };
+        let write = move |EmbeddingsResult { id, rows, tokens, .. }: EmbeddingsResult<'_>| {
+            let types = types.as_deref();
+            CohereEmbedResponse { id, api_version, rows, types, texts: &texts, tokens }.write()
+        };
+        (call, write)
     }
 }
 
@@ -211,19 +237,19 @@ fn types(raw: &RawValue) -> Result<Vec<Encoding>, Refusal> {
 
 /// Response to write.
 #[derive(Debug)]
-pub struct CohereEmbedResponse<'a> {
+struct CohereEmbedResponse<'a> {
     /// Identifier of the request.
-    pub id: &'a str,
+    id: &'a str,
     /// `1` or `2`, by the requested path.
-    pub api_version: &'static str,
+    api_version: &'static str,
     /// One vector for each text.
-    pub rows: RowsView<'a>,
+    rows: RowsView<'a>,
     /// Encodings of the vectors; absent: bare.
-    pub types: Option<&'a [Encoding]>,
+    types: Option<&'a [Encoding]>,
     /// The texts, which are returned.
-    pub texts: &'a [String],
+    texts: &'a [String],
     /// Number of computed tokens.
-    pub tokens: u64,
+    tokens: u64,
 }
 
 #[derive(Serialize)]
@@ -288,7 +314,7 @@ impl Serialize for EmbeddingsByType<'_> {
 
 impl CohereEmbedResponse<'_> {
     /// Returns the response as JSON.
-    pub fn write(&self) -> Vec<u8> {
+    fn write(&self) -> Vec<u8> {
         let CohereEmbedResponse { id, api_version, rows, types, texts, tokens } = *self;
         let response_type = if types.is_some() { "embeddings_by_type" } else { "embeddings_floats" };
         let meta = EmbedMeta {
@@ -306,10 +332,20 @@ impl CohereEmbedResponse<'_> {
     }
 }
 
+/// Returns the body of an error: a `message`, which Cohere's clients read, beside OpenAI's object.
+pub(crate) fn error_body(code: ErrorCode, message: &str, param: Option<&str>) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct CohereErrorBody<'a> {
+        message: &'a str,
+        error: ErrorObject,
+    }
+    let body = CohereErrorBody { message, error: ErrorBody::new(code, message, param).error };
+    serde_json::to_vec(&body).expect("strings serialise to JSON")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorCode;
     use crate::input::TruncationSide;
     use crate::prompt::Role;
 

@@ -3,11 +3,12 @@
 //! An error has three readers. A *program* needs a stable code and a status; an *operator* needs to know the side at
 //! fault; and the holder of the request (a client library, or the gateway between two attempts) needs to know the
 //! remedy: none, wait, or use another region. [`ErrorCode`] serves all three, and both the gateway and the replica use
-//! it, so a code has the same meaning everywhere. `docs/errors.md` is rendered from this file.
+//! it, so a code has the same meaning everywhere. `docs/errors.md` is rendered from it
+//! ([`crate::error_page`]).
 //!
-//! The body has the format of the ecosystem that defines the requested path ([`Dialect`]), because its stock clients
-//! parse it: OpenAI's error object (<https://platform.openai.com/docs/guides/error-codes>), or that of TEI, Cohere or
-//! Voyage. The code is also in the header `x-meridian-error`, so that a proxy need not read a body.
+//! The body has the format of the ecosystem that defines the requested path ([`crate::api::Dialect`]), because its stock
+//! clients parse it; the default is OpenAI's error object (<https://platform.openai.com/docs/guides/error-codes>). The
+//! code is also in the header `x-meridian-error`, so that a proxy need not read a body.
 
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +72,7 @@ macro_rules! error_codes {
                 match self { $(ErrorCode::$name => Remedy::$remedy,)+ }
             }
 
-            fn meaning(self) -> &'static str {
+            pub(crate) fn meaning(self) -> &'static str {
                 match self { $(ErrorCode::$name => concat!($($doc),+),)+ }
             }
         }
@@ -224,160 +225,6 @@ impl ErrorBody {
     }
 }
 
-/// Format of error bodies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// OpenAI's error object: its own paths, those of Cohere and Jina, and Meridian's own.
-    OpenAi,
-    /// `{"error", "error_type"}`, as in text-embeddings-inference and BEI.
-    Tei,
-    /// `{"message"}`, which Cohere's clients read, beside OpenAI's object, on the paths that only Cohere defines.
-    Cohere,
-    /// `{"detail"}`, as in Voyage's API.
-    Voyage,
-}
-
-/// Paths that only clients of Cohere use.
-const COHERE_PATHS: &[&str] = &["/v1/embed", "/v2/embed", "/v2/rerank"];
-/// Prefix of the paths of Voyage.
-const VOYAGE_PREFIX: &str = "/voyage/";
-
-/// Paths that clients of TEI use.
-const TEI_PATHS: &[&str] =
-    &["/", "/embed", "/embed_all", "/rerank", "/predict", "/similarity", "/tokenize", "/decode"];
-
-impl Dialect {
-    /// Returns the format for clients of `path`.
-    pub fn of_path(path: &str) -> Dialect {
-        match path {
-            path if TEI_PATHS.contains(&path) => Dialect::Tei,
-            path if COHERE_PATHS.contains(&path) => Dialect::Cohere,
-            path if path.starts_with(VOYAGE_PREFIX) => Dialect::Voyage,
-            _ => Dialect::OpenAi,
-        }
-    }
-
-    /// Returns the HTTP status of `code`.
-    pub fn status(self, code: ErrorCode) -> u16 {
-        match self {
-            Dialect::OpenAi | Dialect::Cohere | Dialect::Voyage => code.status(),
-            Dialect::Tei => code.tei().1,
-        }
-    }
-
-    /// Returns the body for `code`, with the sentence `message` about the field `param`.
-    pub fn body(self, code: ErrorCode, message: &str, param: Option<&str>) -> Vec<u8> {
-        match self {
-            Dialect::OpenAi => ErrorBody::new(code, message, param).to_json(),
-            Dialect::Tei => {
-                let body = TeiErrorBody { error: message.to_owned(), error_type: code.tei().0 };
-                serde_json::to_vec(&body).expect("strings serialise to JSON")
-            }
-            Dialect::Cohere => {
-                #[derive(Serialize)]
-                struct CohereErrorBody<'a> {
-                    message: &'a str,
-                    error: ErrorObject,
-                }
-                let body = CohereErrorBody { message, error: ErrorBody::new(code, message, param).error };
-                serde_json::to_vec(&body).expect("strings serialise to JSON")
-            }
-            Dialect::Voyage => {
-                #[derive(Serialize)]
-                struct VoyageErrorBody<'a> {
-                    detail: &'a str,
-                }
-                serde_json::to_vec(&VoyageErrorBody { detail: message }).expect("strings serialise to JSON")
-            }
-        }
-    }
-}
-
-/// Error types of TEI.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TeiErrorType {
-    /// The server is not available.
-    Unhealthy,
-    /// The model failed, or has another task.
-    Backend,
-    /// The queue is full.
-    Overloaded,
-    /// The input is too long, too large, or has too many elements.
-    Validation,
-    /// The text or the body cannot be parsed.
-    Tokenizer,
-    /// The input is empty.
-    Empty,
-}
-
-/// `{"error", "error_type"}`, as TEI's clients read it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TeiErrorBody {
-    /// One sentence for a person.
-    pub error: String,
-    /// Type of the error.
-    pub error_type: TeiErrorType,
-}
-
-impl ErrorCode {
-    /// Returns TEI's error type, and the status that TEI uses for it. Server errors keep their own status (TEI uses 424
-    /// for a failed model as well), because generic proxies count 5xx; so do errors for which TEI has no type.
-    pub fn tei(self) -> (TeiErrorType, u16) {
-        use ErrorCode::*;
-        match self {
-            InvalidJson | MissingField | InvalidValue => (TeiErrorType::Tokenizer, 422),
-            EmptyInput => (TeiErrorType::Empty, 400),
-            InputTooLong | TooManyInputs | TooManyTokens | BodyTooLarge => (TeiErrorType::Validation, 413),
-            WrongTask => (TeiErrorType::Backend, 424),
-            Overloaded | RateLimited => (TeiErrorType::Overloaded, 429),
-            MalformedRequest | HeadTooLarge | HeadTimeout | UnknownTransferCoding | UnsupportedEncoding => {
-                (TeiErrorType::Validation, self.status())
-            }
-            InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
-            | MethodNotAllowed | RegionNotPermitted | PriorityNotPermitted | NotResidentHere => {
-                (TeiErrorType::Validation, self.status())
-            }
-            NoCapacityInAllowedRegions
-            | ReceiptUnavailable
-            | PolicyTooOld
-            | Saturated
-            | NotReady
-            | ColdStart
-            | ModelRevisionUnavailable
-            | ModelChanged
-            | Draining
-            | RegionUnreachable
-            | ReplicaUnreachable => (TeiErrorType::Unhealthy, self.status()),
-            DeadlineExceeded | NotFinite | Internal => (TeiErrorType::Backend, self.status()),
-        }
-    }
-}
-
-/// Renders `docs/errors.md`.
-pub fn markdown() -> String {
-    let mut page = String::from(
-        "# Errors\n\n\
-         This page is rendered from `replica/api/src/error.rs`; a test compares the two.\n\n\
-         The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`, OpenAI's format; on the paths of TEI \
-         (`/embed`, `/embed_all`, `/rerank`, `/predict`, `/similarity`, `/tokenize`, `/decode`, and `/`) it is TEI's \
-         `{\"error\", \"error_type\"}` with the status under *at TEI's paths*. On Cohere's own paths (`/v1/embed`, \
-         `/v2/embed`, `/v2/rerank`) there is a `message` beside the object, and below `/voyage/` the body is Voyage's \
-         `{\"detail\"}`. The code is in the header \
-         `x-meridian-error` in all cases. *Helps* is the remedy: nothing, wait (see `retry-after`), or elsewhere, which is \
-         another region (the gateway retries there by itself, within the allowed regions).\n\n\
-         | code | status | at TEI's paths | fault | helps | meaning |\n|---|---|---|---|---|---|\n",
-    );
-    for code in ErrorCode::ALL {
-        let (text, status, meaning) = (code.as_str(), code.status(), code.meaning().trim());
-        let fault = format!("{:?}", code.fault()).to_lowercase();
-        let remedy = format!("{:?}", code.remedy()).to_lowercase();
-        let (tei_type, tei_status) = code.tei();
-        let tei = format!("{tei_status} `{tei_type:?}`");
-        page.push_str(&format!("| `{text}` | {status} | {tei} | {fault} | {remedy} | {meaning} |\n"));
-    }
-    page
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -395,39 +242,5 @@ mod tests {
         for code in ErrorCode::ALL.iter().filter(|code| code.remedy() == Remedy::Elsewhere) {
             assert!(code.fault() != Fault::Caller && code.fault() != Fault::Quota, "{code:?}");
         }
-    }
-
-    #[test]
-    fn each_path_has_the_error_format_of_its_ecosystem() {
-        for (path, status, body) in [
-            (
-                "/v1/embeddings",
-                400,
-                r#"{"error":{"message":"long","type":"invalid_request_error","code":"input_too_long","param":"input"}}"#,
-            ),
-            ("/embed", 413, r#"{"error":"long","error_type":"Validation"}"#),
-            (
-                "/v2/embed",
-                400,
-                r#"{"message":"long","error":{"message":"long","type":"invalid_request_error","code":"input_too_long","param":"input"}}"#,
-            ),
-            ("/voyage/v1/rerank", 400, r#"{"detail":"long"}"#),
-        ] {
-            let dialect = Dialect::of_path(path);
-            assert_eq!(dialect.status(ErrorCode::InputTooLong), status);
-            let written = dialect.body(ErrorCode::InputTooLong, "long", Some("input"));
-            assert_eq!(String::from_utf8_lossy(&written), body);
-        }
-        for code in ErrorCode::ALL {
-            let (ours, theirs) = (code.status(), code.tei().1);
-            assert_eq!(ours >= 500, theirs >= 500, "{code:?} is the same side's fault in both");
-        }
-    }
-
-    #[test]
-    fn docs_errors_md_is_up_to_date() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/errors.md");
-        let page = std::fs::read_to_string(path).expect("docs/errors.md");
-        assert_eq!(page, markdown(), "write the rendered page to docs/errors.md");
     }
 }

@@ -4,18 +4,20 @@
 //! In reading order:
 //!
 //! - [`api`]: every endpoint with its path, dialect and body; [`headers`]; [`priority`]; [`limits`].
-//! - [`error`]: the closed list of error codes, and its rendering in each dialect; [`refusal`]: every error message with
-//!   which a replica rejects a request.
+//! - [`error`]: the closed list of error codes; [`refusal`]: every error message with which a replica rejects a request.
 //! - One module for each API whose stock clients are served: [`openai`], [`rerank`] (Cohere, Jina), [`cohere`],
-//!   [`voyage`], [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each parses untrusted requests, with an error for
-//!   every mistake ([`body`]), and writes its responses by hand, because they are mostly numbers.
-//! - [`input`], [`prompt`] and [`ranking`]: types that the dialects share.
+//!   [`voyage`], [`bedrock`], [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each parses untrusted requests, with an
+//!   error for every mistake ([`body`]), and writes its responses and errors, by hand where they are mostly numbers.
+//! - [`embeddings`], [`vectors`], [`input`], [`prompt`] and [`ranking`]: types that the dialects share.
 //! - [`info`], [`identity`] and [`status`]: a replica's description of itself.
 
 pub mod api;
+pub mod bedrock;
 pub mod body;
 pub mod cohere;
+pub mod embeddings;
 pub mod error;
+pub mod error_page;
 mod fields;
 pub mod headers;
 pub mod identity;
@@ -30,5 +32,6 @@ pub mod refusal;
 pub mod rerank;
 pub mod status;
 pub mod tei;
+pub mod vectors;
 pub mod vllm;
 pub mod voyage;

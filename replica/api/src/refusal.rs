@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::error::{Dialect, ErrorCode};
+use crate::error::ErrorCode;
 
 /// Maximum length of a list, and its key in `replica.toml`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +32,6 @@ pub struct Refusal {
 impl Refusal {
     fn new(code: ErrorCode, param: Option<&'static str>, message: String) -> Refusal {
         Refusal { code, message, param, retry_after: None }
-    }
-
-    /// Returns the response body in the format of `dialect`.
-    pub fn body(&self, dialect: Dialect) -> Vec<u8> {
-        let Refusal { code, message, param, retry_after: _ } = self;
-        dialect.body(*code, message, *param)
     }
 
     /// The body is not a JSON object.

@@ -9,10 +9,9 @@ use serde_json::value::RawValue;
 
 use super::body::{BodySchema, FieldKind, RawBody as _, body};
 use super::fields::{self, Kind};
-use super::openai::Encoding;
-use super::openai::response::{RowsView, Vector};
 use crate::input::{Input, Truncation};
 use crate::refusal::{ListLimit, Refusal};
+use crate::vectors::{Encoding, RowsView, Vector};
 
 /// `POST /score` and `POST /v1/score`.
 #[derive(Clone, Debug, PartialEq, Eq)]

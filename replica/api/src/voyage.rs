@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use super::body::{BodySchema, FieldKind, RawBody as _, body};
 use super::fields::{self, Kind};
-use super::openai::Encoding;
-use super::openai::response::{RowsView, Vector};
-use crate::input::Truncation;
+use crate::embeddings::{EmbeddingsCall, EmbeddingsDialect, EmbeddingsResult};
+use crate::input::{Input, InputField, Truncation};
 use crate::prompt::PromptChoice;
 use crate::refusal::{ListLimit, Refusal};
+use crate::vectors::{Encoding, RowsView, Vector};
 
 body! {
     /// The body of `POST /voyage/v1/embeddings`.
@@ -129,6 +129,25 @@ impl VoyageEmbeddingsRequest {
     }
 }
 
+impl EmbeddingsDialect for VoyageEmbeddingsRequest {
+    fn into_call(self) -> (EmbeddingsCall, impl FnOnce(EmbeddingsResult<'_>) -> Vec<u8> + Send + 'static) {
+        let VoyageEmbeddingsRequest { model, input, single, prompt, truncation, dimensions, encoding } = self;
+        let call = EmbeddingsCall {
+            model: Some(model),
+            input: Input::Texts(input),
+            field: InputField { field: "input", single },
+            prompt,
+            truncation,
+            dimensions,
+            normalize: None,
+        };
+        let write = move |result: EmbeddingsResult<'_>| {
+            write_embeddings(result.model, result.rows, encoding, result.tokens)
+        };
+        (call, write)
+    }
+}
+
 /// `POST /voyage/v1/rerank`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VoyageRerankRequest {
@@ -197,8 +216,7 @@ fn write<D: Serialize>(model: &str, data: Vec<D>, tokens: u64) -> Vec<u8> {
     serde_json::to_vec(&response).expect("strings and numbers serialise")
 }
 
-/// Writes the response of `POST /voyage/v1/embeddings`.
-pub fn write_embeddings(model: &str, rows: RowsView<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
+fn write_embeddings(model: &str, rows: RowsView<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
     #[derive(Serialize)]
     struct VoyageEmbeddingItem<'a> {
         object: &'static str,
@@ -234,6 +252,15 @@ pub fn write_ranks(
         VoyageRankItem { relevance_score: scores[*index], index: *index, document }
     };
     write(model, order.iter().map(rank).collect(), tokens)
+}
+
+/// Returns the body of an error.
+pub(crate) fn error_body(message: &str) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct VoyageErrorBody<'a> {
+        detail: &'a str,
+    }
+    serde_json::to_vec(&VoyageErrorBody { detail: message }).expect("strings serialise to JSON")
 }
 
 #[cfg(test)]

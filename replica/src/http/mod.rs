@@ -1,14 +1,14 @@
 //! HTTP API. Each route parses, computes and writes; the logic is elsewhere.
 //!
 //! 1. [`call`]: the steps shared by all requests that need the engine.
-//! 2. [`openai`]: embeddings in the formats of OpenAI, Cohere, Voyage and vLLM; [`rerank`]: pairs in the formats of
-//!    Cohere, Jina, Voyage, Infinity, TEI and vLLM; [`tei`]: the other routes of TEI, and classification.
+//! 2. [`embeddings`]: embeddings in every dialect; [`rerank`]: pairs in the formats of Cohere, Jina, Voyage,
+//!    Infinity, TEI and vLLM; [`tei`]: the other routes of TEI, and classification.
 //!
 //! `/health`, `/info`, `/status` and `/metrics` are for the spoke and for operators. Each path writes errors in the
 //! format of its API.
 
 mod call;
-mod openai;
+mod embeddings;
 mod rerank;
 mod tei;
 
@@ -19,17 +19,21 @@ use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
-use replica_api::error::Dialect;
+use replica_api::api::{Dialect, Operation};
+use replica_api::bedrock::InvokeRequest;
+use replica_api::cohere::CohereEmbedRequest;
+use replica_api::embeddings::EmbeddingsDialect;
 use replica_api::headers;
-use replica_api::openai::{ModelList, ModelObject};
-use replica_api::refusal::Refusal;
+use replica_api::openai::{EmbeddingsRequest, ModelList, ModelObject};
+use replica_api::refusal::{ListLimit, Refusal};
+use replica_api::tei::EmbedRequest;
+use replica_api::voyage::VoyageEmbeddingsRequest;
 
 use self::call::{ApiCall, ComputedResponse};
 use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
-use crate::metrics::RouteLabel;
 use crate::respond;
 use supervision::request::{Panicked, contain};
 
@@ -38,36 +42,13 @@ const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// Returns the routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .computed("/v1/embeddings", openai::embeddings)
+    let operations = Operation::ALL.iter().fold(Router::new(), |router, operation| {
+        router.route(operation.definition().path, handler(*operation))
+    });
+    operations
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
-        .computed("/v1/embed", openai::cohere_v1)
-        .computed("/v2/embed", openai::cohere_v2)
-        .computed("/voyage/v1/embeddings", openai::voyage)
-        .computed("/voyage/v1/rerank", rerank::voyage)
-        .computed("/pooling", openai::pooling)
-        .computed("/v1/pooling", openai::pooling)
-        .computed("/infinity/embeddings", openai::embeddings)
-        .computed("/infinity/rerank", rerank::infinity)
-        .computed("/infinity/classify", tei::classify_infinity)
-        .computed("/v1/rerank", rerank::v1)
-        .computed("/v2/rerank", rerank::v2)
-        .computed("/", tei::root)
-        .route("/", get(health))
-        .computed("/embed", tei::embed)
-        .computed("/embed_all", tei::embed_all)
-        .computed("/rerank", rerank::tei)
-        .computed("/predict", tei::predict)
-        .computed("/similarity", tei::similarity)
-        .computed("/tokenize", tei::tokenize)
-        .computed("/decode", tei::decode)
-        .computed("/score", rerank::score)
-        .computed("/v1/score", rerank::score)
-        .computed("/classify", tei::classify)
-        .computed("/v1/classify", tei::classify)
         .route("/health", get(health))
-        .route("/info", get(info))
         .route("/status", get(status))
         .route("/metrics", get(metrics))
         .fallback(not_found)
@@ -77,27 +58,54 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Routes of requests that need the engine.
-trait ComputedRoutes {
-    /// Adds the route of a path of [`replica_api::api::OPERATIONS`], handled by `handle`.
-    fn computed<H, F>(self, path: &'static str, handle: H) -> Self
-    where
-        H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
-        F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static;
+/// Returns the handler of an operation.
+fn handler(operation: Operation) -> MethodRouter<Arc<App>> {
+    match operation {
+        Operation::Embeddings | Operation::InfinityEmbeddings => {
+            embeddings(operation, EmbeddingsRequest::parse)
+        }
+        Operation::CohereEmbedV1 => embeddings(operation, CohereEmbedRequest::parse_v1),
+        Operation::CohereEmbedV2 => embeddings(operation, CohereEmbedRequest::parse_v2),
+        Operation::VoyageEmbeddings => embeddings(operation, VoyageEmbeddingsRequest::parse),
+        Operation::Embed => embeddings(operation, EmbedRequest::parse),
+        Operation::BedrockInvoke => embeddings(operation, InvokeRequest::parse),
+        Operation::VoyageRerank => computed(operation, rerank::voyage),
+        Operation::InfinityRerank => computed(operation, rerank::infinity),
+        Operation::RerankV1 => computed(operation, rerank::v1),
+        Operation::RerankV2 => computed(operation, rerank::v2),
+        Operation::Rerank => computed(operation, rerank::tei),
+        Operation::Score | Operation::ScoreV1 => computed(operation, rerank::score),
+        Operation::Pooling | Operation::PoolingV1 => computed(operation, self::embeddings::pooling),
+        Operation::InfinityClassify => computed(operation, tei::classify_infinity),
+        Operation::Classify | Operation::ClassifyV1 => computed(operation, tei::classify),
+        Operation::EmbedAll => computed(operation, tei::embed_all),
+        Operation::Predict => computed(operation, tei::predict),
+        Operation::Similarity => computed(operation, tei::similarity),
+        Operation::Tokenize => computed(operation, tei::tokenize),
+        Operation::Decode => computed(operation, tei::decode),
+        Operation::Root => computed(operation, tei::root).get(health),
+        Operation::Info => get(info),
+    }
 }
 
-impl ComputedRoutes for Router<Arc<App>> {
-    fn computed<H, F>(self, path: &'static str, handle: H) -> Self
-    where
-        H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
-        F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static,
-    {
-        let route = RouteLabel::of(path).expect("the table of the API has every path that needs the engine");
-        let serve = move |State(app): State<Arc<App>>,
-                          Extension(id): Extension<HttpRequestId>,
-                          request: Request| call::serve(app, id, route, request, handle);
-        self.route(path, post(serve))
-    }
+/// Route of a request for embeddings whose body is parsed by `parse`.
+fn embeddings<R: EmbeddingsDialect>(
+    operation: Operation,
+    parse: fn(&[u8], ListLimit) -> Result<R, Refusal>,
+) -> MethodRouter<Arc<App>> {
+    let path = operation.definition().path;
+    computed(operation, move |call, body| self::embeddings::embeddings(call, body, path, parse))
+}
+
+/// Route of a request that needs the engine, handled by `handle`.
+fn computed<H, F>(operation: Operation, handle: H) -> MethodRouter<Arc<App>>
+where
+    H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static,
+{
+    post(move |State(app): State<Arc<App>>, Extension(id): Extension<HttpRequestId>, request: Request| {
+        call::serve(app, id, operation, request, handle)
+    })
 }
 
 /// Identifier of a request in logs and responses: the client's, or a generated one.

@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use replica_api::input::InputField;
-use replica_api::openai::response::RowsView;
 use replica_api::refusal::Refusal;
 use replica_api::tei::{
     self, ActivationFunction, DecodeRequest, EmbedRequest, Labels, PredictRequest, SimilarityRequest,
     TokenizeFormat, TokenizeRequest, VllmTokenizeOptions,
 };
+use replica_api::vectors::RowsView;
 use replica_api::vllm::{ClassifyRequest, ResponseMetadata, write_tokens};
 use replica_core::scores;
 
 use super::call::{ApiCall, ComputeResult, ComputedResponse, RequestCost, text};
-use super::openai::{self, EmbeddingRequest};
+use super::embeddings;
 use super::rerank;
 use crate::engine::Output;
 use crate::purpose::Purpose;
@@ -43,25 +43,9 @@ async fn embed_or_score_similarity(call: Arc<ApiCall>, body: Vec<u8>) -> Result<
         }
     };
     match call.parse(body, parse).await? {
-        RootBody::Embed(request) => embed_response(&call, request).await,
+        RootBody::Embed(request) => embeddings::respond(&call, "/embed", request).await,
         RootBody::Compare(request) => similarity_response(&call, request).await,
     }
-}
-
-/// `POST /embed`.
-pub(super) async fn embed(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
-    let limit = call.app.limits.inputs();
-    let request = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
-    embed_response(&call, request).await
-}
-
-async fn embed_response(call: &ApiCall, request: EmbedRequest) -> Result<ComputedResponse, Refusal> {
-    let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = request;
-    let named = InputField { field: "inputs", single };
-    let (path, input) = ("/embed", inputs);
-    let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize };
-    let (computed, keep) = openai::embed(call, request).await?;
-    call.write(computed, move |computed| tei::write_rows(RowsView::new(&computed.rows, keep))).await
 }
 
 /// `POST /embed_all`: one row per token, special tokens included, as the last layer outputs it.

@@ -1,7 +1,7 @@
 //! Labels of metrics.
 
 use metrics::{Label, labels, labels_of};
-use replica_api::api::OPERATIONS;
+use replica_api::api::{OPERATIONS, Operation};
 use replica_api::error::ErrorCode;
 use replica_api::priority::Priority;
 use replica_core::window::StartReason;
@@ -22,28 +22,14 @@ labels! {
     }
 }
 
-/// Route of a computed request: its path in the table of the API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RouteLabel(usize);
-
-impl RouteLabel {
-    /// Returns the label of a path, if the table of the API has it.
-    pub(crate) fn of(path: &str) -> Option<RouteLabel> {
-        OPERATIONS.iter().position(|operation| operation.path == path).map(RouteLabel)
-    }
-
-    pub(crate) fn as_str(self) -> &'static str {
-        OPERATIONS[self.0].path
-    }
-}
-
-impl<In> Label<In> for RouteLabel {
+/// Route of a request: its path in the table of the API.
+impl Label<InReplica> for Operation {
     fn values() -> Vec<&'static str> {
         OPERATIONS.iter().map(|operation| operation.path).collect()
     }
 
     fn index(self) -> usize {
-        self.0
+        self as usize
     }
 }
 

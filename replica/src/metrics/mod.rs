@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 
 use metrics::page::RoleMetrics;
 use metrics::{Counter, Histogram, Info, Sizes, Sparse, TimeCounter, Total, metric_set};
+use replica_api::api::Operation;
 use replica_api::info::{CountersV1, EngineInfoV1};
 use replica_api::priority::{PerPriority, Priority};
 use replica_core::batch::PriorityLoad;
@@ -23,7 +24,7 @@ use supervision::panics::PanicMetrics;
 use crate::engine::Statistics;
 
 use self::labels::InReplica;
-pub(crate) use self::labels::{CodeLabel, RequestStage, RouteLabel};
+pub(crate) use self::labels::{CodeLabel, RequestStage};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "replica";
@@ -35,7 +36,7 @@ metric_set! {
     #[derive(Debug, Default)]
     pub(crate) struct ReplicaCounts {
         /// Requests that ended, by route and error code.
-        pub(crate) outcomes: Sparse<Family<RouteLabel, Family<CodeLabel>>, false> =
+        pub(crate) outcomes: Sparse<Family<Operation, Family<CodeLabel>>, false> =
             "meridian_replica_requests_total" ["route", "code"],
         /// Inputs of successful requests.
         pub(crate) inputs: Counter = "meridian_replica_inputs_total",

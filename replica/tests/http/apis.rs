@@ -78,6 +78,18 @@ fn cohere_returns_vectors_bare_and_by_type() {
 }
 
 #[test]
+fn bedrock_embeds_one_text() {
+    let replica = TestReplica::of(Kind::Prompted, "");
+    let expected = vector(&replica, "w1 w2", json!({"dimensions": 16}));
+    let body = json!({"inputText": "w1 w2", "embeddingTypes": ["float"], "dimensions": 16});
+    let embedded = replica.ask("/bedrock/invoke", &body);
+    assert_eq!(numbers(&embedded["embedding"]), expected);
+    assert_eq!(numbers(&embedded["embeddingsByType"]["float"]), expected);
+    assert!(embedded["inputTextTokenCount"].as_u64().is_some_and(|tokens| tokens > 2), "{embedded}");
+    check(&replica.post("/bedrock/invoke", &json!({})), 400, "message", "inputText");
+}
+
+#[test]
 fn voyage_embeds_and_ranks() {
     let replica = TestReplica::of(Kind::Prompted, "");
     let expected = vector(&replica, "w1 w2", json!({"input_type": "document", "dimensions": 16}));

@@ -28,7 +28,7 @@ fn length(row: &[f64]) -> f64 {
 #[track_caller]
 fn check_tei(replica: &TestReplica, path: &str, body: &Value, code: ErrorCode, says: &str) {
     let answer = replica.post(path, body);
-    let (error_type, status) = code.tei();
+    let (error_type, status) = replica_api::tei::error::type_and_status(code);
     assert_eq!(answer.status, status, "{path}: {}", answer.text());
     assert_eq!(answer.header("x-meridian-error"), Some(code.as_str()), "{path}");
     let json = answer.json();

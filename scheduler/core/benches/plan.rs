@@ -10,8 +10,9 @@
 
 use regions::latency::prior_rtt;
 use regions::{Catalogue, DeploymentName, RegionIndex, RegionSet, ResidencyPolicy};
+use scheduler_api::plan::TrafficClass;
 use scheduler_core::plan::{
-    CapacityPool, ClassDemand, DeploymentCapacity, PlanInput, Source, TrafficClass, TrafficPlan, plan,
+    CapacityPool, ClassDemand, DeploymentCapacity, PlanInput, Source, TrafficPlan, plan,
 };
 use std::collections::BTreeMap;
 use std::hint::black_box;

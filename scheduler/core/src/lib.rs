@@ -1,4 +1,4 @@
-//! Decisions of the hub and the spokes, and the wire types between gateways, spokes and the hub. The crate is pure:
+//! Decisions of the hub and the spokes. The messages between them are in `scheduler_api`. The crate is pure:
 //! sockets, files and the clock belong to the shells around it.
 //!
 //! In reading order:
@@ -14,10 +14,8 @@
 //! - [`hub`]: state machine of the hub: events in, commands out.
 //! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
 //! - [`bound`]: limits on published generations.
-//! - [`access`]: access control of the hub's paths, with bearer tokens ([`token`]); [`lease`]: identifiers of spokes'
-//!   leases.
+//! - [`access`]: access control of the hub's paths, with bearer tokens ([`token`]).
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
-//! - [`wire`]: versioned messages and stored records.
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
 pub mod access;
@@ -25,7 +23,6 @@ pub mod bound;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
-pub mod lease;
 pub mod plan;
 pub mod policy_age;
 pub mod publish;
@@ -36,7 +33,6 @@ pub mod scale;
 pub mod spoke;
 pub mod table_watch;
 pub mod token;
-pub mod wire;
 
 /// Returns an arbitrary instant for tests.
 #[cfg(test)]

@@ -18,13 +18,12 @@
 //!   A gateway that reaches no region may be isolated itself and does not count.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::plan::capacity::RegionCapacity;
-use crate::revisions::{ReplicaRevisions, Reports};
-use crate::wire::plan::GatewayBoot;
-use regions::{DeploymentName, RegionId, RegionRoute};
+use crate::revisions::Reports;
+use regions::{RegionId, RegionRoute};
+use scheduler_api::plan::GatewayBoot;
+use scheduler_api::registration::Registration;
 
 /// Time for which a region keeps its route after its last lease ended: a dozen lease periods. Every running spoke has
 /// registered again by then, and gateways stop polling a region that was shut down.
@@ -52,23 +51,6 @@ pub const HOLD_MAX: Duration = Duration::from_secs(3600);
 /// Maximum number of spokes of one region at a time: an old and a new one, and some failed starts whose leases still
 /// run.
 pub const SPOKES_PER_REGION_MAX: usize = 8;
-
-/// Registration of a spoke.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Registration {
-    /// Region of the spoke.
-    pub region: RegionId,
-    /// Address at which gateways reach it.
-    pub endpoint: SocketAddr,
-    /// Random number drawn at each start of the spoke.
-    pub boot_id: u64,
-    /// Deployments that have a ready replica, or would start one on demand.
-    pub deployments: BTreeSet<DeploymentName>,
-    /// Capacity of the region.
-    pub capacity: RegionCapacity,
-    /// Model revisions that its replicas run.
-    pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
-}
 
 /// Registered spoke.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -24,48 +24,33 @@
 //! promotes it.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use regions::{
     Deployment, DeploymentName, ModelMatch, ModelRevision, ModelSpec, NextRevision, RegionId, ReportedModel,
     RouteTable, ServedRevision,
 };
+use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::revision::{Orders, ReplicaRevisions};
 
-/// Replicas of one deployment in one region, by model revision.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReplicaRevisions {
-    /// Desired number of replicas, where the region starts and stops them itself.
-    pub target: Option<u32>,
-    /// Replicas by model, ordered by revision.
-    pub models: Vec<RevisionReplicas>,
-}
-
-/// Replicas that run the same model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RevisionReplicas {
-    /// Model that they run.
-    pub model: ReportedModel,
-    /// Number of replicas.
-    pub replicas: u32,
-    /// Number of ready replicas.
-    pub ready: u32,
-}
-
-impl ReplicaRevisions {
-    /// Returns the number of ready replicas of this revision.
-    pub fn ready(&self, revision: ModelRevision) -> u32 {
-        let of = self.models.iter().filter(|replicas| replicas.model.revision == revision);
-        of.map(|replicas| replicas.ready).sum()
-    }
-}
-
-/// Operator's decision about changes of the model: hold or promote.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Orders {
-    /// Changes that wait for a promotion (`meridian apply --hold`).
-    pub held: BTreeSet<DeploymentName>,
-    /// Revisions that an operator has promoted.
-    pub promoted: BTreeMap<DeploymentName, ModelRevision>,
+/// Returns the orders after `deployments` replace the desired ones. With `hold`, every model that changes waits for a
+/// promotion. Without it, a model that changes does not wait, and one that already waits continues to wait.
+pub fn orders_after(
+    desired: &DesiredDeployments,
+    deployments: &BTreeMap<DeploymentName, Deployment>,
+    hold: bool,
+) -> Orders {
+    let changes = |name: &DeploymentName| {
+        let (before, after) = (desired.deployments.get(name), deployments.get(name));
+        before.zip(after).is_some_and(|(before, after)| before.model_spec() != after.model_spec())
+    };
+    let is_held =
+        |name: &&DeploymentName| if changes(name) { hold } else { desired.orders.held.contains(*name) };
+    let held = deployments.keys().filter(is_held).cloned().collect();
+    // A promotion applies to one model change only.
+    let stays = |name: &DeploymentName| deployments.contains_key(name) && !changes(name);
+    let promoted = desired.orders.promoted.iter().filter(|(name, _)| stays(name));
+    Orders { held, promoted: promoted.map(|(name, revision)| (name.clone(), *revision)).collect() }
 }
 
 type Deployments = BTreeMap<DeploymentName, Deployment>;

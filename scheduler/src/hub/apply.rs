@@ -9,15 +9,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
-use scheduler_core::revisions::Orders;
-use scheduler_core::rollout::{DesiredDeployments, apply_files, diff};
-use scheduler_core::wire::apply::{
+use scheduler_api::apply::{
     AppliedDeploymentsV1, AppliedV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemsV1, ReaderV1,
     ResidencyChange, RolloutV1,
 };
-use scheduler_core::wire::deployment::{DeploymentV1, DeploymentsV1};
-use scheduler_core::wire::tenant::TenantsV1;
-use scheduler_core::wire::{VERSION, keys};
+use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments};
+use scheduler_api::revision::Orders;
+use scheduler_api::tenant::TenantsV1;
+use scheduler_api::{VERSION, keys};
+use scheduler_core::revisions::orders_after;
+use scheduler_core::rollout::{apply_files, diff};
 use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
 
 use super::http::HubApi;
@@ -137,7 +138,7 @@ pub(super) async fn apply<S: Store>(api: &HubApi<S>, message: ApplyV1) -> Result
     if let Some(deployments) = &deployments {
         let before = &stored.deployments.all;
         let found = diff::deployments(&before.deployments, deployments, &api.catalogue);
-        let orders = before.orders_after(deployments, hold);
+        let orders = orders_after(before, deployments, hold);
         let changed = !found.is_empty() || orders != before.orders;
         notes.extend(model_changes(before, deployments, &orders));
         // An unreadable record is replaced even if nothing else changes.

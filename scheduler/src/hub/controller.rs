@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RouteTable};
+use scheduler_api::keys;
+use scheduler_api::plan::TrafficClass;
+use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::PublishRateLimiter;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{Event, HubCommand, HubState};
-use scheduler_core::plan::{TrafficClass, TrafficPlan, plan};
+use scheduler_core::plan::{TrafficPlan, plan};
 use scheduler_core::rollout::Rollout;
-use scheduler_core::wire::keys;
-use scheduler_core::wire::route::RouteTableV1;
 use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
 use scheduler_store::{self as store, Compare, Op, Store, StoreError, Term, Txn, Watch, WatchError};
 use tokio::task::{JoinHandle, spawn_blocking};

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 
-use scheduler_core::wire::keys;
-use scheduler_core::wire::plan::{DemandV1, GatewayBoot, GatewayDemand};
+use scheduler_api::keys;
+use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand};
 use scheduler_store::{Lease, Store, StoreError};
 
 use super::http::HubApi;
@@ -107,7 +107,7 @@ fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_core::plan::TrafficClass;
+    use scheduler_api::plan::TrafficClass;
 
     fn demand(boot_id: u64, classes: &[(&str, u64)]) -> GatewayDemand {
         let region: regions::RegionId = "aws/us-east-1".parse().unwrap();

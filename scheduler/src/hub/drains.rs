@@ -2,8 +2,8 @@
 //! table that marks the region as draining, and lowers the region's weights step by step.
 
 use regions::RegionId;
-use scheduler_core::wire::plan::DrainV1;
-use scheduler_core::wire::{VERSION, keys};
+use scheduler_api::plan::DrainV1;
+use scheduler_api::{VERSION, keys};
 use scheduler_store::Store;
 
 use super::http::HubApi;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::{Catalogue, Deployment};
-use scheduler_core::wire::keys;
+use scheduler_api::keys;
 use scheduler_store::{Event, Lease, Store, StoreError, Term, Watch};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};

@@ -49,8 +49,8 @@ use std::time::{Duration, Instant, SystemTime};
 use supervision::Mutex;
 
 use regions::RouteTable;
+use scheduler_api::keys;
 use scheduler_core::access::NoFleetToken;
-use scheduler_core::wire::keys;
 use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
 use supervision::health::HealthCheck;
 use supervision::task::essential;

@@ -6,11 +6,11 @@ use supervision::{Mutex, MutexGuard};
 
 use axum::body::Bytes;
 use regions::{Generation, RegionId};
-use scheduler_core::hub::planning::PlanPart;
-use scheduler_core::wire::VERSION;
-use scheduler_core::wire::plan::{
+use scheduler_api::VERSION;
+use scheduler_api::plan::{
     FloorV1, GatewayWeights, PlanV1, RegionFloors, RegionFloorsV1, WeightsV1, floors_to_wire,
 };
+use scheduler_core::hub::planning::PlanPart;
 
 use super::records;
 

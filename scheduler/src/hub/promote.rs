@@ -4,8 +4,8 @@
 //! not served because of it. The leader switches ([`scheduler_core::revisions`]) as soon as the replicas are ready.
 
 use regions::DeploymentName;
-use scheduler_core::wire::deployment::{DeploymentsV1, PromotedV1};
-use scheduler_core::wire::keys;
+use scheduler_api::deployment::{DeploymentsV1, PromotedV1};
+use scheduler_api::keys;
 use scheduler_store::{Compare, Op, Store, Txn};
 
 use super::http::HubApi;

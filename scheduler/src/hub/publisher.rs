@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regions::{Generation, RouteTable};
+use scheduler_api::route::RouteTableV1;
 use scheduler_core::hub::planning::PlanPart;
-use scheduler_core::wire::route::RouteTableV1;
 use scheduler_store::StoreError;
 use tokio::sync::watch;
 

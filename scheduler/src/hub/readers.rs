@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use regions::Generation;
-use scheduler_core::rollout::Reader;
-use scheduler_core::wire::apply::ReaderV1;
-use scheduler_core::wire::{VERSION, keys};
+use scheduler_api::apply::ReaderV1;
+use scheduler_api::reader::Reader;
+use scheduler_api::{VERSION, keys};
 use scheduler_store::{Lease, Store, StoreError};
 use tokio::sync::mpsc;
 
@@ -143,7 +143,7 @@ fn value(reader: &Reader, generation: Generation) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_core::rollout::Role;
+    use scheduler_api::reader::Role;
     use scheduler_store::SimStore;
 
     const KEEP: Duration = Duration::from_secs(60);

@@ -14,20 +14,21 @@ use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 use regions::{Generation, RegionId, RouteTable, TenantId, TenantRules};
-use scheduler_core::hub::Event;
-use scheduler_core::hub::planning::PlanPart;
-use scheduler_core::registry::{RegisteredSpoke, Registration};
-use scheduler_core::rollout::{DesiredDeployments, Reader};
-use scheduler_core::wire::WireError;
-use scheduler_core::wire::apply::ReaderV1;
-use scheduler_core::wire::deployment::DeploymentsV1;
-use scheduler_core::wire::keys;
-use scheduler_core::wire::plan::{
+use scheduler_api::apply::ReaderV1;
+use scheduler_api::deployment::DeploymentsV1;
+use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::plan::{
     DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1, WeightsV1,
 };
-use scheduler_core::wire::registry::RegisterV1;
-use scheduler_core::wire::route::RouteTableV1;
-use scheduler_core::wire::tenant::TenantsV1;
+use scheduler_api::reader::Reader;
+use scheduler_api::registration::RegisterV1;
+use scheduler_api::registration::Registration;
+use scheduler_api::route::RouteTableV1;
+use scheduler_api::tenant::TenantsV1;
+use scheduler_api::{WireError, keys};
+use scheduler_core::hub::Event;
+use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::registry::RegisteredSpoke;
 use scheduler_store::{self as store, KeyValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -228,7 +229,7 @@ fn deleted(key: &str) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_core::revisions::Orders;
+    use scheduler_api::revision::Orders;
     use sha2::{Digest, Sha256};
 
     fn entry(key: &str, value: &str) -> KeyValue {

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use regions::{DeploymentName, NextRevision, RegionId, RouteTable};
+use scheduler_api::apply::{DeploymentReplicasV1, RegionReplicasV1};
+use scheduler_api::revision::{ReplicaRevisions, engine_v1, next_v1, revision_replicas_v1};
 use scheduler_core::registry::RegisteredSpoke;
-use scheduler_core::revisions::ReplicaRevisions;
-use scheduler_core::wire::apply::{DeploymentReplicasV1, RegionReplicasV1};
-use scheduler_core::wire::revision::{engine_v1, next_v1, revision_replicas_v1};
 
 /// Returns the replicas of each deployment of a table, from the latest reports of the regions.
 pub(super) fn list(table: &RouteTable, spokes: Vec<RegisteredSpoke>) -> Vec<DeploymentReplicasV1> {

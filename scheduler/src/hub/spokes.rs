@@ -8,11 +8,12 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use regions::{DeploymentName, RegionId};
-use scheduler_core::lease::{LeaseHolder, LeaseId};
+use scheduler_api::lease::{LeaseHolder, LeaseId};
+use scheduler_api::registration::{LeaseV1, RegionState, RegisterV1, Registration};
+use scheduler_api::{VERSION, keys};
+use scheduler_core::plan::capacity::are_similar;
 use scheduler_core::publish::unknown;
-use scheduler_core::registry::{Registration, SPOKES_PER_REGION_MAX};
-use scheduler_core::wire::registry::{LeaseV1, RegionState, RegisterV1};
-use scheduler_core::wire::{self, keys};
+use scheduler_core::registry::SPOKES_PER_REGION_MAX;
 use scheduler_store::{Compare, KeyValue, Lease, Op, Store, StoreError, Txn};
 
 use super::http::HubApi;
@@ -82,7 +83,7 @@ async fn update<S: Store>(
     let region = registration.region.clone();
     let RegionState { deployments, capacity, models } = state;
     let same = registration.deployments == deployments && registration.models == models;
-    if same && capacity.is_similar_to(&registration.capacity) {
+    if same && are_similar(&capacity, &registration.capacity) {
         return Ok(region);
     }
     (registration.deployments, registration.capacity) = (deployments, capacity);
@@ -152,7 +153,7 @@ fn lease_response<S>(
     // Before the first table, no deployment can be called unknown.
     let names = current.iter().flat_map(|published| unknown(ready, &published.table.deployments));
     LeaseV1 {
-        version: wire::VERSION,
+        version: VERSION,
         lease: lease.to_string(),
         ttl_ms: u64::try_from(api.lease_ttl.as_millis()).unwrap_or(u64::MAX),
         unknown: names.map(DeploymentName::to_string).collect(),

@@ -2,12 +2,12 @@
 //! writes are guarded by the term.
 
 use regions::{Deployment, Generation};
+use scheduler_api::deployment::DeploymentsV1;
+use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::keys;
+use scheduler_api::revision::Orders;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{HubInitialState, StoreState, required_epoch};
-use scheduler_core::revisions::Orders;
-use scheduler_core::rollout::DesiredDeployments;
-use scheduler_core::wire::deployment::DeploymentsV1;
-use scheduler_core::wire::keys;
 use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};
 
 use super::HubError;

@@ -3,7 +3,7 @@
 
 use super::world::{self, AMERICA, EUROPE, Hub, Lease, TOKEN, until};
 use scheduler::config::HubConfig;
-use scheduler_core::wire::plan::{GatewayWeights, WeightsV1};
+use scheduler_api::plan::{GatewayWeights, WeightsV1};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -15,10 +15,10 @@
 //! them in flight in a region, whatever their total. A region that rejects a sub-request gets none until its
 //! `retry-after` has passed: the sub-request goes to another region meanwhile, or waits.
 
-use super::REPLICA_INPUTS_MAX;
 use super::split::{SUB_REQUEST_INPUTS_MAX, SUB_REQUEST_TOKENS_MAX};
 use regions::health::Health;
 use regions::set::RegionIndex;
+use replica_api::limits::MAX_INPUTS as REPLICA_INPUTS_MAX;
 use std::time::{Duration, Instant};
 
 /// Inputs below which a request with fewer tokens than [`SPLIT_TOKENS_MIN`] is never split. Interactive and rerank

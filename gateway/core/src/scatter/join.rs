@@ -20,7 +20,8 @@
 //! row of another input.
 
 use super::json::{self, ByteSpan, Kind, Value};
-use super::{REPLICA_INPUTS_MAX, ResponseShape};
+use replica_api::api::ResponseShape;
+use replica_api::limits::MAX_INPUTS as REPLICA_INPUTS_MAX;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 

@@ -32,19 +32,3 @@ pub mod split;
 /// Maximum inputs of one request at the edge. Fifty times what a replica accepts (`replica_api::limits`), and as many
 /// short texts as a body of 32 MiB holds at 330 bytes each: beyond it a file is the better format.
 pub const INPUTS_MAX: usize = 100_000;
-/// Maximum inputs of one request at a replica, `MAX_INPUTS` of `replica_api::limits`. A request with more must be
-/// split.
-pub const REPLICA_INPUTS_MAX: usize = 2048;
-
-/// Structure of a path's response, as far as joining depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResponseShape {
-    /// List with one element per input, and nothing around it: TEI's vectors, predictions, tokens.
-    Rows,
-    /// Object with `data`, one element per input with its `index`, and `usage`: OpenAI, vLLM.
-    Data,
-    /// List of `index` and `score`, best first: TEI's ranks.
-    Ranks,
-    /// Object with `results` of `index` and `relevance_score`, best first: Cohere, Jina.
-    Results,
-}

@@ -1,6 +1,6 @@
 //! Split of a body into the bodies of sub-requests.
 //!
-//! Each API has its inputs in a list of its own ([`LISTS`]). [`SplittableBody::read`] finds the list and the positions
+//! Each API has its inputs in a list of its own ([`ApiOperation::split`]). [`SplittableBody::read`] finds the list and the positions
 //! of its elements; [`SplittableBody::sub_requests`] divides them into runs of about equal work;
 //! [`SplittableBody::body`] is the original with the list shortened to one run and every other byte unchanged. So all
 //! other fields (a query, a prompt's name, unknown fields) are in every sub-request and have the same meaning there.
@@ -9,8 +9,9 @@
 //! contains a list of token ids (unsplit it is rejected, split it might not be), when an apparent list of inputs is one
 //! input (token ids, a pair), or when it is not the expected JSON. The replica then reports the error.
 
+use super::INPUTS_MAX;
 use super::json::{self, ByteSpan, JsonMember, Kind};
-use super::{INPUTS_MAX, ResponseShape};
+use replica_api::api::{ApiOperation, ElementKinds, InputList, ResponseShape};
 use std::ops::Range;
 
 /// Maximum inputs of one sub-request. A quarter of what a replica accepts: so that a response can be buffered until it
@@ -32,80 +33,6 @@ const MEMBERS_MAX: usize = 64;
 const BYTES_PER_TOKEN: usize = 4;
 /// Special tokens that a model adds to each input, which matter where inputs are short.
 pub const SPECIAL_TOKENS: u64 = 2;
-
-/// Kinds of elements that a list of inputs can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ElementKinds {
-    Texts,
-    Lists,
-    /// Either texts or lists, not mixed.
-    TextsOrLists,
-    /// Either texts and objects, mixed in any order, or lists.
-    DocumentsOrLists,
-    /// Texts and objects, mixed in any order.
-    Documents,
-}
-
-/// List of inputs of an API.
-struct InputList {
-    path: &'static str,
-    /// Name of the member; for an object in the body, both names.
-    field: (&'static str, Option<&'static str>),
-    elements: ElementKinds,
-    shape: ResponseShape,
-}
-
-const fn list(
-    path: &'static str,
-    field: (&'static str, Option<&'static str>),
-    elements: ElementKinds,
-    shape: ResponseShape,
-) -> InputList {
-    InputList { path, field, elements, shape }
-}
-
-/// Paths whose requests can be split. `/embed_all` and `/pooling` are not among them: a row per token is more than can
-/// be buffered. Neither are Cohere's `/v1/embed` and `/v2/embed` and Voyage's rerank, whose responses have several
-/// lists or ranks of another form: there a request has at most what one replica accepts, ten times what their own
-/// clients send. Of two lists at one path the first that is present applies, as at the replica.
-const LISTS: [InputList; 20] = [
-    list("/v1/embeddings", ("input", None), ElementKinds::DocumentsOrLists, ResponseShape::Data),
-    list("/infinity/embeddings", ("input", None), ElementKinds::DocumentsOrLists, ResponseShape::Data),
-    list("/voyage/v1/embeddings", ("input", None), ElementKinds::Texts, ResponseShape::Data),
-    list("/infinity/rerank", ("documents", None), ElementKinds::Documents, ResponseShape::Results),
-    list("/classify", ("input", None), ElementKinds::Texts, ResponseShape::Data),
-    list("/v1/classify", ("input", None), ElementKinds::Texts, ResponseShape::Data),
-    list("/score", ("text_2", None), ElementKinds::Texts, ResponseShape::Data),
-    list("/v1/score", ("text_2", None), ElementKinds::Texts, ResponseShape::Data),
-    list("/v1/rerank", ("documents", None), ElementKinds::Documents, ResponseShape::Results),
-    list("/v2/rerank", ("documents", None), ElementKinds::Documents, ResponseShape::Results),
-    list("/rerank", ("texts", None), ElementKinds::Texts, ResponseShape::Ranks),
-    list("/rerank", ("documents", None), ElementKinds::Documents, ResponseShape::Results),
-    list("/embed", ("inputs", None), ElementKinds::TextsOrLists, ResponseShape::Rows),
-    list("/predict", ("inputs", None), ElementKinds::Lists, ResponseShape::Rows),
-    list("/tokenize", ("inputs", None), ElementKinds::Texts, ResponseShape::Rows),
-    list("/decode", ("ids", None), ElementKinds::Lists, ResponseShape::Rows),
-    list("/similarity", ("inputs", Some("sentences")), ElementKinds::Texts, ResponseShape::Rows),
-    // The root of a deployment is `/embed`, `/predict` or `/rerank`, depending on the model. Texts are inputs of the
-    // first only; for the second they are one pair, and three of them an error, split or not.
-    list(ROOT, ("inputs", None), ElementKinds::TextsOrLists, ResponseShape::Rows),
-    list(ROOT, ("texts", None), ElementKinds::Texts, ResponseShape::Ranks),
-    list(ROOT, ("documents", None), ElementKinds::Documents, ResponseShape::Results),
-];
-
-const ROOT: &str = "/";
-
-/// Returns the names of the lists of a path's body that can be split.
-pub fn fields(path: &str) -> Vec<&'static str> {
-    LISTS.iter().filter(|list| list.path == path).map(InputList::name).collect()
-}
-
-impl InputList {
-    /// Returns the list's name, as in errors of a replica.
-    fn name(&self) -> &'static str {
-        self.field.1.map_or(self.field.0, |_| "inputs.sentences")
-    }
-}
 
 /// Position and size of one input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,13 +171,11 @@ impl SplittableBody {
 /// Finds the list of inputs of a body, and the number of ranked documents to return.
 fn find(path: &str, body: &[u8]) -> Option<(&'static InputList, ByteSpan, Option<u64>)> {
     let members = json::object(body, MEMBERS_MAX)?;
-    let mut there = LISTS
-        .iter()
-        .filter(|list| list.path == path)
-        .filter_map(|list| Some((list, only(&members, body, list.field.0)?)));
+    let lists = ApiOperation::at(path)?.split;
+    let mut there = lists.iter().filter_map(|list| Some((list, only(&members, body, list.field.0)?)));
     let (list, mut value) = there.next()?;
     // The list depends on the model behind the root, which is not known here.
-    if path == ROOT && there.next().is_some() {
+    if path == "/" && there.next().is_some() {
         return None;
     }
     let inner;

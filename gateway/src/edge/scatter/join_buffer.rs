@@ -6,13 +6,13 @@
 
 use crate::respond::Rejection;
 use gateway_core::receipt::ReceiptId;
-use gateway_core::scatter::ResponseShape;
 use gateway_core::scatter::join::{PartialResponse, ResponseJoiner};
 use gateway_core::scatter::split::SplittableBody;
 use gateway_core::timing::RegionTiming;
 use http::HeaderValue;
 use regions::ModelRevision;
 use regions::set::RegionIndex;
+use replica_api::api::ResponseShape;
 use replica_api::error::ErrorCode;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use gateway::config::EdgeConfig;
-use scheduler_core::wire::report::ExchangeRequestV1;
+use scheduler_api::report::ExchangeRequestV1;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;

@@ -143,6 +143,9 @@ async fn every_replica_path_accepts_the_deployment_in_the_body_or_in_the_path() 
     check("POST", "/deployments/anywhere/embed", nameless, Ok("/embed")).await;
     check("POST", "/deployments/anywhere", nameless, Ok("/")).await;
     check("GET", "/deployments/anywhere/info", "", Ok("/info")).await;
+    let invoke = r#"{"inputText": "x"}"#;
+    check("POST", "/bedrock/model/anywhere/invoke", invoke, Ok("/bedrock/invoke")).await;
+    check("POST", "/bedrock/model/nowhere/invoke", invoke, Err((404, "ResourceNotFoundException"))).await;
     check("POST", "/deployments/nowhere/embed", nameless, Err((404, "nowhere"))).await;
     // In the error format of the path: TEI uses 422 for unreadable input.
     check("POST", "/embed", nameless, Err((422, "\"error_type\":\"Tokenizer\""))).await;
@@ -150,7 +153,7 @@ async fn every_replica_path_accepts_the_deployment_in_the_body_or_in_the_path() 
     check("GET", "/info", "", Err((400, "anywhere, locked"))).await;
     check("POST", "/v1/embeddings", nameless, Err((400, "'model' is missing"))).await;
     check("POST", "/", nameless, Err((404, "POST /v1/rerank"))).await;
-    assert_eq!(scene.requests(), [5, 0, 0]);
+    assert_eq!(scene.requests(), [6, 0, 0]);
     // The residency policy of the deployment in the path applies.
     check("POST", "/deployments/locked/embed", named, Ok("/embed")).await;
     assert_eq!(scene.requests(), [5, 1, 0]);

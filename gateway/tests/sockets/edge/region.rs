@@ -1,7 +1,7 @@
 //! Scripted region. It speaks raw HTTP, so that it can abort at any point.
 
 use super::http2;
-use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
+use scheduler_api::report::{ExchangeRequestV1, ReportV1};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;

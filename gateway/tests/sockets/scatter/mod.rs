@@ -5,7 +5,7 @@ mod rejected;
 mod replica;
 mod scene;
 
-use gateway_core::scatter::{INPUTS_MAX, REPLICA_INPUTS_MAX};
+use gateway_core::scatter::INPUTS_MAX;
 use scene::{AMERICA, EUROPE, JAPAN, Scene, Script, WIDTH};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -28,7 +28,6 @@ fn embeddings(inputs: usize) -> Value {
 }
 
 // The limits in the core, which does not depend on the replica crate, equal the replica's.
-const _: () = assert!(REPLICA_INPUTS_MAX == replica_api::limits::MAX_INPUTS);
 const _: () = assert!(
     4 * gateway_core::scatter::split::SUB_REQUEST_TOKENS_MAX <= replica_api::limits::MAX_REQUEST_TOKENS
 );

@@ -1,15 +1,15 @@
 //! Responses of a replica, made with its own parsers and serializers and a model that takes no time: the vector of an
 //! input depends only on its bytes.
 
-use replica_api::error::Dialect;
+use replica_api::api::Dialect;
 use replica_api::input::{Input, TextOrPair};
-use replica_api::openai::response::RowsView;
 use replica_api::openai::{EmbeddingsRequest, EmbeddingsResponse};
 use replica_api::ranking::ranking;
 use replica_api::refusal::{ListLimit, Refusal};
 use replica_api::rerank::{Document, RerankRequest, RerankResponse};
 use replica_api::tei::{self, DecodeRequest, EmbedRequest, PredictRequest, TextsRequest};
 use replica_api::tei::{SimilarityRequest, TokenizeRequest};
+use replica_api::vectors::RowsView;
 use replica_api::vllm::{ClassifyRequest, ResponseMetadata, ScoreRequest};
 
 /// Response, and its number of tokens.
@@ -26,7 +26,7 @@ pub(crate) fn answer(path: &str, body: &[u8], inputs_max: usize, width: usize) -
         Ok((body, tokens)) => Answer { status: 200, body, tokens },
         Err(refusal) => {
             let dialect = Dialect::of_path(path);
-            Answer { status: dialect.status(refusal.code), body: refusal.body(dialect), tokens: 0 }
+            Answer { status: dialect.status(refusal.code), body: dialect.refusal(&refusal), tokens: 0 }
         }
     }
 }

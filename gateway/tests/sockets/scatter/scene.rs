@@ -6,7 +6,7 @@ use super::replica;
 use crate::address::free_address;
 use crate::hub::{deployment, hub};
 use gateway::config::EdgeConfig;
-use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
+use scheduler_api::report::{ExchangeRequestV1, ReportV1};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -6,5 +6,5 @@
 pub mod request;
 pub mod response;
 
-pub use request::{EmbeddingsRequest, Encoding, check_dimensions};
+pub use request::{EmbeddingsRequest, check_dimensions};
 pub use response::{EmbeddingsResponse, ModelList, ModelObject, Usage};

@@ -7,11 +7,14 @@
 
 use serde_json::value::RawValue;
 
+use super::response::EmbeddingsResponse;
 use crate::body::{BodySchema, FieldKind, RawBody as _, body};
+use crate::embeddings::{EmbeddingsCall, EmbeddingsDialect, EmbeddingsResult};
 use crate::fields;
-use crate::input::{Input, Truncation};
+use crate::input::{Input, InputField, Truncation};
 use crate::prompt::{PromptChoice, Role};
 use crate::refusal::{ListLimit, Refusal};
+use crate::vectors::Encoding;
 
 /// Parsed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,25 +37,6 @@ pub struct EmbeddingsRequest {
     pub normalize: Option<bool>,
     /// Tokenizer of the token ids in `input`, as the digest of its model.
     pub tokenizer: Option<String>,
-}
-
-/// Encoding of a vector in the response.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Encoding {
-    /// A JSON list of numbers.
-    #[default]
-    Float,
-    /// Base64 of the little-endian f32 numbers: a third of the bytes, and the default of the Python client.
-    Base64,
-    /// One bit for each number, set where the number is above 0, the first in the highest bit: bytes from -128 to 127,
-    /// each 128 less than the value of its bits (*offset binary*).
-    Binary,
-    /// The same bits as bytes from 0 to 255.
-    Ubinary,
-    /// Base64 of the bytes of [`Encoding::Binary`].
-    BinaryBase64,
-    /// Base64 of the bytes of [`Encoding::Ubinary`].
-    UbinaryBase64,
 }
 
 body! {
@@ -161,6 +145,18 @@ impl EmbeddingsRequest {
         Ok(request)
     }
 
+    /// Rejects empty texts, as OpenAI does.
+    fn check_texts(&self) -> Result<(), Refusal> {
+        let Input::Texts(texts) = &self.input else { return Ok(()) };
+        match texts.iter().position(String::is_empty) {
+            Some(_) if self.single => Err(Refusal::empty_input("input", "input")),
+            Some(i) => Err(Refusal::empty_input("input", &format!("input[{i}]"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl EmbeddingsDialect for EmbeddingsRequest {
     /// Rejects token ids that may be of another tokenizer: any id below the size of the vocabulary has a vector, so the
     /// response would be plausible and wrong, and the error would go unnoticed. They are accepted where the deployment
     /// `accepts` them, or where the request names their tokenizer by the `digest` of this model.
@@ -169,7 +165,7 @@ impl EmbeddingsRequest {
     ///
     /// The message lists the options of the caller: send texts, name the tokenizer, or have the deployment accept token
     /// ids.
-    pub fn check_token_ids(&self, accepts: bool, digest: &str) -> Result<(), Refusal> {
+    fn check_token_ids(&self, accepts: bool, digest: &str) -> Result<(), Refusal> {
         let Input::Tokens(_) = &self.input else { return Ok(()) };
         match self.tokenizer.as_deref() {
             Some(named) if named == digest => Ok(()),
@@ -193,14 +189,25 @@ impl EmbeddingsRequest {
         }
     }
 
-    /// Rejects empty texts, as OpenAI does.
-    fn check_texts(&self) -> Result<(), Refusal> {
-        let Input::Texts(texts) = &self.input else { return Ok(()) };
-        match texts.iter().position(String::is_empty) {
-            Some(_) if self.single => Err(Refusal::empty_input("input", "input")),
-            Some(i) => Err(Refusal::empty_input("input", &format!("input[{i}]"))),
-            None => Ok(()),
-        }
+    fn into_call(self) -> (EmbeddingsCall, impl FnOnce(EmbeddingsResult<'_>) -> Vec<u8> + Send + 'static) {
+        let EmbeddingsRequest {
+            model,
+            input,
+            single,
+            encoding,
+            dimensions,
+            prompt,
+            truncation,
+            normalize,
+            tokenizer: _,
+        } = self;
+        let field = InputField { field: "input", single };
+        let call =
+            EmbeddingsCall { model: Some(model), input, field, prompt, truncation, dimensions, normalize };
+        let write = move |result: EmbeddingsResult<'_>| {
+            EmbeddingsResponse::write(result.model, result.rows, encoding, result.tokens)
+        };
+        (call, write)
     }
 }
 

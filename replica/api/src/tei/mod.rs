@@ -5,9 +5,11 @@
 //!
 //! `POST /tokenize` also supports the format of vLLM, whose clients use the same path.
 
+pub mod error;
 pub mod request;
 pub mod response;
 
+pub use error::{TeiErrorBody, TeiErrorType};
 pub use request::{
     ActivationFunction, Classification, DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest,
     TextsRequest, TokenizeFormat, TokenizeRequest, VllmTokenizeOptions,

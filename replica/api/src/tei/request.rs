@@ -4,9 +4,11 @@
 
 use serde_json::value::RawValue;
 
+use super::response::write_rows;
 use crate::body::{BodySchema, FieldKind, RawBody as _, body};
+use crate::embeddings::{EmbeddingsCall, EmbeddingsDialect, EmbeddingsResult};
 use crate::fields::{self, Kind};
-use crate::input::{Input, TextOrPair, Truncation};
+use crate::input::{Input, InputField, TextOrPair, Truncation};
 use crate::prompt::PromptChoice;
 use crate::refusal::{ListLimit, Refusal};
 
@@ -67,6 +69,15 @@ impl EmbedRequest {
             normalize: normalize.map(|raw| fields::flag("normalize", Some(raw), true)).transpose()?,
             dimensions: fields::count("dimensions", dimensions)?,
         })
+    }
+}
+
+impl EmbeddingsDialect for EmbedRequest {
+    fn into_call(self) -> (EmbeddingsCall, impl FnOnce(EmbeddingsResult<'_>) -> Vec<u8> + Send + 'static) {
+        let EmbedRequest { inputs: input, single, truncation, prompt, normalize, dimensions } = self;
+        let field = InputField { field: "inputs", single };
+        let call = EmbeddingsCall { model: None, input, field, prompt, truncation, dimensions, normalize };
+        (call, |result: EmbeddingsResult<'_>| write_rows(result.rows))
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::openai::response::RowsView;
+use crate::vectors::RowsView;
 
 /// Writes `[[…], …]`: one vector per input.
 pub fn write_rows(rows: RowsView<'_>) -> Vec<u8> {

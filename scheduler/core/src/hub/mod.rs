@@ -16,16 +16,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
-use crate::plan::{PlanInput, TrafficClass, TrafficPlan};
+use crate::plan::{PlanInput, TrafficPlan};
 use crate::publish::{next_generation, publish};
 use crate::registry::{RegisteredSpoke, Registry};
-use crate::revisions::{self, Orders};
-use crate::rollout::{DesiredDeployments, Reader, Rollout};
-use crate::wire::plan::{GatewayBoot, GatewayDemand};
+use crate::revisions;
+use crate::rollout::Rollout;
 use planning::{HubView, PlanPart, Planner};
 use regions::{
     Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable, TenantId, TenantRules,
 };
+use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::plan::{GatewayBoot, GatewayDemand, TrafficClass};
+use scheduler_api::reader::Reader;
+use scheduler_api::revision::Orders;
 
 /// Delay before the next attempt to persist a table that the store did not accept.
 pub const PERSIST_RETRY: Duration = Duration::from_secs(1);

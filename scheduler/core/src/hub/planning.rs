@@ -15,12 +15,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
-use crate::plan::capacity::{RegionCapacity, plannable_capacity};
-use crate::plan::{ClassDemand, PlanInput, Source, TrafficClass, TrafficPlan};
+use crate::plan::capacity::plannable_capacity;
+use crate::plan::{ClassDemand, PlanInput, Source, TrafficPlan};
 use crate::registry::Registry;
-use crate::wire::plan::{GatewayBoot, GatewayDemand, GatewayWeights, NamedShare, RegionFloors};
 use regions::latency::prior_rtt;
 use regions::{Catalogue, Deployment, DeploymentName, Generation, RegionId, RegionIndex, Share};
+use scheduler_api::plan::{
+    GatewayBoot, GatewayDemand, GatewayWeights, NamedShare, RegionCapacity, RegionFloors, TrafficClass,
+};
 
 /// Interval between plans.
 pub const PLAN_PERIOD: Duration = Duration::from_secs(1);

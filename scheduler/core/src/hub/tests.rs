@@ -1,11 +1,13 @@
 //! Tests of the hub, as sequences of events.
 
 use super::*;
-use crate::plan::capacity::RegionCapacity;
-use crate::registry::{LAPSED_KEEP, Registration};
-use crate::rollout::{Role, SETTLE_TIME};
+use crate::registry::LAPSED_KEEP;
+use crate::rollout::SETTLE_TIME;
 use crate::some_instant;
 use regions::{Catalogue, EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
+use scheduler_api::plan::RegionCapacity;
+use scheduler_api::reader::Role;
+use scheduler_api::registration::Registration;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use super::{CapacityPool, DeploymentCapacity, TARGET_UTILIZATION_PERCENT};
 use regions::{DeploymentName, RegionIndex};
+use scheduler_api::plan::{RegionCapacity, ReplicaCount, ReplicaPool};
 
 /// Highest accepted speed of a replica: a hundred times the fastest replica observed.
 pub const REPLICA_TOKENS_PER_SECOND_MAX: u64 = 100_000_000;
@@ -19,46 +20,17 @@ const CHANGE_THRESHOLD_DIVISOR: u64 = 10;
 /// Speed of a pool without limit, in tokens per second: more than all gateways together send.
 const UNLIMITED: u64 = 1 << 50;
 
-/// Capacity of a region.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RegionCapacity {
-    /// Pools of replicas.
-    pub pools: Vec<ReplicaPool>,
-}
-
-/// Replicas that serve the same deployments.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReplicaPool {
-    /// Number of ready replicas.
-    pub ready: u32,
-    /// Total speed; 0 while unknown.
-    pub tokens_per_second: u64,
-    /// Deployments that the replicas serve.
-    pub deployments: BTreeMap<DeploymentName, ReplicaCount>,
-}
-
-/// Replica counts of one deployment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReplicaCount {
-    /// Number of ready replicas.
-    pub ready: u32,
-    /// Maximum number of replicas; the current number where nothing starts replicas.
-    pub max: u32,
-}
-
-impl RegionCapacity {
-    /// Returns whether the difference from `other` is too small to change a plan.
-    pub fn is_similar_to(&self, other: &RegionCapacity) -> bool {
-        let similar = |one: &ReplicaPool, other: &ReplicaPool| {
-            let difference = one.tokens_per_second.abs_diff(other.tokens_per_second);
-            one.ready == other.ready
-                && one.deployments == other.deployments
-                && (one.tokens_per_second == 0) == (other.tokens_per_second == 0)
-                && difference <= other.tokens_per_second / CHANGE_THRESHOLD_DIVISOR
-        };
-        self.pools.len() == other.pools.len()
-            && self.pools.iter().zip(&other.pools).all(|(one, other)| similar(one, other))
-    }
+/// Returns whether two capacities differ too little to change a plan.
+pub fn are_similar(now: &RegionCapacity, before: &RegionCapacity) -> bool {
+    let similar = |now: &ReplicaPool, before: &ReplicaPool| {
+        let difference = now.tokens_per_second.abs_diff(before.tokens_per_second);
+        now.ready == before.ready
+            && now.deployments == before.deployments
+            && (now.tokens_per_second == 0) == (before.tokens_per_second == 0)
+            && difference <= before.tokens_per_second / CHANGE_THRESHOLD_DIVISOR
+    };
+    now.pools.len() == before.pools.len()
+        && now.pools.iter().zip(&before.pools).all(|(now, before)| similar(now, before))
 }
 
 /// All pools, and the capacity of each deployment by region.
@@ -177,7 +149,7 @@ mod tests {
     fn a_tenth_more_or_less_is_similar_and_a_replica_more_is_not() {
         let one = |ready, speed| RegionCapacity { pools: vec![pool(ready, speed, &["d"])] };
         let check = |now: RegionCapacity, similar: bool| {
-            assert_eq!(now.is_similar_to(&one(2, 1000)), similar, "{now:?}")
+            assert_eq!(are_similar(&now, &one(2, 1000)), similar, "{now:?}")
         };
         check(one(2, 1100), true);
         check(one(2, 1101), false);

@@ -37,7 +37,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use floors::{Floor, Floors};
-use regions::{DeploymentName, RegionIndex, RegionSet, ResidencyPolicy, Share};
+use regions::{DeploymentName, RegionIndex, RegionSet, Share};
+use scheduler_api::plan::TrafficClass;
 
 /// Share of a pool's measured speed that the plan uses at most. At 75 % the queue is about three requests long, and an
 /// interactive request still meets its latency target; at 90 % it is nine requests long.
@@ -58,15 +59,6 @@ pub struct Source {
     pub gateway: RegionIndex,
     /// Origin of the requests: the gateway's region, or the region nearest to the location that the clients have sent.
     pub origin: RegionIndex,
-}
-
-/// Requests with the same deployment and the same allowed regions.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TrafficClass {
-    /// Requested deployment.
-    pub deployment: DeploymentName,
-    /// Residency policy of the requests, as gateways report it.
-    pub residency: ResidencyPolicy,
 }
 
 /// Demand of one class.

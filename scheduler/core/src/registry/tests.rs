@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::some_instant;
+use scheduler_api::plan::RegionCapacity;
 
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";

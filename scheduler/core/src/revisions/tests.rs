@@ -2,6 +2,8 @@
 
 use super::*;
 use regions::{EngineKind, EngineSpec, Precision, RegionRoute, ResidencyPolicy, Scaling, Task};
+use scheduler_api::revision::RevisionReplicas;
+use std::collections::BTreeSet;
 
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use regions::{Catalogue, Deployment, Problem, TenantId, TenantRules, parse_deployments, parse_tenants};
 
-use crate::wire::apply::{ApplyFileV1, ProblemV1};
+use scheduler_api::apply::{ApplyFileV1, ProblemV1};
 
 /// Maximum number of files of one apply: one for each team of a large organization.
 pub const FILES_MAX: usize = 256;

@@ -7,7 +7,7 @@ use regions::{
     Catalogue, Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling, TenantId, TenantRules,
 };
 
-use crate::wire::apply::{ChangeKind, ChangeV1, FieldV1, Kind, ResidencyChange};
+use scheduler_api::apply::{ChangeKind, ChangeV1, FieldV1, Kind, ResidencyChange};
 
 /// Fields except the name, as they are named in the file; `None` if absent there.
 type Fields = Vec<(String, Option<String>)>;

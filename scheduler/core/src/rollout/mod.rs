@@ -31,7 +31,6 @@
 
 pub mod apply_files;
 pub mod diff;
-mod reader;
 mod tenants;
 
 use std::borrow::Cow;
@@ -47,8 +46,7 @@ use regions::{
 };
 
 use crate::invariants;
-use crate::revisions::Orders;
-pub use reader::{Reader, ReaderError, Role};
+use scheduler_api::reader::Reader;
 
 /// Time after which a silent reader is not waited for. A gateway polls for the next table at least every 20 s, so a
 /// running one has tried three times by then.
@@ -62,36 +60,6 @@ pub const SETTLE_TIME: Duration = Duration::from_secs(15);
 const DEPLOYMENT_LEN_MAX: usize = MAX_POLICY_LEN - MAX_RESIDENCY_LEN - 3;
 /// Maximum number of removed deployments whose residency is remembered until all readers have acknowledged the removal.
 const REMOVED_MAX: usize = 10_000;
-
-/// Desired deployments, as stored.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DesiredDeployments {
-    /// Whether an operator has applied them. Otherwise they come from a hub's own file, which may differ at the next
-    /// start of the hub.
-    pub applied: bool,
-    /// The deployments.
-    pub deployments: BTreeMap<DeploymentName, Deployment>,
-    /// Operator's orders for model changes.
-    pub orders: Orders,
-}
-
-impl DesiredDeployments {
-    /// Returns the orders after these deployments are applied. With `hold`, every model that changes waits for a
-    /// promotion. Without it, a model that changes does not wait, and one that already waits continues to wait.
-    pub fn orders_after(&self, deployments: &BTreeMap<DeploymentName, Deployment>, hold: bool) -> Orders {
-        let changes = |name: &DeploymentName| {
-            let (before, after) = (self.deployments.get(name), deployments.get(name));
-            before.zip(after).is_some_and(|(before, after)| before.model_spec() != after.model_spec())
-        };
-        let is_held =
-            |name: &&DeploymentName| if changes(name) { hold } else { self.orders.held.contains(*name) };
-        let held = deployments.keys().filter(is_held).cloned().collect();
-        // A promotion applies to one model change only.
-        let stays = |name: &DeploymentName| deployments.contains_key(name) && !changes(name);
-        let promoted = self.orders.promoted.iter().filter(|(name, _)| stays(name));
-        Orders { held, promoted: promoted.map(|(name, revision)| (name.clone(), *revision)).collect() }
-    }
-}
 
 /// Rollout state: the generation that each reader runs.
 #[derive(Debug)]

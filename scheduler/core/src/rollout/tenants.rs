@@ -49,10 +49,10 @@ impl Rollout {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Reader, Role};
     use super::*;
     use crate::some_instant;
     use regions::{Catalogue, Tenants, parse_tenants};
+    use scheduler_api::reader::{Reader, Role};
     use std::sync::Arc;
     use std::time::Duration;
 

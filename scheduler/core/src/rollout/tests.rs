@@ -4,6 +4,7 @@ use super::*;
 use crate::some_instant;
 use proptest::prelude::*;
 use regions::{RegionSet, parse_deployments};
+use scheduler_api::reader::Role;
 use std::sync::LazyLock;
 
 /// Loaded once: a property test creates hundreds of rollouts.

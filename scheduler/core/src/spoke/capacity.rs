@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::Spoke;
-use crate::plan::capacity::{RegionCapacity, ReplicaCount, ReplicaPool};
 use regions::DeploymentName;
+use scheduler_api::plan::{RegionCapacity, ReplicaCount, ReplicaPool};
 
 /// Floors by the hub, and the numbers of replicas that could be started.
 #[derive(Debug, Default)]

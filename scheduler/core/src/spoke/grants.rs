@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use crate::invariants;
 use regions::DeploymentName;
+use scheduler_api::report::Gateway;
 
 /// Interval of a gateway's requests, for which a grant is sized.
 pub const GRANT_PERIOD: Duration = Duration::from_millis(200);
@@ -37,15 +38,6 @@ pub const GRANT_TTL: Duration = Duration::from_millis(600);
 const MIN_SHARE_TOKENS: u64 = 64;
 /// Maximum number of gateways with grants at one region. A further one gets a report without grants.
 pub const GATEWAYS_MAX: usize = 1024;
-
-/// Identity of a gateway at a region: its location and boot id.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Gateway {
-    /// Location that it reports.
-    pub location: String,
-    /// Random number drawn at its start; also distinguishes gateways at one location.
-    pub boot_id: u64,
-}
 
 /// Deployments that share replicas, and their spare capacity.
 #[derive(Debug)]

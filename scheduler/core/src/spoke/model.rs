@@ -21,7 +21,7 @@ use regions::{
 
 use super::Spoke;
 use super::replica::ReplicaState;
-use crate::revisions::{ReplicaRevisions, RevisionReplicas};
+use scheduler_api::revision::{ReplicaRevisions, RevisionReplicas};
 
 /// Requirements of a request on the model revision of its response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,21 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use regions::DeploymentName;
+use scheduler_api::report::{DeploymentLoad, ExchangeRequest, Report};
 
-use super::grants::{GRANT_PERIOD, Gateway, SparePool};
+use super::Spoke;
+use super::grants::{GRANT_PERIOD, SparePool};
 use super::replica::ReplicaState;
-use super::{DeploymentLoad, Report, Spoke};
-
-/// Request of a gateway for a region's report, sent five times a second.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExchangeRequest {
-    /// The gateway.
-    pub gateway: Gateway,
-    /// Sequence number of this gateway's requests to this region.
-    pub sequence: u64,
-    /// Overflow of the gateway in the last period, in tokens; absent deployments have none.
-    pub requested: BTreeMap<DeploymentName, u64>,
-}
 
 /// Share of a region's speed that it offers. The rest absorbs estimation errors and bursts of local traffic.
 const OFFERED_PERCENT: u64 = 90;

@@ -1,43 +1,11 @@
 //! Report of a region to a gateway.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use regions::{DeploymentName, RegionId};
+use scheduler_api::report::{DeploymentLoad, Report};
 
 use super::Spoke;
-
-/// Report of a region to a gateway.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// The reporting region.
-    pub region: RegionId,
-    /// Random number drawn at each start of the spoke.
-    pub boot_id: u64,
-    /// Sequence number of the request.
-    pub sequence: u64,
-    /// Load of every deployment that this region serves, or would serve on demand.
-    pub deployments: BTreeMap<DeploymentName, DeploymentLoad>,
-    /// Whether the region is draining.
-    pub draining: bool,
-}
-
-/// Load of one deployment in a region, summed over its ready replicas.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct DeploymentLoad {
-    /// Number of ready replicas.
-    pub ready: u32,
-    /// Time for which a new request would be held (see [`super::hold`]); `None` if it would not be held.
-    pub ready_in: Option<Duration>,
-    /// Tokens that are queued or being computed.
-    pub pending_tokens: u64,
-    /// Queued tokens of interactive requests, by the last statuses; `None` if a replica does not report them.
-    pub interactive_tokens: Option<u64>,
-    /// Total measured speed.
-    pub tokens_per_second: f64,
-    /// Spillover tokens that the gateway may send until its next request.
-    pub granted_tokens: u64,
-}
 
 impl Spoke {
     /// Returns the region's report for the request `sequence`, without a grant.

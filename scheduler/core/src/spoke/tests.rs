@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::some_instant;
+use scheduler_api::report::{DeploymentLoad, ExchangeRequest, Gateway, Report};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use regions::Deployment;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use scheduler_core::wire::deployment::StoredDeploymentV1;
+use scheduler_api::deployment::StoredDeploymentV1;
 use serde::{Deserialize, Serialize};
 
 /// Record of one replica.

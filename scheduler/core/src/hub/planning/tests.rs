@@ -2,12 +2,14 @@
 
 use super::super::{Event, HubCommand, HubInitialState, HubState, StoreState};
 use super::*;
-use crate::plan::capacity::{ReplicaCount, ReplicaPool};
 use crate::plan::plan;
-use crate::registry::{LAPSED_KEEP, RegisteredSpoke, Registration};
-use crate::rollout::{DesiredDeployments, Rollout, SETTLE_TIME};
+use crate::registry::{LAPSED_KEEP, RegisteredSpoke};
+use crate::rollout::{Rollout, SETTLE_TIME};
 use crate::some_instant;
 use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
+use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::plan::{ReplicaCount, ReplicaPool};
+use scheduler_api::registration::Registration;
 
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";

@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use regions::RegionId;
 
-use crate::rollout::{Reader, Role};
+use crate::reader::{Reader, Role};
 
 /// Identifier of a spoke's lease. Written as 32 hexadecimal digits; hidden in `Debug` output.
 #[derive(Clone, Copy)]

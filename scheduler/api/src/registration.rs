@@ -2,16 +2,32 @@
 //!
 //! A registration is valid as long as its lease is kept alive. The same type is the stored record of a spoke.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use regions::{DeploymentName, RegionId};
 use serde::{Deserialize, Serialize};
 
-use super::plan::{FloorV1, PoolV1};
-use super::revision::{ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
+use super::plan::{FloorV1, PoolV1, RegionCapacity};
+use super::revision::{ReplicaRevisions, ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
 use super::{VERSION, WireError, endpoint, known_version, names, parsed, reject_other_versions, to_strings};
-use crate::plan::capacity::RegionCapacity;
-use crate::registry::Registration;
-use crate::revisions::ReplicaRevisions;
-use regions::DeploymentName;
-use std::collections::{BTreeMap, BTreeSet};
+
+/// Registration of a spoke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Region of the spoke.
+    pub region: RegionId,
+    /// Address at which gateways reach it.
+    pub endpoint: SocketAddr,
+    /// Random number drawn at each start of the spoke.
+    pub boot_id: u64,
+    /// Deployments that have a ready replica, or would start one on demand.
+    pub deployments: BTreeSet<DeploymentName>,
+    /// Capacity of the region.
+    pub capacity: RegionCapacity,
+    /// Model revisions that its replicas run.
+    pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
+}
 
 /// `POST /v1/spokes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,8 +160,8 @@ impl KeepAliveV1 {
 mod tests {
     use super::super::any;
     use super::*;
-    use crate::plan::capacity::{ReplicaCount, ReplicaPool};
-    use crate::revisions::RevisionReplicas;
+    use crate::plan::{ReplicaCount, ReplicaPool};
+    use crate::revision::RevisionReplicas;
     use proptest::prelude::*;
     use regions::{EngineKind, EngineSpec, Precision, ReportedModel, Task};
     use serde_json::{Value, json};

@@ -1,18 +1,22 @@
-//! Wire types: messages between gateways, spokes and the hub, and records of the hub's store.
+//! API of the control plane: messages between gateways, spokes and the hub, records of the hub's store, and the values
+//! that they carry.
 //!
 //! Each type carries a version, in its name and in its first field, and is converted to a domain type by exhaustive
 //! destructuring: a new field does not compile until its conversion is written. A message of another version is
 //! rejected before any other field is parsed, and the error names the version.
 //!
-//! [`report`] goes from a region to a gateway, [`registry`] from a region to the hub, and [`route`] from the hub to all
+//! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to all
 //! readers, with every [`deployment`] and every [`tenant`]. [`plan`] contains the gateways' demand and the traffic
-//! plan, [`apply`] the operator's messages, and [`keys`] the keys of the hub's store.
+//! plan, [`apply`] the operator's messages, and [`keys`] the keys of the hub's store. A [`reader`] follows the route
+//! table; a [`lease`] keeps a registration alive.
 
 pub mod apply;
 pub mod deployment;
 pub mod keys;
+pub mod lease;
 pub mod plan;
-pub mod registry;
+pub mod reader;
+pub mod registration;
 pub mod report;
 pub mod revision;
 pub mod route;

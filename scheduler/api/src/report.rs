@@ -9,13 +9,65 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{WireError, known_version, parsed, reject_other_versions, reject_too_many};
-use crate::spoke::{DeploymentLoad, ExchangeRequest, Gateway, Report};
 use regions::deployment::MAX_DEPLOYMENTS;
+use regions::{DeploymentName, RegionId};
 
 /// Maximum length of a gateway's location in bytes.
 const GATEWAY_BYTES_MAX: usize = 128;
 /// Maximum time to readiness, a day: larger values are invalid, and times are added to it.
 const READY_IN_MS_MAX: u64 = 24 * 3600 * 1000;
+
+/// Identity of a gateway at a region: its location and boot id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gateway {
+    /// Location that it reports.
+    pub location: String,
+    /// Random number drawn at its start; also distinguishes gateways at one location.
+    pub boot_id: u64,
+}
+
+/// Request of a gateway for a region's report, sent five times a second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExchangeRequest {
+    /// The gateway.
+    pub gateway: Gateway,
+    /// Sequence number of this gateway's requests to this region.
+    pub sequence: u64,
+    /// Overflow of the gateway in the last period, in tokens; absent deployments have none.
+    pub requested: BTreeMap<DeploymentName, u64>,
+}
+
+/// Report of a region to a gateway.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The reporting region.
+    pub region: RegionId,
+    /// Random number drawn at each start of the spoke.
+    pub boot_id: u64,
+    /// Sequence number of the request.
+    pub sequence: u64,
+    /// Load of every deployment that this region serves, or would serve on demand.
+    pub deployments: BTreeMap<DeploymentName, DeploymentLoad>,
+    /// Whether the region is draining.
+    pub draining: bool,
+}
+
+/// Load of one deployment in a region, summed over its ready replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DeploymentLoad {
+    /// Number of ready replicas.
+    pub ready: u32,
+    /// Time for which a new request would be held (see `scheduler_core::spoke::hold`); `None` if it would not be held.
+    pub ready_in: Option<Duration>,
+    /// Tokens that are queued or being computed.
+    pub pending_tokens: u64,
+    /// Queued tokens of interactive requests, by the last statuses; `None` if a replica does not report them.
+    pub interactive_tokens: Option<u64>,
+    /// Total measured speed.
+    pub tokens_per_second: f64,
+    /// Spillover tokens that the gateway may send until its next request.
+    pub granted_tokens: u64,
+}
 
 /// Request, `POST /spoke/v1/exchange`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

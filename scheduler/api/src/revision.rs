@@ -1,20 +1,57 @@
 //! Model revisions on the wire: those that replicas report, and those that deployments are served with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::deployment::EngineV1;
 use super::{WireError, parsed, reject_too_many};
-use crate::revisions::{ReplicaRevisions, RevisionReplicas};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{
-    Deployment, DeploymentName, EngineSpec, ModelSpec, NextRevision, ReportedModel, ServedRevision,
+    Deployment, DeploymentName, EngineSpec, ModelRevision, ModelSpec, NextRevision, ReportedModel,
+    ServedRevision,
 };
 
 /// Maximum number of revisions that a region may report per deployment: the served one, the next one, and a few
 /// mismatches.
 pub const REVISIONS_MAX: usize = 16;
+
+/// Replicas of one deployment in one region, by model revision.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaRevisions {
+    /// Desired number of replicas, where the region starts and stops them itself.
+    pub target: Option<u32>,
+    /// Replicas by model, ordered by revision.
+    pub models: Vec<RevisionReplicas>,
+}
+
+/// Replicas that run the same model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RevisionReplicas {
+    /// Model that they run.
+    pub model: ReportedModel,
+    /// Number of replicas.
+    pub replicas: u32,
+    /// Number of ready replicas.
+    pub ready: u32,
+}
+
+impl ReplicaRevisions {
+    /// Returns the number of ready replicas of this revision.
+    pub fn ready(&self, revision: ModelRevision) -> u32 {
+        let of = self.models.iter().filter(|replicas| replicas.model.revision == revision);
+        of.map(|replicas| replicas.ready).sum()
+    }
+}
+
+/// Operator's decision about changes of the model: hold or promote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// Changes that wait for a promotion (`meridian apply --hold`).
+    pub held: BTreeSet<DeploymentName>,
+    /// Revisions that an operator has promoted.
+    pub promoted: BTreeMap<DeploymentName, ModelRevision>,
+}
 
 /// Replicas of one deployment in one region, by model revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

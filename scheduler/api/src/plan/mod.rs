@@ -4,7 +4,7 @@
 //! plan ([`WeightsV1`]) if they are newer. The gateway accepts the rows as a whole or not at all: if the shares of a
 //! row do not add up, a region occurs twice, or a reason is unknown, the current rows stay.
 //!
-//! The capacity of a spoke is part of its registration ([`super::registry`]); its floors are part of the lease
+//! The capacity of a spoke is part of its registration ([`super::registration`]); its floors are part of the lease
 //! response.
 
 mod capacity;
@@ -12,17 +12,16 @@ mod demand;
 mod floors;
 mod weights;
 
-pub use capacity::{CountV1, PoolV1};
+pub use capacity::{CountV1, PoolV1, RegionCapacity, ReplicaCount, ReplicaPool};
 pub use demand::{ClassDemandV1, DemandV1, GatewayBoot, GatewayDemand};
 pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, floors_from_wire, floors_to_wire};
 pub use weights::{GatewayWeights, NamedShare, RowV1, ShareV1, WeightsV1};
 
-use regions::RegionId;
+use regions::{DeploymentName, RegionId, ResidencyPolicy};
 use serde::{Deserialize, Serialize};
 
 use super::deployment::parse_policy;
 use super::{WireError, known_version, parsed, reject_other_versions};
-use crate::plan::TrafficClass;
 
 /// Maximum number of rows of one gateway: a thousand deployments from eight origins, or under eight policies.
 pub const ROWS_MAX: usize = 8192;
@@ -57,6 +56,15 @@ impl TryFrom<DrainV1> for RegionId {
         reject_other_versions(version)?;
         parsed("region", &region)
     }
+}
+
+/// Requests with the same deployment and the same allowed regions.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TrafficClass {
+    /// Requested deployment.
+    pub deployment: DeploymentName,
+    /// Residency policy of the requests, as gateways report it.
+    pub residency: ResidencyPolicy,
 }
 
 fn parse_class(

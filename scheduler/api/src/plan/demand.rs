@@ -10,8 +10,7 @@ use super::super::deployment::{policy_to_wire, required_option};
 use super::super::{
     VERSION, WireError, known_version, parsed, reject_other_versions, reject_too_many, to_strings,
 };
-use super::{ROWS_MAX, parse_class};
-use crate::plan::TrafficClass;
+use super::{ROWS_MAX, TrafficClass, parse_class};
 
 /// `POST /v1/demand`; also the stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,33 @@ use regions::deployment::MAX_DEPLOYMENTS;
 use serde::{Deserialize, Serialize};
 
 use super::super::{WireError, parsed, reject_too_many};
-use crate::plan::capacity::{RegionCapacity, ReplicaCount, ReplicaPool};
+
+/// Capacity of a region.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegionCapacity {
+    /// Pools of replicas.
+    pub pools: Vec<ReplicaPool>,
+}
+
+/// Replicas that serve the same deployments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaPool {
+    /// Number of ready replicas.
+    pub ready: u32,
+    /// Total speed; 0 while unknown.
+    pub tokens_per_second: u64,
+    /// Deployments that the replicas serve.
+    pub deployments: BTreeMap<DeploymentName, ReplicaCount>,
+}
+
+/// Replica counts of one deployment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaCount {
+    /// Number of ready replicas.
+    pub ready: u32,
+    /// Maximum number of replicas; the current number where nothing starts replicas.
+    pub max: u32,
+}
 
 /// Replicas that serve the same deployments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,6 @@
 
 use super::super::any;
 use super::*;
-use crate::plan::capacity::{RegionCapacity, ReplicaCount, ReplicaPool};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -154,7 +154,7 @@ pub(super) mod tests {
     use serde_json::{Value, json};
 
     prop_compose! {
-        pub(in crate::wire) fn tenant()(
+        pub(crate) fn tenant()(
             id in "[a-z0-9._-]{1,32}",
             keys in btree_set(any::<[u8; 32]>(), 0..3),
             issuer in option::of("https://[a-z]{1,8}/"),

@@ -21,7 +21,7 @@
 use regions::RegionId;
 
 use crate::lease::LeaseHolder;
-use crate::rollout::Reader;
+use crate::reader::Reader;
 
 /// Epoch of the store, raised when the store is replaced or restored.
 pub const EPOCH: &str = "meta/epoch";
@@ -123,7 +123,7 @@ fn instance_of(key: &str) -> Option<(RegionId, u64)> {
 mod tests {
     use super::super::any;
     use super::*;
-    use crate::rollout::Role;
+    use crate::reader::Role;
     use proptest::prelude::*;
 
     proptest! {

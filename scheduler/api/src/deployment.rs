@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::revision::Orders;
 use super::{
     VERSION, WireError, known_version, names, parsed, reject_other_versions, reject_too_many, to_strings,
 };
-use crate::revisions::Orders;
-use crate::rollout::DesiredDeployments;
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::deployment::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use regions::set::MAX_REGIONS;
@@ -93,6 +92,18 @@ pub struct StoredDeploymentV1 {
     pub version: u32,
     /// The deployment.
     pub deployment: DeploymentV1,
+}
+
+/// Desired deployments, as stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DesiredDeployments {
+    /// Whether an operator has applied them. Otherwise they come from a hub's own file, which may differ at the next
+    /// start of the hub.
+    pub applied: bool,
+    /// The deployments.
+    pub deployments: BTreeMap<DeploymentName, Deployment>,
+    /// Operator's orders for model changes.
+    pub orders: Orders,
 }
 
 /// Desired deployments, as stored.
@@ -359,7 +370,7 @@ pub(super) mod tests {
     }
 
     prop_compose! {
-        pub(in crate::wire) fn deployment()(
+        pub(crate) fn deployment()(
             name in any::name(),
             task in select(Task::ALL),
             model in "(pypi|hf)://[a-z/]{1,12}",

@@ -1,4 +1,0 @@
-//! Prints `docs/errors.md`.
-fn main() {
-    print!("{}", replica_api::error::markdown());
-}
