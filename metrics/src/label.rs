@@ -202,7 +202,7 @@ impl<M: Metric> Metric for ByName<M> {
 
 /// One metric for each of a list of names, found by its index and allocated on first use: a catalogue has hundreds of
 /// regions, of which a fleet uses a few.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ByIndex<M> {
     names: Arc<[String]>,
     metrics: Box<[OnceLock<Box<M>>]>,

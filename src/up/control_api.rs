@@ -69,6 +69,7 @@ pub(crate) async fn serve(socket: TcpListener, control: FleetControl) {
         .route("/undrain", post(|State(control), Query(query)| drain(control, query, false)))
         .with_state(control);
     if let Err(error) = axum::serve(socket, router).await {
+        // Faults can no longer be injected. Start `meridian up` again.
         tracing::error!(%error, "control API failed");
     }
 }

@@ -153,6 +153,7 @@ impl Gateway {
                 tasks.spawn(supervise("region credentials", move || credentials.clone().follow()));
             }
             RegionTransport::Plaintext => {
+                // Requests cross the network unencrypted. Configure certificates unless the network is trusted.
                 tracing::warn!("region connections use plaintext because of [region_tls]")
             }
             RegionTransport::Loopback => {}
@@ -175,6 +176,7 @@ impl Gateway {
         &self,
     ) -> Result<(Option<Arc<Recorder>>, Option<WriterHandle>), ReceiptsError> {
         let Some(receipts) = &self.config.receipts else {
+            // Add the table to the configuration if residency must be proven.
             tracing::warn!(
                 "receipts disabled because [receipts] is missing; the regions of requests cannot be proven"
             );

@@ -77,6 +77,7 @@ fn keep_tenants(table: &mut RouteTable, tenants: &Tenants) {
     if table.tenants.is_none()
         && let Some(applied) = tenants.applied_tenants()
     {
+        // The store of the hub lost the applied tenants. Apply them again.
         tracing::warn!(generation = %table.generation, "route table without tenants; keeping the current tenants");
         table.tenants = Some(applied);
     }

@@ -90,7 +90,8 @@ fn plan_path(config: &EdgeConfig) -> std::path::PathBuf {
 pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> CurrentWeights {
     let weights = snapshot::restore::<WeightsV1>(&plan_path(config), || counts.refused.add(1))?;
     if weights.gateway != config.region {
-        tracing::warn!(gateway = %weights.gateway, "plan on disk ignored, it belongs to a gateway in another region");
+        // The gateway was moved or its files were copied. It has no plan until a hub sends one.
+        tracing::warn!(gateway = %weights.gateway, "plan on disk ignored because it is for another region");
         return None;
     }
     Some(Arc::new(resolve(&weights, &config.catalogue)))
@@ -135,7 +136,7 @@ pub(crate) async fn follow(
         match &received {
             Ok(_) => {
                 if !std::mem::replace(&mut reachable, true) {
-                    tracing::info!(hub = client.hubs().current(), "hub plans again");
+                    tracing::info!(hub = client.hubs().current(), "plan updates resumed");
                 }
             }
             Err(error) => {
@@ -143,7 +144,8 @@ pub(crate) async fn follow(
                     counts.refused.add(1);
                 }
                 if std::mem::replace(&mut reachable, false) {
-                    tracing::warn!(%error, "no plan from the hub, current plan stays in use");
+                    // Requests continue with the last traffic shares. Check the hubs and the network.
+                    tracing::warn!(%error, "plan updates failed; keeping the current plan");
                 }
             }
         }
@@ -166,7 +168,8 @@ fn demand_message(
         let residency = match residency.as_str().parse() {
             Ok(residency) => residency,
             Err(error) => {
-                tracing::error!(%deployment, %error, "demand not reported, its residency cannot be read back");
+                // A defect. The plan omits this demand. Report it.
+                tracing::error!(%deployment, %error, "demand not reported because its residency is unreadable");
                 continue;
             }
         };

@@ -5,8 +5,8 @@ mod authority;
 
 use super::*;
 use crate::events::HopFailures;
-use crate::http1::{Http1Client, TransportStream, UpstreamKey};
-use crate::upstream::{RequestHead, UpstreamMethod};
+use crate::http1::Http1Client;
+use crate::request_head::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
 use gateway_core::outcome::AttemptFailure;
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};

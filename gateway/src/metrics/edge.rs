@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 metric_set! {
     /// Metrics of a gateway.
+    #[derive(Default)]
     pub(crate) struct EdgeMetrics {
         /// Finished requests, by endpoint and outcome: ok, an error code, or an incomplete response.
         requests: Family<EndpointLabel, Sparse<Family<RequestOutcome>>> =
@@ -66,23 +67,11 @@ impl EdgeMetrics {
     pub(crate) fn new(catalogue: &Catalogue, keys: &KeyRing) -> EdgeMetrics {
         let regions = catalogue.iter().map(|(_, region)| region.id.to_string()).collect::<Arc<[_]>>();
         EdgeMetrics {
-            requests: Family::default(),
-            protocols: Family::default(),
-            in_flight: Gauge::default(),
-            bytes_in: Counter::default(),
-            bytes_out: Counter::default(),
             tenants: TenantMetrics::of(keys),
             responses: ByIndex::new(&regions),
             attempts: ByIndex::new(&regions),
             attempt_seconds: ByIndex::new(&regions),
-            seconds: Family::default(),
-            stages: Family::default(),
-            tables_refused: Counter::default(),
-            tenants_reloaded: Counter::default(),
-            tenants_refused: Counter::default(),
-            shed: Family::default(),
-            split_admissions: Family::default(),
-            parts: Family::default(),
+            ..EdgeMetrics::default()
         }
     }
 

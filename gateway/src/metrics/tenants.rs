@@ -17,6 +17,7 @@ use supervision::RwLock;
 const FORMER: &str = "(former)";
 
 /// Requests, inputs and tokens by tenant.
+#[derive(Default)]
 pub(crate) struct TenantMetrics(RwLock<TenantRows>);
 
 /// Rows of the current tenants, and the row of the former ones.

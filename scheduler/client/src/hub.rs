@@ -242,6 +242,7 @@ impl HubConnection {
             let is_denied = matches!(status, Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN));
             let remedy =
                 is_denied.then_some("set fleet_token_file or fleet_token_env to the token of the hub");
+            // Requests continue, and changes of the configuration wait. Check the hubs and the network.
             tracing::warn!(task, %error, remedy, "hub unreachable; continuing with the last known state");
         }
     }

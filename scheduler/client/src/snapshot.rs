@@ -97,6 +97,7 @@ impl Snapshot {
             let (message, path) = (M::from(&content), file.clone());
             let saved = tokio::task::spawn_blocking(move || save(&path, &message, generation)).await;
             if let Err(error) = saved.map_err(io::Error::other).flatten() {
+                // A restart while no hub is reachable would use an older snapshot. Check the disk.
                 tracing::warn!(file = %file.display(), %error, "cannot write the snapshot to disk");
             }
         }
@@ -118,6 +119,7 @@ pub fn restore<M: PublishedMessage>(path: &Path, rejected: impl FnOnce()) -> Opt
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             rejected();
+            // The process waits for a hub. Check the disk; a snapshot of another version is rejected too.
             tracing::warn!(%file, %error, "snapshot on disk rejected");
             None
         }

@@ -11,6 +11,7 @@
 //! The state is owned by the ingress of the same process: both use one [`Spoke`], which is locked for one operation at
 //! a time and never across an await.
 
+mod events;
 pub(crate) mod table;
 
 use std::collections::BTreeSet;
@@ -32,7 +33,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
-use crate::events::{FloorsUnreadable, LeaseExpired, ReadyNotDeployed, RegionRegistered};
+use events::{FloorsUnreadable, LeaseExpired, ReadyNotDeployed, RegionRegistered};
 use table::{BACKOFF, TableFollower};
 
 /// Timeout of a call; less than half a lease, so that a lost call can be repeated.

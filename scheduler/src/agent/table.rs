@@ -18,7 +18,7 @@ use scheduler_core::hubs::Backoff;
 use scheduler_core::spoke::Spoke;
 use tokio::sync::watch;
 
-use crate::events::TableReceived;
+use super::events::TableReceived;
 
 /// Delays while no hub responds. The longest is the lease time, so that a hub that recovers knows every region within
 /// two lease times.

@@ -108,6 +108,7 @@ async fn contained(State(metrics): State<Arc<HubMetrics>>, request: Request, nex
     let method = request.method().clone();
     let path = HubPath::matched(request.extensions().get().map(MatchedPath::as_str));
     let response = contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
+        // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
         tracing::error!(%method, reason, "request panicked");
         let message = "The request failed because of a defect of this hub; see its log.";
         ErrorResponse::new(Code::Internal, message).into_response()
