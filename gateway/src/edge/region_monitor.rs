@@ -305,7 +305,7 @@ mod tests {
         let [region, other] =
             ["aws/us-east-1", "gcp/europe-west4"].map(|id| catalogue.index_of(&id.parse().unwrap()).unwrap());
         let monitor = RegionMonitor::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue);
-        monitor.set_regions([region, other]);
+        monitor.states().set_regions([region, other]);
         let log = Arc::new(tempfile::tempfile().unwrap());
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {
