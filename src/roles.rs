@@ -171,6 +171,7 @@ async fn stopped_or_abandoned(stop: watch::Receiver<bool>, keeper: Option<Heartb
     tokio::select! {
         () = stopped(stop) => {}
         () = heartbeat::until_expired(&keeper) => {
+            // The spoke that started it ended, and no other one adopted it.
             tracing::warn!(file = %keeper.file.display(), "replica is no longer supervised, stopping");
         }
     }
@@ -214,7 +215,8 @@ fn run<E: std::fmt::Display>(role: impl AsyncFnOnce(watch::Receiver<bool>) -> Re
                 () = stop.closed() => {}
                 _ = process::failed() => {
                     if let Err(error) = process::exit_within(FAILED_DRAIN) {
-                        tracing::error!(%error, "cannot start the thread that bounds the drain, exiting");
+                        // The process had failed, and the system has no thread for it.
+                        tracing::error!(%error, "failed to start the thread that bounds the drain, exiting");
                         std::process::exit(process::EXIT_STATUS.into());
                     }
                 }

@@ -12,14 +12,10 @@
 //! the request in it and that request's memory indefinitely. So a write or flush that cannot proceed fails after
 //! `write_timeout`, like any broken connection.
 
+use crate::forward_traits::forward_connection_traits;
 use crate::metrics::{CloseReason, ListenerMetrics};
 use async_trait::async_trait;
-use pingora::protocols::raw_connect::ProxyDigest;
-use pingora::protocols::tls::{SslDigest, TlsRef};
-use pingora::protocols::{
-    ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, IO, Peek, Shutdown, SocketDigest, Ssl,
-    TimingDigest, UniqueID, UniqueIDType,
-};
+use pingora::protocols::{IO, Shutdown};
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -192,66 +188,7 @@ impl<S: IO> Shutdown for CoalescingStream<S> {
     }
 }
 
-impl<S: IO> UniqueID for CoalescingStream<S> {
-    fn id(&self) -> UniqueIDType {
-        self.stream.id()
-    }
-}
-
-impl<S: IO> Ssl for CoalescingStream<S> {
-    fn get_ssl(&self) -> Option<&TlsRef> {
-        self.stream.get_ssl()
-    }
-
-    fn get_ssl_digest(&self) -> Option<Arc<SslDigest>> {
-        self.stream.get_ssl_digest()
-    }
-
-    fn selected_alpn_proto(&self) -> Option<ALPN> {
-        self.stream.selected_alpn_proto()
-    }
-}
-
-impl<S: IO> GetTimingDigest for CoalescingStream<S> {
-    fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
-        self.stream.get_timing_digest()
-    }
-
-    fn get_read_pending_time(&self) -> Duration {
-        self.stream.get_read_pending_time()
-    }
-
-    fn get_write_pending_time(&self) -> Duration {
-        self.stream.get_write_pending_time()
-    }
-}
-
-impl<S: IO> GetProxyDigest for CoalescingStream<S> {
-    fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
-        self.stream.get_proxy_digest()
-    }
-
-    fn set_proxy_digest(&mut self, digest: ProxyDigest) {
-        self.stream.set_proxy_digest(digest);
-    }
-}
-
-impl<S: IO> GetSocketDigest for CoalescingStream<S> {
-    fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
-        self.stream.get_socket_digest()
-    }
-
-    fn set_socket_digest(&mut self, digest: SocketDigest) {
-        self.stream.set_socket_digest(digest);
-    }
-}
-
-#[async_trait]
-impl<S: IO> Peek for CoalescingStream<S> {
-    async fn try_peek(&mut self, into: &mut [u8]) -> io::Result<bool> {
-        self.stream.try_peek(into).await
-    }
-}
+forward_connection_traits!(CoalescingStream<S: IO>, stream);
 
 #[cfg(test)]
 mod tests {

@@ -105,7 +105,8 @@ fn lower_priority() {
         let thread = Some(rustix::thread::gettid());
         let lowered = getpriority_process(thread).and_then(|now| setpriority_process(thread, now.max(NICE)));
         if let Err(error) = lowered {
-            tracing::warn!(%error, "lowering the priority of a body thread failed");
+            // Large bodies then compete with small requests for the processor. Allow `setpriority` in the sandbox of the process.
+            tracing::warn!(%error, "failed to lower the priority of a thread that parses bodies");
         }
     }
 }

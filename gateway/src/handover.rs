@@ -145,13 +145,15 @@ impl HandoverListener {
             let next = match socket.accept().await {
                 Ok((next, _)) => next,
                 Err(error) => {
-                    tracing::warn!(%error, "accepting a handover connection failed");
+                    // Accepted again after a second. Check the limit of open files.
+                    tracing::warn!(%error, "failed to accept a handover connection");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     continue;
                 }
             };
             // The holder of the sockets receives the traffic, so they are only for the same user.
             if next.peer_cred().map(|peer| peer.uid()).ok() != Some(rustix::process::geteuid().as_raw()) {
+                // Start the next process as the user of this one.
                 tracing::error!("handover request of another user rejected");
                 continue;
             }
@@ -164,7 +166,8 @@ impl HandoverListener {
             match outcome {
                 Ok(()) => return tracing::info!("handover completed"),
                 Err(error) => {
-                    tracing::warn!(%error, "next process did not become ready, this one continues")
+                    // The log of the next process has the reason.
+                    tracing::warn!(%error, "next process did not become ready; this one continues")
                 }
             }
         }

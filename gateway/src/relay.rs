@@ -3,10 +3,9 @@
 //! Both directions have an allowlist: other headers (an API key, a cookie, hop-by-hop headers) are not forwarded.
 
 use crate::listener::{self, AfterResponse};
+use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod, is_valid_header_value};
 use crate::respond;
-use crate::upstream::{
-    AUTHORITY, RequestHead, ResponseBody, Upstream, UpstreamMethod, UpstreamResponse, is_valid_header_value,
-};
+use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
 use http::response::Parts as Head;
@@ -149,9 +148,9 @@ pub(crate) async fn forward_response(
             AfterResponse::Reuse
         }
         Err(error) => {
-            // The client has a part of the response: closing the connection is the only way to signal truncation in
-            // HTTP/1.1.
-            tracing::warn!(%error, "forwarding a response failed, connection closed");
+            // The client or the region disconnected. The client has a part of the response, and closing the connection is the
+            // only way to signal truncation in HTTP/1.1.
+            tracing::warn!(%error, "failed to forward a response; connection closed");
             AfterResponse::Close
         }
     }

@@ -120,10 +120,8 @@ impl TlsIdentity {
                     tracing::info!(certificate = %self.certificate.display(), "certificate reloaded");
                 }
                 Err(problems) if last_problems.as_ref() != Some(&problems) => {
-                    tracing::error!(
-                        ?problems,
-                        "reloading the certificate failed, the previous one stays in use"
-                    );
+                    // Correct the files before the previous certificate expires; they are read again when they change.
+                    tracing::error!(?problems, "failed to reload the certificate; keeping the previous one");
                     last_problems = Some(problems);
                 }
                 Err(_) => {}

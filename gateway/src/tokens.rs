@@ -220,7 +220,8 @@ impl TokenVerifier {
             Ok(bytes) => bytes,
             Err(error) => {
                 if *state != KeyFileState::Unreadable {
-                    tracing::warn!(issuer, %path, %error, "reading issuer keys failed, the previous ones stay in use");
+                    // Make the file readable; it is read again.
+                    tracing::warn!(issuer, %path, %error, "failed to read issuer keys; keeping the previous ones");
                     *state = KeyFileState::Unreadable;
                 }
                 return;
@@ -241,7 +242,8 @@ impl TokenVerifier {
             }
             Err(problem) => {
                 *state = KeyFileState::Rejected(digest);
-                tracing::warn!(issuer, %path, problem, "invalid issuer keys, the previous ones stay in use");
+                // Correct the file; it is read again when it changes.
+                tracing::warn!(issuer, %path, problem, "issuer keys rejected; keeping the previous ones");
             }
         }
     }

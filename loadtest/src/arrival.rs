@@ -147,7 +147,7 @@ mod tests {
         let counts = |process, seed| {
             let mut counts = [0; 4];
             for start in through(process, text, seed) {
-                counts[profile(text).stage_at(start)] += 1;
+                counts[profile(text).ends().partition_point(|end| *end <= start)] += 1;
             }
             counts
         };

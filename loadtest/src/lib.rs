@@ -6,7 +6,7 @@
 //! stall in every request that a client would have sent during it. A closed loop of N callers sends only N requests
 //! during the stall and reports good latencies; this error is known as *coordinated omission*.
 //!
-//! Every request is accounted for. A request that cannot start because [`options::IN_FLIGHT_MAX`] others are in flight
+//! Every request is accounted for. A request that cannot start because [`limits::IN_FLIGHT_MAX`] others are in flight
 //! is a failed request in the report; a response counts as ok only after its rows were checked ([`response`]); and the
 //! generator's own lag is measured and printed with the rest. A closed loop is available on request, and the report
 //! names it as such.
@@ -22,9 +22,11 @@ pub mod arrival;
 pub mod capacity;
 pub mod client;
 pub mod drill;
+mod endpoint;
 pub mod exchange;
 pub mod find_capacity;
 mod generator;
+pub mod limits;
 pub mod options;
 pub mod pace;
 pub mod profile;

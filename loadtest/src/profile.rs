@@ -11,7 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::options::{DURATION_MAX, span, span_at_most};
+use crate::limits::{DURATION_MAX, span, span_at_most};
 
 /// Maximum number of stages; each has a row in the report and a histogram in memory.
 pub const STAGES_MAX: usize = 100;
@@ -201,12 +201,6 @@ impl RateProfile {
         }
         None
     }
-
-    /// Returns the index of the stage that contains this intended start.
-    pub fn stage_at(&self, intended: Duration) -> usize {
-        let begun = self.stages().take_while(|(begins, _)| *begins <= intended).count();
-        begun.saturating_sub(1)
-    }
 }
 
 impl fmt::Display for RateProfile {
@@ -347,11 +341,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_request_belongs_to_the_stage_that_has_begun() {
+    fn a_profile_has_a_duration_and_a_mean_rate() {
         let surge = profile("100 for 10s, 300 for 10s, 100 for 10s");
-        for (millis, expected) in [(0, 0), (9_999, 0), (10_000, 1), (19_999, 1), (20_000, 2), (30_000, 2)] {
-            assert_eq!(surge.stage_at(Duration::from_millis(millis)), expected, "{millis}");
-        }
         assert_eq!((surge.duration(), surge.mean_per_second()), (Duration::from_secs(30), 5000.0 / 30.0));
     }
 

@@ -4,21 +4,23 @@
 //! them into strings; this one finds the end of a string with `memchr` and returns the bytes in place. Values that are
 //! not requested are skipped and checked for well-formedness: a response that is not JSON, is truncated, or continues
 //! after its end is [`DecodeError::NotJson`]. The client decodes responses with it, and the load generator validates
-//! them with it.
-
-use std::fmt;
+//! them with it. (The gateway's scanner of request bodies has other rules: it counts instead of returning values, and
+//! leaves their validation to the replica.)
 
 /// Maximum nesting depth of skipped values.
 const DEPTH_MAX: u32 = 64;
 
 /// Defect in the body of a response with a success status.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Not JSON, or truncated.
+    #[error("not JSON, or truncated")]
     NotJson,
     /// JSON, but not of the expected structure; the field names the expected value.
+    #[error("missing or invalid {0}")]
     Shape(&'static str),
     /// The number of rows differs from the number of inputs.
+    #[error("{got} rows for {expected} inputs")]
     Count {
         /// Number of inputs.
         expected: usize,
@@ -26,8 +28,10 @@ pub enum DecodeError {
         got: usize,
     },
     /// An index out of range, or a duplicate.
+    #[error("row with index {0}, which is out of range or a duplicate")]
     Index(usize),
     /// The length of a row differs from the requested length, or from that of the first row.
+    #[error("row of {got} numbers, expected {expected}")]
     Dimensions {
         /// Expected length.
         expected: usize,
@@ -35,27 +39,11 @@ pub enum DecodeError {
         got: usize,
     },
     /// A row is not base64 of whole numbers.
+    #[error("row that is not base64 of 32-bit numbers")]
     NotBase64,
     /// A number is not finite.
+    #[error("number that is not finite")]
     NotFinite,
-}
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DecodeError::NotJson => f.write_str("not JSON, or truncated"),
-            DecodeError::Shape(expected) => write!(f, "missing or invalid {expected}"),
-            DecodeError::Count { expected, got } => write!(f, "{got} rows for {expected} inputs"),
-            DecodeError::Index(index) => {
-                write!(f, "row with index {index}, which is out of range or a duplicate")
-            }
-            DecodeError::Dimensions { expected, got } => {
-                write!(f, "row of {got} numbers, expected {expected}")
-            }
-            DecodeError::NotBase64 => f.write_str("row that is not base64 of 32-bit numbers"),
-            DecodeError::NotFinite => f.write_str("number that is not finite"),
-        }
-    }
 }
 
 /// Position in a JSON text.
@@ -116,7 +104,7 @@ impl<'a> JsonScanner<'a> {
     }
 
     /// Enters an object or a list; returns whether it has an element.
-    pub(crate) fn open(&mut self, open: u8, close: u8) -> Result<bool, DecodeError> {
+    fn open(&mut self, open: u8, close: u8) -> Result<bool, DecodeError> {
         self.expect(open)?;
         Ok(!self.take(close)?)
     }
@@ -131,10 +119,42 @@ impl<'a> JsonScanner<'a> {
     }
 
     /// Consumes a key and its colon.
-    pub(crate) fn key(&mut self) -> Result<&'a [u8], DecodeError> {
+    fn key(&mut self) -> Result<&'a [u8], DecodeError> {
         let key = self.string()?;
         self.expect(b':')?;
         Ok(key.raw)
+    }
+
+    /// Consumes an object: `visit` is called with each key, before its value.
+    pub(crate) fn object(
+        &mut self,
+        mut visit: impl FnMut(&'a [u8], &mut JsonScanner<'a>) -> Result<(), DecodeError>,
+    ) -> Result<(), DecodeError> {
+        let mut more = self.open(b'{', b'}')?;
+        while more {
+            let key = self.key()?;
+            visit(key, self)?;
+            more = self.more(b'}')?;
+        }
+        Ok(())
+    }
+
+    /// Consumes a list: `visit` is called before each element.
+    pub(crate) fn list(
+        &mut self,
+        mut visit: impl FnMut(&mut JsonScanner<'a>) -> Result<(), DecodeError>,
+    ) -> Result<(), DecodeError> {
+        let mut more = self.open(b'[', b']')?;
+        while more {
+            visit(self)?;
+            more = self.more(b']')?;
+        }
+        Ok(())
+    }
+
+    /// Checks that `first` is next; `expected` names the value that it starts.
+    pub(crate) fn require(&mut self, first: u8, expected: &'static str) -> Result<(), DecodeError> {
+        if self.peek()? == first { Ok(()) } else { Err(DecodeError::Shape(expected)) }
     }
 
     /// Returns the bytes that are not consumed yet.
@@ -206,23 +226,8 @@ impl<'a> JsonScanner<'a> {
         let depth = depth.checked_sub(1).ok_or(DecodeError::Shape("value within the nesting limit"))?;
         match self.peek()? {
             b'"' => self.string().map(drop),
-            b'{' => {
-                let mut more = self.open(b'{', b'}')?;
-                while more {
-                    self.key()?;
-                    self.skip_within(depth)?;
-                    more = self.more(b'}')?;
-                }
-                Ok(())
-            }
-            b'[' => {
-                let mut more = self.open(b'[', b']')?;
-                while more {
-                    self.skip_within(depth)?;
-                    more = self.more(b']')?;
-                }
-                Ok(())
-            }
+            b'{' => self.object(|_, scanner| scanner.skip_within(depth)),
+            b'[' => self.list(|scanner| scanner.skip_within(depth)),
             b't' => self.word(b"true"),
             b'f' => self.word(b"false"),
             b'n' => self.word(b"null"),

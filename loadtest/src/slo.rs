@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::options::{TIMEOUT_MAX, span};
+use crate::limits::{TIMEOUT_MAX, span};
 use crate::record::Group;
 
 /// Latency objective.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::arrival::ArrivalProcess;
-use crate::options::{DURATION_MAX, IN_FLIGHT_MAX, span_at_most};
+use crate::limits::{DURATION_MAX, IN_FLIGHT_MAX, span_at_most};
 use crate::profile::RateProfile;
 use crate::workload::{TaskWorkload, WorkloadType};
 

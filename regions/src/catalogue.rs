@@ -9,8 +9,8 @@ mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::deployment::EngineKind;
 use crate::document::Problem;
+use crate::engine::EngineKind;
 use crate::geography::GeoPoint;
 use crate::id::RegionId;
 use crate::jurisdiction::Jurisdiction;

@@ -14,7 +14,8 @@ use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-use crate::deployment::{Deployment, EngineSpec, Task};
+use crate::deployment::Deployment;
+use crate::engine::{EngineSpec, Task};
 
 /// Length of a revision in hexadecimal digits: 64 bits of the digest, enough for the few models of one deployment.
 pub const REVISION_LEN: usize = 16;
@@ -185,7 +186,7 @@ pub struct NextRevision {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deployment::{EngineKind, Precision};
+    use crate::engine::{EngineKind, Precision};
 
     fn identity() -> ModelIdentity {
         ModelIdentity {

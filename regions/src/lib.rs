@@ -8,7 +8,7 @@
 //!   has an ordinal in it, and a [`RegionSet`] is a bit set of a few machine words.
 //! - [`residency`]: residency policies. A policy names areas and permits a set of regions; sets are only intersected.
 //! - [`latency`] (over [`ewma`]): round-trip estimates, from the great-circle distance until measurements replace them.
-//! - [`deployment`], [`route`]: deployments, and the regions that serve them; [`tenant`]: rules of the customers.
+//! - [`deployment`] (over [`engine`]), [`route`]: deployments, and the regions that serve them; [`tenant`]: rules of the customers.
 //! - [`identity`]: the exact model that a replica runs, and the one that a deployment is served with.
 //! - [`weights`]: traffic shares that the hub assigns to regions, and the random draw of one region by them.
 //! - [`health`]: health of a region as observed by a gateway; [`invariants`]: requirements of a routing decision.
@@ -20,6 +20,7 @@ pub mod catalogue;
 pub mod deployment;
 pub mod document;
 pub mod duration;
+pub mod engine;
 pub mod ewma;
 pub mod geography;
 pub mod health;
@@ -36,13 +37,12 @@ pub mod set;
 mod suggest;
 pub mod tenant;
 pub mod weights;
+mod written;
 
 pub use catalogue::{Catalogue, Region};
-pub use deployment::{
-    Deployment, EngineKind, EngineSpec, MAX_TENSOR_PARALLEL, Precision, Scaling, Task, parse_deployments,
-    write_deployments,
-};
+pub use deployment::{Deployment, MAX_TENSOR_PARALLEL, Scaling, parse_deployments, write_deployments};
 pub use document::Problem;
+pub use engine::{EngineKind, EngineSpec, Precision, Task};
 pub use geography::GeoPoint;
 pub use health::Health;
 pub use id::{DeploymentName, RegionId, TenantId};
@@ -59,6 +59,7 @@ pub use set::{RegionIndex, RegionSet};
 pub use suggest::did_you_mean;
 pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};
 pub use weights::Share;
+pub use written::Unwritable;
 
 /// Returns an arbitrary instant as the time origin of a test.
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regions::deployment::{EngineKind, Precision, Task};
+use regions::engine::{EngineKind, Precision, Task};
 use regions::{Catalogue, Jurisdiction, Region, ResidencyPolicy, parse_deployments};
 
 /// The member states of the European Union, as its own site lists them.

@@ -29,7 +29,8 @@ impl Listening {
     }
 }
 
-/// A request handler panicked. The client received an error; no other request is affected.
+/// A request handler panicked: a defect. The client received an error, and no other request is affected. Report it
+/// with the line `panicked`.
 pub(crate) struct RequestPanicked<'a> {
     pub(crate) id: &'a str,
     pub(crate) reason: &'a str,
@@ -52,7 +53,8 @@ impl TunedSettings<'_> {
     }
 }
 
-/// Tuned settings exist, but do not apply to this model or machine.
+/// Tuned settings exist, but do not apply to this model or machine (`reason`). Run `meridian tune` to create new
+/// ones.
 pub(crate) struct TunedSettingsIgnored<'a> {
     pub(crate) mismatch: &'a TunedSettingsMismatch,
 }
@@ -60,7 +62,7 @@ pub(crate) struct TunedSettingsIgnored<'a> {
 impl TunedSettingsIgnored<'_> {
     pub(crate) fn record(self) {
         let TunedSettingsMismatch { path, reason } = self.mismatch;
-        warn!(file = %path.display(), reason, "tuned settings ignored; run `meridian tune` to create new ones");
+        warn!(file = %path.display(), reason, "tuned settings ignored");
     }
 }
 
@@ -85,13 +87,14 @@ impl ModelReady<'_> {
             }
             Some(WeightsLocation::PrivateMemory { problem }) => {
                 let problem = problem.as_deref().unwrap_or("sharing disabled");
+                // Each replica needs memory of its own for the weights. Make the model cache writable by its user alone.
                 warn!(
                     source,
                     digest,
                     instruction_set,
                     problem,
                     took_ms,
-                    "model ready, weights not shared between processes"
+                    "model ready; weights not shared between processes"
                 );
             }
         }
@@ -155,6 +158,7 @@ impl RequestRejected<'_> {
         metrics.errors.add(1);
         metrics.outcomes.add((route, Some(*code)), 1);
         match code.fault() {
+            // The engine or the tokenizer failed; the line before has the reason.
             Fault::Replica => error!(request_id, code = code.as_str(), "request failed"),
             Fault::Caller | Fault::Quota | Fault::Policy | Fault::Capacity | Fault::Network => {
                 debug!(request_id, code = code.as_str(), message, "request rejected");
@@ -244,7 +248,8 @@ impl InputsDropped {
     }
 }
 
-/// The engine failed on a batch; every request in it gets an error response.
+/// The engine failed on a batch, and every request in it gets an error response. If it repeats, restart the replica
+/// and check the model with `meridian model verify`.
 pub(crate) struct EngineFailed<'a> {
     pub(crate) reason: &'a str,
     pub(crate) inputs: u64,
@@ -259,7 +264,7 @@ impl EngineFailed<'_> {
     }
 }
 
-/// The tokenizer failed on a request.
+/// The tokenizer failed on a request. If it repeats, pull the model again.
 pub(crate) struct TokenizerFailed<'a> {
     pub(crate) request_id: &'a str,
     pub(crate) reason: &'a str,
@@ -277,17 +282,18 @@ pub(crate) struct Draining;
 
 impl Draining {
     pub(crate) fn record(self) {
-        info!("draining");
+        info!("draining requests in flight");
     }
 }
 
-/// The drain limit passed while requests were in flight.
+/// The drain timeout passed while requests were in flight. Their clients received an error. Raise it if requests
+/// take that long.
 pub(crate) struct DrainLimitReached {
     pub(crate) after: Duration,
 }
 
 impl DrainLimitReached {
     pub(crate) fn record(self) {
-        warn!(after_ms = self.after.as_millis() as u64, "drain limit reached, requests in flight aborted");
+        warn!(after_ms = self.after.as_millis() as u64, "drain timeout; requests in flight aborted");
     }
 }

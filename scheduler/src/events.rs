@@ -1,4 +1,4 @@
-//! Log events of the hub and the agent: one struct per event, which owns its log line.
+//! Log events of the hub: one struct per event, which owns its log line.
 //!
 //! Conditions that last are logged when they begin and when they end, not in between; the caller that emits the event
 //! tracks the condition.
@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::path::Path;
 
 use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
@@ -14,6 +13,89 @@ use regions::{DeploymentName, Generation, ModelRevision, RegionId};
 use scheduler_api::plan::TrafficClass;
 use scheduler_core::access::Denied;
 use scheduler_store::EtcdConfig;
+
+crate::log::events! {
+    /// An operator promoted the next model of a deployment.
+    info!(%deployment, %revision, "model revision promoted")
+    Promoted<'a> { deployment: &'a DeploymentName, revision: ModelRevision }
+
+    /// This hub became the leader.
+    info!(name, term = created, "leadership acquired")
+    LeadershipAcquired<'a> { name: &'a str, created: u64 }
+
+    /// This hub became a follower.
+    info!(term = created, "following the leader")
+    BecameFollower { created: u64 }
+
+    /// The store holds an older route table than this hub has published: it was restored or lost writes. Readers accept
+    /// the tables of the new epoch. Apply changes again that the store lost.
+    error!(published = text(published), stored = text(stored), epoch, "store rolled back, new epoch started")
+    StoreRolledBack { published: Option<Generation>, stored: Option<Generation>, epoch: u64 }
+
+    /// A route table was published.
+    info!(%generation, regions, deployments, "route table published")
+    TablePublished { generation: Generation, regions: usize, deployments: usize }
+
+    /// An operator applied deployments or tenants.
+    info!(changes, deployments, "configuration applied")
+    ConfigurationApplied { changes: usize, deployments: usize }
+
+    /// A request was denied, for the first time since the hub started. Its token is missing or wrong: compare the
+    /// tokens on both sides.
+    warn!(path, %reason, "request denied; further ones are logged at debug level")
+    AccessDenied<'a> { path: &'a str, reason: &'a Denied }
+
+    /// The hub has no fleet token and listens on a loopback address. Set `fleet_token_file`, unless all users of this
+    /// machine are trusted.
+    warn!(
+        %listen,
+        "no fleet token is configured; every process on this machine can register regions and read tenants"
+    )
+    FleetTokenMissing { listen: SocketAddr }
+
+    /// The limit of tracked readers is reached; further readers are not recorded. Stop gateways and spokes that are not
+    /// needed.
+    error!(limit, "reader limit reached; rollouts do not wait for further gateways and spokes")
+    ReaderLimitReached { limit: usize }
+
+    /// A spoke registered.
+    info!(%region, boot_id, %endpoint, lease, "spoke registered")
+    SpokeRegistered<'a> { region: &'a RegionId, boot_id: u64, endpoint: SocketAddr, lease: u64 }
+
+    /// An operator requested that a region is drained.
+    info!(%region, "drain requested")
+    DrainRequested<'a> { region: &'a RegionId }
+
+    /// An operator cancelled the drain of a region.
+    info!(%region, "drain cancelled")
+    DrainCancelled<'a> { region: &'a RegionId }
+
+    /// The lease of a spoke expired or was revoked.
+    info!(%region, boot_id, "spoke lease ended; region keeps its route for the grace period")
+    SpokeLeaseEnded<'a> { region: &'a RegionId, boot_id: u64 }
+
+    /// A record in the store is unreadable and ignored. Another version wrote it, or it was changed by hand: upgrade
+    /// this hub, or delete the record.
+    error!(%error, "unreadable record of the store ignored")
+    RecordUnreadable<'a> { error: &'a dyn Display }
+
+    /// The hub may have missed changes of its store, and lists it again. Check the store if it happens often.
+    warn!(%error, "store watch interrupted, listing the store again")
+    StoreRelisted<'a> { error: &'a dyn Display }
+
+    /// Requests to the store fail. Requests of clients continue, and changes of the configuration fail. Check the
+    /// store.
+    error!(%error, "store unavailable; the published route table stays in force")
+    StoreFailed<'a> { error: &'a dyn Display }
+
+    /// A gateway has a newer table than this hub. `remedy` has the steps.
+    error!(
+        %reader, %ours, remedy = NEW_EPOCH,
+        "gateway has a newer route table than this hub because the store was rolled back; gateways reject the \
+         tables of this hub"
+    )
+    ReaderAhead { reader: Generation, ours: Generation }
+}
 
 /// The hub accepts requests.
 pub(crate) struct HubStarted<'a> {
@@ -35,33 +117,7 @@ impl HubStarted<'_> {
     }
 }
 
-/// An operator promoted the next model of a deployment.
-pub(crate) struct Promoted<'a> {
-    pub(crate) deployment: &'a DeploymentName,
-    pub(crate) revision: ModelRevision,
-}
-
-impl Promoted<'_> {
-    pub(crate) fn emit(self) {
-        let Promoted { deployment, revision } = self;
-        tracing::info!(%deployment, %revision, "model revision promoted");
-    }
-}
-
-/// This hub became the leader.
-pub(crate) struct LeadershipAcquired<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) created: u64,
-}
-
-impl LeadershipAcquired<'_> {
-    pub(crate) fn emit(self) {
-        let LeadershipAcquired { name, created } = self;
-        tracing::info!(name, term = created, "leadership acquired");
-    }
-}
-
-/// Reason for the end of a term.
+/// Reason for the end of a term. Another hub takes over; check the store if none does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeadershipLost {
     /// A write was refused: another hub holds the term, or has changed the table.
@@ -83,38 +139,12 @@ impl LeadershipLost {
     }
 }
 
-/// This hub became a follower.
-pub(crate) struct BecameFollower {
-    pub(crate) created: u64,
+fn text(generation: Option<Generation>) -> String {
+    generation.map_or("none".to_owned(), |it| it.to_string())
 }
 
-impl BecameFollower {
-    pub(crate) fn emit(self) {
-        tracing::info!(term = self.created, "following the leader");
-    }
-}
-
-/// The store holds an older route table than this hub has published.
-pub(crate) struct StoreRolledBack {
-    pub(crate) published: Option<Generation>,
-    pub(crate) stored: Option<Generation>,
-    pub(crate) epoch: u64,
-}
-
-impl StoreRolledBack {
-    pub(crate) fn emit(self) {
-        let StoreRolledBack { published, stored, epoch } = self;
-        let text = |generation: Option<Generation>| generation.map_or("none".to_owned(), |it| it.to_string());
-        tracing::error!(
-            published = text(published),
-            stored = text(stored),
-            epoch,
-            "store rolled back, new epoch started"
-        );
-    }
-}
-
-/// So many leases expired at the same time that the store is suspected rather than the regions.
+/// So many leases expired at the same time that the store is suspected rather than the regions. Check the store and
+/// the network.
 pub(crate) struct MassLeaseExpiry;
 
 impl MassLeaseExpiry {
@@ -134,97 +164,16 @@ impl MassLeaseExpiryOver {
     }
 }
 
-/// A route table was published.
-pub(crate) struct TablePublished {
-    pub(crate) generation: Generation,
-    pub(crate) regions: usize,
-    pub(crate) deployments: usize,
-}
-
-impl TablePublished {
-    pub(crate) fn emit(self) {
-        let TablePublished { generation, regions, deployments } = self;
-        tracing::info!(%generation, regions, deployments, "route table published");
-    }
-}
-
-/// An operator applied deployments or tenants.
-pub(crate) struct ConfigurationApplied {
-    pub(crate) changes: usize,
-    pub(crate) deployments: usize,
-}
-
-impl ConfigurationApplied {
-    pub(crate) fn emit(self) {
-        let ConfigurationApplied { changes, deployments } = self;
-        tracing::info!(changes, deployments, "configuration applied");
-    }
-}
-
-/// The deployments file of the hub differs from the deployments that an operator applied.
+/// The deployments file of the hub differs from the deployments that an operator applied. The applied deployments
+/// are in force. `remedy` has the command that writes them to the file.
 pub(crate) struct DeploymentsFileIgnored;
 
 impl DeploymentsFileIgnored {
     pub(crate) fn emit(self) {
         tracing::warn!(
             remedy = "write the applied deployments to the file with `meridian get deployments`",
-            "deployments file ignored, it differs from the applied deployments"
+            "deployments file ignored because it differs from the applied deployments"
         );
-    }
-}
-
-/// A request was denied, for the first time since the hub started.
-pub(crate) struct AccessDenied<'a> {
-    pub(crate) path: &'a str,
-    pub(crate) reason: &'a Denied,
-}
-
-impl AccessDenied<'_> {
-    pub(crate) fn emit(self) {
-        let AccessDenied { path, reason } = self;
-        tracing::warn!(path, %reason, "request denied; further ones are logged at debug level");
-    }
-}
-
-/// The hub has no fleet token and listens on a loopback address.
-pub(crate) struct FleetTokenMissing {
-    pub(crate) listen: SocketAddr,
-}
-
-impl FleetTokenMissing {
-    pub(crate) fn emit(self) {
-        let FleetTokenMissing { listen } = self;
-        tracing::warn!(
-            %listen,
-            "no fleet token is configured: every process on this machine can register regions and read tenants"
-        );
-    }
-}
-
-/// The limit of tracked readers is reached; further readers are not recorded.
-pub(crate) struct ReaderLimitReached {
-    pub(crate) limit: usize,
-}
-
-impl ReaderLimitReached {
-    pub(crate) fn emit(self) {
-        let ReaderLimitReached { limit } = self;
-        tracing::error!(limit, "reader limit reached; rollouts do not wait for further gateways and spokes");
-    }
-}
-
-/// A spoke registered.
-pub(crate) struct SpokeRegistered<'a> {
-    pub(crate) region: &'a RegionId,
-    pub(crate) boot_id: u64,
-    pub(crate) endpoint: SocketAddr,
-    pub(crate) lease: u64,
-}
-
-impl SpokeRegistered<'_> {
-    pub(crate) fn emit(self) {
-        let SpokeRegistered { region, boot_id, endpoint, lease } = self;
-        tracing::info!(%region, boot_id, %endpoint, lease, "spoke registered");
     }
 }
 
@@ -247,84 +196,12 @@ impl FailoverCapacityChanged<'_> {
         let named: Vec<_> = named
             .map(|TrafficClass { deployment, residency }| format!("{deployment} under {residency}"))
             .collect();
+        // `named` has up to eight of the traffic classes that lack regions or replicas.
         tracing::warn!(
             classes = classes.len(),
             ?named,
             "capacity does not suffice for the loss of the largest region; add regions or raise scaling.max"
         );
-    }
-}
-
-/// An operator requested that a region is drained.
-pub(crate) struct DrainRequested<'a> {
-    pub(crate) region: &'a RegionId,
-}
-
-impl DrainRequested<'_> {
-    pub(crate) fn emit(self) {
-        let DrainRequested { region } = self;
-        tracing::info!(%region, "drain requested");
-    }
-}
-
-/// An operator cancelled the drain of a region.
-pub(crate) struct DrainCancelled<'a> {
-    pub(crate) region: &'a RegionId,
-}
-
-impl DrainCancelled<'_> {
-    pub(crate) fn emit(self) {
-        let DrainCancelled { region } = self;
-        tracing::info!(%region, "drain cancelled");
-    }
-}
-
-/// The lease of a spoke expired or was revoked.
-pub(crate) struct SpokeLeaseEnded<'a> {
-    pub(crate) region: &'a RegionId,
-    pub(crate) boot_id: u64,
-}
-
-impl SpokeLeaseEnded<'_> {
-    pub(crate) fn emit(self) {
-        let SpokeLeaseEnded { region, boot_id } = self;
-        tracing::info!(%region, boot_id, "spoke lease ended; region keeps its route for the grace period");
-    }
-}
-
-/// A record in the store is unreadable and ignored.
-pub(crate) struct RecordUnreadable<'a> {
-    pub(crate) error: &'a dyn Display,
-}
-
-impl RecordUnreadable<'_> {
-    pub(crate) fn emit(self) {
-        let RecordUnreadable { error } = self;
-        tracing::error!(%error, "unreadable record in the store ignored");
-    }
-}
-
-/// The hub may have missed changes of its store, and lists it again.
-pub(crate) struct StoreRelisted<'a> {
-    pub(crate) error: &'a dyn Display,
-}
-
-impl StoreRelisted<'_> {
-    pub(crate) fn emit(self) {
-        let StoreRelisted { error } = self;
-        tracing::warn!(%error, "store watch interrupted, listing the store again");
-    }
-}
-
-/// Requests to the store fail.
-pub(crate) struct StoreFailed<'a> {
-    pub(crate) error: &'a dyn Display,
-}
-
-impl StoreFailed<'_> {
-    pub(crate) fn emit(self) {
-        let StoreFailed { error } = self;
-        tracing::error!(%error, "store unavailable; the published route table stays in force");
     }
 }
 
@@ -334,160 +211,5 @@ pub(crate) struct StoreRecovered;
 impl StoreRecovered {
     pub(crate) fn emit(self) {
         tracing::info!("store available again");
-    }
-}
-
-/// A gateway has a newer table than this hub.
-pub(crate) struct ReaderAhead {
-    pub(crate) reader: Generation,
-    pub(crate) ours: Generation,
-}
-
-impl ReaderAhead {
-    pub(crate) fn emit(self) {
-        let ReaderAhead { reader, ours } = self;
-        tracing::error!(
-            %reader, %ours, remedy = NEW_EPOCH,
-            "gateway has a newer route table than this hub: the store was rolled back, and gateways reject this hub's \
-             tables"
-        );
-    }
-}
-
-/// The region is registered with the hub.
-pub(crate) struct RegionRegistered<'a> {
-    pub(crate) region: &'a RegionId,
-    pub(crate) hub: &'a str,
-}
-
-impl RegionRegistered<'_> {
-    pub(crate) fn emit(self) {
-        let RegionRegistered { region, hub } = self;
-        tracing::info!(%region, hub, "region registered");
-    }
-}
-
-/// The hub no longer knows the lease of this region.
-pub(crate) struct LeaseExpired<'a> {
-    pub(crate) region: &'a RegionId,
-}
-
-impl LeaseExpired<'_> {
-    pub(crate) fn emit(self) {
-        let LeaseExpired { region } = self;
-        tracing::info!(%region, "lease expired, registering again");
-    }
-}
-
-/// One of several hubs is unreachable or rejects requests.
-pub(crate) struct HubFailover<'a> {
-    pub(crate) next: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl HubFailover<'_> {
-    pub(crate) fn emit(self) {
-        let HubFailover { next, error } = self;
-        tracing::info!(%error, next, "hub unreachable, trying the next one");
-    }
-}
-
-/// All hubs are unreachable or reject requests.
-pub(crate) struct HubUnreachable<'a> {
-    pub(crate) hub: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl HubUnreachable<'_> {
-    pub(crate) fn emit(self) {
-        let HubUnreachable { hub, error } = self;
-        tracing::warn!(hub, %error, "hub unreachable; the region continues without it");
-    }
-}
-
-/// A hub is reachable again.
-pub(crate) struct HubReachable<'a> {
-    pub(crate) hub: &'a str,
-}
-
-impl HubReachable<'_> {
-    pub(crate) fn emit(self) {
-        let HubReachable { hub } = self;
-        tracing::info!(hub, "hub reachable again");
-    }
-}
-
-/// The hub does not know these deployments, which are ready in this region.
-pub(crate) struct ReadyNotDeployed<'a> {
-    pub(crate) names: &'a [DeploymentName],
-}
-
-impl ReadyNotDeployed<'_> {
-    pub(crate) fn emit(self) {
-        let names: Vec<_> = self.names.iter().map(DeploymentName::as_str).collect();
-        tracing::warn!(?names, "deployments ready but not in the route table: they receive no requests");
-    }
-}
-
-/// A spoke received a newer route table.
-pub(crate) struct TableReceived {
-    pub(crate) generation: Generation,
-    pub(crate) deployments: usize,
-}
-
-impl TableReceived {
-    pub(crate) fn emit(self) {
-        let TableReceived { generation, deployments } = self;
-        tracing::info!(%generation, deployments, "route table received");
-    }
-}
-
-/// A spoke cannot fetch the route table, or rejects it.
-pub(crate) struct TablePollFailed<'a> {
-    pub(crate) hub: &'a str,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl TablePollFailed<'_> {
-    pub(crate) fn emit(self) {
-        let TablePollFailed { hub, error } = self;
-        tracing::warn!(hub, %error, "cannot follow the route table; the current one stays in force");
-    }
-}
-
-/// A route table could not be written to disk.
-pub(crate) struct SnapshotWriteFailed<'a> {
-    pub(crate) snapshot: &'a Path,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl SnapshotWriteFailed<'_> {
-    pub(crate) fn emit(self) {
-        let SnapshotWriteFailed { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "cannot write the route table snapshot");
-    }
-}
-
-/// The route table on disk is unusable.
-pub(crate) struct SnapshotUnusable<'a> {
-    pub(crate) snapshot: &'a Path,
-    pub(crate) error: &'a dyn Display,
-}
-
-impl SnapshotUnusable<'_> {
-    pub(crate) fn emit(self) {
-        let SnapshotUnusable { snapshot, error } = self;
-        tracing::warn!(snapshot = %snapshot.display(), %error, "route table snapshot is unusable");
-    }
-}
-
-/// The replica floors sent by the hub are unreadable; the previous ones stay in force.
-pub(crate) struct FloorsUnreadable<'a> {
-    pub(crate) error: &'a dyn Display,
-}
-
-impl FloorsUnreadable<'_> {
-    pub(crate) fn emit(self) {
-        tracing::error!(error = %self.error, "cannot read the hub's replica floors; the previous ones stay in force");
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! All are imperative shells. The decisions are in `scheduler_core`, the stored state in `scheduler_store`; this crate
 //! has the sockets, the clock and the files. Besides the above, in reading order: [`config`] parses the configuration
-//! files, `respond` renders errors, `events` logs.
+//! files, `respond` renders errors, `events` and `log` log.
 
 pub mod agent;
 pub mod config;
@@ -18,4 +18,5 @@ pub mod scaling;
 
 mod actuator;
 mod events;
+mod log;
 mod respond;

@@ -5,24 +5,64 @@
 //! refers, and the hub rejects it if the state has changed since.
 
 mod format;
-mod hub_client;
 mod replicas;
 
 use crate::cli::{ApplyOptions, GetOptions, ResourceKind};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
-use hub_client::{ApplyClient, HubCallError};
 use regions::TenantRules;
-use scheduler_api::apply::{AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1};
+use regions::id::IdError;
+use reqwest::StatusCode;
+use scheduler_api::apply::{
+    AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1, ProblemsV1, RolloutV1,
+};
+use scheduler_api::plan::PlanV1;
+use scheduler_api::route::RouteTableV1;
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, WireError, deployment};
+use scheduler_client::hub::{HubCallError, HubFailure};
+use scheduler_client::operator::OperatorClient;
+use scheduler_core::hubs::Hubs;
+use scheduler_core::token::Token;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
+/// Timeout of a call; a hub retries its store for some seconds.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Variable with the operator token, if no file is given.
 const TOKEN_VARIABLE: &str = "MERIDIAN_OPERATOR_TOKEN";
+
+/// Failure of a command.
+#[derive(Debug)]
+pub(crate) enum CommandError {
+    /// The command line or a file that it names is invalid.
+    Usage(Vec<String>),
+    /// The hub rejects the files.
+    InvalidFiles(ProblemsV1),
+    /// Any other failure.
+    Failed(String),
+}
+
+/// A problem of the command line.
+impl From<String> for CommandError {
+    fn from(problem: String) -> CommandError {
+        CommandError::Usage(vec![problem])
+    }
+}
+
+impl From<HubCallError> for CommandError {
+    fn from(error: HubCallError) -> CommandError {
+        if let HubFailure::Rejected { status: StatusCode::UNPROCESSABLE_ENTITY, body, .. } = &error.failure
+            && let Ok(problems) = serde_json::from_slice(body)
+        {
+            return CommandError::InvalidFiles(problems);
+        }
+        CommandError::Failed(error.to_string())
+    }
+}
 
 /// Runs `meridian apply`. Exit code 0 if the state was applied, 3 if the files are invalid.
 pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
@@ -30,97 +70,77 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
     if let Some(name) = promote {
         return promote_model(name, hub, token_file.as_deref(), *json);
     }
-    let (mut deployments, mut tenants, mut problems) = (None, None, Vec::new());
-    for path in files {
-        match read(path) {
-            Ok((Kind::Deployment, file)) => deployments.get_or_insert_with(Vec::new).push(file),
-            Ok((Kind::Tenant, file)) => tenants.get_or_insert_with(Vec::new).push(file),
-            Err(problem) => problems.push(problem),
+    run(*json, async {
+        let (mut deployments, mut tenants, mut problems) = (None, None, Vec::new());
+        for path in files {
+            match read(path) {
+                Ok((Kind::Deployment, file)) => deployments.get_or_insert_with(Vec::new).push(file),
+                Ok((Kind::Tenant, file)) => tenants.get_or_insert_with(Vec::new).push(file),
+                Err(problem) => problems.push(problem),
+            }
         }
-    }
-    let token = token(token_file.as_deref()).map_err(|problem| problems.push(problem)).ok();
-    let is_interactive = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-    if !(*dry_run || *yes || is_interactive) {
-        problems.push(
-            "no terminal to confirm on: use --yes to apply, or --dry-run to see the changes".to_owned(),
-        );
-    }
-    let Some(token) = token.filter(|_| problems.is_empty()) else {
-        return fail(EXIT_USAGE, &problems);
-    };
-    let hub = match ApplyClient::new(hub, Some(token)) {
-        Ok(hub) => hub,
-        Err(problem) => return fail(EXIT_USAGE, &[problem]),
-    };
-    let first = ApplyV1 { version: VERSION, dry_run: true, base: None, hold: *hold, deployments, tenants };
-    run(async {
+        let token = token(token_file.as_deref()).map_err(|problem| problems.push(problem)).ok();
+        let is_interactive = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+        if !(*dry_run || *yes || is_interactive) {
+            problems.push(
+                "no terminal to confirm on: use --yes to apply, or --dry-run to see the changes".to_owned(),
+            );
+        }
+        if !problems.is_empty() {
+            return Err(CommandError::Usage(problems));
+        }
+        let hub = client(hub, token.as_ref(), TIMEOUT)?;
+        let first =
+            ApplyV1 { version: VERSION, dry_run: true, base: None, hold: *hold, deployments, tenants };
         let preview = hub.apply(&first).await?;
         if !json {
             print(&format::difference(&preview));
         }
         let is_empty = preview.changes.is_empty() && preview.notes.is_empty();
-        let result = if *dry_run || is_empty {
-            preview
-        } else if !(*yes || confirm()) {
-            return Err(HubCallError::Failed("not applied".to_owned()));
-        } else {
-            let result = hub.apply(&ApplyV1 { dry_run: false, base: Some(preview.base), ..first }).await?;
-            if !json {
-                print("applied");
-            }
-            result
-        };
-        if *json {
-            print(&pretty(&result));
+        if *dry_run || is_empty {
+            return Ok(if *json { pretty(&preview) } else { String::new() });
         }
-        Ok(ExitCode::SUCCESS)
+        if !(*yes || confirm()) {
+            return Err(CommandError::Failed("not applied".to_owned()));
+        }
+        let result = hub.apply(&ApplyV1 { dry_run: false, base: Some(preview.base), ..first }).await?;
+        Ok(if *json { pretty(&result) } else { "applied".to_owned() })
     })
-    .unwrap_or_else(|error| report_error(error, *json))
 }
 
 /// Runs `meridian apply --promote`. Exit code 0 if the hub has accepted it.
 fn promote_model(name: &str, hub: &str, token_file: Option<&Path>, json: bool) -> ExitCode {
-    let hub = token(token_file).and_then(|token| ApplyClient::new(hub, Some(token)));
-    let hub = match hub {
-        Ok(hub) => hub,
-        Err(problem) => return fail(EXIT_USAGE, &[problem]),
-    };
-    run(async {
-        let promoted = hub.promote(name).await?;
-        if json {
-            print(&pretty(&promoted));
+    run(json, async {
+        let hub = client(hub, Some(&token(token_file)?), TIMEOUT)?;
+        let deployment = name.parse().map_err(|error: IdError| error.to_string())?;
+        let promoted = hub.promote(&deployment).await?;
+        Ok(if json {
+            pretty(&promoted)
         } else {
-            print(&format!(
-                "{name}: traffic switches to model revision {} when it is ready in every region",
-                promoted.revision
-            ));
-        }
-        Ok(ExitCode::SUCCESS)
+            let revision = promoted.revision;
+            format!("{name}: traffic switches to model revision {revision} when it is ready in every region")
+        })
     })
-    .unwrap_or_else(|error| report_error(error, json))
 }
 
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
     let GetOptions { resource, name, hub, token_file, json } = options;
-    let hub = match read_token(token_file.as_deref()).and_then(|token| ApplyClient::new(hub, token)) {
-        Ok(hub) => hub,
-        Err(problem) => return fail(EXIT_USAGE, &[problem]),
-    };
-    run(async {
-        let text = match resource {
+    run(*json, async {
+        let hub = client(hub, read_token(token_file.as_deref())?.as_ref(), TIMEOUT)?;
+        Ok(match resource {
             ResourceKind::Deployments => {
-                let desired = with_name(hub.deployments().await?, name.as_deref())?;
+                let desired = with_name(hub.get("/v1/deployments").await?, name.as_deref())?;
                 if *json { pretty(&desired) } else { as_file(desired)? }
             }
             ResourceKind::Tenants => {
-                let mut tenants = hub.tenants().await?;
+                let mut tenants: TenantsV1 = hub.get("/v1/tenants").await?;
                 tenants.tenants.retain(|tenant| name.as_ref().is_none_or(|name| *name == tenant.name));
                 require_any(&tenants.tenants, "tenant", name.as_deref())?;
                 if *json { pretty(&tenants) } else { as_tenants_file(tenants)? }
             }
             ResourceKind::Plan => {
-                let mut plan = hub.plan().await?;
+                let mut plan: PlanV1 = hub.get("/v1/plan").await?;
                 for weights in &mut plan.weights {
                     weights.rows.retain(|row| name.as_ref().is_none_or(|name| *name == row.deployment));
                 }
@@ -130,26 +150,24 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 if *json { pretty(&plan) } else { format::plan(&plan) }
             }
             ResourceKind::Regions => {
-                let mut regions = hub.routes().await?.regions;
+                let RouteTableV1 { mut regions, .. } = hub.get("/v1/routes").await?;
                 regions.retain(|region| name.as_ref().is_none_or(|name| *name == region.id));
                 require_any(&regions, "region", name.as_deref())?;
                 if *json {
                     pretty(&regions)
                 } else {
-                    format::regions(&regions, &hub.rollout().await?.deployments)
+                    let rollout: RolloutV1 = hub.get("/v1/rollout").await?;
+                    format::regions(&regions, &rollout.deployments)
                 }
             }
             ResourceKind::Rollout => {
-                let mut rollout = hub.rollout().await?;
+                let mut rollout: RolloutV1 = hub.get("/v1/rollout").await?;
                 rollout.pending.retain(|waiting| name.as_ref().is_none_or(|name| *name == waiting.name));
                 rollout.deployments.retain(|known| name.as_ref().is_none_or(|name| *name == known.name));
                 if *json { pretty(&rollout) } else { format::rollout(&rollout) }
             }
-        };
-        print(&text);
-        Ok(ExitCode::SUCCESS)
+        })
     })
-    .unwrap_or_else(|error| report_error(error, *json))
 }
 
 /// Reads a file and determines its kind.
@@ -177,24 +195,34 @@ fn read(path: &Path) -> Result<(Kind, ApplyFileV1), String> {
     Ok((kind, ApplyFileV1 { name, text }))
 }
 
+/// Creates a client of the hub at this URL.
+pub(crate) fn client(hub: &str, token: Option<&Token>, timeout: Duration) -> Result<OperatorClient, String> {
+    let hubs = Hubs::read([hub].into_iter().collect());
+    let hubs = hubs.map_err(|_| format!("--hub {hub} is not a URL of a hub; write http://HOST:PORT"))?;
+    OperatorClient::new(&hubs, token, timeout).map_err(|error| error.to_string())
+}
+
 /// Returns the operator token, which is required.
-pub(crate) fn token(file: Option<&Path>) -> Result<String, String> {
+pub(crate) fn token(file: Option<&Path>) -> Result<Token, String> {
     read_token(file)?.ok_or_else(|| {
         format!("an operator token is required: give --token-file FILE, or set {TOKEN_VARIABLE}")
     })
 }
 
 /// Returns the token of the file or of the variable, if any. A hub on loopback may be readable without one.
-fn read_token(file: Option<&Path>) -> Result<Option<String>, String> {
-    match file {
+fn read_token(file: Option<&Path>) -> Result<Option<Token>, String> {
+    let (source, text) = match file {
         Some(file) => {
             let text = std::fs::read_to_string(file);
-            let text =
-                text.map_err(|error| format!("--token-file {} cannot be read: {error}", file.display()))?;
-            Ok(Some(text.trim().to_owned()))
+            let source = format!("--token-file {}", file.display());
+            (source.clone(), text.map_err(|error| format!("{source} cannot be read: {error}"))?)
         }
-        None => Ok(std::env::var(TOKEN_VARIABLE).ok().map(|token| token.trim().to_owned())),
-    }
+        None => match std::env::var(TOKEN_VARIABLE) {
+            Ok(text) if !text.trim().is_empty() => (TOKEN_VARIABLE.to_owned(), text),
+            Ok(_) | Err(_) => return Ok(None),
+        },
+    };
+    Token::read(&text).map(Some).map_err(|problem| format!("{source} {problem}"))
 }
 
 fn confirm() -> bool {
@@ -204,17 +232,22 @@ fn confirm() -> bool {
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-fn run(work: impl Future<Output = Result<ExitCode, HubCallError>>) -> Result<ExitCode, HubCallError> {
+/// Runs a command, prints its text, and returns its exit code.
+pub(crate) fn run(json: bool, command: impl Future<Output = Result<String, CommandError>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime
-        .map_err(|error| HubCallError::Failed(format!("cannot start the async runtime: {error}")))?
-        .block_on(work)
-}
-
-fn report_error(error: HubCallError, json: bool) -> ExitCode {
-    match error {
-        HubCallError::Failed(problem) => fail(EXIT_FAILED, &[problem]),
-        HubCallError::InvalidFiles(problems) => {
+    let result = runtime
+        .map_err(|error| CommandError::Failed(format!("cannot start the async runtime: {error}")))
+        .and_then(|runtime| runtime.block_on(command));
+    match result {
+        Ok(text) => {
+            if !text.is_empty() {
+                print(&text);
+            }
+            ExitCode::SUCCESS
+        }
+        Err(CommandError::Usage(problems)) => fail(EXIT_USAGE, &problems),
+        Err(CommandError::Failed(problem)) => fail(EXIT_FAILED, &[problem]),
+        Err(CommandError::InvalidFiles(problems)) => {
             if json {
                 print(&pretty(&problems));
             }
@@ -228,34 +261,34 @@ fn report_error(error: HubCallError, json: bool) -> ExitCode {
 fn with_name(
     mut desired: AppliedDeploymentsV1,
     name: Option<&str>,
-) -> Result<AppliedDeploymentsV1, HubCallError> {
+) -> Result<AppliedDeploymentsV1, CommandError> {
     desired.deployments.retain(|deployment| name.is_none_or(|name| name == deployment.name));
     require_any(&desired.deployments, "deployment", name)?;
     Ok(desired)
 }
 
 /// Fails if a name was given and nothing has it.
-fn require_any<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), HubCallError> {
+fn require_any<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), CommandError> {
     match name {
         Some(name) if found.is_empty() => {
-            Err(HubCallError::Failed(format!("the hub has no {what} `{name}`")))
+            Err(CommandError::Failed(format!("the hub has no {what} `{name}`")))
         }
         Some(_) | None => Ok(()),
     }
 }
 
 /// Formats the applied deployments as a file.
-fn as_file(desired: AppliedDeploymentsV1) -> Result<String, HubCallError> {
+fn as_file(desired: AppliedDeploymentsV1) -> Result<String, CommandError> {
     let unreadable =
-        |error: &dyn std::fmt::Display| HubCallError::Failed(format!("invalid response of the hub: {error}"));
+        |error: &dyn std::fmt::Display| CommandError::Failed(format!("invalid response of the hub: {error}"));
     let deployments =
         deployment::read_deployments(desired.deployments).map_err(|error| unreadable(&error))?;
     regions::write_deployments(deployments.values()).map_err(|error| unreadable(&error))
 }
 
-fn as_tenants_file(tenants: TenantsV1) -> Result<String, HubCallError> {
+fn as_tenants_file(tenants: TenantsV1) -> Result<String, CommandError> {
     let unreadable =
-        |error: &dyn std::fmt::Display| HubCallError::Failed(format!("invalid response of the hub: {error}"));
+        |error: &dyn std::fmt::Display| CommandError::Failed(format!("invalid response of the hub: {error}"));
     let tenants: BTreeMap<_, TenantRules> =
         tenants.try_into().map_err(|error: WireError| unreadable(&error))?;
     regions::write_tenants(tenants.values()).map_err(|error| unreadable(&error))

@@ -10,6 +10,7 @@ mod run;
 use crate::cli::{DrillOptions, StoreKind, UpOptions};
 use crate::up::Interrupts;
 use crate::up::fleet::LocalFleet;
+use crate::up::fleet_control::REQUEST_TIMEOUT;
 use crate::up::plan::{FleetPlan, ScriptedReplicas};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, apply, fail, models, roles};
 use anyhow::{Context, Result, bail};
@@ -171,7 +172,7 @@ async fn against(options: &DrillOptions, drill: &Drill, url: &str) -> Result<Dri
         (None, true) => bail!("this drill drains a region, which needs a hub: add --hub http://HOST:PORT"),
         (Some(hub), true) => {
             let token = apply::token(options.token_file.as_deref()).map_err(anyhow::Error::msg)?;
-            Some((hub.clone(), token))
+            Some(apply::client(hub, Some(&token), REQUEST_TIMEOUT).map_err(anyhow::Error::msg)?)
         }
     };
     let catalogue = Catalogue::builtin();

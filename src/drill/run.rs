@@ -1,14 +1,14 @@
 //! Execution of a drill: load, steps and observation on one clock, which starts with the load.
 
 use super::observer::{ObservationLog, Observer};
-use crate::up::fleet_control::{FleetControl, send};
+use crate::up::fleet_control::FleetControl;
 use anyhow::{Context, Result, bail};
 use loadtest::drill::observations::DrillObservations;
 use loadtest::drill::{Action, Drill, Event};
 use loadtest::record::Record;
 use loadtest::{Mark, Options, RawOptions, Report};
-use regions::{Catalogue, RegionId};
-use reqwest::Method;
+use regions::Catalogue;
+use scheduler_client::operator::OperatorClient;
 use std::time::Instant;
 use tokio::task::JoinSet;
 
@@ -23,8 +23,8 @@ pub(super) struct DrillRun {
 pub(super) enum ActionExecutor {
     /// Local fleet of this process.
     LocalFleet(FleetControl),
-    /// Operator of an existing deployment: a hub and the operator token.
-    Operator(Option<(String, String)>),
+    /// Operator of an existing deployment.
+    Operator(Option<OperatorClient>),
 }
 
 /// Returns the load generator options for each load of the drill, in order.
@@ -130,11 +130,9 @@ impl ActionExecutor {
     async fn execute(&self, action: &Action) -> Result<(), String> {
         match (self, action) {
             (ActionExecutor::LocalFleet(control), action) => control.execute(action).await,
-            (ActionExecutor::Operator(Some(operator)), Action::Drain(region)) => {
-                drain(operator, Method::PUT, region).await
-            }
-            (ActionExecutor::Operator(Some(operator)), Action::Undrain(region)) => {
-                drain(operator, Method::DELETE, region).await
+            (ActionExecutor::Operator(Some(operator)), Action::Drain(region) | Action::Undrain(region)) => {
+                let is_draining = matches!(action, Action::Drain(_));
+                operator.set_draining(region, is_draining).await.map_err(|error| error.to_string())
             }
             (ActionExecutor::Operator(_), Action::Surge { .. }) => Ok(()),
             (ActionExecutor::Operator(None), Action::Drain(_) | Action::Undrain(_)) => {
@@ -146,9 +144,4 @@ impl ActionExecutor {
             ) => Err("this action is possible only in a local fleet".to_owned()),
         }
     }
-}
-
-async fn drain((hub, token): &(String, String), method: Method, region: &RegionId) -> Result<(), String> {
-    let url = format!("{}/v1/drains/{}/{}", hub.trim_end_matches('/'), region.cloud(), region.name());
-    send(method, url, Some(token)).await
 }

@@ -4,14 +4,15 @@
 //! directory can issue further certificates. In a real fleet an operator's own authority does this (SPIRE, cert-manager,
 //! Vault); the required content of a certificate is in `configs/gateway.toml` and `configs/spoke.toml`.
 
-use super::files::write_secret;
 use anyhow::{Context, Result};
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
 };
 use regions::catalogue::Region;
 use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -80,9 +81,7 @@ impl Authority {
         let file = format!("{role}-{}", region.id.as_str().replace('/', "-"));
         let path = |ending: &str| self.dir.join(format!("{file}.{ending}"));
         let issued = IssuedCertificate { certificate: path("crt"), key: path("key") };
-        let context = |path: &Path| format!("{} cannot be written", path.display());
-        fs::write(&issued.certificate, made.pem()).with_context(|| context(&issued.certificate))?;
-        write_secret(&issued.key, &key.serialize_pem()).with_context(|| context(&issued.key))?;
+        issued.write(&made, &key)?;
         Ok(issued)
     }
 }
@@ -92,4 +91,30 @@ fn with_validity(mut params: CertificateParams) -> CertificateParams {
     params.not_before = (now - BACKDATING).into();
     params.not_after = (now + VALIDITY).into();
     params
+}
+
+/// Creates a self-signed certificate for this machine's names in `dir`. Clients trust it by its file.
+pub(super) fn self_signed(dir: &Path) -> Result<IssuedCertificate> {
+    let made = rcgen::generate_simple_self_signed(["localhost", "127.0.0.1"].map(str::to_owned))
+        .context("cannot create a certificate")?;
+    let issued = IssuedCertificate { certificate: dir.join("gateway.crt"), key: dir.join("gateway.key") };
+    issued.write(&made.cert, &made.signing_key)?;
+    Ok(issued)
+}
+
+impl IssuedCertificate {
+    fn write(&self, certificate: &Certificate, key: &KeyPair) -> Result<()> {
+        let context = |path: &Path| format!("{} cannot be written", path.display());
+        fs::write(&self.certificate, certificate.pem()).with_context(|| context(&self.certificate))?;
+        write_secret(&self.key, &key.serialize_pem()).with_context(|| context(&self.key))
+    }
+}
+
+/// Writes a file that only its owner can read.
+pub(super) fn write_secret(file: &Path, secret: &str) -> io::Result<()> {
+    if file.exists() {
+        fs::remove_file(file)?;
+    }
+    let mut open = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
+    open.write_all(secret.as_bytes())
 }

@@ -23,7 +23,6 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use loadtest::drill::action::{LinkChange, LinkDirection, ProcessAction, TIMES_MAX};
 use regions::id::RegionId;
-use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -66,10 +65,11 @@ pub(crate) async fn serve(socket: TcpListener, control: FleetControl) {
     }
     let router = router
         .route("/slow-replica", post(slow_replica))
-        .route("/drain", post(|State(control), Query(query)| drain(control, query, Method::PUT)))
-        .route("/undrain", post(|State(control), Query(query)| drain(control, query, Method::DELETE)))
+        .route("/drain", post(|State(control), Query(query)| drain(control, query, true)))
+        .route("/undrain", post(|State(control), Query(query)| drain(control, query, false)))
         .with_state(control);
     if let Err(error) = axum::serve(socket, router).await {
+        // Faults can no longer be injected. Start `meridian up` again.
         tracing::error!(%error, "control API failed");
     }
 }
@@ -136,14 +136,13 @@ async fn slow_replica(
     respond(done.map(|()| json!({"region": region.as_str(), "times": times})))
 }
 
-async fn drain(control: FleetControl, query: ControlQuery, method: Method) -> ControlResponse {
+async fn drain(control: FleetControl, query: ControlQuery, is_draining: bool) -> ControlResponse {
     let region = match region(&query) {
         Ok(region) => region,
         Err(problem) => return respond(Err(problem)),
     };
-    let draining = method == Method::PUT;
-    let done = control.drain(method, &region).await;
-    respond(done.map(|()| json!({"region": region.as_str(), "draining": draining})))
+    let done = control.set_draining(&region, is_draining).await;
+    respond(done.map(|()| json!({"region": region.as_str(), "draining": is_draining})))
 }
 
 fn region(query: &ControlQuery) -> Result<RegionId, String> {

@@ -3,7 +3,6 @@
 //! They are started through this binary (`meridian with-parent etcd …`), which sets the parent-death signal and then
 //! executes etcd, so that no member survives `up`, however it ends.
 
-use super::files::FleetFiles;
 use super::ports::Ports;
 use super::process::{ProcessSpec, ReadinessSignal};
 use anyhow::{Context, Result, bail};
@@ -27,8 +26,8 @@ pub(super) struct EtcdCluster {
 }
 
 impl EtcdCluster {
-    /// Reserves the ports of all members and returns their process specifications.
-    pub(super) fn prepare(files: &FleetFiles, ports: &mut Ports) -> Result<EtcdCluster> {
+    /// Reserves the ports of all members and returns their process specifications, with data below `dir`.
+    pub(super) fn prepare(dir: &Path, logs: &Path, ports: &mut Ports) -> Result<EtcdCluster> {
         if !is_installed() {
             bail!(
                 "--store etcd needs the program `{PROGRAM}`, which is not in PATH; on Debian `apt-get install etcd-server` \
@@ -43,7 +42,7 @@ impl EtcdCluster {
             peers.iter().enumerate().map(|(index, peer)| format!("m{index}=http://{peer}")).collect();
         // etcd on other ports does not start with old data; and the state of a fleet is of no use to the next, whose
         // regions are other processes.
-        let data = files.dir.join("etcd");
+        let data = dir.join("etcd");
         if data.exists() {
             std::fs::remove_dir_all(&data)
                 .with_context(|| format!("{} cannot be deleted", data.display()))?;
@@ -51,7 +50,7 @@ impl EtcdCluster {
         let members = clients.iter().zip(&peers).enumerate();
         let members = members.map(|(index, (client, peer))| {
             let member = format!("m{index}");
-            let spec = spec(files, &data.join(&member), &member, *client, *peer, &initial.join(","));
+            let spec = spec(logs, &data.join(&member), &member, *client, *peer, &initial.join(","));
             (spec, *client)
         });
         Ok(EtcdCluster { members: members.collect(), peers: peers.clone() })
@@ -64,7 +63,7 @@ impl EtcdCluster {
 }
 
 fn spec(
-    files: &FleetFiles,
+    logs: &Path,
     data: &Path,
     member: &str,
     client: SocketAddr,
@@ -98,7 +97,7 @@ fn spec(
     ProcessSpec {
         name: format!("etcd {member}"),
         arguments: arguments.map(str::to_owned).to_vec(),
-        log: files.logs().join(format!("etcd-{member}.log")),
+        log: logs.join(format!("etcd-{member}.log")),
         ready: ReadinessSignal::Connects(client),
         takes_over: false,
     }

@@ -1,12 +1,12 @@
 //! Files of a local fleet: a configuration per process, as an operator would write it, and paths of logs and state.
 
-use super::certificates::{Authority, IssuedCertificate};
+use super::certificates::{Authority, IssuedCertificate, write_secret};
 use super::etcd::{EtcdCluster, KEEP_ALIVE_MS};
 use super::plan::{FleetPlan, ScriptedReplicas};
 use super::process::{ProcessSpec, ReadinessSignal};
 use anyhow::{Context, Result};
-use regions::deployment::{EngineSpec, Task};
 use regions::id::RegionId;
+use regions::{EngineSpec, Task};
 use std::fmt::Write;
 use std::fs;
 use std::io;
@@ -232,7 +232,7 @@ impl FleetFiles {
         let document = if takes_over { document.text("handover", handover.display()) } else { document };
         // No load balancer in front of this gateway has to notice that it stops.
         let mut document = Self::catalogue(document, plan).line("\n[timeouts]").text("lame_duck", "0s");
-        if let Some(Certificate { certificate, key }) = certificate {
+        if let Some(IssuedCertificate { certificate, key }) = certificate {
             document = document.line("\n[tls]");
             document = document.text("certificate", certificate.display()).text("key", key.display());
         }
@@ -253,7 +253,7 @@ pub(super) struct GatewaySettings<'a> {
     pub(super) listen: SocketAddr,
     pub(super) operations: SocketAddr,
     pub(super) key: &'a str,
-    pub(super) certificate: Option<&'a Certificate>,
+    pub(super) certificate: Option<&'a IssuedCertificate>,
     pub(super) authority: &'a Authority,
 }
 
@@ -269,43 +269,12 @@ pub(super) struct SpokeSettings<'a> {
     pub(super) authority: &'a Authority,
 }
 
-/// Paths of a certificate and its key.
-pub(super) struct Certificate {
-    pub(super) certificate: PathBuf,
-    key: PathBuf,
-}
-
-impl FleetFiles {
-    /// Creates a self-signed certificate for this machine's names. Clients trust it by its file.
-    pub(super) fn certificate(&self) -> Result<Certificate> {
-        let made = rcgen::generate_simple_self_signed(["localhost", "127.0.0.1"].map(str::to_owned))
-            .context("cannot create a certificate")?;
-        let (certificate, key) = (self.dir.join("gateway.crt"), self.dir.join("gateway.key"));
-        fs::write(&certificate, made.cert.pem())
-            .with_context(|| format!("{} cannot be written", certificate.display()))?;
-        write_secret(&key, &made.signing_key.serialize_pem())
-            .with_context(|| format!("{} cannot be written", key.display()))?;
-        Ok(Certificate { certificate, key })
-    }
-}
-
 /// Returns the line `hub = "http://…"`, or a list of several.
 fn hub_line(hubs: &[SocketAddr]) -> String {
     match hubs {
         [hub] => format!("hub = \"http://{hub}\""),
         hubs => format!("hub = {:?}", hubs.iter().map(|hub| format!("http://{hub}")).collect::<Vec<_>>()),
     }
-}
-
-/// Writes a file that only its owner can read.
-pub(super) fn write_secret(file: &Path, secret: &str) -> io::Result<()> {
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-    if file.exists() {
-        fs::remove_file(file)?;
-    }
-    let mut open = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
-    open.write_all(secret.as_bytes())
 }
 
 /// Writer of a TOML configuration file for one process.

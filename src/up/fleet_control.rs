@@ -7,11 +7,13 @@
 
 use super::link::{EmulatedLink, LinkConditions};
 use super::process::signal_to;
+use crate::apply;
 use loadtest::drill::Action;
 use loadtest::drill::action::{LinkChange, LinkDirection, ProcessAction, ProcessTarget};
 use regions::id::RegionId;
-use reqwest::Method;
 use rustix::process::Signal;
+use scheduler_client::operator::OperatorClient;
+use scheduler_core::hubs::Hubs;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,7 +26,7 @@ use tokio::task::AbortHandle;
 /// Period of throttling, in which a slowed replica runs once: short relative to a request, long relative to a timer tick.
 const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
 /// Timeout of a request to a hub or a replica, after which the next hub is tried: a paused process does not respond.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Command for the main thread, which owns the processes.
 pub(crate) struct ProcessCommand {
@@ -70,8 +72,8 @@ impl FleetControl {
             Action::Link(region, change) => self.change(region, *change),
             Action::SlowReplicas(region, times) => self.slow(region, *times).await,
             Action::Surge { .. } => Ok(()),
-            Action::Drain(region) => self.drain(Method::PUT, region).await,
-            Action::Undrain(region) => self.drain(Method::DELETE, region).await,
+            Action::Drain(region) => self.set_draining(region, true).await,
+            Action::Undrain(region) => self.set_draining(region, false).await,
         }
     }
 
@@ -143,7 +145,7 @@ impl FleetControl {
     pub(crate) async fn slow(&self, region: &RegionId, times: u32) -> Result<(), String> {
         for (name, address) in &self.region_processes(region)?.replicas {
             if self.scripted {
-                send(Method::POST, format!("http://{address}/slow?times={times}"), None).await?;
+                send(format!("http://{address}/slow?times={times}")).await?;
             } else {
                 self.throttle(name, times).await?;
             }
@@ -175,18 +177,13 @@ impl FleetControl {
     }
 
     /// Starts or ends a drain like an operator, at the first hub that responds.
-    pub(crate) async fn drain(&self, method: Method, region: &RegionId) -> Result<(), String> {
-        let token = std::fs::read_to_string(&self.operator_token)
-            .map_err(|error| format!("{} cannot be read: {error}", self.operator_token.display()))?;
-        let mut last = "no hub".to_owned();
-        for (_, hub) in &self.hubs {
-            let url = format!("http://{hub}/v1/drains/{}/{}", region.cloud(), region.name());
-            match send(method.clone(), url, Some(token.trim())).await {
-                Ok(()) => return Ok(()),
-                Err(problem) => last = problem,
-            }
-        }
-        Err(last)
+    pub(crate) async fn set_draining(&self, region: &RegionId, is_draining: bool) -> Result<(), String> {
+        let token = apply::token(Some(&self.operator_token))?;
+        let urls = self.hubs.iter().map(|(_, hub)| format!("http://{hub}"));
+        let hubs = Hubs::read(urls.collect()).map_err(|problems| problems.join("; "))?;
+        let operator = OperatorClient::new(&hubs, Some(&token), REQUEST_TIMEOUT);
+        let operator = operator.map_err(|error| error.to_string())?;
+        operator.set_draining(region, is_draining).await.map_err(|error| error.to_string())
     }
 }
 
@@ -202,10 +199,10 @@ async fn throttled(control: FleetControl, process: String, id: Option<u32>, time
     }
 }
 
-pub(crate) async fn send(method: Method, url: String, token: Option<&str>) -> Result<(), String> {
+/// Sends a command to a scripted replica.
+async fn send(url: String) -> Result<(), String> {
     let client = reqwest::Client::builder().no_proxy().timeout(REQUEST_TIMEOUT).build();
-    let request = client.map_err(|error| error.to_string())?.request(method, &url);
-    let request = token.iter().fold(request, |request, token| request.bearer_auth(token));
+    let request = client.map_err(|error| error.to_string())?.post(&url);
     let response = request.send().await.map_err(|error| format!("request to {url} failed: {error}"))?;
     let status = response.status();
     if status.is_success() { Ok(()) } else { Err(format!("{url} returned {status}")) }

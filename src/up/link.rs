@@ -125,7 +125,8 @@ async fn accept(
                 });
             }
             Err(error) => {
-                tracing::warn!(%target, %error, "link could not accept a connection");
+                // Accepted again after a pause. Check the limit of open files.
+                tracing::warn!(%target, %error, "failed to accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -3,10 +3,11 @@
 use crate::cli::StoreKind;
 use regions::catalogue::Catalogue;
 use regions::deployment::scaling::Scaling;
-use regions::deployment::{self, Deployment, EngineSpec, Task};
+use regions::deployment::{self, Deployment};
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::latency::prior_rtt;
+use regions::{EngineSpec, Task};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Preparation of a local fleet: reserves its ports and writes the configuration of every process.
 
-use super::certificates::Authority;
+use super::certificates::{self, Authority};
 use super::etcd::EtcdCluster;
 use super::files::{FleetFiles, GatewaySettings, SpokeSettings, state_dir};
 use super::fleet::{LocalFleet, PreparedRegion};
@@ -37,7 +37,7 @@ impl LocalFleet {
         let hub_addresses = (0..plan.hubs).map(|_| ports.reserve(0)).collect::<std::io::Result<Vec<_>>>()?;
         let etcd = match options.store {
             StoreKind::Embedded => None,
-            StoreKind::Etcd => Some(EtcdCluster::prepare(&files, &mut ports)?),
+            StoreKind::Etcd => Some(EtcdCluster::prepare(&files.dir, &files.logs(), &mut ports)?),
         };
         let mut hubs = Vec::new();
         for (number, address) in hub_addresses.iter().enumerate() {
@@ -80,7 +80,7 @@ impl LocalFleet {
                 replicas,
             });
         }
-        let certificate = options.tls.then(|| files.certificate()).transpose()?;
+        let certificate = options.tls.then(|| certificates::self_signed(&files.dir)).transpose()?;
         let (key, for_clients) = (options.key.as_str(), certificate.as_ref());
         let authority = &authority;
         let settings =

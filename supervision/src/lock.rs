@@ -47,7 +47,8 @@ impl Drop for PanicGuard {
         match self.on_panic {
             OnPanic::FailProcess => process::fail(&format!("a panic occurred while {state} was locked")),
             OnPanic::Continue => {
-                tracing::error!(state, "panic while a lock was held, its state is consistent")
+                // A defect. The process continues. Report it with the line `panicked`.
+                tracing::error!(state, "panic while a lock was held; its state is consistent")
             }
         }
     }

@@ -22,6 +22,7 @@ pub fn fail(reason: &str) {
         is_first
     });
     if is_first {
+        // Its state may be inconsistent. It finishes the requests in flight and exits with status 70; its supervisor restarts it.
         tracing::error!(reason, "process failed, draining");
     }
 }
@@ -52,7 +53,8 @@ pub async fn failed() -> Arc<str> {
 pub fn exit_within(bound: Duration) -> std::io::Result<()> {
     let exit = move || {
         std::thread::sleep(bound);
-        tracing::error!(?bound, "drain exceeded its bound, exiting");
+        // The process had failed, and requests in flight did not end in time.
+        tracing::error!(?bound, "drain timeout; exiting");
         std::process::exit(EXIT_STATUS.into());
     };
     std::thread::Builder::new().name("exit".to_owned()).spawn(exit).map(drop)

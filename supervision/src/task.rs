@@ -64,9 +64,11 @@ where
         }
         let delay = backoff(consecutive);
         consecutive += 1;
-        tracing::error!(task = name, reason, ?delay, consecutive, "task failed");
+        // A defect. The task is started again after the delay. Report it with the line `panicked`.
+        tracing::error!(task = name, reason, ?delay, consecutive, "task failed; restarting");
         tokio::time::sleep(delay).await;
         panics::count_restart(name);
+        // It follows `task failed; restarting`.
         tracing::warn!(task = name, consecutive, "task restarted");
     }
 }
@@ -97,6 +99,7 @@ pub async fn contained<T>(name: &'static str, task: impl Future<Output = T>) -> 
         .await
         .inspect_err(|payload| {
             panics::count(Scope::Task);
+            // A defect. The next run of the task takes its place. Report it with the line `panicked`.
             tracing::error!(task = name, reason = panics::message(&**payload), "task failed");
         })
         .ok()

@@ -8,7 +8,7 @@ use crate::tree::{read, root};
 
 /// Core packages, which are pure.
 const PURE: &[&str] =
-    &["regions", "gateway-core", "scheduler-api", "scheduler-core", "replica-api", "replica-core"];
+    &["regions", "http1", "gateway-core", "scheduler-api", "scheduler-core", "replica-api", "replica-core"];
 
 /// Crates that provide a runtime, a socket, a file, a clock or randomness to their direct and indirect dependents.
 const NOT_IN_A_CORE: &[&str] = &[

@@ -8,40 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Files that still import each other. New cycles are not added here.
 const KNOWN: &[&[&str]] = &[
-    &["gateway/src/hop/connector.rs", "gateway/src/http1/pool.rs"],
-    &["gateway/src/http1/mod.rs", "gateway/src/upstream.rs"],
-    &["loadtest/python/src/job.rs", "loadtest/python/src/lib.rs"],
-    &[
-        "loadtest/src/arrival.rs",
-        "loadtest/src/exchange.rs",
-        "loadtest/src/options/mod.rs",
-        "loadtest/src/pace.rs",
-        "loadtest/src/profile.rs",
-        "loadtest/src/record/group.rs",
-        "loadtest/src/record/latencies.rs",
-        "loadtest/src/slo.rs",
-        "loadtest/src/task.rs",
-    ],
-    &["regions/src/catalogue.rs", "regions/src/deployment.rs", "regions/src/residency.rs"],
-    &["replica/core/src/batch/jobs.rs", "replica/core/src/batch/mod.rs", "replica/core/src/batch/queue.rs"],
-    &[
-        "replica/src/engine/cpu/byte_panels.rs",
-        "replica/src/engine/cpu/kernel/dots.rs",
-        "replica/src/engine/cpu/kernel/math.rs",
-        "replica/src/engine/cpu/kernel/mod.rs",
-        "replica/src/engine/cpu/kernel/product.rs",
-        "replica/src/engine/cpu/kernel/quantize.rs",
-        "replica/src/engine/cpu/kernel/tile.rs",
-        "replica/src/engine/cpu/kernel/x86_dots.rs",
-        "replica/src/engine/cpu/linear.rs",
-        "replica/src/engine/cpu/packed.rs",
-        "replica/src/engine/cpu/packed_file.rs",
-        "replica/src/engine/cpu/panels.rs",
-    ],
-    &["replica/src/http/call.rs", "replica/src/http/mod.rs"],
-    &["replica/src/model/finite.rs", "replica/src/model/tensor.rs"],
-    &["replica/src/tune/curve.rs", "replica/src/tune/plan.rs"],
-    &["replica/src/tune/measure.rs", "replica/src/tune/mod.rs"],
     &["scheduler/src/config/scaling.rs", "scheduler/src/config/spoke.rs"],
     &["scheduler/src/events.rs", "scheduler/src/hub/mod.rs"],
     &[
@@ -50,7 +16,6 @@ const KNOWN: &[&[&str]] = &[
         "scheduler/src/hub/http.rs",
         "scheduler/src/hub/spokes.rs",
     ],
-    &["src/up/certificates.rs", "src/up/etcd.rs", "src/up/files.rs"],
 ];
 
 /// One crate: module paths with their files.
@@ -70,7 +35,7 @@ fn cycles(all: &[File]) -> Vec<Vec<&str>> {
     let mut imports = Imports::new();
     for modules in crates.values() {
         for (module, file) in modules {
-            let found = uses(&file.text).into_iter().flat_map(|path| resolve(modules, module, &path, 0));
+            let found = uses(file.code()).into_iter().flat_map(|path| resolve(modules, module, &path, 0));
             imports.insert(&file.path, found.filter(|target| *target != file.path).collect());
         }
     }
@@ -93,11 +58,11 @@ fn module_of(path: &str) -> Option<(&str, Vec<String>)> {
     Some((root, module))
 }
 
-/// Paths of the `use` declarations of a file, without its tests. Those of inline modules, which are indented, lose the `super` that
+/// Paths of the `use` declarations of code. Those of inline modules, which are indented, lose the `super` that
 /// leads to the file.
 fn uses(text: &str) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
-    let mut lines = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text).lines();
+    let mut lines = text.lines();
     while let Some(line) = lines.next() {
         let indented = line.starts_with(' ');
         let declaration = line.trim_start();

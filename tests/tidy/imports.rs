@@ -11,21 +11,35 @@ use crate::none;
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("regions", &[]),
+    ("http1", &[]),
     ("replica-api", &["regions"]),
     ("scheduler-api", &["regions"]),
     ("gateway-core", &["regions", "replica-api"]),
     ("scheduler-core", &["regions", "scheduler-api"]),
     ("replica-core", &["regions", "replica-api"]),
     ("supervision", &[]),
+    ("scheduler-client", &["regions", "scheduler-api", "scheduler-core"]),
     ("scheduler-store", &["supervision"]),
     (
         "gateway",
-        &["gateway-core", "scheduler-api", "scheduler-core", "regions", "replica-api", "supervision"],
+        &[
+            "gateway-core",
+            "http1",
+            "scheduler-api",
+            "scheduler-client",
+            "scheduler-core",
+            "regions",
+            "replica-api",
+            "supervision",
+        ],
     ),
-    ("scheduler", &["scheduler-api", "scheduler-core", "scheduler-store", "regions", "supervision"]),
+    (
+        "scheduler",
+        &["scheduler-api", "scheduler-client", "scheduler-core", "scheduler-store", "regions", "supervision"],
+    ),
     ("trtllm", &[]),
     ("replica", &["replica-api", "replica-core", "regions", "trtllm", "supervision"]),
-    ("loadtest", &["replica-api", "regions"]),
+    ("loadtest", &["http1", "replica-api", "regions"]),
 ];
 const ROOT: &str = "meridian";
 

@@ -5,7 +5,8 @@
 //! - Log messages are statements in lower case without punctuation at their end.
 //! - A type name is defined once, except names that are common for private types of a module.
 
-use crate::tree::{File, files};
+use crate::events;
+use crate::tree::{File, files, is_source};
 use std::collections::BTreeMap;
 
 /// Words with which no line of a doc comment begins.
@@ -69,16 +70,6 @@ const COMMON: &[&str] = &[
     "Writer",
 ];
 
-/// Sources without tests and benches.
-fn is_source(path: &str) -> bool {
-    let part = |name: &str| {
-        path.starts_with(&format!("{name}/"))
-            || path.contains(&format!("/{name}/"))
-            || path.ends_with(&format!("/{name}.rs"))
-    };
-    path.ends_with(".rs") && !["test", "tests", "bench", "benches"].into_iter().any(part)
-}
-
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|sign: char| !sign.is_alphanumeric() && sign != '_').filter(|word| !word.is_empty())
 }
@@ -101,32 +92,12 @@ fn complaints(all: &[File]) -> Vec<String> {
                 complaints.push(format!("{place}: {word}"));
             }
         }
-        complaints.extend(
-            log_messages(text)
-                .filter(|(_, message)| !is_statement(message))
-                .map(|(number, message)| format!("{path}:{number}: log message {message:?}")),
-        );
+        for (at, message) in events::messages(text).filter(|(_, message)| !is_statement(message)) {
+            let line = text[..at].matches('\n').count() + 1;
+            complaints.push(format!("{path}:{line}: log message {message:?}"));
+        }
     }
     complaints
-}
-
-/// Messages of log lines, with the numbers of their lines.
-fn log_messages(text: &str) -> impl Iterator<Item = (usize, String)> {
-    let calls = ["error!(", "warn!(", "info!(", "debug!("].into_iter().flat_map(move |level| {
-        text.match_indices(level).filter(|(at, _)| text[..*at].ends_with("tracing::")).map(|(at, _)| at)
-    });
-    calls.filter_map(move |at| {
-        let call = &text[at..];
-        let call = &call[..call.find(");").unwrap_or(call.len())];
-        // The message is the last argument that is a literal.
-        let end = call.trim_end().trim_end_matches(',').strip_suffix('"')?;
-        let message = &end[end
-            .rfind(", \"")
-            .map(|at| at + 3)
-            .or_else(|| end.rfind("(\"").map(|at| at + 2))
-            .or_else(|| end.rfind(" \"").map(|at| at + 2))?..];
-        Some((text[..at].matches('\n').count() + 1, message.to_owned()))
-    })
 }
 
 fn is_statement(message: &str) -> bool {

@@ -7,7 +7,14 @@ use crate::none;
 use crate::tree::{File, files};
 
 /// Sources of the roles, which use the locks, threads and tasks of `supervision`.
-const SHELLS: &[&str] = &["gateway/src/", "scheduler/src/", "scheduler/store/src/", "replica/src/", "src/"];
+const SHELLS: &[&str] = &[
+    "gateway/src/",
+    "scheduler/src/",
+    "scheduler/client/src/",
+    "scheduler/store/src/",
+    "replica/src/",
+    "src/",
+];
 
 /// Banned items of `std`. Each word is concatenated from halves, so that this file does not contain it.
 const BANNED: &[(&str, &str)] = &[

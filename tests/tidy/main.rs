@@ -7,6 +7,7 @@
 mod configs;
 mod cores;
 mod cycles;
+mod events;
 mod imports;
 mod language;
 mod links;

@@ -15,6 +15,26 @@ pub(crate) struct File {
     pub(crate) text: String,
 }
 
+impl File {
+    /// Returns the text before the file's own test module.
+    pub(crate) fn code(&self) -> &str {
+        let mut modules = self.text.match_indices("#[cfg(test)]\nmod ");
+        let inline =
+            modules.find(|(at, _)| self.text[*at..].lines().nth(1).is_some_and(|line| line.ends_with('{')));
+        inline.map_or(&self.text, |(at, _)| &self.text[..at])
+    }
+}
+
+/// Returns whether a file is a source, not a test or bench.
+pub(crate) fn is_source(path: &str) -> bool {
+    let part = |name: &str| {
+        path.starts_with(&format!("{name}/"))
+            || path.contains(&format!("/{name}/"))
+            || path.ends_with(&format!("/{name}.rs"))
+    };
+    path.ends_with(".rs") && !["test", "tests", "bench", "benches"].into_iter().any(part)
+}
+
 /// Returns every UTF-8 file whose path `selected` accepts, in the order of the paths.
 pub(crate) fn files(selected: impl Fn(&str) -> bool) -> Vec<File> {
     let mut paths = Vec::new();

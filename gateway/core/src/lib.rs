@@ -2,7 +2,7 @@
 //!
 //! The modules in the order in which a request passes them:
 //!
-//! 0. [`connections`]: admission of connections. [`head`], [`chunks`], [`trailers`]: rejection of ambiguous requests.
+//! 0. [`connections`]: admission of connections. [`head`], [`trailers`]: rejection of ambiguous requests.
 //!    [`flood`]: detection of HTTP/2 floods.
 //! 1. [`endpoint`]: mapping of method and path. [`cors`]: web pages that may read the response.
 //! 2. [`keys`], [`jwt`]: authentication. [`tenant`]: permissions and rate limits, with a token [`bucket`] per limit.
@@ -30,7 +30,6 @@ pub mod bucket;
 pub mod budget;
 pub mod by_deployment;
 pub mod candidate;
-pub mod chunks;
 pub mod circuit;
 pub mod cold;
 pub mod connections;

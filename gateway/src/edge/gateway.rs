@@ -29,6 +29,7 @@ use crate::tokens::TokenVerifier;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
 use scheduler_api::reader::Reader;
+use scheduler_client::hub::ControlPlaneClient;
 use std::sync::Arc;
 use supervision::health::HealthCheck;
 use supervision::task::{supervise, supervise_until_done};
@@ -38,8 +39,7 @@ use tokio::task::JoinSet;
 /// Components that requests, background tasks and operators share.
 pub(super) struct Gateway {
     pub(super) config: Arc<EdgeConfig>,
-    /// HTTP client for the control plane.
-    pub(super) client: reqwest::Client,
+    pub(super) client: ControlPlaneClient,
     pub(super) table_reader: Reader,
     metrics: Arc<EdgeMetrics>,
     tenants: Arc<Tenants>,
@@ -77,7 +77,7 @@ impl Gateway {
             demand_recorder: demand_recorder.clone(),
         };
         Ok(Gateway {
-            client: reqwest::Client::builder().no_proxy().build()?,
+            client: ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?,
             table_reader: table::reader(&config),
             views: channel::Sender::new(table::restore(&config, &tenants, &metrics)),
             tokens: Arc::new(TokenVerifier::new(&config.issuers)),
@@ -153,6 +153,7 @@ impl Gateway {
                 tasks.spawn(supervise("region credentials", move || credentials.clone().follow()));
             }
             RegionTransport::Plaintext => {
+                // Requests cross the network unencrypted. Configure certificates unless the network is trusted.
                 tracing::warn!("region connections use plaintext because of [region_tls]")
             }
             RegionTransport::Loopback => {}
@@ -175,6 +176,7 @@ impl Gateway {
         &self,
     ) -> Result<(Option<Arc<Recorder>>, Option<WriterHandle>), ReceiptsError> {
         let Some(receipts) = &self.config.receipts else {
+            // Add the table to the configuration if residency must be proven.
             tracing::warn!(
                 "receipts disabled because [receipts] is missing; the regions of requests cannot be proven"
             );

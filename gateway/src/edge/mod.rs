@@ -37,7 +37,6 @@ mod responder;
 mod router;
 mod scatter;
 mod scrape;
-mod snapshot;
 mod table;
 mod tenant_limiters;
 mod tenants;
@@ -182,7 +181,7 @@ pub async fn run(
     };
     listener.serve(Arc::new(gateway.pipeline(recorder)), stop, gateway.config.timeouts).await;
     tasks.shutdown().await;
-    table::deregister(&gateway.config, &gateway.client, &gateway.table_reader).await;
+    scheduler_client::table::deregister(&gateway.client, &gateway.table_reader).await;
     if let Some(receipt_writer) = receipt_writer {
         receipt_writer.finish(FINAL_RECEIPTS_TIMEOUT).await;
     }

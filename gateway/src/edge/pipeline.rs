@@ -186,6 +186,7 @@ impl Pipeline {
         context: &mut RequestContext<'_>,
         reason: &str,
     ) -> AfterResponse {
+        // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
         tracing::error!(request = context.id, reason, "request panicked");
         let begun = session.response_written().is_some();
         let after = respond::panicked(session, &[(headers::REQUEST_ID, context.id.as_str())]).await;

@@ -4,11 +4,11 @@
 //! wall-clock time of the last confirmation. The file is written at most once a minute, so after a restart the table appears up
 //! to a minute older than it is, never younger.
 
-use super::snapshot::with_suffix;
 use gateway_core::residency::Residency;
+use scheduler_client::snapshot::{replace, with_suffix};
 use scheduler_core::policy_age::Moment;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,6 +68,7 @@ impl PolicyClock {
         let clock = self.clone();
         let write = tokio::task::spawn_blocking(move || write(&clock.path, now.unix_ms)).await;
         if let Err(error) = write.map_err(io::Error::other).flatten() {
+            // After a restart while no hub is reachable, locked deployments are rejected sooner. Check the disk.
             tracing::warn!(path = %self.path.display(), %error, "failed to write the policy confirmation time");
         }
     }
@@ -117,13 +118,8 @@ fn read(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Writes a temporary file and renames it, so that a crash leaves either the old file or the new one.
 fn write(path: &Path, unix_ms: u64) -> io::Result<()> {
-    let new = with_suffix(path, ".new");
-    let mut file = fs::File::create(&new)?;
-    writeln!(file, "{unix_ms}")?;
-    file.sync_all()?;
-    fs::rename(new, path)
+    replace(path, &[format!("{unix_ms}\n").as_bytes()])
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! await.
 
 use super::region_states::{RegionStates, RoutingContext};
+use crate::events::RegionHealthWorsened;
 use gateway_core::circuit::Permille;
 use gateway_core::health::{HealthChange, HealthReport, TICK_PERIOD_MAX};
 use gateway_core::outcome::AttemptFailure;
@@ -57,7 +58,7 @@ pub(crate) fn random_draws() -> [Permille; 3] {
 }
 
 impl RegionMonitor {
-    pub(crate) fn new(location: GeoPoint, catalogue: &Catalogue) -> RegionMonitor {
+    pub(crate) fn new(location: GeoPoint, catalogue: &Arc<Catalogue>) -> RegionMonitor {
         let states = RegionStates::new(location, catalogue, Instant::now());
         RegionMonitor { states: Mutex::new(states), health_changes: watch::Sender::new(()) }
     }
@@ -253,7 +254,7 @@ impl RegionMonitor {
     ) {
         for HealthChange { region, health } in changes {
             states.budgets.evacuate(region, states.targets.in_flight(region), now);
-            tracing::warn!(region = region.as_usize(), ?health, "region health worsened");
+            RegionHealthWorsened { region: &states.catalogue.region(region).id, health }.record();
             self.health_changes.send_replace(());
         }
     }
@@ -287,6 +288,41 @@ impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
             self.monitor.states().targets.ended(&request, Instant::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gateway_core::circuit::CONSECUTIVE_FAILURES_MAX;
+    use std::fs::File;
+    use std::io::{Read, Seek};
+
+    #[test]
+    fn events_of_a_region_have_its_name() {
+        let catalogue = Arc::new(Catalogue::builtin());
+        let [region, other] =
+            ["aws/us-east-1", "gcp/europe-west4"].map(|id| catalogue.index_of(&id.parse().unwrap()).unwrap());
+        let monitor = RegionMonitor::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue);
+        monitor.states().set_regions([region, other]);
+        let log = Arc::new(tempfile::tempfile().unwrap());
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let (states, now) = (&mut *monitor.states(), Instant::now());
+            monitor.health_worsened(states, [HealthChange { region, health: Health::Down }], now);
+            for _ in 0..CONSECUTIVE_FAILURES_MAX {
+                let failure = evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable);
+                states.record_evidence(region, failure, Permille::ALL, now);
+            }
+        });
+        let (mut text, mut file): (_, &File) = (String::new(), &log);
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        for (line, message) in lines.iter().zip(["region health worsened", "region ejected"]) {
+            assert!(line.contains(message) && line.contains("region=aws/us-east-1"), "{line}");
         }
     }
 }

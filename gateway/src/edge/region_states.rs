@@ -5,6 +5,7 @@
 //! A region without a ready replica reports how long it would hold a request ([`gateway_core::cold`]). Most deployments have no
 //! such region, so a request whose regions are all warm costs one map lookup.
 
+use crate::events::RegionEjected;
 use gateway_core::budget::Budgets;
 use gateway_core::by_deployment::ByDeployment;
 use gateway_core::candidate::Candidate;
@@ -28,6 +29,7 @@ use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
 use scheduler_api::report::{DeploymentLoad, Report};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum requests of one edge in flight to one region. At 20 ms each that is 400,000 requests per second, more than an edge
@@ -36,6 +38,7 @@ pub(crate) const REGION_IN_FLIGHT_MAX: u32 = 8192;
 
 /// State of all regions, updated by their reports and responses.
 pub(crate) struct RegionStates {
+    pub(super) catalogue: Arc<Catalogue>,
     pub(crate) fleet: RegionHealthTracker,
     pub(crate) latency: LatencyModel,
     pub(crate) targets: TargetTracker<RegionIndex>,
@@ -98,8 +101,9 @@ pub(crate) struct RoutingContext<'a> {
 }
 
 impl RegionStates {
-    pub(super) fn new(location: GeoPoint, catalogue: &Catalogue, now: Instant) -> RegionStates {
+    pub(super) fn new(location: GeoPoint, catalogue: &Arc<Catalogue>, now: Instant) -> RegionStates {
         RegionStates {
+            catalogue: catalogue.clone(),
             fleet: RegionHealthTracker::default(),
             latency: LatencyModel::new(location, catalogue),
             targets: TargetTracker::new(
@@ -170,7 +174,7 @@ impl RegionStates {
         now: Instant,
         decide: impl FnOnce(RegionView<'_>, &mut Budgets<RegionIndex>) -> T,
     ) -> T {
-        let RegionStates { fleet, latency: _, targets, loads, cold, budgets, spill: _ } = self;
+        let RegionStates { catalogue: _, fleet, latency: _, targets, loads, cold, budgets, spill: _ } = self;
         let backlog = |region| loads.get(region, routing.deployment);
         let is_light = |region| {
             backlog(region).is_none_or(|backlog| {
@@ -289,7 +293,7 @@ impl RegionStates {
     ) {
         let Some(evidence) = evidence else { return };
         if self.targets.record(region, evidence, draw, now) {
-            tracing::warn!(region = region.as_usize(), ?evidence, "region ejected");
+            RegionEjected { region: &self.catalogue.region(region).id, evidence }.record();
             self.budgets.evacuate(region, self.targets.in_flight(region), now);
         }
     }
@@ -312,7 +316,7 @@ mod tests {
 
     #[test]
     fn interactive_requests_wait_only_for_interactive_ones_if_the_region_reports_them_separately() {
-        let catalogue = Catalogue::builtin();
+        let catalogue = Arc::new(Catalogue::builtin());
         let id = "aws/us-east-1".parse().unwrap();
         let region = catalogue.index_of(&id).unwrap();
         let now = Instant::now();

@@ -70,6 +70,7 @@ pub(super) async fn follow(
                     continue;
                 }
                 if let LastRead::Rejected(problems) = &rejected {
+                    // Correct the problems; the file is read again when it changes.
                     tracing::warn!(
                         path,
                         ?problems,

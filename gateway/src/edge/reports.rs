@@ -10,8 +10,9 @@ use super::region_monitor::RegionMonitor;
 use super::router::AdmissionPools;
 use super::table::Current;
 use crate::config::EdgeConfig;
-use crate::http1::UpstreamKey;
-use crate::upstream::{AUTHORITY, RequestHead, ResponseBody, Upstream, UpstreamMethod, UpstreamResponse};
+use crate::hop::UpstreamKey;
+use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
+use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::health::{HealthReport, REPORT_PERIOD};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
@@ -135,6 +136,7 @@ impl ReportReceiver {
             Ok(report) => report,
             Err(error) => {
                 let address = self.key.address;
+                // The spoke at this address runs another version. Upgrade the older one.
                 return tracing::warn!(%address, %error, "invalid region report rejected");
             }
         };

@@ -98,7 +98,8 @@ impl View {
             match catalogue.index_of(id) {
                 Some(index) => drop(regions.insert(index, route.endpoint)),
                 None => {
-                    tracing::warn!(region = %id, "region of the route table ignored, it is not in the catalogue")
+                    // It receives no requests of this gateway. Give the gateway the `catalogue` of the hub.
+                    tracing::warn!(region = %id, "region of the route table ignored because it is not in the catalogue")
                 }
             }
         }

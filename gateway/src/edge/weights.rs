@@ -1,13 +1,11 @@
 //! Reports the demand of this gateway to the hub and receives its traffic weights.
 //!
-//! One request per second does both: it reports the demand by traffic class and origin, and the response carries this gateway's
-//! rows of the plan if they are newer than the current ones. Rows are accepted if their generation is higher, all of them or
-//! none, and are written to disk before they are used. An invalid plan is refused and counted, and the current rows stay. They
-//! also stay while the hub is unreachable or no hub plans: outdated rows are better than none, because reports show where they
+//! One request per second does both ([`scheduler_client::plan`]): it reports the demand by traffic class and origin, and the
+//! response carries this gateway's rows of the plan if they are newer than the current ones. Rows are accepted all of them or
+//! none, and are on disk before they are used. An invalid plan is refused and counted, and the current rows stay. They also stay while the hub is unreachable or no hub plans: outdated rows are better than none, because reports show where they
 //! no longer fit and spillover credits correct it. No request waits for this exchange.
 
 use super::region_monitor::RegionMonitor;
-use super::snapshot::{self, AcceptanceTime, unix_time, with_suffix};
 use crate::config::EdgeConfig;
 use crate::metrics::RelaxedCounter;
 use gateway_core::circuit::Permille;
@@ -22,9 +20,10 @@ use replica_api::priority::Priority;
 use scheduler_api::plan::{
     self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, TrafficClass, WeightsV1,
 };
-use scheduler_core::bound;
+use scheduler_client::hub::{ControlPlaneClient, HubFailure};
+use scheduler_client::plan::PlanExchange;
+use scheduler_client::snapshot::{self, Snapshot};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
@@ -32,10 +31,6 @@ use tokio::sync::watch;
 
 /// Interval of the exchange: the planning interval of the hub.
 const EXCHANGE_PERIOD: Duration = Duration::from_secs(1);
-/// Timeout of one exchange. The next one follows within a second anyway.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum size of a response: the maximum number of rows with a few shares each.
-const RESPONSE_BYTES_MAX: usize = 8 << 20;
 
 const _: () = assert!(demand::CLASSES_MAX <= ROWS_MAX, "a report has a row for every class that is metered");
 
@@ -88,27 +83,18 @@ impl DemandRecorder {
 
 /// Returns the path of the rows on disk.
 fn plan_path(config: &EdgeConfig) -> std::path::PathBuf {
-    with_suffix(&config.snapshot, ".plan")
+    snapshot::with_suffix(&config.snapshot, ".plan")
 }
 
 /// Returns the rows on disk, if they are valid and belong to the region of this gateway.
 pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> CurrentWeights {
-    match snapshot::load::<WeightsV1>(&plan_path(config)) {
-        Ok(weights) if weights.gateway == config.region => {
-            tracing::info!(generation = %weights.generation, rows = weights.rows.len(), "plan restored from disk");
-            Some(Arc::new(resolve(&weights, &config.catalogue)))
-        }
-        Ok(weights) => {
-            tracing::warn!(gateway = %weights.gateway, "plan on disk ignored, it belongs to a gateway in another region");
-            None
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => {
-            counts.refused.add(1);
-            tracing::warn!(file = %plan_path(config).display(), %error, "plan on disk ignored, it is invalid");
-            None
-        }
+    let weights = snapshot::restore::<WeightsV1>(&plan_path(config), || counts.refused.add(1))?;
+    if weights.gateway != config.region {
+        // The gateway was moved or its files were copied. It has no plan until a hub sends one.
+        tracing::warn!(gateway = %weights.gateway, "plan on disk ignored because it is for another region");
+        return None;
     }
+    Some(Arc::new(resolve(&weights, &config.catalogue)))
 }
 
 /// Converts rows for use by requests. A region that is not in the catalogue gets no share.
@@ -128,7 +114,7 @@ fn resolve(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> PlanWeights
 /// Reports the demand and receives plans; never returns.
 pub(crate) async fn follow(
     config: Arc<EdgeConfig>,
-    client: reqwest::Client,
+    client: ControlPlaneClient,
     demand_recorder: Arc<DemandRecorder>,
     region_monitor: Arc<RegionMonitor>,
     current_weights: watch::Sender<CurrentWeights>,
@@ -138,28 +124,34 @@ pub(crate) async fn follow(
     let mut interval = tokio::time::interval(EXCHANGE_PERIOD);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut reachable = true;
-    let mut accepted_at = AcceptanceTime::of_file(&plan_path(&config));
+    let generation = current_weights.borrow().as_ref().map(|weights| weights.generation);
+    let snapshot = Snapshot::new(Some(plan_path(&config)), generation);
+    let mut plan = PlanExchange::new(client.clone(), config.region.clone(), snapshot);
     loop {
         interval.tick().await;
         let demand = demand_recorder.meter().report(Instant::now());
         let reachable_regions = region_monitor.states().fleet.reachable().collect();
         let demand = demand_message(&config, boot_id, demand, reachable_regions);
-        let hub = config.hub.current();
-        match exchange(&config, hub, &client, &demand, &current_weights, &mut accepted_at).await {
-            Ok(()) => {
+        let received = plan.exchange(&demand).await;
+        match &received {
+            Ok(_) => {
                 if !std::mem::replace(&mut reachable, true) {
-                    tracing::info!(hub, "hub plans again");
+                    tracing::info!(hub = client.hubs().current(), "plan updates resumed");
                 }
             }
             Err(error) => {
-                // Failover to another hub is decided by the route table poll (`table`): a healthy hub may have no plan.
-                if matches!(error, PlanExchangeError::Plan(_)) {
+                if matches!(error.failure, HubFailure::Invalid(_)) {
                     counts.refused.add(1);
                 }
                 if std::mem::replace(&mut reachable, false) {
-                    tracing::warn!(hub, %error, "no plan from the hub, current plan stays in use");
+                    // Requests continue with the last traffic shares. Check the hubs and the network.
+                    tracing::warn!(%error, "plan updates failed; keeping the current plan");
                 }
             }
+        }
+        if let Ok(Some(weights)) = received {
+            tracing::debug!(generation = %weights.generation, rows = weights.rows.len(), "plan accepted");
+            current_weights.send_replace(Some(Arc::new(resolve(&weights, &config.catalogue))));
         }
     }
 }
@@ -176,7 +168,8 @@ fn demand_message(
         let residency = match residency.as_str().parse() {
             Ok(residency) => residency,
             Err(error) => {
-                tracing::error!(%deployment, %error, "demand not reported, its residency cannot be read back");
+                // A defect. The plan omits this demand. Report it.
+                tracing::error!(%deployment, %error, "demand not reported because its residency is unreadable");
                 continue;
             }
         };
@@ -190,63 +183,4 @@ fn demand_message(
     // A gateway that reaches no region may be partitioned itself, so it reports nothing about the regions.
     let reachable_regions = (!reachable.is_empty()).then_some(reachable);
     DemandV1::from(&GatewayDemand { gateway, classes, reachable_regions })
-}
-
-#[derive(Debug, thiserror::Error)]
-enum PlanExchangeError {
-    #[error("{0}")]
-    Http(#[from] reqwest::Error),
-    #[error("plan refused: {0}")]
-    Plan(String),
-}
-
-async fn exchange(
-    config: &EdgeConfig,
-    hub: &str,
-    client: &reqwest::Client,
-    demand: &DemandV1,
-    current_weights: &watch::Sender<CurrentWeights>,
-    accepted_at: &mut AcceptanceTime,
-) -> Result<(), PlanExchangeError> {
-    let after = current_weights.borrow().as_ref().map(|weights| weights.generation);
-    let url = match after {
-        Some(after) => format!("{hub}/v1/demand?after={after}"),
-        None => format!("{hub}/v1/demand"),
-    };
-    let request = client.post(url).json(demand).timeout(EXCHANGE_TIMEOUT);
-    let request = config.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
-    let mut response = request.send().await?.error_for_status()?;
-    if response.status() == http::StatusCode::NO_CONTENT {
-        return Ok(());
-    }
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await? {
-        if body.len() + chunk.len() > RESPONSE_BYTES_MAX {
-            return Err(PlanExchangeError::Plan(format!(
-                "the response has more than {RESPONSE_BYTES_MAX} bytes"
-            )));
-        }
-        body.extend_from_slice(&chunk);
-    }
-    let refused = |error: String| PlanExchangeError::Plan(error);
-    let wire: WeightsV1 = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
-    let weights = wire::GatewayWeights::try_from(wire.clone()).map_err(|error| refused(error.to_string()))?;
-    let (generation, gateway) = (weights.generation, &weights.gateway);
-    if *gateway != config.region {
-        return Err(refused(format!(
-            "it is for the gateway in {gateway}, this gateway is in {}",
-            config.region
-        )));
-    }
-    bound::accept(generation, accepted_at.accepted(after), unix_time())
-        .map_err(|error| refused(error.to_string()))?;
-    let path = plan_path(config);
-    let saved = tokio::task::spawn_blocking(move || snapshot::save(&path, &wire, generation)).await;
-    if let Err(error) = saved.map_err(io::Error::other).flatten() {
-        tracing::warn!(file = %plan_path(config).display(), %error, "failed to write the plan to disk");
-    }
-    *accepted_at = AcceptanceTime::now();
-    tracing::debug!(%generation, rows = weights.rows.len(), "plan accepted");
-    current_weights.send_replace(Some(Arc::new(resolve(&weights, &config.catalogue))));
-    Ok(())
 }

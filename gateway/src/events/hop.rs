@@ -41,7 +41,7 @@ impl HopFailures {
     }
 }
 
-/// Connecting to a region failed.
+/// Connecting to a region failed. Logged when the cause changes. `docs/identities.md` has the fix for each `cause`.
 pub(crate) struct HopFailed<'a> {
     pub(crate) region: Option<&'a str>,
     pub(crate) address: SocketAddr,
@@ -57,12 +57,13 @@ impl HopFailed<'_> {
         failures.counts[cause as usize].add(1);
         if is_new {
             let cause = cause.as_str();
-            tracing::error!(region, %address, cause, %error, "connecting to a region failed");
+            tracing::error!(region, %address, cause, %error, "failed to connect to a region");
         }
     }
 }
 
-/// A connection was rejected.
+/// A connection was rejected. Logged at most once a second for each cause. `docs/identities.md` has the fix for
+/// each `cause`.
 pub(crate) struct HopRefused<'a> {
     pub(crate) cause: HopFailureCause,
     pub(crate) reason: &'a str,

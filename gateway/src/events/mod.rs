@@ -9,12 +9,14 @@ mod arrival;
 mod finished;
 mod hop;
 mod model;
+mod region;
 mod request;
 
 pub(crate) use arrival::ArrivalEnded;
 pub(crate) use finished::{FinishedRequest, ResolvedRequest, at, began_ms};
 pub(crate) use hop::{HopFailed, HopFailures, HopRefused};
 pub(crate) use model::{ReplicaMismatch, RevisionChanged};
+pub(crate) use region::{RegionEjected, RegionHealthWorsened};
 pub(crate) use request::{RequestEnded, RequestTimes};
 
 /// Log target of access lines.

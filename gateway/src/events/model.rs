@@ -4,7 +4,8 @@ use regions::{ModelRevision, RegionId};
 use scheduler_core::spoke::RevisionMismatch;
 use std::net::SocketAddr;
 
-/// A replica reports a model other than that of its deployment. The spoke counts it.
+/// A replica reports a model other than that of its deployment, and receives no requests. Start it with that model,
+/// or promote its revision.
 pub(crate) struct ReplicaMismatch<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) mismatch: RevisionMismatch,
@@ -28,7 +29,8 @@ impl ReplicaMismatch<'_> {
     }
 }
 
-/// A replica responded with a model other than the one it reported when it was selected.
+/// A replica responded with a model other than the one it reported when it was selected. The request is
+/// sent again. Expected once after a replica was restarted with another model.
 pub(crate) struct RevisionChanged<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) replica: SocketAddr,

@@ -72,10 +72,11 @@ impl TrustAnchors {
                     }
                 }
                 Err(problem) if last_problem.as_ref() != Some(&problem) => {
+                    // Correct the file; it is read again when it changes.
                     tracing::error!(
                         key = self.name,
                         problem,
-                        "reloading certificate authorities failed, the previous ones stay in use"
+                        "failed to reload the certificate authorities; keeping the previous ones"
                     );
                     last_problem = Some(problem);
                 }

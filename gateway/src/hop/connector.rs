@@ -3,10 +3,10 @@
 //! Every failure is counted, and only a change of the cause is logged: a gateway polls the report of each region five
 //! times a second, and a log line for each failed poll would hide everything else.
 
+use super::stream::TransportStream;
 use super::verify::{Verifier, server_name};
 use super::{Credentials, HTTP1, HTTP2, HopFailureCause, RegionTransport};
 use crate::events::{HopFailed, HopFailures};
-use crate::http1::{TransportStream, UpstreamKey};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use regions::catalogue::Catalogue;
@@ -43,6 +43,14 @@ pub(crate) struct Connector {
     failures: HopFailures,
     /// Last logged failure of each region, removed when the region responds again.
     last_failures: Mutex<BTreeMap<RegionIndex, HopFailureCause>>,
+}
+
+/// Upstream of a connection. The address alone is not sufficient: it may be reassigned to another region, to which open
+/// connections do not lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct UpstreamKey {
+    pub(crate) region: RegionIndex,
+    pub(crate) address: SocketAddr,
 }
 
 /// Established connection, with the identity of the peer and the negotiated protocol.

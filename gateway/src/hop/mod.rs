@@ -28,11 +28,13 @@ mod anchors;
 mod cause;
 mod connector;
 mod gateway_acceptor;
+mod stream;
 mod verify;
 
 pub(crate) use cause::HopFailureCause;
-pub(crate) use connector::{Connector, PeerConnection};
+pub(crate) use connector::{Connector, PeerConnection, UpstreamKey};
 pub(crate) use gateway_acceptor::{GatewayAcceptor, HANDSHAKE_RECORD};
+pub(crate) use stream::TransportStream;
 
 use crate::tls::TlsIdentity;
 use anchors::TrustAnchors;

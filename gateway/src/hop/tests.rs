@@ -5,9 +5,9 @@ mod authority;
 
 use super::*;
 use crate::events::HopFailures;
-use crate::http1::{Http1Client, TransportStream, UpstreamKey};
+use crate::http1::Http1Client;
 use crate::metrics::MetricsText;
-use crate::upstream::{RequestHead, UpstreamMethod};
+use crate::request_head::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
 use gateway_core::outcome::AttemptFailure;
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};

@@ -3,26 +3,23 @@
 //! The next hop of a gateway is a region, that of an ingress a replica, and both speak HTTP/1.1 as in RFC 9112.
 //! Pingora's client supports everything that a general proxy needs (it preserves the case of headers, upgrades,
 //! measures every phase) and writes head and body separately; measured per request on one core that was a third of the
-//! cost of a gateway, see docs/benchmarks.md. So the client is our own: [`frame`] parses responses and rejects
-//! ambiguous ones, [`pool`] keeps idle connections, and this module moves the bytes. [`crate::hop`] decides about TLS
-//! and authenticates the peer; the client is the same with and without TLS.
+//! cost of a gateway, see docs/benchmarks.md. So the client is our own: the package `http1` parses responses and rejects
+//! ambiguous ones, [`head`] converts their heads, [`pool`] keeps idle connections, and this module moves the bytes.
+//! [`crate::hop`] decides about TLS and authenticates the peer; the client is the same with and without TLS.
 //!
 //! Opening a connection and writing a request are separate steps, so that the caller can check the identity of the peer
 //! in between.
 
-mod frame;
+mod head;
 mod pool;
-mod stream;
 
-pub(crate) use pool::UpstreamKey;
-pub(crate) use stream::TransportStream;
-
-use crate::hop::{Connector, PeerConnection};
-use crate::upstream::RequestHead;
-use bytes::Bytes;
-use frame::{BodyFraming, HEAD_BYTES_MAX, MalformedResponse, ResponseHead};
+use crate::hop::{Connector, PeerConnection, TransportStream, UpstreamKey};
+use crate::request_head::RequestHead;
+use ::http1::{BodyFraming, BodyPart, FramingError, HEAD_BYTES_MAX};
+use bytes::{Buf, Bytes};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
+use head::ReceivedHead;
 use http::response::Parts;
 use pool::{ConnectionPool, PooledConnection};
 use std::io::{self, IoSlice};
@@ -68,8 +65,8 @@ pub(crate) struct Http1Body {
 pub(crate) enum Http1Error {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("{0}")]
-    Invalid(#[from] MalformedResponse),
+    #[error("invalid response: {0}")]
+    Invalid(#[from] FramingError),
 }
 
 impl Http1Client {
@@ -141,13 +138,13 @@ impl Http1Connection<'_> {
         // not end the exchange, the response does.
         let sent = write_request(&mut connection.stream, &head.to_http1(), body).await;
         match read_head(&mut connection).await {
-            Ok(ResponseHead { head, body, keep_alive }) => {
+            Ok(ReceivedHead { head, framing, keep_alive }) => {
                 if !reused {
                     client.connector.mark_healthy(key.region);
                 }
                 // If the request was not written completely, the peer may still wait for the rest of it.
                 let keep_alive = keep_alive && sent.is_ok();
-                Ok(Http1Response { head, body: Http1Body { connection, framing: body, keep_alive } })
+                Ok(Http1Response { head, body: Http1Body { connection, framing, keep_alive } })
             }
             Err(error) => {
                 tracing::debug!(address = %key.address, reused, %error, "connection failed before a response");
@@ -169,14 +166,17 @@ impl Http1Body {
     /// Returns the next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Http1Error> {
         loop {
-            if let Some(bytes) = self.framing.take(&mut self.connection.buffer)? {
-                return Ok(Some(bytes));
+            let PooledConnection { stream, buffer, .. } = &mut self.connection;
+            let BodyPart { skipped, data } = self.framing.next(buffer)?;
+            buffer.advance(skipped);
+            if data > 0 {
+                return Ok(Some(buffer.split_to(data).freeze()));
             }
             if self.framing.is_done() {
                 return Ok(None);
             }
-            self.connection.buffer.reserve(READ_BYTES_LARGE);
-            match self.connection.stream.read_buf(&mut self.connection.buffer).await? {
+            buffer.reserve(READ_BYTES_LARGE);
+            match stream.read_buf(buffer).await? {
                 0 if self.framing == BodyFraming::UntilClosed => return Ok(None),
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 _ => {}
@@ -184,9 +184,11 @@ impl Http1Body {
         }
     }
 
-    /// Returns a complete body of this length, without a copy if it arrived with its head.
+    /// Returns a complete body of this declared length, without a copy if it arrived with its head. It is empty if the status
+    /// allows no body.
     pub(crate) async fn whole(&mut self, length: usize) -> Result<Bytes, Http1Error> {
         let PooledConnection { stream, buffer, .. } = &mut self.connection;
+        let length = if self.framing.is_done() { 0 } else { length };
         if buffer.len() < length {
             buffer.reserve(length - buffer.len());
         }
@@ -195,7 +197,8 @@ impl Http1Body {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
         }
-        Ok(self.framing.take(buffer)?.unwrap_or_default())
+        let BodyPart { data, .. } = self.framing.next(buffer)?;
+        Ok(buffer.split_to(data).freeze())
     }
 
     /// Returns the connection to the pool if the body has ended.
@@ -220,18 +223,14 @@ async fn write_request(stream: &mut TransportStream, head: &[u8], body: &[u8]) -
     stream.flush().await
 }
 
-/// Reads the head of the final response, skipping interim ones.
-async fn read_head(connection: &mut PooledConnection) -> Result<ResponseHead, Http1Error> {
+/// Reads the head of the final response.
+async fn read_head(connection: &mut PooledConnection) -> Result<ReceivedHead, Http1Error> {
     let PooledConnection { stream, buffer, .. } = connection;
     loop {
         if !buffer.is_empty()
-            && let Some(head) = frame::head(buffer)?
+            && let Some(head) = head::take(buffer)?
         {
-            match head.head.status.as_u16() {
-                101 => return Err(MalformedResponse("it switches protocols").into()),
-                100..200 => continue,
-                _ => return Ok(head),
-            }
+            return Ok(head);
         }
         buffer.reserve(if buffer.len() < READ_BYTES { READ_BYTES } else { HEAD_BYTES_MAX });
         if stream.read_buf(buffer).await? == 0 {
@@ -243,7 +242,7 @@ async fn read_head(connection: &mut PooledConnection) -> Result<ResponseHead, Ht
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::UpstreamMethod;
+    use crate::request_head::UpstreamMethod;
     use pool::OPENING_MAX;
     use regions::set::RegionIndex;
     use std::net::SocketAddr;
@@ -323,6 +322,17 @@ mod tests {
             2,
             "three on the first connection, one more that closes it, the last on its own"
         );
+    }
+
+    #[tokio::test]
+    async fn a_status_without_a_body_overrides_the_declared_length() {
+        let (address, _server) =
+            server(&["HTTP/1.1 304 Not Modified\r\nx: close\r\ncontent-length: 3\r\n\r\n"]).await;
+        let client = client();
+        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
+        let opened = client.open(key, Duration::from_secs(5)).await.unwrap();
+        let mut response = opened.send(&request(), BODY).await.unwrap();
+        assert_eq!(response.body.whole(3).await.unwrap(), "");
     }
 
     #[tokio::test]

@@ -5,13 +5,10 @@
 //! whether the peer has closed it is checked when it is taken, which is free because the reactor knows, and expired
 //! ones are removed when another one is returned.
 
-use super::TransportStream;
-use crate::hop::PeerConnection;
+use crate::hop::{PeerConnection, TransportStream, UpstreamKey};
 use bytes::BytesMut;
 use gateway_core::residency::Peer;
-use regions::set::RegionIndex;
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -28,14 +25,6 @@ pub(super) const OPENING_MAX: usize = 128;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval in which expired connections are removed.
 const SWEEP_PERIOD: Duration = Duration::from_secs(1);
-
-/// Upstream of a connection. The address alone is not sufficient: it may be reassigned to another region, to which open
-/// connections do not lead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct UpstreamKey {
-    pub(crate) region: RegionIndex,
-    pub(crate) address: SocketAddr,
-}
 
 /// Connection, and the bytes read from it that are not consumed yet.
 #[derive(Debug)]
@@ -185,6 +174,8 @@ impl IdleConnections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use regions::set::RegionIndex;
+    use std::net::SocketAddr;
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};
 

@@ -1,8 +1,7 @@
 //! HTTP/2 connection to a region: its driver task, its health check, and its requests in flight.
 
 use super::Http2Stream;
-use crate::hop::{Connector, PeerConnection};
-use crate::http1::{TransportStream, UpstreamKey};
+use crate::hop::{Connector, PeerConnection, TransportStream, UpstreamKey};
 use crate::metrics::{HopEvent, LabelCounter};
 use bytes::Bytes;
 use gateway_core::multiplex::{

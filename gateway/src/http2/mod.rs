@@ -18,10 +18,10 @@ mod connection;
 #[cfg(test)]
 mod tests;
 
-use crate::hop::{Connector, PeerConnection};
-use crate::http1::{Http1Client, UpstreamKey};
+use crate::hop::{Connector, PeerConnection, UpstreamKey};
+use crate::http1::Http1Client;
 use crate::metrics::{HopEvent, LabelCounter};
-use crate::upstream::RequestHead;
+use crate::request_head::RequestHead;
 use bytes::{Bytes, BytesMut};
 pub(crate) use connection::Http2Body;
 use connection::{Connection, StreamPermit};

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::hop::RegionTransport;
-use crate::upstream::UpstreamMethod;
+use crate::request_head::UpstreamMethod;
 use gateway_core::multiplex::{CLOSE_AFTER, REQUESTS_BEFORE_OPENING};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};

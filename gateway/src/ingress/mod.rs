@@ -170,7 +170,8 @@ pub async fn run(
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
     if tls.is_none() && !listen.ip().is_loopback() {
-        tracing::warn!(%listen, "ingress accepts plaintext connections, as [tls] allows");
+        // Every process that reaches the port can send requests. Configure certificates unless the network is trusted.
+        tracing::warn!(%listen, "ingress accepts plaintext connections because of [tls]");
     }
     if let Some(credentials) = tls {
         tasks.spawn(supervise("credentials", move || credentials.clone().follow()));
@@ -375,7 +376,8 @@ impl Ingress {
         if allowed.contains(self.here) {
             return Ok(allowed);
         }
-        tracing::error!(region = %self.region, %policy, "residency violation: request rejected");
+        // A gateway sent the request to a region that may not see it. Compare the catalogue and the version of that gateway.
+        tracing::error!(region = %self.region, %policy, "request rejected because its residency policy excludes this region");
         let message =
             format!("Region {} is not part of the residency '{policy}'; the body was not read.", self.region);
         Err(Rejection::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
@@ -387,7 +389,8 @@ impl Ingress {
             return Ok(());
         }
         let region = &self.region;
-        tracing::warn!(%region, %deployment, "residency violation of the newest route table: request rejected");
+        // Expected for seconds after a residency policy was narrowed. Later, check that all gateways reach a hub.
+        tracing::warn!(%region, %deployment, "request rejected because the newest route table excludes this region");
         let message = format!("Region {region} is no longer part of the residency of '{deployment}'.");
         Err(Rejection::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
     }

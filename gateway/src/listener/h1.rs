@@ -6,14 +6,13 @@
 //! the start of the next request is unknown.
 
 use super::admission::AdmittedConnection;
-use super::chunked::Chunked;
-use super::{AfterResponse, RequestHandler, Shared, TransportSecurity, h2};
+use super::{AfterResponse, RequestHandler, Shared, TransportSecurity, chunked, h2};
 use crate::hop::HANDSHAKE_RECORD;
 use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::BytesMut;
-use gateway_core::chunks;
 use gateway_core::head::{HeadProblem, HeadScanner, ScannedHead, origin_form};
+use http1::ChunkDecoder;
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use std::sync::Arc;
@@ -87,8 +86,8 @@ pub(super) async fn serve<D: RequestHandler>(
 /// checked while they are read.
 fn prepare(stream: Stream, buffer: &mut BytesMut, head: ScannedHead) -> Stream {
     let chunked = head.is_chunked.then(|| {
-        let mut chunks = chunks::ChunkScanner::default();
-        let problem = chunks.advance(&buffer[head.length..]).err();
+        let mut chunks = ChunkDecoder::default();
+        let problem = chunks.scan(&buffer[head.length..]).err();
         if problem.is_some() {
             // The parser gets no byte of the body: the reader of the body gets the error.
             buffer.truncate(head.length);
@@ -100,7 +99,7 @@ fn prepare(stream: Stream, buffer: &mut BytesMut, head: ScannedHead) -> Stream {
         *buffer = [rewritten.as_slice(), &buffer[head.length..]].concat().as_slice().into();
     }
     match chunked {
-        Some((chunks, problem)) => Box::new(Chunked::new(stream, chunks, problem)),
+        Some((chunks, problem)) => chunked::wrap(stream, chunks, problem),
         None => stream,
     }
 }
@@ -200,13 +199,13 @@ async fn handle_one<D: RequestHandler>(
         return None;
     }
     let (stream, over) = session.finish().await.ok()??.into_parts();
-    Some((Chunked::unwrap(stream), over.unwrap_or_default()))
+    Some((chunked::unwrap(stream), over.unwrap_or_default()))
 }
 
 /// Closes a connection after its last response, and lets a client that is still sending read that response.
 async fn linger(session: ServerSession) {
     if let ServerSession::H1(session) = session {
-        write_last(Chunked::unwrap(session.into_inner()), &[]).await;
+        write_last(chunked::unwrap(session.into_inner()), &[]).await;
     }
 }
 

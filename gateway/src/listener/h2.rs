@@ -5,8 +5,7 @@
 //! graceful shutdown: GOAWAY, then completion of all requests, then close.
 
 use super::admission::AdmittedConnection;
-use super::meter::Metered;
-use super::{AfterResponse, DrainStage, PeerKind, RequestHandler, Shared};
+use super::{AfterResponse, DrainStage, PeerKind, RequestHandler, Shared, meter};
 use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::Bytes;
@@ -62,8 +61,8 @@ pub(super) async fn serve<D: RequestHandler>(
         proxy_digest: stream.get_proxy_digest(),
         socket_digest: stream.get_socket_digest(),
     });
-    let (stream, mut flooded) = Metered::new(stream, read_before);
-    let handshake = server::handshake(Box::new(stream), Some(options(shared.peer)));
+    let (stream, mut flooded) = meter::wrap(stream, read_before);
+    let handshake = server::handshake(stream, Some(options(shared.peer)));
     let handshake = async {
         tokio::select! {
             handshake = timeout(shared.timeouts.head, handshake) => Some(handshake),

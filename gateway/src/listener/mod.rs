@@ -15,6 +15,7 @@ mod admission;
 mod chunked;
 #[cfg(test)]
 mod contained;
+mod filtered;
 mod h1;
 mod h2;
 mod meter;
@@ -242,7 +243,8 @@ impl Listener {
         stage.send_replace(DrainStage::Closing);
         if timeout(timeouts.drain, all(&mut connections)).await.is_err() {
             (0..connections.len()).for_each(|_| shared.counts.closed.count(CloseReason::DrainTimeout));
-            tracing::warn!(drain = ?timeouts.drain, "drain timeout expired, requests in flight aborted");
+            // Their clients received an error. Raise the drain timeout if requests take that long.
+            tracing::warn!(drain = ?timeouts.drain, "drain timeout; requests in flight aborted");
             connections.shutdown().await;
         }
     }
@@ -275,13 +277,15 @@ async fn accept_until<D: RequestHandler, T>(
                 connections.spawn(async move {
                     // Requests are contained one by one; this contains panics of the connection between them.
                     if let Err(Panicked(reason)) = contain(shared.serve(stream, admitted)).await {
+                        // A defect. No other connection is affected. Report it with the line `panicked`.
                         tracing::error!(reason, "connection panicked and was closed");
                     }
                     drop(permit);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed");
+                // Accepted again after a pause. Check the limit of open files.
+                tracing::warn!(%error, "failed to accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -360,12 +364,12 @@ impl<D: RequestHandler> Shared<D> {
                     Ok(Ok(stream)) => Some(stream),
                     Ok(Err(error)) => {
                         self.counts.closed.count(CloseReason::HandshakeFailed);
-                        tracing::debug!(%error, "a TLS handshake failed");
+                        tracing::debug!(%error, "TLS handshake failed");
                         None
                     }
                     Err(_) => {
                         self.counts.closed.count(CloseReason::HandshakeTimeout);
-                        tracing::debug!("a TLS handshake took too long");
+                        tracing::debug!("TLS handshake timed out");
                         None
                     }
                 },
@@ -397,6 +401,7 @@ impl<D: RequestHandler> Shared<D> {
             Err(Panicked(reason)) => {
                 let id = session.get_header(headers::REQUEST_ID).and_then(|id| id.to_str().ok());
                 let id = id.unwrap_or_default().to_owned();
+                // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
                 tracing::error!(request = id, reason, "request panicked");
                 respond::panicked(session, &[(headers::REQUEST_ID, &id)]).await
             }

@@ -429,6 +429,7 @@ impl WriterHandle {
             }
         };
         if tokio::time::timeout(within, written).await.is_err() {
+            // Receipts of the last requests may be missing. Check the disk.
             tracing::error!(?within, "writing the last receipts timed out");
         }
     }

@@ -254,7 +254,8 @@ impl Writer {
                 // The policies may be in the part that is truncated.
                 self.forget_policies();
                 if !was_failing {
-                    tracing::error!(chain = self.chain, %error, "writing receipts failed, they are counted as missing");
+                    // Requests that require a receipt are rejected until writing succeeds. Check the disk.
+                    tracing::error!(chain = self.chain, %error, "failed to write receipts; counting them as missing");
                 }
             }
         }
@@ -379,7 +380,8 @@ impl Writer {
         self.shared.syncs.add(1);
         let synced = file.sync_data();
         if let Err(error) = &synced {
-            tracing::error!(chain = self.chain, %error, unsynced, "syncing receipts failed");
+            // Requests that require a receipt are rejected until writing succeeds. Check the disk.
+            tracing::error!(chain = self.chain, %error, unsynced, "failed to sync receipts; counting them as missing");
             self.file = None;
             self.shared.lost(GapReason::Unsynced).add(unsynced);
             self.shared.failing.store(true, Ordering::Relaxed);
@@ -413,7 +415,8 @@ fn take_over(
         let Some(lock_file) = lock(dir, chain)? else { continue };
         let files: Vec<_> = names.iter().filter(|name| name.chain == *chain).cloned().collect();
         let Some(position) = position(dir, &files)? else {
-            tracing::error!(chain, "receipt chain is corrupt and left unchanged, a new one is begun");
+            // The files stay unchanged. Examine them with `meridian verify-residency`.
+            tracing::error!(chain, "receipt chain is corrupt; starting a new one");
             continue;
         };
         match &position.writer {

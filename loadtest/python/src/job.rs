@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
-use crate::failed;
+use crate::failure::failed;
 use crate::results::{self, PyVectors};
 
 /// Result of an operation.

@@ -6,6 +6,7 @@
 //! returns the result. Vectors are exposed to numpy in place by the array interface, without a copy and without an
 //! object per row.
 
+mod failure;
 mod job;
 mod preference;
 mod results;
@@ -13,21 +14,16 @@ mod texts;
 
 use std::sync::{Arc, OnceLock};
 
-use loadtest::client::{
-    Client, ClientError, ClientSettings, EmbedOptions, EndpointSettings, HttpAttemptError, HttpProtocol,
-    ScoreOptions,
-};
-use pyo3::create_exception;
-use pyo3::exceptions::{PyException, PyRuntimeError};
+use loadtest::client::{Client, ClientSettings, EmbedOptions, EndpointSettings, HttpProtocol, ScoreOptions};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::runtime::Runtime;
 
+use self::failure::{Failed, failed};
 use self::job::{OperationResult, PyJob};
 use self::preference::RawPreference;
 use self::texts::PyTexts;
-
-create_exception!(_native, Failed, PyException, "Failed operation: kind, status and message.");
 
 /// Returns the runtime of all operations.
 fn runtime() -> PyResult<&'static Runtime> {
@@ -40,22 +36,6 @@ fn runtime() -> PyResult<&'static Runtime> {
     let built =
         built.map_err(|error| PyRuntimeError::new_err(format!("cannot start the runtime: {error}")))?;
     Ok(RUNTIME.get_or_init(|| built))
-}
-
-/// Converts an error into the Python exception.
-fn failed(error: &ClientError) -> PyErr {
-    let (kind, status) = match error {
-        ClientError::Invalid(_) => ("invalid", None),
-        ClientError::Failed { failure: HttpAttemptError::ErrorStatus { status, .. }, .. } => {
-            ("status", Some(*status))
-        }
-        ClientError::Failed { failure: HttpAttemptError::Timeout, .. } | ClientError::Timeout { .. } => {
-            ("timeout", None)
-        }
-        ClientError::Failed { .. } => ("connection", None),
-        ClientError::InvalidResponse { .. } => ("invalid_response", None),
-    };
-    Failed::new_err((kind, status, error.to_string()))
 }
 
 /// Bulk client. Connections are kept between operations.

@@ -11,6 +11,8 @@ use crate::scan::{DecodeError, JsonScanner, JsonString};
 /// Maximum dimensions of a row: sixteen times those of the largest embedding models.
 pub const DIMENSIONS_MAX: usize = 1 << 16;
 
+const WRONG_DIMENSIONS: DecodeError = DecodeError::Shape("row of 1 to 65536 numbers");
+
 /// Vectors of equal length, stored contiguously.
 #[derive(Debug)]
 pub(super) struct VectorBlock {
@@ -62,16 +64,15 @@ impl VectorBlock {
         self.decoded.clear();
         self.decoded.resize(count, false);
         let mut rows = None;
-        let mut more = cursor.open(b'{', b'}')?;
-        while more {
-            match cursor.key()? {
-                b"data" if rows.is_none() => rows = Some(self.rows(first, count, &mut cursor)?),
+        cursor.object(|key, cursor| {
+            match key {
+                b"data" if rows.is_none() => rows = Some(self.rows(first, count, cursor)?),
                 b"model" if cursor.peek()? == b'"' => metadata.model = cursor.string()?.to_text()?,
-                b"usage" if cursor.peek()? == b'{' => usage(&mut cursor, &mut metadata)?,
+                b"usage" if cursor.peek()? == b'{' => usage(cursor, &mut metadata)?,
                 _ => cursor.skip()?,
             }
-            more = cursor.more(b'}')?;
-        }
+            Ok(())
+        })?;
         cursor.end()?;
         match rows.ok_or(DecodeError::Shape("`data`"))? {
             got if got != count => Err(DecodeError::Count { expected: count, got }),
@@ -85,12 +86,9 @@ impl VectorBlock {
         count: usize,
         cursor: &mut JsonScanner<'_>,
     ) -> Result<usize, DecodeError> {
-        if cursor.peek()? != b'[' {
-            return Err(DecodeError::Shape("list under `data`"));
-        }
+        cursor.require(b'[', "list under `data`")?;
         let mut got = 0;
-        let mut more = cursor.open(b'[', b']')?;
-        while more {
+        cursor.list(|cursor| {
             got += 1;
             if got > count {
                 return Err(DecodeError::Count { expected: count, got });
@@ -100,9 +98,8 @@ impl VectorBlock {
                 Some(decoded) if !*decoded => *decoded = true,
                 _ => return Err(DecodeError::Index(index)),
             }
-            self.put(first + index, row)?;
-            more = cursor.more(b']')?;
-        }
+            self.put(first + index, row)
+        })?;
         Ok(got)
     }
 
@@ -142,9 +139,12 @@ impl VectorBlock {
     fn put_floats(&mut self, index: usize, mut cursor: JsonScanner<'_>) -> Result<(), DecodeError> {
         let Some(dimensions) = self.dimensions else {
             let mut row = Vec::new();
-            floats(&mut cursor, |number| {
-                row.push(number);
-                row.len() <= DIMENSIONS_MAX
+            cursor.list(|cursor| {
+                if row.len() == DIMENSIONS_MAX {
+                    return Err(WRONG_DIMENSIONS);
+                }
+                row.push(cursor.float()?);
+                Ok(())
             })?;
             let dimensions = self.fix_dimensions(row.len())?;
             self.values[index * dimensions..][..dimensions].copy_from_slice(&row);
@@ -152,12 +152,12 @@ impl VectorBlock {
         };
         let row = &mut self.values[index * dimensions..][..dimensions];
         let mut got = 0;
-        floats(&mut cursor, |number| {
-            if let Some(value) = row.get_mut(got) {
-                *value = number;
-            }
+        cursor.list(|cursor| {
+            let value =
+                row.get_mut(got).ok_or(DecodeError::Dimensions { expected: dimensions, got: got + 1 })?;
+            *value = cursor.float()?;
             got += 1;
-            got <= dimensions
+            Ok(())
         })?;
         if got == dimensions { Ok(()) } else { Err(DecodeError::Dimensions { expected: dimensions, got }) }
     }
@@ -167,7 +167,7 @@ impl VectorBlock {
         match self.dimensions {
             Some(expected) if expected == got => Ok(expected),
             Some(expected) => Err(DecodeError::Dimensions { expected, got }),
-            None if got == 0 || got > DIMENSIONS_MAX => Err(DecodeError::Shape("row of 1 to 65536 numbers")),
+            None if got == 0 || got > DIMENSIONS_MAX => Err(WRONG_DIMENSIONS),
             None => {
                 let numbers = self.texts.saturating_mul(got);
                 // Fallible reservation first: a row of a wrong length must not abort the process for lack of memory.
@@ -185,13 +185,10 @@ impl VectorBlock {
 
 /// Parses one element of `data` and advances the cursor past it.
 fn parse_row<'a>(cursor: &mut JsonScanner<'a>) -> Result<(usize, EncodedRow<'a>), DecodeError> {
-    if cursor.peek()? != b'{' {
-        return Err(DecodeError::Shape("object in `data`"));
-    }
+    cursor.require(b'{', "object in `data`")?;
     let (mut index, mut row) = (None, None);
-    let mut more = cursor.open(b'{', b'}')?;
-    while more {
-        match cursor.key()? {
+    cursor.object(|key, cursor| {
+        match key {
             b"index" => index = Some(cursor.count("number under `index`")? as usize),
             b"embedding" => {
                 row = Some(match cursor.peek()? {
@@ -206,38 +203,24 @@ fn parse_row<'a>(cursor: &mut JsonScanner<'a>) -> Result<(usize, EncodedRow<'a>)
             }
             _ => cursor.skip()?,
         }
-        more = cursor.more(b'}')?;
-    }
+        Ok(())
+    })?;
     Ok((index.ok_or(DecodeError::Shape("`index`"))?, row.ok_or(DecodeError::Shape("`embedding`"))?))
 }
 
-/// Passes the numbers of a list to `take` until it returns false.
-fn floats(cursor: &mut JsonScanner<'_>, mut take: impl FnMut(f32) -> bool) -> Result<(), DecodeError> {
-    let mut more = cursor.open(b'[', b']')?;
-    while more {
-        if !take(cursor.float()?) {
-            return Ok(());
-        }
-        more = cursor.more(b']')?;
-    }
-    Ok(())
-}
-
 fn usage(cursor: &mut JsonScanner<'_>, metadata: &mut EmbeddingsMetadata) -> Result<(), DecodeError> {
-    let mut more = cursor.open(b'{', b'}')?;
-    while more {
-        match cursor.key()? {
-            b"prompt_tokens" if cursor.peek()?.is_ascii_digit() => {
-                metadata.prompt_tokens = cursor.count("count of tokens")?
-            }
-            b"total_tokens" if cursor.peek()?.is_ascii_digit() => {
-                metadata.total_tokens = cursor.count("count of tokens")?
-            }
-            _ => cursor.skip()?,
+    cursor.object(|key, cursor| {
+        let field = match key {
+            b"prompt_tokens" => &mut metadata.prompt_tokens,
+            b"total_tokens" => &mut metadata.total_tokens,
+            _ => return cursor.skip(),
+        };
+        if !cursor.peek()?.is_ascii_digit() {
+            return cursor.skip();
         }
-        more = cursor.more(b'}')?;
-    }
-    Ok(())
+        *field = cursor.count("count of tokens")?;
+        Ok(())
+    })
 }
 
 #[cfg(test)]

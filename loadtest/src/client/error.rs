@@ -1,6 +1,5 @@
 //! Errors of operations.
 
-use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -42,7 +41,8 @@ pub enum ClientError {
 }
 
 /// Request as identified in errors.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("request {number} (inputs {}..{}, attempt {attempts}, to {endpoint})", .inputs.start, .inputs.end)]
 pub struct FailedRequest {
     /// Index, from 0.
     pub number: usize,
@@ -52,11 +52,4 @@ pub struct FailedRequest {
     pub endpoint: String,
     /// Number of attempts.
     pub attempts: u32,
-}
-
-impl fmt::Display for FailedRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FailedRequest { number, inputs: Range { start, end }, endpoint, attempts } = self;
-        write!(f, "request {number} (inputs {start}..{end}, attempt {attempts}, to {endpoint})")
-    }
 }

@@ -7,7 +7,7 @@
 //! final position (`embeddings`). Results are in the order of the texts and validated: an invalid response is an error
 //! that names the request.
 //!
-//! Failed attempts are retried within a budget ([`budget`], [`retry`]), at another endpoint if there is one
+//! Failed attempts are retried within a budget ([`replica_api::retry`], [`retry`]), at another endpoint if there is one
 //! ([`endpoints`]), and concurrency is reduced for an overloaded server ([`window`]). These modules are pure
 //! decisions: time and randomness are arguments. To cancel an operation, drop its future.
 //!
@@ -15,12 +15,10 @@
 //! docs/client.md documents the use from Rust and from Python.
 
 mod body;
-pub mod budget;
 mod embeddings;
 pub mod endpoints;
 mod error;
 mod http;
-mod jobs;
 mod operation;
 pub mod retry;
 mod scores;
@@ -29,15 +27,14 @@ pub mod split;
 pub mod window;
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
 use ::http::Method;
 use serde_json::{Map, Value};
 
 pub use self::embeddings::DIMENSIONS_MAX;
 pub use self::error::{ClientError, FailedRequest};
-pub use self::http::{HEAD_BYTES_MAX, HeaderLines, HttpAttemptError, HttpProtocol, RESPONSE_BYTES_MAX};
-pub use self::operation::{OperationProgress, RequestRecord};
+pub use self::http::{HeaderLines, HttpAttemptError, HttpProtocol, RESPONSE_BYTES_MAX};
+pub use self::operation::{OperationProgress, OperationStats, RequestRecord};
 pub use self::scores::{LabelScore, RankedText};
 pub use self::settings::{ClientSettings, EndpointSettings, Preference};
 pub use crate::scan::DecodeError;
@@ -45,8 +42,8 @@ pub use crate::scan::DecodeError;
 use self::body::BodyTemplate;
 use self::embeddings::{EmbeddingsMetadata, VectorBlock};
 use self::http::{ClientTls, EndpointClient};
-use self::jobs::{EmbedJob, PostJob, ScoreJob};
-use self::operation::{OperationRoute, execute};
+use self::operation::{BulkJob, OperationRoute, execute};
+use crate::endpoint::authorization;
 
 /// Progress callback, called after every response.
 pub type ProgressCallback<'a> = &'a mut (dyn FnMut(OperationProgress) + Send);
@@ -85,15 +82,6 @@ pub struct EmbeddingsResult {
     pub total_tokens: u64,
     /// Statistics of the operation.
     pub run: OperationStats,
-}
-
-/// Statistics of an operation.
-#[derive(Clone, Debug, Default)]
-pub struct OperationStats {
-    /// Wall-clock time of the operation.
-    pub elapsed: Duration,
-    /// Statistics of its requests, in order.
-    pub requests: Vec<RequestRecord>,
 }
 
 /// Options of TEI's rerank and predict requests.
@@ -138,7 +126,7 @@ impl Client {
             if !(0.0..=1e6).contains(weight) {
                 note(format!("weight {weight} of endpoint {url:?}: write a number from 0 to 1000000"));
             }
-            let client = key.as_deref().map(settings::authorization).transpose();
+            let client = key.as_deref().map(|key| authorization("key", key)).transpose();
             let client = client.and_then(|key| EndpointClient::new(url, key, *protocol, trust.clone()));
             clients.extend(client.map_err(&mut note).ok());
         }
@@ -160,7 +148,6 @@ impl Client {
         progress: ProgressCallback<'_>,
     ) -> Result<EmbeddingsResult, ClientError> {
         let EmbedOptions { model, dimensions, user, as_floats } = options;
-        let start = Instant::now();
         let sensible = dimensions.is_none_or(|dimensions| (1..=DIMENSIONS_MAX).contains(&dimensions));
         if !sensible {
             let problem = format!("dimensions {dimensions:?}: write a number from 1 to {DIMENSIONS_MAX}");
@@ -175,24 +162,28 @@ impl Client {
         if let Some(user) = user {
             members.insert("user".to_owned(), user.as_str().into());
         }
-        let mut job = EmbedJob {
-            ranges: split_texts(texts, preference)?,
-            texts,
-            template: BodyTemplate::new(members, "input", false),
-            block: VectorBlock::new(texts.len(), *dimensions),
-            metadata: EmbeddingsMetadata::default(),
+        let template = BodyTemplate::new(members, "input", false);
+        let requests = split_texts(texts, preference)?;
+        let mut block = VectorBlock::new(texts.len(), *dimensions);
+        let mut metadata = EmbeddingsMetadata::default();
+        let job = BulkJob {
+            requests,
+            body: |inputs| template.body(&texts[inputs]),
+            read: |_, inputs: Range<usize>, response: &[u8]| {
+                let EmbeddingsMetadata { model, prompt_tokens, total_tokens } =
+                    block.read(inputs.start, inputs.len(), response)?;
+                if metadata.model.is_empty() {
+                    metadata.model = model;
+                }
+                metadata.prompt_tokens += prompt_tokens;
+                metadata.total_tokens += total_tokens;
+                Ok(())
+            },
         };
-        let requests = execute(self.route("/v1/embeddings"), &mut job, preference, progress).await?;
-        let EmbedJob { block, metadata: EmbeddingsMetadata { model, prompt_tokens, total_tokens }, .. } = job;
-        let run = OperationStats { elapsed: start.elapsed(), requests };
-        Ok(EmbeddingsResult {
-            dimensions: block.dimensions(),
-            values: block.values,
-            model,
-            prompt_tokens,
-            total_tokens,
-            run,
-        })
+        let run = execute(self.route("/v1/embeddings"), job, preference, progress).await?;
+        let EmbeddingsMetadata { model, prompt_tokens, total_tokens } = metadata;
+        let (dimensions, values) = (block.dimensions(), block.values);
+        Ok(EmbeddingsResult { values, dimensions, model, prompt_tokens, total_tokens, run })
     }
 
     /// Ranks texts by relevance to `query`, by TEI's `POST /rerank`. The texts of each request are in the order in
@@ -242,15 +233,21 @@ impl Client {
         preference: &Preference,
         progress: ProgressCallback<'_>,
     ) -> Result<(Vec<Vec<u8>>, OperationStats), ClientError> {
-        let start = Instant::now();
         if bodies.is_empty() {
             return Err(ClientError::Invalid(vec!["payloads: empty; give at least one".to_owned()]));
         }
-        let ranges = (0..bodies.len()).map(|index| index..index + 1).collect();
-        let mut job = PostJob { ranges, bodies, responses: vec![Vec::new(); bodies.len()] };
+        let mut responses = vec![Vec::new(); bodies.len()];
+        let job = BulkJob {
+            requests: (0..bodies.len()).map(|index| index..index + 1).collect(),
+            body: |input: Range<usize>| bodies[input.start].as_ref().to_vec(),
+            read: |number, _, response: &[u8]| {
+                responses[number] = response.to_vec();
+                Ok(())
+            },
+        };
         let route = OperationRoute { method, ..self.route(path) };
-        let requests = execute(route, &mut job, preference, progress).await?;
-        Ok((job.responses, OperationStats { elapsed: start.elapsed(), requests }))
+        let run = execute(route, job, preference, progress).await?;
+        Ok((responses, run))
     }
 
     async fn scored<S: AsRef<str>, T>(
@@ -262,15 +259,18 @@ impl Client {
         preference: &Preference,
         progress: ProgressCallback<'_>,
     ) -> Result<(Vec<T>, OperationStats), ClientError> {
-        let start = Instant::now();
-        let ranges = split_texts(texts, preference)?;
-        let responses = ranges.iter().map(|_| Vec::new()).collect();
-        let mut job = ScoreJob { ranges, texts, template, read, responses };
-        let requests = execute(self.route(path), &mut job, preference, progress).await?;
-        Ok((
-            job.responses.into_iter().flatten().collect(),
-            OperationStats { elapsed: start.elapsed(), requests },
-        ))
+        let requests = split_texts(texts, preference)?;
+        let mut responses: Vec<Vec<T>> = requests.iter().map(|_| Vec::new()).collect();
+        let job = BulkJob {
+            requests,
+            body: |inputs| template.body(&texts[inputs]),
+            read: |number, inputs: Range<usize>, response: &[u8]| {
+                responses[number] = read(inputs.start, inputs.len(), response)?;
+                Ok(())
+            },
+        };
+        let run = execute(self.route(path), job, preference, progress).await?;
+        Ok((responses.into_iter().flatten().collect(), run))
     }
 
     fn route<'a>(&'a self, path: &'a str) -> OperationRoute<'a> {

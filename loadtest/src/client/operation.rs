@@ -1,7 +1,7 @@
 //! Execution of an operation: many requests, of which up to a few hundred are in flight.
 //!
 //! One loop owns all state: open requests, requests waiting for a retry, budgets. It passes the current time and
-//! random draws to the pure decisions ([`super::retry`], [`super::budget`], [`super::endpoints`]). Attempts are
+//! random draws to the pure decisions ([`super::retry`], [`replica_api::retry`], [`super::endpoints`]). Attempts are
 //! futures that the loop polls itself instead of tasks: dropping the operation drops them and their connections, and
 //! reading, decoding and sending the next request stay on one core.
 
@@ -16,9 +16,9 @@ use futures_util::stream::FuturesUnordered;
 use http::{HeaderMap, Method};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
+use replica_api::retry::{HedgeBudget, RetryBudget};
 use tokio::time::{sleep_until, timeout_at};
 
-use super::budget::{ClientHedgeBudget, ClientRetryBudget};
 use super::endpoints::EndpointSelector;
 use super::error::{ClientError, FailedRequest};
 use super::http::{EndpointClient, HeaderLines, HttpAttemptError, HttpResponse, RequestTemplate};
@@ -40,6 +40,15 @@ pub struct OperationProgress {
     pub inputs: usize,
 }
 
+/// Statistics of an operation.
+#[derive(Clone, Debug, Default)]
+pub struct OperationStats {
+    /// Wall-clock time of the operation.
+    pub elapsed: Duration,
+    /// Statistics of its requests, in order.
+    pub requests: Vec<RequestRecord>,
+}
+
 /// Statistics of one request.
 #[derive(Clone, Debug, Default)]
 pub struct RequestRecord {
@@ -51,14 +60,14 @@ pub struct RequestRecord {
     pub headers: HeaderLines,
 }
 
-/// Source of request bodies and consumer of response bodies.
-pub(super) trait BulkJob {
-    /// Returns the input range of each request.
-    fn requests(&self) -> &[Range<usize>];
-    /// Returns the body of a request.
-    fn body(&self, number: usize) -> Vec<u8>;
-    /// Decodes the response of a request. Called once per request, in any order.
-    fn take(&mut self, number: usize, response: &[u8]) -> Result<(), DecodeError>;
+/// Content of an operation: its requests, the source of their bodies and the consumer of the responses.
+pub(super) struct BulkJob<B, R> {
+    /// Input range of each request.
+    pub(super) requests: Vec<Range<usize>>,
+    /// Returns the body of a request with these inputs.
+    pub(super) body: B,
+    /// Decodes the response of a request, by its number and inputs. Called once per request, in any order.
+    pub(super) read: R,
 }
 
 /// Endpoints, method and path of an operation.
@@ -96,27 +105,28 @@ struct FinishedAttempt {
     result: Result<HttpResponse, HttpAttemptError>,
 }
 
-/// Delay before an unfundable retry is checked again. [`OperationState::failed`] prevents this case.
-const NO_BUDGET_WAIT: Duration = Duration::from_secs(1);
-
 /// Executes `job`. `progress` is called after every response.
-pub(super) async fn execute<J: BulkJob>(
+pub(super) async fn execute<B, R>(
     route: OperationRoute<'_>,
-    job: &mut J,
+    mut job: BulkJob<B, R>,
     preference: &Preference,
     progress: &mut (dyn FnMut(OperationProgress) + Send),
-) -> Result<Vec<RequestRecord>, ClientError> {
+) -> Result<OperationStats, ClientError>
+where
+    B: Fn(Range<usize>) -> Vec<u8>,
+    R: FnMut(usize, Range<usize>, &[u8]) -> Result<(), DecodeError>,
+{
     let headers = preference.check().map_err(ClientError::Invalid)?;
     let outgoing = outgoing(&route, &headers)?;
     let start = Instant::now();
-    let requests = job.requests().len();
-    let inputs = job.requests().last().map_or(0, |last| last.end);
+    let requests = job.requests.len();
+    let inputs = job.requests.last().map_or(0, |last| last.end);
     let mut operation = OperationState {
         preference,
         deadline: preference.total_timeout.map(|total| start + total),
         endpoints: EndpointSelector::new(route.weights.iter().copied()),
-        retries: ClientRetryBudget::new(preference.retry_share, start),
-        hedges: ClientHedgeBudget::new(preference.hedge_share),
+        retries: RetryBudget::with_share(preference.retry_share, start),
+        hedges: HedgeBudget::with_share(preference.hedge_share),
         window: ConcurrencyWindow::new(preference.in_flight_max),
         running: 0,
         responses: 0,
@@ -138,7 +148,7 @@ pub(super) async fn execute<J: BulkJob>(
             return Err(ClientError::Timeout { total, done: done.requests_done, requests });
         }
         while let Some((number, endpoint)) = operation.next_attempt(now) {
-            let body = job.body(number);
+            let body = (job.body)(job.requests[number].clone());
             let buffer = spare.pop().unwrap_or_default();
             let until = operation.until(now);
             let (client, out) = (&route.clients[endpoint], &outgoing[endpoint]);
@@ -167,14 +177,14 @@ pub(super) async fn execute<J: BulkJob>(
         match result {
             Ok(response) => {
                 let OpenRequest { since, attempts, .. } = operation.completed(number, attempt, endpoint, now);
-                job.take(number, response.body()).map_err(|error| {
-                    let request = name(&route, job.requests(), number, endpoint, attempts);
+                (job.read)(number, job.requests[number].clone(), response.body()).map_err(|error| {
+                    let request = name(&route, &job.requests, number, endpoint, attempts);
                     ClientError::InvalidResponse { request, error }
                 })?;
                 records[number] = RequestRecord { elapsed: now - since, attempts, headers: response.headers };
                 spare.push(response.buffer);
                 done.requests_done += 1;
-                done.inputs_done += job.requests()[number].len();
+                done.inputs_done += job.requests[number].len();
                 progress(done);
             }
             // The operation's own timeout is reported at the top of the loop; it is more informative than the
@@ -182,13 +192,13 @@ pub(super) async fn execute<J: BulkJob>(
             Err(HttpAttemptError::Timeout) if operation.deadline.is_some_and(|deadline| deadline <= now) => {}
             Err(failure) => {
                 if let Some(attempts) = operation.failed(number, attempt, endpoint, &failure, now) {
-                    let request = name(&route, job.requests(), number, endpoint, attempts);
+                    let request = name(&route, &job.requests, number, endpoint, attempts);
                     return Err(ClientError::Failed { request, failure });
                 }
             }
         }
     }
-    Ok(records)
+    Ok(OperationStats { elapsed: start.elapsed(), requests: records })
 }
 
 fn outgoing(route: &OperationRoute<'_>, headers: &HeaderMap) -> Result<Vec<RequestTemplate>, ClientError> {
@@ -216,8 +226,8 @@ struct OperationState<'a> {
     preference: &'a Preference,
     deadline: Option<Instant>,
     endpoints: EndpointSelector,
-    retries: ClientRetryBudget,
-    hedges: ClientHedgeBudget,
+    retries: RetryBudget,
+    hedges: HedgeBudget,
     window: ConcurrencyWindow,
     /// Attempts in flight.
     running: usize,
@@ -251,11 +261,11 @@ impl OperationState<'_> {
                 return None;
             }
             self.retry_queue.pop();
-            match self.retries.withdraw(now) {
-                Ok(()) => return Some(number),
-                // `failed` admits only requests with a share above 0, so time earns a retry.
-                Err(wait) => self.retry_queue.push(Reverse((now + wait.unwrap_or(NO_BUDGET_WAIT), number))),
+            if self.retries.withdraw(now) {
+                return Some(number);
             }
+            // Delayed and not abandoned: `failed` admits only requests with a share above 0, so time earns a retry.
+            self.retry_queue.push(Reverse((now + self.retries.time_to_next(), number)));
         }
     }
 
@@ -328,7 +338,7 @@ impl OperationState<'_> {
     fn completed(&mut self, number: usize, attempt: u32, endpoint: usize, now: Instant) -> OpenRequest {
         self.endpoints.finished(endpoint, true, now);
         self.retries.succeeded();
-        self.hedges.succeeded();
+        self.hedges.deposit();
         self.window.succeeded();
         self.responses += 1;
         let mut open = self.open.remove(&number).expect("an attempt belongs to an open request");

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use replica_api::retry::{HEDGES_PER_REQUEST, RETRIES_PER_SUCCESS};
 
 use super::http::{HttpProtocol, is_settable};
 use super::retry::RetryRules;
@@ -90,8 +91,8 @@ impl Default for Preference {
             attempt_timeout: Duration::from_secs(600),
             total_timeout: None,
             hedge_after: None,
-            retry_share: 0.10,
-            hedge_share: 0.02,
+            retry_share: RETRIES_PER_SUCCESS,
+            hedge_share: HEDGES_PER_REQUEST,
             retries: RetryRules {
                 retries_max: 5,
                 backoff_first: Duration::from_millis(125),
@@ -157,20 +158,10 @@ impl Preference {
     }
 }
 
-/// Returns the value of `authorization`, marked sensitive so that it is never printed.
-pub(super) fn authorization(key: &str) -> Result<HeaderValue, String> {
-    if key.trim().is_empty() {
-        return Err("key: is empty; omit it to send no API key".to_owned());
-    }
-    let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
-        .map_err(|_| "key: contains characters that are invalid in a header (value not shown)".to_owned())?;
-    value.set_sensitive(true);
-    Ok(value)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::authorization;
 
     #[test]
     fn values_at_the_limits_are_accepted_and_one_past_them_rejected() {
@@ -213,7 +204,10 @@ mod tests {
     #[test]
     fn a_key_is_not_printed() {
         let endpoint = EndpointSettings::new("http://a", Some("secret"));
-        assert!(!format!("{endpoint:?}{:?}", authorization("secret").unwrap()).contains("secret"));
-        assert!(authorization(" ").is_err() && !authorization("se\ncret").unwrap_err().contains("cret\""));
+        assert!(!format!("{endpoint:?}{:?}", authorization("key", "secret").unwrap()).contains("secret"));
+        assert!(
+            authorization("key", " ").is_err()
+                && !authorization("key", "se\ncret").unwrap_err().contains("cret\"")
+        );
     }
 }

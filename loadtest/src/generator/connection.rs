@@ -4,9 +4,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use http1::ResponseError;
 use rustix::event::epoll::EventFlags;
 
-use super::http1::{CompleteResponse, ProtocolError, ResponseReader};
+use super::http1::{CompleteResponse, ResponseReader};
 use super::transport::SocketStream;
 use crate::exchange::{RequestFailure, Sample};
 use crate::pace::IntendedStart;
@@ -179,33 +180,18 @@ impl Connection {
             // Unsolicited bytes are not a response.
             let Some(in_flight) = self.in_flight else { return self.broken() };
             let short = fresh.len() < read.len();
-            let mut completion = None;
-            let response = self.reader.take(fresh, |response| {
-                let reusable = response.head.reusable;
-                completion = Some((check(in_flight, response), reusable));
-            });
-            match (response, completion) {
-                (_, Some((completion, reusable))) => {
-                    return ConnectionProgress::Completed(
-                        completion,
-                        reusable && self.sent == self.out.len(),
-                    );
+            let defect = match self.reader.take(fresh, |response| check(in_flight, response)) {
+                Ok(Some((completion, reusable))) => {
+                    let reusable = reusable && self.sent == self.out.len();
+                    return ConnectionProgress::Completed(completion, reusable);
                 }
-                (Err(ProtocolError::NotHttp), None) => {
-                    return ConnectionProgress::Completed(
-                        Completion::failed(RequestFailure::InvalidResponse(ResponseDefect::NotHttp)),
-                        false,
-                    );
-                }
-                (Err(ProtocolError::TooLarge), None) => {
-                    return ConnectionProgress::Completed(
-                        Completion::failed(RequestFailure::InvalidResponse(ResponseDefect::TooLarge)),
-                        false,
-                    );
-                }
-                (Ok(_), None) if short && reads == CONSECUTIVE_READS_MAX => break,
-                (Ok(_), None) => {}
-            }
+                Ok(None) if short && reads == CONSECUTIVE_READS_MAX => break,
+                Ok(None) => continue,
+                Err(ResponseError::Malformed(_)) => ResponseDefect::NotHttp,
+                Err(ResponseError::TooLarge) => ResponseDefect::TooLarge,
+            };
+            let failure = RequestFailure::InvalidResponse(defect);
+            return ConnectionProgress::Completed(Completion::failed(failure), false);
         }
         // Reading may have produced bytes to write, as in a TLS handshake.
         if self.flush().is_err() { self.broken() } else { ConnectionProgress::Pending }
@@ -231,10 +217,8 @@ impl Connection {
         &mut self,
         check: &mut impl FnMut(LoadRequest, CompleteResponse<'_>) -> Completion,
     ) -> ConnectionProgress {
-        let mut completion = None;
-        if let Some(in_flight) = self.in_flight {
-            self.reader.end(|response| completion = Some(check(in_flight, response)));
-        }
+        let completion =
+            self.in_flight.and_then(|in_flight| self.reader.end(|response| check(in_flight, response)));
         completion
             .map_or_else(|| self.broken(), |completion| ConnectionProgress::Completed(completion, false))
     }

@@ -6,8 +6,6 @@
 mod parts;
 mod tasks;
 
-pub(crate) use parts::{span, span_at_most};
-
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,26 +14,18 @@ use http::{HeaderValue, Uri};
 use regions::GeoPoint;
 
 use crate::arrival::ArrivalProcess;
+use crate::endpoint::authorization;
+use crate::limits::{IN_FLIGHT_MAX, TIMEOUT_MAX, span_at_most};
 use crate::slo::Objective;
 use crate::task::Task;
 use crate::trust::{TlsRoots, load_roots};
 use crate::workload::WorkloadType;
 use crate::workload::expected::TOLERANCE;
-use parts::{Problems, authorization, base};
+use parts::{Problems, base};
 use tasks::tasks;
-
-/// Longest run; the report keeps a row for each of its seconds and regions.
-pub const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Default duration of a run.
 pub const DEFAULT_DURATION: Duration = Duration::from_secs(10);
-
-/// Longest timeout of a request.
-pub const TIMEOUT_MAX: Duration = Duration::from_secs(60 * 60);
-
-/// Maximum requests in flight; one above is not sent and counts as failed. Each holds a connection; the value leaves
-/// room below the usual limit of 1024 open files per process.
-pub const IN_FLIGHT_MAX: usize = 900;
 
 /// Options as given on the command line. For defaults see [`RawOptions::default`].
 #[derive(Clone)]
@@ -144,7 +134,8 @@ impl Options {
             problems.0.push(format!("--cacert: {:?} is not https; remove --cacert or use https", raw.url));
         }
         let trust = problems.note(secure.then(|| load_roots(raw.cacert.as_deref())).transpose());
-        let authorization = problems.note(raw.key.clone().map(authorization).transpose());
+        let authorization =
+            problems.note(raw.key.as_deref().map(|key| authorization("--key", key)).transpose());
         let model = &raw.model;
         if model.trim().is_empty() {
             problems.0.push(format!("--model {model:?}: is empty; GET /v1/models lists the deployments"));

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::parts::{Problems, span_at_most};
-use super::{DEFAULT_DURATION, DURATION_MAX, RawOptions};
+use super::parts::Problems;
+use super::{DEFAULT_DURATION, RawOptions};
 use crate::arrival::ArrivalProcess;
+use crate::limits::{DURATION_MAX, span_at_most};
 use crate::profile::RateProfile;
 use crate::task::{self, Pacing, ParsedTask, TASKS_MAX, Task, TaskDefaults};
 use crate::workload::expected::ExpectedVectors;

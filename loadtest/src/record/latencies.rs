@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use crate::options::{DURATION_MAX, TIMEOUT_MAX};
+use crate::limits::{DURATION_MAX, TIMEOUT_MAX};
 
 /// Longest latency that is distinguished from longer ones; no request of a run can exceed it.
 const SPAN_MAX: Duration = DURATION_MAX.saturating_add(TIMEOUT_MAX);

@@ -66,7 +66,8 @@ pub(crate) fn numbers(row: &[u8]) -> Option<Vec<Option<f32>>> {
 fn rows(body: &[u8], likely: usize) -> Result<Vec<ResponseRow<'_>>, DecodeError> {
     let mut cursor = JsonScanner::new(body);
     let mut rows = None;
-    object(&mut cursor, |key, cursor| {
+    cursor.require(b'{', "object")?;
+    cursor.object(|key, cursor| {
         if key != b"data" {
             return cursor.skip();
         }
@@ -74,12 +75,7 @@ fn rows(body: &[u8], likely: usize) -> Result<Vec<ResponseRow<'_>>, DecodeError>
             return Err(DecodeError::Shape("one list under `data`"));
         }
         let rows = rows.insert(Vec::with_capacity(likely));
-        let mut more = cursor.open(b'[', b']')?;
-        while more {
-            rows.push(parse_row(cursor)?);
-            more = cursor.more(b']')?;
-        }
-        Ok(())
+        cursor.list(|cursor| parse_row(cursor).map(|row| rows.push(row)))
     })?;
     cursor.end()?;
     rows.ok_or(DecodeError::Shape("`data`"))
@@ -88,7 +84,8 @@ fn rows(body: &[u8], likely: usize) -> Result<Vec<ResponseRow<'_>>, DecodeError>
 /// Parses one element of `data`.
 fn parse_row<'a>(cursor: &mut JsonScanner<'a>) -> Result<ResponseRow<'a>, DecodeError> {
     let (mut index, mut row) = (None, None);
-    object(cursor, |key, cursor| {
+    cursor.require(b'{', "object")?;
+    cursor.object(|key, cursor| {
         match key {
             b"index" if index.is_none() => index = Some(cursor.count("number under `index`")?),
             b"embedding" if row.is_none() => row = Some(parse_numbers(cursor)?),
@@ -102,27 +99,9 @@ fn parse_row<'a>(cursor: &mut JsonScanner<'a>) -> Result<ResponseRow<'a>, Decode
     Ok(ResponseRow { index, dimensions, finite, text })
 }
 
-/// Iterates over an object: `visit` is called with each key, and the cursor before its value.
-fn object<'a>(
-    cursor: &mut JsonScanner<'a>,
-    mut visit: impl FnMut(&'a [u8], &mut JsonScanner<'a>) -> Result<(), DecodeError>,
-) -> Result<(), DecodeError> {
-    if cursor.peek()? != b'{' {
-        return Err(DecodeError::Shape("object"));
-    }
-    let mut more = cursor.open(b'{', b'}')?;
-    while more {
-        visit(cursor.key()?, cursor)?;
-        more = cursor.more(b'}')?;
-    }
-    Ok(())
-}
-
 /// Parses a list of numbers.
 fn parse_numbers<'a>(cursor: &mut JsonScanner<'a>) -> Result<(&'a [u8], RowShape), DecodeError> {
-    if cursor.peek()? != b'[' {
-        return Err(DecodeError::Shape("list under `embedding`"));
-    }
+    cursor.require(b'[', "list under `embedding`")?;
     if let Some(row::PlainRow { numbers, bytes }) = row::count_plain(&cursor.rest()[1..]) {
         return Ok((cursor.advance(1 + bytes), RowShape { dimensions: numbers, finite: true }));
     }
@@ -134,8 +113,7 @@ fn parse_numbers<'a>(cursor: &mut JsonScanner<'a>) -> Result<(&'a [u8], RowShape
 /// Parses a list whose numbers are in any notation.
 fn parse_any_notation(cursor: &mut JsonScanner<'_>) -> Result<RowShape, DecodeError> {
     let mut shape = RowShape { dimensions: 0, finite: true };
-    let mut more = cursor.open(b'[', b']')?;
-    while more {
+    cursor.list(|cursor| {
         shape.dimensions += 1;
         match cursor.peek()? {
             // JavaScript serializes NaN as `null`.
@@ -153,8 +131,8 @@ fn parse_any_notation(cursor: &mut JsonScanner<'_>) -> Result<RowShape, DecodeEr
                 return Err(DecodeError::Shape("number in a row"));
             }
         }
-        more = cursor.more(b']')?;
-    }
+        Ok(())
+    })?;
     Ok(shape)
 }
 

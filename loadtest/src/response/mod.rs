@@ -10,47 +10,38 @@ mod masks;
 pub(crate) mod rerank;
 mod row;
 
-use std::fmt;
-
 use serde_json::error::Category;
 
 /// Defect of a response with status 200.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum ResponseDefect {
     /// The body is not JSON, or is truncated.
+    #[error("not JSON, or truncated")]
     NotJson,
     /// The body is JSON, but not a list of embeddings or scores.
+    #[error("not a list of embeddings or scores")]
     WrongShape,
     /// The number of rows differs from the number of inputs.
+    #[error("wrong number of rows")]
     WrongCount,
     /// A row is not at the position of its input, or a document occurs twice.
+    #[error("rows out of order")]
     WrongOrder,
     /// A row is empty, or its length differs from that of earlier rows of this run.
+    #[error("rows of different lengths")]
     WrongDimensions,
     /// A number is null or too large.
+    #[error("non-finite numbers")]
     NotFinite,
     /// A row differs from the expected one.
+    #[error("unexpected vectors")]
     Unexpected,
     /// The response is not valid HTTP.
+    #[error("not HTTP")]
     NotHttp,
     /// The response exceeds the size limit.
+    #[error("too large")]
     TooLarge,
-}
-
-impl fmt::Display for ResponseDefect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ResponseDefect::NotJson => "not JSON, or truncated",
-            ResponseDefect::WrongShape => "not a list of embeddings or scores",
-            ResponseDefect::WrongCount => "wrong number of rows",
-            ResponseDefect::WrongOrder => "rows out of order",
-            ResponseDefect::WrongDimensions => "rows of different lengths",
-            ResponseDefect::NotFinite => "non-finite numbers",
-            ResponseDefect::Unexpected => "unexpected vectors",
-            ResponseDefect::NotHttp => "not HTTP",
-            ResponseDefect::TooLarge => "too large",
-        })
-    }
 }
 
 /// Validates an embeddings response to `inputs` inputs; returns the numbers per row.

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::texts::{FILE_BYTES_MAX, TextSet};
+use super::input_file::{InputFile, json};
+use super::texts::TextSet;
 
 /// Default tolerance per number: int8 and f32 variants of one model differ by less in each of the 384 numbers of a unit
 /// vector.
@@ -21,7 +22,7 @@ pub struct ExpectedVectors {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct ExpectedLine {
     text: String,
     embedding: Vec<f32>,
 }
@@ -29,35 +30,23 @@ struct Line {
 impl ExpectedVectors {
     /// Reads a file of texts with their vectors.
     pub fn read(path: &Path, tolerance: f32) -> Result<(TextSet, ExpectedVectors), Vec<String>> {
-        let fail = |what: String| vec![format!("--expect {}: {what}", path.display())];
         if !(tolerance.is_finite() && tolerance >= 0.0) {
             return Err(vec![format!("--tolerance {tolerance}: write a number from 0, such as {TOLERANCE}")]);
         }
-        let bytes = std::fs::metadata(path).map_err(|error| fail(format!("cannot be read: {error}")))?.len();
-        if bytes > FILE_BYTES_MAX {
-            return Err(fail(format!("has {bytes} bytes; the limit is {FILE_BYTES_MAX}")));
-        }
-        let content =
-            std::fs::read_to_string(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
-        let lines = content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let lines = lines.map(|(number, line)| {
-            serde_json::from_str::<Line>(line).map_err(|error| {
-                fail(format!("line {} is not {{\"text\": \"…\", \"embedding\": […]}}: {error}", number + 1))
-            })
-        });
-        let lines = lines.collect::<Result<Vec<Line>, _>>()?;
+        let file = InputFile::read("--expect", path)?;
+        let read = |line| json::<ExpectedLine>(line, "{\"text\": \"…\", \"embedding\": […]}");
+        let lines = file.parse(file.lines(), read)?;
         let dimensions = lines.first().map(|line| line.embedding.len());
         if let Some(odd) = lines.iter().position(|line| Some(line.embedding.len()) != dimensions) {
-            return Err(fail(format!("the vector of text {} differs in length from the first", odd + 1)));
+            let problem = format_args!("the vector of text {} differs in length from the first", odd + 1);
+            return Err(file.problem(problem));
         }
         if lines.is_empty() {
-            return Err(fail("contains no text; write one per line with its vector".to_owned()));
+            return Err(file.problem("contains no text; write one per line with its vector"));
         }
         let texts = TextSet::of(lines.iter().map(|line| &*line.text), path.display().to_string());
-        Ok((
-            texts,
-            ExpectedVectors { rows: lines.into_iter().map(|line| line.embedding).collect(), tolerance },
-        ))
+        let rows = lines.into_iter().map(|line| line.embedding).collect();
+        Ok((texts, ExpectedVectors { rows, tolerance }))
     }
 
     /// Returns whether `row` matches the expected vector of the text with this index.

@@ -8,6 +8,7 @@
 //! Request bodies are assembled by copying texts that were encoded before the run ([`texts`]).
 
 pub mod expected;
+mod input_file;
 pub mod texts;
 pub mod trace;
 pub mod words;

@@ -6,20 +6,14 @@
 //!
 //! Texts are stored as the JSON strings of request bodies, so that a body is assembled by copying.
 
-use std::fmt;
 use std::path::Path;
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde::Deserialize;
 
+use super::input_file::{InputFile, json};
 use super::words::{TextLengths, WordList};
-
-/// Maximum size of a file of texts. It is held in memory twice: as read, and encoded.
-pub const FILE_BYTES_MAX: u64 = 1 << 30;
-
-/// Maximum number of reported problems per file; further ones are only counted.
-const PROBLEMS_NAMED_MAX: usize = 5;
 
 /// Number of generated texts: enough to make cached responses rare.
 const GENERATED: usize = 10_000;
@@ -32,41 +26,26 @@ pub struct TextSet {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct TextLine {
     text: String,
 }
 
 impl TextSet {
     /// Reads a file, or returns all problems.
     pub fn read(path: &Path) -> Result<TextSet, Vec<String>> {
-        let shown = path.display();
-        let fail = |what: fmt::Arguments<'_>| vec![format!("--texts {shown}: {what}")];
-        let bytes =
-            std::fs::metadata(path).map_err(|error| fail(format_args!("cannot be read: {error}")))?.len();
-        if bytes > FILE_BYTES_MAX {
-            return Err(fail(format_args!(
-                "has {bytes} bytes; the limit is {FILE_BYTES_MAX}, split the file"
-            )));
-        }
-        let content = std::fs::read(path).map_err(|error| fail(format_args!("cannot be read: {error}")))?;
-        let content = String::from_utf8(content).map_err(|error| {
-            let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-            fail(format_args!("line {line} is not UTF-8; convert the file to UTF-8"))
-        })?;
-
+        let file = InputFile::read("--texts", path)?;
         let jsonl = path.extension().is_some_and(|extension| extension == "jsonl" || extension == "ndjson");
-        let encoded = if jsonl { objects(&content) } else { Ok(lines(&content)) };
-        let encoded = encoded.map_err(|(mut problems, count)| {
-            if count > problems.len() {
-                problems.push(format!("and {} more lines like these", count - problems.len()));
+        let encoded = file.parse(file.lines(), |line| {
+            if !jsonl {
+                return Ok(encode(line));
             }
-            problems.iter().flat_map(|problem| fail(format_args!("{problem}"))).collect::<Vec<_>>()
+            let TextLine { text } = json(line, "{\"text\": \"…\"}")?;
+            Ok(encode(&text))
         })?;
         if encoded.is_empty() {
-            return Err(fail(format_args!("contains no text; write one per line")));
+            return Err(file.problem("contains no text; write one per line"));
         }
-        Ok(TextSet { encoded, source: shown.to_string() })
+        Ok(TextSet { encoded, source: path.display().to_string() })
     }
 
     /// Generates texts of common words. Equal seeds give equal texts.
@@ -114,28 +93,6 @@ impl TextSet {
 
 pub(super) fn encode(text: &str) -> Box<str> {
     serde_json::Value::from(text).to_string().into_boxed_str()
-}
-
-fn lines(content: &str) -> Vec<Box<str>> {
-    content.lines().filter(|line| !line.trim().is_empty()).map(encode).collect()
-}
-
-/// Returns the texts, or the first problems with the total number of problems.
-fn objects(content: &str) -> Result<Vec<Box<str>>, (Vec<String>, usize)> {
-    let (mut texts, mut problems, mut wrong) = (Vec::new(), Vec::new(), 0);
-    for (number, line) in content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        match serde_json::from_str::<Line>(line) {
-            Ok(line) => texts.push(encode(&line.text)),
-            Err(error) => {
-                wrong += 1;
-                if problems.len() < PROBLEMS_NAMED_MAX {
-                    let number = number + 1;
-                    problems.push(format!("line {number} is not {{\"text\": \"…\"}}: {error}"));
-                }
-            }
-        }
-    }
-    if wrong == 0 { Ok(texts) } else { Err((problems, wrong)) }
 }
 
 #[cfg(test)]

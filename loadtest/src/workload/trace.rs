@@ -12,9 +12,10 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::INPUTS_MAX;
-use super::texts::{FILE_BYTES_MAX, TextSet};
+use super::input_file::{InputFile, json};
+use super::texts::TextSet;
 use super::words::TextLengths;
-use crate::options::DURATION_MAX;
+use crate::limits::DURATION_MAX;
 
 /// Maximum requests of a trace.
 pub const REQUESTS_MAX: usize = 10_000_000;
@@ -25,13 +26,10 @@ pub const TOKENS_MAX: usize = 8192;
 /// Number of generated texts per length: enough to make cached responses rare.
 const TEXTS_PER_LENGTH: usize = 64;
 
-/// Maximum number of reported problems per file; further ones are only counted.
-const PROBLEMS_NAMED_MAX: usize = 5;
-
 /// Line of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct TraceLine {
     at_s: f64,
     #[serde(default = "default_tokens")]
     tokens: usize,
@@ -68,36 +66,21 @@ pub struct Trace {
 impl Trace {
     /// Reads a file, or returns all problems.
     pub fn read(path: &Path, seed: u64) -> Result<Trace, Vec<String>> {
-        let fail = |what: String| format!("--trace {}: {what}", path.display());
-        let bytes =
-            std::fs::metadata(path).map_err(|error| vec![fail(format!("cannot be read: {error}"))])?;
-        if bytes.len() > FILE_BYTES_MAX {
-            return Err(vec![fail(format!("has {} bytes; the limit is {FILE_BYTES_MAX}", bytes.len()))]);
-        }
-        let content = std::fs::read_to_string(path);
-        let content = content.map_err(|error| vec![fail(format!("cannot be read: {error}"))])?;
+        let file = InputFile::read("--trace", path)?;
         let csv = path.extension().is_some_and(|extension| extension == "csv");
-        let lines = if csv { csv_lines(&content) } else { json_lines(&content) };
-        let mut problems = Vec::new();
-        let mut requests = Vec::new();
-        for (number, line) in lines {
-            match line.and_then(checked) {
-                Ok(request) => requests.push(request),
-                Err(problem) => problems.push(fail(format!("line {number}: {problem}"))),
-            }
-        }
-        if problems.len() > PROBLEMS_NAMED_MAX {
-            let more = problems.len() - PROBLEMS_NAMED_MAX;
-            problems.truncate(PROBLEMS_NAMED_MAX);
-            problems.push(fail(format!("and {more} more lines like these")));
-        }
-        if problems.is_empty() && requests.is_empty() {
-            problems.push(fail("contains no request; write one per line as at_s,tokens,inputs".to_owned()));
+        let requests = if csv {
+            csv_requests(&file)?
+        } else {
+            file.parse(file.lines(), |line| checked(json(line, "a request")?))?
+        };
+        if requests.is_empty() {
+            return Err(file.problem("contains no request; write one per line as at_s,tokens,inputs"));
         }
         if requests.len() > REQUESTS_MAX {
-            problems.push(fail(format!("has {} requests; the limit is {REQUESTS_MAX}", requests.len())));
+            let problem = format_args!("has {} requests; the limit is {REQUESTS_MAX}", requests.len());
+            return Err(file.problem(problem));
         }
-        if problems.is_empty() { Ok(Trace::of(requests, seed)) } else { Err(problems) }
+        Ok(Trace::of(requests, seed))
     }
 
     fn of(mut requests: Vec<TraceRequest>, seed: u64) -> Trace {
@@ -138,25 +121,15 @@ impl Trace {
     }
 }
 
-type Lines = Vec<(usize, Result<Line, String>)>;
-
-fn json_lines(content: &str) -> Lines {
-    let lines = content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let read = |line| serde_json::from_str::<Line>(line).map_err(|error| error.to_string());
-    lines.map(|(number, line)| (number + 1, read(line))).collect()
-}
-
-fn csv_lines(content: &str) -> Lines {
-    let mut lines = content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let Some((first, head)) = lines.next() else { return Vec::new() };
+fn csv_requests(file: &InputFile<'_>) -> Result<Vec<TraceRequest>, Vec<String>> {
+    let mut lines = file.lines();
+    let Some((first, head)) = lines.next() else { return Ok(Vec::new()) };
     let names: Vec<&str> = head.split(',').map(str::trim).collect();
     if !names.contains(&"at_s") || names.iter().any(|name| !["at_s", "tokens", "inputs"].contains(name)) {
-        return vec![(
-            first + 1,
-            Err("the header line must contain at_s, and may contain tokens and inputs".to_owned()),
-        )];
+        let problem = "the header line must contain at_s, and may contain tokens and inputs";
+        return Err(file.problem(format_args!("line {first}: {problem}")));
     }
-    let read = |line: &str| {
+    file.parse(lines, |line| {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();
         if cells.len() != names.len() {
             return Err(format!("has {} fields, the header line {}", cells.len(), names.len()));
@@ -168,17 +141,13 @@ fn csv_lines(content: &str) -> Lines {
         };
         let at_s = cell("at_s").unwrap_or_default();
         let at_s = at_s.parse().map_err(|_| format!("at_s {at_s:?} is not a number of seconds"))?;
-        Ok(Line {
-            at_s,
-            tokens: count("tokens", default_tokens())?,
-            inputs: count("inputs", default_inputs())?,
-        })
-    };
-    lines.map(|(number, line)| (number + 1, read(line))).collect()
+        let (tokens, inputs) = (count("tokens", default_tokens())?, count("inputs", default_inputs())?);
+        checked(TraceLine { at_s, tokens, inputs })
+    })
 }
 
-fn checked(line: Line) -> Result<TraceRequest, String> {
-    let Line { at_s, tokens, inputs } = line;
+fn checked(line: TraceLine) -> Result<TraceRequest, String> {
+    let TraceLine { at_s, tokens, inputs } = line;
     let at = Duration::try_from_secs_f64(at_s).ok().filter(|at| *at <= DURATION_MAX);
     let at = at.ok_or_else(|| {
         format!("at_s {at_s}: write seconds since the start, from 0 to {}", DURATION_MAX.as_secs())

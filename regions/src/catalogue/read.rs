@@ -7,8 +7,8 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use super::Region;
-use crate::deployment::EngineKind;
 use crate::document::{self, Problem, Problems, Table};
+use crate::engine::EngineKind;
 use crate::geography::GeoPoint;
 use crate::id::RegionId;
 use crate::jurisdiction::Jurisdiction;

@@ -6,11 +6,10 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::timetable::TimetableEntry;
-use super::{
-    Deployment, EngineKind, EngineSpec, MAX_DEPLOYMENTS, MAX_TENSOR_PARALLEL, Precision, Scaling, Task,
-};
+use super::{Deployment, MAX_DEPLOYMENTS, MAX_TENSOR_PARALLEL, Scaling};
 use crate::catalogue::Catalogue;
 use crate::document::{self, Problem, Problems, Table, residency};
+use crate::engine::{EngineKind, EngineSpec, Precision, Task};
 use crate::id::{DeploymentName, RegionId};
 use crate::region_list;
 use crate::residency::MAX_POLICY_LEN;

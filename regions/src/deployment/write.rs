@@ -5,15 +5,7 @@ use std::fmt::Write;
 use super::timetable::TimetableEntry;
 use super::{Deployment, Scaling};
 use crate::duration;
-use crate::residency::ResidencyPolicy;
-
-/// Error for a deployment that the file format cannot express.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("deployment `{name}` has the residency `{residency}`; a file cannot express several conditions")]
-pub struct UnwritableDeployment {
-    name: String,
-    residency: String,
-}
+use crate::written::{self, Unwritable, list, quoted};
 
 /// Returns a file that [`super::parse_deployments`] reads as these deployments.
 ///
@@ -22,7 +14,7 @@ pub struct UnwritableDeployment {
 /// If a residency policy has several conditions: omitting one would widen the policy.
 pub fn write_deployments<'a>(
     deployments: impl IntoIterator<Item = &'a Deployment>,
-) -> Result<String, UnwritableDeployment> {
+) -> Result<String, Unwritable> {
     let mut text = String::new();
     for deployment in deployments {
         write_deployment(&mut text, deployment)?;
@@ -31,26 +23,17 @@ pub fn write_deployments<'a>(
     Ok(if text.is_empty() { "deployment = []\n".to_owned() } else { text })
 }
 
-fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), UnwritableDeployment> {
+fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), Unwritable> {
     let Deployment { name, task, model, engine, residency, regions, scaling } = deployment;
     let mut line = |line: String| writeln!(text, "{line}").expect("writing to a String cannot fail");
     line(format!("[[deployment]]\nname = {}\ntask = {}", quoted(name), quoted(task)));
     line(format!("model = {}", quoted(model)));
     line(format!("engine = {{ kind = {}, precision = {} }}", quoted(engine.kind), quoted(engine.precision)));
-    match residency {
-        ResidencyPolicy::Anywhere => {}
-        ResidencyPolicy::Only(_) => {
-            let areas = residency.only_condition().ok_or_else(|| UnwritableDeployment {
-                name: name.to_string(),
-                residency: residency.to_string(),
-            })?;
-            let areas: Vec<_> = areas.iter().map(quoted).collect();
-            line(format!("residency = {{ allow = [{}] }}", areas.join(", ")));
-        }
+    if let Some(residency) = written::residency("deployment", name, residency)? {
+        line(format!("residency = {residency}"));
     }
     if !regions.is_empty() {
-        let regions: Vec<_> = regions.iter().map(quoted).collect();
-        line(format!("regions = [{}]", regions.join(", ")));
+        line(format!("regions = {}", list(regions)));
     }
     if *scaling != Scaling::default() {
         let settings = scaling.key_values();
@@ -95,10 +78,6 @@ fn quoted_timetable(timetable: &[TimetableEntry]) -> String {
         format!("{{ days = {days}, from = {from}, to = {to}, min = {min} }}")
     };
     format!("[{}]", timetable.iter().map(entry).collect::<Vec<_>>().join(", "))
-}
-
-fn quoted(value: impl ToString) -> String {
-    toml::Value::String(value.to_string()).to_string()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 
 pub use read::parse_tenants;
-pub use write::{UnwritableTenant, write_tenants};
+pub use write::write_tenants;
 
 use crate::id::{DeploymentName, TenantId};
 use crate::priority::Priority;

@@ -3,24 +3,14 @@
 use std::fmt::Write;
 
 use super::{TenantLimits, TenantRules};
-use crate::residency::ResidencyPolicy;
-
-/// Error for a tenant that the file format cannot express.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("tenant `{name}` has the residency `{residency}`; a file cannot express several conditions")]
-pub struct UnwritableTenant {
-    name: String,
-    residency: String,
-}
+use crate::written::{self, Unwritable, list, quoted};
 
 /// Returns a file that [`super::parse_tenants`] reads as these tenants.
 ///
 /// # Errors
 ///
 /// If a residency policy has several conditions: omitting one would widen the policy.
-pub fn write_tenants<'a>(
-    tenants: impl IntoIterator<Item = &'a TenantRules>,
-) -> Result<String, UnwritableTenant> {
+pub fn write_tenants<'a>(tenants: impl IntoIterator<Item = &'a TenantRules>) -> Result<String, Unwritable> {
     let mut text = String::new();
     for tenant in tenants {
         let TenantRules { id, .. } = tenant;
@@ -40,7 +30,7 @@ impl TenantRules {
     /// # Errors
     ///
     /// If the residency policy has several conditions, which a file cannot express.
-    pub fn fields(&self) -> Result<Vec<(&'static str, String)>, UnwritableTenant> {
+    pub fn fields(&self) -> Result<Vec<(&'static str, String)>, Unwritable> {
         let TenantRules { id, keys, issuer, deployments, residency, priority, weight, limits } = self;
         let mut fields = Vec::new();
         if !keys.is_empty() {
@@ -48,16 +38,8 @@ impl TenantRules {
         }
         fields.extend(issuer.as_ref().map(|issuer| ("issuer", quoted(issuer))));
         fields.extend(deployments.as_ref().map(|names| ("deployments", list(names))));
-        match residency {
-            ResidencyPolicy::Anywhere => {}
-            ResidencyPolicy::Only(_) => {
-                let areas = residency.only_condition().ok_or_else(|| UnwritableTenant {
-                    name: id.to_string(),
-                    residency: residency.to_string(),
-                })?;
-                fields.push(("residency", format!("{{ allow = {} }}", list(areas))));
-            }
-        }
+        let residency = written::residency("tenant", id, residency)?;
+        fields.extend(residency.map(|residency| ("residency", residency)));
         fields.extend(priority.map(|priority| ("priorities", list([priority.as_str()]))));
         if *weight != 1 {
             fields.push(("weight", weight.to_string()));
@@ -76,14 +58,4 @@ impl TenantRules {
         }
         Ok(fields)
     }
-}
-
-fn list<T: ToString>(each: impl IntoIterator<Item = T>) -> String {
-    let each: Vec<_> = each.into_iter().map(quoted).collect();
-    format!("[{}]", each.join(", "))
-}
-
-/// Quotes a string as TOML does.
-fn quoted(text: impl ToString) -> String {
-    toml::Value::String(text.to_string()).to_string()
 }

@@ -2,7 +2,8 @@
 //!
 //! A body is first split into raw fields without parsing their values, then each field is parsed by itself. So an error
 //! names its field and not a byte offset, unknown fields cost nothing, and a list that is too long is counted, not
-//! stored. `null` is an absent field everywhere, as the stock clients use it.
+//! stored. `null` is an absent field everywhere, as the stock clients use it. This is serde's parser and no scanner of its own:
+//! an error must name its field, which the scanners of gateway and bulk client need not.
 //!
 //! Types are strict: `"3"` is not a number and `1` is not a boolean. A client that confuses them gets an error at once
 //! and not when it meets a stricter server.

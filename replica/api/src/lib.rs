@@ -9,6 +9,7 @@
 //!   [`voyage`], [`bedrock`], [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each parses untrusted requests, with an
 //!   error for every mistake ([`body`]), and writes its responses and errors, by hand where they are mostly numbers.
 //! - [`embeddings`], [`vectors`], [`input`], [`prompt`] and [`ranking`]: types that the dialects share.
+//! - [`retry`]: budgets that every client of the API keeps to.
 //! - [`info`], [`identity`] and [`status`]: a replica's description of itself.
 
 pub mod api;
@@ -30,6 +31,7 @@ pub mod prompt;
 pub mod ranking;
 pub mod refusal;
 pub mod rerank;
+pub mod retry;
 pub mod status;
 pub mod tei;
 pub mod vectors;

@@ -30,7 +30,7 @@ pub enum Task {
 }
 
 /// Types of the deployment file that describe a replica.
-pub use regions::deployment::UnknownName;
+pub use regions::engine::UnknownName;
 pub use regions::{DeploymentName, EngineKind, EngineSpec, MAX_TENSOR_PARALLEL, ModelIdentity, Precision};
 
 /// Task of a deployment, as its file names it.

@@ -28,12 +28,14 @@ mod worker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use supervision::{Condvar, Mutex, MutexGuard, task};
 
 use replica_api::priority::Priority;
 use replica_core::batch::{AdmittedRequest, Backlog, BatchPlanner, BatchRequestId, BatchSettings, QueueFull};
 use tokio::sync::oneshot;
+
+pub use self::pending::{ComputeError, ComputedRows};
 
 use self::pending::{PendingResponse, PendingResponses};
 use self::sequence::QueuedSequence;
@@ -59,38 +61,6 @@ pub struct ComputeRequest {
     pub deadline: Option<Instant>,
     /// Tenant of the request: equal inputs share work and cached rows within a tenant only.
     pub tenant: Option<TenantKey>,
-}
-
-/// Rows of one request.
-#[derive(Debug)]
-pub struct ComputedRows {
-    /// Rows, concatenated in the order of the inputs.
-    pub rows: Vec<f32>,
-    /// Number of values in a row.
-    pub width: usize,
-    /// Rows of each input: 1, or its number of tokens.
-    pub counts: Vec<u32>,
-    /// Tokens of all inputs.
-    pub tokens: u64,
-    /// Inputs whose rows were in the cache.
-    pub cached_inputs: u64,
-    /// Total time in the queue.
-    pub queue: Duration,
-    /// Total compute time of the batches with inputs of this request.
-    pub engine: Duration,
-}
-
-/// Reason why a request has no rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ComputeError {
-    /// The deadline passed before the rows were complete.
-    Expired,
-    /// The engine failed; an event reports the reason.
-    EngineFailed,
-    /// The engine computed NaN or an infinity.
-    NotFinite,
-    /// The batcher was stopped.
-    Stopped,
 }
 
 /// Options of a batcher.

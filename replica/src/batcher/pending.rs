@@ -12,7 +12,37 @@ use supervision::Mutex;
 use replica_core::batch::{BatchRequestId, RowOwner};
 use tokio::sync::oneshot;
 
-use super::{ComputeError, ComputedRows};
+/// Rows of one request.
+#[derive(Debug)]
+pub struct ComputedRows {
+    /// Rows, concatenated in the order of the inputs.
+    pub rows: Vec<f32>,
+    /// Number of values in a row.
+    pub width: usize,
+    /// Rows of each input: 1, or its number of tokens.
+    pub counts: Vec<u32>,
+    /// Tokens of all inputs.
+    pub tokens: u64,
+    /// Inputs whose rows were in the cache.
+    pub cached_inputs: u64,
+    /// Total time in the queue.
+    pub queue: Duration,
+    /// Total compute time of the batches with inputs of this request.
+    pub engine: Duration,
+}
+
+/// Reason why a request has no rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputeError {
+    /// The deadline passed before the rows were complete.
+    Expired,
+    /// The engine failed; an event reports the reason.
+    EngineFailed,
+    /// The engine computed NaN or an infinity.
+    NotFinite,
+    /// The batcher was stopped.
+    Stopped,
+}
 
 /// Response of one request, not yet sent.
 pub(super) struct PendingResponse {

@@ -20,7 +20,6 @@ use replica_api::refusal::Refusal;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout_at;
 
-use super::HttpRequestId;
 use crate::app::{App, Lifecycle, Service};
 use crate::batcher::{ComputeError, ComputeRequest, ComputedRows, TenantKey};
 use crate::engine::Output;
@@ -29,10 +28,35 @@ use crate::metrics::RouteLabel;
 use crate::respond;
 use crate::tokenize::{EncodeOptions, MAX_JOBS, TextInput, TokenizeError, Tokenized};
 
+/// Maximum length of a request id that is taken over from a client.
+const MAX_REQUEST_ID_BYTES: usize = 128;
+
 /// Body size above which parsing (some 50 µs) takes longer than handing it to another thread.
 const INLINE_BODY_BYTES: usize = 64 << 10;
 /// Number of values above which writing does: 16 vectors of 384 numbers.
 pub(super) const INLINE_NUMBERS: usize = 16 * 384;
+
+/// Identifier of a request in logs and responses: the client's, or a generated one.
+#[derive(Clone)]
+pub(super) struct HttpRequestId(pub(super) HeaderValue);
+
+impl HttpRequestId {
+    pub(super) fn of(headers: &HeaderMap) -> HttpRequestId {
+        let given = headers.get(headers::REQUEST_ID).filter(|id| {
+            let printable = id.as_bytes().iter().all(u8::is_ascii_graphic);
+            printable && (1..=MAX_REQUEST_ID_BYTES).contains(&id.len())
+        });
+        let made = || {
+            let id = format!("{:032x}", rand::random::<u128>());
+            HeaderValue::from_str(&id).expect("hexadecimal digits are a header value")
+        };
+        HttpRequestId(given.cloned().unwrap_or_else(made))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        self.0.to_str().unwrap_or_default()
+    }
+}
 
 /// Context of a request that is being processed.
 pub(super) struct ApiCall {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri};
+use axum::http::{HeaderValue, Method, Response, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
@@ -31,15 +31,12 @@ use replica_api::refusal::{ListLimit, Refusal};
 use replica_api::tei::EmbedRequest;
 use replica_api::voyage::VoyageEmbeddingsRequest;
 
-use self::call::{ApiCall, ComputedResponse};
+use self::call::{ApiCall, ComputedResponse, HttpRequestId};
 use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
 use crate::metrics::CONTENT_TYPE;
 use crate::respond;
 use supervision::request::{Panicked, contain};
-
-/// Maximum length of a request id that is taken over from a client.
-const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// Returns the routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -105,28 +102,6 @@ where
     post(move |State(app): State<Arc<App>>, Extension(id): Extension<HttpRequestId>, request: Request| {
         call::serve(app, id, request, handle)
     })
-}
-
-/// Identifier of a request in logs and responses: the client's, or a generated one.
-#[derive(Clone)]
-struct HttpRequestId(HeaderValue);
-
-impl HttpRequestId {
-    fn of(headers: &HeaderMap) -> HttpRequestId {
-        let given = headers.get(headers::REQUEST_ID).filter(|id| {
-            let printable = id.as_bytes().iter().all(u8::is_ascii_graphic);
-            printable && (1..=MAX_REQUEST_ID_BYTES).contains(&id.len())
-        });
-        let made = || {
-            let id = format!("{:032x}", rand::random::<u128>());
-            HeaderValue::from_str(&id).expect("hexadecimal digits are a header value")
-        };
-        HttpRequestId(given.cloned().unwrap_or_else(made))
-    }
-
-    fn as_str(&self) -> &str {
-        self.0.to_str().unwrap_or_default()
-    }
 }
 
 /// Adds the request id to every response, and turns a panic into a 500.

@@ -9,12 +9,27 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::Activation;
-
 /// Maximum of a size: larger than in any model, and small enough that a product of three sizes does not overflow.
 const MAX_SIZE: u64 = 1 << 20;
 /// Maximum characters of a value in a message.
 const SHOWN: usize = 80;
+
+/// Activation between two projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x·Φ(x)`, exact (error function).
+    Gelu,
+    /// `x·Φ(x)`, approximated by the hyperbolic tangent.
+    GeluTanh,
+    /// `x·σ(1.702·x)`
+    QuickGelu,
+    /// `max(x, 0)`
+    Relu,
+    /// `x·σ(x)`
+    Silu,
+    /// `tanh x`
+    Tanh,
+}
 
 /// Keys of a file, and the problems found so far.
 pub(super) struct JsonFields<'a> {

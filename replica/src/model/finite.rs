@@ -5,8 +5,7 @@
 //! packed. The check is a running maximum of the magnitudes, compared as integers: floats without a sign are ordered
 //! like their bits, with infinities and NaNs above all others. It runs at memory bandwidth.
 
-use super::Numbers;
-use super::tensor::{from_bf16, from_f16};
+use super::numbers::{Numbers, from_bf16, from_f16};
 
 /// First number that is not finite.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -17,6 +17,7 @@ pub(crate) mod formats;
 mod head;
 #[expect(unsafe_code, reason = "a mapped file is memory that another process could change")]
 mod mapped;
+mod numbers;
 mod prompts;
 #[cfg(test)]
 mod published;
@@ -34,21 +35,23 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 pub use architecture::{
-    Activation, Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, FeedForwardNames,
-    HeadPooling, HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec,
-    Part, Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
+    Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, FeedForwardNames, HeadPooling,
+    HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec, Part,
+    Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
 };
 pub use checkpoint::ModelCheckpoint;
 pub use error::{DecidingKeys, ModelError, TensorProblem};
+pub use fields::Activation;
 use head::HeadKind;
 pub use head::{LabelActivation, LabelHead, MAX_LABELS};
 pub use mapped::MappedFile;
+pub use numbers::Numbers;
 pub use prompts::Prompts;
 use replica_core::DeploymentTask;
 pub use sentence::{Dense, DenseActivation, Pooling, SentenceConfig};
 use sentence::{ModuleList, TrailingModule, TransformerSizes, TransformerTask};
 pub use template::PairTemplate;
-pub use tensor::{Numbers, Tensor};
+pub use tensor::Tensor;
 pub use tokenizer::TokenizerConfig;
 pub(crate) use tokenizer::{TOKENS, TokenizerClass, WordOptions};
 

@@ -1,8 +1,20 @@
 //! Statistics of measurements: throughput, duration of a batch, and fixed cost of a batch.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use super::plan::Setting;
+use replica_core::Precision;
+
+/// Combination of parameters to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Setting {
+    /// Number format.
+    pub precision: Precision,
+    /// Engine threads.
+    pub threads: NonZeroUsize,
+    /// Tokens of a batch.
+    pub batch_tokens: u64,
+}
 
 /// Consecutive batches of one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]

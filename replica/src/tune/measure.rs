@@ -13,8 +13,7 @@ use rand::{Rng, SeedableRng};
 use replica_core::Precision;
 
 use super::TuneError;
-use super::curve::MeasurementRun;
-use super::plan::Setting;
+use super::curve::{MeasurementRun, Setting};
 use super::quality::Quality;
 use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
 use crate::engine::{BatchBuffer, Engine, Output};

@@ -12,6 +12,7 @@
 
 pub mod curve;
 pub mod effective;
+mod error;
 pub mod file;
 mod measure;
 pub mod plan;
@@ -20,7 +21,6 @@ pub mod quality;
 pub mod report;
 pub(crate) mod texts;
 
-use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::thread::available_parallelism;
@@ -31,10 +31,12 @@ use replica_core::Precision;
 use replica_core::batch::BatchSettings;
 use tokio::runtime;
 
-use self::curve::Point;
+pub use self::error::TuneError;
+
+use self::curve::{Point, Setting};
 use self::file::{Hardware, TunedModel};
 use self::measure::Bench;
-use self::plan::{SearchPlan, SearchTask, Setting, TunedChoice};
+use self::plan::{SearchPlan, SearchTask, TunedChoice};
 use self::quality::Quality;
 use crate::cache::{CachedModel, ModelCache};
 use crate::engine::Engine;
@@ -111,51 +113,6 @@ pub struct Report {
     /// System load per core at the start: results are valid for an idle machine. Absent if the system does not report
     /// it.
     pub load_per_core: Option<f64>,
-}
-
-/// Reason why tuning failed.
-#[derive(Debug, thiserror::Error)]
-pub enum TuneError {
-    /// The model cannot be loaded or computed.
-    #[error("the model cannot be computed: {0}")]
-    Engine(String),
-    /// The texts cannot be tokenized.
-    #[error("the texts for comparing precisions cannot be tokenized: {0}")]
-    Tokenizer(String),
-    /// All texts are too long for the model.
-    #[error(
-        "all texts are too long for this model, so the accuracy of a precision cannot be measured; tune f32 only"
-    )]
-    NoTexts,
-    /// No precision is accurate enough.
-    #[error(
-        "{precision} has a mean cosine of {:.4} and a minimum of {:.4} compared with f32, which is not accurate \
-         enough; add f32 to the precisions",
-        quality.mean_cosine, quality.min_cosine
-    )]
-    NotGoodEnough {
-        /// Most accurate of the requested precisions.
-        precision: Precision,
-        /// Its accuracy.
-        quality: Quality,
-    },
-    /// The time was too short to measure any setting.
-    #[error("no setting could be measured in the given time; raise --seconds")]
-    NoTime,
-    /// The file cannot be written.
-    #[error("cannot write {path}: {reason}; set another path with --out", path = path.display())]
-    Write {
-        /// Path.
-        path: PathBuf,
-        /// Error of the operating system.
-        reason: io::Error,
-    },
-}
-
-impl TuneError {
-    fn engine(problem: impl std::fmt::Display) -> TuneError {
-        TuneError::Engine(problem.to_string())
-    }
 }
 
 /// Tunes a model and writes the result.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use replica_core::Precision;
 use replica_core::batch::BatchSettings;
 
-use super::curve::{MeasurementRun, Point, fixed_cost};
+use super::curve::{MeasurementRun, Point, Setting, fixed_cost};
 
 /// Smallest budget to try: a few queries.
 const MIN_TOKENS: u64 = 64;
@@ -51,17 +51,6 @@ const MAX_ROUNDS: usize = 15;
 const FIXED_COST_MAX_TOKENS: u64 = 1024;
 /// Maximum batching delay; a larger fixed cost is noise.
 const MAX_WINDOW: Duration = Duration::from_millis(20);
-
-/// Combination of parameters to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Setting {
-    /// Number format.
-    pub precision: Precision,
-    /// Engine threads.
-    pub threads: NonZeroUsize,
-    /// Tokens of a batch.
-    pub batch_tokens: u64,
-}
 
 /// Input of a search.
 #[derive(Clone, Debug)]

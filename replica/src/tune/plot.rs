@@ -200,7 +200,7 @@ mod tests {
     use replica_core::batch::BatchSettings;
 
     use super::super::curve::MeasurementRun;
-    use super::super::plan::Setting;
+    use super::super::curve::Setting;
     use super::*;
 
     fn points() -> Vec<Point> {

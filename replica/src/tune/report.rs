@@ -7,7 +7,8 @@ use replica_core::Precision;
 use serde_json::{Value, json};
 
 use super::curve::Point;
-use super::plan::{Setting, TunedChoice};
+use super::curve::Setting;
+use super::plan::TunedChoice;
 use super::quality::Quality;
 use super::{Report, plot};
 

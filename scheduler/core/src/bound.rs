@@ -191,7 +191,14 @@ mod tests {
             let rejected = Err(RejectedGeneration::NotHigher { offered, held: at(7, 40) });
             assert_eq!(accept(offered, held(at(7, 40), 9), NOW), rejected, "{offered}");
         }
-        assert_eq!(accept(at(8, 1), held(at(7, 40), 0), NOW), Ok(()), "a new store begins at one");
+        for offered in [at(7, 41), at(8, 1)] {
+            assert_eq!(
+                accept(offered, held(at(7, 40), 0), NOW),
+                Ok(()),
+                "{offered}: a new store begins at one"
+            );
+            assert_eq!(accept(offered, None, NOW), Ok(()), "{offered}: the first one");
+        }
     }
 
     proptest! {

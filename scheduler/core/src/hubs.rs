@@ -6,11 +6,13 @@
 //! switching back has no benefit, and a flapping hub would be tried again and again.
 //!
 //! All parts of a process share one [`Hubs`], so that a failure that one of them detects saves the others the timeout.
-//! Two parts that fail at the same hub advance the list once.
+//! Two parts that fail at the same hub advance the list once. Each part counts its own failures ([`Failover`]): it calls
+//! the next hub at once, and waits only after every hub has failed.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, de};
@@ -45,6 +47,12 @@ impl<'de> Deserialize<'de> for RawHubs {
             }
         }
         from.deserialize_any(RawHubsVisitor)
+    }
+}
+
+impl<S: Into<String>> FromIterator<S> for RawHubs {
+    fn from_iter<I: IntoIterator<Item = S>>(urls: I) -> RawHubs {
+        RawHubs(urls.into_iter().map(Into::into).collect())
     }
 }
 
@@ -109,6 +117,63 @@ impl Hubs {
 impl fmt::Display for Hubs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.current())
+    }
+}
+
+/// Delays between rounds of calls to all hubs: exponential backoff with jitter.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    /// Upper bound of the first delay.
+    pub first: Duration,
+    /// Upper bound of any delay.
+    pub max: Duration,
+}
+
+impl Backoff {
+    /// Returns the delay after this number of consecutive failed rounds: doubled after each, of which at least one
+    /// half. The other half is scaled by `chance` (0 to 1), so that processes that lost the hubs at the same time do
+    /// not reconnect at the same time.
+    pub fn delay(self, rounds: u32, chance: f64) -> Duration {
+        let doubled = self.first.saturating_mul(1 << rounds.saturating_sub(1).min(16));
+        doubled.min(self.max).mul_f64(0.5 + chance / 2.0)
+    }
+}
+
+/// Consecutive failures of one caller of the hubs.
+#[derive(Clone, Copy, Debug)]
+pub struct Failover {
+    hubs: u32,
+    backoff: Backoff,
+    failures: u32,
+}
+
+impl Failover {
+    /// Creates the state of a caller of these hubs, without failures.
+    pub fn new(hubs: &Hubs, backoff: Backoff) -> Failover {
+        let hubs = u32::try_from(hubs.count()).expect("the number of hubs is limited");
+        Failover { hubs, backoff, failures: 0 }
+    }
+
+    /// Records a failure. Returns the delay of the next call after every hub has failed; before, the next hub is called
+    /// at once. `chance` (0 to 1) is the jitter of the delay.
+    pub fn failed(&mut self, chance: f64) -> Option<Duration> {
+        self.failures = self.failures.saturating_add(1);
+        self.failures.is_multiple_of(self.hubs).then(|| self.backoff.delay(self.rounds(), chance))
+    }
+
+    /// Records a success. Returns whether all hubs had failed before.
+    pub fn succeeded(&mut self) -> bool {
+        std::mem::take(&mut self.failures) >= self.hubs
+    }
+
+    /// Returns whether the last call failed.
+    pub fn is_failing(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// Returns how many times all hubs have failed since the last success.
+    pub fn rounds(&self) -> u32 {
+        self.failures / self.hubs
     }
 }
 
@@ -188,5 +253,35 @@ mod tests {
         let only = read(json!("http://a")).unwrap();
         only.failed("http://a");
         assert_eq!(only.current(), "http://a");
+    }
+
+    #[test]
+    fn delays_grow_up_to_a_bound_with_jitter_over_their_upper_half() {
+        let backoff = Backoff { first: Duration::from_millis(250), max: Duration::from_secs(5) };
+        let ms = |rounds, chance| backoff.delay(rounds, chance).as_millis();
+        assert_eq!([1, 2, 3, 4, 5].map(|rounds| ms(rounds, 1.0)), [250, 500, 1000, 2000, 4000]);
+        assert_eq!([6, 7, u32::MAX].map(|rounds| ms(rounds, 1.0)), [5000; 3]);
+        assert_eq!([1, 6].map(|rounds| ms(rounds, 0.0)), [125, 2500]);
+        assert_eq!(ms(0, 1.0), 250);
+    }
+
+    #[test]
+    fn a_caller_waits_only_after_every_hub_has_failed() {
+        let hubs = read(json!(["http://a", "http://b"])).unwrap();
+        let backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_millis(150) };
+        let mut failover = Failover::new(&hubs, backoff);
+        for _ in 0..2 {
+            assert!(!failover.is_failing() && !failover.succeeded());
+            assert_eq!(failover.failed(1.0), None);
+            assert!(failover.is_failing() && !failover.succeeded(), "one hub of two has failed");
+            for (rounds, ms) in [(1, 100), (2, 150)] {
+                assert_eq!(
+                    [failover.failed(1.0), failover.failed(1.0)],
+                    [None, Some(Duration::from_millis(ms))]
+                );
+                assert_eq!(failover.rounds(), rounds);
+            }
+            assert!(failover.succeeded(), "every hub had failed");
+        }
     }
 }

@@ -1,5 +1,4 @@
-//! Watching the hub's route table: the long-poll request, and which response is accepted. Gateways and spokes use the
-//! same protocol, each with its own timeouts and its own snapshot file.
+//! Watching the hub's route table: the long-poll request and its timeouts. Gateways and spokes use the same protocol.
 //!
 //! A reader that has a table names its generation in the request, which also acknowledges that it runs this table
 //! ([`crate::rollout`]). A reader without a table does not name itself, because it runs none yet. A reader that shuts
@@ -7,25 +6,48 @@
 
 use std::time::Duration;
 
-use regions::{Generation, RouteTable};
+use regions::Generation;
 
-use crate::bound::{self, AcceptedGeneration, RejectedGeneration};
-use scheduler_api::WireError;
-use scheduler_api::reader::Reader;
-use scheduler_api::route::RouteTableV1;
+use scheduler_api::reader::{Reader, Role};
 
 /// Timeout of the deregistration. If no hub receives it, the reader times out at the hub.
 pub const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reason for rejecting a table.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TableRejected {
-    /// An entry of the table is invalid.
-    #[error("{0}")]
-    Unreadable(#[from] WireError),
-    /// Its generation is not newer than the current one, or is higher than a hub can have published.
-    #[error("{0}")]
-    Generation(#[from] RejectedGeneration),
+/// Timeouts of one long poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongPoll {
+    /// Time for which the hub may hold the request while the table does not change.
+    pub wait: Duration,
+    /// Additional time for the response.
+    pub grace: Duration,
+}
+
+impl LongPoll {
+    /// Returns the time after which the request fails.
+    pub fn timeout(self) -> Duration {
+        self.wait + self.grace
+    }
+}
+
+/// Returns the timeouts of the next poll.
+///
+/// The polls of a spoke are short, because each response is also the hub's heartbeat: no replica is terminated while
+/// the hub is silent. A gateway with several hubs polls them for a shorter time than a single one, so that a hub that
+/// hangs is detected sooner, and for the shortest time before its first table, without which it can serve no request.
+pub fn long_poll(role: Role, hubs: usize, has_table: bool) -> LongPoll {
+    let (wait_ms, grace_ms) = match (role, hubs, has_table) {
+        (Role::Spoke, _, _) => (5_000, 3_000),
+        (Role::Gateway, 1, _) => (20_000, 5_000),
+        (Role::Gateway, _, true) => (4_000, 1_000),
+        (Role::Gateway, _, false) => (500, 1_000),
+    };
+    LongPoll { wait: Duration::from_millis(wait_ms), grace: Duration::from_millis(grace_ms) }
+}
+
+/// Returns whether a response without a table is a failure of the hub: a gateway without a table serves no request, and
+/// another hub may have one.
+pub fn requires_table(role: Role, hubs: usize, has_table: bool) -> bool {
+    role == Role::Gateway && hubs > 1 && !has_table
 }
 
 /// Returns the path and query of the long poll for a table newer than `after`; the hub holds the request for up to
@@ -40,48 +62,24 @@ pub fn deregister_path(reader: &Reader) -> String {
     format!("/v1/readers/{reader}")
 }
 
-/// Converts the offered table and checks that it may replace the current one (invariant 5, Monotone plans).
-/// `since_1970` is the local wall-clock time.
-///
-/// # Errors
-///
-/// The reason for the rejection; the current table stays.
-pub fn accept_table(
-    offered: RouteTableV1,
-    held: Option<AcceptedGeneration>,
-    since_1970: Duration,
-) -> Result<RouteTable, TableRejected> {
-    let table = RouteTable::try_from(offered)?;
-    bound::accept(table.generation, held, since_1970)?;
-    Ok(table)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn at(epoch: u64, number: u64) -> Generation {
-        Generation { epoch, number }
-    }
-
     #[test]
-    fn only_a_table_of_a_higher_generation_is_accepted() {
-        let check = |offered: Generation, after: Option<Generation>, expected: bool| {
-            let table = RouteTable { generation: offered, ..RouteTable::empty() };
-            let held = after.map(|generation| AcceptedGeneration { generation, age: Duration::ZERO });
-            let found = accept_table(RouteTableV1::from(&table), held, Duration::from_secs(1));
-            assert_eq!(found.is_ok(), expected, "{offered} after {after:?}");
+    fn a_reader_polls_for_a_shorter_time_where_another_hub_may_respond() {
+        let ms = |role, hubs, has_table| {
+            let LongPoll { wait, grace } = long_poll(role, hubs, has_table);
+            (wait.as_millis(), grace.as_millis(), requires_table(role, hubs, has_table))
         };
-        check(at(1, 7), None, true);
-        check(at(1, 8), Some(at(1, 7)), true);
-        check(at(2, 1), Some(at(1, 7)), true);
-        for after in [at(1, 7), at(1, 8), at(2, 0)] {
-            check(at(1, 7), Some(after), false);
+        for has_table in [false, true] {
+            assert_eq!(ms(Role::Gateway, 1, has_table), (20_000, 5_000, false));
+            for hubs in [1, 3] {
+                assert_eq!(ms(Role::Spoke, hubs, has_table), (5_000, 3_000, false));
+            }
         }
-        check(at(1, u64::MAX), None, false);
-        check(at(u64::MAX, 1), Some(at(1, 7)), false);
-        let unreadable = RouteTableV1 { version: 9, ..RouteTableV1::from(&RouteTable::empty()) };
-        assert!(matches!(accept_table(unreadable, None, Duration::ZERO), Err(TableRejected::Unreadable(_))));
+        assert_eq!(ms(Role::Gateway, 3, false), (500, 1_000, true));
+        assert_eq!(ms(Role::Gateway, 2, true), (4_000, 1_000, false));
     }
 
     #[test]
@@ -90,7 +88,7 @@ mod tests {
         let wait = Duration::from_secs(5);
         assert_eq!(watch_path(None, &reader, wait), "/v1/routes?wait_ms=5000");
         assert_eq!(
-            watch_path(Some(at(1, 4)), &reader, wait),
+            watch_path(Some(Generation { epoch: 1, number: 4 }), &reader, wait),
             "/v1/routes?after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000"
         );
         assert_eq!(deregister_path(&reader), "/v1/readers/spoke/aws/us-east-1/00000000000000ff");

@@ -11,8 +11,7 @@
 //! The state is owned by the ingress of the same process: both use one [`Spoke`], which is locked for one operation at
 //! a time and never across an await.
 
-mod backoff;
-mod client;
+mod events;
 pub(crate) mod table;
 
 use std::collections::BTreeSet;
@@ -23,20 +22,22 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::DeploymentName;
-use scheduler_api::lease::{LeaseHolder, LeaseId};
+use reqwest::Method;
+use scheduler_api::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_api::plan::floors_from_wire;
 use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
+use scheduler_client::hub::{ControlPlaneClient, HubConnection, HubFailure, HubRequest};
 use scheduler_core::spoke::Spoke;
+use serde::de::IgnoredAny;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
-use crate::events::{
-    FloorsUnreadable, HubFailover, HubReachable, HubUnreachable, LeaseExpired, ReadyNotDeployed,
-    RegionRegistered,
-};
-use client::{CallError, Client};
-use table::TableFollower;
+use events::{FloorsUnreadable, LeaseExpired, ReadyNotDeployed, RegionRegistered};
+use table::{BACKOFF, TableFollower};
+
+/// Timeout of a call; less than half a lease, so that a lost call can be repeated.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Interval at which the agent checks for a change of the ready deployments. The next report tells gateways anyway;
 /// this check tells the hub earlier.
@@ -67,31 +68,29 @@ pub async fn run(
     spoke: Arc<Mutex<Spoke>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
-    let client = Client::new(&config.hub, config.fleet.as_ref())?;
+    let client = ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?;
     let policy = TableFollower {
-        hub: config.hub.clone(),
-        fleet: config.fleet.clone(),
+        client: client.clone(),
         snapshot: None,
         catalogue: config.catalogue.clone(),
         spoke: spoke.clone(),
     };
-    let follower = reqwest::Client::builder().no_proxy().build()?;
     let followed_elsewhere = config.scaling.is_some();
     let follow = async {
         if followed_elsewhere {
             std::future::pending::<()>().await;
         }
-        policy.follow(&follower, &watch::Sender::default()).await;
+        policy.follow(&watch::Sender::default()).await;
     };
-    let mut agent =
-        Agent { config, client, spoke, lease: None, unreachable: false, not_deployed: Vec::new() };
+    let hub = HubConnection::new(client, "registration", BACKOFF);
+    let mut agent = Agent { config, hub, spoke, lease: None, not_deployed: Vec::new() };
     tokio::select! {
         never = agent.run() => match never {},
         () = follow => {}
         () = shutdown => {}
     }
     if !followed_elsewhere {
-        policy.deregister(&follower).await;
+        policy.deregister().await;
     }
     agent.deregister().await;
     Ok(())
@@ -108,11 +107,9 @@ struct ActiveRegistration {
 
 struct Agent {
     config: SpokeConfig,
-    client: Client,
+    hub: HubConnection,
     spoke: Arc<Mutex<Spoke>>,
     lease: Option<LeaseId>,
-    /// All hubs were unreachable, or rejected the last request.
-    unreachable: bool,
     /// Deployments that the hub did not know at its last response.
     not_deployed: Vec<DeploymentName>,
 }
@@ -127,45 +124,47 @@ impl Agent {
 
     /// Registers; retries without limit.
     async fn register(&mut self) -> ActiveRegistration {
-        let mut failures = 0;
         loop {
+            self.hub.ready().await;
             let registration = self.registration();
-            let response = self.client.register(&RegisterV1::from(&registration)).await;
-            match response.and_then(|response| Ok((response.lease.parse::<LeaseId>()?, response))) {
-                Ok((lease, response)) => {
-                    let (region, hub) = (&self.config.region, self.config.hub.current());
-                    let Registration { deployments, capacity, models, .. } = registration.clone();
-                    let reported = RegionState { deployments, capacity, models };
-                    RegionRegistered { region, hub }.emit();
-                    self.lease = Some(lease);
-                    self.apply_response(&response, &reported.deployments);
-                    let period = Duration::from_millis(response.ttl_ms).mul_f64(KEEP_ALIVE_PART);
-                    return ActiveRegistration { lease, period: period.max(KEEP_ALIVE_PERIOD_MIN), reported };
-                }
-                Err(error) => self.pause(&mut failures, &error).await,
-            }
+            let request = HubRequest::post("/v1/spokes", &RegisterV1::from(&registration), CALL_TIMEOUT);
+            let registered = self.hub.call(&request, async |response: LeaseV1| {
+                let lease = response.lease.parse();
+                Ok((lease.map_err(|error: LeaseIdError| HubFailure::Invalid(error.to_string()))?, response))
+            });
+            let Ok((lease, response)) = registered.await else { continue };
+            let Registration { deployments, capacity, models, .. } = registration;
+            let reported = RegionState { deployments, capacity, models };
+            RegionRegistered { region: &self.config.region, hub: self.config.hub.current() }.emit();
+            self.lease = Some(lease);
+            self.apply_response(&response, &reported.deployments);
+            let period = Duration::from_millis(response.ttl_ms).mul_f64(KEEP_ALIVE_PART);
+            return ActiveRegistration { lease, period: period.max(KEEP_ALIVE_PERIOD_MIN), reported };
         }
     }
 
     /// Keeps a lease alive until the hub no longer knows it.
     async fn keep_alive(&mut self, ActiveRegistration { lease, period, mut reported }: ActiveRegistration) {
-        let mut failures = 0;
         loop {
-            if failures == 0 {
+            if self.hub.is_failing() {
+                self.hub.ready().await;
+            } else {
                 self.until_due(period, &reported).await;
             }
             let state = self.state();
-            match self.client.keep_alive(lease, &self.holder(), &KeepAliveV1::new(&state)).await {
-                Ok(response) => {
+            let path = lease::keep_alive_path(lease, &self.holder());
+            let request = HubRequest::post(path, &KeepAliveV1::new(&state), CALL_TIMEOUT).optional();
+            match self.hub.call(&request, async |response: Option<LeaseV1>| Ok(response)).await {
+                Ok(Some(response)) => {
                     self.apply_response(&response, &state.deployments);
                     reported = state;
-                    failures = 0;
                 }
-                Err(CallError::NotFound(_)) => {
+                Ok(None) => {
                     self.lease = None;
                     return LeaseExpired { region: &self.config.region }.emit();
                 }
-                Err(error) => self.pause(&mut failures, &error).await,
+                // Logged by the connection.
+                Err(_) => {}
             }
         }
     }
@@ -192,10 +191,10 @@ impl Agent {
     /// Deregisters the region; waits for the hub for at most [`DEREGISTER_TIMEOUT`].
     async fn deregister(self) {
         if let Some(lease) = self.lease {
+            let path = lease::end_path(lease, &self.holder());
             // On failure, the lease expires.
-            tokio::time::timeout(DEREGISTER_TIMEOUT, self.client.deregister(lease, &self.holder()))
-                .await
-                .ok();
+            let request = HubRequest::new(Method::DELETE, path, DEREGISTER_TIMEOUT);
+            self.hub.client().send::<IgnoredAny>(&request).await.ok();
         }
     }
 
@@ -232,9 +231,6 @@ impl Agent {
 
     /// Applies a response of the hub.
     fn apply_response(&mut self, response: &LeaseV1, reported: &BTreeSet<DeploymentName>) {
-        if std::mem::take(&mut self.unreachable) {
-            HubReachable { hub: self.config.hub.current() }.emit();
-        }
         match response.floors.as_deref().map(floors_from_wire).transpose() {
             Ok(None) => {}
             Ok(Some(floors)) => self.with_spoke(|spoke| spoke.set_floors(floors)),
@@ -249,19 +245,5 @@ impl Agent {
             }
             self.not_deployed = unknown;
         }
-    }
-
-    /// Handles a failed call. The next hub is tried at once; after all have failed, the agent waits for the backoff
-    /// delay.
-    async fn pause(&mut self, failures: &mut u32, error: &CallError) {
-        *failures = failures.saturating_add(1);
-        let hubs = u32::try_from(self.config.hub.count()).expect("the number of hubs is limited");
-        if !failures.is_multiple_of(hubs) {
-            return HubFailover { next: self.config.hub.current(), error }.emit();
-        }
-        if !std::mem::replace(&mut self.unreachable, true) {
-            HubUnreachable { hub: self.config.hub.current(), error }.emit();
-        }
-        sleep(backoff::pause(*failures / hubs, rand::random())).await;
     }
 }

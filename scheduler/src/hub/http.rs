@@ -103,6 +103,7 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
 async fn contained(request: Request, next: Next) -> Response {
     let method = request.method().clone();
     contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
+        // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
         tracing::error!(%method, reason, "request panicked");
         let message = "The request failed because of a defect of this hub; see its log.";
         ErrorResponse::new(Code::Internal, message).into_response()

@@ -15,6 +15,7 @@ pub(crate) mod events;
 mod region;
 mod scaler;
 
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
@@ -22,6 +23,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
+use scheduler_client::hub::ControlPlaneClient;
+use scheduler_client::snapshot::lock_directory;
 use scheduler_core::scale::TICK;
 use scheduler_core::spoke::Spoke;
 use supervision::task::{essential, supervise};
@@ -79,7 +82,9 @@ pub struct Autoscaler {
     config: SpokeConfig,
     /// File of the route table's snapshot.
     snapshot: PathBuf,
-    client: reqwest::Client,
+    /// The directory has one user: two spokes would stop each other's replicas.
+    lock: File,
+    client: ControlPlaneClient,
     actuator: AnyActuator,
 }
 
@@ -99,9 +104,11 @@ impl Autoscaler {
         let Some(ScalingConfig { dir, actuator }) = config.scaling.clone() else {
             return Ok(None);
         };
-        let usable = std::fs::create_dir_all(&dir).and_then(|()| dir.canonicalize());
-        let dir = usable.map_err(|error| ScalingError::Folder { dir, error })?;
-        let client = reqwest::Client::builder().no_proxy().build()?;
+        let usable = std::fs::create_dir_all(&dir)
+            .and_then(|()| dir.canonicalize())
+            .and_then(|dir| Ok((lock_directory(&dir)?, dir)));
+        let (lock, dir) = usable.map_err(|error| ScalingError::Folder { dir, error })?;
+        let client = ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?;
         let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
             ActuatorConfig::Process(process) => {
@@ -112,7 +119,7 @@ impl Autoscaler {
             }
         };
         let actuator = actuator.map_err(ScalingError::Actuator)?;
-        Ok(Some(Autoscaler { config: config.clone(), snapshot, client, actuator }))
+        Ok(Some(Autoscaler { config: config.clone(), snapshot, lock, client, actuator }))
     }
 
     /// Scales until `shutdown`, and then stops the replicas that it has started.
@@ -122,10 +129,9 @@ impl Autoscaler {
         signals: ScalingSignals,
         shutdown: impl Future<Output = ()>,
     ) {
-        let Autoscaler { config, snapshot, client, actuator } = self;
+        let Autoscaler { config, snapshot, lock: _lock, client, actuator } = self;
         let source = TableFollower {
-            hub: config.hub.clone(),
-            fleet: config.fleet.clone(),
+            client,
             snapshot: Some(snapshot),
             catalogue: config.catalogue.clone(),
             spoke: spoke.clone(),
@@ -135,10 +141,10 @@ impl Autoscaler {
         let (targets, desired) = watch::channel(DeploymentTargets::default());
         let (status, running) = watch::channel(ActuatorStatus::default());
         let mut follower_task = JoinSet::new();
-        let (follower, followers_client) = (Arc::new(source.clone()), client.clone());
+        let follower = source.clone();
         follower_task.spawn(supervise("route table", move || {
-            let (follower, client, followed) = (follower.clone(), followers_client.clone(), followed.clone());
-            async move { follower.follow(&client, &followed).await }
+            let (follower, followed) = (follower.clone(), followed.clone());
+            async move { follower.follow(&followed).await }
         }));
         let actuator_task = match actuator {
             AnyActuator::Process(process) => {
@@ -158,7 +164,7 @@ impl Autoscaler {
         // The sender of the targets is dropped: the actuator stops its replicas and ends.
         actuator_task.await.ok();
         follower_task.shutdown().await;
-        source.deregister(&client).await;
+        source.deregister().await;
     }
 }
 

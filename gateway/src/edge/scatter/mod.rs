@@ -97,6 +97,7 @@ impl Splitter {
                     Ok(()) => return writer.await,
                     Err((failed, false)) => failed,
                     Err((_, true)) => {
+                        // The client received a part of the response and retries. `meridian explain` shows the attempts.
                         tracing::warn!(id = request.id, "joined response truncated because a later part failed");
                         return Ok(AfterResponse::Close);
                     }

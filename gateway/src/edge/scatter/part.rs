@@ -238,7 +238,8 @@ impl Splitter {
         why: InvalidResponse,
     ) -> Rejection {
         let region = self.config.catalogue.region(region).id.as_str();
-        tracing::error!(region, inputs = ?sub_request.inputs, why = why.reason, "invalid response to a part");
+        // The request failed. Compare the versions of the replicas of this region with the others.
+        tracing::error!(region, inputs = ?sub_request.inputs, reason = why.reason, "invalid response of a region to a part of a request");
         let message = format!(
             "The response of region {region} to the inputs {} to {} is not valid: {}.",
             sub_request.inputs.start,

@@ -10,7 +10,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
 use super::http1::Io;
-use super::{HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX};
+use super::{HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX, too_large};
 
 /// Maximum concurrent requests per connection: below 100, the minimum that servers are recommended to allow.
 pub(super) const STREAMS_MAX: usize = 96;
@@ -76,9 +76,7 @@ impl Http2Connection {
         while let Some(frame) = body.frame().await {
             if let Ok(data) = frame.map_err(broken)?.into_data() {
                 if buffer.len() + data.len() > RESPONSE_BYTES_MAX {
-                    let limit =
-                        format!("body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request");
-                    return Err(HttpAttemptError::Malformed(limit));
+                    return Err(too_large());
                 }
                 buffer.extend_from_slice(&data);
             }

@@ -13,15 +13,11 @@ mod tls;
 pub(super) use pool::{EndpointClient, RequestTemplate, is_settable};
 pub(super) use tls::ClientTls;
 
-use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
 /// Maximum size of a response: 2048 rows of 4096 numbers with 12 digits each, with some margin.
 pub const RESPONSE_BYTES_MAX: usize = 128 << 20;
-
-/// Maximum size of a response head.
-pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// HTTP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -35,15 +31,19 @@ pub enum HttpProtocol {
 }
 
 /// Error of an attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HttpAttemptError {
     /// The connection could not be established.
+    #[error("connection failed: {0}")]
     Unreachable(String),
     /// The connection was closed before the response was complete.
+    #[error("connection closed: {0}")]
     ConnectionClosed(String),
     /// The response was not complete before the timeout.
+    #[error("timeout")]
     Timeout,
     /// The server responded with an error status.
+    #[error("status {status}: {message}")]
     ErrorStatus {
         /// Status code.
         status: u16,
@@ -53,21 +53,8 @@ pub enum HttpAttemptError {
         retry_after: Option<Duration>,
     },
     /// The response is not valid HTTP, or exceeds the size limit.
+    #[error("invalid HTTP response: {0}")]
     Malformed(String),
-}
-
-impl fmt::Display for HttpAttemptError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HttpAttemptError::Unreachable(cause) => write!(f, "connection failed: {cause}"),
-            HttpAttemptError::ConnectionClosed(cause) => write!(f, "connection closed: {cause}"),
-            HttpAttemptError::Timeout => f.write_str("timeout"),
-            HttpAttemptError::ErrorStatus { status, message, retry_after: _ } => {
-                write!(f, "status {status}: {message}")
-            }
-            HttpAttemptError::Malformed(cause) => write!(f, "invalid HTTP response: {cause}"),
-        }
-    }
 }
 
 /// Headers of a response, one `name:value` per line, names in lower case.
@@ -107,6 +94,13 @@ impl HttpResponse {
     pub(super) fn body(&self) -> &[u8] {
         &self.buffer[self.body.clone()]
     }
+}
+
+/// Returns the error of a response body over the limit.
+fn too_large() -> HttpAttemptError {
+    HttpAttemptError::Malformed(format!(
+        "body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request"
+    ))
 }
 
 /// Maximum length of a response body that is quoted in an error.

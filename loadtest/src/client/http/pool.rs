@@ -20,6 +20,7 @@ use super::http1::{self, Io};
 use super::http2::Http2Connection;
 use super::tls::ClientTls;
 use super::{HttpAttemptError, HttpProtocol, HttpResponse, check_status};
+use crate::endpoint::parse_url;
 
 /// Timeout of a connection attempt, so that another endpoint can be tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -67,27 +68,12 @@ impl EndpointClient {
         protocol: HttpProtocol,
         trust: Option<ClientTls>,
     ) -> Result<EndpointClient, String> {
-        let wrong = |what: &str| format!("endpoint {url:?}: {what}; write it like http://127.0.0.1:8080");
-        let uri: Uri = url.parse().map_err(|_| wrong("is not a URL"))?;
-        let default_port = match uri.scheme_str() {
-            Some("http") => 80,
-            Some("https") => 443,
-            _ => return Err(wrong("must have the scheme http or https")),
-        };
-        let authority = uri.authority().filter(|authority| !authority.host().is_empty());
-        let authority = authority.ok_or_else(|| wrong("has no host"))?;
-        if authority.as_str().contains('@') {
-            return Err("an endpoint contains a user or a password (not shown); pass the API key separately"
-                .to_owned());
-        }
-        if uri.query().is_some() {
-            return Err(wrong("contains a query"));
-        }
-        let base = uri.path().trim_end_matches('/');
+        let (uri, base) = parse_url("endpoint", url)?;
+        let default_port = if uri.scheme_str() == Some("https") { 443 } else { 80 };
         Ok(EndpointClient {
-            host: authority.host().trim_matches(['[', ']']).to_owned(),
-            port: authority.port_u16().unwrap_or(default_port),
-            base: base.strip_suffix("/v1").unwrap_or(base).to_owned(),
+            host: uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(),
+            port: uri.port_u16().unwrap_or(default_port),
+            base,
             key,
             protocol,
             trust: (default_port == 443).then_some(trust).flatten(),
@@ -159,8 +145,8 @@ impl EndpointClient {
             Some(io) => io,
             None => self.connect().await?.0,
         };
-        let bodiless = out.method == Method::HEAD;
-        let (status, response, reusable) = http1::exchange(&mut *io, &request, bodiless, buffer).await?;
+        let is_head = out.method == Method::HEAD;
+        let (status, response, reusable) = http1::exchange(&mut *io, &request, is_head, buffer).await?;
         if reusable {
             self.put_idle(io);
         }

@@ -9,8 +9,42 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{BatchInput, BatchRequestId};
 use replica_api::priority::{PerPriority, Priority};
+
+/// One input, as the planner sees it. Equal inputs are the same work.
+pub trait BatchInput: Ord {
+    /// Property that the inputs of one batch must share.
+    type Class: Copy + Eq;
+    /// Returns the cost of the input in tokens.
+    fn tokens(&self) -> u64;
+    /// Returns the class of the input; the same for all inputs of a request.
+    fn class(&self) -> Self::Class;
+}
+
+/// Identifier of a request within one planner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchRequestId(pub(super) u64);
+
+/// Amount of work that is queued or being computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Tokens.
+    pub tokens: u64,
+    /// Inputs.
+    pub inputs: u64,
+}
+
+impl Backlog {
+    pub(super) fn add(&mut self, tokens: u64, inputs: u64) {
+        self.tokens += tokens;
+        self.inputs += inputs;
+    }
+
+    pub(super) fn sub(&mut self, tokens: u64, inputs: u64) {
+        self.tokens -= tokens;
+        self.inputs -= inputs;
+    }
+}
 
 /// Identifier of a job within one planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

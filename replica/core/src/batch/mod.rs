@@ -27,7 +27,7 @@ mod share;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-pub use jobs::{JobId, RowOwner};
+pub use jobs::{Backlog, BatchInput, BatchRequestId, JobId, RowOwner};
 pub use plan::{Batch, BatchPlan, FinishedBatch, Item, NextAction};
 pub use settings::{BULK_SHARE_PERCENT, BatchSettings, INTERACTIVE_BATCH_TOKENS, WINDOW_MAX};
 
@@ -45,20 +45,6 @@ pub const BULK_QUEUE_PERCENT: u64 = 75;
 /// interactive request; a backfill that progresses every half minute is not starved.
 const STARVATION_LIMITS: PerPriority<Duration> =
     PerPriority { interactive: Duration::from_secs(1), bulk: Duration::from_secs(30) };
-
-/// One input, as the planner sees it. Equal inputs are the same work.
-pub trait BatchInput: Ord {
-    /// Property that the inputs of one batch must share.
-    type Class: Copy + Eq;
-    /// Returns the cost of the input in tokens.
-    fn tokens(&self) -> u64;
-    /// Returns the class of the input; the same for all inputs of a request.
-    fn class(&self) -> Self::Class;
-}
-
-/// Identifier of a request within one planner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BatchRequestId(u64);
 
 /// Result of admitting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,27 +66,6 @@ pub struct QueueFull {
     pub max_queue_tokens: u64,
     /// Time after which there should be capacity, at the measured speed; `None` while no speed is known.
     pub wait: Option<Duration>,
-}
-
-/// Amount of work that is queued or being computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Backlog {
-    /// Tokens.
-    pub tokens: u64,
-    /// Inputs.
-    pub inputs: u64,
-}
-
-impl Backlog {
-    fn add(&mut self, tokens: u64, inputs: u64) {
-        self.tokens += tokens;
-        self.inputs += inputs;
-    }
-
-    fn sub(&mut self, tokens: u64, inputs: u64) {
-        self.tokens -= tokens;
-        self.inputs -= inputs;
-    }
 }
 
 /// Load of one priority.

@@ -6,8 +6,7 @@
 //! products need: inputs are unsigned, `x ≈ low + step·q`, and so `Σ x·w = scale·(step·Σ q·b + low·Σ b)` for weights `w
 //! ≈ scale·b`.
 
-use super::linear::LinearSource;
-use super::panels::{Line, PANEL, panel_order, panels_of};
+use super::panels::{Line, LinearSource, PANEL, panel_order, panels_of};
 
 /// Inputs that one instruction multiplies and accumulates.
 pub(super) const GROUP: usize = 4;

@@ -15,42 +15,18 @@ use replica_core::Precision;
 
 use super::kernel::{ByteProduct, ByteRows, Finish, Isa, Product, Quantize};
 use super::matrix::{Matrix, MatrixView, Partition, Window};
-use super::packed::{PackedCache, PackedLayers, PackedWeights, WeightsLocation};
-use super::panels::{GATED_COLUMNS, PANEL, panel_order, panels_of};
+use super::packed::{PackedLayers, PackedWeights};
+use super::packed_file::{PackedCache, WeightsLocation};
+use super::panels::{GATED_COLUMNS, LinearSource, PANEL, panel_order, panels_of};
 use super::profile::{ComputeStage, StageTicks};
 use super::threads::ThreadPool;
-use crate::model::{ModelError, Tensor};
+use crate::model::ModelError;
 
 /// Parts per thread of a product on all threads: small enough that an interrupted thread delays the others little.
 const PARTS_PER_THREAD: usize = 3;
 
 /// Rows of one part of a product on all threads.
 const PART_ROWS: usize = 140;
-
-/// Definition of one linear layer.
-pub(super) struct LinearSource {
-    /// Numbers of one input row.
-    pub(super) inputs: usize,
-    /// Rows of weights, one per output, with a factor for each part; the outputs of the parts are concatenated.
-    pub(super) parts: Vec<(Tensor, f32)>,
-    /// One number per output of all parts, its factor included.
-    pub(super) bias: Option<Vec<f32>>,
-    /// Whether the first half of the outputs are gates for the second half. Then [`Finish::Gate`] is the only valid
-    /// epilogue, and an output row has half the width.
-    pub(super) gated: bool,
-}
-
-impl LinearSource {
-    /// Rejects weights that are not finite after multiplication by their factor.
-    pub(super) fn check_finite(&self) -> Result<(), ModelError> {
-        self.parts.iter().try_for_each(|(part, factor)| part.check_finite(*factor))
-    }
-
-    /// Returns the number of outputs of all parts.
-    pub(super) fn outputs(&self) -> usize {
-        self.parts.iter().map(|(part, _)| part.rows()).sum()
-    }
-}
 
 /// Layers of a model to pack.
 #[derive(Default)]

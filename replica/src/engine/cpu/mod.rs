@@ -42,7 +42,7 @@ use weights::TransformerWeights;
 #[cfg(feature = "tensorrt")]
 pub(crate) use forward::OutputHead;
 pub use kernel::Isa;
-pub use packed::{PackedCache, WeightsLocation};
+pub use packed_file::{PackedCache, WeightsLocation};
 pub use profile::{ComputeStage, Profile};
 
 /// Options of the CPU engine.

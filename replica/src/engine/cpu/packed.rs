@@ -8,44 +8,14 @@
 
 use std::fmt::Write as _;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 
 use replica_core::Precision;
 use sha2::{Digest, Sha256};
 
 use super::byte_panels::{self, BytePanels};
-use super::linear::LinearSource;
-use super::packed_file::{HEADER_BYTES, PackedFile};
-use super::panels::{self, Panels, panels_of};
+use super::packed_file::{HEADER_BYTES, PackedCache, PackedFile, WeightsLocation};
+use super::panels::{self, LinearSource, Panels, panels_of};
 use crate::model::{MappedFile, ModelError};
-
-/// Cache of packed weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PackedCache {
-    /// Directory; it is created if it does not exist.
-    pub folder: PathBuf,
-    /// Digest of the model: equal digests must mean equal weights.
-    pub digest: String,
-}
-
-impl PackedCache {
-    /// Returns the cache for a model with this digest, below the model cache at `root`.
-    pub fn below(root: &Path, digest: impl Into<String>) -> PackedCache {
-        PackedCache { folder: root.join("packed"), digest: digest.into() }
-    }
-}
-
-/// Location of an engine's packed weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WeightsLocation {
-    /// In a mapped file, which all replicas of the model share.
-    SharedFile(PathBuf),
-    /// In memory of this process.
-    PrivateMemory {
-        /// Reason, if a file was requested.
-        problem: Option<String>,
-    },
-}
 
 /// Packed linear layers of a model.
 pub(super) struct PackedLayers {

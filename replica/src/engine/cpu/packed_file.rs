@@ -24,7 +24,6 @@ use std::path::{Path, PathBuf};
 use replica_core::Precision;
 use rustix::process::geteuid;
 
-use super::packed::{PackedCache, WeightsLocation};
 use crate::model::{MappedFile, ModelError};
 
 /// Version of the layout; raise it with every change of the content of a packed file.
@@ -44,6 +43,34 @@ const NEW_MODE: u32 = 0o600;
 const FILE_MODE: u32 = 0o400;
 /// Permission bits of the group and others, which must not be set.
 const FOREIGN_BITS: u32 = 0o077;
+
+/// Cache of packed weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedCache {
+    /// Directory; it is created if it does not exist.
+    pub folder: PathBuf,
+    /// Digest of the model: equal digests must mean equal weights.
+    pub digest: String,
+}
+
+impl PackedCache {
+    /// Returns the cache for a model with this digest, below the model cache at `root`.
+    pub fn below(root: &Path, digest: impl Into<String>) -> PackedCache {
+        PackedCache { folder: root.join("packed"), digest: digest.into() }
+    }
+}
+
+/// Location of an engine's packed weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightsLocation {
+    /// In a mapped file, which all replicas of the model share.
+    SharedFile(PathBuf),
+    /// In memory of this process.
+    PrivateMemory {
+        /// Reason, if a file was requested.
+        problem: Option<String>,
+    },
+}
 
 /// Packs the weights into memory of this process.
 pub(super) type Pack<'a> = dyn Fn() -> Result<MappedFile, ModelError> + 'a;

@@ -10,7 +10,7 @@
 //! A panel of a gated layer is [`GATED_COLUMNS`] gates followed by the gated outputs, so that both are available when a
 //! tile is finished.
 
-use super::linear::LinearSource;
+use crate::model::{ModelError, Tensor};
 
 /// Outputs of one panel.
 pub(super) const PANEL: usize = 32;
@@ -20,6 +20,31 @@ pub(super) const GATED_COLUMNS: usize = PANEL / 2;
 
 /// Weights of one input for the outputs of a panel.
 pub(super) type Line = [f32; PANEL];
+
+/// Definition of one linear layer.
+pub(super) struct LinearSource {
+    /// Numbers of one input row.
+    pub(super) inputs: usize,
+    /// Rows of weights, one per output, with a factor for each part; the outputs of the parts are concatenated.
+    pub(super) parts: Vec<(Tensor, f32)>,
+    /// One number per output of all parts, its factor included.
+    pub(super) bias: Option<Vec<f32>>,
+    /// Whether the first half of the outputs are gates for the second half. Then [`Finish::Gate`] is the only valid
+    /// epilogue, and an output row has half the width.
+    pub(super) gated: bool,
+}
+
+impl LinearSource {
+    /// Rejects weights that are not finite after multiplication by their factor.
+    pub(super) fn check_finite(&self) -> Result<(), ModelError> {
+        self.parts.iter().try_for_each(|(part, factor)| part.check_finite(*factor))
+    }
+
+    /// Returns the number of outputs of all parts.
+    pub(super) fn outputs(&self) -> usize {
+        self.parts.iter().map(|(part, _)| part.rows()).sum()
+    }
+}
 
 /// Weights of one linear layer.
 #[derive(Clone, Copy)]

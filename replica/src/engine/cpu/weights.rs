@@ -19,8 +19,9 @@ use replica_core::Precision;
 
 use super::distance::DistanceBiases;
 use super::kernel::{Finish, Norm};
-use super::linear::{LinearId, LinearSource, LinearSources, Linears};
-use super::packed::{PackedCache, WeightsLocation};
+use super::linear::{LinearId, LinearSources, Linears};
+use super::packed_file::{PackedCache, WeightsLocation};
+use super::panels::LinearSource;
 use crate::model::{
     Activation, Architecture, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource, HeadStep,
     Logits, ModelCheckpoint, ModelError, NormKind, Part, ProjectionNames, Tensor, TensorNames, YesNo,

@@ -5,10 +5,10 @@ use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, Logits, attach};
 use super::rope::{self, Rope};
 use super::{
-    Activation, Architecture, AttentionSpec, Embedding, FeedForward, LayerSpec, NormKind, NormSpec,
-    Placement, Reach, SizeKeys, TensorNames, names,
+    Architecture, AttentionSpec, Embedding, FeedForward, LayerSpec, NormKind, NormSpec, Placement, Reach,
+    SizeKeys, TensorNames, names,
 };
-use crate::model::fields::{Inert, JsonFields, Kind};
+use crate::model::fields::{Activation, Inert, JsonFields, Kind};
 
 /// Defaults of a family's code.
 struct Defaults {

@@ -4,10 +4,10 @@
 use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, attach};
 use super::{
-    Activation, Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, LayerSpec,
-    LearntPositions, NormKind, NormSpec, Placement, Reach, SizeKeys, TensorNames, names,
+    Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, LayerSpec, LearntPositions, NormKind,
+    NormSpec, Placement, Reach, SizeKeys, TensorNames, names,
 };
-use crate::model::fields::JsonFields;
+use crate::model::fields::{Activation, JsonFields};
 
 const BERT_KEYS: SizeKeys = SizeKeys {
     hidden: "hidden_size",

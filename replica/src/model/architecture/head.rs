@@ -4,8 +4,8 @@
 //! the same row, and so is their difference: a head with one label, whose weights are those of the first token minus
 //! those of the second.
 
-use super::{Activation, Architecture, ClassKind};
-use crate::model::fields::{Inert, JsonFields, Kind};
+use super::{Architecture, ClassKind};
+use crate::model::fields::{Activation, Inert, JsonFields, Kind};
 
 /// Row of a sequence that a head reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

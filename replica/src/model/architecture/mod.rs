@@ -29,7 +29,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::ModelError;
-use super::fields::JsonFields;
+use super::fields::{Activation, JsonFields};
 
 pub(super) use classes::ClassKind;
 
@@ -217,23 +217,6 @@ impl Reach {
     pub fn of(self, rows: std::ops::Range<usize>, length: usize) -> std::ops::Range<usize> {
         rows.start.saturating_sub(self.before)..rows.end.saturating_add(self.behind).min(length)
     }
-}
-
-/// Activation between two projections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x·Φ(x)`, exact (error function).
-    Gelu,
-    /// `x·Φ(x)`, approximated by the hyperbolic tangent.
-    GeluTanh,
-    /// `x·σ(1.702·x)`
-    QuickGelu,
-    /// `max(x, 0)`
-    Relu,
-    /// `x·σ(x)`
-    Silu,
-    /// `tanh x`
-    Tanh,
 }
 
 impl Architecture {

@@ -20,7 +20,8 @@ mod tests;
 use std::ops::Range;
 
 use super::attention::mask;
-use super::dots::{ByteTile, Dots, MAX_DOT_ROWS, WholeSums};
+use super::byte_isa::Dots;
+use super::dots::{ByteTile, MAX_DOT_ROWS, WholeSums};
 use super::math::exp2_coarse;
 use super::quantize::{Extremes, round_row};
 use super::tile::tiles;

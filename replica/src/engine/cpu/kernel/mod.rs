@@ -11,6 +11,7 @@
 
 mod attention;
 mod byte_attention;
+mod byte_isa;
 #[cfg_attr(
     target_arch = "x86_64",
     expect(unsafe_code, reason = "names the instruction that reads the counter")

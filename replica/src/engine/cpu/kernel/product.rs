@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use super::dots::{ByteTile, Dots, WholeSums};
+use super::byte_isa::Dots;
+use super::dots::{ByteTile, WholeSums};
 use super::math::{activate, activate_coarse};
 use super::quantize::{ByteRange, ByteRows};
 use super::tile::{MAX_TILE_ROWS, Tile, tiles};

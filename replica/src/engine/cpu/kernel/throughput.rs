@@ -1,6 +1,7 @@
 //! Peak rate of multiplications and additions of this processor.
 
-use super::dots::{Dot, DotKernel, Dots};
+use super::byte_isa::Dots;
+use super::dots::{Dot, DotKernel};
 use super::{Isa, Kernel, Simd};
 use crate::engine::cpu::byte_panels::GROUP;
 use crate::engine::cpu::panels::PANEL;

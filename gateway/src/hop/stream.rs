@@ -17,7 +17,7 @@ pub(crate) enum TransportStream {
 impl TransportStream {
     /// Returns whether the connection is open and has no unread bytes. Over TLS, a closing peer first sends an alert,
     /// which counts as unread.
-    pub(super) fn is_idle(&mut self) -> bool {
+    pub(crate) fn is_idle(&mut self) -> bool {
         let tcp = match self {
             TransportStream::Plaintext(tcp) => &*tcp,
             TransportStream::Tls(tls) => {
@@ -33,7 +33,7 @@ impl TransportStream {
     }
 
     #[cfg(test)]
-    pub(super) fn tcp(&self) -> &TcpStream {
+    pub(crate) fn tcp(&self) -> &TcpStream {
         match self {
             TransportStream::Plaintext(tcp) => tcp,
             TransportStream::Tls(tls) => tls.get_ref().0,

@@ -1,0 +1,53 @@
+//! Errors of tuning.
+
+use std::io;
+use std::path::PathBuf;
+
+use replica_core::Precision;
+
+use super::quality::Quality;
+
+/// Reason why tuning failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TuneError {
+    /// The model cannot be loaded or computed.
+    #[error("the model cannot be computed: {0}")]
+    Engine(String),
+    /// The texts cannot be tokenized.
+    #[error("the texts for comparing precisions cannot be tokenized: {0}")]
+    Tokenizer(String),
+    /// All texts are too long for the model.
+    #[error(
+        "all texts are too long for this model, so the accuracy of a precision cannot be measured; tune f32 only"
+    )]
+    NoTexts,
+    /// No precision is accurate enough.
+    #[error(
+        "{precision} has a mean cosine of {:.4} and a minimum of {:.4} compared with f32, which is not accurate \
+         enough; add f32 to the precisions",
+        quality.mean_cosine, quality.min_cosine
+    )]
+    NotGoodEnough {
+        /// Most accurate of the requested precisions.
+        precision: Precision,
+        /// Its accuracy.
+        quality: Quality,
+    },
+    /// The time was too short to measure any setting.
+    #[error("no setting could be measured in the given time; raise --seconds")]
+    NoTime,
+    /// The file cannot be written.
+    #[error("cannot write {path}: {reason}; set another path with --out", path = path.display())]
+    Write {
+        /// Path.
+        path: PathBuf,
+        /// Error of the operating system.
+        reason: io::Error,
+    },
+}
+
+impl TuneError {
+    pub(super) fn engine(problem: impl std::fmt::Display) -> TuneError {
+        TuneError::Engine(problem.to_string())
+    }
+}

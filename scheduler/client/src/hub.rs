@@ -1,0 +1,249 @@
+//! Requests to the hubs: one request ([`ControlPlaneClient`]), and failover with backoff for a task that calls the hubs as long as
+//! the process runs ([`HubConnection`]).
+
+use std::time::Duration;
+
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{Method, StatusCode};
+use scheduler_core::hubs::{Backoff, Failover, Hubs};
+use scheduler_core::token::Token;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Maximum size of a response. The largest is a route table: 1,000 deployments in 64 regions are some 5 MiB.
+pub const RESPONSE_BYTES_MAX: usize = 64 << 20;
+/// Maximum number of characters of an error response that are logged.
+const MESSAGE_CHARS_MAX: usize = 512;
+
+/// Request to a hub.
+#[derive(Clone, Debug)]
+pub struct HubRequest {
+    method: Method,
+    path: String,
+    body: Option<Vec<u8>>,
+    timeout: Duration,
+    is_optional: bool,
+}
+
+impl HubRequest {
+    /// Creates a request without a body. `path` may contain a query.
+    pub fn new(method: Method, path: impl Into<String>, timeout: Duration) -> HubRequest {
+        HubRequest { method, path: path.into(), body: None, timeout, is_optional: false }
+    }
+
+    /// Creates a `POST` request with a JSON body.
+    pub fn post(path: impl Into<String>, body: &impl Serialize, timeout: Duration) -> HubRequest {
+        let body = serde_json::to_vec(body).expect("a message serialises to JSON");
+        HubRequest { body: Some(body), ..HubRequest::new(Method::POST, path, timeout) }
+    }
+
+    /// Returns the request for a resource that may not exist: "not found" is decoded like `null`.
+    pub fn optional(self) -> HubRequest {
+        HubRequest { is_optional: true, ..self }
+    }
+}
+
+/// Failed request to a hub.
+#[derive(Debug, thiserror::Error)]
+#[error("the hub at {hub} {failure}")]
+pub struct HubCallError {
+    /// URL of the hub.
+    pub hub: String,
+    /// Cause.
+    pub failure: HubFailure,
+}
+
+/// Cause of a failed request.
+#[derive(Debug, thiserror::Error)]
+pub enum HubFailure {
+    /// There is no response: the connection failed, or the time is over.
+    #[error("does not respond: {}", innermost(.0))]
+    Unreachable(#[from] reqwest::Error),
+    /// The hub rejected the request.
+    #[error("returned {status}: {message}")]
+    Rejected {
+        /// Status of the response.
+        status: StatusCode,
+        /// Message of the error object, or the beginning of another body.
+        message: String,
+        /// Body of the response.
+        body: Vec<u8>,
+    },
+    /// The response cannot be decoded, or is not acceptable.
+    #[error("sent an invalid response: {0}")]
+    Invalid(String),
+    /// The hub has no route table, and another hub may have one.
+    #[error("has no route table yet")]
+    NoTable,
+}
+
+impl HubFailure {
+    /// Returns the status of a rejection.
+    pub fn status(&self) -> Option<StatusCode> {
+        match self {
+            HubFailure::Rejected { status, .. } => Some(*status),
+            HubFailure::Unreachable(_) | HubFailure::Invalid(_) | HubFailure::NoTable => None,
+        }
+    }
+}
+
+/// HTTP client of the hubs, with the token of the fleet or of an operator. Clones share the current hub.
+#[derive(Clone, Debug)]
+pub struct ControlPlaneClient {
+    http: reqwest::Client,
+    hubs: Hubs,
+    token: Option<Token>,
+}
+
+impl ControlPlaneClient {
+    /// Creates a client of these hubs.
+    ///
+    /// # Errors
+    ///
+    /// When the HTTP client cannot be created.
+    pub fn new(hubs: &Hubs, token: Option<&Token>) -> Result<ControlPlaneClient, reqwest::Error> {
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        Ok(ControlPlaneClient { http, hubs: hubs.clone(), token: token.cloned() })
+    }
+
+    /// Returns the hubs.
+    pub fn hubs(&self) -> &Hubs {
+        &self.hubs
+    }
+
+    /// Sends a request to the current hub and decodes the response. An empty body is decoded like `null`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no valid response with a status of success. The current hub stays.
+    pub async fn send<M: DeserializeOwned>(&self, request: &HubRequest) -> Result<M, HubCallError> {
+        let hub = self.hubs.current();
+        self.send_to(hub, request).await.map_err(|failure| HubCallError { hub: hub.to_owned(), failure })
+    }
+
+    async fn send_to<M: DeserializeOwned>(&self, hub: &str, request: &HubRequest) -> Result<M, HubFailure> {
+        let HubRequest { method, path, body, timeout, is_optional } = request;
+        let mut call = self.http.request(method.clone(), format!("{hub}{path}")).timeout(*timeout);
+        if let Some(token) = &self.token {
+            call = call.bearer_auth(token.secret());
+        }
+        if let Some(body) = body {
+            call = call.header(CONTENT_TYPE, "application/json").body(body.clone());
+        }
+        let mut response = call.send().await?;
+        let status = response.status();
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await? {
+            if body.len() + chunk.len() > RESPONSE_BYTES_MAX {
+                return Err(HubFailure::Invalid(format!("it has more than {RESPONSE_BYTES_MAX} bytes")));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        if *is_optional && status == StatusCode::NOT_FOUND {
+            body.clear();
+        } else if !status.is_success() {
+            return Err(HubFailure::Rejected { status, message: message(&body), body });
+        }
+        let text = if body.is_empty() { b"null" } else { body.as_slice() };
+        serde_json::from_slice(text).map_err(|error| HubFailure::Invalid(error.to_string()))
+    }
+}
+
+/// Returns the message of an error response.
+fn message(body: &[u8]) -> String {
+    let object: Value = serde_json::from_slice(body).unwrap_or_default();
+    let text = object["error"]["message"].as_str().map(Into::into);
+    let text = text.unwrap_or_else(|| String::from_utf8_lossy(body));
+    if text.is_empty() {
+        "no reason given".to_owned()
+    } else {
+        text.chars().take(MESSAGE_CHARS_MAX).collect()
+    }
+}
+
+/// Returns the innermost cause, which reqwest leaves out of its message.
+fn innermost(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// Connection of a long-running task to the hubs. It calls the current hub until that fails, then the next one at once,
+/// and waits only after all hubs have failed. A failure of all hubs is logged when it begins and when it ends, not at
+/// each attempt.
+#[derive(Debug)]
+pub struct HubConnection {
+    client: ControlPlaneClient,
+    /// Name of the task in log lines.
+    task: &'static str,
+    failover: Failover,
+    delay: Option<Duration>,
+}
+
+impl HubConnection {
+    /// Creates the connection of a task.
+    pub fn new(client: ControlPlaneClient, task: &'static str, backoff: Backoff) -> HubConnection {
+        let failover = Failover::new(&client.hubs, backoff);
+        HubConnection { client, task, failover, delay: None }
+    }
+
+    /// Returns the client, for requests without failover.
+    pub fn client(&self) -> &ControlPlaneClient {
+        &self.client
+    }
+
+    /// Returns whether the last call failed.
+    pub fn is_failing(&self) -> bool {
+        self.failover.is_failing()
+    }
+
+    /// Waits until the next call is due: for the backoff delay after all hubs have failed.
+    pub async fn ready(&mut self) {
+        if let Some(delay) = self.delay.take() {
+            tokio::time::sleep(delay).await;
+        }
+    }
+
+    /// Sends a request to the current hub and has `accept` convert the response. After a failure, also one of `accept`,
+    /// the next hub becomes the current one.
+    ///
+    /// # Errors
+    ///
+    /// When there is no response, or it is not acceptable. The caller repeats the call when the connection is
+    /// [ready](HubConnection::ready).
+    pub async fn call<M: DeserializeOwned, T>(
+        &mut self,
+        request: &HubRequest,
+        accept: impl AsyncFnOnce(M) -> Result<T, HubFailure>,
+    ) -> Result<T, HubCallError> {
+        let hub = self.client.hubs.current();
+        let called = match self.client.send_to(hub, request).await {
+            Ok(response) => accept(response).await,
+            Err(failure) => Err(failure),
+        };
+        if called.is_ok() && self.failover.succeeded() {
+            tracing::info!(task = self.task, hub, "hub reachable again");
+        }
+        let hub = hub.to_owned();
+        called.map_err(|failure| HubCallError { hub, failure }).inspect_err(|error| self.failed(error))
+    }
+
+    fn failed(&mut self, error: &HubCallError) {
+        let (task, hubs) = (self.task, &self.client.hubs);
+        hubs.failed(&error.hub);
+        self.delay = self.failover.failed(rand::random());
+        if self.delay.is_none() {
+            tracing::info!(task, %error, next = %hubs, "hub call failed, trying the next hub");
+        } else if self.failover.rounds() == 1 {
+            let status = error.failure.status();
+            let is_denied = matches!(status, Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN));
+            let remedy =
+                is_denied.then_some("set fleet_token_file or fleet_token_env to the token of the hub");
+            // Requests continue, and changes of the configuration wait. Check the hubs and the network.
+            tracing::warn!(task, %error, remedy, "hub unreachable; continuing with the last known state");
+        }
+    }
+}

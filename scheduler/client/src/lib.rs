@@ -1,0 +1,20 @@
+//! Client of the hub, for gateways, spokes and the CLI.
+//!
+//! Gateways and spokes follow the same control plane: each request goes to the current hub of a list, each failure to
+//! the next hub or into a backoff, and each accepted message to disk before it is used, so that a process starts
+//! without a hub. The decisions are in `scheduler_core` (`hubs`: next hub and backoff; `bound`: accepted generations;
+//! `table_watch`: timeouts of polls); this crate has the sockets, the files and the clock.
+//!
+//! In reading order:
+//!
+//! - [`hub`]: one request, and the connection of a long-running task to the hubs.
+//! - [`snapshot`]: snapshot file of a message, with a checksum and a lock.
+//! - [`table`]: long poll of the route table.
+//! - [`plan`]: exchange of demand for the traffic plan.
+//! - [`operator`]: API for operators.
+
+pub mod hub;
+pub mod operator;
+pub mod plan;
+pub mod snapshot;
+pub mod table;

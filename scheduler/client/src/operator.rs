@@ -1,0 +1,87 @@
+//! Operator API of the hub: the desired state, its rollout, and drains.
+
+use std::time::Duration;
+
+use regions::{DeploymentName, RegionId};
+use reqwest::Method;
+use scheduler_api::apply::{AppliedV1, ApplyV1};
+use scheduler_api::deployment::PromotedV1;
+use scheduler_core::hubs::Hubs;
+use scheduler_core::token::Token;
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+use crate::hub::{ControlPlaneClient, HubCallError, HubRequest};
+
+/// Client of an operator.
+#[derive(Clone, Debug)]
+pub struct OperatorClient {
+    client: ControlPlaneClient,
+    timeout: Duration,
+}
+
+impl OperatorClient {
+    /// Creates a client with the operator token; a hub on loopback may be readable without one. `timeout` is that of a
+    /// call to one hub.
+    ///
+    /// # Errors
+    ///
+    /// When the HTTP client cannot be created.
+    pub fn new(
+        hubs: &Hubs,
+        token: Option<&Token>,
+        timeout: Duration,
+    ) -> Result<OperatorClient, reqwest::Error> {
+        Ok(OperatorClient { client: ControlPlaneClient::new(hubs, token)?, timeout })
+    }
+
+    /// Applies files, or previews their effect.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not respond, or rejects the request: with 422 and the problems of invalid files.
+    pub async fn apply(&self, message: &ApplyV1) -> Result<AppliedV1, HubCallError> {
+        self.send(&HubRequest::post("/v1/apply", message, self.timeout)).await
+    }
+
+    /// Promotes the next model of a deployment.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not respond, or rejects the request.
+    pub async fn promote(&self, name: &DeploymentName) -> Result<PromotedV1, HubCallError> {
+        let path = format!("/v1/deployments/{name}/promote");
+        self.send(&HubRequest::new(Method::POST, path, self.timeout)).await
+    }
+
+    /// Starts or ends the drain of a region.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not respond, or rejects the request.
+    pub async fn set_draining(&self, region: &RegionId, is_draining: bool) -> Result<(), HubCallError> {
+        let method = if is_draining { Method::PUT } else { Method::DELETE };
+        let request = HubRequest::new(method, format!("/v1/drains/{region}"), self.timeout);
+        self.send::<IgnoredAny>(&request).await.map(drop)
+    }
+
+    /// Reads a resource.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not respond, or rejects the request.
+    pub async fn get<M: DeserializeOwned>(&self, path: &str) -> Result<M, HubCallError> {
+        self.send(&HubRequest::new(Method::GET, path, self.timeout)).await
+    }
+
+    /// Sends a request to each hub in turn, until one accepts it.
+    async fn send<M: DeserializeOwned>(&self, request: &HubRequest) -> Result<M, HubCallError> {
+        let hubs = self.client.hubs();
+        let mut response = self.client.send(request).await;
+        for _ in 1..hubs.count() {
+            let Err(HubCallError { hub, .. }) = &response else { break };
+            hubs.failed(hub);
+            response = self.client.send(request).await;
+        }
+        response
+    }
+}

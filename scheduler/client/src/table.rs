@@ -1,0 +1,83 @@
+//! Long poll of the hub's route table. With several hubs any of them may be polled: the table with the higher generation
+//! is the newer one.
+//!
+//! A table is accepted only if its generation is higher than the current one, so a hub restored from an old backup cannot
+//! send traffic to removed regions, and is written to disk before it is returned ([`crate::snapshot`]). Each poll names the
+//! generation of the current table and the reader, and so acknowledges that the reader runs this table: the hub widens a
+//! residency only when every reader has it ([`scheduler_core::rollout`]). So a returned table must be in force before the
+//! next poll.
+
+use regions::RouteTable;
+use reqwest::Method;
+use scheduler_api::reader::Reader;
+use scheduler_api::route::RouteTableV1;
+use scheduler_core::hubs::Backoff;
+use scheduler_core::table_watch::{self, DEREGISTER_TIMEOUT};
+use serde::de::IgnoredAny;
+
+use crate::hub::{ControlPlaneClient, HubConnection, HubFailure, HubRequest};
+use crate::snapshot::Snapshot;
+
+/// Watch of the route table by one reader.
+#[derive(Debug)]
+pub struct TableWatch {
+    hub: HubConnection,
+    reader: Reader,
+    snapshot: Snapshot,
+}
+
+/// Result of one poll.
+#[derive(Debug)]
+pub enum TablePoll {
+    /// The hub has confirmed the current table.
+    Confirmed,
+    /// The hub has a newer table, which is on disk.
+    Newer(RouteTable),
+    /// There is no valid response.
+    Failed {
+        /// The hub sent a table, which was rejected.
+        is_rejected: bool,
+    },
+}
+
+impl TableWatch {
+    /// Creates the watch of a reader, whose current table is in `snapshot`.
+    pub fn new(
+        client: ControlPlaneClient,
+        reader: Reader,
+        snapshot: Snapshot,
+        backoff: Backoff,
+    ) -> TableWatch {
+        TableWatch { hub: HubConnection::new(client, "route table", backoff), reader, snapshot }
+    }
+
+    /// Polls the current hub. `complete` may add to a newer table before it is written to disk.
+    pub async fn next(&mut self, complete: impl FnOnce(&mut RouteTable)) -> TablePoll {
+        let TableWatch { hub, reader, snapshot } = self;
+        hub.ready().await;
+        let (after, hubs) = (snapshot.generation(), hub.client().hubs().count());
+        let poll = table_watch::long_poll(reader.role, hubs, after.is_some());
+        let path = table_watch::watch_path(after, reader, poll.wait);
+        let request = HubRequest::new(Method::GET, path, poll.timeout());
+        let polled = hub.call(&request, async |table: Option<RouteTableV1>| match table {
+            Some(table) => {
+                let complete = |table: &mut RouteTable| Ok(complete(table));
+                snapshot.accept(table, complete).await.map(TablePoll::Newer)
+            }
+            None if table_watch::requires_table(reader.role, hubs, after.is_some()) => {
+                Err(HubFailure::NoTable)
+            }
+            None => Ok(TablePoll::Confirmed),
+        });
+        polled.await.unwrap_or_else(|error| TablePoll::Failed {
+            is_rejected: matches!(error.failure, HubFailure::Invalid(_)),
+        })
+    }
+}
+
+/// Deregisters a reader that shuts down, so that a change of a residency policy does not wait until the hub drops it.
+pub async fn deregister(client: &ControlPlaneClient, reader: &Reader) {
+    let path = table_watch::deregister_path(reader);
+    // On failure, the hub drops the silent reader later.
+    client.send::<IgnoredAny>(&HubRequest::new(Method::DELETE, path, DEREGISTER_TIMEOUT)).await.ok();
+}

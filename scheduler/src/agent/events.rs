@@ -1,0 +1,30 @@
+//! Log events of the agent: one struct per event, which owns its log line.
+
+use std::fmt::Display;
+
+use regions::{DeploymentName, Generation, RegionId};
+
+crate::log::events! {
+    /// The region is registered with the hub.
+    info!(%region, hub, "region registered")
+    RegionRegistered<'a> { region: &'a RegionId, hub: &'a str }
+
+    /// The hub no longer knows the lease of this region.
+    info!(%region, "region lease expired, registering again")
+    LeaseExpired<'a> { region: &'a RegionId }
+
+    /// The hub does not know these deployments, which are ready in this region. Apply them, or correct their names.
+    warn!(
+        names = ?names.iter().map(DeploymentName::as_str).collect::<Vec<_>>(),
+        "deployments are ready but not in the route table; they receive no requests"
+    )
+    ReadyNotDeployed<'a> { names: &'a [DeploymentName] }
+
+    /// A spoke received a newer route table.
+    info!(%generation, deployments, "route table updated")
+    TableReceived { generation: Generation, deployments: usize }
+
+    /// The replica floors sent by the hub are unreadable. The hub runs another version; upgrade the older one.
+    error!(%error, "replica floors of the hub rejected; keeping the previous ones")
+    FloorsUnreadable<'a> { error: &'a dyn Display }
+}
