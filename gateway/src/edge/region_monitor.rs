@@ -16,10 +16,7 @@ use rand::Rng;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::health::Health;
-use regions::id::DeploymentName;
 use regions::set::RegionIndex;
-use scheduler_api::report::Report;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
@@ -70,11 +67,6 @@ impl RegionMonitor {
         self.states.lock()
     }
 
-    /// Replaces the set of monitored regions.
-    pub(crate) fn set_regions(&self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
-        self.states().set_regions(regions);
-    }
-
     /// Returns the circuit breaker state of each region; for operators.
     pub(crate) fn circuit_states(&self) -> Vec<TargetStatus<RegionIndex>> {
         self.states().targets.states(Instant::now())
@@ -91,16 +83,6 @@ impl RegionMonitor {
         let states = &mut *self.states();
         states.latency.observe(region, report.round_trip, now);
         states.fleet.reported(region, report, now);
-    }
-
-    /// Applies the load report of `region` and its spillover credits; `requested_at` is when the exchange was sent.
-    pub(crate) fn load_reported(&self, region: RegionIndex, report: &Report, requested_at: Instant) {
-        self.states().load_reported(region, report, requested_at, Instant::now());
-    }
-
-    /// Returns the spillover demand of the last period in tokens, for each deployment that `region` serves.
-    pub(crate) fn spillover_demand(&self, region: RegionIndex) -> BTreeMap<DeploymentName, u64> {
-        self.states().spillover_demand(region, Instant::now())
     }
 
     /// Returns the first step of a plan.

@@ -8,11 +8,11 @@
 //! The lock of the waiters is taken before that of the spoke, so that no ticket is released between its issue and the
 //! registration of its waiter.
 
-use super::attempts::ForwardedRequest;
+use super::request::ForwardedRequest;
 use crate::metrics::{HoldMetrics, NotHeldReason};
 use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::{
-    HoldDecision, HoldLimit, HoldPriority, HoldRejection, HoldRequest, HoldTicket, Release, ReleaseReason,
+    HoldDecision, HoldLimit, HoldRejection, HoldRequest, HoldTicket, Release, ReleaseReason,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Hold {
         let hold_request = HoldRequest {
             deployment: &request.deployment,
             tenant: request.tenant.as_deref().unwrap_or_default(),
-            priority: request.band,
+            priority: request.priority,
             bytes: request.body.len() as u64,
             tokens: request.tokens,
             deadline: request.deadline,
@@ -143,9 +143,4 @@ impl Drop for HoldGuard<'_> {
         // Requests queued behind it may be released now.
         self.hold.call();
     }
-}
-
-/// Returns the priority band that the gateway decided.
-pub(super) fn band(priority: Option<&str>) -> HoldPriority {
-    if priority == Some("bulk") { HoldPriority::Bulk } else { HoldPriority::Interactive }
 }
