@@ -2,6 +2,7 @@
 
 use gateway_core::endpoint::Endpoint;
 use metrics::page::markdown;
+use metrics::{MetricDescription, MetricHead, MetricKind};
 use replica_api::api::OPERATIONS;
 use serde_json::Value;
 
@@ -77,6 +78,11 @@ fn docs_metrics_md_is_the_page_that_the_code_renders() {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), all, "a metric of {} is declared twice", role.role);
+        for MetricDescription { head: MetricHead { name, help, .. }, kind, .. } in &role.metrics {
+            let is_counter = *kind == MetricKind::Counter;
+            assert!(name.starts_with("te_") || is_counter == name.ends_with("_total"), "{name} is a {kind:?}");
+            assert!(help.ends_with('.'), "{name}: {help}");
+        }
     }
     let (path, page) = (concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md"), markdown(&roles));
     if std::env::var_os("MERIDIAN_WRITE_DOCS").is_some() {
