@@ -15,6 +15,8 @@ use super::{WireError, parsed};
 pub const LIVEZ: &str = "/livez";
 /// Readiness probe.
 pub const READYZ: &str = "/readyz";
+/// Metrics of the process.
+pub const METRICS: &str = "/metrics";
 /// Registration of a spoke (`POST`).
 pub const SPOKES: &str = "/v1/spokes";
 /// End of a lease (`DELETE`).
@@ -158,10 +160,11 @@ mod tests {
         assert_eq!(promote(&"a.b".parse().unwrap()), "/v1/deployments/a.b/promote");
         assert_eq!(drain(&region), "/v1/drains/aws/us-east-1");
         assert_eq!(
-            [LIVEZ, READYZ, SPOKES, DEPLOYMENTS, TENANTS, ROLLOUT, PLAN, APPLY, EXCHANGE],
+            [LIVEZ, READYZ, METRICS, SPOKES, DEPLOYMENTS, TENANTS, ROLLOUT, PLAN, APPLY, EXCHANGE],
             [
                 "/livez",
                 "/readyz",
+                "/metrics",
                 "/v1/spokes",
                 "/v1/deployments",
                 "/v1/tenants",

@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use super::demands::DemandRecords;
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
+use super::scrape::HubMetrics;
 use super::{Current, PublishedTable};
 use crate::respond::{Code, ErrorResponse};
 
@@ -43,6 +44,7 @@ pub(super) struct HubApi<S> {
     pub(super) reader_ahead: Arc<AtomicBool>,
     /// Checks of the hub's own state, one at a time.
     pub(super) health: HealthCheck,
+    pub(super) metrics: Arc<HubMetrics>,
 }
 
 impl<S> HubApi<S> {

@@ -1,11 +1,12 @@
 //! HTTP server of the hub: the paths with their required access, and the handlers of long polls and demand reports. The
 //! other handlers are beside their operations.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use axum::extract::{DefaultBodyLimit, Path, RawQuery, Request, State};
+use axum::extract::{DefaultBodyLimit, MatchedPath, Path, RawQuery, Request, State};
 use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
@@ -19,15 +20,17 @@ use supervision::request::{Panicked, contain};
 use super::access::guarded;
 use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
 use super::readers::ReaderReport;
-use super::{Current, apply, drains, health, promote, spokes, stopped};
+use super::scrape::{HubMetrics, HubPath};
+use super::{Current, LONG_POLLS_MAX, apply, drains, health, promote, spokes, stopped};
 use crate::events::ReaderAhead;
 use crate::respond::{Code, ErrorResponse};
 
-/// Routes of the hub with their required access. Only probes need no token.
+/// Routes of the hub with their required access. Only probes and metrics need no token.
 pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
     let probes = Router::new()
         .route(paths::LIVEZ, get(health::live::<S>))
-        .route(paths::READYZ, get(health::ready::<S>));
+        .route(paths::READYZ, get(health::ready::<S>))
+        .route(paths::METRICS, get(scrape::<S>));
     let fleet = Router::new()
         .route(paths::SPOKES, post(spokes::register::<S>))
         .route(paths::KEEP_ALIVE, post(spokes::keep_alive::<S>))
@@ -51,19 +54,30 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
             ErrorResponse::new(Code::MethodNotAllowed, "This path does not support the method.")
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .layer(from_fn(contained))
+        .layer(from_fn_with_state(api.metrics.clone(), contained))
         .with_state(api)
 }
 
-/// Limits the damage of a panic to the request that caused it.
-async fn contained(request: Request, next: Next) -> Response {
+/// Limits the damage of a panic to the request that caused it, and counts the request.
+async fn contained(State(metrics): State<Arc<HubMetrics>>, request: Request, next: Next) -> Response {
     let method = request.method().clone();
-    contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
+    let path = HubPath::matched(request.extensions().get().map(MatchedPath::as_str));
+    let response = contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
         // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
         tracing::error!(%method, reason, "request panicked");
         let message = "The request failed because of a defect of this hub; see its log.";
         ErrorResponse::new(Code::Internal, message).into_response()
-    })
+    });
+    metrics.requests.0.of(path).count(response.status().into());
+    response
+}
+
+async fn scrape<S: Store>(State(api): State<HubApi<S>>) -> impl IntoResponse {
+    let current = api.current.borrow().clone();
+    let table = current.as_ref().map(|published| &published.table);
+    let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
+    let text = api.metrics.render(table, api.plans.places(), polls);
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
 }
 
 /// Records the demand of a gateway, and responds with its rows of the plan if they are newer than the gateway's, or
@@ -151,7 +165,6 @@ mod tests {
     use axum::body::Bytes;
     use regions::{Catalogue, RouteTable};
     use scheduler_store::SimStore;
-    use std::sync::Arc;
     use std::time::Duration;
     use supervision::health::HealthCheck;
     use tokio::sync::{Semaphore, mpsc, watch};
@@ -174,6 +187,7 @@ mod tests {
             stopping,
             reader_ahead: Arc::default(),
             health: HealthCheck::default(),
+            metrics: Arc::default(),
         };
         (api, stop, publish)
     }
