@@ -22,7 +22,7 @@ use tokio::time::Sleep;
 use crate::compress;
 use crate::cpu::CpuPool;
 use crate::listener::chunk_error;
-use crate::metrics::{BodyRejection, LabelCounter};
+use crate::metrics::{BodyRejection, Family};
 use crate::respond::{ForwardError, Rejection};
 use gateway_core::encoding::{self, Coding};
 use gateway_core::memory::{self, BodyOwner, Budget, BudgetExceeded};
@@ -83,7 +83,7 @@ pub(crate) struct BodyReader {
     /// Threads that decompress and parse large bodies.
     pub(crate) cpu: CpuPool,
     /// Counter of rejected bodies.
-    pub(crate) rejections: LabelCounter<BodyRejection>,
+    pub(crate) rejections: Family<BodyRejection>,
 }
 
 /// Memory budget, shared by all reservations.
@@ -189,7 +189,7 @@ impl BodyReader {
             progress: limits.progress,
             senders_are_gateways: limits.senders_are_gateways,
             cpu: CpuPool::new()?,
-            rejections: LabelCounter::default(),
+            rejections: Family::default(),
         })
     }
 

@@ -50,6 +50,7 @@ use crate::receipts::ReceiptsError;
 use crate::socket_owner;
 use crate::tls;
 use gateway::Gateway;
+pub use scrape::metrics;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;

@@ -9,7 +9,7 @@ use super::region_states::RoutingContext;
 use super::router::{AdmissionPermit, Route};
 use crate::config::EdgeConfig;
 use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
-use crate::metrics::{self, ClientProtocol, EdgeMetrics, EndpointLabel, RequestOutcome};
+use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, RequestOutcome};
 use crate::names;
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use crate::relay::ForwardedHeaders;
@@ -168,7 +168,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
     protocol: ClientProtocol,
-    priority: metrics::Priority,
+    priority: Option<Priority>,
     pub(super) endpoint: EndpointLabel,
     pub(super) tenant: Option<Arc<Tenant>>,
     /// Deployment, cost and policy of the request; absent until they are resolved.
@@ -224,7 +224,7 @@ impl<'a> RequestContext<'a> {
             at_ms: now_ms(),
             tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
             protocol,
-            priority: metrics::Priority::default(),
+            priority: None,
             endpoint: EndpointLabel::OTHER,
             tenant: None,
             resolved: None,
@@ -242,7 +242,7 @@ impl<'a> RequestContext<'a> {
     /// Stores the resolved properties of the admitted request.
     pub(super) fn set_resolved(&mut self, request: &Request) {
         let Request { deployment, cost, policy, priority, .. } = request;
-        self.priority = metrics::Priority::from(*priority);
+        self.priority = Some(*priority);
         let (deployment, policy) = (deployment.clone(), policy.clone());
         self.resolved = Some(ResolvedRequest { deployment, cost: *cost, policy });
     }

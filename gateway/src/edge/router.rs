@@ -372,7 +372,7 @@ impl AdmissionControl {
         if self.config.spill && pools.iter().any(has_credit) {
             return Ok(());
         }
-        self.metrics.shed.count(priority, why.reason);
+        self.metrics.shed.of(priority).count(why.reason);
         Err(shed(tenant, why))
     }
 
@@ -403,7 +403,7 @@ impl AdmissionControl {
             route.spillover = Some(region);
             return Ok(Some(permit));
         }
-        self.metrics.shed.count(priority, why.reason);
+        self.metrics.shed.of(priority).count(why.reason);
         Err(shed(tenant, why))
     }
 

@@ -19,6 +19,7 @@ mod scrape;
 
 use crate::circuits::random_draw;
 use crate::config::Timeouts;
+use crate::events::HopFailures;
 use crate::hop::{Credentials, GatewayAcceptor};
 use crate::listener::{AfterResponse, Listener, RequestHandler, StopReason};
 use crate::metrics::{IngressMetrics, ListenerMetrics, RequestOutcome};
@@ -48,6 +49,7 @@ use request::{ForwardedRequest, deployment, milliseconds, revision, text, unread
 use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, ReportV1};
 use scheduler_core::spoke::hold::HELD_MAX;
 use scheduler_core::spoke::{GATEWAYS_MAX, RequestedRevision, Spoke, TrafficOrigin};
+pub use scrape::metrics;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -148,12 +150,10 @@ pub async fn run(
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
     };
-    let metrics = IngressMetrics::new();
-    let acceptor = tls
-        .clone()
-        .map(|credentials| GatewayAcceptor::new(credentials, metrics.refused.clone()))
-        .transpose()?;
-    let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(metrics.refused.clone());
+    let refused: Arc<HopFailures> = Arc::default();
+    let acceptor =
+        tls.clone().map(|credentials| GatewayAcceptor::new(credentials, refused.clone())).transpose()?;
+    let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(refused.clone());
     let listener = listener.with_connections_max(CONNECTIONS_MAX);
     let operations = match operations {
         Some(address) => Some(bind(address).await?),
@@ -191,7 +191,8 @@ pub async fn run(
         upstream: Upstream::within_the_region(),
         body_reader: BodyReader::new(BodyLimits::from_gateways(timeouts.body))
             .map_err(IngressError::Threads)?,
-        metrics,
+        metrics: IngressMetrics::default(),
+        refused,
         listener: listener.metrics(),
         connections: listener.permits(),
         recorder,
@@ -242,6 +243,8 @@ struct Ingress {
     upstream: Upstream,
     body_reader: BodyReader,
     metrics: IngressMetrics,
+    /// Rejected connections.
+    refused: Arc<HopFailures>,
     /// Metrics of its listener, and the semaphore with a permit for each connection that can still be opened.
     listener: Arc<ListenerMetrics>,
     connections: Arc<Semaphore>,

@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
