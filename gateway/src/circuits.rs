@@ -1,11 +1,17 @@
 //! Circuit breaker state of a region (at a gateway) or of a replica (at its ingress), as operators read it.
 
 use crate::metrics::InGateway;
-use gateway_core::circuit::{BreakerState, Probe};
+use gateway_core::circuit::{BreakerState, Permille, Probe};
 use gateway_core::targets::TargetStatus;
 use metrics::Label;
+use rand::Rng;
 use serde_json::{Value, json};
 use std::time::Instant;
+
+/// Returns a random draw: of a request, which states the share of requests that it belongs to, or for the jitter of an ejection.
+pub(crate) fn random_draw() -> Permille {
+    Permille::new(rand::rng().random_range(0..1000))
+}
 
 /// Names of the states of a circuit breaker.
 const STATE_NAMES: [&str; 5] = ["closed", "ejected", "half_open", "probing", "recovering"];

@@ -315,18 +315,18 @@ fn main() {
     let plain = Request { client: None, draw: None, queue: Duration::ZERO, now };
     let located = Request { client: Some(client), ..plain };
     let planned = Request { draw: Some(Permille::new(0)), ..plain };
+    let overloaded = Request { queue: Duration::from_millis(400), ..planned };
     for (what, who, request) in [
         ("any tenant's request", RequestPolicy::Deployment, plain),
         ("of a tenant with a residency", RequestPolicy::Tenant, plain),
         ("and from a client whose location is known", RequestPolicy::Tenant, located),
         ("any tenant's, with a traffic plan", RequestPolicy::Deployment, planned),
+        ("and with an overloaded primary (spillover)", RequestPolicy::Deployment, overloaded),
     ] {
         let measured = decide(who, request);
         report(what, &measured);
         assert_eq!(measured.1, 0, "{what}: a decision allocates nothing");
     }
-    let overloaded = Request { queue: Duration::from_millis(400), ..planned };
-    report("and with an overloaded primary (spillover)", &decide(RequestPolicy::Deployment, overloaded));
     report(
         "a tenant's, whose header narrows its residency",
         &decide(RequestPolicy::Narrowed(&header), located),

@@ -5,6 +5,7 @@
 //! await.
 
 use super::region_states::{RegionStates, RoutingContext};
+use crate::circuits::random_draw;
 use crate::events::RegionHealthWorsened;
 use gateway_core::circuit::Permille;
 use gateway_core::health::{HealthChange, HealthReport, TICK_PERIOD_MAX};
@@ -41,11 +42,6 @@ pub(crate) struct NextStep<'a> {
 impl NextStep<'_> {
     /// Continue to wait.
     pub(crate) const WAIT: NextStep<'static> = NextStep { step: Step::Wait, in_flight: None };
-}
-
-/// Returns a random draw.
-pub(crate) fn random_draw() -> Permille {
-    random_draws()[0]
 }
 
 /// Returns three independent draws for three independent decisions, from one random number. With a shared draw, the requests
@@ -305,7 +301,7 @@ mod tests {
         let [region, other] =
             ["aws/us-east-1", "gcp/europe-west4"].map(|id| catalogue.index_of(&id.parse().unwrap()).unwrap());
         let monitor = RegionMonitor::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue);
-        monitor.set_regions([region, other]);
+        monitor.states().set_regions([region, other]);
         let log = Arc::new(tempfile::tempfile().unwrap());
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {

@@ -9,7 +9,7 @@ use super::region_states::RoutingContext;
 use super::router::{AdmissionPermit, Route};
 use crate::config::EdgeConfig;
 use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
-use crate::metrics::{self, ClientProtocol, EdgeMetrics, EndpointLabel, RequestOutcome};
+use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, RequestOutcome};
 use crate::names;
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use crate::relay::ForwardedHeaders;

@@ -9,7 +9,7 @@
 //! again.
 
 use super::Ingress;
-use super::hold::{HoldGuard, HoldOutcome};
+use super::hold::HoldGuard;
 use super::replicas::{REPLICA_IN_FLIGHT_MAX, ReplicaAttempt};
 use super::request::ForwardedRequest;
 use crate::events::RevisionChanged;
@@ -21,7 +21,7 @@ use regions::ModelRevision;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use scheduler_core::spoke;
-use scheduler_core::spoke::hold::{HoldLimit, HoldLimits, HoldRejection};
+use scheduler_core::spoke::hold::{HoldLimit, HoldLimits, HoldRejection, ReleaseReason};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -160,9 +160,11 @@ impl Ingress {
             // A policy that was narrowed during the hold applies to this request as well (invariant 1, Residency).
             self.check_deployment_policy(&request.deployment)?;
             match outcome {
-                HoldOutcome::Released { cold_start } => held.cold_start = cold_start,
-                HoldOutcome::NoReplica => return Err(self.no_replica(request, refusal).with(held.headers())),
-                HoldOutcome::DeadlineExceeded => return Err(held_too_long(request).with(held.headers())),
+                Some(ReleaseReason::ReplicaReady { cold_start }) => held.cold_start = cold_start,
+                Some(ReleaseReason::Unservable) => {
+                    return Err(self.no_replica(request, refusal).with(held.headers()));
+                }
+                None => return Err(held_too_long(request).with(held.headers())),
             }
             plan.released();
             guard = Some(hold);

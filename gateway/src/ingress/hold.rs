@@ -38,16 +38,6 @@ pub(super) struct HoldGuard<'a> {
     since: Instant,
 }
 
-/// Result of waiting for a replica.
-pub(super) enum HoldOutcome {
-    /// A replica has capacity.
-    Released { cold_start: Option<Duration> },
-    /// No replica will become ready.
-    NoReplica,
-    /// The deadline of the request has passed.
-    DeadlineExceeded,
-}
-
 impl Hold {
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, wake: Arc<Notify>) -> Hold {
         Hold { spoke, waiting: Mutex::default(), wake, metrics: HoldMetrics::default() }
@@ -115,14 +105,11 @@ impl Hold {
 }
 
 impl HoldGuard<'_> {
-    /// Waits until the request is released, or until `deadline`.
-    pub(super) async fn wait(&mut self, deadline: Instant) -> HoldOutcome {
-        match tokio::time::timeout_at(deadline.into(), &mut self.released).await {
-            Ok(Ok(ReleaseReason::ReplicaReady { cold_start })) => HoldOutcome::Released { cold_start },
-            // The sender is dropped only with the ingress.
-            Ok(Ok(ReleaseReason::Unservable) | Err(_)) => HoldOutcome::NoReplica,
-            Err(_) => HoldOutcome::DeadlineExceeded,
-        }
+    /// Waits until the request is released; `None` if its deadline has passed.
+    pub(super) async fn wait(&mut self, deadline: Instant) -> Option<ReleaseReason> {
+        let released = tokio::time::timeout_at(deadline.into(), &mut self.released).await.ok()?;
+        // The sender is dropped only with the ingress.
+        Some(released.unwrap_or(ReleaseReason::Unservable))
     }
 
     /// Returns the time for which it has been held.

@@ -17,6 +17,7 @@ mod replicas;
 mod request;
 mod scrape;
 
+use crate::circuits::random_draw;
 use crate::config::Timeouts;
 use crate::events::HopFailures;
 use crate::hop::{Credentials, GatewayAcceptor};
@@ -43,7 +44,7 @@ use regions::set::RegionIndex;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::priority::Priority;
-use replicas::{Replicas, random_draw};
+use replicas::Replicas;
 use request::{ForwardedRequest, deployment, milliseconds, revision, text, unreadable};
 use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, ReportV1};
 use scheduler_core::spoke::hold::HELD_MAX;

@@ -6,16 +6,14 @@
 
 use super::hold::Hold;
 use super::request::ForwardedRequest;
-use crate::circuits;
+use crate::circuits::{self, random_draw};
 use gateway_core::budget::Budgets;
-use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
 use gateway_core::latency::FirstByteTimeout;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
 use gateway_core::plan::replica::{ReplicaPlan, ReplicaStep};
 use gateway_core::targets::{InFlightRequest, LatencyBaseline, TargetStatus, TargetTracker};
-use rand::Rng;
 use regions::ModelRevision;
 use scheduler_core::spoke::{self, Eligibility, ReplicaOutcome, SelectedReplica, Spoke};
 use serde_json::{Value, json};
@@ -42,11 +40,6 @@ struct ReplicaObservations {
     addresses: BTreeMap<usize, SocketAddr>,
     targets: TargetTracker<usize>,
     budgets: Budgets<usize>,
-}
-
-/// Returns a random draw for circuit breakers.
-pub(super) fn random_draw() -> Permille {
-    Permille::new(rand::rng().random_range(0..1000))
 }
 
 impl Replicas {
