@@ -17,10 +17,10 @@ const ROLES: &[(&str, &[&str])] = &[
         "Spoke",
         &["gateway/src/events/arrival", "gateway/src/events/model", "gateway/src/ingress/", "scheduler/src/"],
     ),
-    ("Gateway and spoke", &["gateway/"]),
+    ("Gateway and spoke", &["gateway/", "scheduler/client/"]),
     ("Hub", &["scheduler/src/events.rs", "scheduler/src/hub/", "scheduler/core/", "scheduler/store/"]),
     ("Replica", &["replica/"]),
-    ("All processes", &["supervision/", "src/roles.rs", "regions/"]),
+    ("All processes", &["supervision/", "src/roles.rs", "regions/", "scheduler/api/"]),
     ("Command line", &["src/", "loadtest/"]),
 ];
 

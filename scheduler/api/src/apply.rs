@@ -5,8 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::deployment::{DeploymentV1, EngineV1};
+use super::deployment::DeploymentV1;
 use super::known_version;
+use super::revision::EngineV1;
 use super::revision::{NextRevisionV1, RevisionReplicasV1};
 
 /// `POST /v1/apply`.

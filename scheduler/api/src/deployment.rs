@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::revision::Orders;
+use super::revision::{EngineV1, Orders};
 use super::{
     VERSION, WireError, known_version, names, parsed, reject_other_versions, reject_too_many, to_strings,
 };
@@ -73,15 +73,6 @@ pub struct ShiftV1 {
     pub to: String,
     /// Minimum number of replicas.
     pub min: u32,
-}
-
-/// Engine and its settings.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EngineV1 {
-    /// Kind of the engine.
-    pub kind: String,
-    /// Number format of the computation.
-    pub precision: String,
 }
 
 /// Single deployment, as a scaler stores it.

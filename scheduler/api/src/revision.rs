@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::deployment::EngineV1;
 use super::{WireError, parsed, reject_too_many};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{
@@ -109,6 +108,15 @@ pub struct NextRevisionV1 {
     /// Whether it waits for an operator.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub held: bool,
+}
+
+/// Engine and its settings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineV1 {
+    /// Kind of the engine.
+    pub kind: String,
+    /// Number format of the computation.
+    pub precision: String,
 }
 
 /// Converts an engine to its wire form.
