@@ -1,21 +1,34 @@
 //! Circuit breaker state of a region (at a gateway) or of a replica (at its ingress), as operators read it.
 
-use gateway_core::circuit::{BreakerState, Probe};
+use crate::metrics::InGateway;
+use gateway_core::circuit::{BreakerState, Permille, Probe};
 use gateway_core::targets::TargetStatus;
+use metrics::Label;
+use rand::Rng;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// All names of circuit breaker states.
-pub(crate) const STATE_NAMES: [&str; 5] = ["closed", "ejected", "half_open", "probing", "recovering"];
+/// Returns a random draw: of a request, which states the share of requests that it belongs to, or for the jitter of an ejection.
+pub(crate) fn random_draw() -> Permille {
+    Permille::new(rand::rng().random_range(0..1000))
+}
 
-/// Returns the name of a circuit breaker state.
-pub(crate) fn state_name(standing: BreakerState) -> &'static str {
-    match standing {
-        BreakerState::Closed => STATE_NAMES[0],
-        BreakerState::Ejected { .. } => STATE_NAMES[1],
-        BreakerState::HalfOpen { probe: Probe::Idle } => STATE_NAMES[2],
-        BreakerState::HalfOpen { probe: Probe::InFlight } => STATE_NAMES[3],
-        BreakerState::Recovering { .. } => STATE_NAMES[4],
+/// Names of the states of a circuit breaker.
+const STATE_NAMES: [&str; 5] = ["closed", "ejected", "half_open", "probing", "recovering"];
+
+impl Label<InGateway> for BreakerState {
+    fn values() -> Vec<&'static str> {
+        STATE_NAMES.to_vec()
+    }
+
+    fn index(self) -> usize {
+        match self {
+            BreakerState::Closed => 0,
+            BreakerState::Ejected { .. } => 1,
+            BreakerState::HalfOpen { probe: Probe::Idle } => 2,
+            BreakerState::HalfOpen { probe: Probe::InFlight } => 3,
+            BreakerState::Recovering { .. } => 4,
+        }
     }
 }
 
@@ -37,7 +50,7 @@ pub(crate) fn to_json<K>(state: &TargetStatus<K>, now: Instant) -> Value {
         })
         .collect();
     json!({
-        "state": state_name(*breaker),
+        "state": STATE_NAMES[breaker.index()],
         "ejected_for_ms": until.map(|until| until.saturating_duration_since(now).as_millis() as u64),
         "traffic_share_permille": share,
         "in_flight": in_flight,

@@ -15,7 +15,7 @@
 
 use crate::cpu::CpuPool;
 use crate::metrics::BodyRejection;
-use crate::request_body::{BODY_BYTES_MAX, BodyError, BufferedBody, Reservation, capacity, too_large};
+use crate::request_body::{BodyError, BufferedBody, Reservation, capacity, too_large};
 use crate::respond::Rejection;
 use crate::upstream::{ResponseBody, UpstreamResponse};
 use bytes::buf::Reader;
@@ -27,6 +27,7 @@ use gateway_core::encoding;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, VARY};
 use pingora::protocols::http::ServerSession;
 use replica_api::error::ErrorCode;
+use replica_api::limits::MAX_BODY_BYTES;
 use std::io::{Read, Write};
 
 /// Bytes that one step reads or writes: about 0.3 ms of decompression, 0.5 to 1 ms of compression.
@@ -67,7 +68,7 @@ pub(crate) async fn decompress(
         Ok(false) => {
             // The start is valid gzip, so the last bytes are a trailer and not text.
             decompression.read_declared_length().map_err(|error| processed(&decompression, error))?;
-            let rest = move || match decompression.step(BODY_BYTES_MAX) {
+            let rest = move || match decompression.step(MAX_BODY_BYTES) {
                 Ok(_) => Ok(decompression.end()),
                 Err(error) => Err(processed(&decompression, error)),
             };
@@ -135,7 +136,7 @@ impl Decompression {
             // The declared length is reserved at once: doubling step by step would copy the whole body once more.
             let capacity = match length <= self.declared {
                 true => self.declared,
-                false => capacity(self.body.capacity(), length, None).min(BODY_BYTES_MAX),
+                false => capacity(self.body.capacity(), length, None).min(MAX_BODY_BYTES),
             };
             self.reservation.grow_to(capacity)?;
             self.body.reserve(capacity - self.body.len());
@@ -151,7 +152,7 @@ impl Decompression {
 
 /// Rejects a body that decompresses from `compressed_bytes` to `length` bytes if that exceeds a limit.
 fn check_length(length: usize, compressed_bytes: usize) -> Result<(), BodyError> {
-    if length > BODY_BYTES_MAX {
+    if length > MAX_BODY_BYTES {
         return Err(too_large("decompresses to more"));
     }
     if length.saturating_sub(EXPANSION_FREE_BYTES) > compressed_bytes.saturating_mul(EXPANSION_MAX) {

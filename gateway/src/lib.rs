@@ -7,8 +7,8 @@
 //!
 //! Both are shells: `gateway_core` makes the decisions for a request, `scheduler_core::spoke` those for a region. In
 //! reading order: `listener` accepts connections, `request_body` reads a body and `compress` decompresses it (large
-//! ones on the threads of `cpu`). `upstream` sends the request to the next hop over HTTP/1.1 (`plain`) or HTTP/2
-//! (`streams`), which [`hop`] wraps in TLS on the way to a region. `relay` forwards the response, `respond` writes
+//! ones on the threads of `cpu`). `upstream` sends the request to the next hop over HTTP/1.1 (`http1`) or HTTP/2
+//! (`http2`), which [`hop`] wraps in TLS on the way to a region. `relay` forwards the response, `respond` writes
 //! error responses, and `coalesce` combines small writes into one. `events` writes the log line and the `metrics` of
 //! each event, and [`receipts`] records the proof of each attempt. `tls` and [`tokens`] authenticate peers, and
 //! `handover` passes the listening sockets to the next process during an upgrade.

@@ -11,6 +11,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use pingora::ErrorType;
 use pingora::protocols::http::ServerSession;
 use replica_api::error::ErrorCode;
+use replica_api::limits::MAX_BODY_BYTES;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,15 +22,12 @@ use tokio::time::Sleep;
 use crate::compress;
 use crate::cpu::CpuPool;
 use crate::listener::chunk_error;
-use crate::metrics::{BodyRejection, LabelCounter};
-use crate::respond::Rejection;
+use crate::metrics::{BodyRejection, Family};
+use crate::respond::{ForwardError, Rejection};
 use gateway_core::encoding::{self, Coding};
 use gateway_core::memory::{self, BodyOwner, Budget, BudgetExceeded};
 use gateway_core::progress::{self, BodyProgress, TooSlow};
 
-/// Maximum size of a request body: 2,048 inputs of 8,191 tokens, at two bytes a token. Other gateways fail between 32
-/// KiB and 2 MiB.
-pub(crate) const BODY_BYTES_MAX: usize = 32 << 20;
 /// Default memory limit of all bodies together: sixteen of the largest, or some hundred thousand of the usual ones.
 pub(crate) const BODIES_BYTES_MAX: usize = 512 << 20;
 /// First allocation of a body.
@@ -74,7 +72,7 @@ pub(crate) const PROGRESS_DEFAULT: progress::Limits = progress::Limits {
 pub(crate) const MEMORY_DEFAULT: memory::Limits = memory::Limits {
     total: BODIES_BYTES_MAX,
     per_tenant: BODIES_BYTES_MAX / 4,
-    per_connection: 2 * BODY_BYTES_MAX,
+    per_connection: 2 * MAX_BODY_BYTES,
 };
 
 /// Reads request bodies and accounts for their memory.
@@ -85,7 +83,7 @@ pub(crate) struct BodyReader {
     /// Threads that decompress and parse large bodies.
     pub(crate) cpu: CpuPool,
     /// Counter of rejected bodies.
-    pub(crate) rejections: LabelCounter<BodyRejection>,
+    pub(crate) rejections: Family<BodyRejection>,
 }
 
 /// Memory budget, shared by all reservations.
@@ -142,6 +140,15 @@ impl BodyError {
     }
 }
 
+impl From<BodyError> for ForwardError {
+    fn from(error: BodyError) -> ForwardError {
+        match error {
+            BodyError::Rejected(_, rejection) => ForwardError::Rejected(rejection),
+            BodyError::ClientDisconnected => ForwardError::ClientDisconnected,
+        }
+    }
+}
+
 impl Memory {
     fn budget(&self) -> MutexGuard<'_, Budget> {
         self.0.lock()
@@ -182,7 +189,7 @@ impl BodyReader {
             progress: limits.progress,
             senders_are_gateways: limits.senders_are_gateways,
             cpu: CpuPool::new()?,
-            rejections: LabelCounter::default(),
+            rejections: Family::default(),
         })
     }
 
@@ -230,7 +237,7 @@ impl BodyReader {
         reservation: Reservation,
     ) -> Result<BufferedBody, BodyError> {
         let declared = session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        if let Some(length) = declared.filter(|length| *length > BODY_BYTES_MAX) {
+        if let Some(length) = declared.filter(|length| *length > MAX_BODY_BYTES) {
             return Err(too_large(&format!("has {length} bytes")));
         }
         // No 100 Continue over HTTP/2 (RFC 9110, 10.1.1 would require it): `h2` could send the interim response
@@ -268,7 +275,7 @@ impl BodyReader {
             };
             let Some(chunk) = chunk.or_else(|error| read_error(session, &error))? else { break };
             let length = body.len() + chunk.len();
-            if length > BODY_BYTES_MAX {
+            if length > MAX_BODY_BYTES {
                 return Err(too_large("has more"));
             }
             if length > body.capacity() {
@@ -307,7 +314,7 @@ impl BodyReader {
 /// Returns the buffer size for a client's body of which `length` bytes have arrived: [`GROWTH`] times the current size, and no
 /// more than is declared.
 pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>) -> usize {
-    let grown = (GROWTH * now).max(FIRST_BYTES).max(length).min(BODY_BYTES_MAX.max(length));
+    let grown = (GROWTH * now).max(FIRST_BYTES).max(length).min(MAX_BODY_BYTES.max(length));
     // The body is never longer than declared: the framing ends there.
     declared.map_or(grown, |declared| grown.min(declared).max(length))
 }
@@ -379,7 +386,7 @@ fn read_error(session: &mut ServerSession, error: &pingora::Error) -> Result<Opt
 
 pub(crate) fn too_large(given: &str) -> BodyError {
     let message = format!(
-        "The limit of a body is {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
+        "The limit of a body is {MAX_BODY_BYTES} bytes and this one {given}; split the inputs over several requests."
     );
     BodyError::Rejected(BodyRejection::TooLarge, Rejection::new(ErrorCode::BodyTooLarge, message))
 }
@@ -394,12 +401,12 @@ mod tests {
             assert_eq!(capacity(now, length, declared), expected, "{now} {length} {declared:?}");
         };
         check(0, 35, Some(35), 35);
-        check(0, 1, Some(BODY_BYTES_MAX), FIRST_BYTES);
+        check(0, 1, Some(MAX_BODY_BYTES), FIRST_BYTES);
         check(0, 1, None, FIRST_BYTES);
         check(FIRST_BYTES, FIRST_BYTES + 1, None, GROWTH * FIRST_BYTES);
         check(FIRST_BYTES, 10 * FIRST_BYTES, None, 10 * FIRST_BYTES);
-        check(20 << 20, (20 << 20) + 1, Some(BODY_BYTES_MAX), BODY_BYTES_MAX);
-        check(20 << 20, (20 << 20) + 1, None, BODY_BYTES_MAX);
+        check(20 << 20, (20 << 20) + 1, Some(MAX_BODY_BYTES), MAX_BODY_BYTES);
+        check(20 << 20, (20 << 20) + 1, None, MAX_BODY_BYTES);
     }
 
     #[test]
@@ -410,9 +417,9 @@ mod tests {
         let reserve = |tenant| {
             let owner = BodyOwner { tenant: Some(tenant), connection: None };
             let mut reservation = Reservation { memory: body_reader.memory.clone(), owner, bytes: 0 };
-            reservation.grow_to(BODY_BYTES_MAX).map(|()| reservation)
+            reservation.grow_to(MAX_BODY_BYTES).map(|()| reservation)
         };
-        let per_tenant = MEMORY_DEFAULT.per_tenant / BODY_BYTES_MAX;
+        let per_tenant = MEMORY_DEFAULT.per_tenant / MAX_BODY_BYTES;
         let first: Vec<_> = (0..per_tenant).map_while(|_| reserve(0).ok()).collect();
         assert_eq!(first.len(), per_tenant);
         assert!(matches!(reserve(0), Err(BodyError::Rejected(BodyRejection::TenantFull, _))));

@@ -12,11 +12,11 @@ use pingora::protocols::http::date::get_cached_date;
 use replica_api::api::Dialect;
 use replica_api::error::{ErrorBody, ErrorCode, Remedy};
 use replica_api::headers;
+use replica_api::limits::MAX_BODY_BYTES;
 use std::time::Duration;
 
 use crate::listener::{self, AfterResponse};
 use crate::names;
-use crate::request_body::BODY_BYTES_MAX;
 
 /// Rejection of a request, before it is rendered as an HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,13 +67,25 @@ impl Rejection {
     }
 }
 
+/// Reason for which a request was not forwarded.
+pub(crate) enum ForwardError {
+    Rejected(Rejection),
+    ClientDisconnected,
+}
+
+impl From<Rejection> for ForwardError {
+    fn from(refusal: Rejection) -> ForwardError {
+        ForwardError::Rejected(refusal)
+    }
+}
+
 /// Default retry-after where waiting helps: twice the time after which an unresponsive region counts as lost.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(3);
 /// Retry time in milliseconds, since `retry-after` has whole seconds; OpenAI's clients read this header first.
 pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
 /// Maximum bytes of a rejected body that are still read, so that the client receives the response: a client that is
 /// writing when the connection closes gets a reset instead.
-const DISCARD_MAX: usize = BODY_BYTES_MAX;
+const DISCARD_MAX: usize = MAX_BODY_BYTES;
 /// Maximum length of a body that is read after a rejection so that its connection can be reused: it arrived with its
 /// head or arrives within a round trip, which is less than a new connection takes.
 const KEPT_BODY_MAX: usize = 64 << 10;

@@ -13,7 +13,7 @@ use crate::events::HopFailures;
 use crate::hop::{Connector, RegionTransport, UpstreamKey};
 use crate::http1::{self, Http1Client};
 use crate::http2::{self, Http2Client};
-use crate::metrics::{HopEvent, LabelCounter};
+use crate::metrics::{Family, HopEvent};
 use crate::request_head::RequestHead;
 use bytes::Bytes;
 use gateway_core::outcome::AttemptFailure;
@@ -108,7 +108,7 @@ impl Upstream {
 
     /// Returns the HTTP/2 connection events, the number of open connections and of requests on them; `None` without
     /// HTTP/2.
-    pub(crate) fn connections(&self) -> Option<(&LabelCounter<HopEvent>, (usize, usize))> {
+    pub(crate) fn connections(&self) -> Option<(&Family<HopEvent>, (usize, usize))> {
         self.http2_client.as_ref().map(|http2_client| (http2_client.counts(), http2_client.size()))
     }
 

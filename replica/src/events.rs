@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use replica_api::api::Operation;
 use replica_api::error::Fault;
 use replica_api::priority::Priority;
 use replica_api::refusal::Refusal;
@@ -15,7 +16,7 @@ use replica_core::window::StartReason;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsLocation;
-use crate::metrics::{Metrics, RequestStage, RouteLabel};
+use crate::metrics::{CodeLabel, Metrics, RequestStage};
 use crate::tune::file::TunedSettingsMismatch;
 
 /// The process listens; the model is not loaded yet.
@@ -106,13 +107,13 @@ pub(crate) struct RequestReceived;
 
 impl RequestReceived {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.requests.add(1);
+        metrics.counts.requests.add(1);
     }
 }
 
 /// A request was completed.
 pub(crate) struct RequestCompleted<'a> {
-    pub(crate) route: RouteLabel,
+    pub(crate) operation: Operation,
     pub(crate) priority: Priority,
     pub(crate) request_id: &'a str,
     pub(crate) inputs: u64,
@@ -125,19 +126,31 @@ pub(crate) struct RequestCompleted<'a> {
 
 impl RequestCompleted<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let RequestCompleted { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total } =
-            self;
-        metrics.outcomes.add((route, None), 1);
-        metrics.inputs.add(inputs);
-        metrics.tokens.add(tokens);
-        let stages = metrics.priorities.of(priority);
-        stages.stage(RequestStage::Tokenize, tokenize);
-        stages.stage(RequestStage::Queue, queue);
-        stages.stage(RequestStage::Engine, engine);
-        stages.stage(RequestStage::Total, total);
+        let RequestCompleted {
+            operation,
+            priority,
+            request_id,
+            inputs,
+            tokens,
+            tokenize,
+            queue,
+            engine,
+            total,
+        } = self;
+        metrics.counts.outcomes.0.of(operation).count(CodeLabel::OK);
+        metrics.counts.inputs.add(inputs);
+        metrics.counts.tokens.add(tokens);
+        for (stage, took) in [
+            (RequestStage::Tokenize, tokenize),
+            (RequestStage::Queue, queue),
+            (RequestStage::Engine, engine),
+            (RequestStage::Total, total),
+        ] {
+            metrics.counts.stages.of(stage).of(priority).observe(took);
+        }
         let micros = |duration: Duration| duration.as_micros() as u64;
         let (queue_us, tokenize_us, engine_us) = (micros(queue), micros(tokenize), micros(engine));
-        let (route, priority, total_us) = (route.as_str(), priority.as_str(), micros(total));
+        let (route, priority, total_us) = (operation.definition().path, priority.as_str(), micros(total));
         debug!(
             request_id,
             route, priority, inputs, tokens, queue_us, tokenize_us, engine_us, total_us, "request completed"
@@ -147,16 +160,15 @@ impl RequestCompleted<'_> {
 
 /// A request was rejected.
 pub(crate) struct RequestRejected<'a> {
-    pub(crate) route: RouteLabel,
+    pub(crate) operation: Operation,
     pub(crate) request_id: &'a str,
     pub(crate) refusal: &'a Refusal,
 }
 
 impl RequestRejected<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let RequestRejected { route, request_id, refusal: Refusal { code, message, .. } } = self;
-        metrics.errors.add(1);
-        metrics.outcomes.add((route, Some(*code)), 1);
+        let RequestRejected { operation, request_id, refusal: Refusal { code, message, .. } } = self;
+        metrics.counts.outcomes.0.of(operation).count(CodeLabel(Some(*code)));
         match code.fault() {
             // The engine or the tokenizer failed; the line before has the reason.
             Fault::Replica => error!(request_id, code = code.as_str(), "request failed"),
@@ -174,7 +186,7 @@ pub(crate) struct RequestShed {
 
 impl RequestShed {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.shed.add(self.priority, 1);
+        metrics.counts.shed.count(self.priority);
     }
 }
 
@@ -186,8 +198,8 @@ pub(crate) struct CacheLookup {
 
 impl CacheLookup {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.cache_hits.add(self.hits);
-        metrics.cache_misses.add(self.misses);
+        metrics.counts.cache_hits.add(self.hits);
+        metrics.counts.cache_misses.add(self.misses);
     }
 }
 
@@ -198,7 +210,7 @@ pub(crate) struct InputsDeduplicated {
 
 impl InputsDeduplicated {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.deduplicated_inputs.add(self.inputs);
+        metrics.counts.deduplicated_inputs.add(self.inputs);
     }
 }
 
@@ -207,7 +219,7 @@ pub(crate) struct BatchDelayed;
 
 impl BatchDelayed {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.window_waits.add(1);
+        metrics.counts.window_waits.add(1);
     }
 }
 
@@ -226,14 +238,13 @@ impl BatchComputed {
     pub(crate) fn record(self, metrics: &Metrics) {
         let BatchComputed { size: Backlog { tokens, inputs }, longest, priority, reason, waited, busy } =
             self;
-        let of_priority = metrics.priorities.of(priority);
-        of_priority.batch_inputs.observe(inputs as f64);
-        of_priority.batch_tokens.observe(tokens as f64);
-        of_priority.batch_seconds.observe(busy.as_secs_f64());
-        metrics.batches.add((priority, reason), 1);
-        metrics.padding_saved.add(longest * inputs - tokens);
-        metrics.engine_micros.add(busy.as_micros() as u64);
-        metrics.window_micros.add(waited.as_micros() as u64);
+        metrics.counts.batch_inputs.of(priority).observe(inputs);
+        metrics.counts.batch_tokens.of(priority).observe(tokens);
+        metrics.counts.batch_seconds.of(priority).observe(busy);
+        metrics.counts.batches.0.of(priority).count(reason);
+        metrics.counts.padding_saved.add(longest * inputs - tokens);
+        metrics.counts.engine_busy.add(busy);
+        metrics.counts.window_waited.add(waited);
     }
 }
 
@@ -244,7 +255,7 @@ pub(crate) struct InputsDropped {
 
 impl InputsDropped {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.dropped_inputs.add(self.inputs);
+        metrics.counts.dropped_inputs.add(self.inputs);
     }
 }
 
@@ -259,7 +270,7 @@ pub(crate) struct EngineFailed<'a> {
 impl EngineFailed<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
         let EngineFailed { reason, inputs, tokens } = self;
-        metrics.engine_failures.add(1);
+        metrics.counts.engine_failures.add(1);
         error!(reason, inputs, tokens, "engine failed");
     }
 }

@@ -197,8 +197,8 @@ fn read(path: &Path) -> Result<(Kind, ApplyFileV1), String> {
 
 /// Creates a client of the hub at this URL.
 pub(crate) fn client(hub: &str, token: Option<&Token>, timeout: Duration) -> Result<OperatorClient, String> {
-    let hubs = Hubs::read([hub].into_iter().collect());
-    let hubs = hubs.map_err(|_| format!("--hub {hub} is not a URL of a hub; write http://HOST:PORT"))?;
+    let hubs = Hubs::at([hub]);
+    let hubs = hubs.ok_or_else(|| format!("--hub {hub} is not a URL of a hub; write http://HOST:PORT"))?;
     OperatorClient::new(&hubs, token, timeout).map_err(|error| error.to_string())
 }
 

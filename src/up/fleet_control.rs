@@ -180,7 +180,7 @@ impl FleetControl {
     pub(crate) async fn set_draining(&self, region: &RegionId, is_draining: bool) -> Result<(), String> {
         let token = apply::token(Some(&self.operator_token))?;
         let urls = self.hubs.iter().map(|(_, hub)| format!("http://{hub}"));
-        let hubs = Hubs::read(urls.collect()).map_err(|problems| problems.join("; "))?;
+        let hubs = Hubs::at(urls).ok_or("no hub")?;
         let operator = OperatorClient::new(&hubs, Some(&token), REQUEST_TIMEOUT);
         let operator = operator.map_err(|error| error.to_string())?;
         operator.set_draining(region, is_draining).await.map_err(|error| error.to_string())

@@ -1,41 +1,48 @@
 //! Counters of panics and restarts for `/metrics`, and the log line of a panic.
 
+use metrics::{ByName, Family, Total, labels, metric_set};
 use std::collections::BTreeMap;
 use std::panic::PanicHookInfo;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// Scope in which a panic was contained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Scope {
-    /// A request, whose client got an error response.
-    Request,
-    /// A long-running task or thread.
-    Task,
-    /// A section that holds a lock; counted in addition to its request or task.
-    Lock,
-}
-
-impl Scope {
-    /// All scopes.
-    pub const ALL: [Scope; 3] = [Scope::Request, Scope::Task, Scope::Lock];
-
-    /// Returns the name in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Scope::Request => "request",
-            Scope::Task => "task",
-            Scope::Lock => "lock",
-        }
+labels! {
+    /// Scope in which a panic was contained.
+    #[derive(PartialOrd, Ord)]
+    pub enum Scope {
+        /// A request, whose client got an error response.
+        Request = "request",
+        /// A long-running task or thread.
+        Task = "task",
+        /// A section that holds a lock; counted in addition to its request or task.
+        Lock = "lock",
     }
 }
 
-static CONTAINED: [AtomicU64; Scope::ALL.len()] = [const { AtomicU64::new(0) }; Scope::ALL.len()];
+metric_set! {
+    /// Metrics of this process.
+    #[derive(Debug)]
+    pub struct PanicMetrics {
+        /// Contained panics, by scope. Each is a defect and is logged.
+        panics: &'static Family<Scope> = "meridian_{role}_panics_total" ["scope"],
+        /// Restarts of long-running tasks after a panic or an unexpected end.
+        task_restarts: ByName<Total> = "meridian_{role}_task_restarts_total" ["task"],
+    }
+}
+
+impl PanicMetrics {
+    /// Returns the current values.
+    pub fn read() -> PanicMetrics {
+        let task_restarts = restarts().into_iter().map(|(task, n)| (task, Total(n))).collect();
+        PanicMetrics { panics: &CONTAINED, task_restarts }
+    }
+}
+
+static CONTAINED: LazyLock<Family<Scope>> = LazyLock::new(Family::default);
 /// Restarts by task name. Locked for one statement at a time.
 static RESTARTS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 
 pub(crate) fn count(scope: Scope) {
-    CONTAINED[scope as usize].fetch_add(1, Ordering::Relaxed);
+    CONTAINED.count(scope);
 }
 
 pub(crate) fn count_restart(task: &'static str) {
@@ -44,7 +51,7 @@ pub(crate) fn count_restart(task: &'static str) {
 
 /// Returns the number of panics since the process started that were contained in this scope.
 pub fn contained(scope: Scope) -> u64 {
-    CONTAINED[scope as usize].load(Ordering::Relaxed)
+    CONTAINED.of(scope).get()
 }
 
 /// Returns the number of restarts since the process started, by task.

@@ -1,6 +1,8 @@
-//! `docs/api.md` and `GET /openapi.json` against the code.
+//! `docs/api.md`, `docs/metrics.md` and `GET /openapi.json` against the code.
 
 use gateway_core::endpoint::Endpoint;
+use metrics::page::markdown;
+use metrics::{MetricDescription, MetricHead, MetricKind};
 use replica_api::api::OPERATIONS;
 use serde_json::Value;
 
@@ -59,5 +61,35 @@ fn docs_api_md_is_the_page_that_the_code_renders() {
     assert!(
         page == gateway::openapi::markdown(),
         "docs/api.md is out of date: run this test with MERIDIAN_WRITE_DOCS=1"
+    );
+}
+
+#[test]
+fn docs_metrics_md_is_the_page_that_the_code_renders() {
+    let roles = [
+        gateway::edge::metrics(),
+        gateway::ingress::metrics(),
+        replica::metrics::metrics(),
+        scheduler::hub::metrics(),
+    ];
+    for role in &roles {
+        let mut names: Vec<String> = role.names().collect();
+        let all = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), all, "a metric of {} is declared twice", role.role);
+        for MetricDescription { head: MetricHead { name, help, .. }, kind, .. } in &role.metrics {
+            let is_counter = *kind == MetricKind::Counter;
+            assert!(name.starts_with("te_") || is_counter == name.ends_with("_total"), "{name} is a {kind:?}");
+            assert!(help.ends_with('.'), "{name}: {help}");
+        }
+    }
+    let (path, page) = (concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md"), markdown(&roles));
+    if std::env::var_os("MERIDIAN_WRITE_DOCS").is_some() {
+        std::fs::write(path, &page).unwrap();
+    }
+    assert!(
+        page == std::fs::read_to_string(path).unwrap_or_default(),
+        "docs/metrics.md is out of date: run this test with MERIDIAN_WRITE_DOCS=1"
     );
 }

@@ -17,7 +17,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("gateway-core", &["regions", "replica-api"]),
     ("scheduler-core", &["regions", "scheduler-api"]),
     ("replica-core", &["regions", "replica-api"]),
-    ("supervision", &[]),
+    ("metrics", &[]),
+    ("supervision", &["metrics"]),
     ("scheduler-client", &["regions", "scheduler-api", "scheduler-core"]),
     ("scheduler-store", &["supervision"]),
     (
@@ -28,6 +29,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",
+            "metrics",
             "regions",
             "replica-api",
             "supervision",
@@ -35,10 +37,18 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
     (
         "scheduler",
-        &["scheduler-api", "scheduler-client", "scheduler-core", "scheduler-store", "regions", "supervision"],
+        &[
+            "scheduler-api",
+            "scheduler-client",
+            "scheduler-core",
+            "scheduler-store",
+            "metrics",
+            "regions",
+            "supervision",
+        ],
     ),
     ("trtllm", &[]),
-    ("replica", &["replica-api", "replica-core", "regions", "trtllm", "supervision"]),
+    ("replica", &["replica-api", "replica-core", "metrics", "regions", "trtllm", "supervision"]),
     ("loadtest", &["http1", "replica-api", "regions"]),
 ];
 const ROOT: &str = "meridian";

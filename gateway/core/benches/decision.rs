@@ -30,7 +30,7 @@ use regions::weights::{Share, Why};
 use replica_api::priority::Priority;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -166,9 +166,10 @@ impl DecisionScenario {
                 targets.record_latency(*region, name, SizeClass::of(100), took, now);
             }
         }
+        let sorted: BTreeSet<DeploymentName> = names.iter().cloned().collect();
         let mut credits = Spill::default();
         for region in &routed {
-            credits.set_credits(*region, names.iter().map(|name| (name.clone(), 1000)).collect(), now);
+            credits.set_credits(*region, sorted.iter().map(|name| (name, 1000)), now);
         }
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();
@@ -256,7 +257,7 @@ struct Observed<'a> {
 
 impl Observations for Observed<'_> {
     fn health(&self, region: RegionIndex) -> Health {
-        let health = self.world.fleet.health(region, self.deployment);
+        let health = self.world.fleet.region_health(region);
         let ejected = || !self.world.targets.state(region, self.now).admits(Permille::new(500));
         if health == Health::Healthy && ejected() { Health::Suspect } else { health }
     }
@@ -314,18 +315,18 @@ fn main() {
     let plain = Request { client: None, draw: None, queue: Duration::ZERO, now };
     let located = Request { client: Some(client), ..plain };
     let planned = Request { draw: Some(Permille::new(0)), ..plain };
+    let overloaded = Request { queue: Duration::from_millis(400), ..planned };
     for (what, who, request) in [
         ("any tenant's request", RequestPolicy::Deployment, plain),
         ("of a tenant with a residency", RequestPolicy::Tenant, plain),
         ("and from a client whose location is known", RequestPolicy::Tenant, located),
         ("any tenant's, with a traffic plan", RequestPolicy::Deployment, planned),
+        ("and with an overloaded primary (spillover)", RequestPolicy::Deployment, overloaded),
     ] {
         let measured = decide(who, request);
         report(what, &measured);
         assert_eq!(measured.1, 0, "{what}: a decision allocates nothing");
     }
-    let overloaded = Request { queue: Duration::from_millis(400), ..planned };
-    report("and with an overloaded primary (spillover)", &decide(RequestPolicy::Deployment, overloaded));
     report(
         "a tenant's, whose header narrows its residency",
         &decide(RequestPolicy::Narrowed(&header), located),

@@ -5,6 +5,9 @@
 
 pub use replica_api::retry::RetryBudget;
 
+use crate::hedge::HedgeBudget;
+use crate::outcome::AttemptFailure;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Duration of an evacuation after the loss of a region.
@@ -43,6 +46,55 @@ impl EvacuationBudget {
     /// Returns the number of evacuations that could be withdrawn now.
     pub fn left(&self, now: Instant) -> u32 {
         if now > self.until { 0 } else { self.left }
+    }
+}
+
+/// Budgets of one process: of an edge for its regions, or of an ingress for its replicas.
+#[derive(Clone, Debug)]
+pub struct Budgets<K> {
+    /// Pays for retries.
+    pub retry: RetryBudget,
+    /// Pays for hedges. An ingress does not hedge.
+    pub hedge: HedgeBudget,
+    /// Pays for evacuations; one for each target that was recently lost.
+    evacuation: BTreeMap<K, EvacuationBudget>,
+}
+
+impl<K: Copy + Ord> Budgets<K> {
+    /// Returns the budgets of a process that starts.
+    pub fn new(now: Instant) -> Budgets<K> {
+        Budgets { retry: RetryBudget::new(now), hedge: HedgeBudget::default(), evacuation: BTreeMap::new() }
+    }
+
+    /// Opens an evacuation budget for `target`, whose health got worse: its requests in flight may move. Requests that
+    /// have moved already no longer count, so a target that is first suspect and then down, or recovers and fails
+    /// again, pays for each once.
+    pub fn evacuate(&mut self, target: K, in_flight: u32, now: Instant) {
+        self.evacuation.insert(target, EvacuationBudget::open(in_flight, now));
+    }
+
+    /// Drops the evacuation budgets of other targets.
+    pub fn retain_targets(&mut self, is_retained: impl Fn(K) -> bool) {
+        self.evacuation.retain(|target, _| is_retained(*target));
+    }
+
+    /// Returns the evacuations left of each recently lost target.
+    pub fn evacuations_left(&self, now: Instant) -> impl Iterator<Item = (K, u32)> {
+        self.evacuation.iter().map(move |(target, budget)| (*target, budget.left(now)))
+    }
+
+    /// Pays for a retry after `failure` at `target`; returns whether there was a balance.
+    pub(crate) fn pay(&mut self, failure: AttemptFailure, target: K, now: Instant) -> bool {
+        let mut evacuation = || self.evacuation.get_mut(&target).is_some_and(|budget| budget.withdraw(now));
+        match failure {
+            AttemptFailure::StaleConnection => true,
+            AttemptFailure::RegionDown => evacuation(),
+            AttemptFailure::FirstByteTimeout => evacuation() || self.retry.withdraw(now),
+            AttemptFailure::Unreachable | AttemptFailure::WrongPeer | AttemptFailure::Declined => {
+                self.retry.withdraw(now)
+            }
+            AttemptFailure::DeadlineExceeded | AttemptFailure::ReceiptUnavailable => false,
+        }
     }
 }
 

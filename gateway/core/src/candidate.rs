@@ -44,6 +44,16 @@ impl Score {
             region,
         }
     }
+
+    /// Criteria that come before the expected response time.
+    pub fn tier(&self) -> (Reverse<bool>, Health) {
+        (self.assigned, self.health)
+    }
+
+    /// Returns whether a region is preferred to the other, if at all, only by the draw or by distance.
+    pub fn is_equal_but_for_distance(&self, other: &Score) -> bool {
+        Score { drawn: other.drawn, rtt: other.rtt, region: other.region, ..*self } == *other
+    }
 }
 
 /// Region that may serve the request.

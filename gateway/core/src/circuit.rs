@@ -18,7 +18,7 @@
 //! Time is an argument, and so is the random draw that keeps several gateways from readmitting a target in step.
 
 use crate::outlier::{AttemptOutcome, OutlierEvidence};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Consecutive first-byte timeouts before ejection. A single one may be packet loss.
@@ -137,11 +137,13 @@ struct ErrorWindow {
 #[derive(Clone, Debug)]
 pub struct Circuits<K> {
     circuits: BTreeMap<K, Circuit>,
+    /// Targets whose circuit is not closed: none, most of the time, so that a routing decision looks up none.
+    not_closed: BTreeSet<K>,
 }
 
 impl<K> Default for Circuits<K> {
     fn default() -> Circuits<K> {
-        Circuits { circuits: BTreeMap::new() }
+        Circuits { circuits: BTreeMap::new(), not_closed: BTreeSet::new() }
     }
 }
 
@@ -153,6 +155,20 @@ impl<K: Copy + Ord> Circuits<K> {
             circuits.insert(key, self.circuits.remove(&key).unwrap_or_else(Circuit::new));
         }
         self.circuits = circuits;
+        self.not_closed.retain(|key| self.circuits.contains_key(key));
+    }
+
+    /// Changes the circuit of `key`, if it is one of the targets.
+    fn change<T>(&mut self, key: K, change: impl FnOnce(&mut Circuit) -> T) -> Option<T> {
+        let circuit = self.circuits.get_mut(&key)?;
+        let result = change(circuit);
+        match circuit.state {
+            State::Closed { .. } => self.not_closed.remove(&key),
+            State::Ejected { .. } | State::Probing { .. } | State::Recovering { .. } => {
+                self.not_closed.insert(key)
+            }
+        };
+        Some(result)
     }
 
     /// Returns the targets.
@@ -162,38 +178,39 @@ impl<K: Copy + Ord> Circuits<K> {
 
     /// Returns the state of `key`; `Closed` if it is not one of the targets.
     pub fn state(&self, key: K, now: Instant) -> BreakerState {
+        if !self.not_closed.contains(&key) {
+            return BreakerState::Closed;
+        }
         self.circuits.get(&key).map_or(BreakerState::Closed, |circuit| circuit.state(now))
     }
 
     /// Records that a request is sent to `key`. Returns whether it is the probe; if so, the caller must report how it
     /// ended.
     pub fn began(&mut self, key: K, now: Instant) -> bool {
-        match self.circuits.get_mut(&key) {
-            Some(circuit) if circuit.state(now) == BreakerState::HalfOpen { probe: Probe::Idle } => {
-                circuit.state = State::Probing { since: now };
-                true
-            }
-            Some(_) | None => false,
+        let is_probe = self.state(key, now) == BreakerState::HalfOpen { probe: Probe::Idle };
+        if is_probe {
+            self.change(key, |circuit| circuit.state = State::Probing { since: now });
         }
+        is_probe
     }
 
     /// Records that the probe of `key` ended without evidence: another request may be the probe.
     pub fn probe_cancelled(&mut self, key: K, now: Instant) {
-        if let Some(circuit) = self.circuits.get_mut(&key)
-            && let State::Probing { .. } = circuit.state
-        {
-            circuit.state = State::Ejected { until: now };
-        }
+        self.change(key, |circuit| {
+            if let State::Probing { .. } = circuit.state {
+                circuit.state = State::Ejected { until: now };
+            }
+        });
     }
 
     /// Records that a request to `key` lost a race against a hedge. That is no failure, but a probe that loses has
     /// failed.
     pub fn hedge_won(&mut self, key: K, draw: Permille, now: Instant) {
-        if let Some(circuit) = self.circuits.get_mut(&key)
-            && let State::Probing { .. } = circuit.state
-        {
-            circuit.eject(draw, now);
-        }
+        self.change(key, |circuit| {
+            if let State::Probing { .. } = circuit.state {
+                circuit.eject(draw, now);
+            }
+        });
     }
 
     /// Returns whether a response slower than usual fails the probe of `key`. It does while a probe is in flight, until
@@ -206,26 +223,9 @@ impl<K: Copy + Ord> Circuits<K> {
 
     /// Records evidence about `key`; `draw` jitters the ejection time. Returns whether it ejects `key`.
     pub fn record(&mut self, key: K, evidence: OutlierEvidence, draw: Permille, now: Instant) -> bool {
-        let outcome = evidence.outcome();
         let is_protected = !self.may_eject(key, now);
-        let Some(circuit) = self.circuits.get_mut(&key) else {
-            return false;
-        };
-        let is_bad = circuit.count(outcome, now);
-        match circuit.state {
-            State::Closed { .. } | State::Recovering { .. } if is_bad && !is_protected => {}
-            State::Probing { .. } => match outcome {
-                AttemptOutcome::Success | AttemptOutcome::ServerError => {
-                    circuit.state = State::Recovering { since: now };
-                    return false;
-                }
-                AttemptOutcome::ConnectionFailure | AttemptOutcome::Timeout => {}
-            },
-            // A request that was sent before the ejection, or as a last resort, is no new evidence.
-            State::Ejected { .. } | State::Closed { .. } | State::Recovering { .. } => return false,
-        }
-        circuit.eject(draw, now);
-        true
+        let ejects = self.change(key, |circuit| circuit.record(evidence.outcome(), is_protected, draw, now));
+        ejects.unwrap_or(false)
     }
 
     /// Returns whether `key` may be ejected: another target is healthy, and fewer than a third are ejected already.
@@ -267,6 +267,25 @@ impl Circuit {
                 }
             }
         }
+    }
+
+    /// Records an outcome; returns whether it ejects the target. A protected target is not ejected.
+    fn record(&mut self, outcome: AttemptOutcome, is_protected: bool, draw: Permille, now: Instant) -> bool {
+        let is_bad = self.count(outcome, now);
+        match self.state {
+            State::Closed { .. } | State::Recovering { .. } if is_bad && !is_protected => {}
+            State::Probing { .. } => match outcome {
+                AttemptOutcome::Success | AttemptOutcome::ServerError => {
+                    self.state = State::Recovering { since: now };
+                    return false;
+                }
+                AttemptOutcome::ConnectionFailure | AttemptOutcome::Timeout => {}
+            },
+            // A request that was sent before the ejection, or as a last resort, is no new evidence.
+            State::Ejected { .. } | State::Closed { .. } | State::Recovering { .. } => return false,
+        }
+        self.eject(draw, now);
+        true
     }
 
     /// Counts an outcome; returns whether it is sufficient for an ejection.

@@ -40,9 +40,9 @@ pub fn mark_response_times(order: &mut [Candidate], estimator: impl Fn(&Candidat
         candidate.score.holds = estimate.held_for.is_some();
         candidate.score.response_in = estimate.total();
         if estimate.held_for.is_none() {
-            let health = Some(candidate.score.health);
-            let before = if soonest.0 == health { soonest.1 } else { Duration::MAX };
-            soonest = (health, before.min(estimate.total()));
+            let tier = Some(candidate.score.tier());
+            let before = if soonest.0 == tier { soonest.1 } else { Duration::MAX };
+            soonest = (tier, before.min(estimate.total()));
             candidate.score.response_in = soonest.1;
         }
     }
@@ -61,8 +61,9 @@ pub fn elsewhere<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budgets;
     use crate::candidate::Score;
-    use crate::plan::{AttemptTimeouts, Budgets, ExpiredTimer, RegionLoad, RegionView, RequestPlan, Step};
+    use crate::plan::{AttemptTimeouts, ExpiredTimer, RegionLoad, RegionView, RequestPlan, Step};
     use crate::some_instant;
     use regions::health::Health;
 

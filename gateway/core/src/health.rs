@@ -266,7 +266,8 @@ impl RegionHealthTracker {
         self.region_health(region)
     }
 
-    /// Returns the health of a region regardless of deployments.
+    /// Returns the health of a region regardless of deployments. It is that of a region in [`RegionHealthTracker::serving`], for
+    /// which a routing decision need not search the deployment again.
     pub fn region_health(&self, region: RegionIndex) -> Health {
         self.regions.get(&region).map_or(Health::Unknown, RegionHealth::health)
     }

@@ -11,31 +11,35 @@ pub const NOT_RESIDENT_HERE: &str = "not_resident_here";
 /// Error code of an ingress for a malformed header: `replica_api::error::ErrorCode::InvalidHeader`.
 pub const INVALID_HEADER: &str = "invalid_header";
 
-impl AttemptCause {
-    /// All causes.
-    pub const ALL: [AttemptCause; 7] = [
-        AttemptCause::First,
-        AttemptCause::Spillover,
-        AttemptCause::Replay,
-        AttemptCause::Retry,
-        AttemptCause::FirstByteTimeout,
-        AttemptCause::Evacuation,
-        AttemptCause::Hedge,
-    ];
+/// Labels of a closed set, in the order of its variants.
+macro_rules! labels {
+    ($type:ident, $($variant:ident = $label:literal),+ $(,)?) => {
+        impl $type {
+            /// All values.
+            pub const ALL: [$type; [$($label),+].len()] = [$($type::$variant),+];
 
-    /// Returns the label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            AttemptCause::First => "first",
-            AttemptCause::Spillover => "spillover",
-            AttemptCause::Replay => "replay",
-            AttemptCause::Retry => "retry",
-            AttemptCause::FirstByteTimeout => "first_byte_timeout",
-            AttemptCause::Evacuation => "evacuation",
-            AttemptCause::Hedge => "hedge",
+            /// Returns the label.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $($type::$variant => $label,)+
+                }
+            }
         }
-    }
+    };
+}
 
+labels! {
+    AttemptCause,
+    First = "first",
+    Spillover = "spillover",
+    Replay = "replay",
+    Retry = "retry",
+    FirstByteTimeout = "first_byte_timeout",
+    Evacuation = "evacuation",
+    Hedge = "hedge",
+}
+
+impl AttemptCause {
     /// Parses a label.
     pub fn parse(label: &str) -> Option<AttemptCause> {
         AttemptCause::ALL.into_iter().find(|cause| cause.as_str() == label)
@@ -71,41 +75,23 @@ pub enum AttemptResult {
     Cancelled,
 }
 
+labels! {
+    AttemptResult,
+    Ok = "ok",
+    ClientError = "client_error",
+    ServerError = "server_error",
+    StaleConnection = "stale_connection",
+    Unreachable = "unreachable",
+    WrongPeer = "wrong_peer",
+    Declined = "declined",
+    FirstByteTimeout = "first_byte_timeout",
+    RegionDown = "region_down",
+    DeadlineExceeded = "deadline_exceeded",
+    ReceiptUnavailable = "receipt_unavailable",
+    Cancelled = "cancelled",
+}
+
 impl AttemptResult {
-    /// All results.
-    pub const ALL: [AttemptResult; 12] = [
-        AttemptResult::Ok,
-        AttemptResult::ClientError,
-        AttemptResult::ServerError,
-        AttemptResult::StaleConnection,
-        AttemptResult::Unreachable,
-        AttemptResult::WrongPeer,
-        AttemptResult::Declined,
-        AttemptResult::FirstByteTimeout,
-        AttemptResult::RegionDown,
-        AttemptResult::DeadlineExceeded,
-        AttemptResult::ReceiptUnavailable,
-        AttemptResult::Cancelled,
-    ];
-
-    /// Returns the label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            AttemptResult::Ok => "ok",
-            AttemptResult::ClientError => "client_error",
-            AttemptResult::ServerError => "server_error",
-            AttemptResult::StaleConnection => "stale_connection",
-            AttemptResult::Unreachable => "unreachable",
-            AttemptResult::WrongPeer => "wrong_peer",
-            AttemptResult::Declined => "declined",
-            AttemptResult::FirstByteTimeout => "first_byte_timeout",
-            AttemptResult::RegionDown => "region_down",
-            AttemptResult::DeadlineExceeded => "deadline_exceeded",
-            AttemptResult::ReceiptUnavailable => "receipt_unavailable",
-            AttemptResult::Cancelled => "cancelled",
-        }
-    }
-
     /// Parses a label, including the former ones that older receipts have.
     pub fn parse(label: &str) -> Option<AttemptResult> {
         let label = match label {

@@ -16,7 +16,7 @@
 //!    this gateway's own requests: [`latency`] and circuit breakers ([`circuit`]), with evidence from the upstream and
 //!    never from the client ([`outlier`]). [`cold`]: ranking of regions that would hold a request until a replica is
 //!    ready. [`weights`]: the hub's traffic plan. [`demand`]: the demand that is reported to the hub.
-//! 7. [`plan`]: attempts, until there is a response or an error. [`outcome`]: failures of an attempt. [`budget`]: retry
+//! 7. [`plan`]: attempts, until there is a response or an error, at the edge and at the ingress. [`outcome`]: failures of an attempt. [`budget`]: retry
 //!    budget. [`hedge`]: hedge budget. [`scatter`]: split of a request with very many inputs into sub-requests, and
 //!    join of their responses. [`multiplex`]: selection among a region's HTTP/2 connections.
 //! 8. [`trail`]: record of the attempts, with [`labels`]. [`timing`]: the `server-timing` header.
@@ -28,6 +28,7 @@
 pub mod body;
 pub mod bucket;
 pub mod budget;
+pub mod by_deployment;
 pub mod candidate;
 pub mod circuit;
 pub mod cold;

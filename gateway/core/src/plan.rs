@@ -26,61 +26,20 @@
 //! The obvious alternative, a loop of attempts with a timeout each, can neither keep waiting nor race, and spreads over
 //! the code what the table above states in one place.
 
-use crate::budget::{EvacuationBudget, RetryBudget};
-use crate::hedge::HedgeBudget;
+mod limits;
+pub mod replica;
+
+use crate::budget::Budgets;
 use crate::outcome::AttemptFailure;
 use crate::trail::AttemptCause;
+use limits::{RetryLimits, RunningAttempt};
 use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Time in addition to the reported one: held requests are released to a replica in batches
 /// (`scheduler_core::spoke::AHEAD`), and the last one waits longer by this.
 const RELEASE_TIME: Duration = Duration::from_millis(500);
-
-/// Budgets of one gateway.
-#[derive(Clone, Debug)]
-pub struct Budgets {
-    /// Pays for retries.
-    pub retry: RetryBudget,
-    /// Pays for hedges.
-    pub hedge: HedgeBudget,
-    /// Pays for evacuations; one for each region that was recently lost.
-    evacuation: BTreeMap<RegionIndex, EvacuationBudget>,
-}
-
-impl Budgets {
-    /// Makes the budgets of a gateway that starts.
-    pub fn new(now: Instant) -> Budgets {
-        Budgets { retry: RetryBudget::new(now), hedge: HedgeBudget::default(), evacuation: BTreeMap::new() }
-    }
-
-    /// Opens an evacuation budget for `region`, whose health got worse: its requests in flight may move. Requests that
-    /// have moved already no longer count, so a region that is first suspect and then down, or recovers and fails
-    /// again, pays for each once.
-    pub fn evacuate(&mut self, region: RegionIndex, in_flight: u32, now: Instant) {
-        self.evacuation.insert(region, EvacuationBudget::open(in_flight, now));
-    }
-
-    /// Returns the evacuations left of each recently lost region.
-    pub fn evacuations_left(&self, now: Instant) -> impl Iterator<Item = (RegionIndex, u32)> {
-        self.evacuation.iter().map(move |(region, budget)| (*region, budget.left(now)))
-    }
-
-    fn pay(&mut self, failure: AttemptFailure, region: RegionIndex, now: Instant) -> bool {
-        let mut evacuation = || self.evacuation.get_mut(&region).is_some_and(|budget| budget.withdraw(now));
-        match failure {
-            AttemptFailure::StaleConnection => true,
-            AttemptFailure::RegionDown => evacuation(),
-            AttemptFailure::FirstByteTimeout => evacuation() || self.retry.withdraw(now),
-            AttemptFailure::Unreachable | AttemptFailure::WrongPeer | AttemptFailure::Declined => {
-                self.retry.withdraw(now)
-            }
-            AttemptFailure::DeadlineExceeded | AttemptFailure::ReceiptUnavailable => false,
-        }
-    }
-}
 
 /// State of the regions at the time of a decision.
 #[derive(Clone, Copy)]
@@ -169,30 +128,12 @@ pub enum ExpiredTimer {
 pub struct RequestPlan {
     order: Vec<RegionIndex>,
     attempted: RegionSet,
-    running: [Option<RunningAttempt>; 2],
-    attempts: u32,
+    running: [Option<RunningAttempt<RegionIndex>>; 2],
     /// Whether it may be hedged.
     hedges: bool,
     hedge_at: Option<Instant>,
-    used: RetriesUsed,
-    deadline: Instant,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct RunningAttempt {
-    region: RegionIndex,
-    sent: Instant,
-    first_byte_deadline: Option<Instant>,
-    timed_out: bool,
-}
-
-/// Kinds of retries that are allowed once per request and were used.
-#[derive(Clone, Copy, Debug, Default)]
-struct RetriesUsed {
-    replay: bool,
-    retry: bool,
-    first_byte: bool,
-    evacuation: bool,
+    limits: RetryLimits,
+    is_replayed: bool,
 }
 
 /// Maximum attempts of one request: the first, and one for each kind that is allowed once.
@@ -206,11 +147,10 @@ impl RequestPlan {
             order,
             attempted: RegionSet::EMPTY,
             running: [None; 2],
-            attempts: 0,
             hedges,
             hedge_at: None,
-            used: RetriesUsed::default(),
-            deadline,
+            limits: RetryLimits::new(deadline, ATTEMPTS_MAX),
+            is_replayed: false,
         }
     }
 
@@ -221,10 +161,10 @@ impl RequestPlan {
     }
 
     /// Returns the first step.
-    pub fn start(&mut self, view: RegionView<'_>, budgets: &mut Budgets, now: Instant) -> Step {
+    pub fn start(&mut self, view: RegionView<'_>, budgets: &mut Budgets<RegionIndex>, now: Instant) -> Step {
         match self.order.first() {
             None => Step::NoRegionReachable,
-            Some(_) if now >= self.deadline => Step::DeadlineExceeded,
+            Some(_) if self.limits.is_past_deadline(now) => Step::DeadlineExceeded,
             Some(&region) if (view.load)(region) == RegionLoad::Full => Step::RegionFull(region),
             Some(&region) => {
                 if self.hedges {
@@ -242,11 +182,11 @@ impl RequestPlan {
         region: RegionIndex,
         failure: AttemptFailure,
         view: RegionView<'_>,
-        budgets: &mut Budgets,
+        budgets: &mut Budgets<RegionIndex>,
         now: Instant,
     ) -> Step {
         self.remove_attempt(region);
-        if now >= self.deadline || failure == AttemptFailure::DeadlineExceeded {
+        if self.limits.is_past_deadline(now) || failure == AttemptFailure::DeadlineExceeded {
             return Step::DeadlineExceeded;
         }
         if self.has_attempt_in_flight() {
@@ -258,12 +198,12 @@ impl RequestPlan {
         let is_allowed = self.order.contains(&region);
         if failure == AttemptFailure::StaleConnection
             && is_allowed
-            && !std::mem::replace(&mut self.used.replay, true)
+            && !std::mem::replace(&mut self.is_replayed, true)
         {
             return self.send(region, AttemptCause::Replay, None, view, now);
         }
         match self.next_candidate(view, |health, load| health != Health::Down && load != RegionLoad::Full) {
-            Some(next) if self.withdraw(failure, region, budgets, now) => {
+            Some(next) if self.limits.withdraw(failure, region, budgets, now) => {
                 self.send(next, AttemptCause::after(failure), None, view, now)
             }
             _ if failure == AttemptFailure::Declined => Step::RelayResponse,
@@ -273,14 +213,13 @@ impl RequestPlan {
 
     /// Returns a timer that has expired at `now`, each one once, except for the deadline.
     pub fn expired_timer(&mut self, now: Instant) -> Option<ExpiredTimer> {
-        if now >= self.deadline {
+        if self.limits.is_past_deadline(now) {
             return Some(ExpiredTimer::Deadline);
         }
-        for running in self.running.iter_mut().flatten() {
-            if !running.timed_out && running.first_byte_deadline.is_some_and(|at| now >= at) {
-                running.timed_out = true;
-                return Some(ExpiredTimer::FirstByte(running.region));
-            }
+        let mut running = self.running.iter_mut().flatten();
+        let timed_out = running.find_map(|running| running.times_out(now).then_some(running.target));
+        if let Some(region) = timed_out {
+            return Some(ExpiredTimer::FirstByte(region));
         }
         self.hedge_at.take_if(|at| now >= *at).map(|_| ExpiredTimer::Hedge)
     }
@@ -288,22 +227,21 @@ impl RequestPlan {
     /// Returns when the attempt in flight to `region` was sent.
     pub fn sent_at(&self, region: RegionIndex) -> Option<Instant> {
         let mut running = self.running.iter().flatten();
-        running.find(|running| running.region == region).map(|running| running.sent)
+        running.find(|running| running.target == region).map(|running| running.sent)
     }
 
     /// Moves the first-byte timeout of `region`, which has to start a replica or has a longer queue than was known.
     pub fn extend_first_byte_timeout(&mut self, region: RegionIndex, first_byte_deadline: Instant) {
         let mut running = self.running.iter_mut().flatten();
-        if let Some(running) = running.find(|running| running.region == region) {
+        if let Some(running) = running.find(|running| running.target == region) {
             (running.first_byte_deadline, running.timed_out) = (Some(first_byte_deadline), false);
         }
     }
 
     /// Returns when the next timer expires.
     pub fn next_timer(&self) -> Instant {
-        let first_byte = self.running.iter().flatten().filter(|running| !running.timed_out);
-        let times = first_byte.filter_map(|running| running.first_byte_deadline).chain(self.hedge_at);
-        times.fold(self.deadline, Instant::min)
+        let first_byte = self.running.iter().flatten().filter_map(RunningAttempt::timer);
+        first_byte.chain(self.hedge_at).fold(self.limits.deadline, Instant::min)
     }
 
     /// Returns the step after the [first-byte timeout](ExpiredTimer::FirstByte) of `region`: a healthy region instead,
@@ -312,7 +250,7 @@ impl RequestPlan {
         &mut self,
         region: RegionIndex,
         view: RegionView<'_>,
-        budgets: &mut Budgets,
+        budgets: &mut Budgets<RegionIndex>,
         now: Instant,
     ) -> Step {
         let healthy = |health, load| health == Health::Healthy && load != RegionLoad::Full;
@@ -320,7 +258,7 @@ impl RequestPlan {
         match self.next_candidate(view, healthy) {
             Some(next)
                 if is_only_attempt
-                    && self.withdraw(AttemptFailure::FirstByteTimeout, region, budgets, now) =>
+                    && self.limits.withdraw(AttemptFailure::FirstByteTimeout, region, budgets, now) =>
             {
                 self.remove_attempt(region);
                 self.send(next, AttemptCause::FirstByteTimeout, Some(region), view, now)
@@ -331,11 +269,11 @@ impl RequestPlan {
 
     /// Returns the step after the [hedging delay](ExpiredTimer::Hedge): a healthy and lightly loaded region in
     /// addition, or wait.
-    pub fn hedge(&mut self, view: RegionView<'_>, budgets: &mut Budgets, now: Instant) -> Step {
+    pub fn hedge(&mut self, view: RegionView<'_>, budgets: &mut Budgets<RegionIndex>, now: Instant) -> Step {
         // Where all regions are busy the response is late because of the load, and a hedge adds to it.
         let is_light = |region| (view.load)(region) == RegionLoad::Light;
         let is_only_attempt = self.running.iter().flatten().count() == 1;
-        let all_light = self.running.iter().flatten().all(|running| is_light(running.region));
+        let all_light = self.running.iter().flatten().all(|running| is_light(running.target));
         let healthy = |health, load| health == Health::Healthy && load == RegionLoad::Light;
         match self.next_candidate(view, healthy) {
             Some(next) if is_only_attempt && all_light && budgets.hedge.withdraw() => {
@@ -360,7 +298,7 @@ impl RequestPlan {
             Health::Suspect => {
                 let is_racing = self.running.iter().flatten().count() > 1;
                 let healthy = |health, load| health == Health::Healthy && load != RegionLoad::Full;
-                is_racing || (!self.used.evacuation && self.next_candidate(view, healthy).is_some())
+                is_racing || (!self.limits.has_evacuated() && self.next_candidate(view, healthy).is_some())
             }
             Health::Healthy | Health::Unknown => false,
         }
@@ -368,20 +306,22 @@ impl RequestPlan {
 
     /// Returns the number of attempts so far.
     pub fn attempts(&self) -> u32 {
-        self.attempts
+        self.limits.attempts()
     }
 
     /// Returns the time until the deadline.
     pub fn time_left(&self, now: Instant) -> Duration {
-        self.deadline.saturating_duration_since(now)
+        self.limits.time_left(now)
     }
 
     fn has_attempt_in_flight(&self) -> bool {
         self.running.iter().flatten().next().is_some()
     }
 
-    fn remove_attempt(&mut self, region: RegionIndex) -> Option<RunningAttempt> {
-        let of = |running: &Option<RunningAttempt>| running.is_some_and(|running| running.region == region);
+    fn remove_attempt(&mut self, region: RegionIndex) -> Option<RunningAttempt<RegionIndex>> {
+        let of = |running: &Option<RunningAttempt<RegionIndex>>| {
+            running.is_some_and(|running| running.target == region)
+        };
         self.running.iter_mut().find(|running| of(running)).and_then(Option::take)
     }
 
@@ -395,29 +335,6 @@ impl RequestPlan {
         rest.find(|region| is_fit((view.health)(*region), (view.load)(*region)))
     }
 
-    /// Pays for the next attempt after `failure`; returns whether it was allowed and paid.
-    fn withdraw(
-        &mut self,
-        failure: AttemptFailure,
-        region: RegionIndex,
-        budgets: &mut Budgets,
-        now: Instant,
-    ) -> bool {
-        let used = match failure {
-            AttemptFailure::RegionDown => &mut self.used.evacuation,
-            AttemptFailure::FirstByteTimeout => &mut self.used.first_byte,
-            AttemptFailure::StaleConnection
-            | AttemptFailure::Unreachable
-            | AttemptFailure::WrongPeer
-            | AttemptFailure::Declined
-            | AttemptFailure::DeadlineExceeded
-            | AttemptFailure::ReceiptUnavailable => &mut self.used.retry,
-        };
-        let is_paid = !*used && budgets.pay(failure, region, now);
-        *used |= is_paid;
-        is_paid
-    }
-
     fn send(
         &mut self,
         region: RegionIndex,
@@ -426,14 +343,13 @@ impl RequestPlan {
         view: RegionView<'_>,
         now: Instant,
     ) -> Step {
-        self.attempts += 1;
+        let attempt = self.limits.count_attempt();
         self.attempted.insert(region);
         let first_byte_deadline = (view.timeouts)(region).first_byte.map(|after| now + after);
         let slot = self.running.iter_mut().find(|running| running.is_none());
         *slot.expect("at most two attempts race") =
-            Some(RunningAttempt { region, sent: now, first_byte_deadline, timed_out: false });
-        assert!(self.attempts <= ATTEMPTS_MAX, "each kind of retry is allowed once (invariant 6, Bounded)");
-        Step::Send { region, attempt: self.attempts, cause, instead_of }
+            Some(RunningAttempt { target: region, sent: now, first_byte_deadline, timed_out: false });
+        Step::Send { region, attempt, cause, instead_of }
     }
 }
 

@@ -87,7 +87,7 @@ pub struct SpilloverQuery<'a> {
 
 /// Observed state of the regions, as it concerns one request.
 pub trait Observations {
-    /// Health of a region; an ejected one is suspect.
+    /// Health of a region that serves the deployment; an ejected one is suspect.
     fn health(&self, region: RegionIndex) -> Health;
     /// Expected round trip: from the client if its location is known, else from the gateway.
     fn rtt(&self, region: RegionIndex) -> Duration;
@@ -206,8 +206,9 @@ pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<C
         }
     }
     let origin = origin(query, &candidates);
-    mark_drawn(query, observed, origin, &mut candidates);
-    order(query, observed, &mut candidates);
+    let is_any_cold = observed.is_any_cold();
+    mark_drawn(query, observed, is_any_cold, origin, &mut candidates);
+    order(query, observed, is_any_cold, &mut candidates);
     invariants::check_residency(&query.allowed, candidates.iter().map(|candidate| candidate.region))
         .expect("the filter removes forbidden regions first");
     let departure = query.spillover.as_ref().and_then(|query| departure(query, observed, &candidates, false));
@@ -240,9 +241,11 @@ fn score(
 /// Origin of the request in the traffic plan: the region nearest to the client, or that of the gateway. A region that is being
 /// drained can be an origin.
 fn origin(query: &RouteQuery<'_>, candidates: &[Candidate]) -> RegionIndex {
-    let near = |candidate: &Candidate| (candidate.score.health, candidate.score.rtt, candidate.region);
-    let nearest = candidates.iter().map(near).min().map(|(.., region)| region);
-    nearest.filter(|_| query.is_client_located).unwrap_or(query.gateway)
+    if !query.is_client_located {
+        return query.gateway;
+    }
+    let undrained = candidates.iter().map(|candidate| Score { draining: false, ..candidate.score });
+    undrained.min().map_or(query.gateway, |nearest| nearest.region)
 }
 
 /// Draws a region by the shares of the traffic plan, among those that are as healthy as the best. A region that would hold the
@@ -250,6 +253,7 @@ fn origin(query: &RouteQuery<'_>, candidates: &[Candidate]) -> RegionIndex {
 fn mark_drawn(
     query: &RouteQuery<'_>,
     observed: &impl Observations,
+    is_any_cold: bool,
     origin: RegionIndex,
     candidates: &mut [Candidate],
 ) {
@@ -258,61 +262,80 @@ fn mark_drawn(
     if shares.is_empty() {
         return;
     }
-    for candidate in candidates.iter_mut() {
-        candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
+    // The candidates are still in the order of the catalogue.
+    let position = |candidates: &[Candidate], region| {
+        candidates.binary_search_by_key(&region, |candidate| candidate.region).ok()
+    };
+    for share in shares {
+        if let Some(at) = position(candidates, share.region) {
+            candidates[at].planned = Some(*share);
+        }
     }
     let Some(random) = random else { return };
-    let held_for = |region| if observed.is_any_cold() { observed.held_for(region) } else { None };
-    let first = |&Candidate { region, score, .. }: &Candidate| {
-        (score.health, score.draining, score.rtt + held_for(region).unwrap_or_default(), region)
-    };
-    let Some((best, .., first)) = candidates.iter().map(first).min() else { return };
+    let held_for = |region| if is_any_cold { observed.held_for(region) } else { None };
+    let ready = candidates.iter().map(|&Candidate { region, score, .. }| Score {
+        rtt: score.rtt + held_for(region).unwrap_or_default(),
+        ..score
+    });
+    let Some(first) = ready.min() else { return };
+    let is_as_good = |at: usize| candidates[at].score.tier() == first.tier();
     let usable = |region: RegionIndex| {
-        candidates.iter().any(|candidate| candidate.region == region && candidate.score.health == best)
-            && (region == first || held_for(region).is_none())
+        position(candidates, region).is_some_and(is_as_good)
+            && (region == first.region || held_for(region).is_none())
     };
     let drawn = draw(shares, usable, throw(query.priority, interactive_share(origin), random));
-    for candidate in candidates {
-        candidate.score.drawn = Reverse(Some(candidate.region) == drawn);
+    if let Some(at) = drawn.and_then(|drawn| position(candidates, drawn)) {
+        candidates[at].score.drawn = Reverse(true);
     }
 }
 
 /// Completes the scores with what depends on other regions, and sorts by them.
-fn order(query: &RouteQuery<'_>, observed: &impl Observations, candidates: &mut [Candidate]) {
+fn order(
+    query: &RouteQuery<'_>,
+    observed: &impl Observations,
+    is_any_cold: bool,
+    candidates: &mut [Candidate],
+) {
     candidates.sort_unstable_by_key(|candidate| candidate.score);
-    let mut is_final = mark_fastest(observed, candidates);
-    if observed.is_any_cold() {
-        candidates.sort_unstable_by_key(|candidate| candidate.score);
+    if mark_fastest(observed, candidates) {
+        move_up(candidates);
+    }
+    if is_any_cold {
         cold::mark_response_times(candidates, |candidate| {
             observed.response_estimate(candidate.region, candidate.score.rtt)
         });
-        is_final = false;
+        candidates.sort_unstable_by_key(|candidate| candidate.score);
     }
     if let Some(assigned) = query.assigned {
         for candidate in &mut *candidates {
             candidate.score.assigned = Reverse(candidate.region == assigned);
         }
-        is_final = false;
-    }
-    if !is_final {
-        candidates.sort_unstable_by_key(|candidate| candidate.score);
+        move_up(candidates);
     }
 }
 
-/// Marks the fastest of the regions that are about as near as the first. Returns whether the order still holds.
+/// Restores the order after the score of one candidate became better.
+fn move_up(candidates: &mut [Candidate]) {
+    let Some(moved) = (1..candidates.len()).find(|at| candidates[*at].score < candidates[at - 1].score)
+    else {
+        return;
+    };
+    let better = candidates[moved].score;
+    let to = candidates[..moved].partition_point(|candidate| candidate.score < better);
+    candidates[to..=moved].rotate_right(1);
+}
+
+/// Marks the fastest of the regions that are about as near as the first. Returns whether one is marked.
 fn mark_fastest(observed: &impl Observations, candidates: &mut [Candidate]) -> bool {
-    let [Candidate { score: best, .. }, _, ..] = *candidates else { return true };
+    let [Candidate { score: first, .. }, _, ..] = *candidates else { return false };
     let is_near = |candidate: &&Candidate| {
-        candidate.score.health == best.health
-            && candidate.score.draining == best.draining
-            && candidate.score.rtt.abs_diff(best.rtt) <= EQUALLY_NEAR
+        candidate.score.rtt.abs_diff(first.rtt) <= EQUALLY_NEAR
+            && candidate.score.is_equal_but_for_distance(&first)
     };
     let near = candidates.iter().filter(is_near).map(|candidate| candidate.region);
-    let Some(fastest) = observed.fastest(near) else { return true };
-    for candidate in &mut *candidates {
-        candidate.score.fastest = Reverse(candidate.region == fastest);
-    }
-    fastest == best.region
+    let fastest = observed.fastest(near);
+    let fastest = candidates.iter_mut().find(|candidate| Some(candidate.region) == fastest);
+    fastest.map(|fastest| fastest.score.fastest = Reverse(true)).is_some()
 }
 
 /// Decides whether a request spills over from its primary, and to which region. `is_shed`: the primary's admission pool has
@@ -325,19 +348,12 @@ pub fn departure(
 ) -> Option<Departure> {
     let SpilloverQuery { credits, now, request } = *query;
     let request = spill::SpillRequest { turned_away: is_shed, ..request };
-    let spill_candidate = |&Candidate { region, score, .. }: &Candidate| spill::SpillCandidate {
-        region,
-        rtt: score.rtt,
-        wait: observed.queue_wait(region),
-    };
-    let (first, rest) = candidates.split_first()?;
-    let primary = spill_candidate(first);
+    let (&Candidate { region, score, .. }, rest) = candidates.split_first()?;
+    let primary = spill::SpillCandidate { region, rtt: score.rtt, wait: observed.queue_wait(region) };
     if request.is_calm_at(primary) {
         return None;
     }
-    let usable =
-        |candidate: &&Candidate| candidate.score.health == Health::Healthy && !candidate.score.draining;
-    let mut others: Vec<_> = rest.iter().filter(usable).map(spill_candidate).collect();
-    others.sort_unstable_by_key(|other| (other.rtt, other.region));
-    credits.decide(&request, primary, &others, now)
+    let others = rest.iter().filter(|other| other.score.health == Health::Healthy && !other.score.draining);
+    let others = others.map(|other| (other.region, other.score.rtt));
+    credits.decide(&request, primary, others, |region| observed.queue_wait(region), now)
 }

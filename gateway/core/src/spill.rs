@@ -18,6 +18,7 @@
 //! Credits are spent at once and end with the next report, or after three periods. Nothing here waits: without a hub,
 //! and without reports, a request stays at its primary.
 
+use crate::by_deployment::ByDeployment;
 use crate::circuit::Permille;
 use crate::health::REPORT_PERIOD;
 use regions::id::DeploymentName;
@@ -84,13 +85,13 @@ pub struct Departure {
 /// Spillover state of a gateway: credits of the regions, and demand.
 #[derive(Clone, Debug, Default)]
 pub struct Spill {
-    offers: BTreeMap<RegionIndex, CreditOffers>,
+    credits: ByDeployment<Credit>,
     demand: BTreeMap<DeploymentName, SpillDemand>,
 }
 
-#[derive(Clone, Debug)]
-struct CreditOffers {
-    tokens: BTreeMap<DeploymentName, u64>,
+#[derive(Clone, Copy, Debug)]
+struct Credit {
+    tokens: u64,
     until: Instant,
 }
 
@@ -102,19 +103,22 @@ struct SpillDemand {
 }
 
 impl Spill {
-    /// Replaces the credits of a region by those of a report; `polled_at` is the time of the poll.
-    pub fn set_credits(
+    /// Replaces the credits of a region by those of a report, which are in the order of the names; `polled_at` is the time of the
+    /// poll.
+    pub fn set_credits<'a>(
         &mut self,
         region: RegionIndex,
-        granted: BTreeMap<DeploymentName, u64>,
+        granted: impl IntoIterator<Item = (&'a DeploymentName, u64)>,
         polled_at: Instant,
     ) {
-        self.offers.insert(region, CreditOffers { tokens: granted, until: polled_at + CREDIT_LIFETIME });
+        let until = polled_at + CREDIT_LIFETIME;
+        let credits = granted.into_iter().map(|(name, tokens)| (name, Credit { tokens, until }));
+        self.credits.replace(region, credits);
     }
 
     /// Drops the credits of other regions.
     pub fn retain_regions(&mut self, is_retained: impl Fn(RegionIndex) -> bool) {
-        self.offers.retain(|region, _| is_retained(*region));
+        self.credits.retain_regions(is_retained);
     }
 
     /// Returns the spillover demand of a period with unlimited credit, in tokens, to be sent with the next poll.
@@ -131,23 +135,25 @@ impl Spill {
     /// Returns the same, and `None` without an offer: a request without cost (`/info`) spills over only to a region
     /// that has made one.
     fn offered(&self, region: RegionIndex, deployment: &DeploymentName, now: Instant) -> Option<u64> {
-        let valid = self.offers.get(&region).filter(|offers| now < offers.until)?;
-        valid.tokens.get(deployment).copied()
+        valid(self.credits.get(region, deployment), now)
     }
 
-    /// Decides whether a request spills over from `primary`, and to which of `others`: healthy allowed regions, nearest
-    /// first. `None`: the queueing delay of its primary is below the threshold. Spends nothing; see [`Spill::commit`].
+    /// Decides whether a request spills over from `primary`, and to which of `others`: healthy allowed regions with their round
+    /// trips. `queue_wait` returns the queueing delay of one of them. `None`: the queueing delay of its primary is below the
+    /// threshold. Spends nothing; see [`Spill::commit`].
     pub fn decide(
         &self,
         request: &SpillRequest<'_>,
         primary: SpillCandidate,
-        others: &[SpillCandidate],
+        others: impl Iterator<Item = (RegionIndex, Duration)>,
+        queue_wait: impl Fn(RegionIndex) -> Option<Duration>,
         now: Instant,
     ) -> Option<Departure> {
         let share = share(request, primary)?;
         let demand = u128::from(request.tokens) * u128::from(share.get()) / 1000;
         let demand = u64::try_from(demand).expect("a part of a number of tokens");
-        let to = if request.chance < share { self.target(request, primary, others, now) } else { None };
+        let leaves = request.chance < share;
+        let to = if leaves { self.target(request, primary, others, queue_wait, now) } else { None };
         Some(Departure { demand, tokens: request.tokens, to })
     }
 
@@ -156,27 +162,35 @@ impl Spill {
         &self,
         request: &SpillRequest<'_>,
         primary: SpillCandidate,
-        others: &[SpillCandidate],
+        others: impl Iterator<Item = (RegionIndex, Duration)>,
+        queue_wait: impl Fn(RegionIndex) -> Option<Duration>,
         now: Instant,
     ) -> Option<RegionIndex> {
+        let credits = self.credits.of(request.deployment)?;
         let wait = primary.wait.unwrap_or_default();
-        let to = others.iter().find(|other| {
-            let there = other.wait.unwrap_or_default();
-            let detour = other.rtt.saturating_sub(primary.rtt);
-            self.offered(other.region, request.deployment, now).is_some_and(|tokens| tokens >= request.tokens)
-                && (there < wait || request.turned_away)
-                && detour <= wait + DETOUR_MAX
-                && other.rtt + there < request.left
-        })?;
-        Some(to.region)
+        let is_suitable = |region: RegionIndex, rtt: Duration| {
+            let there = queue_wait(region).unwrap_or_default();
+            (there < wait || request.turned_away)
+                && rtt + there < request.left
+                && valid(credits.get(&region), now).is_some_and(|tokens| tokens >= request.tokens)
+        };
+        let mut nearest: Option<(Duration, RegionIndex)> = None;
+        for (region, rtt) in others {
+            // The state of a region is looked up only if it is nearer than the nearest one so far.
+            let is_nearer = nearest.is_none_or(|nearest| (rtt, region) < nearest);
+            let is_on_the_way = rtt.saturating_sub(primary.rtt) <= wait + DETOUR_MAX;
+            if is_nearer && is_on_the_way && is_suitable(region, rtt) {
+                nearest = Some((rtt, region));
+            }
+        }
+        nearest.map(|(_, region)| region)
     }
 
     /// Counts the demand of a spillover decision, and spends the credit that it uses.
     pub fn commit(&mut self, deployment: &DeploymentName, departure: Departure, now: Instant) {
         self.add_demand(deployment, departure.demand, now);
-        let offers = departure.to.and_then(|region| self.offers.get_mut(&region));
-        if let Some(tokens) = offers.and_then(|offers| offers.tokens.get_mut(deployment)) {
-            *tokens = tokens.saturating_sub(departure.tokens);
+        if let Some(credit) = departure.to.and_then(|region| self.credits.get_mut(region, deployment)) {
+            credit.tokens = credit.tokens.saturating_sub(departure.tokens);
         }
     }
 
@@ -224,6 +238,11 @@ impl SpillRequest<'_> {
     }
 }
 
+/// Returns the tokens of a credit that has not expired.
+fn valid(credit: Option<&Credit>, now: Instant) -> Option<u64> {
+    credit.filter(|credit| now < credit.until).map(|credit| credit.tokens)
+}
+
 /// Returns the share of such requests that spills over; `None` below the threshold.
 fn share(request: &SpillRequest<'_>, primary: SpillCandidate) -> Option<Permille> {
     if request.turned_away {
@@ -268,7 +287,7 @@ mod tests {
         fn with(granted: &[u64]) -> SpillScenario {
             let (mut spill, now) = (Spill::default(), some_instant());
             for (candidate, tokens) in granted.iter().enumerate() {
-                spill.set_credits(at(candidate + 1), [(name(), *tokens)].into(), now);
+                spill.set_credits(at(candidate + 1), [(&name(), *tokens)], now);
             }
             SpillScenario { spill, now }
         }
@@ -282,7 +301,9 @@ mod tests {
             others: &[SpillCandidate],
             now: Instant,
         ) -> Option<RegionIndex> {
-            let departure = self.decide(request, primary, others, now)?;
+            let regions = others.iter().map(|other| (other.region, other.rtt));
+            let wait = |region| others.iter().find(|other| other.region == region)?.wait;
+            let departure = self.decide(request, primary, regions, wait, now)?;
             self.commit(request.deployment, departure, now);
             departure.to
         }
@@ -349,7 +370,7 @@ mod tests {
         let mut scenario = SpillScenario::with(&[250]);
         let now = scenario.now;
         assert!(leaves(&mut scenario, now) && leaves(&mut scenario, now) && !leaves(&mut scenario, now));
-        scenario.spill.set_credits(at(1), [(name.clone(), 100)].into(), now);
+        scenario.spill.set_credits(at(1), [(&name, 100)], now);
         assert!(
             leaves(&mut scenario, now) && !leaves(&mut scenario, now),
             "a new grant replaces the old one"
@@ -386,8 +407,8 @@ mod tests {
         assert_eq!(scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now), None);
         assert!(!scenario.spill.would_take(&name, 0, [at(1), at(2)], scenario.now));
         // No credit for this deployment, and then a credit of zero.
-        scenario.spill.set_credits(at(1), BTreeMap::new(), scenario.now);
-        scenario.spill.set_credits(at(2), [(name.clone(), 0)].into(), scenario.now);
+        scenario.spill.set_credits(at(1), [], scenario.now);
+        scenario.spill.set_credits(at(2), [(&name, 0)], scenario.now);
         assert_eq!(
             scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now),
             Some(at(2))

@@ -1,8 +1,9 @@
 //! `[bodies]` section of `gateway.toml`: memory limits and minimum rate of request bodies.
 
 use super::timeouts::duration;
-use crate::request_body::{BODY_BYTES_MAX, BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
+use crate::request_body::{BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
 use gateway_core::{memory, progress};
+use replica_api::limits::MAX_BODY_BYTES;
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -29,11 +30,11 @@ impl RawBodies {
         } = self;
         let mut bytes = |key: &str, written: Option<i64>, absent: usize| {
             let Some(number) = written else { return absent };
-            match usize::try_from(number).ok().filter(|number| *number >= BODY_BYTES_MAX) {
+            match usize::try_from(number).ok().filter(|number| *number >= MAX_BODY_BYTES) {
                 Some(number) => number,
                 None => {
                     problems.push(format!(
-                        "bodies.{key} = {number} is less than the maximum size of one body, {BODY_BYTES_MAX}; \
+                        "bodies.{key} = {number} is less than the maximum size of one body, {MAX_BODY_BYTES}; \
                          raise it to at least that, or remove it for the default {absent}"
                     ));
                     absent
@@ -42,7 +43,7 @@ impl RawBodies {
         };
         let of_all = bytes("bytes_max", bytes_max, MEMORY_DEFAULT.total);
         // Defaults are a share of `bytes_max` where only that is set.
-        let per_tenant = (of_all / 4).max(BODY_BYTES_MAX);
+        let per_tenant = (of_all / 4).max(MAX_BODY_BYTES);
         let per_connection = MEMORY_DEFAULT.per_connection.min(of_all);
         let memory = memory::Limits {
             total: of_all,
@@ -105,7 +106,7 @@ mod tests {
         let (memory, progress) = (MEMORY_DEFAULT, PROGRESS_DEFAULT);
         assert_eq!(read(""), Ok(BodyLimits { memory, progress, senders_are_gateways: false }));
         let less = read("bytes_max = 67108864").unwrap().memory;
-        assert_eq!((less.per_tenant, less.per_connection), (BODY_BYTES_MAX, 2 * BODY_BYTES_MAX));
+        assert_eq!((less.per_tenant, less.per_connection), (MAX_BODY_BYTES, 2 * MAX_BODY_BYTES));
         assert!(read("bytes = 1").is_err_and(|problems| problems[0].contains("unknown field")));
     }
 
@@ -115,7 +116,7 @@ mod tests {
             let problems = read(text).expect_err(text);
             assert!(problems.len() == 1 && problems[0].contains(word), "{text}: {problems:?}");
         };
-        let body = BODY_BYTES_MAX;
+        let body = MAX_BODY_BYTES;
         let limits = read(&format!(
             "bytes_max = {body}\nbytes_per_tenant_max = {body}\nbytes_per_connection_max = {body}\n\
              bytes_per_second_min = 1\nstall = '1ms'"

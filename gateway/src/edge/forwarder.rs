@@ -1,26 +1,49 @@
 //! Forwards a request to regions, with retries, failover and hedging, until one responds.
+//!
+//! **Policy.** It is checked again before each attempt ([`PolicyGuard`]). A request may be in flight for minutes. In that time its tenant may be removed, its key revoked, its deployment removed or
+//! the residency of the tenant or the deployment narrowed. The request is then not sent again, or only to regions that are
+//! still allowed. A newer table never widens the allowed regions of a request beyond those it was admitted with.
+//!
+//! As long as there is no newer table the check is one pointer comparison. Hedges, retries and the parts of a split request
+//! are all checked, because they all pass through the forwarder.
+//!
+//! A gateway without a response from any hub for longer than `policy_max_age` may have missed a narrowed policy. It rejects
+//! requests of locked deployments and serves all others.
+//!
+//! **Attempts in flight.** There is one, or there are two with a hedged request ([`Race`]). An attempt is a future. To cancel it is to drop it: its connection closes, and the region stops computing. Each
+//! attempt has one entry on the trail, which is closed only here. It counts as in flight at its region until the caller
+//! that receives its [`InFlight`] guard has recorded its outcome.
 
-use super::policy::{Permit, PolicyGuard};
-use super::race::{AttemptResponse, AttemptStart, Race};
-use super::refusals::{deadline_passed, no_receipt, reject_reason_text};
+use super::policy_clock::PolicyClock;
+use super::refusals::{
+    deadline_passed, key_removed, no_receipt, no_region, policy_too_old, reject_reason_text,
+    residency_too_long, unknown_model,
+};
 use super::region_monitor::{InFlight, NextStep, RegionMonitor};
 use super::region_states::REGION_IN_FLIGHT_MAX;
-use super::request::{ForwardError, Request};
+use super::request::Request;
+use super::table::Current;
+use super::view::{Terms, View};
 use crate::config::EdgeConfig;
 use crate::events::at;
 use crate::names;
 use crate::receipts::{CommitFailed, Recorder, Sending, WriteAhead};
-use crate::respond::Rejection;
+use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
-use gateway_core::trail::{AttemptCause, AttemptEnd, Trail};
+use gateway_core::residency::AllowedRegions;
+use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, PolicyVersion, Trail};
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::{ErrorCode, Remedy};
 use replica_api::headers;
 use replica_api::priority::Priority;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// Bounds of the connect timeout to a region; between them it is twice the estimated round trip.
 const CONNECT_MIN: Duration = Duration::from_millis(100);
@@ -62,7 +85,7 @@ pub(super) struct Forwarder {
 
 impl Forwarder {
     /// Sends a request to its targets, one after the other, until one responds. Before each attempt the policy is
-    /// checked against the newest route table ([`super::policy`]).
+    /// checked against the newest route table ([`PolicyGuard`]).
     pub(super) async fn forward(
         &self,
         request: &Request,
@@ -310,4 +333,170 @@ fn is_retryable_elsewhere(response: &UpstreamResponse) -> bool {
     let value = || response.head.headers.get(names::name(headers::ERROR))?.to_str().ok();
     let code = || value().and_then(ErrorCode::parse);
     response.head.status.is_server_error() && code().is_some_and(|code| code.remedy() == Remedy::Elsewhere)
+}
+
+/// Regions and policy under which a request may be sent now.
+#[derive(Clone)]
+pub(super) struct Permit {
+    /// Newest route table.
+    pub(super) view: Arc<View>,
+    /// Regions that are allowed both under that table and under the table with which the request was admitted.
+    pub(super) allowed: AllowedRegions,
+    pub(super) policy: Arc<PolicyVersion>,
+}
+
+impl Permit {
+    /// Returns the permit with which the request was admitted.
+    pub(super) fn of(request: &Request, view: &Arc<View>) -> Permit {
+        Permit { view: view.clone(), allowed: request.allowed, policy: request.policy.clone() }
+    }
+
+    /// Returns the policy if it differs from the one with which the request was admitted.
+    pub(super) fn newer_than(&self, request: &Request) -> Option<Arc<PolicyVersion>> {
+        (!Arc::ptr_eq(&self.policy, &request.policy)).then(|| self.policy.clone())
+    }
+}
+
+/// Checks requests in flight against the newest route table.
+pub(super) struct PolicyGuard {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) views: watch::Receiver<Current>,
+    pub(super) policy_clock: Arc<PolicyClock>,
+}
+
+impl PolicyGuard {
+    /// Updates a permit to the newest route table.
+    ///
+    /// # Errors
+    ///
+    /// The rejection, when the request may not be sent to any region any more.
+    pub(super) fn renew(&self, request: &Request, permit: &mut Permit) -> Result<(), Rejection> {
+        self.policy_clock.check(&permit.policy.residency).map_err(policy_too_old)?;
+        let view = match &*self.views.borrow() {
+            Some(view) if !Arc::ptr_eq(view, &permit.view) => view.clone(),
+            Some(_) | None => return Ok(()),
+        };
+        let tenant = view.keys.current_for(&request.tenant, request.key.as_ref()).ok_or_else(key_removed)?;
+        let routed = view
+            .deployment(request.deployment.as_str(), tenant)
+            .ok_or_else(|| unknown_model(request.deployment.as_str(), &view, tenant))?;
+        let Terms { policy, allowed } = routed
+            .terms(tenant, &request.requested_residency, &self.config.catalogue)
+            .map_err(|error| residency_too_long(&request.deployment, tenant, &error))?;
+        let both = allowed.and(request.allowed);
+        if both.is_empty() {
+            return Err(no_region(&request.deployment, &policy.residency, tenant));
+        }
+        permit.policy = match both == allowed {
+            true => policy,
+            false => Arc::new(PolicyVersion { allowed: *both, ..(*policy).clone() }),
+        };
+        permit.allowed = both;
+        permit.view = view.clone();
+        self.policy_clock.check(&permit.policy.residency).map_err(policy_too_old)
+    }
+}
+
+/// Response of a region to an attempt.
+pub(super) struct AttemptResponse {
+    pub(super) response: UpstreamResponse,
+    pub(super) region: RegionIndex,
+    /// Time from sending the attempt to the head of its response.
+    pub(super) waited: Duration,
+}
+
+/// Result of an attempt.
+type AttemptCompletion = Result<AttemptResponse, AttemptFailure>;
+
+/// Attempts of one request that are in flight.
+pub(super) struct Race<'a> {
+    trail: &'a mut Trail,
+    /// In the order of their start.
+    attempts: Vec<RacingAttempt<'a>>,
+    /// Number of attempts in flight that started before the one that ended last.
+    earlier_count: usize,
+}
+
+/// Start of an attempt.
+pub(super) struct AttemptStart {
+    pub(super) began: Instant,
+    /// Number of the attempt, unique in the process.
+    pub(super) key: u64,
+    /// Policy under which it is sent, if it differs from the one that the request was admitted under.
+    pub(super) policy: Option<Arc<PolicyVersion>>,
+}
+
+struct RacingAttempt<'a> {
+    attempt_id: AttemptId,
+    in_flight: InFlight<'a>,
+    attempt: Pin<Box<dyn Future<Output = AttemptCompletion> + Send + 'a>>,
+}
+
+impl<'a> Race<'a> {
+    pub(super) fn new(trail: &'a mut Trail) -> Race<'a> {
+        Race { trail, attempts: Vec::with_capacity(1), earlier_count: 0 }
+    }
+
+    /// Starts an attempt.
+    pub(super) fn start(
+        &mut self,
+        cause: AttemptCause,
+        in_flight: InFlight<'a>,
+        AttemptStart { began, key, policy }: AttemptStart,
+        attempt: impl Future<Output = AttemptCompletion> + Send + 'a,
+    ) {
+        let attempt_id = self.trail.began(in_flight.region(), cause, key, began);
+        if let Some(policy) = policy {
+            self.trail.set_policy(attempt_id, policy);
+        }
+        self.attempts.push(RacingAttempt { attempt_id, in_flight, attempt: Box::pin(attempt) });
+    }
+
+    /// Waits for the next attempt to end and returns its result; pending for ever while no attempt is in flight.
+    pub(super) async fn next(&mut self) -> (InFlight<'a>, AttemptCompletion) {
+        let (index, ended) = poll_fn(|context| {
+            for (index, racing) in self.attempts.iter_mut().enumerate() {
+                if let Poll::Ready(ended) = racing.attempt.as_mut().poll(context) {
+                    return Poll::Ready((index, ended));
+                }
+            }
+            Poll::Pending
+        })
+        .await;
+        let end = match &ended {
+            Ok(response) => AttemptEnd::Responded { status: response.response.head.status.as_u16() },
+            Err(failure) => AttemptEnd::Failed(*failure),
+        };
+        self.earlier_count = index;
+        (self.close(index, end), ended)
+    }
+
+    /// First region with an attempt in flight that satisfies `holds`.
+    pub(super) fn find_region(&self, holds: impl Fn(RegionIndex) -> bool) -> Option<RegionIndex> {
+        self.attempts.iter().map(|racing| racing.in_flight.region()).find(|region| holds(*region))
+    }
+
+    /// Attempts in flight that started before the one that ended last.
+    pub(super) fn slower(&self) -> impl Iterator<Item = &InFlight<'a>> {
+        self.attempts[..self.earlier_count].iter().map(|racing| &racing.in_flight)
+    }
+
+    /// Cancels the attempt at `region`.
+    pub(super) fn cancel(&mut self, region: RegionIndex, end: AttemptEnd) -> InFlight<'a> {
+        let index = self.attempts.iter().position(|racing| racing.in_flight.region() == region);
+        self.close(index.expect("a cancelled region has an attempt in flight"), end)
+    }
+
+    /// Cancels all attempts.
+    pub(super) fn cancel_all(&mut self, end: AttemptEnd) {
+        while !self.attempts.is_empty() {
+            self.close(0, end);
+        }
+    }
+
+    fn close(&mut self, index: usize, end: AttemptEnd) -> InFlight<'a> {
+        let RacingAttempt { attempt_id, in_flight, attempt: _ } = self.attempts.remove(index);
+        self.trail.ended(attempt_id, end, Instant::now());
+        in_flight
+    }
 }

@@ -1,18 +1,18 @@
 //! Components of a gateway, and the tasks that keep them up to date.
 
-use super::admission::{AdmissionControl, AdmissionPools};
-use super::auth::Authenticator;
 use super::explain::Explanations;
 use super::forwarder::Forwarder;
+use super::forwarder::PolicyGuard;
 use super::operator_state::Operations;
+use super::pipeline::Authenticator;
 use super::pipeline::Pipeline;
-use super::policy::PolicyGuard;
+use super::pipeline::RequestReader;
 use super::policy_clock::PolicyClock;
-use super::reader::RequestReader;
 use super::region_monitor::RegionMonitor;
-use super::request_context::RequestRecorder;
+use super::request::RequestRecorder;
 use super::responder::Responder;
 use super::router::Router;
+use super::router::{AdmissionControl, AdmissionPools};
 use super::scatter::{SplitCapacity, Splitter};
 use super::table::{self, Current};
 use super::tenants::Tenants;

@@ -1,25 +1,22 @@
 //! The gateway: serves clients, and follows the control plane and the reports of the regions.
 //!
 //! ```text
-//!  client ──▶ pipeline ──▶ auth ─▶ reader ─▶ router ─▶ admission ─▶ forwarder ──▶ region … ──▶ responder ──▶ client
-//!                             │                  ▲                                                │
-//!                             └── view ◀── table └── region_monitor ◀── reports (5/s per region)  └▶ request_context
+//!  client ──▶ pipeline ──▶ router ──▶ forwarder ──▶ region … ──▶ responder ──▶ client
+//!                │            ▲
+//!                └── view ◀── table    region_monitor ◀── reports (5/s per region)
 //! ```
 //!
-//! A request, in reading order: [`pipeline`] is its path; [`auth`] authenticates it; [`tenant_limiters`] applies the rate limits
-//! of its tenant; [`reader`] reads head and body; [`router`] makes the routing decision; [`admission`] admits or sheds
-//! it; [`forwarder`] sends it, with at most two attempts in a [`race`], and [`policy`] checks before each attempt what
-//! the newest route table allows; [`scatter`] splits a request that is too large for one replica; [`responder`] writes
-//! the response; [`request_context`] records it.
+//! A request, in reading order: [`pipeline`] is its path, and authenticates and reads it; [`request`] is the admitted request
+//! with its context, which records it when it ends; [`router`] makes the routing decision, and admits or sheds it;
+//! [`forwarder`] sends it, with at most two attempts in flight, and checks before each attempt what the newest route table
+//! allows; [`responder`] writes the response. Beside them, [`tenant_limiters`] applies the rate limits of a tenant, and
+//! [`scatter`] splits a request that is too large for one replica.
 //!
 //! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work
 //! without the hub; [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives
 //! the reports of the regions; [`region_states`] is the observed state of the regions, and [`region_monitor`] shares it. [`operations`]
 //! serves operators. [`gateway`] puts the parts together.
 
-mod admission;
-mod auth;
-mod cold;
 mod duration;
 mod explain;
 mod forwarder;
@@ -29,18 +26,13 @@ mod models;
 mod operations;
 mod operator_state;
 mod pipeline;
-mod policy;
 mod policy_clock;
-mod race;
-mod reader;
 mod refusals;
 mod region_monitor;
 mod region_states;
 mod reload;
 mod reports;
 mod request;
-mod request_context;
-mod request_head;
 mod responder;
 mod router;
 mod scatter;
@@ -58,6 +50,7 @@ use crate::receipts::ReceiptsError;
 use crate::socket_owner;
 use crate::tls;
 use gateway::Gateway;
+pub use scrape::metrics;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;

@@ -1,9 +1,9 @@
 //! State of a gateway that the handlers of the operations port share.
 
-use super::admission::AdmissionPools;
 use super::explain::Explanations;
 use super::policy_clock::PolicyClock;
 use super::region_monitor::RegionMonitor;
+use super::router::AdmissionPools;
 use super::router::Router;
 use super::scatter::SplitCapacity;
 use super::table::Current;

@@ -5,6 +5,7 @@
 //! await.
 
 use super::region_states::{RegionStates, RoutingContext};
+use crate::circuits::random_draw;
 use crate::events::RegionHealthWorsened;
 use gateway_core::circuit::Permille;
 use gateway_core::health::{HealthChange, HealthReport, TICK_PERIOD_MAX};
@@ -16,10 +17,7 @@ use rand::Rng;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::health::Health;
-use regions::id::DeploymentName;
 use regions::set::RegionIndex;
-use scheduler_api::report::Report;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
@@ -46,11 +44,6 @@ impl NextStep<'_> {
     pub(crate) const WAIT: NextStep<'static> = NextStep { step: Step::Wait, in_flight: None };
 }
 
-/// Returns a random draw.
-pub(crate) fn random_draw() -> Permille {
-    random_draws()[0]
-}
-
 /// Returns three independent draws for three independent decisions, from one random number. With a shared draw, the requests
 /// that stay in a region from which many spill over would all have a high draw, and none of them would be sent to a region
 /// with a low traffic share.
@@ -70,11 +63,6 @@ impl RegionMonitor {
         self.states.lock()
     }
 
-    /// Replaces the set of monitored regions.
-    pub(crate) fn set_regions(&self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
-        self.states().set_regions(regions);
-    }
-
     /// Returns the circuit breaker state of each region; for operators.
     pub(crate) fn circuit_states(&self) -> Vec<TargetStatus<RegionIndex>> {
         self.states().targets.states(Instant::now())
@@ -91,16 +79,6 @@ impl RegionMonitor {
         let states = &mut *self.states();
         states.latency.observe(region, report.round_trip, now);
         states.fleet.reported(region, report, now);
-    }
-
-    /// Applies the load report of `region` and its spillover credits; `requested_at` is when the exchange was sent.
-    pub(crate) fn load_reported(&self, region: RegionIndex, report: &Report, requested_at: Instant) {
-        self.states().load_reported(region, report, requested_at, Instant::now());
-    }
-
-    /// Returns the spillover demand of the last period in tokens, for each deployment that `region` serves.
-    pub(crate) fn spillover_demand(&self, region: RegionIndex) -> BTreeMap<DeploymentName, u64> {
-        self.states().spillover_demand(region, Instant::now())
     }
 
     /// Returns the first step of a plan.
@@ -323,7 +301,7 @@ mod tests {
         let [region, other] =
             ["aws/us-east-1", "gcp/europe-west4"].map(|id| catalogue.index_of(&id.parse().unwrap()).unwrap());
         let monitor = RegionMonitor::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue);
-        monitor.set_regions([region, other]);
+        monitor.states().set_regions([region, other]);
         let log = Arc::new(tempfile::tempfile().unwrap());
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {

@@ -1,16 +1,23 @@
 //! State of the regions as an edge sees them: their reports, the outcomes of its own requests, and its retry and hedge budgets.
 //! Time and random draws are arguments; [`region_monitor`](super::region_monitor) has the clock, the random numbers and the
 //! lock.
+//!
+//! A region without a ready replica reports how long it would hold a request ([`gateway_core::cold`]). Most deployments have no
+//! such region, so a request whose regions are all warm costs one map lookup.
 
-use super::cold::ColdRegions;
 use crate::events::RegionEjected;
+use gateway_core::budget::Budgets;
+use gateway_core::by_deployment::ByDeployment;
+use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
+use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::health::RegionHealthTracker;
 use gateway_core::hedge::is_lightly_loaded;
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::outlier::OutlierEvidence;
-use gateway_core::plan::{AttemptTimeouts, Budgets, RegionLoad, RegionView};
+use gateway_core::plan::{AttemptTimeouts, RegionLoad, RegionView};
 use gateway_core::queue::RegionQueue;
+use gateway_core::shed::QueueWaits;
 use gateway_core::spill::Spill;
 use gateway_core::targets::{LatencyBaseline, TargetTracker};
 use regions::catalogue::Catalogue;
@@ -18,10 +25,10 @@ use regions::geography::GeoPoint;
 use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
-use regions::set::RegionIndex;
+use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
 use scheduler_api::report::{DeploymentLoad, Report};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,18 +43,18 @@ pub(crate) struct RegionStates {
     pub(crate) latency: LatencyModel,
     pub(crate) targets: TargetTracker<RegionIndex>,
     /// Last reported load of each region.
-    loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, DeploymentBacklog>>,
-    /// Regions that would hold a request until a replica is ready.
-    pub(super) cold_regions: ColdRegions,
-    pub(crate) budgets: Budgets,
+    pub(super) loads: ByDeployment<DeploymentBacklog>,
+    /// Regions that would hold a request until a replica is ready, and for how long.
+    cold: ByDeployment<Duration>,
+    pub(crate) budgets: Budgets<RegionIndex>,
     /// Spillover credits that regions have granted.
     pub(crate) spill: Spill,
 }
 
 /// Reported load and queue of one deployment in one region.
 #[derive(Clone, Copy)]
-struct DeploymentBacklog {
-    load: DeploymentLoad,
+pub(super) struct DeploymentBacklog {
+    pub(super) load: DeploymentLoad,
     /// All queued tokens.
     total: RegionQueue,
     /// Queued tokens ahead of an interactive request: other interactive requests, if the region reports them separately.
@@ -104,8 +111,8 @@ impl RegionStates {
                 LatencyBaseline::Own,
                 REGION_IN_FLIGHT_MAX,
             ),
-            loads: BTreeMap::new(),
-            cold_regions: ColdRegions::default(),
+            loads: ByDeployment::default(),
+            cold: ByDeployment::default(),
             budgets: Budgets::new(now),
             spill: Spill::default(),
         }
@@ -114,11 +121,11 @@ impl RegionStates {
     /// Replaces the set of regions.
     pub(super) fn set_regions(&mut self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
         self.fleet.set_regions(regions.clone());
-        let regions: BTreeSet<_> = regions.into_iter().collect();
-        self.loads.retain(|region, _| regions.contains(region));
-        self.cold_regions.retain_regions(regions.iter().copied().collect());
-        self.targets.set_targets(regions.iter().copied());
-        self.spill.retain_regions(|region| regions.contains(&region));
+        self.targets.set_targets(regions.clone());
+        let regions: RegionSet = regions.into_iter().collect();
+        self.loads.retain_regions(|region| regions.contains(region));
+        self.cold.retain_regions(|region| regions.contains(region));
+        self.spill.retain_regions(|region| regions.contains(region));
     }
 
     /// Applies the load report of `region` and its spillover credits; `requested_at` is when the exchange was sent.
@@ -129,14 +136,15 @@ impl RegionStates {
         requested_at: Instant,
         now: Instant,
     ) {
-        let granted = report.deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens));
-        self.spill.set_credits(region, granted.collect(), requested_at);
-        self.cold_regions.update(region, report);
-        let backlogs = report.deployments.iter().map(|(name, load)| {
-            (name.clone(), DeploymentBacklog::updated(self.backlog(region, name), load, now))
-        });
-        let backlogs = backlogs.collect();
-        self.loads.insert(region, backlogs);
+        let reported = report.deployments.iter();
+        let granted = reported.clone().map(|(name, load)| (name, load.granted_tokens));
+        self.spill.set_credits(region, granted, requested_at);
+        let cold = reported.clone().filter_map(|(name, load)| Some((name, load.ready_in?)));
+        self.cold.replace(region, cold);
+        let updated =
+            |(name, load)| (name, DeploymentBacklog::updated(self.loads.get(region, name), load, now));
+        let backlogs: Vec<_> = reported.map(updated).collect();
+        self.loads.replace(region, backlogs);
     }
 
     /// Returns the spillover demand of the last period in tokens, for each deployment that `region` serves.
@@ -145,22 +153,18 @@ impl RegionStates {
         region: RegionIndex,
         now: Instant,
     ) -> BTreeMap<DeploymentName, u64> {
-        let served = self.loads.get(&region).into_iter().flat_map(BTreeMap::keys);
-        served.map(|name| (name.clone(), self.spill.demand(name, now))).collect()
+        let served = self.loads.in_region(region);
+        served.map(|(name, _)| (name.clone(), self.spill.demand(name, now))).collect()
     }
 
     /// Returns the last reported load of a deployment in `region`; the default without a report.
     pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> DeploymentLoad {
-        self.backlog(region, deployment).map(|backlog| backlog.load).unwrap_or_default()
+        self.loads.get(region, deployment).map(|backlog| backlog.load).unwrap_or_default()
     }
 
-    fn backlog(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<&DeploymentBacklog> {
-        self.loads.get(&region)?.get(deployment)
-    }
-
-    /// Returns the health of a region for a request: an ejected region is `Suspect`.
+    /// Returns the health of a region that serves the deployment, for a request: an ejected region is `Suspect`.
     pub(crate) fn health(&self, region: RegionIndex, routing: &RoutingContext<'_>, now: Instant) -> Health {
-        health(&self.fleet, &self.targets, region, routing, now)
+        suspect_if_ejected(self.fleet.region_health(region), &self.targets, region, routing, now)
     }
 
     /// Calls `decide` with a view of the regions for this request, and with the budgets.
@@ -168,11 +172,10 @@ impl RegionStates {
         &mut self,
         routing: &RoutingContext<'_>,
         now: Instant,
-        decide: impl FnOnce(RegionView<'_>, &mut Budgets) -> T,
+        decide: impl FnOnce(RegionView<'_>, &mut Budgets<RegionIndex>) -> T,
     ) -> T {
-        let RegionStates { catalogue: _, fleet, latency: _, targets, loads, cold_regions, budgets, spill: _ } =
-            self;
-        let backlog = |region| loads.get(&region).and_then(|backlogs| backlogs.get(routing.deployment));
+        let RegionStates { catalogue: _, fleet, latency: _, targets, loads, cold, budgets, spill: _ } = self;
+        let backlog = |region| loads.get(region, routing.deployment);
         let is_light = |region| {
             backlog(region).is_none_or(|backlog| {
                 is_lightly_loaded(backlog.load.pending_tokens, backlog.load.tokens_per_second)
@@ -183,7 +186,7 @@ impl RegionStates {
             region if is_light(region) => RegionLoad::Light,
             _ => RegionLoad::Busy,
         };
-        let is_cold = |region| cold_regions.contains(region, routing.deployment);
+        let held_for = |region| cold.get(region, routing.deployment).copied();
         let timeouts = |region| {
             let first_byte = targets.first_byte_timeout(region, routing.deployment, routing.size);
             let queue = backlog(region).map(|backlog| backlog.wait(routing.priority)).unwrap_or_default();
@@ -191,14 +194,15 @@ impl RegionStates {
                 first_byte: first_byte.map(|first_byte| first_byte + queue),
                 hedge: targets.hedge_after(region, routing.deployment, routing.size),
             };
-            warm.while_held(
-                backlog(region).filter(|_| is_cold(region)).and_then(|backlog| backlog.load.ready_in),
-            )
+            warm.while_held(held_for(region))
         };
         // After a timeout, a request must not be retried or hedged in a region that would only hold it.
-        let health = |region| match health(fleet, targets, region, routing, now) {
-            Health::Healthy if is_cold(region) => Health::Suspect,
-            health => health,
+        let health = |region| {
+            let health = fleet.health(region, routing.deployment);
+            match suspect_if_ejected(health, targets, region, routing, now) {
+                Health::Healthy if held_for(region).is_some() => Health::Suspect,
+                health => health,
+            }
         };
         decide(RegionView { health: &health, load: &load, timeouts: &timeouts }, budgets)
     }
@@ -224,9 +228,58 @@ impl RegionStates {
 
     /// Returns the expected wait of a request in the queue of `region`.
     pub(super) fn queue_wait(&self, region: RegionIndex, routing: &RoutingContext<'_>) -> Duration {
-        self.backlog(region, routing.deployment)
+        self.loads
+            .get(region, routing.deployment)
             .map(|backlog| backlog.wait(routing.priority))
             .unwrap_or_default()
+    }
+
+    /// Returns how long a region would hold a request according to its last report; `None` if a replica accepts it at once.
+    pub(super) fn held_for(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<Duration> {
+        self.cold.get(region, deployment).copied()
+    }
+
+    /// Returns the deployments whose requests a region would hold, and for how many milliseconds; for operators.
+    pub(super) fn hold_times_ms(&self, region: RegionIndex) -> BTreeMap<String, u64> {
+        let held = self.cold.in_region(region);
+        held.map(|(name, held_for)| (name.to_string(), held_for.as_millis() as u64)).collect()
+    }
+
+    /// Returns whether any region would hold requests for a deployment.
+    pub(super) fn is_any_cold(&self, deployment: &DeploymentName) -> bool {
+        self.cold.of(deployment).is_some()
+    }
+
+    /// Returns the time in which the fastest of the other regions would respond. It is sent to a region that would hold the
+    /// request: the region keeps the request only if it responds sooner. A region that may have scaled to zero since its last
+    /// report (`may_sleep`) gets it as well.
+    pub(super) fn alternative_response_time<'a>(
+        &self,
+        routing: &RoutingContext<'_>,
+        may_sleep: bool,
+        order: impl Iterator<Item = &'a Candidate>,
+        region: RegionIndex,
+    ) -> Option<Duration> {
+        if !may_sleep && self.held_for(region, routing.deployment).is_none() {
+            return None;
+        }
+        cold::elsewhere(order, region, |candidate| {
+            self.response_estimate(candidate.region, candidate.score.rtt, routing)
+        })
+    }
+
+    /// Returns the expected response time of a region at this round trip.
+    pub(super) fn response_estimate(
+        &self,
+        region: RegionIndex,
+        rtt: Duration,
+        routing: &RoutingContext<'_>,
+    ) -> ResponseEstimate {
+        let load = self.load(region, routing.deployment);
+        let average = self.targets.average_latency(region, routing.deployment, routing.size);
+        let queue = QueueWaits::of(None, load.pending_tokens, load.tokens_per_second).bulk;
+        let without_queue = average.unwrap_or_default().max(rtt);
+        ResponseEstimate { responds_in: without_queue + queue.unwrap_or_default(), held_for: load.ready_in }
     }
 
     /// Records the evidence of an attempt about `region`; if that ejects the region, its requests in flight get an evacuation
@@ -246,14 +299,13 @@ impl RegionStates {
     }
 }
 
-fn health(
-    fleet: &RegionHealthTracker,
+fn suspect_if_ejected(
+    health: Health,
     targets: &TargetTracker<RegionIndex>,
     region: RegionIndex,
     routing: &RoutingContext<'_>,
     now: Instant,
 ) -> Health {
-    let health = fleet.health(region, routing.deployment);
     let is_ejected = || !targets.state(region, now).admits(routing.target_draw);
     if health == Health::Healthy && is_ejected() { Health::Suspect } else { health }
 }

@@ -6,8 +6,8 @@
 //! or three are in flight at once, and a stall is detected within one interval. They use the same connections as client
 //! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either.
 
-use super::admission::AdmissionPools;
 use super::region_monitor::RegionMonitor;
+use super::router::AdmissionPools;
 use super::table::Current;
 use crate::config::EdgeConfig;
 use crate::hop::UpstreamKey;
@@ -47,7 +47,7 @@ pub(crate) async fn listen(
     let gateway = Gateway { location: config.region.to_string(), boot_id: rand::random() };
     loop {
         let desired: Vec<_> = views.borrow_and_update().iter().flat_map(|view| view.regions()).collect();
-        region_monitor.set_regions(desired.iter().map(|(region, _)| *region));
+        region_monitor.states().set_regions(desired.iter().map(|(region, _)| *region));
         receivers.retain(|region, task| {
             let stays = desired.contains(region);
             if !stays {
@@ -102,7 +102,7 @@ impl ReportReceiver {
 
     async fn exchange(self: Arc<ReportReceiver>, sequence: u64) {
         let sent_at = Instant::now();
-        let desired = self.region_monitor.spillover_demand(self.key.region);
+        let desired = self.region_monitor.states().spillover_demand(self.key.region, Instant::now());
         let request = ExchangeRequest { gateway: self.gateway.clone(), sequence, requested: desired };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.send(&ExchangeRequestV1::from(request))).await {
             Ok(Ok((report, round_trip))) => self.accept(report, round_trip, sent_at),
@@ -144,7 +144,7 @@ impl ReportReceiver {
             return;
         }
         let region = self.key.region;
-        self.region_monitor.load_reported(region, &report, sent_at);
+        self.region_monitor.states().load_reported(region, &report, sent_at, Instant::now());
         self.pools.reported(region, &report);
         // A deployment whose requests the region holds until a replica is ready counts as served.
         let serves = |load: &DeploymentLoad| load.ready > 0 || load.ready_in.is_some();

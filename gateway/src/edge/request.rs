@@ -1,24 +1,42 @@
-//! Admitted request: the immutable input of all later steps.
+//! Request: its headers, the admitted request that is the immutable input of all later steps, and its context.
+//!
+//! A [`RequestContext`] is created with the head of the request and recorded when it is dropped. So a request leaves its log
+//! line, its metrics and its receipts also when its client disconnects or the process stops in the middle of it (invariant 2,
+//! One outcome).
 
-use super::admission::AdmissionPermit;
+use super::explain::Explanations;
 use super::region_states::RoutingContext;
-use super::router::Route;
+use super::router::{AdmissionPermit, Route};
+use crate::config::EdgeConfig;
+use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
+use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, RequestOutcome};
+use crate::names;
+use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use crate::relay::ForwardedHeaders;
 use crate::request_body::BufferedBody;
 use crate::respond::Rejection;
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
 use gateway_core::keys::Digest;
+use gateway_core::labels::AttemptResult;
 use gateway_core::latency::SizeClass;
+use gateway_core::receipt::ReceiptId;
 use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::{Cost, Tenant};
-use gateway_core::trail::PolicyVersion;
+use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};
+use http::header::CONTENT_LENGTH;
+use pingora::protocols::http::ServerSession;
+use rand::Rng;
 use regions::ModelRevision;
+use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
+use replica_api::error::ErrorCode;
+use replica_api::headers;
 use replica_api::priority::Priority;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -133,14 +151,250 @@ impl Request {
     }
 }
 
-/// Reason for which a request was not forwarded.
-pub(super) enum ForwardError {
-    Rejected(Rejection),
-    ClientDisconnected,
+/// Records requests when they end: log, metrics, explanations and receipts.
+pub(super) struct RequestRecorder {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) metrics: Arc<EdgeMetrics>,
+    pub(super) explanations: Arc<Explanations>,
+    pub(super) recorder: Option<Arc<Recorder>>,
 }
 
-impl From<Rejection> for ForwardError {
-    fn from(refusal: Rejection) -> ForwardError {
-        ForwardError::Rejected(refusal)
+/// Context of one request; recorded when it is dropped.
+pub(super) struct RequestContext<'a> {
+    request_recorder: &'a RequestRecorder,
+    pub(super) id: String,
+    pub(super) arrived: Instant,
+    /// Arrival in milliseconds since 1970.
+    pub(super) at_ms: u64,
+    pub(super) tls_ended_here: bool,
+    protocol: ClientProtocol,
+    priority: Option<Priority>,
+    pub(super) endpoint: EndpointLabel,
+    pub(super) tenant: Option<Arc<Tenant>>,
+    /// Deployment, cost and policy of the request; absent until they are resolved.
+    resolved: Option<ResolvedRequest>,
+    /// Receipt that was returned to the client, with the key of its attempt.
+    returned_receipt: Option<(u64, ReceiptId)>,
+    /// Reserved slot in the queue of the receipt writer, if the request needs receipts.
+    pub(super) receipt_slot: Option<QueueSlot>,
+    pub(super) trail: Trail,
+    /// Region whose response is relayed, with the breakdown of its time.
+    pub(super) served_by: Option<(RegionIndex, RequestTimes)>,
+    /// Tokens of the request as the region counted them.
+    pub(super) tokens: Option<u64>,
+    bytes_in: u64,
+    bytes_out: u64,
+    pub(super) outcome: RequestOutcome,
+}
+
+/// Inputs of the identifiers of a request's receipts.
+pub(super) struct ReceiptIds<'a> {
+    recorder: &'a Recorder,
+    catalogue: &'a Catalogue,
+    request: String,
+    /// Policy of the attempts that were not sent under a newer one.
+    policy: Arc<PolicyVersion>,
+    arrived: Instant,
+    at_ms: u64,
+}
+
+impl ReceiptIds<'_> {
+    /// Returns the receipt identifier of one attempt.
+    pub(super) fn of(&self, attempt: &AttemptRecord) -> ReceiptId {
+        let region = self.catalogue.region(attempt.region).id.as_str();
+        let at_ms = began_ms(attempt, self.arrived, self.at_ms);
+        let residency = attempt.policy.as_ref().unwrap_or(&self.policy).residency.as_str();
+        self.recorder.id(&self.request, attempt.number, region, residency, at_ms, attempt.key)
     }
+}
+
+impl<'a> RequestContext<'a> {
+    pub(super) fn new(
+        request_recorder: &'a RequestRecorder,
+        session: &ServerSession,
+        arrived: Instant,
+    ) -> RequestContext<'a> {
+        request_recorder.metrics.in_flight.add(1);
+        let protocol = if session.is_http2() { ClientProtocol::Http2 } else { ClientProtocol::Http1 };
+        let digest = session.digest();
+        RequestContext {
+            request_recorder,
+            id: request_id(session),
+            arrived,
+            at_ms: now_ms(),
+            tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
+            protocol,
+            priority: None,
+            endpoint: EndpointLabel::OTHER,
+            tenant: None,
+            resolved: None,
+            returned_receipt: None,
+            receipt_slot: None,
+            trail: Trail::default(),
+            served_by: None,
+            tokens: None,
+            bytes_in: 0,
+            bytes_out: 0,
+            outcome: RequestOutcome::Shutdown,
+        }
+    }
+
+    /// Stores the resolved properties of the admitted request.
+    pub(super) fn set_resolved(&mut self, request: &Request) {
+        let Request { deployment, cost, policy, priority, .. } = request;
+        self.priority = Some(*priority);
+        let (deployment, policy) = (deployment.clone(), policy.clone());
+        self.resolved = Some(ResolvedRequest { deployment, cost: *cost, policy });
+    }
+
+    /// Returns the receipt identifier for the response to the client of a locked deployment: that of the attempt whose response
+    /// is relayed, or of the last attempt if no response is relayed.
+    pub(super) fn receipt(&mut self) -> Option<ReceiptId> {
+        let receipts = self.receipts()?;
+        let responded = |attempt: &&AttemptRecord| {
+            self.served_by.is_some_and(|(region, _)| region == attempt.region)
+                && AttemptResult::from(attempt.end).has_response()
+        };
+        let attempt = self.trail.attempts().filter(responded).last().or(self.trail.attempts().last())?;
+        let (key, id) = (attempt.key, receipts.of(attempt));
+        self.returned_receipt = Some((key, id));
+        Some(id)
+    }
+
+    /// Returns the inputs of the receipt identifiers, if the deployment is locked and receipts are written.
+    pub(super) fn receipts(&self) -> Option<ReceiptIds<'a>> {
+        let request_recorder = self.request_recorder;
+        let recorder = request_recorder.recorder.as_ref()?;
+        let ResolvedRequest { policy, .. } = self.resolved.as_ref()?;
+        policy.residency.is_locked().then(|| ReceiptIds {
+            recorder,
+            catalogue: &request_recorder.config.catalogue,
+            request: self.id.clone(),
+            policy: policy.clone(),
+            arrived: self.arrived,
+            at_ms: self.at_ms,
+        })
+    }
+
+    /// Stores the number of body bytes received from and sent to the client.
+    pub(super) fn record_bytes(&mut self, session: &ServerSession) {
+        self.bytes_in = session.body_bytes_read() as u64;
+        self.bytes_out = session.body_bytes_sent() as u64;
+    }
+
+    /// Moves the content into the record for explanations and receipts.
+    fn finished(&mut self, total: Duration) -> FinishedRequest {
+        FinishedRequest {
+            id: std::mem::take(&mut self.id),
+            arrived: self.arrived,
+            at_ms: self.at_ms,
+            tls_ended_here: self.tls_ended_here,
+            endpoint: self.endpoint,
+            outcome: self.outcome,
+            tenant: self.tenant.as_ref().map(|tenant| tenant.id.clone()),
+            trail: std::mem::take(&mut self.trail),
+            served_by: self.served_by,
+            tokens: self.tokens,
+            total,
+            resolved: self.resolved.take(),
+            receipt: self.returned_receipt,
+        }
+    }
+}
+
+impl Drop for RequestContext<'_> {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        self.trail.close(now);
+        self.request_recorder.metrics.in_flight.decrement();
+        let total = now.saturating_duration_since(self.arrived);
+        let resolved = self.resolved.as_ref();
+        let ended = RequestEnded {
+            id: &self.id,
+            endpoint: self.endpoint,
+            protocol: self.protocol,
+            priority: self.priority,
+            outcome: self.outcome,
+            tenant: self.tenant.as_ref().map(|tenant| &tenant.id),
+            deployment: resolved.map(|resolved| &resolved.deployment),
+            region: self.served_by.map(|(region, _)| region),
+            trail: &self.trail,
+            catalogue: &self.request_recorder.config.catalogue,
+            cost: resolved.map(|resolved| resolved.cost),
+            tokens: self.tokens,
+            bytes_in: self.bytes_in,
+            bytes_out: self.bytes_out,
+            total,
+            times: self.served_by.map(|(_, times)| times),
+        };
+        ended.record(&self.request_recorder.metrics);
+        let finished = Arc::new(self.finished(total));
+        if let Some(recorder) = &self.request_recorder.recorder {
+            recorder.record(WriterMessage::Finished(finished.clone()), self.receipt_slot.take());
+        }
+        self.request_recorder.explanations.record(finished);
+    }
+}
+
+/// Longest request identifier that is accepted from a client.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// Returns the client's identifier if it is valid in a header and a log line, else a new one.
+pub(super) fn request_id(session: &ServerSession) -> String {
+    let given = header(session, headers::REQUEST_ID).and_then(|value| std::str::from_utf8(value).ok());
+    let usable = |id: &&str| {
+        (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    match given.filter(usable) {
+        Some(id) => id.to_owned(),
+        None => format!("req-{:032x}", rand::rng().random::<u128>()),
+    }
+}
+
+/// Returns the declared length of the body; 0 if none is declared.
+pub(super) fn declared_length(session: &ServerSession) -> u64 {
+    let declared = session
+        .get_header(CONTENT_LENGTH)
+        .map(http::HeaderValue::as_bytes)
+        .and_then(|value| std::str::from_utf8(value).ok());
+    declared.and_then(|length| length.parse().ok()).unwrap_or(0)
+}
+
+fn header<'a>(session: &'a ServerSession, name: &'static str) -> Option<&'a [u8]> {
+    session.get_header(names::name(name)).map(|value| value.as_bytes())
+}
+
+/// Headers that identify the tenant or describe the body: of two values, two readers could use different ones.
+const ONCE: [&str; 6] =
+    ["authorization", "api-key", "x-api-key", "content-type", "expect", "idempotency-key"];
+
+/// Rejects a request that has one of them more than once.
+pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Rejection> {
+    let headers = &session.req_header().headers;
+    match ONCE.iter().find(|name| headers.get_all(**name).iter().nth(1).is_some()) {
+        Some(name) => Err(repeated(name)),
+        None => Ok(()),
+    }
+}
+
+fn repeated(name: &'static str) -> Rejection {
+    let message = format!("The header '{name}' is there more than once; send it once.");
+    Rejection::new(ErrorCode::InvalidHeader, message).of(name)
+}
+
+/// Returns a header that may be sent once. Of two, either could be meant, and of two residencies the narrower would be lost.
+pub(super) fn single<'a>(
+    session: &'a ServerSession,
+    name: &'static str,
+) -> Result<Option<&'a [u8]>, Rejection> {
+    let given = header(session, name);
+    if given.is_some() && session.req_header().headers.get_all(name).iter().count() > 1 {
+        return Err(repeated(name));
+    }
+    Ok(given)
+}
+
+/// Address of the client, or of the proxy in front of it.
+pub(super) fn peer(session: &ServerSession) -> Option<SocketAddr> {
+    session.client_addr().and_then(|address| address.as_inet()).copied()
 }

@@ -1,8 +1,8 @@
 //! Responses to clients: those of regions, those that the gateway makes itself, and the headers of both.
 
-use super::race::AttemptResponse;
+use super::forwarder::AttemptResponse;
 use super::request::Request;
-use super::request_context::RequestContext;
+use super::request::RequestContext;
 use super::scatter::JoinedHead;
 use super::tenant_limiters::TokenReservation;
 use crate::compress;

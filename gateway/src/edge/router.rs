@@ -1,29 +1,45 @@
-//! Router: makes the routing decision of a request ([`gateway_core::route`]) from the route table, the observed state of the
-//! regions, and the hub's traffic plan.
+//! Router and admission control.
 //!
-//! The decision is made once for a request, when its size is known, and once for each part of a split request. Before the body
+//! The router makes the routing decision of a request ([`gateway_core::route`]) from the route table, the observed state of the
+//! regions, and the hub's traffic plan. The decision is made once for a request, when its size is known, and once for each part of a split request. Before the body
 //! of a request is read a preliminary decision names the admission pool that would reject it.
+//!
+//! By admission control a request enters the pool of the region that it is sent to first, or is shed. `gateway_core::shed` decides; this module adds the lock. A request is checked twice: before its body is read, against the
+//! pools of all deployments that its tenant may use (the deployment of most requests is named in the body), and again when its
+//! size is known. A request that the pool of its primary rejects may spill over to a region that has granted credit; then it
+//! enters the pool of that region.
 
-use super::region_monitor::RegionMonitor;
-use super::region_states::{RegionStates, RoutingContext};
-use super::view::View;
+use super::refusals::shed;
+use super::region_monitor::{RegionMonitor, random_draws};
+use super::region_states::{DeploymentBacklog, RegionStates, RoutingContext};
+use super::view::{RoutedDeployment, View};
 use super::weights::{CurrentWeights, DemandRecorder};
+use crate::config::EdgeConfig;
+use crate::metrics::EdgeMetrics;
+use crate::respond::Rejection;
 use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
+use gateway_core::endpoint::ForwardTarget;
+use gateway_core::latency::SizeClass;
+use gateway_core::request_options::RequestOptions;
 use gateway_core::residency::Residency;
 use gateway_core::route::{self, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery};
-use gateway_core::shed::QueueWaits;
+use gateway_core::shed::{self, AdmissionPoolSet, PoolEntry, QueueWaits, Shed};
 use gateway_core::spill;
+use gateway_core::tenant::{Cost, Tenant};
 use regions::geography::GeoPoint;
 use regions::health::Health;
+use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
-use scheduler_api::report::DeploymentLoad;
+use scheduler_api::report::{DeploymentLoad, Report};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 thread_local! {
@@ -123,7 +139,7 @@ impl Router {
         let now = Instant::now();
         let states = &mut *self.region_monitor.states();
         let spillover = self.spillover(states, request, demand, now)?;
-        let observed = Observed { states, request, now };
+        let observed = Observed::new(states, request, now);
         let departure = route::departure(&spillover, &observed, &route.candidates, true)?;
         states.spill.commit(request.routing.deployment, departure, now);
         departure.to
@@ -170,7 +186,7 @@ impl Router {
             }),
             spillover,
         };
-        Route(route::route(&query, &Observed { states, request, now }, BUFFER.take()))
+        Route(route::route(&query, &Observed::new(states, request, now), BUFFER.take()))
     }
 
     fn spillover<'a>(
@@ -198,7 +214,15 @@ impl Router {
 struct Observed<'a> {
     states: &'a RegionStates,
     request: &'a Routable<'a>,
+    /// Loads of the deployment, found once.
+    loads: Option<&'a BTreeMap<RegionIndex, DeploymentBacklog>>,
     now: Instant,
+}
+
+impl<'a> Observed<'a> {
+    fn new(states: &'a RegionStates, request: &'a Routable<'a>, now: Instant) -> Observed<'a> {
+        Observed { states, request, loads: states.loads.of(request.routing.deployment), now }
+    }
 }
 
 impl Observations for Observed<'_> {
@@ -231,8 +255,7 @@ impl Observations for Observed<'_> {
     }
 
     fn queue_wait(&self, region: RegionIndex) -> Option<Duration> {
-        let QueueWaits { interactive, bulk } =
-            waits(&self.states.load(region, self.request.routing.deployment));
+        let QueueWaits { interactive, bulk } = waits(&self.loads?.get(&region)?.load);
         match self.request.routing.priority {
             // A region that does not report the priorities separately has one queue for both.
             Priority::Interactive => interactive.or(bulk),
@@ -244,4 +267,168 @@ impl Observations for Observed<'_> {
 /// Returns the time that a request would wait behind the reported load, by priority.
 pub(super) fn waits(load: &DeploymentLoad) -> QueueWaits {
     QueueWaits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second)
+}
+
+/// Deployments that are checked for a request whose body, which names one, was not read. A request of a tenant with more
+/// is checked when its body has been read; and only while a pool sheds at all.
+const DEPLOYMENTS_CHECKED_MAX: usize = 16;
+
+/// Admission pools, by region and deployment.
+#[derive(Default)]
+pub(crate) struct AdmissionPools(Mutex<AdmissionPoolSet>);
+
+/// Admission control of one gateway.
+pub(super) struct AdmissionControl {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) pools: Arc<AdmissionPools>,
+    pub(super) router: Arc<Router>,
+    pub(super) region_monitor: Arc<RegionMonitor>,
+    pub(super) metrics: Arc<EdgeMetrics>,
+}
+
+/// Admission of a request, released when this is dropped.
+pub(super) struct AdmissionPermit {
+    pools: Arc<AdmissionPools>,
+    /// Held until this is dropped.
+    entered: Option<PoolEntry>,
+}
+
+impl Drop for AdmissionPermit {
+    fn drop(&mut self) {
+        if let Some(entered) = self.entered.take() {
+            self.pools.lock().leave(entered);
+        }
+    }
+}
+
+impl AdmissionPools {
+    /// Applies the load that a region reports.
+    pub(super) fn reported(&self, region: RegionIndex, report: &Report) {
+        let waits = report.deployments.iter().map(|(name, load)| (name.clone(), waits(load)));
+        self.lock().report(region, waits, Instant::now());
+    }
+
+    /// Returns whether no pool sheds.
+    pub(super) fn are_calm(&self) -> bool {
+        self.lock().are_unlimited()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, AdmissionPoolSet> {
+        self.0.lock()
+    }
+}
+
+impl AdmissionControl {
+    /// Sheds a request of which only the head was read, if it would be shed with any body.
+    pub(super) fn check_head(
+        &self,
+        target: ForwardTarget<'_>,
+        view: &View,
+        tenant: &Tenant,
+        ask: &RequestOptions,
+        body_bytes: u64,
+        arrived: Instant,
+    ) -> Result<(), Rejection> {
+        if self.pools.are_calm() {
+            return Ok(());
+        }
+        let named = target.deployment.and_then(|name| view.deployment(name, tenant));
+        let usable: Vec<&RoutedDeployment> = match named {
+            Some(routed) => vec![routed],
+            None => view.usable_by(tenant).take(DEPLOYMENTS_CHECKED_MAX + 1).collect(),
+        };
+        if usable.len() > DEPLOYMENTS_CHECKED_MAX {
+            return Ok(());
+        }
+        let permitted = tenant.residency.narrow(&ask.residency).permitted(&self.config.catalogue);
+        // With zero inputs, so that a request that may turn out to be bulk counts as interactive.
+        let Ok(priority) = tenant.priorities.priority(ask.priority, 0) else { return Ok(()) };
+        let tokens = Cost::at_least(body_bytes).tokens;
+        let [target_draw, _, draw] = random_draws();
+        let primary = |routed: &RoutedDeployment| {
+            let deployment = &routed.deployment.name;
+            let routing = RoutingContext {
+                deployment,
+                priority,
+                size: SizeClass::of(tokens),
+                target_draw,
+                uses_engine: true,
+            };
+            let (allowed, registered) = (routed.allowed.intersect(permitted), routed.registered);
+            let request = Routable { view, routing, allowed, registered, client: ask.client };
+            self.router.preview(&request, draw).primary()
+        };
+        let pools = usable.iter().map(|routed| Some((primary(routed)?, &routed.deployment.name)));
+        // If no region can serve it at all, a later rejection is more specific.
+        let Some(pools) = pools.collect::<Option<Vec<_>>>() else { return Ok(()) };
+        let (now, asked) =
+            (Instant::now(), pool_request(tenant, priority, tokens, left(ask.timeout, arrived)));
+        let checked = self.pools.lock().check_head(pools.iter().copied(), &asked, now);
+        let Err(why) = checked else { return Ok(()) };
+        let region_states = self.region_monitor.states();
+        let has_credit = |(_, name): &(RegionIndex, &DeploymentName)| {
+            region_states.spill.would_take(name, tokens, permitted.intersect(view.routed).iter(), now)
+        };
+        if self.config.spill && pools.iter().any(has_credit) {
+            return Ok(());
+        }
+        self.metrics.shed.of(priority).count(why.reason);
+        Err(shed(tenant, why))
+    }
+
+    /// Admits a request to the pool of the region that it is sent to first. The route then says which that is. Without a candidate
+    /// there is no pool; the request is rejected when it is forwarded.
+    pub(super) fn admit(
+        &self,
+        request: &Routable<'_>,
+        demand: &RequestDemand<'_>,
+        tenant: &Tenant,
+        route: &mut Route,
+    ) -> Result<Option<AdmissionPermit>, Rejection> {
+        let Some(primary) = route.primary() else { return Ok(None) };
+        let RoutingContext { deployment, priority, .. } = request.routing;
+        let asked = pool_request(tenant, priority, demand.tokens, demand.left);
+        let enter = |region| self.enter(region, deployment, &asked);
+        // A pool that rejects what its region has granted credit for does not cause a rejection here.
+        if let Some(permit) = route.spillover.and_then(|region| enter(region).ok()) {
+            return Ok(Some(permit));
+        }
+        route.spillover = None;
+        let why = match enter(primary) {
+            Ok(permit) => return Ok(Some(permit)),
+            Err(why) => why,
+        };
+        let other = self.router.spill_rejected(request, demand, route);
+        if let Some((region, permit)) = other.and_then(|region| Some((region, enter(region).ok()?))) {
+            route.spillover = Some(region);
+            return Ok(Some(permit));
+        }
+        self.metrics.shed.of(priority).count(why.reason);
+        Err(shed(tenant, why))
+    }
+
+    fn enter(
+        &self,
+        region: RegionIndex,
+        deployment: &DeploymentName,
+        asked: &shed::AdmissionRequest,
+    ) -> Result<AdmissionPermit, Shed> {
+        let entered = self.pools.lock().enter(region, deployment, asked, Instant::now())?;
+        Ok(AdmissionPermit { pools: self.pools.clone(), entered: Some(entered) })
+    }
+}
+
+fn pool_request(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> shed::AdmissionRequest {
+    shed::AdmissionRequest {
+        tenant: tenant.index,
+        weight: tenant.weight.get().into(),
+        priority,
+        tokens,
+        left,
+    }
+}
+
+/// Remaining time of a request.
+pub(super) fn left(timeout: Duration, arrived: Instant) -> Duration {
+    timeout.saturating_sub(arrived.elapsed())
 }

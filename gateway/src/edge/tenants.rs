@@ -127,7 +127,7 @@ fn tenant(rules: &TenantRules, index: usize) -> Tenant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{MetricsText, RequestOutcome};
+    use crate::metrics::RequestOutcome;
     use gateway_core::keys::Credential;
     use gateway_core::tenant::Cost;
     use regions::catalogue::Catalogue;
@@ -208,9 +208,7 @@ mod tests {
             "and so does a request admitted under the previous table"
         );
         metrics.tenants.ended(&a.id, RequestOutcome::ClientDisconnected, 4, 0);
-        let mut text = MetricsText::default();
-        metrics.render(&mut text, &Catalogue::builtin());
-        let text = text.finish();
+        let text = metrics::render("gateway", &*metrics);
         let inputs = text.lines().filter(|line| line.starts_with("meridian_gateway_tenant_inputs_total"));
         let inputs: Vec<_> = inputs.collect();
         let name = "meridian_gateway_tenant_inputs_total";

@@ -7,7 +7,7 @@
 
 use super::region_monitor::RegionMonitor;
 use crate::config::EdgeConfig;
-use crate::metrics::RelaxedCounter;
+use crate::metrics::Counter;
 use gateway_core::circuit::Permille;
 use gateway_core::demand::{self, DemandMeter, MeasuredDemand};
 use gateway_core::residency::Residency;
@@ -45,7 +45,7 @@ pub(crate) struct DemandRecorder(Mutex<DemandMeter>);
 #[derive(Default)]
 pub(crate) struct PlanCounts {
     /// Plans that were invalid or not newer.
-    pub(crate) refused: RelaxedCounter,
+    pub(crate) refused: Counter,
 }
 
 impl DemandRecorder {

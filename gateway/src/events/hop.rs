@@ -2,7 +2,7 @@
 //! ingress when accepting a connection of any peer.
 
 use crate::hop::HopFailureCause;
-use crate::metrics::{Kind, MetricsText, RelaxedCounter};
+use crate::metrics::Family;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
@@ -13,23 +13,15 @@ const LOG_PERIOD: Duration = Duration::from_secs(1);
 /// Counters of connection failures by cause.
 #[derive(Debug, Default)]
 pub(crate) struct HopFailures {
-    counts: [RelaxedCounter; HopFailureCause::ALL.len()],
+    pub(crate) counts: Family<HopFailureCause>,
     /// Time of the last log line, and failures since then that were not logged.
     last_logged: [Mutex<Option<(Instant, u64)>>; HopFailureCause::ALL.len()],
 }
 
 impl HopFailures {
-    /// Writes the counters as one metric family.
-    pub(crate) fn render(&self, text: &mut MetricsText, name: &str, help: &str) {
-        text.head(name, Kind::Counter, help);
-        for cause in HopFailureCause::ALL {
-            text.sample(name, &[("cause", cause.as_str())], self.counts[cause as usize].get());
-        }
-    }
-
     /// Counts a failure. If it is time to log, returns the number of failures since the last log line.
     fn count(&self, cause: HopFailureCause, now: Instant) -> Option<u64> {
-        self.counts[cause as usize].add(1);
+        self.counts.count(cause);
         let mut last_logged = self.last_logged[cause as usize].lock();
         match &mut *last_logged {
             Some((at, suppressed)) if now.saturating_duration_since(*at) < LOG_PERIOD => {
@@ -54,7 +46,7 @@ pub(crate) struct HopFailed<'a> {
 impl HopFailed<'_> {
     pub(crate) fn record(self, failures: &HopFailures) {
         let HopFailed { region, address, cause, error, is_new } = self;
-        failures.counts[cause as usize].add(1);
+        failures.counts.count(cause);
         if is_new {
             let cause = cause.as_str();
             tracing::error!(region, %address, cause, %error, "failed to connect to a region");
@@ -90,13 +82,6 @@ mod tests {
         assert_eq!(count(HopFailureCause::NotTls, 999), None);
         assert_eq!(count(HopFailureCause::Untrusted, 999), Some(0));
         assert_eq!(count(HopFailureCause::NotTls, 1000), Some(1));
-        assert_eq!(failures.counts[HopFailureCause::NotTls as usize].get(), 3);
-    }
-
-    #[test]
-    fn the_list_has_the_order_of_the_enum() {
-        for (index, cause) in HopFailureCause::ALL.into_iter().enumerate() {
-            assert_eq!(cause as usize, index);
-        }
+        assert_eq!(failures.counts.of(HopFailureCause::NotTls).get(), 3);
     }
 }

@@ -1,7 +1,7 @@
 //! Event of a finished request at a gateway.
 
 use super::{ACCESS, millis};
-use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, LatencyStage, Priority, RequestOutcome};
+use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, LatencyStage, RequestOutcome};
 use gateway_core::decimal;
 use gateway_core::labels::AttemptResult;
 use gateway_core::tenant::Cost;
@@ -10,6 +10,7 @@ use gateway_core::trail::Trail;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
+use replica_api::priority::Priority;
 use std::time::Duration;
 
 /// A request has ended.
@@ -17,7 +18,8 @@ pub(crate) struct RequestEnded<'a> {
     pub(crate) id: &'a str,
     pub(crate) endpoint: EndpointLabel,
     pub(crate) protocol: ClientProtocol,
-    pub(crate) priority: Priority,
+    /// Absent if the request was answered or rejected before its priority was known.
+    pub(crate) priority: Option<Priority>,
     pub(crate) outcome: RequestOutcome,
     /// Absent if the request was not authenticated.
     pub(crate) tenant: Option<&'a TenantId>,
@@ -66,10 +68,10 @@ impl RequestEnded<'_> {
             metrics.responded(region, self.outcome);
         }
         self.trail.attempts().for_each(|attempt| metrics.attempted(attempt));
-        metrics.took(self.priority, self.total);
+        metrics.seconds.of(self.priority).observe(self.total);
         for stage in LatencyStage::ALL {
             if let Some(took) = self.stage(stage) {
-                metrics.stage(stage, took);
+                metrics.stages.of(stage).observe(took);
             }
         }
         metrics.bytes_in.add(self.bytes_in);
@@ -100,7 +102,7 @@ impl RequestEnded<'_> {
             endpoint = endpoint.as_str(),
             tenant = tenant.map(TenantId::as_str),
             deployment = deployment.map(DeploymentName::as_str),
-            priority = priority.as_str(),
+            priority = priority.map_or("unknown", Priority::as_str),
             outcome = RequestOutcome::name(outcome.index()),
             status = outcome.status(),
             region = region.map(|region| catalogue.region(region).id.as_str()),

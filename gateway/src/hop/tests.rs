@@ -6,7 +6,6 @@ mod authority;
 use super::*;
 use crate::events::HopFailures;
 use crate::http1::Http1Client;
-use crate::metrics::MetricsText;
 use crate::request_head::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
 use gateway_core::outcome::AttemptFailure;
@@ -110,11 +109,9 @@ async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, AttemptFa
 
 /// Returns the counted failures by cause.
 fn causes(failures: &HopFailures) -> Vec<String> {
-    let mut text = MetricsText::default();
-    failures.render(&mut text, "n", "help");
-    let text = text.finish();
-    let counted = text.lines().filter_map(|line| line.strip_prefix("n{cause=\"")?.split_once("\"} "));
-    counted.flat_map(|(cause, n)| std::iter::repeat_n(cause.to_owned(), n.parse().unwrap())).collect()
+    let counted =
+        HopFailureCause::ALL.map(|cause| (cause.as_str().to_owned(), failures.counts.of(cause).get()));
+    counted.into_iter().flat_map(|(cause, n)| std::iter::repeat_n(cause, n as usize)).collect()
 }
 
 async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {

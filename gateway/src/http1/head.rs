@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 /// Head of a response, and the framing of its body.
 #[derive(Debug)]
-pub(super) struct ReceivedHead {
+pub(super) struct UpstreamHead {
     pub(super) head: Parts,
     pub(super) framing: BodyFraming,
     /// Whether the connection can be reused after the body.
@@ -17,7 +17,7 @@ pub(super) struct ReceivedHead {
 
 /// Removes the head of the final response from the front of `buffer`; `None` if it is incomplete. The header values share its
 /// memory. Headers about this connection are omitted.
-pub(super) fn take(buffer: &mut BytesMut) -> Result<Option<ReceivedHead>, FramingError> {
+pub(super) fn take(buffer: &mut BytesMut) -> Result<Option<UpstreamHead>, FramingError> {
     let start = buffer.as_ptr() as usize;
     let range = |part: &[u8]| {
         let begin = part.as_ptr() as usize - start;
@@ -43,7 +43,7 @@ pub(super) fn take(buffer: &mut BytesMut) -> Result<Option<ReceivedHead>, Framin
             .map_err(|_| FramingError("a header value is invalid"))?;
         head.headers.append(name, value);
     }
-    Ok(Some(ReceivedHead { head, framing, keep_alive }))
+    Ok(Some(UpstreamHead { head, framing, keep_alive }))
 }
 
 #[cfg(test)]

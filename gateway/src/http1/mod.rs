@@ -19,7 +19,7 @@ use ::http1::{BodyFraming, BodyPart, FramingError, HEAD_BYTES_MAX};
 use bytes::{Buf, Bytes};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
-use head::ReceivedHead;
+use head::UpstreamHead;
 use http::response::Parts;
 use pool::{ConnectionPool, PooledConnection};
 use std::io::{self, IoSlice};
@@ -138,7 +138,7 @@ impl Http1Connection<'_> {
         // not end the exchange, the response does.
         let sent = write_request(&mut connection.stream, &head.to_http1(), body).await;
         match read_head(&mut connection).await {
-            Ok(ReceivedHead { head, framing, keep_alive }) => {
+            Ok(UpstreamHead { head, framing, keep_alive }) => {
                 if !reused {
                     client.connector.mark_healthy(key.region);
                 }
@@ -224,7 +224,7 @@ async fn write_request(stream: &mut TransportStream, head: &[u8], body: &[u8]) -
 }
 
 /// Reads the head of the final response.
-async fn read_head(connection: &mut PooledConnection) -> Result<ReceivedHead, Http1Error> {
+async fn read_head(connection: &mut PooledConnection) -> Result<UpstreamHead, Http1Error> {
     let PooledConnection { stream, buffer, .. } = connection;
     loop {
         if !buffer.is_empty()

@@ -2,7 +2,7 @@
 
 use super::Http2Stream;
 use crate::hop::{Connector, PeerConnection, TransportStream, UpstreamKey};
-use crate::metrics::{HopEvent, LabelCounter};
+use crate::metrics::{Family, HopEvent};
 use bytes::Bytes;
 use gateway_core::multiplex::{
     KEEPALIVE_INTERVAL, Keepalive, KeepaliveAction, REQUESTS_BEFORE_OPENING, REQUESTS_MAX,
@@ -57,7 +57,7 @@ struct State {
     /// Whether it takes no new requests because it is not needed.
     retiring: AtomicBool,
     connector: Arc<Connector>,
-    counts: Arc<LabelCounter<HopEvent>>,
+    counts: Arc<Family<HopEvent>>,
 }
 
 /// Slot of a request on a connection, released on drop.
@@ -81,7 +81,7 @@ impl Connection {
         key: UpstreamKey,
         connected: PeerConnection,
         connector: Arc<Connector>,
-        counts: Arc<LabelCounter<HopEvent>>,
+        counts: Arc<Family<HopEvent>>,
     ) -> Result<(Arc<Connection>, impl Future<Output = ()> + Send + use<>), h2::Error> {
         let PeerConnection { stream, peer, http2: _ } = connected;
         let state = Arc::new(State {

@@ -20,7 +20,7 @@ mod tests;
 
 use crate::hop::{Connector, PeerConnection, UpstreamKey};
 use crate::http1::Http1Client;
-use crate::metrics::{HopEvent, LabelCounter};
+use crate::metrics::{Family, HopEvent};
 use crate::request_head::RequestHead;
 use bytes::{Bytes, BytesMut};
 pub(crate) use connection::Http2Body;
@@ -47,7 +47,7 @@ pub(crate) struct Http2Client {
     upstreams: Mutex<BTreeMap<UpstreamKey, Arc<UpstreamConnections>>>,
     /// Tasks that open and drive connections; they end when this is dropped.
     tasks: Mutex<JoinSet<()>>,
-    counts: Arc<LabelCounter<HopEvent>>,
+    counts: Arc<Family<HopEvent>>,
 }
 
 /// Connections to one upstream.
@@ -55,7 +55,7 @@ struct UpstreamConnections {
     inner: Mutex<Inner>,
     /// Number of attempts to open a connection that have ended, and the outcome of the last.
     opened: watch::Sender<(u64, Result<(), AttemptFailure>)>,
-    counts: Arc<LabelCounter<HopEvent>>,
+    counts: Arc<Family<HopEvent>>,
 }
 
 #[derive(Default)]
@@ -92,7 +92,7 @@ impl Http2Client {
     }
 
     /// Returns the counters of connection events.
-    pub(crate) fn counts(&self) -> &LabelCounter<HopEvent> {
+    pub(crate) fn counts(&self) -> &Family<HopEvent> {
         &self.counts
     }
 

@@ -10,7 +10,7 @@ use regions::id::DeploymentName;
 use replica_api::headers;
 use std::time::Instant;
 
-/// Context of a request at its region; the gateway's counterpart is `edge::account`.
+/// Context of a request at its region; the gateway's counterpart is `edge::request::RequestContext`.
 pub(super) struct Arrival<'a> {
     ingress: &'a Ingress,
     arrived: Instant,

@@ -1,58 +1,33 @@
-//! Forwarding of a request to a replica, and retry on another replica after a failure or timeout.
+//! Forwarding of a request to a replica, with retries on other replicas.
 //!
-//! A hung replica neither refuses nor responds, so each attempt has a first-byte timeout, measured against the best
-//! replica. When it expires, the request is sent to another replica, once, if there is one and the retry budget allows
-//! it; otherwise the ingress continues to wait, because a late response is better than none.
+//! [`ReplicaPlan`] decides after each event; this module selects, sends, waits and holds. A hung replica neither refuses
+//! nor responds, so each attempt has a first-byte timeout, measured against the best replica. When it expires, the
+//! request is sent to another replica, once, if there is one and the budget allows it; otherwise the ingress continues to
+//! wait, because a late response is better than none.
 //!
 //! If no replica is ready and one is provisioning, the request is held ([`super::hold`]) and the selection starts
 //! again.
 
 use super::Ingress;
-use super::hold::{HoldGuard, HoldOutcome};
-use super::replicas::{ReplicaAttempt, first_byte_timeout};
+use super::hold::HoldGuard;
+use super::replicas::{REPLICA_IN_FLIGHT_MAX, ReplicaAttempt};
+use super::request::ForwardedRequest;
 use crate::events::RevisionChanged;
-use crate::relay::ForwardedHeaders;
 use crate::respond::Rejection;
 use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
-use bytes::Bytes;
-use gateway_core::circuit::Permille;
-use gateway_core::latency::SizeClass;
 use gateway_core::outcome::AttemptFailure;
-use gateway_core::residency::AllowedRegions;
+use gateway_core::plan::replica::{ReplicaPlan, ReplicaStep};
 use regions::ModelRevision;
-use regions::id::DeploymentName;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
-use scheduler_core::spoke::hold::{HoldLimit, HoldLimits, HoldPriority, HoldRejection};
-use scheduler_core::spoke::{self, RequestedRevision};
+use scheduler_core::spoke;
+use scheduler_core::spoke::hold::{HoldLimit, HoldLimits, HoldRejection, ReleaseReason};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Connect timeout. Replicas are in the same region; one that does not accept a connection in this time does not accept
 /// any.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
-
-/// Request to be forwarded to a replica.
-pub(super) struct ForwardedRequest {
-    pub(super) id: String,
-    pub(super) tenant: Option<String>,
-    pub(super) headers: ForwardedHeaders,
-    /// Path at the replica.
-    pub(super) path: &'static str,
-    pub(super) deployment: DeploymentName,
-    pub(super) policy: AllowedRegions,
-    pub(super) body: Bytes,
-    /// Requirements of the gateway for the model revision of the response.
-    pub(super) revision: RequestedRevision,
-    /// Estimated tokens.
-    pub(super) tokens: u64,
-    pub(super) deadline: Instant,
-    /// Random draw of the request for circuit breakers.
-    pub(super) draw: Permille,
-    pub(super) band: HoldPriority,
-    /// Estimated response time in another region that has a ready replica, if the gateway knows one.
-    pub(super) elsewhere: Option<Duration>,
-}
 
 /// Times for which a request was held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,63 +45,64 @@ impl HoldTimes {
     }
 }
 
-impl ForwardedRequest {
-    pub(super) fn size(&self) -> SizeClass {
-        SizeClass::of(self.tokens)
-    }
-}
-
 impl Ingress {
-    /// Sends a request to a replica, to another after a failure, and to another after a first-byte timeout.
+    /// Sends a request to replicas, one after the other, until one responds.
     pub(super) async fn send_to_replica(
         &self,
         request: &ForwardedRequest,
     ) -> Result<(UpstreamResponse, ReplicaAttempt<'_>, HoldTimes), Rejection> {
-        let (mut tried, mut held) = (Vec::new(), HoldTimes::default());
-        let (mut retried, mut timed_out) = (false, false);
-        let mut attempt = self.select_replica(request, &mut tried, &mut held).await?;
+        let (mut plan, mut held) = (ReplicaPlan::new(request.deadline), HoldTimes::default());
+        let mut attempt = self.select_replica(request, &mut plan, &mut held).await?;
         loop {
-            tried.push(attempt.index());
-            let response = self.send(request, attempt.endpoint(), attempt.revision());
-            tokio::pin!(response);
-            let result = tokio::select! {
-                biased;
-                result = &mut response => result,
-                () = first_byte_timeout(self.replicas.first_byte(&attempt, request)) => {
-                    self.replicas.timed_out(&mut attempt);
-                    let other = if timed_out { None } else { self.replicas.select_alternative(&attempt, request, &tried) };
-                    if let Some(other) = other {
-                        tracing::debug!(replica = %attempt.endpoint(), "replica timed out, request sent to another");
-                        timed_out = true;
-                        attempt.abandon(request);
-                        attempt = other;
-                        continue;
+            let ended = {
+                let response = self.send(request, attempt.endpoint(), attempt.revision());
+                tokio::pin!(response);
+                loop {
+                    tokio::select! {
+                        biased;
+                        ended = &mut response => break Ok(ended),
+                        () = timer(plan.next_timer()) => {
+                            if let Some(other) = self.replicas.timed_out(&mut plan, &attempt, request) {
+                                break Err(other);
+                            }
+                        }
                     }
-                    response.await
                 }
             };
-            match result {
-                Ok(response) if self.has_other_revision(&response, &attempt) => {
-                    attempt.model_changed();
-                    drop(attempt);
-                    attempt = self.select_replica(request, &mut tried, &mut held).await?;
+            let step = match ended {
+                Err(other) => {
+                    tracing::debug!(replica = %attempt.endpoint(), "replica timed out, request sent to another");
+                    attempt.abandon(request);
+                    attempt = other;
+                    ReplicaStep::Send
                 }
-                Ok(response) => {
-                    attempt.responded(request, response.head.status.as_u16());
+                Ok(Ok(response)) if self.has_other_revision(&response, &attempt) => {
+                    attempt.model_changed();
+                    plan.revision_changed()
+                }
+                Ok(Ok(response)) => {
+                    attempt.responded(request, response.head.status.as_u16(), plan.responded());
                     return Ok((response, attempt, held));
                 }
-                Err(AttemptFailure::DeadlineExceeded) => {
-                    return Err(no_response(AttemptFailure::DeadlineExceeded));
-                }
-                Err(failure) => {
-                    tracing::debug!(replica = %attempt.endpoint(), ?failure, "replica did not respond");
-                    attempt.failed(failure);
-                    if std::mem::replace(&mut retried, true) {
-                        return Err(no_response(failure));
+                Ok(Err(failure)) => {
+                    let (step, recorded) = plan.failed(failure, Instant::now());
+                    if let Some(failure) = recorded {
+                        tracing::debug!(replica = %attempt.endpoint(), ?failure, "replica did not respond");
+                        attempt.failed(failure);
                     }
-                    drop(attempt);
-                    attempt = self.select_replica(request, &mut tried, &mut held).await?;
+                    step
                 }
+            };
+            match step {
+                ReplicaStep::Send | ReplicaStep::Wait => {}
+                ReplicaStep::Select | ReplicaStep::Hold => {
+                    drop(attempt);
+                    attempt = self.select_replica(request, &mut plan, &mut held).await?;
+                }
+                ReplicaStep::NoReplica => {
+                    return Err(self.no_replica(request, spoke::NoReplica::RevisionNotServed));
+                }
+                ReplicaStep::Failed(failure) => return Err(no_response(failure)),
             }
         }
     }
@@ -147,45 +123,50 @@ impl Ingress {
         changed
     }
 
-    /// Selects a replica that is not in `tried`; if none is ready, holds the request until one is.
+    /// Selects a replica; if none is ready, holds the request until one is.
     async fn select_replica(
         &self,
         request: &ForwardedRequest,
-        tried: &mut Vec<usize>,
+        plan: &mut ReplicaPlan<usize>,
         held: &mut HoldTimes,
     ) -> Result<ReplicaAttempt<'_>, Rejection> {
+        // Kept until the next selection: a request that was released occupies its position.
         let mut guard: Option<HoldGuard<'_>> = None;
         loop {
-            // A request that was sent to a replica, or released to one, has waited.
-            let waited = guard.is_some() || !tried.is_empty();
-            let refusal = match self.replicas.choose(request, tried, waited) {
+            let refusal = match self.replicas.choose(request, plan) {
                 Ok(attempt) => return Ok(attempt),
-                Err(refusal @ (spoke::NoReplica::Full { .. } | spoke::NoReplica::RevisionNotServed)) => {
-                    return Err(self.no_replica(request, refusal));
-                }
                 Err(refusal) => refusal,
             };
             drop(guard.take());
+            let may_become_ready = match refusal {
+                spoke::NoReplica::Full { .. } | spoke::NoReplica::RevisionNotServed => false,
+                spoke::NoReplica::UnknownDeployment
+                | spoke::NoReplica::NoneReady { .. }
+                | spoke::NoReplica::QueueNotEmpty => true,
+            };
+            if plan.not_selected(may_become_ready) != ReplicaStep::Hold {
+                return Err(self.no_replica(request, refusal));
+            }
             let mut hold = match self.hold.enter(request) {
-                // A replica became ready at this moment; if no replica was tried, the request uses it.
-                Ok(None) if tried.is_empty() => continue,
+                Ok(None) if plan.not_held() == ReplicaStep::Select => continue,
                 Ok(None) | Err(HoldRejection::NotProvisioned) => {
                     return Err(self.no_replica(request, refusal));
                 }
                 Ok(Some(hold)) => hold,
                 Err(why) => return Err(self.not_held(request, why)),
             };
-            let outcome = hold.wait(request.deadline).await;
+            let outcome = hold.wait(plan.deadline()).await;
             held.lasted = Some(held.lasted.unwrap_or_default() + hold.held_for());
             // A policy that was narrowed during the hold applies to this request as well (invariant 1, Residency).
             self.check_deployment_policy(&request.deployment)?;
             match outcome {
-                HoldOutcome::Released { cold_start } => held.cold_start = cold_start,
-                HoldOutcome::NoReplica => return Err(self.no_replica(request, refusal).with(held.headers())),
-                HoldOutcome::DeadlineExceeded => return Err(held_too_long(request).with(held.headers())),
+                Some(ReleaseReason::ReplicaReady { cold_start }) => held.cold_start = cold_start,
+                Some(ReleaseReason::Unservable) => {
+                    return Err(self.no_replica(request, refusal).with(held.headers()));
+                }
+                None => return Err(held_too_long(request).with(held.headers())),
             }
-            // The replicas that are ready now are different ones, or have recovered.
-            tried.clear();
+            plan.released();
             guard = Some(hold);
         }
     }
@@ -213,7 +194,7 @@ impl Ingress {
                 let message = format!(
                     "Each replica of '{deployment}' in region {region} has {} requests in flight, the limit; try again \
                      shortly, or send fewer at once.",
-                    super::replicas::REPLICA_IN_FLIGHT_MAX
+                    REPLICA_IN_FLIGHT_MAX
                 );
                 Rejection::new(ErrorCode::Overloaded, message).after(retry_after)
             }
@@ -289,19 +270,17 @@ impl Ingress {
         let revision = revision.map(|revision| revision.to_string());
         extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
         let head = headers.head(path, body, &extra);
-        // The replica had closed a pooled connection, so it did not receive the request: retry once, on another
-        // connection.
-        for _ in 0..2 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let body = policy.seal(body.clone());
-            let response = self.upstream.send(to, CONNECT_TIMEOUT, head.clone(), body, BUFFERED_RESPONSE_MAX);
-            match tokio::time::timeout(left, response).await {
-                Ok(Err(AttemptFailure::StaleConnection)) => {}
-                Ok(response) => return response,
-                Err(_) => return Err(AttemptFailure::DeadlineExceeded),
-            }
-        }
-        Err(AttemptFailure::Unreachable)
+        let body = policy.seal(body.clone());
+        let response = self.upstream.send(to, CONNECT_TIMEOUT, head, body, BUFFERED_RESPONSE_MAX);
+        tokio::time::timeout(left, response).await.unwrap_or(Err(AttemptFailure::DeadlineExceeded))
+    }
+}
+
+/// Completes at `at`; never without one.
+async fn timer(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -8,11 +8,11 @@
 //! The lock of the waiters is taken before that of the spoke, so that no ticket is released between its issue and the
 //! registration of its waiter.
 
-use super::attempts::ForwardedRequest;
+use super::request::ForwardedRequest;
 use crate::metrics::{HoldMetrics, NotHeldReason};
 use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::{
-    HoldDecision, HoldLimit, HoldPriority, HoldRejection, HoldRequest, HoldTicket, Release, ReleaseReason,
+    HoldDecision, HoldLimit, HoldRejection, HoldRequest, HoldTicket, Release, ReleaseReason,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,16 +38,6 @@ pub(super) struct HoldGuard<'a> {
     since: Instant,
 }
 
-/// Result of waiting for a replica.
-pub(super) enum HoldOutcome {
-    /// A replica has capacity.
-    Released { cold_start: Option<Duration> },
-    /// No replica will become ready.
-    NoReplica,
-    /// The deadline of the request has passed.
-    DeadlineExceeded,
-}
-
 impl Hold {
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, wake: Arc<Notify>) -> Hold {
         Hold { spoke, waiting: Mutex::default(), wake, metrics: HoldMetrics::default() }
@@ -59,7 +49,7 @@ impl Hold {
         let hold_request = HoldRequest {
             deployment: &request.deployment,
             tenant: request.tenant.as_deref().unwrap_or_default(),
-            priority: request.band,
+            priority: request.priority,
             bytes: request.body.len() as u64,
             tokens: request.tokens,
             deadline: request.deadline,
@@ -115,14 +105,11 @@ impl Hold {
 }
 
 impl HoldGuard<'_> {
-    /// Waits until the request is released, or until `deadline`.
-    pub(super) async fn wait(&mut self, deadline: Instant) -> HoldOutcome {
-        match tokio::time::timeout_at(deadline.into(), &mut self.released).await {
-            Ok(Ok(ReleaseReason::ReplicaReady { cold_start })) => HoldOutcome::Released { cold_start },
-            // The sender is dropped only with the ingress.
-            Ok(Ok(ReleaseReason::Unservable) | Err(_)) => HoldOutcome::NoReplica,
-            Err(_) => HoldOutcome::DeadlineExceeded,
-        }
+    /// Waits until the request is released; `None` if its deadline has passed.
+    pub(super) async fn wait(&mut self, deadline: Instant) -> Option<ReleaseReason> {
+        let released = tokio::time::timeout_at(deadline.into(), &mut self.released).await.ok()?;
+        // The sender is dropped only with the ingress.
+        Some(released.unwrap_or(ReleaseReason::Unservable))
     }
 
     /// Returns the time for which it has been held.
@@ -143,9 +130,4 @@ impl Drop for HoldGuard<'_> {
         // Requests queued behind it may be released now.
         self.hold.call();
     }
-}
-
-/// Returns the priority band that the gateway decided.
-pub(super) fn band(priority: Option<&str>) -> HoldPriority {
-    if priority == Some("bulk") { HoldPriority::Bulk } else { HoldPriority::Interactive }
 }

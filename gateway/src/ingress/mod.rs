@@ -14,19 +14,21 @@ mod hold;
 mod operations;
 mod probe;
 mod replicas;
+mod request;
 mod scrape;
 
+use crate::circuits::random_draw;
 use crate::config::Timeouts;
+use crate::events::HopFailures;
 use crate::hop::{Credentials, GatewayAcceptor};
 use crate::listener::{AfterResponse, Listener, RequestHandler, StopReason};
 use crate::metrics::{IngressMetrics, ListenerMetrics, RequestOutcome};
 use crate::receipts::{CommitFailed, ReceiptsConfig, ReceiptsError, Recorder};
 use crate::relay::{self, ForwardedHeaders};
-use crate::request_body::{BodyError, BodyLimits, BodyReader};
-use crate::respond::{self, Rejection};
+use crate::request_body::{BodyLimits, BodyReader};
+use crate::respond::{self, ForwardError, Rejection};
 use crate::upstream::Upstream;
 use arrival::Arrival;
-use attempts::ForwardedRequest;
 use gateway_core::endpoint;
 use gateway_core::memory::BodyOwner;
 use gateway_core::receipt::entry::Role;
@@ -35,17 +37,19 @@ use gateway_core::timing;
 use hold::Hold;
 use operations::OperationsHandler;
 use pingora::protocols::http::ServerSession;
-use regions::ModelRevision;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
 use regions::residency::ResidencyPolicy;
 use regions::set::RegionIndex;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
-use replicas::{Replicas, random_draw};
+use replica_api::priority::Priority;
+use replicas::Replicas;
+use request::{ForwardedRequest, deployment, milliseconds, revision, text, unreadable};
 use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, ReportV1};
 use scheduler_core::spoke::hold::HELD_MAX;
 use scheduler_core::spoke::{GATEWAYS_MAX, RequestedRevision, Spoke, TrafficOrigin};
+pub use scrape::metrics;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -146,12 +150,10 @@ pub async fn run(
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
     };
-    let metrics = IngressMetrics::new();
-    let acceptor = tls
-        .clone()
-        .map(|credentials| GatewayAcceptor::new(credentials, metrics.refused.clone()))
-        .transpose()?;
-    let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(metrics.refused.clone());
+    let refused: Arc<HopFailures> = Arc::default();
+    let acceptor =
+        tls.clone().map(|credentials| GatewayAcceptor::new(credentials, refused.clone())).transpose()?;
+    let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(refused.clone());
     let listener = listener.with_connections_max(CONNECTIONS_MAX);
     let operations = match operations {
         Some(address) => Some(bind(address).await?),
@@ -189,7 +191,8 @@ pub async fn run(
         upstream: Upstream::within_the_region(),
         body_reader: BodyReader::new(BodyLimits::from_gateways(timeouts.body))
             .map_err(IngressError::Threads)?,
-        metrics,
+        metrics: IngressMetrics::default(),
+        refused,
         listener: listener.metrics(),
         connections: listener.permits(),
         recorder,
@@ -240,6 +243,8 @@ struct Ingress {
     upstream: Upstream,
     body_reader: BodyReader,
     metrics: IngressMetrics,
+    /// Rejected connections.
+    refused: Arc<HopFailures>,
     /// Metrics of its listener, and the semaphore with a permit for each connection that can still be opened.
     listener: Arc<ListenerMetrics>,
     connections: Arc<Semaphore>,
@@ -262,7 +267,7 @@ impl RequestHandler for Ingress {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
                     self.forward(session, path, arrived, arrival).await
                 }
-                None => Err(RequestError::Rejected(Rejection::new(
+                None => Err(ForwardError::Rejected(Rejection::new(
                     ErrorCode::NotFound,
                     "The ingress has no such path.",
                 ))),
@@ -273,10 +278,10 @@ impl RequestHandler for Ingress {
             Ok(AfterResponse::Close) => {
                 (AfterResponse::Close, RequestOutcome::of_session(session).truncated())
             }
-            Err(RequestError::ClientDisconnected) => {
+            Err(ForwardError::ClientDisconnected) => {
                 (AfterResponse::Close, RequestOutcome::ClientDisconnected)
             }
-            Err(RequestError::Rejected(rejection)) => {
+            Err(ForwardError::Rejected(rejection)) => {
                 let region = [(headers::REGION, self.region.as_str())];
                 (respond::reject(session, &rejection, &region).await, RequestOutcome::of_session(session))
             }
@@ -288,29 +293,8 @@ impl RequestHandler for Ingress {
     }
 }
 
-/// Reason why a request has no response of a replica.
-enum RequestError {
-    Rejected(Rejection),
-    ClientDisconnected,
-}
-
-impl From<Rejection> for RequestError {
-    fn from(rejection: Rejection) -> RequestError {
-        RequestError::Rejected(rejection)
-    }
-}
-
-impl From<BodyError> for RequestError {
-    fn from(error: BodyError) -> RequestError {
-        match error {
-            BodyError::Rejected(_, rejection) => RequestError::Rejected(rejection),
-            BodyError::ClientDisconnected => RequestError::ClientDisconnected,
-        }
-    }
-}
-
 impl Ingress {
-    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterResponse, RequestError> {
+    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterResponse, ForwardError> {
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Rejection::new(ErrorCode::InvalidJson, format!("Invalid exchange request: {error}."))
@@ -330,7 +314,7 @@ impl Ingress {
         path: &'static str,
         arrived: Instant,
         arrival: &mut Arrival<'_>,
-    ) -> Result<AfterResponse, RequestError> {
+    ) -> Result<AfterResponse, ForwardError> {
         let policy = self.allowed_here(session)?;
         let deployment = deployment(session)?;
         self.check_deployment_policy(&deployment)?;
@@ -347,6 +331,7 @@ impl Ingress {
             TrafficOrigin::Local
         };
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
+        let priority = text(session, headers::PRIORITY)?;
         let request = ForwardedRequest {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
@@ -362,7 +347,7 @@ impl Ingress {
             tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             deadline,
             draw: random_draw(),
-            band: hold::band(text(session, headers::PRIORITY)?),
+            priority: priority.and_then(|priority| priority.parse().ok()).unwrap_or(Priority::Interactive),
             elsewhere: milliseconds(session, headers::ALTERNATIVE_MS)?,
         };
         arrival.commit().await.map_err(|CommitFailed| self.no_receipt())?;
@@ -370,7 +355,7 @@ impl Ingress {
         let (response, attempt, held) = tokio::select! {
             biased;
             result = self.send_to_replica(&request) => result?,
-            () = relay::client_disconnected(session) => return Err(RequestError::ClientDisconnected),
+            () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
         };
         let reported =
             response.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
@@ -437,34 +422,4 @@ impl Ingress {
         );
         Rejection::new(ErrorCode::NotReady, message)
     }
-}
-
-fn deployment(session: &ServerSession) -> Result<DeploymentName, Rejection> {
-    let name = text(session, headers::DEPLOYMENT)?.ok_or_else(|| {
-        let message = format!("An ingress is reached through a gateway, which sets {}.", headers::DEPLOYMENT);
-        Rejection::new(ErrorCode::InvalidHeader, message).of(headers::DEPLOYMENT)
-    })?;
-    name.parse().map_err(|error| unreadable(headers::DEPLOYMENT, &error))
-}
-
-fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Rejection> {
-    let value = text(session, name)?.map(str::parse::<u64>).transpose();
-    value.map(|value| value.map(Duration::from_millis)).map_err(|error| unreadable(name, &error))
-}
-
-fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelRevision>, Rejection> {
-    let value = text(session, name)?.map(str::parse).transpose();
-    value.map_err(|error| unreadable(name, &error))
-}
-
-fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Rejection> {
-    if session.req_header().headers.get_all(name).iter().count() > 1 {
-        return Err(unreadable(name, &"it is repeated"));
-    }
-    let value = session.get_header(name);
-    value.map(|value| value.to_str().map_err(|error| unreadable(name, &error))).transpose()
-}
-
-fn unreadable(header: &'static str, error: &dyn std::fmt::Display) -> Rejection {
-    Rejection::new(ErrorCode::InvalidHeader, format!("{header} cannot be read: {error}.")).of(header)
 }

@@ -4,24 +4,23 @@
 //! measuring the replicas against the best of them. The lock is held for one decision, and taken before the spoke's
 //! where both are needed.
 
-use super::attempts::ForwardedRequest;
 use super::hold::Hold;
-use crate::circuits;
-use gateway_core::budget::{EvacuationBudget, RetryBudget};
-use gateway_core::circuit::Permille;
+use super::request::ForwardedRequest;
+use crate::circuits::{self, random_draw};
+use gateway_core::budget::Budgets;
 use gateway_core::endpoint;
 use gateway_core::latency::FirstByteTimeout;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
+use gateway_core::plan::replica::{ReplicaPlan, ReplicaStep};
 use gateway_core::targets::{InFlightRequest, LatencyBaseline, TargetStatus, TargetTracker};
-use rand::Rng;
 use regions::ModelRevision;
 use scheduler_core::spoke::{self, Eligibility, ReplicaOutcome, SelectedReplica, Spoke};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use supervision::{Mutex, MutexGuard};
 
 /// Maximum requests in flight per replica: more than a replica's own queue can use, and few enough that a replica that
@@ -40,22 +39,7 @@ struct ReplicaObservations {
     /// Addresses by replica number.
     addresses: BTreeMap<usize, SocketAddr>,
     targets: TargetTracker<usize>,
-    retry: RetryBudget,
-    /// Budgets for retries away from recently ejected replicas.
-    evacuation: BTreeMap<usize, EvacuationBudget>,
-}
-
-/// Returns a random draw for circuit breakers.
-pub(super) fn random_draw() -> Permille {
-    Permille::new(rand::rng().random_range(0..1000))
-}
-
-/// Completes after the first-byte timeout; never if there is none.
-pub(super) async fn first_byte_timeout(after: Option<Duration>) {
-    match after {
-        Some(after) => tokio::time::sleep(after).await,
-        None => std::future::pending().await,
-    }
+    budgets: Budgets<usize>,
 }
 
 impl Replicas {
@@ -63,9 +47,8 @@ impl Replicas {
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
         let targets =
             TargetTracker::new(FirstByteTimeout::FOR_REPLICA, LatencyBaseline::Best, REPLICA_IN_FLIGHT_MAX);
-        let (retry, addresses) = (RetryBudget::new(Instant::now()), BTreeMap::new());
-        let observations =
-            Mutex::new(ReplicaObservations { addresses, targets, retry, evacuation: BTreeMap::new() });
+        let (budgets, addresses) = (Budgets::new(Instant::now()), BTreeMap::new());
+        let observations = Mutex::new(ReplicaObservations { addresses, targets, budgets });
         let replicas = Replicas { spoke, hold, observations };
         replicas.refresh();
         replicas
@@ -76,70 +59,56 @@ impl Replicas {
         let mut observations = self.observations();
         let addresses = self.spoke.lock().endpoints();
         observations.targets.set_targets(addresses.keys().copied().collect::<Vec<_>>());
-        observations.evacuation.retain(|number, _| addresses.contains_key(number));
+        observations.budgets.retain_targets(|number| addresses.contains_key(&number));
         observations.addresses.clone_from(&addresses);
         addresses
     }
 
-    /// Selects a replica that is not in `tried`. Returns an error while earlier requests are held, unless this request
-    /// has `waited` itself.
+    /// Selects a replica for the next attempt of `plan`. Returns an error while earlier requests are held, unless this request
+    /// has waited itself.
     pub(super) fn choose(
         &self,
         request: &ForwardedRequest,
-        tried: &[usize],
-        waited: bool,
+        plan: &mut ReplicaPlan<usize>,
     ) -> Result<ReplicaAttempt<'_>, spoke::NoReplica> {
         let now = Instant::now();
         let observations = &mut *self.observations();
         let choice = {
             let mut spoke = self.spoke.lock();
-            if !waited && spoke.has_held_requests(&request.deployment) {
+            if !plan.has_waited() && spoke.has_held_requests(&request.deployment) {
                 return Err(spoke::NoReplica::QueueNotEmpty);
             }
-            observations.choose(&mut spoke, request, tried, now)?
+            observations.choose(&mut spoke, request, plan.attempted(), now)?
         };
-        Ok(self.attempt(observations, choice, now))
+        Ok(self.attempt(observations, choice, request, plan, now))
     }
 
-    /// Returns the first-byte timeout of an attempt.
-    pub(super) fn first_byte(
+    /// Records a first-byte timeout of an attempt. Returns the attempt that takes over from it, if one does: at a replica that is
+    /// not ejected, and only if the budget allows it.
+    pub(super) fn timed_out(
         &self,
+        plan: &mut ReplicaPlan<usize>,
         attempt: &ReplicaAttempt<'_>,
         request: &ForwardedRequest,
-    ) -> Option<Duration> {
-        self.observations().targets.first_byte_timeout(attempt.index(), &request.deployment, request.size())
-    }
-
-    /// Records a first-byte timeout.
-    pub(super) fn timed_out(&self, attempt: &mut ReplicaAttempt<'_>) {
-        attempt.is_in_time = false;
-        self.observations().observe(
-            attempt.index(),
-            AttemptFailure::FirstByteTimeout.evidence(None),
-            Instant::now(),
-        );
-    }
-
-    /// Selects a replica for a retry after a first-byte timeout: not an ejected one, and only if the budget allows it.
-    pub(super) fn select_alternative(
-        &self,
-        attempt: &ReplicaAttempt<'_>,
-        request: &ForwardedRequest,
-        tried: &[usize],
     ) -> Option<ReplicaAttempt<'_>> {
         let now = Instant::now();
         let observations = &mut *self.observations();
+        let may_take_over = plan.first_byte_timed_out(now);
+        observations.observe(attempt.choice.index, AttemptFailure::FirstByteTimeout.evidence(None), now);
+        if !may_take_over {
+            return None;
+        }
         let choice = {
             let mut spoke = self.spoke.lock();
-            let choice = observations.choose(&mut spoke, request, tried, now).ok()?;
-            let open = observations.targets.state(choice.index, now).admits(request.draw);
-            if !open || !observations.withdraw(attempt.index(), now) {
+            let choice = observations.choose(&mut spoke, request, plan.attempted(), now).ok()?;
+            let is_admitted = observations.targets.state(choice.index, now).admits(request.draw);
+            if !is_admitted || plan.take_over(&mut observations.budgets, now) != ReplicaStep::Send {
                 spoke.finished(&choice, ReplicaOutcome::Canceled, now);
                 return None;
             }
             choice
         };
-        Some(self.attempt(observations, choice, now))
+        Some(self.attempt(observations, choice, request, plan, now))
     }
 
     /// Returns the state of each replica, for operators.
@@ -160,24 +129,22 @@ impl Replicas {
     pub(super) fn limits(&self) -> (u32, Vec<TargetStatus<usize>>) {
         let now = Instant::now();
         let observations = self.observations();
-        (observations.retry.left(now), observations.targets.states(now))
+        (observations.budgets.retry.left(now), observations.targets.states(now))
     }
 
     fn attempt(
         &self,
         observations: &mut ReplicaObservations,
         choice: SelectedReplica,
+        request: &ForwardedRequest,
+        plan: &mut ReplicaPlan<usize>,
         now: Instant,
     ) -> ReplicaAttempt<'_> {
-        let under_way = observations.targets.began(choice.index, now);
-        ReplicaAttempt {
-            replicas: self,
-            choice,
-            under_way,
-            started: now,
-            is_in_time: true,
-            outcome: ReplicaOutcome::Canceled,
-        }
+        let targets = &mut observations.targets;
+        let under_way = targets.began(choice.index, now);
+        let first_byte = targets.first_byte_timeout(choice.index, &request.deployment, request.size());
+        plan.selected(choice.index, first_byte, now);
+        ReplicaAttempt { replicas: self, choice, under_way, started: now, outcome: ReplicaOutcome::Canceled }
     }
 
     fn observations(&self) -> MutexGuard<'_, ReplicaObservations> {
@@ -222,14 +189,8 @@ impl ReplicaObservations {
             let replica = self.addresses.get(&index).map(tracing::field::display);
             // It failed or was slower than the others, and gets only probes until they succeed. See its log.
             tracing::warn!(replica, ?evidence, "replica ejected");
-            let in_flight = self.targets.in_flight(index);
-            self.evacuation.insert(index, EvacuationBudget::open(in_flight, now));
+            self.budgets.evacuate(index, self.targets.in_flight(index), now);
         }
-    }
-
-    fn withdraw(&mut self, index: usize, now: Instant) -> bool {
-        let evacuation = self.evacuation.get_mut(&index);
-        evacuation.is_some_and(|budget| budget.withdraw(now)) || self.retry.withdraw(now)
     }
 }
 
@@ -239,15 +200,10 @@ pub(super) struct ReplicaAttempt<'a> {
     choice: SelectedReplica,
     under_way: InFlightRequest<usize>,
     started: Instant,
-    is_in_time: bool,
     outcome: ReplicaOutcome,
 }
 
 impl ReplicaAttempt<'_> {
-    pub(super) fn index(&self) -> usize {
-        self.choice.index
-    }
-
     pub(super) fn endpoint(&self) -> SocketAddr {
         self.choice.endpoint
     }
@@ -257,11 +213,11 @@ impl ReplicaAttempt<'_> {
         self.choice.revision
     }
 
-    /// Records the head of a response.
-    pub(super) fn responded(&mut self, request: &ForwardedRequest, status: u16) {
+    /// Records the head of a response; `is_in_time`: it met the first-byte timeout.
+    pub(super) fn responded(&mut self, request: &ForwardedRequest, status: u16, is_in_time: bool) {
         let now = Instant::now();
         let observations = &mut *self.replicas.observations();
-        observations.retry.succeeded();
+        observations.budgets.retry.succeeded();
         let mut action = UpstreamAction::Responded { status };
         // Error responses are fast and say nothing about the time of the computation.
         if (200..300).contains(&status) && endpoint::uses_engine(request.path) {
@@ -272,7 +228,7 @@ impl ReplicaAttempt<'_> {
             }
             observations.targets.record_latency(index, deployment, size, took, now);
         }
-        if self.is_in_time {
+        if is_in_time {
             observations.observe(self.choice.index, evidence(DeadlineSetBy::Measurement, action), now);
         }
     }

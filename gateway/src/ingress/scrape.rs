@@ -4,178 +4,173 @@ use super::CONNECTIONS_MAX;
 use super::Ingress;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
 use crate::listener::AfterResponse;
-use crate::metrics::{CONTENT_TYPE, Kind, ListenerMetricNames, MetricsText, render_panics};
+use crate::metrics::{HoldMetrics, InGateway, IngressMetrics, ListenerScrape};
+use crate::receipts::ReceiptScrape;
 use crate::respond;
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use metrics::page::RoleMetrics;
+use metrics::{ByName, Label, OneOf, Sparse, Total, metric_set};
 use pingora::protocols::http::ServerSession;
-use scheduler_api::report::DeploymentLoad;
-use scheduler_core::spoke::ScalingStatus;
+use scheduler_core::scale::ScalingReason;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use supervision::panics::PanicMetrics;
 
-/// Accessor of a number of a deployment's load.
-type Part = fn(&DeploymentLoad) -> f64;
+/// Role in the names of shared metrics.
+const ROLE: &str = "ingress";
 
-/// Metric of the scaler's decision: name, kind, help, value.
-type ScalingMetric = (&'static str, Kind, &'static str, fn(&ScalingStatus) -> u64);
+impl Label<InGateway> for ScalingReason {
+    fn values() -> Vec<&'static str> {
+        ScalingReason::ALL.iter().map(|reason| reason.name()).collect()
+    }
+
+    fn index(self) -> usize {
+        ScalingReason::ALL.iter().take_while(|reason| **reason != self).count()
+    }
+}
+
+metric_set! {
+    /// All metrics of an ingress.
+    pub(super) struct IngressScrape<'a> {
+        /// Counters.
+        counted: &'a IngressMetrics = set,
+        /// Ready replicas of a deployment.
+        replicas_ready: ByName<u32> = "meridian_ingress_replicas_ready" ["deployment"],
+        /// Tokens queued or being computed.
+        pending_tokens: ByName<u64> = "meridian_ingress_pending_tokens" ["deployment"],
+        /// Measured throughput of its replicas.
+        tokens_per_second: ByName<f64> = "meridian_ingress_tokens_per_second" ["deployment"],
+        /// Granted tokens of other regions' overflow that gateways may still send.
+        granted_tokens: ByName<u64> = "meridian_ingress_granted_tokens" ["deployment"],
+        /// Replicas whose model differs from that of their deployment.
+        mismatched: ByName<u64> = "meridian_ingress_replicas_mismatched" ["deployment"],
+        /// Replicas that began to report such a model.
+        mismatches: ByName<Total> = "meridian_ingress_replica_mismatches_total" ["deployment"],
+        /// Decisions of the autoscaler, if there is one.
+        scaling: Option<ScalingScrape> = set,
+        /// Held requests.
+        hold: &'a HoldMetrics = set,
+        /// Requests held for a replica to become ready.
+        held_requests: usize = "meridian_ingress_held_requests",
+        /// Limit of held requests.
+        held_requests_max: usize = "meridian_ingress_held_requests_max",
+        /// Bytes of the bodies of held requests.
+        held_bytes: u64 = "meridian_ingress_held_bytes",
+        /// Limit of these bytes.
+        held_bytes_max: u64 = "meridian_ingress_held_bytes_max",
+        /// Route tables of a hub that were rejected: unreadable, or not newer.
+        tables_refused: Total = "meridian_ingress_tables_refused_total",
+        /// Time since a hub last confirmed the current route table, or since the start.
+        policy_age: Option<Duration> = "meridian_ingress_policy_age_seconds",
+        /// The age past which requests of locked deployments are rejected.
+        policy_max_age: Option<Duration> = "meridian_ingress_policy_max_age_seconds",
+        /// Connections of gateways.
+        listener: ListenerScrape<'a> = set,
+        /// Retries that the budget allows now.
+        retries_left: u32 = "meridian_ingress_retry_budget",
+        /// Requests in flight at a replica, by its number.
+        replica_in_flight: ByName<u32> = "meridian_ingress_replica_in_flight" ["replica"],
+        /// Limit of requests in flight at a replica.
+        replica_in_flight_max: u32 = "meridian_ingress_replica_in_flight_max",
+        /// 1 while the ingress drains.
+        draining: bool = "meridian_ingress_draining",
+        /// Panics.
+        panics: PanicMetrics = set,
+        /// Receipts.
+        receipts: Option<ReceiptScrape<'a>> = set,
+    }
+}
+
+metric_set! {
+    /// Decisions of the region's autoscaler, and the state of its replicas.
+    struct ScalingScrape {
+        /// Desired replicas of a deployment, ready and provisioning.
+        desired: ByName<u32> = "meridian_scaling_replicas_desired" ["deployment"],
+        /// Replicas that are being started.
+        provisioning: ByName<u32> = "meridian_scaling_replicas_provisioning" ["deployment"],
+        /// Replicas that are draining.
+        draining: ByName<u32> = "meridian_scaling_replicas_draining" ["deployment"],
+        /// Replicas that exited without being stopped, since the spoke started.
+        crashed: ByName<Total> = "meridian_scaling_replicas_crashed_total" ["deployment"],
+        /// 90th percentile of the start time of a replica, in milliseconds.
+        start_ms: ByName<u64> = "meridian_scaling_replicas_start_ms" ["deployment"],
+        /// 1 for the rule that decided the desired number of replicas.
+        decided_by: ByName<Sparse<OneOf<ScalingReason, InGateway>, false>> =
+            "meridian_scaling_decided_by" ["deployment", "reason"],
+    }
+}
+
+/// Returns the metrics of an ingress.
+pub fn metrics() -> RoleMetrics {
+    RoleMetrics::of::<IngressScrape<'_>>(ROLE)
+}
 
 impl Ingress {
     pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterResponse {
         let body = Bytes::from(self.text());
-        let mut head = respond::head(200, &[(TYPE.as_str(), CONTENT_TYPE)]);
+        let mut head = respond::head(200, &[(CONTENT_TYPE.as_str(), metrics::CONTENT_TYPE)]);
         respond::put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
         respond::whole(session, head, body).await
     }
 
     fn text(&self) -> String {
-        let mut text = MetricsText::default();
-        self.metrics.render(&mut text);
-        render_panics(&mut text, "meridian_ingress");
+        let (bodies_bytes, _, bodies_max) = self.body_reader.used();
+        let (retries_left, replicas) = self.replicas.limits();
+        let recorded = self.recorder.as_ref().map(|recorder| recorder.metrics());
+        let spoke = self.spoke.lock();
         // Sequence 0: this report is not a response to a gateway.
-        let (report, granted, held) = {
-            let spoke = self.spoke.lock();
-            let report = spoke.report(0, Instant::now());
-            let granted = report.deployments.keys().map(|name| (name.clone(), spoke.granted(name)));
-            let granted: Vec<_> = granted.collect();
-            (report, granted, spoke.held_totals())
+        let report = spoke.report(0, Instant::now());
+        let loads = || report.deployments.iter();
+        let mismatches = spoke.mismatches();
+        let (held_requests, held_bytes) = spoke.held_totals();
+        let policy_age = spoke.policy_age(Instant::now());
+        let scrape = IngressScrape {
+            counted: &self.metrics,
+            replicas_ready: loads().map(|(name, load)| (name, load.ready)).collect(),
+            pending_tokens: loads().map(|(name, load)| (name, load.pending_tokens)).collect(),
+            tokens_per_second: loads().map(|(name, load)| (name, load.tokens_per_second)).collect(),
+            granted_tokens: loads().map(|(name, _)| (name, spoke.granted(name))).collect(),
+            mismatched: mismatches.iter().map(|(name, (now, _))| (name, *now)).collect(),
+            mismatches: mismatches.iter().map(|(name, (_, total))| (name, Total(*total))).collect(),
+            scaling: (!spoke.scaling_status().is_empty()).then(|| {
+                let each = || spoke.scaling_status().iter();
+                ScalingScrape {
+                    desired: each().map(|(name, it)| (name, it.decision.replicas)).collect(),
+                    provisioning: each().map(|(name, it)| (name, it.provisioning)).collect(),
+                    draining: each().map(|(name, it)| (name, it.draining)).collect(),
+                    crashed: each().map(|(name, it)| (name, Total(it.crashes))).collect(),
+                    start_ms: each().map(|(name, it)| (name, it.start_ms)).collect(),
+                    decided_by: each()
+                        .map(|(name, it)| (name, Sparse(OneOf::new(it.decision.reason))))
+                        .collect(),
+                }
+            }),
+            hold: &self.hold.metrics,
+            held_requests,
+            held_requests_max: HELD_MAX,
+            held_bytes,
+            held_bytes_max: HELD_BYTES_MAX,
+            tables_refused: Total(spoke.tables_rejected()),
+            policy_age: policy_age.map(|(age, _)| age),
+            policy_max_age: policy_age.map(|(_, max)| max),
+            listener: ListenerScrape {
+                listener: &self.listener,
+                connections: CONNECTIONS_MAX - self.connections.available_permits(),
+                connections_max: CONNECTIONS_MAX,
+                refused: &self.refused.counts,
+                bodies: &self.body_reader.rejections,
+                bodies_bytes,
+                bodies_bytes_max: bodies_max.total,
+            },
+            retries_left,
+            replica_in_flight: replicas.iter().map(|state| (state.target, state.in_flight)).collect(),
+            replica_in_flight_max: REPLICA_IN_FLIGHT_MAX,
+            draining: report.draining,
+            panics: PanicMetrics::read(),
+            receipts: recorded.as_ref().map(|receipts| receipts.scrape()),
         };
-        let parts: [(&str, &str, Part); 3] = [
-            ("meridian_ingress_replicas_ready", "Ready replicas of a deployment.", |load| {
-                f64::from(load.ready)
-            }),
-            ("meridian_ingress_pending_tokens", "Tokens queued or being computed.", |load| {
-                load.pending_tokens as f64
-            }),
-            ("meridian_ingress_tokens_per_second", "Measured throughput of its replicas.", |load| {
-                load.tokens_per_second
-            }),
-        ];
-        for (name, help, part) in parts {
-            text.head(name, Kind::Gauge, help);
-            for (deployment, load) in &report.deployments {
-                text.sample(name, &[("deployment", deployment.as_str())], part(load));
-            }
-        }
-        let name = "meridian_ingress_granted_tokens";
-        text.head(
-            name,
-            Kind::Gauge,
-            "Granted tokens of other regions' overflow that gateways may still send.",
-        );
-        for (deployment, tokens) in granted {
-            text.sample(name, &[("deployment", deployment.as_str())], tokens);
-        }
-        self.mismatches(&mut text);
-        self.scaling(&mut text);
-        self.hold.metrics.render(&mut text);
-        let (requests, bytes) = held;
-        for (name, help, value) in [
-            (
-                "meridian_ingress_held_requests",
-                "Requests held for a replica to become ready.",
-                requests as u64,
-            ),
-            ("meridian_ingress_held_requests_max", "Limit of held requests.", HELD_MAX as u64),
-            ("meridian_ingress_held_bytes", "Bytes of the bodies of held requests.", bytes),
-            ("meridian_ingress_held_bytes_max", "Limit of these bytes.", HELD_BYTES_MAX),
-        ] {
-            text.single(name, Kind::Gauge, help, value);
-        }
-        let name = "meridian_ingress_tables_refused_total";
-        let help = "Route tables of a hub that were rejected: unreadable, or not newer.";
-        text.single(name, Kind::Counter, help, self.spoke.lock().tables_rejected());
-        if let Some((age, max)) = self.spoke.lock().policy_age(Instant::now()) {
-            let name = "meridian_ingress_policy_age_seconds";
-            let help = "Time since a hub last confirmed the current route table, or since the start.";
-            text.single(name, Kind::Gauge, help, age.as_secs_f64());
-            let name = "meridian_ingress_policy_max_age_seconds";
-            let help = "The age past which requests of locked deployments are rejected.";
-            text.single(name, Kind::Gauge, help, max.as_secs());
-        }
-        let open = CONNECTIONS_MAX - self.connections.available_permits();
-        let (taken, _, bodies) = self.body_reader.used();
-        for (name, help, value) in [
-            ("meridian_ingress_connections", "Open connections of gateways.", open),
-            ("meridian_ingress_connections_max", "Limit of open connections.", CONNECTIONS_MAX),
-            ("meridian_ingress_bodies_bytes", "Memory reserved for request bodies.", taken),
-            ("meridian_ingress_bodies_bytes_max", "Limit of this memory.", bodies.total),
-        ] {
-            text.single(name, Kind::Gauge, help, value);
-        }
-        ListenerMetricNames::INGRESS.render(&mut text, &self.listener, &self.body_reader.rejections);
-        let (retries_left, states) = self.replicas.limits();
-        let name = "meridian_ingress_retry_budget";
-        text.single(name, Kind::Gauge, "Retries that the budget allows now.", retries_left);
-        let name = "meridian_ingress_replica_in_flight";
-        text.head(name, Kind::Gauge, "Requests in flight at a replica, by its number.");
-        for state in &states {
-            text.sample(name, &[("replica", &state.target.to_string())], state.in_flight);
-        }
-        let name = "meridian_ingress_replica_in_flight_max";
-        text.single(name, Kind::Gauge, "Limit of requests in flight at a replica.", REPLICA_IN_FLIGHT_MAX);
-        let draining = u8::from(report.draining);
-        text.single("meridian_ingress_draining", Kind::Gauge, "1 while the ingress drains.", draining);
-        if let Some(recorder) = &self.recorder {
-            recorder.metrics().render(&mut text);
-        }
-        text.finish()
-    }
-
-    /// Writes the metrics of replicas whose model differs from that of their deployment.
-    fn mismatches(&self, text: &mut MetricsText) {
-        let mismatches = self.spoke.lock().mismatches();
-        let name = "meridian_ingress_replicas_mismatched";
-        text.head(name, Kind::Gauge, "Replicas whose model differs from that of their deployment.");
-        for (deployment, (now, _)) in &mismatches {
-            text.sample(name, &[("deployment", deployment.as_str())], now);
-        }
-        let name = "meridian_ingress_replica_mismatches_total";
-        text.head(name, Kind::Counter, "Replicas that began to report such a model.");
-        for (deployment, (_, total)) in &mismatches {
-            text.sample(name, &[("deployment", deployment.as_str())], total);
-        }
-    }
-
-    /// Writes the decision of the region's scaler, if there is one.
-    fn scaling(&self, text: &mut MetricsText) {
-        let decided = self.spoke.lock().scaling_status().clone();
-        if decided.is_empty() {
-            return;
-        }
-        let parts: [ScalingMetric; 5] = [
-            ("desired", Kind::Gauge, "Desired replicas of a deployment, ready and provisioning.", |it| {
-                u64::from(it.decision.replicas)
-            }),
-            ("provisioning", Kind::Gauge, "Replicas that are being started.", |it| {
-                u64::from(it.provisioning)
-            }),
-            ("draining", Kind::Gauge, "Replicas that are draining.", |it| u64::from(it.draining)),
-            (
-                "crashed_total",
-                Kind::Counter,
-                "Replicas that exited without being stopped, since the spoke started.",
-                |it| it.crashes,
-            ),
-            (
-                "start_ms",
-                Kind::Gauge,
-                "90th percentile of the start time of a replica, in milliseconds.",
-                |it| it.start_ms,
-            ),
-        ];
-        for (name, kind, help, part) in parts {
-            let name = format!("meridian_scaling_replicas_{name}");
-            text.head(&name, kind, help);
-            for (deployment, decided) in &decided {
-                text.sample(&name, &[("deployment", deployment.as_str())], part(decided));
-            }
-        }
-        let name = "meridian_scaling_decided_by";
-        text.head(name, Kind::Gauge, "1 for the rule that decided the desired number of replicas.");
-        for (deployment, decided) in &decided {
-            let labels = [("deployment", deployment.as_str()), ("reason", decided.decision.reason.name())];
-            text.sample(name, &labels, 1);
-        }
+        drop(spoke);
+        metrics::render(ROLE, &scrape)
     }
 }

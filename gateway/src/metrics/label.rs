@@ -1,11 +1,19 @@
 //! Metric labels: closed sets with a number and a name for each value.
 
+use super::InGateway;
 use crate::names;
 use gateway_core::endpoint::Endpoint;
+use gateway_core::flood::IdleFrame;
+use gateway_core::labels::AttemptResult;
+use gateway_core::shed::ShedReason;
+use gateway_core::trail::AttemptCause;
+use metrics::{Label, labels, labels_of};
 use pingora::protocols::http::ServerSession;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
-use replica_api::priority;
+use replica_api::priority::Priority;
+
+labels_of!(InGateway: AttemptCause, AttemptResult, IdleFrame, Priority, ShedReason);
 
 /// Endpoint of a request: a served path, the list of models, or other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +35,16 @@ impl EndpointLabel {
 
     pub(crate) fn as_str(self) -> &'static str {
         self.0
+    }
+}
+
+impl<In> Label<In> for EndpointLabel {
+    fn values() -> Vec<&'static str> {
+        Endpoint::paths().chain([EndpointLabel::OTHER.as_str()]).collect()
+    }
+
+    fn index(self) -> usize {
+        Endpoint::paths().take_while(|path| *path != self.as_str()).count()
     }
 }
 
@@ -95,20 +113,28 @@ impl RequestOutcome {
     }
 }
 
-/// Class of outcomes by the party at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OutcomeClass {
-    Ok,
-    ClientError,
-    ServerError,
-    /// No complete response was sent.
-    Unfinished,
+impl<In> Label<In> for RequestOutcome {
+    fn values() -> Vec<&'static str> {
+        (0..RequestOutcome::LEN).map(RequestOutcome::name).collect()
+    }
+
+    fn index(self) -> usize {
+        RequestOutcome::index(self)
+    }
+}
+
+labels! {
+    /// Class of outcomes by the party at fault.
+    pub(crate) enum OutcomeClass {
+        Ok = "ok",
+        ClientError = "client_error",
+        ServerError = "server_error",
+        /// No complete response was sent.
+        Unfinished = "unfinished",
+    }
 }
 
 impl OutcomeClass {
-    pub(crate) const ALL: [OutcomeClass; 4] =
-        [OutcomeClass::Ok, OutcomeClass::ClientError, OutcomeClass::ServerError, OutcomeClass::Unfinished];
-
     pub(crate) fn of(outcome: RequestOutcome) -> OutcomeClass {
         match outcome {
             RequestOutcome::Complete { status: 500.., .. } => OutcomeClass::ServerError,
@@ -119,97 +145,26 @@ impl OutcomeClass {
             | RequestOutcome::Shutdown => OutcomeClass::Unfinished,
         }
     }
+}
 
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            OutcomeClass::Ok => "ok",
-            OutcomeClass::ClientError => "client_error",
-            OutcomeClass::ServerError => "server_error",
-            OutcomeClass::Unfinished => "unfinished",
-        }
+labels! {
+    /// Protocol of a request.
+    pub(crate) enum ClientProtocol {
+        Http1 = "http/1.1",
+        Http2 = "h2",
     }
 }
 
-/// Protocol of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClientProtocol {
-    Http1,
-    Http2,
-}
-
-impl ClientProtocol {
-    pub(crate) const ALL: [ClientProtocol; 2] = [ClientProtocol::Http1, ClientProtocol::Http2];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            ClientProtocol::Http1 => "http/1.1",
-            ClientProtocol::Http2 => "h2",
-        }
-    }
-}
-
-/// Priority of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Priority {
-    Interactive,
-    Bulk,
-    /// The request was answered or rejected before its priority was known.
-    #[default]
-    Unknown,
-}
-
-impl Priority {
-    pub(crate) const ALL: [Priority; 3] = [Priority::Interactive, Priority::Bulk, Priority::Unknown];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Priority::Interactive => "interactive",
-            Priority::Bulk => "bulk",
-            Priority::Unknown => "unknown",
-        }
-    }
-}
-
-impl From<priority::Priority> for Priority {
-    fn from(priority: priority::Priority) -> Priority {
-        match priority {
-            priority::Priority::Interactive => Priority::Interactive,
-            priority::Priority::Bulk => Priority::Bulk,
-        }
-    }
-}
-
-/// Stage of a request, for its latency breakdown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LatencyStage {
-    /// This process, and failed attempts.
-    Gateway,
-    Network,
-    Queue,
-    Tokenize,
-    Engine,
-    /// From the head of the response to its last byte.
-    Sending,
-}
-
-impl LatencyStage {
-    pub(crate) const ALL: [LatencyStage; 6] = [
-        LatencyStage::Gateway,
-        LatencyStage::Network,
-        LatencyStage::Queue,
-        LatencyStage::Tokenize,
-        LatencyStage::Engine,
-        LatencyStage::Sending,
-    ];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            LatencyStage::Gateway => "gateway",
-            LatencyStage::Network => "network",
-            LatencyStage::Queue => "queue",
-            LatencyStage::Tokenize => "tokenize",
-            LatencyStage::Engine => "engine",
-            LatencyStage::Sending => "sending",
-        }
+labels! {
+    /// Stage of a request, for its latency breakdown.
+    pub(crate) enum LatencyStage {
+        /// This process, and failed attempts.
+        Gateway = "gateway",
+        Network = "network",
+        Queue = "queue",
+        Tokenize = "tokenize",
+        Engine = "engine",
+        /// From the head of the response to its last byte.
+        Sending = "sending",
     }
 }

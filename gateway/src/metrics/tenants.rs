@@ -5,8 +5,10 @@
 //! of a removed tenant are counted there as well.
 
 use super::label::OutcomeClass;
-use super::{Kind, MetricsText, RelaxedCounter, RequestOutcome};
+use super::{Counter, Family, RequestOutcome};
 use gateway_core::keys::KeyRing;
+use metrics::text::MetricsText;
+use metrics::{ByName, MetricDescription, MetricSet, metric_set};
 use regions::id::TenantId;
 use std::collections::BTreeMap;
 use supervision::RwLock;
@@ -15,10 +17,11 @@ use supervision::RwLock;
 const FORMER: &str = "(former)";
 
 /// Requests, inputs and tokens by tenant.
+#[derive(Default)]
 pub(crate) struct TenantMetrics(RwLock<TenantRows>);
 
-#[derive(Default)]
 /// Rows of the current tenants, and the row of the former ones.
+#[derive(Default)]
 struct TenantRows {
     now: BTreeMap<TenantId, ByTenant>,
     former: ByTenant,
@@ -26,17 +29,27 @@ struct TenantRows {
 
 #[derive(Default)]
 struct ByTenant {
-    outcomes: [RelaxedCounter; OutcomeClass::ALL.len()],
-    inputs: RelaxedCounter,
-    tokens: RelaxedCounter,
+    outcomes: Family<OutcomeClass>,
+    inputs: Counter,
+    tokens: Counter,
 }
 
-/// Accessor of one of a tenant's counters.
-type Total = fn(&ByTenant) -> &RelaxedCounter;
-
 impl ByTenant {
-    fn counts(&self) -> impl Iterator<Item = &RelaxedCounter> {
+    fn counts(&self) -> impl Iterator<Item = &Counter> {
         self.outcomes.iter().chain([&self.inputs, &self.tokens])
+    }
+}
+
+metric_set! {
+    /// Rows as metrics.
+    struct TenantScrape<'a> {
+        /// Requests of each tenant, by outcome.
+        requests: ByName<&'a Family<OutcomeClass>> =
+            "meridian_gateway_tenant_requests_total" ["tenant", "outcome"],
+        /// Inputs of requests with a response.
+        inputs: ByName<&'a Counter> = "meridian_gateway_tenant_inputs_total" ["tenant"],
+        /// Computed tokens, as counted by regions.
+        tokens: ByName<&'a Counter> = "meridian_gateway_tenant_tokens_total" ["tenant"],
     }
 }
 
@@ -72,32 +85,24 @@ impl TenantMetrics {
     pub(crate) fn ended(&self, tenant: &TenantId, outcome: RequestOutcome, inputs: u64, tokens: u64) {
         let rows = &*self.0.read();
         let by = rows.now.get(tenant).unwrap_or(&rows.former);
-        by.outcomes[OutcomeClass::of(outcome) as usize].add(1);
+        by.outcomes.count(OutcomeClass::of(outcome));
         by.inputs.add(inputs);
         by.tokens.add(tokens);
     }
+}
 
-    pub(super) fn render(&self, text: &mut MetricsText) {
+impl MetricSet for TenantMetrics {
+    fn describe(all: &mut Vec<MetricDescription>) {
+        TenantScrape::describe(all);
+    }
+
+    fn render(&self, text: &mut MetricsText) {
         let rows = &*self.0.read();
-        let name = "meridian_gateway_tenant_requests_total";
-        text.head(name, Kind::Counter, "Requests of each tenant, by outcome.");
-        for (tenant, by) in rows.named() {
-            for outcome in OutcomeClass::ALL {
-                let labels = [("tenant", tenant), ("outcome", outcome.as_str())];
-                text.sample(name, &labels, by.outcomes[outcome as usize].get());
-            }
-        }
-        let totals: [(&str, &str, Total); 2] = [
-            ("meridian_gateway_tenant_inputs_total", "Inputs of requests with a response.", |by| &by.inputs),
-            ("meridian_gateway_tenant_tokens_total", "Computed tokens, as counted by regions.", |by| {
-                &by.tokens
-            }),
-        ];
-        for (name, help, total) in totals {
-            text.head(name, Kind::Counter, help);
-            for (tenant, by) in rows.named() {
-                text.sample(name, &[("tenant", tenant)], total(by).get());
-            }
-        }
+        let scrape = TenantScrape {
+            requests: rows.named().map(|(tenant, by)| (tenant, &by.outcomes)).collect(),
+            inputs: rows.named().map(|(tenant, by)| (tenant, &by.inputs)).collect(),
+            tokens: rows.named().map(|(tenant, by)| (tenant, &by.tokens)).collect(),
+        };
+        scrape.render(text);
     }
 }

@@ -21,10 +21,11 @@ pub use audit::{audit, files_in};
 pub(crate) use write_ahead::{Receiving, Sending, WriteAhead};
 
 use crate::events::FinishedRequest;
-use crate::metrics::{Kind, LatencyHistogram, MetricsText, RelaxedCounter};
+use crate::metrics::{Counter, Family, Histogram, InGateway};
 use gateway_core::labels::AttemptResult;
 use gateway_core::receipt::entry::{GapReason, Role};
 use gateway_core::receipt::{AttemptKey, PseudonymKey, ReceiptContent, ReceiptId};
+use metrics::{Label, metric_set};
 use rand::Rng;
 use regions::id::{DeploymentName, RegionId};
 use serde::Deserialize;
@@ -169,23 +170,55 @@ pub(crate) struct Shared {
     overflowed_since_ms: AtomicU64,
     /// Whether the last write failed.
     failing: AtomicBool,
-    written: RelaxedCounter,
-    bytes: RelaxedCounter,
-    syncs: RelaxedCounter,
-    /// Lost receipts by reason; each is or will be part of a gap.
-    lost: [RelaxedCounter; 3],
-    /// Requests rejected for lack of a receipt, and the time of the first that is not recorded yet.
-    rejected: RelaxedCounter,
+    /// Time of the first request rejected for lack of a receipt that is not recorded yet.
     rejected_since_ms: AtomicU64,
-    /// Histogram of the time until a receipt is durable.
-    commits: LatencyHistogram,
+    counts: ReceiptCounts,
+}
+
+impl Label<InGateway> for GapReason {
+    fn values() -> Vec<&'static str> {
+        vec!["queue_full", "disk", "unsynced"]
+    }
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+metric_set! {
+    /// Counters of a writer and its recorders.
+    #[derive(Debug, Default)]
+    struct ReceiptCounts {
+        /// Receipts that were written.
+        written: Counter = "meridian_receipts_written_total",
+        /// Bytes written to receipts files.
+        bytes: Counter = "meridian_receipts_bytes_total",
+        /// Fsyncs of receipts files.
+        syncs: Counter = "meridian_receipts_syncs_total",
+        /// Requests that were rejected because their receipt could not be made durable.
+        rejected: Counter = "meridian_receipts_rejected_total",
+        /// Receipts that could not be written and are part of a gap, by reason.
+        lost: Family<GapReason> = "meridian_receipts_missing_total" ["reason"],
+        /// Time that requests waited for their receipts to be durable.
+        commits: Histogram = "meridian_receipts_commit_seconds",
+    }
+}
+
+metric_set! {
+    /// Metrics of receipts.
+    pub(crate) struct ReceiptScrape<'a> {
+        /// Counters.
+        counts: &'a ReceiptCounts = set,
+        /// 1 while receipts cannot be written to disk.
+        failing: bool = "meridian_receipts_failing",
+        /// Requests whose receipts wait to be written.
+        waiting: Option<usize> = "meridian_receipts_waiting",
+        /// Capacity of the queue of receipts.
+        waiting_max: Option<usize> = "meridian_receipts_waiting_max",
+    }
 }
 
 impl Shared {
-    fn lost(&self, why: GapReason) -> &RelaxedCounter {
-        &self.lost[why as usize]
-    }
-
     fn failing(&self) -> bool {
         self.failing.load(Ordering::Relaxed)
     }
@@ -193,7 +226,7 @@ impl Shared {
     /// Counts a request that was rejected, or an attempt that was not made, for lack of a receipt.
     fn reject(&self) {
         let _ = self.rejected_since_ms.compare_exchange(0, now_ms(), Ordering::Relaxed, Ordering::Relaxed);
-        self.rejected.add(1);
+        self.counts.rejected.add(1);
     }
 }
 
@@ -310,7 +343,7 @@ impl Recorder {
         }
         self.writer.unpark();
         let durable = tokio::time::timeout(COMMIT_MAX, durable).await;
-        self.shared.commits.observe(started.elapsed());
+        self.shared.counts.commits.observe(started.elapsed());
         if matches!(durable, Ok(Ok(true))) {
             return Ok(());
         }
@@ -339,7 +372,7 @@ impl Recorder {
                 Ordering::Relaxed,
             );
             self.shared.overflowed.fetch_add(receipts, Ordering::Release);
-            self.shared.lost(GapReason::QueueFull).add(receipts);
+            self.shared.counts.lost.of(GapReason::QueueFull).add(receipts);
         }
     }
 
@@ -371,50 +404,13 @@ pub(crate) struct ReceiptMetrics {
 }
 
 impl ReceiptMetrics {
-    pub(crate) fn render(&self, text: &mut MetricsText) {
-        let Shared { written, bytes, syncs, rejected, .. } = &*self.shared;
-        for (name, help, count) in [
-            ("meridian_receipts_written_total", "Receipts that were written.", written),
-            ("meridian_receipts_bytes_total", "Bytes written to receipts files.", bytes),
-            ("meridian_receipts_syncs_total", "Fsyncs of receipts files.", syncs),
-            (
-                "meridian_receipts_rejected_total",
-                "Requests that were rejected because their receipt could not be made durable.",
-                rejected,
-            ),
-        ] {
-            text.single(name, Kind::Counter, help, count.get());
-        }
-        let name = "meridian_receipts_missing_total";
-        text.head(
-            name,
-            Kind::Counter,
-            "Receipts that could not be written and are part of a gap, by reason.",
-        );
-        let whys = [
-            (GapReason::QueueFull, "queue_full"),
-            (GapReason::Disk, "disk"),
-            (GapReason::Unsynced, "unsynced"),
-        ];
-        for (why, word) in whys {
-            text.sample(name, &[("reason", word)], self.shared.lost(why).get());
-        }
-        let name = "meridian_receipts_commit_seconds";
-        text.head(name, Kind::Histogram, "Time that requests waited for their receipts to be durable.");
-        text.histogram(name, &[], &self.shared.commits);
-        let failing = u8::from(self.shared.failing());
-        let name = "meridian_receipts_failing";
-        text.single(name, Kind::Gauge, "1 while receipts cannot be written to disk.", failing);
-        if let Some(queue) = self.queue.upgrade() {
-            let (max, waiting) = (queue.max_capacity(), queue.max_capacity() - queue.capacity());
-            let name = "meridian_receipts_waiting";
-            text.single(name, Kind::Gauge, "Requests whose receipts wait to be written.", waiting);
-            text.single(
-                "meridian_receipts_waiting_max",
-                Kind::Gauge,
-                "Capacity of the queue of receipts.",
-                max,
-            );
+    pub(crate) fn scrape(&self) -> ReceiptScrape<'_> {
+        let queue = self.queue.upgrade();
+        ReceiptScrape {
+            counts: &self.shared.counts,
+            failing: self.shared.failing(),
+            waiting: queue.as_ref().map(|queue| queue.max_capacity() - queue.capacity()),
+            waiting_max: queue.as_ref().map(mpsc::Sender::max_capacity),
         }
     }
 }

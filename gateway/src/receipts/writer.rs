@@ -200,7 +200,7 @@ impl Writer {
 
     /// Returns whether receipts are missing, or requests were rejected, that the chain does not record yet.
     fn has_unrecorded(&self) -> bool {
-        !self.gaps.is_empty() || self.shared.rejected.get() > self.rejected_written
+        !self.gaps.is_empty() || self.shared.counts.rejected.get() > self.rejected_written
     }
 
     /// Writes the gaps and then the messages. Requests that wait for a receipt are notified when all of it is durable.
@@ -224,7 +224,7 @@ impl Writer {
         let was_failing = self.shared.failing();
         match written {
             Ok(()) => {
-                self.shared.written.add(receipts);
+                self.shared.counts.written.add(receipts);
                 self.unsynced += receipts;
                 self.unsynced_since.get_or_insert_with(Instant::now);
                 let durable = (waiting.is_empty() && !was_failing) || self.sync();
@@ -249,7 +249,7 @@ impl Writer {
                     // The request may have stopped waiting.
                     reply.send(false).ok();
                 }
-                self.shared.lost(GapReason::Disk).add(receipts);
+                self.shared.counts.lost.of(GapReason::Disk).add(receipts);
                 self.miss(GapReason::Disk, receipts, now_ms());
                 // The policies may be in the part that is truncated.
                 self.forget_policies();
@@ -280,7 +280,7 @@ impl Writer {
         for (why, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
             batch.put(&Entry::Gap { missing: *missing, reason: *why, since_ms: *since_ms, at_ms });
         }
-        let rejected = self.shared.rejected.get();
+        let rejected = self.shared.counts.rejected.get();
         if rejected > self.rejected_written {
             let since_ms = match self.shared.rejected_since_ms.swap(0, Ordering::Relaxed) {
                 0 => at_ms,
@@ -330,7 +330,7 @@ impl Writer {
         }
         self.dirty = false;
         (self.head, self.len) = (head, self.len + lines.len() as u64);
-        self.shared.bytes.add(lines.len() as u64);
+        self.shared.counts.bytes.add(lines.len() as u64);
         Ok(())
     }
 
@@ -377,13 +377,13 @@ impl Writer {
         self.unsynced_since = None;
         let unsynced = std::mem::take(&mut self.unsynced);
         let Some(file) = &self.file else { return unsynced == 0 };
-        self.shared.syncs.add(1);
+        self.shared.counts.syncs.add(1);
         let synced = file.sync_data();
         if let Err(error) = &synced {
             // Requests that require a receipt are rejected until writing succeeds. Check the disk.
             tracing::error!(chain = self.chain, %error, unsynced, "failed to sync receipts; counting them as missing");
             self.file = None;
-            self.shared.lost(GapReason::Unsynced).add(unsynced);
+            self.shared.counts.lost.of(GapReason::Unsynced).add(unsynced);
             self.shared.failing.store(true, Ordering::Relaxed);
             self.miss(GapReason::Unsynced, unsynced.max(1), now_ms());
         }

@@ -235,7 +235,7 @@ impl Running {
                 let edge = &mut self.edges[gateway];
                 let load = report.deployments.get(&self.name).copied().unwrap_or_default();
                 edge.loads[region] = load;
-                let granted = [(self.name.clone(), load.granted_tokens)].into();
+                let granted = [(&self.name, load.granted_tokens)];
                 edge.spill.set_credits(self.regions[region].index, granted, asked);
             }
             Event::Says { region } => {
@@ -302,7 +302,9 @@ impl Running {
                     turned_away: false,
                     chance,
                 };
-                let departure = edge.spill.decide(&ask, places[0], &places[1..], self.now);
+                let others = places[1..].iter().map(|place| (place.region, place.rtt));
+                let waits = |region| places.iter().find(|place| place.region == region)?.wait;
+                let departure = edge.spill.decide(&ask, places[0], others, waits, self.now);
                 if let Some(departure) = departure {
                     edge.spill.commit(&self.name, departure, self.now);
                 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use loadtest::client::{
-    ClientError, EmbeddingsResult, LabelScore, OperationProgress, OperationStats, RankedText,
+    ClientError, EmbeddedVectors, LabelScore, OperationProgress, OperationStats, RankedText,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -18,7 +18,7 @@ use crate::results::{self, PyVectors};
 
 /// Result of an operation.
 pub(crate) enum OperationResult {
-    Embeddings(EmbeddingsResult),
+    Embeddings(EmbeddedVectors),
     Ranked(Vec<RankedText>, OperationStats),
     Classified(Vec<Vec<LabelScore>>, OperationStats),
     Bodies(Vec<Vec<u8>>, OperationStats),

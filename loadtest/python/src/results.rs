@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use loadtest::client::{self, EmbeddingsResult};
+use loadtest::client::{self, EmbeddedVectors};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -25,8 +25,8 @@ pub(crate) struct PyVectors {
 }
 
 impl PyVectors {
-    pub(crate) fn new(embedded: EmbeddingsResult) -> (PyVectors, PyOperationStats) {
-        let EmbeddingsResult { mut values, dimensions, model, prompt_tokens, total_tokens, run } = embedded;
+    pub(crate) fn new(embedded: EmbeddedVectors) -> (PyVectors, PyOperationStats) {
+        let EmbeddedVectors { mut values, dimensions, model, prompt_tokens, total_tokens, run } = embedded;
         let rows = values.len() / dimensions.max(1);
         let address = values.as_mut_ptr().expose_provenance();
         let vectors = PyVectors {

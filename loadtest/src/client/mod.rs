@@ -69,7 +69,7 @@ pub struct EmbedOptions {
 
 /// Vectors, in the order of the texts.
 #[derive(Debug)]
-pub struct EmbeddingsResult {
+pub struct EmbeddedVectors {
     /// All vectors, contiguous.
     pub values: Vec<f32>,
     /// Length of each vector.
@@ -146,7 +146,7 @@ impl Client {
         options: &EmbedOptions,
         preference: &Preference,
         progress: ProgressCallback<'_>,
-    ) -> Result<EmbeddingsResult, ClientError> {
+    ) -> Result<EmbeddedVectors, ClientError> {
         let EmbedOptions { model, dimensions, user, as_floats } = options;
         let sensible = dimensions.is_none_or(|dimensions| (1..=DIMENSIONS_MAX).contains(&dimensions));
         if !sensible {
@@ -183,7 +183,7 @@ impl Client {
         let run = execute(self.route("/v1/embeddings"), job, preference, progress).await?;
         let EmbeddingsMetadata { model, prompt_tokens, total_tokens } = metadata;
         let (dimensions, values) = (block.dimensions(), block.values);
-        Ok(EmbeddingsResult { values, dimensions, model, prompt_tokens, total_tokens, run })
+        Ok(EmbeddedVectors { values, dimensions, model, prompt_tokens, total_tokens, run })
     }
 
     /// Ranks texts by relevance to `query`, by TEI's `POST /rerank`. The texts of each request are in the order in

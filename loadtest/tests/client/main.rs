@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use loadtest::client::split::RequestLimits;
 use loadtest::client::{
-    ClientError, DecodeError, EmbedOptions, EmbeddingsResult, FailedRequest, HttpAttemptError,
+    ClientError, DecodeError, EmbedOptions, EmbeddedVectors, FailedRequest, HttpAttemptError,
     OperationProgress, Preference, ScoreOptions,
 };
 use serde_json::{Value, json};
@@ -34,13 +34,13 @@ async fn embed(
     client: &loadtest::client::Client,
     count: usize,
     preference: &Preference,
-) -> Result<EmbeddingsResult, ClientError> {
+) -> Result<EmbeddedVectors, ClientError> {
     let options = EmbedOptions { model: "m".to_owned(), ..EmbedOptions::default() };
     client.embed(&texts(count), &options, preference, &mut |_| {}).await
 }
 
 /// Checks that all vectors are present and in order; the vector of a text is its number and 1.
-fn in_order(embedded: &EmbeddingsResult, count: usize) {
+fn in_order(embedded: &EmbeddedVectors, count: usize) {
     assert_eq!(embedded.dimensions, 2);
     let expected: Vec<f32> = (0..count).flat_map(|number| [number as f32, 1.0]).collect();
     assert_eq!(embedded.values, expected);

@@ -25,7 +25,7 @@ pub const MAX_SENTENCES: usize = MAX_INPUTS;
 pub const MAX_REQUEST_TOKENS: u64 = MAX_QUEUE_TOKENS;
 
 /// The largest request that [`MAX_INPUTS`] suggests: 2048 texts of 8 k tokens at two bytes each. A larger body is a
-/// mistake or an attack.
+/// mistake or an attack. Other gateways fail between 32 KiB and 2 MiB.
 pub const MAX_BODY_BYTES: usize = 32 << 20;
 
 /// Bytes of all bodies in memory. Eight of the largest fit; without this limit a thousand callers with 32 MiB each

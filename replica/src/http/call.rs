@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response};
-use replica_api::api::Dialect;
+use replica_api::api::Operation;
 use replica_api::headers;
 use replica_api::input::{Input, InputField, OverlongPolicy, TextOrPair, Truncation};
 use replica_api::priority::{self, Priority};
@@ -24,7 +24,6 @@ use crate::app::{App, Lifecycle, Service};
 use crate::batcher::{ComputeError, ComputeRequest, ComputedRows, TenantKey};
 use crate::engine::Output;
 use crate::events::{RequestCompleted, RequestReceived, RequestRejected, TokenizerFailed};
-use crate::metrics::RouteLabel;
 use crate::respond;
 use crate::tokenize::{EncodeOptions, MAX_JOBS, TextInput, TokenizeError, Tokenized};
 
@@ -122,6 +121,7 @@ pub(super) struct ComputedResponse {
 pub(super) async fn serve<H, F>(
     app: Arc<App>,
     id: HttpRequestId,
+    operation: Operation,
     request: Request,
     handle: H,
 ) -> Response<Body>
@@ -131,7 +131,7 @@ where
 {
     RequestReceived.record(&app.metrics);
     let received = Instant::now();
-    let (route, dialect) = (RouteLabel::of(request.uri().path()), Dialect::of_path(request.uri().path()));
+    let dialect = operation.definition().dialect;
     let request_id = id.clone();
     let request_id = request_id.as_str();
     match within_time(&app, id, received, request, handle).await {
@@ -141,12 +141,22 @@ where
             response.headers_mut().insert(headers::SERVER_TIMING, server_timing(queue, tokenize, engine));
             response.headers_mut().insert(headers::TOKENS, HeaderValue::from(tokens));
             let total = received.elapsed();
-            RequestCompleted { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total }
-                .record(&app.metrics);
+            RequestCompleted {
+                operation,
+                priority,
+                request_id,
+                inputs,
+                tokens,
+                tokenize,
+                queue,
+                engine,
+                total,
+            }
+            .record(&app.metrics);
             response
         }
         Err(refusal) => {
-            RequestRejected { route, request_id, refusal: &refusal }.record(&app.metrics);
+            RequestRejected { operation, request_id, refusal: &refusal }.record(&app.metrics);
             respond::refused(&refusal, dialect)
         }
     }

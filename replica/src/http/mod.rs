@@ -34,7 +34,6 @@ use replica_api::voyage::VoyageEmbeddingsRequest;
 use self::call::{ApiCall, ComputedResponse, HttpRequestId};
 use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
-use crate::metrics::CONTENT_TYPE;
 use crate::respond;
 use supervision::request::{Panicked, contain};
 
@@ -58,49 +57,51 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 
 /// Returns the handler of an operation.
 fn handler(operation: Operation) -> MethodRouter<Arc<App>> {
-    let path = operation.definition().path;
     match operation {
-        Operation::Embeddings | Operation::InfinityEmbeddings => embeddings(path, EmbeddingsRequest::parse),
-        Operation::CohereEmbedV1 => embeddings(path, CohereEmbedRequest::parse_v1),
-        Operation::CohereEmbedV2 => embeddings(path, CohereEmbedRequest::parse_v2),
-        Operation::VoyageEmbeddings => embeddings(path, VoyageEmbeddingsRequest::parse),
-        Operation::Embed => embeddings(path, EmbedRequest::parse),
-        Operation::BedrockInvoke => embeddings(path, InvokeRequest::parse),
-        Operation::VoyageRerank => computed(rerank::voyage),
-        Operation::InfinityRerank => computed(rerank::infinity),
-        Operation::RerankV1 => computed(rerank::v1),
-        Operation::RerankV2 => computed(rerank::v2),
-        Operation::Rerank => computed(rerank::tei),
-        Operation::Score | Operation::ScoreV1 => computed(rerank::score),
-        Operation::Pooling | Operation::PoolingV1 => computed(self::embeddings::pooling),
-        Operation::InfinityClassify => computed(tei::classify_infinity),
-        Operation::Classify | Operation::ClassifyV1 => computed(tei::classify),
-        Operation::EmbedAll => computed(tei::embed_all),
-        Operation::Predict => computed(tei::predict),
-        Operation::Similarity => computed(tei::similarity),
-        Operation::Tokenize => computed(tei::tokenize),
-        Operation::Decode => computed(tei::decode),
-        Operation::Root => computed(tei::root).get(health),
+        Operation::Embeddings | Operation::InfinityEmbeddings => {
+            embeddings(operation, EmbeddingsRequest::parse)
+        }
+        Operation::CohereEmbedV1 => embeddings(operation, CohereEmbedRequest::parse_v1),
+        Operation::CohereEmbedV2 => embeddings(operation, CohereEmbedRequest::parse_v2),
+        Operation::VoyageEmbeddings => embeddings(operation, VoyageEmbeddingsRequest::parse),
+        Operation::Embed => embeddings(operation, EmbedRequest::parse),
+        Operation::BedrockInvoke => embeddings(operation, InvokeRequest::parse),
+        Operation::VoyageRerank => computed(operation, rerank::voyage),
+        Operation::InfinityRerank => computed(operation, rerank::infinity),
+        Operation::RerankV1 => computed(operation, rerank::v1),
+        Operation::RerankV2 => computed(operation, rerank::v2),
+        Operation::Rerank => computed(operation, rerank::tei),
+        Operation::Score | Operation::ScoreV1 => computed(operation, rerank::score),
+        Operation::Pooling | Operation::PoolingV1 => computed(operation, self::embeddings::pooling),
+        Operation::InfinityClassify => computed(operation, tei::classify_infinity),
+        Operation::Classify | Operation::ClassifyV1 => computed(operation, tei::classify),
+        Operation::EmbedAll => computed(operation, tei::embed_all),
+        Operation::Predict => computed(operation, tei::predict),
+        Operation::Similarity => computed(operation, tei::similarity),
+        Operation::Tokenize => computed(operation, tei::tokenize),
+        Operation::Decode => computed(operation, tei::decode),
+        Operation::Root => computed(operation, tei::root).get(health),
         Operation::Info => get(info),
     }
 }
 
 /// Route of a request for embeddings whose body is parsed by `parse`.
 fn embeddings<R: EmbeddingsDialect>(
-    path: &'static str,
+    operation: Operation,
     parse: fn(&[u8], ListLimit) -> Result<R, Refusal>,
 ) -> MethodRouter<Arc<App>> {
-    computed(move |call, body| self::embeddings::embeddings(call, body, path, parse))
+    let path = operation.definition().path;
+    computed(operation, move |call, body| self::embeddings::embeddings(call, body, path, parse))
 }
 
 /// Route of a request that needs the engine, handled by `handle`.
-fn computed<H, F>(handle: H) -> MethodRouter<Arc<App>>
+fn computed<H, F>(operation: Operation, handle: H) -> MethodRouter<Arc<App>>
 where
     H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static,
 {
     post(move |State(app): State<Arc<App>>, Extension(id): Extension<HttpRequestId>, request: Request| {
-        call::serve(app, id, request, handle)
+        call::serve(app, id, operation, request, handle)
     })
 }
 
@@ -156,7 +157,7 @@ async fn status(State(app): State<Arc<App>>) -> Response<Body> {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
-    respond::text(CONTENT_TYPE, app.metrics.render())
+    respond::text(metrics::CONTENT_TYPE, app.metrics.render())
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response<Body> {

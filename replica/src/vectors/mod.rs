@@ -77,7 +77,7 @@ impl RowCache {
     pub(crate) fn publish(&self, metrics: &Metrics) {
         let cached = (self.rows.weight(), self.rows.len() as u64);
         metrics.update_gauges(|gauges| gauges.cached = cached);
-        metrics.cache_evictions.set(self.evicted.load(Ordering::Relaxed));
+        metrics.counts.cache_evictions.set(self.evicted.load(Ordering::Relaxed));
     }
 
     fn key(&self, SequenceKey(input): SequenceKey) -> [u8; 32] {
@@ -148,7 +148,7 @@ mod tests {
         assert!(cache.rows.weight() >= 900 * ENTRY, "capacity is unused: {}", cache.rows.weight());
         let metrics = Metrics::default();
         cache.publish(&metrics);
-        assert_eq!(metrics.cache_evictions.get() + cache.rows.len() as u64, 10_000);
+        assert_eq!(metrics.counts.cache_evictions.get() + cache.rows.len() as u64, 10_000);
     }
 
     #[test]

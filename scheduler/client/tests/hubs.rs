@@ -78,7 +78,7 @@ async fn closed() -> String {
 }
 
 fn client(urls: &[&str]) -> ControlPlaneClient {
-    let hubs = Hubs::read(urls.iter().copied().collect()).unwrap();
+    let hubs = Hubs::at(urls).unwrap();
     ControlPlaneClient::new(&hubs, Some(&Token::read("token-of-the-fleet").unwrap())).unwrap()
 }
 
@@ -262,7 +262,7 @@ async fn a_reader_is_deregistered_and_an_unreachable_hub_is_ignored() {
 #[tokio::test]
 async fn an_operator_calls_each_hub_once_until_one_accepts() {
     let (first, second) = (ScriptedHub::start([(503, json!({}))]).await, ScriptedHub::start([]).await);
-    let hubs = Hubs::read([&first.1, &second.1].into_iter().cloned().collect()).unwrap();
+    let hubs = Hubs::at([&first.1, &second.1]).unwrap();
     let operator = OperatorClient::new(&hubs, None, TIMEOUT).unwrap();
     let region: RegionId = REGION.parse().unwrap();
     operator.set_draining(&region, true).await.unwrap();
@@ -270,7 +270,7 @@ async fn an_operator_calls_each_hub_once_until_one_accepts() {
     assert_eq!((first.0.count(), second.0.count()), (1, 2));
     assert_eq!(first.0.last_request(), "PUT /v1/drains/aws/us-east-1 no token");
     assert_eq!(second.0.last_request(), "DELETE /v1/drains/aws/us-east-1 no token");
-    let hubs = Hubs::read([closed().await].into_iter().collect()).unwrap();
+    let hubs = Hubs::at([closed().await]).unwrap();
     let operator = OperatorClient::new(&hubs, None, TIMEOUT).unwrap();
     let error = operator.get::<Value>("/v1/plan").await.unwrap_err();
     assert!(matches!(error.failure, HubFailure::Unreachable(_)), "{error}");

@@ -50,12 +50,6 @@ impl<'de> Deserialize<'de> for RawHubs {
     }
 }
 
-impl<S: Into<String>> FromIterator<S> for RawHubs {
-    fn from_iter<I: IntoIterator<Item = S>>(urls: I) -> RawHubs {
-        RawHubs(urls.into_iter().map(Into::into).collect())
-    }
-}
-
 /// Hub URLs with a current one; clones share the position. `Display` shows the current URL.
 #[derive(Clone, Debug)]
 pub struct Hubs {
@@ -93,6 +87,14 @@ impl Hubs {
             return Err(problems);
         }
         Ok(Hubs { urls: urls.into(), current: Arc::default() })
+    }
+
+    /// Returns the hubs at these URLs; `None` if there is none, or one is not a hub URL.
+    pub fn at<S: AsRef<str>>(urls: impl IntoIterator<Item = S>) -> Option<Hubs> {
+        let urls = urls.into_iter().map(|url| url.as_ref().trim_end_matches('/').to_owned());
+        let urls: Arc<[String]> = urls.collect();
+        let is_valid = !urls.is_empty() && urls.iter().all(|url| is_url(url));
+        is_valid.then(|| Hubs { urls, current: Arc::default() })
     }
 
     /// Returns the URL of the current hub.
@@ -227,6 +229,7 @@ mod tests {
             "http://a b",
         ];
         for text in wrong {
+            assert!(Hubs::at(["http://a", text]).is_none(), "{text}");
             let problems = read(json!(text)).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains(&format!("\"{text}\"")), "{problems:?}");
         }
@@ -267,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_caller_waits_only_after_every_hub_has_failed() {
-        let hubs = read(json!(["http://a", "http://b"])).unwrap();
+        let hubs = Hubs::at(["http://a/", "http://b"]).unwrap();
         let backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_millis(150) };
         let mut failover = Failover::new(&hubs, backoff);
         for _ in 0..2 {

@@ -99,6 +99,7 @@ impl<'a, S: Store> Controller<'a, S> {
             if let Some(lost) = self.execute().await? {
                 return Ok(lost);
             }
+            self.publisher.metrics.spokes.set(self.hub.registered_spokes());
             let wakeup = until(self.hub.next_wakeup());
             tokio::select! {
                 changes = self.watch.next() => match changes {
@@ -128,6 +129,7 @@ impl<'a, S: Store> Controller<'a, S> {
         for event in events.collect::<Vec<_>>() {
             if let Event::SpokeRemoved { region, boot_id } = &event {
                 SpokeLeaseEnded { region, boot_id: *boot_id }.emit();
+                self.publisher.metrics.leases_ended.add(1);
             }
             self.handle(event);
         }
@@ -158,6 +160,7 @@ impl<'a, S: Store> Controller<'a, S> {
 
     fn log_mass_expiry(&mut self) {
         let suspected = self.hub.suspects_store_failure();
+        self.publisher.metrics.mass_expiry.set(usize::from(suspected));
         match (std::mem::replace(&mut self.mass_expiry, suspected), suspected) {
             (false, true) => MassLeaseExpiry.emit(),
             (true, false) => MassLeaseExpiryOver.emit(),
@@ -168,6 +171,7 @@ impl<'a, S: Store> Controller<'a, S> {
     /// Logs a change of the classes that would not survive the loss of a region.
     fn log_short_classes(&mut self) {
         let short = self.hub.uncovered_classes();
+        self.publisher.metrics.uncovered_classes.set(short.len());
         if *short != self.short {
             self.short = short.clone();
             FailoverCapacityChanged { classes: &self.short }.emit();
@@ -184,7 +188,13 @@ impl<'a, S: Store> Controller<'a, S> {
                 }
                 HubCommand::Publish(table) => self.publisher.publish(table),
                 HubCommand::Plan(problem, before) => {
-                    self.planning = Some(spawn_blocking(move || plan(&problem, &before)));
+                    let metrics = self.publisher.metrics.clone();
+                    self.planning = Some(spawn_blocking(move || {
+                        let begin = Instant::now();
+                        let plan = plan(&problem, &before);
+                        metrics.plan_seconds.observe(begin.elapsed());
+                        plan
+                    }));
                 }
                 HubCommand::PersistPlan(parts) => {
                     if let Some(lost) = self.persist_plan(parts).await? {
@@ -326,7 +336,7 @@ mod tests {
         let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
         let term = store.campaign(keys::LEADER, b"one".to_vec(), lease).await.unwrap();
         let (publish, current) = watch::channel(None);
-        (store, term, Publisher::new(publish, Arc::default()), current)
+        (store, term, Publisher::new(publish, Arc::default(), Arc::default()), current)
     }
 
     async fn controller<'a>(

@@ -79,7 +79,15 @@ impl<S: Store> ElectionCandidate<S> {
         loop {
             let term = self.follow().await?;
             LeadershipAcquired { name: &self.name, created: term.created }.emit();
+            let metrics = &self.publisher.metrics;
+            metrics.leader.set(1);
+            metrics.terms.add(1);
             self.lead(&term).await?;
+            for of_the_leader in
+                [&metrics.leader, &metrics.spokes, &metrics.mass_expiry, &metrics.uncovered_classes]
+            {
+                of_the_leader.set(0);
+            }
             BecameFollower { created: term.created }.emit();
             // If the term has not ended, other hubs need not wait for its end.
             timeout(RESIGN_LIMIT, self.store.lease_revoke(term.lease)).await.ok();

@@ -8,9 +8,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, RawQuery, Request, State};
+use axum::extract::{DefaultBodyLimit, MatchedPath, Path, RawQuery, Request, State};
 use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use regions::{Catalogue, Generation, RegionId};
@@ -34,7 +34,8 @@ use super::apply::NotApplied;
 use super::demands::{self, DemandRecords};
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
-use super::{Current, apply, drains, health, promote, spokes, stopped};
+use super::scrape::{HubMetrics, HubPath};
+use super::{Current, LONG_POLLS_MAX, apply, drains, health, promote, spokes, stopped};
 use crate::events::ReaderAhead;
 use crate::respond::{self, Code, ErrorResponse};
 
@@ -66,27 +67,30 @@ pub(super) struct HubApi<S> {
     pub(super) reader_ahead: Arc<AtomicBool>,
     /// Checks of the hub's own state, one at a time.
     pub(super) health: HealthCheck,
+    pub(super) metrics: Arc<HubMetrics>,
 }
 
-/// Routes of the hub with their required access. Only probes need no token.
+/// Routes of the hub with their required access. Only probes and metrics need no token.
 pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
-    let probes =
-        Router::new().route("/livez", get(health::live::<S>)).route("/readyz", get(health::ready::<S>));
+    let probes = Router::new()
+        .route(HubPath::Livez.as_str(), get(health::live::<S>))
+        .route(HubPath::Readyz.as_str(), get(health::ready::<S>))
+        .route(HubPath::Metrics.as_str(), get(scrape::<S>));
     let fleet = Router::new()
-        .route("/v1/spokes", post(register::<S>))
-        .route("/v1/leases/{lease}/keepalive", post(keep_alive::<S>))
-        .route("/v1/leases/{lease}", delete(deregister::<S>))
-        .route("/v1/routes", get(routes::<S>))
-        .route("/v1/readers/{*reader}", delete(deregister_reader::<S>))
-        .route("/v1/deployments", get(deployments::<S>))
-        .route("/v1/tenants", get(tenants::<S>))
-        .route("/v1/rollout", get(rollout::<S>))
-        .route("/v1/plan", get(plan::<S>))
-        .route("/v1/demand", post(demand::<S>));
+        .route(HubPath::Spokes.as_str(), post(register::<S>))
+        .route(HubPath::KeepAlive.as_str(), post(keep_alive::<S>))
+        .route(HubPath::Lease.as_str(), delete(deregister::<S>))
+        .route(HubPath::Routes.as_str(), get(routes::<S>))
+        .route(HubPath::Reader.as_str(), delete(deregister_reader::<S>))
+        .route(HubPath::Deployments.as_str(), get(deployments::<S>))
+        .route(HubPath::Tenants.as_str(), get(tenants::<S>))
+        .route(HubPath::Rollout.as_str(), get(rollout::<S>))
+        .route(HubPath::Plan.as_str(), get(plan::<S>))
+        .route(HubPath::Demand.as_str(), post(demand::<S>));
     let operator = Router::new()
-        .route("/v1/apply", post(apply_files::<S>).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
-        .route("/v1/deployments/{name}/promote", post(promote_model::<S>))
-        .route("/v1/drains/{cloud}/{name}", put(drain::<S>).delete(undrain::<S>));
+        .route(HubPath::Apply.as_str(), post(apply_files::<S>).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
+        .route(HubPath::Promote.as_str(), post(promote_model::<S>))
+        .route(HubPath::Drain.as_str(), put(drain::<S>).delete(undrain::<S>));
     probes
         .merge(guarded(fleet, Access::Fleet, &api.tokens))
         .merge(guarded(operator, Access::Operator, &api.tokens))
@@ -95,19 +99,30 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
             ErrorResponse::new(Code::MethodNotAllowed, "This path does not support the method.")
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .layer(from_fn(contained))
+        .layer(from_fn_with_state(api.metrics.clone(), contained))
         .with_state(api)
 }
 
-/// Limits the damage of a panic to the request that caused it.
-async fn contained(request: Request, next: Next) -> Response {
+/// Limits the damage of a panic to the request that caused it, and counts the request.
+async fn contained(State(metrics): State<Arc<HubMetrics>>, request: Request, next: Next) -> Response {
     let method = request.method().clone();
-    contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
+    let path = HubPath::matched(request.extensions().get().map(MatchedPath::as_str));
+    let response = contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
         // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
         tracing::error!(%method, reason, "request panicked");
         let message = "The request failed because of a defect of this hub; see its log.";
         ErrorResponse::new(Code::Internal, message).into_response()
-    })
+    });
+    metrics.requests.0.of(path).count(response.status().into());
+    response
+}
+
+async fn scrape<S: Store>(State(api): State<HubApi<S>>) -> impl IntoResponse {
+    let current = api.current.borrow().clone();
+    let table = current.as_ref().map(|published| &published.table);
+    let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
+    let text = api.metrics.render(table, api.plans.places(), polls);
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
 }
 
 async fn register<S: Store>(
@@ -377,6 +392,7 @@ mod tests {
             stopping,
             reader_ahead: Arc::default(),
             health: HealthCheck::default(),
+            metrics: Arc::default(),
         };
         (api, stop, publish)
     }

@@ -36,6 +36,7 @@ mod publisher;
 mod readers;
 mod records;
 mod replicas;
+mod scrape;
 mod spokes;
 mod term_start;
 
@@ -67,6 +68,7 @@ use plans::PublishedPlan;
 use publisher::Publisher;
 use readers::{REPORTS_MAX, ReaderRecorder};
 use records::RecordError;
+pub use scrape::metrics;
 
 /// Time for which requests may continue after shutdown began. Long polls end at once.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -180,6 +182,7 @@ async fn serve<S: Store>(
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
     let (publish, current) = watch::channel(None);
     let plans = Arc::new(PublishedPlan::default());
+    let metrics = Arc::<scrape::HubMetrics>::default();
     let (stop, stopping) = watch::channel(false);
     let (reports, received) = mpsc::channel(REPORTS_MAX);
     let mut recorder_task = JoinSet::new();
@@ -200,10 +203,11 @@ async fn serve<S: Store>(
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),
         health: HealthCheck::default(),
+        metrics: metrics.clone(),
     };
     let candidate = ElectionCandidate {
         store,
-        publisher: Publisher::new(publish, plans),
+        publisher: Publisher::new(publish, plans, metrics),
         name: address.to_string(),
         deployments: config.deployments,
         epoch_if_new,

@@ -10,6 +10,7 @@ use scheduler_store::StoreError;
 use tokio::sync::watch;
 
 use super::plans::PublishedPlan;
+use super::scrape::HubMetrics;
 use super::{Current, PublishedTable, records};
 use crate::events::{StoreFailed, StoreRecovered, TablePublished};
 
@@ -17,11 +18,16 @@ pub(super) struct Publisher {
     publish: watch::Sender<Current>,
     plans: Arc<PublishedPlan>,
     failing: AtomicBool,
+    pub(super) metrics: Arc<HubMetrics>,
 }
 
 impl Publisher {
-    pub(super) fn new(publish: watch::Sender<Current>, plans: Arc<PublishedPlan>) -> Publisher {
-        Publisher { publish, plans, failing: AtomicBool::new(false) }
+    pub(super) fn new(
+        publish: watch::Sender<Current>,
+        plans: Arc<PublishedPlan>,
+        metrics: Arc<HubMetrics>,
+    ) -> Publisher {
+        Publisher { publish, plans, failing: AtomicBool::new(false), metrics }
     }
 
     /// Publishes those parts of a plan that are newer than the published ones.
@@ -42,12 +48,14 @@ impl Publisher {
         }
         let (regions, deployments) = (table.regions.len(), table.deployments.len());
         TablePublished { generation: table.generation, regions, deployments }.emit();
+        self.metrics.tables_published.add(1);
         let body = records::bytes(&RouteTableV1::from(&table)).into();
         self.publish.send_replace(Some(Arc::new(PublishedTable { table, body })));
     }
 
-    /// Logs when the store becomes unavailable and when it is available again.
+    /// Counts failures of the store, and logs when it becomes unavailable and when it is available again.
     pub(super) fn report_store(&self, problem: Option<&StoreError>) {
+        self.metrics.store_errors.add(u64::from(problem.is_some()));
         match problem {
             None if self.failing.swap(false, Ordering::Relaxed) => StoreRecovered.emit(),
             Some(error) if !self.failing.swap(true, Ordering::Relaxed) => StoreFailed { error }.emit(),
@@ -63,7 +71,7 @@ mod tests {
     #[test]
     fn older_tables_are_not_published() {
         let (publish, current) = watch::channel(None);
-        let publisher = Publisher::new(publish, Arc::default());
+        let publisher = Publisher::new(publish, Arc::default(), Arc::default());
         let table = |text: &str| RouteTable { generation: text.parse().unwrap(), ..RouteTable::empty() };
         for (text, published_now) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
             publisher.publish(table(text));

@@ -62,7 +62,7 @@ async fn every_path_except_probes_needs_a_token_and_changes_need_the_operator_to
         let (status, code) = send(&method, &path, &body, &[TOKEN]).await;
         assert!(!matches!(status, 401 | 403), "{what} with the operator token: {status} {code}");
     }
-    for probe in ["/livez", "/readyz"] {
+    for probe in ["/livez", "/readyz", "/metrics"] {
         assert_eq!(send(&Method::GET, probe, "", &[]).await.0, 200, "{probe}");
     }
     // Only requests with a valid token have changed anything.

@@ -3,6 +3,7 @@
 use super::world::{AMERICA, EUROPE, FLEET_TOKEN, Hub, config, port, ready, until};
 use scheduler::agent::{self, AgentError};
 use scheduler::config::SpokeConfig;
+use scheduler::scaling::Autoscaler;
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use scheduler_core::token::Token;
 use std::cell::Cell;
@@ -200,4 +201,23 @@ async fn the_agent_moves_from_a_failed_hub_to_one_that_was_silent_before() {
     hub.until_routes("Europe is registered with the other", |table| port(table, EUROPE).is_some()).await;
     agent.stop().await;
     hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_second_spoke_cannot_use_the_directory_of_a_running_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = format!(
+        "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = \"http://127.0.0.1:1\"\n\
+         [scaling]\nactuator = \"process\"\ndir = {:?}\nports = \"7300-7301\"\n[tls]\ninsecure = true\n",
+        dir.path()
+    );
+    let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
+    let first = Autoscaler::prepare(&config).unwrap();
+    let problem = Autoscaler::prepare(&config).err().unwrap().to_string();
+    assert!(
+        problem.contains("scaling.dir") && problem.contains("another process uses this directory"),
+        "{problem}"
+    );
+    drop(first);
+    assert!(Autoscaler::prepare(&config).is_ok());
 }

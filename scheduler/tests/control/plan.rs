@@ -209,3 +209,43 @@ async fn invalid_demand_and_drains_are_rejected_by_field() {
     assert!(hub.routes().await.regions.is_empty());
     hub.stop().await;
 }
+
+#[tokio::test]
+async fn the_metrics_of_a_hub_show_its_term_its_table_and_its_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    register(&hub, EUROPE, 7100, 1000).await;
+    let table = hub.until_routes("Europe is there", |table| !table.regions.is_empty()).await;
+    assert!(hub.post("/v1/demand", demand(100).to_string()).await.0 < 300);
+    assert_eq!(hub.get("/v2").await.0, 404);
+    assert_eq!(hub.get("/v1/leases/x").await.0, 405);
+    let metrics = async || {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let response = client.get(format!("{}/metrics", hub.url)).send().await.unwrap();
+        assert_eq!(response.headers()["content-type"], metrics::CONTENT_TYPE);
+        response.text().await.unwrap()
+    };
+    let computed = |text: &str| !text.contains("meridian_hub_plan_seconds_count 0");
+    until("a plan is computed", async || computed(&metrics().await)).await;
+    let text = metrics().await;
+    for line in [
+        "meridian_hub_leader 1",
+        "meridian_hub_terms_total 1",
+        "meridian_hub_spokes 1",
+        &format!("meridian_hub_route_epoch {}", table.generation.epoch),
+        "meridian_hub_route_regions 1",
+        "meridian_hub_store_errors_total 0",
+        "meridian_hub_polls 0",
+        "meridian_hub_polls_max 1024",
+        "meridian_hub_requests_total{path=\"/v1/spokes\",status=\"200\"} 1",
+        "meridian_hub_requests_total{path=\"/v1/leases/{lease}\",status=\"405\"} 1",
+        "meridian_hub_requests_total{path=\"other\",status=\"404\"} 1",
+        "meridian_hub_panics_total{scope=\"request\"} 0",
+    ] {
+        assert!(text.lines().any(|given| given == line), "{line} in {text}");
+    }
+    let declared: Vec<String> = scheduler::hub::metrics().names().collect();
+    let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    assert_eq!(shown.map(|(name, _)| name).collect::<Vec<_>>(), declared);
+    hub.stop().await;
+}

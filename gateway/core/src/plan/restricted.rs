@@ -18,7 +18,7 @@ fn only(numbers: &[u16]) -> RegionSet {
 /// Returns the step after a first attempt at region 0, a restriction of the plan to `allowed`, and the event `next`.
 fn after(
     allowed: &[u16],
-    next: impl Fn(&mut RequestPlan, RegionView<'_>, &mut Budgets, Instant) -> Step,
+    next: impl Fn(&mut RequestPlan, RegionView<'_>, &mut Budgets<RegionIndex>, Instant) -> Step,
 ) -> Step {
     let now = some_instant();
     let mut budgets = Budgets::new(now);
@@ -44,9 +44,10 @@ fn sent_to(step: Step) -> Option<RegionIndex> {
 #[test]
 fn a_region_that_is_no_longer_allowed_gets_no_retry_hedge_or_replay() {
     let fails = |failure: AttemptFailure| {
-        move |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, now: Instant| {
-            plan.failed(region(0), failure, view, budgets, now)
-        }
+        move |plan: &mut RequestPlan,
+              view: RegionView<'_>,
+              budgets: &mut Budgets<RegionIndex>,
+              now: Instant| { plan.failed(region(0), failure, view, budgets, now) }
     };
     for failure in [AttemptFailure::Unreachable, AttemptFailure::RegionDown, AttemptFailure::Declined] {
         assert_eq!(sent_to(after(&[0, 1, 2], fails(failure))), Some(region(1)), "{failure:?}");
@@ -61,14 +62,16 @@ fn a_region_that_is_no_longer_allowed_gets_no_retry_hedge_or_replay() {
         "no replay at a region that is not allowed"
     );
     assert_eq!(sent_to(after(&[], fails(AttemptFailure::StaleConnection))), None);
-    let hedge = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, now: Instant| {
-        plan.hedge(view, budgets, now)
-    };
+    let hedge = |plan: &mut RequestPlan,
+                 view: RegionView<'_>,
+                 budgets: &mut Budgets<RegionIndex>,
+                 now: Instant| { plan.hedge(view, budgets, now) };
     assert_eq!(sent_to(after(&[0, 2], hedge)), Some(region(2)));
     assert_eq!(after(&[0], hedge), Step::Wait, "the attempt in flight continues");
-    let timed_out = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, now: Instant| {
-        plan.first_byte_timed_out(region(0), view, budgets, now)
-    };
+    let timed_out =
+        |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets<RegionIndex>, now: Instant| {
+            plan.first_byte_timed_out(region(0), view, budgets, now)
+        };
     assert_eq!(sent_to(after(&[2], timed_out)), Some(region(2)));
     assert_eq!(after(&[], timed_out), Step::Wait);
 }
@@ -76,13 +79,15 @@ fn a_region_that_is_no_longer_allowed_gets_no_retry_hedge_or_replay() {
 #[test]
 fn a_receipt_that_cannot_be_written_ends_the_request_unless_another_attempt_is_in_flight() {
     let now = some_instant();
-    let fails = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, _: Instant| {
-        plan.failed(region(0), AttemptFailure::ReceiptUnavailable, view, budgets, now)
-    };
+    let fails =
+        |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets<RegionIndex>, _: Instant| {
+            plan.failed(region(0), AttemptFailure::ReceiptUnavailable, view, budgets, now)
+        };
     assert_eq!(after(&[0, 1, 2], fails), Step::ReceiptUnavailable);
-    let fails_in_race = |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets, _: Instant| {
-        assert!(sent_to(plan.hedge(view, budgets, now)).is_some());
-        plan.failed(region(1), AttemptFailure::ReceiptUnavailable, view, budgets, now)
-    };
+    let fails_in_race =
+        |plan: &mut RequestPlan, view: RegionView<'_>, budgets: &mut Budgets<RegionIndex>, _: Instant| {
+            assert!(sent_to(plan.hedge(view, budgets, now)).is_some());
+            plan.failed(region(1), AttemptFailure::ReceiptUnavailable, view, budgets, now)
+        };
     assert_eq!(after(&[0, 1, 2], fails_in_race), Step::Wait);
 }

@@ -47,7 +47,7 @@ struct HedgingSimulation {
     random: SplitMix,
     now: Instant,
     targets: TargetTracker<RegionIndex>,
-    budgets: Budgets,
+    budgets: Budgets<RegionIndex>,
     deployment: DeploymentName,
     attempts: usize,
 }
@@ -75,7 +75,10 @@ impl HedgingSimulation {
         if stalls { usual + STALL } else { usual }
     }
 
-    fn decide(&mut self, decide: impl FnOnce(RegionView<'_>, &mut Budgets, Instant) -> Step) -> Step {
+    fn decide(
+        &mut self,
+        decide: impl FnOnce(RegionView<'_>, &mut Budgets<RegionIndex>, Instant) -> Step,
+    ) -> Step {
         let HedgingSimulation { targets, budgets, deployment, now, remedies, .. } = self;
         let (size, remedies) = (SizeClass::of(1), *remedies);
         let timeouts = |region| AttemptTimeouts {

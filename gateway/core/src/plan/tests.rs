@@ -27,7 +27,7 @@ enum Funds {
 
 use Funds::*;
 
-fn budgets(funds: Funds, now: Instant) -> Budgets {
+fn budgets(funds: Funds, now: Instant) -> Budgets<RegionIndex> {
     let mut budgets = Budgets::new(now);
     match funds {
         Rich => {
@@ -44,14 +44,14 @@ fn budgets(funds: Funds, now: Instant) -> Budgets {
 }
 
 /// Withdraws every retry, including those that are gained during a request.
-fn drain(budgets: &mut Budgets, now: Instant) {
+fn drain(budgets: &mut Budgets<RegionIndex>, now: Instant) {
     while budgets.retry.withdraw(now + SECOND) {}
 }
 
 /// Scenario of one request over regions 0, 1 and 2.
 struct PlanScenario {
     plan: RequestPlan,
-    budgets: Budgets,
+    budgets: Budgets<RegionIndex>,
     now: Instant,
     down: &'static [u16],
     suspect: &'static [u16],
@@ -86,7 +86,7 @@ impl PlanScenario {
     /// Calls `decide` with the state of this scenario.
     fn decide<T>(
         &mut self,
-        decide: impl FnOnce(&mut RequestPlan, RegionView<'_>, &mut Budgets, Instant) -> T,
+        decide: impl FnOnce(&mut RequestPlan, RegionView<'_>, &mut Budgets<RegionIndex>, Instant) -> T,
     ) -> T {
         let PlanScenario { plan, budgets, now, down, suspect, busy, full } = self;
         let of = |list: &[u16], at: RegionIndex| list.contains(&(at.as_usize() as u16));
@@ -252,7 +252,7 @@ fn without_allowed_regions_no_region_is_reachable() {
 #[test]
 fn a_deadline_ends_a_request_in_every_state() {
     let mut scenario = PlanScenario::new(Rich);
-    scenario.plan.deadline = scenario.now;
+    scenario.plan.limits.deadline = scenario.now;
     assert_eq!(scenario.start(), Step::DeadlineExceeded);
     for failure in [StaleConnection, Unreachable, Declined, FirstByteTimeout, RegionDown, DeadlineExceeded] {
         let mut scenario = PlanScenario::new(Rich);
@@ -317,7 +317,9 @@ fn a_request_without_hedging_is_not_hedged_and_deposits_nothing() {
 fn an_evacuation_covers_the_requests_in_flight_each_time_the_region_gets_worse() {
     let now = some_instant();
     let mut budgets = Budgets::new(now);
-    let moved = |budgets: &mut Budgets| (0..500).filter(|_| budgets.pay(RegionDown, region(0), now)).count();
+    let moved = |budgets: &mut Budgets<RegionIndex>| {
+        (0..500).filter(|_| budgets.pay(RegionDown, region(0), now)).count()
+    };
     budgets.evacuate(region(0), 142, now);
     assert_eq!(moved(&mut budgets), 142 + 16);
     budgets.evacuate(region(0), 0, now);

@@ -96,9 +96,15 @@ fn past(situation: &Situation, home: RegionIndex, is_shed: bool) -> Option<Depar
     let others = serving(situation)
         .filter(|region| *region != home && !situation.draining.contains(*region))
         .filter(|region| situation.health(*region) == Health::Healthy);
-    let mut others: Vec<_> = others.map(place).collect();
-    others.sort_unstable_by_key(|other| (other.rtt, other.region));
-    situation.credits().decide(&request, place(home), &others, situation.now)
+    let mut others: Vec<_> = others.map(|region| (situation.rtt(region), region)).collect();
+    others.sort_unstable();
+    let (credits, wait) = (situation.credits(), |region| situation.queue_wait(region));
+    let decide = |other: Option<(Duration, RegionIndex)>| {
+        let other = other.into_iter().map(|(rtt, region)| (region, rtt));
+        credits.decide(&request, place(home), other, wait, situation.now)
+    };
+    let to = others.into_iter().find_map(|other| decide(Some(other))?.to);
+    Some(Departure { to, ..decide(None)? })
 }
 
 fn choose(situation: &Situation, drawn: Option<RegionIndex>) -> Vec<Ranked> {

@@ -120,7 +120,7 @@ impl Situation {
         let mut credits = Spill::default();
         for (number, state) in self.regions.iter().enumerate() {
             if let Some(tokens) = state.credit {
-                credits.set_credits(at(number), [(self.deployment.clone(), tokens)].into(), self.now);
+                credits.set_credits(at(number), [(&self.deployment, tokens)], self.now);
             }
         }
         credits

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-use crate::request_body::BODY_BYTES_MAX;
 use gateway_core::scatter::split::{REST_BYTES_MAX, SUB_REQUEST_BYTES_MAX};
+use replica_api::limits::MAX_BODY_BYTES;
 
 /// Limit on split requests in flight. A further one is sent unsplit if a replica can serve it, and waits otherwise.
 pub(in crate::edge) const SPLIT_REQUESTS_MAX: usize = 4;
@@ -22,7 +22,7 @@ const PORTION_BYTES: usize = 1 << 10;
 
 // A part of any accepted body fits by itself; otherwise its request would wait for ever.
 const _: () = assert!(
-    BODY_BYTES_MAX <= PART_BODIES_BYTES_MAX
+    MAX_BODY_BYTES <= PART_BODIES_BYTES_MAX
         && SUB_REQUEST_BYTES_MAX + REST_BYTES_MAX <= PART_BODIES_BYTES_MAX
 );
 

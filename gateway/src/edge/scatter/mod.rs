@@ -32,11 +32,12 @@ mod produce;
 mod split;
 mod write;
 
-use super::request::{ForwardError, Request};
-use super::request_context::RequestContext;
+use super::request::Request;
+use super::request::RequestContext;
 use super::tenant_limiters::TokenReservation;
 use super::view::View;
 use crate::listener::AfterResponse;
+use crate::respond::ForwardError;
 use crate::respond::Rejection;
 pub(super) use capacity::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX, SplitCapacity};
 use gateway_core::trail::Trail;

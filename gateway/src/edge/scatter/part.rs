@@ -1,16 +1,16 @@
 //! One part of a split request: from its body to its part of the joined response.
 
-use super::super::policy::Permit;
-use super::super::race::AttemptResponse;
-use super::super::region_monitor::random_draw;
-use super::super::request::ForwardError;
+use super::super::forwarder::AttemptResponse;
+use super::super::forwarder::Permit;
+use super::super::request::ReceiptIds;
 use super::super::request::Request;
-use super::super::request_context::ReceiptIds;
 use super::super::router::Routable;
 use super::super::view::View;
 use super::join_buffer::{PART_RESPONSE_BYTES_MAX, ReceivedPart, Source, response_too_large};
 use super::split::Splitter;
+use crate::circuits::random_draw;
 use crate::request_body::BufferedBody;
+use crate::respond::ForwardError;
 use crate::respond::{self, Rejection};
 use crate::upstream::{ResponseBody, StreamedBody, UpstreamResponse};
 use bytes::{Bytes, BytesMut};

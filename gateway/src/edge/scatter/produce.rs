@@ -11,15 +11,15 @@
 //! read, to avoid a deadlock.
 
 use super::super::refusals::deadline_passed;
-use super::super::request::ForwardError;
+use super::super::request::ReceiptIds;
 use super::super::request::Request;
-use super::super::request_context::ReceiptIds;
 use super::super::view::View;
 use super::join_buffer::{JoinBuffer, JoinedEvent};
 use super::part::{PartContext, PartFailure, PartProgress, PartStage, PendingPart, StreamingPart};
 use super::split::RequestSplit;
 use super::split::Splitter;
 use crate::metrics::PartOutcome;
+use crate::respond::ForwardError;
 use crate::respond::{RETRY_AFTER_MS, Rejection};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use gateway_core::scatter::dispatch::SubRequestDispatcher;

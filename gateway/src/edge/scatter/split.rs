@@ -1,7 +1,7 @@
 //! Decides whether a request is split, and into which parts.
 
 use super::super::forwarder::Forwarder;
-use super::super::policy::PolicyGuard;
+use super::super::forwarder::PolicyGuard;
 use super::super::refusals::too_many_inputs;
 use super::super::region_monitor::RegionMonitor;
 use super::super::request::Request;

@@ -1,6 +1,5 @@
 //! Writes the joined response of a split request to the client.
 
-use super::super::request::ForwardError;
 use super::super::request::Request;
 use super::super::tenant_limiters::TokenReservation;
 use super::join_buffer::JoinedEvent;
@@ -9,6 +8,7 @@ use crate::events::RequestTimes;
 use crate::listener::AfterResponse;
 use crate::metrics::RequestOutcome;
 use crate::relay;
+use crate::respond::ForwardError;
 use bytes::Bytes;
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;

@@ -190,7 +190,10 @@ fn failed_writes_become_a_gap_at_the_next_successful_write() {
         writer.write(&mut vec![scene.finished(request, 3, "eu")]);
         assert!(scene.shared.failing());
     }
-    assert_eq!((scene.shared.written.get(), scene.shared.lost(GapReason::Disk).get()), (1, 6));
+    assert_eq!(
+        (scene.shared.counts.written.get(), scene.shared.counts.lost.of(GapReason::Disk).get()),
+        (1, 6)
+    );
     fs::rename(&away, &scene.config.dir).unwrap();
     writer.write(&mut vec![scene.finished("d", 1, "eu")]);
     assert!(!scene.shared.failing());
@@ -252,7 +255,7 @@ async fn a_full_queue_never_blocks_and_its_lost_receipts_become_a_gap() {
         recorder.record(scene.finished(&number.to_string(), 2, "eu"), None);
     }
     assert!(recorder.reserve().is_none(), "all slots are taken");
-    assert_eq!((recorder.queue.capacity(), shared.lost(GapReason::QueueFull).get()), (0, 4));
+    assert_eq!((recorder.queue.capacity(), shared.counts.lost.of(GapReason::QueueFull).get()), (0, 4));
     recorder.record(scene.finished("reserved", 1, "eu"), slot);
     drop(recorder);
     let mut writer = scene.open();

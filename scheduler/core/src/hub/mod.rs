@@ -314,6 +314,11 @@ impl HubState {
         Some(HubCommand::Plan(Box::new(input), previous))
     }
 
+    /// Returns the number of regions with a registered spoke.
+    pub fn registered_spokes(&self) -> usize {
+        self.registry.newest().len()
+    }
+
     /// Returns whether so many leases ended at once that the hub suspects the store and holds their regions.
     pub fn suspects_store_failure(&self) -> bool {
         self.registry.is_holding()

@@ -19,7 +19,7 @@ impl RunningHub {
         let (stop, stopping) = watch::channel(false);
         let candidate = ElectionCandidate {
             store: store.clone(),
-            publisher: Publisher::new(publish, Arc::default()),
+            publisher: Publisher::new(publish, Arc::default(), Arc::default()),
             name: name.to_owned(),
             deployments: Vec::new(),
             epoch_if_new: 4,

@@ -69,7 +69,7 @@ impl Scene {
 fn waiting_requests_are_notified_when_their_receipts_are_durable_and_share_one_fsync() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
-    let before = scene.shared.syncs.get();
+    let before = scene.shared.counts.syncs.get();
     let mut waiting: Vec<_> = (0..50)
         .map(|number| scene.write_ahead(&format!("r{number}"), AttemptEnd::Responded { status: 200 }))
         .collect();
@@ -79,7 +79,7 @@ fn waiting_requests_are_notified_when_their_receipts_are_durable_and_share_one_f
         ended.push((durable, finished));
     }
     writer.write(&mut messages);
-    assert_eq!(scene.shared.syncs.get(), before + 1, "fifty requests, one fsync");
+    assert_eq!(scene.shared.counts.syncs.get(), before + 1, "fifty requests, one fsync");
     assert_eq!(scene.text().matches("\"kind\":\"sent\"").count(), 50);
     for (mut durable, finished) in ended {
         assert_eq!(durable.try_recv(), Ok(true));
@@ -108,7 +108,7 @@ fn on_a_full_disk_waiting_requests_are_rejected_and_no_receipt_is_missing() {
     scene.shared.reject();
     writer.write(&mut vec![WriterMessage::Finished(finished)]);
     assert_eq!(
-        scene.shared.lost(GapReason::Disk).get(),
+        scene.shared.counts.lost.of(GapReason::Disk).get(),
         0,
         "the request was not sent, so no receipt is missing"
     );
@@ -200,7 +200,7 @@ async fn concurrent_requests_share_fsyncs() {
         ended.unwrap();
     }
     let took = started.elapsed();
-    let (commits, syncs) = (callers * rounds, recorder.shared.syncs.get());
+    let (commits, syncs) = (callers * rounds, recorder.shared.counts.syncs.get());
     writer.finish(Duration::from_secs(30)).await;
     println!(
         "{commits} receipts by {callers} callers in {took:?}: {:.0} a second, {syncs} fsyncs",

@@ -8,9 +8,10 @@
 //! All queues have the same size, which favours the others: Knative's activator keeps far fewer requests.
 
 use super::*;
-use crate::spoke::hold::{HELD_MAX, HoldDecision, HoldPriority, HoldRequest, HoldTicket, ReleaseReason};
+use crate::spoke::hold::{HELD_MAX, HoldDecision, HoldRequest, HoldTicket, ReleaseReason};
 use crate::spoke::{PassiveHealth, ReplicaOutcome, ReplicaStatus, SelectedReplica, Spoke};
 use regions::DeploymentName;
+use regions::priority::Priority;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -77,7 +78,7 @@ impl RequestQueue for SpokeQueue {
         let request = HoldRequest {
             deployment: &self.name,
             tenant: TENANTS[number % TENANTS.len()],
-            priority: HoldPriority::Interactive,
+            priority: Priority::Interactive,
             bytes: 4 * TOKENS as u64,
             tokens: TOKENS as u64,
             deadline,

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use super::Spoke;
 pub(super) use queue::HoldQueue;
 use regions::DeploymentName;
+use regions::priority::Priority;
 
 /// Maximum number of held requests. Each is a connection and a task, about 30 KiB with its buffers: 300 MB at most.
 pub const HELD_MAX: usize = 10_000;
@@ -62,15 +63,6 @@ impl HoldLimits {
     };
 }
 
-/// Priority of a held request. The order of the variants is the preference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum HoldPriority {
-    /// A person waits for the response.
-    Interactive,
-    /// Batch work that needs throughput.
-    Bulk,
-}
-
 /// Request that may have to wait.
 #[derive(Clone, Copy, Debug)]
 pub struct HoldRequest<'a> {
@@ -79,7 +71,7 @@ pub struct HoldRequest<'a> {
     /// Tenant of the request; all requests without a known tenant count as one tenant.
     pub tenant: &'a str,
     /// Priority.
-    pub priority: HoldPriority,
+    pub priority: Priority,
     /// Bytes of the body.
     pub bytes: u64,
     /// Estimated tokens.
@@ -189,7 +181,7 @@ pub struct HeldTotals {
 /// Position in the hold queue; the lowest is first. **The order of the fields is the policy.**
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct QueuePosition {
-    priority: HoldPriority,
+    priority: Priority,
     deadline: Instant,
     /// Tie-break by arrival.
     number: u64,

@@ -82,7 +82,7 @@ impl HoldTest {
 #[derive(Clone, Copy, Debug)]
 struct RequestParams {
     tenant: &'static str,
-    priority: HoldPriority,
+    priority: Priority,
     bytes: u64,
     tokens: u64,
     left: Duration,
@@ -91,7 +91,7 @@ struct RequestParams {
 
 const INTERACTIVE: RequestParams = RequestParams {
     tenant: "t",
-    priority: HoldPriority::Interactive,
+    priority: Priority::Interactive,
     bytes: 40,
     tokens: 10,
     left: Duration::from_secs(30),
@@ -155,11 +155,11 @@ fn interactive_requests_are_released_first_and_the_earliest_deadline_first() {
     let mut hold =
         |priority, left| region.held(RequestParams { priority, left, tokens: RAMP_TOKENS, ..INTERACTIVE });
     let tickets = [
-        hold(HoldPriority::Bulk, 2 * S),
-        hold(HoldPriority::Interactive, 9 * S),
-        hold(HoldPriority::Interactive, 3 * S),
-        hold(HoldPriority::Bulk, 20 * S),
-        hold(HoldPriority::Interactive, 3 * S),
+        hold(Priority::Bulk, 2 * S),
+        hold(Priority::Interactive, 9 * S),
+        hold(Priority::Interactive, 3 * S),
+        hold(Priority::Bulk, 20 * S),
+        hold(Priority::Interactive, 3 * S),
     ];
     region.report_status(0, true, 0.0);
     let mut tickets: BTreeMap<u64, HoldTicket> =
@@ -435,7 +435,7 @@ proptest! {
         for event in events {
             match event {
                 Event::Arrival { tenant, bulk, bytes, tokens, left_ms } => {
-                    let priority = if bulk { HoldPriority::Bulk } else { HoldPriority::Interactive };
+                    let priority = if bulk { Priority::Bulk } else { Priority::Interactive };
                     let (names, left) = (["a", "b", "c"], Duration::from_millis(left_ms));
                     let params = RequestParams { tenant: names[tenant], priority, bytes, tokens, left, other_region_in: None };
                     if let Ok(HoldDecision::Held { ticket, .. }) = region.request(params) {

@@ -1,0 +1,102 @@
+//! Values by deployment and region, such as reported loads and credits.
+//!
+//! Regions report all of their deployments at once, and a request needs one deployment in all regions. So the deployment comes
+//! first: a request finds its deployment with one search over names, and each region of it by a number.
+
+use regions::id::DeploymentName;
+use regions::set::RegionIndex;
+use std::collections::BTreeMap;
+
+/// Values of each deployment by region.
+#[derive(Clone, Debug)]
+pub struct ByDeployment<T>(BTreeMap<DeploymentName, BTreeMap<RegionIndex, T>>);
+
+impl<T> Default for ByDeployment<T> {
+    fn default() -> ByDeployment<T> {
+        ByDeployment(BTreeMap::new())
+    }
+}
+
+impl<T> ByDeployment<T> {
+    /// Replaces the values of `region`; `values` are in the order of the names.
+    pub fn replace<'a>(
+        &mut self,
+        region: RegionIndex,
+        values: impl IntoIterator<Item = (&'a DeploymentName, T)>,
+    ) {
+        let (mut values, mut new) = (values.into_iter().peekable(), Vec::new());
+        self.0.retain(|name, regions| {
+            while let Some(value) = values.next_if(|(other, _)| *other < name) {
+                new.push(value);
+            }
+            match values.next_if(|(other, _)| *other == name) {
+                Some((_, value)) => drop(regions.insert(region, value)),
+                None => drop(regions.remove(&region)),
+            }
+            !regions.is_empty()
+        });
+        for (name, value) in new.into_iter().chain(values) {
+            self.0.entry(name.clone()).or_default().insert(region, value);
+        }
+    }
+
+    /// Removes the values of other regions.
+    pub fn retain_regions(&mut self, is_retained: impl Fn(RegionIndex) -> bool) {
+        self.0.retain(|_, regions| {
+            regions.retain(|region, _| is_retained(*region));
+            !regions.is_empty()
+        });
+    }
+
+    /// Returns the values of a deployment by region; `None` if no region has one.
+    pub fn of(&self, deployment: &DeploymentName) -> Option<&BTreeMap<RegionIndex, T>> {
+        self.0.get(deployment)
+    }
+
+    /// Returns the value of a deployment in a region.
+    pub fn get(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<&T> {
+        self.of(deployment)?.get(&region)
+    }
+
+    /// Returns the same, to be changed.
+    pub fn get_mut(&mut self, region: RegionIndex, deployment: &DeploymentName) -> Option<&mut T> {
+        self.0.get_mut(deployment)?.get_mut(&region)
+    }
+
+    /// Returns the deployments that have a value in `region`.
+    pub fn in_region(&self, region: RegionIndex) -> impl Iterator<Item = (&DeploymentName, &T)> {
+        self.0.iter().filter_map(move |(name, regions)| Some((name, regions.get(&region)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The values of each region are those of its last report, after any sequence of reports and removals.
+        #[test]
+        fn the_values_of_a_region_are_those_of_its_last_report(
+            reports in prop::collection::vec((0usize..4, prop::collection::btree_map("[a-d]", 0u8..9, 0..4)), 0..40),
+            retained in 0usize..4,
+        ) {
+            let at = |region| RegionIndex::new(region).unwrap();
+            let (mut table, mut expected) = (ByDeployment::default(), BTreeMap::new());
+            for (region, values) in reports {
+                let values: BTreeMap<DeploymentName, u8> =
+                    values.into_iter().map(|(name, value)| (name.parse().unwrap(), value)).collect();
+                table.replace(at(region), values.iter().map(|(name, value)| (name, *value)));
+                expected.insert(region, values);
+            }
+            for _ in 0..2 {
+                for (region, values) in &expected {
+                    prop_assert!(table.in_region(at(*region)).eq(values));
+                }
+                prop_assert!(table.0.values().all(|regions| !regions.is_empty()));
+                table.retain_regions(|region| region.as_usize() < retained);
+                expected.retain(|region, _| *region < retained);
+            }
+        }
+    }
+}

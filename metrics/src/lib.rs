@@ -1,0 +1,63 @@
+//! Prometheus metrics of every role: each metric is declared once, in a [`metric_set!`].
+//!
+//! A declaration has the name, the help text (the doc comment of the field), the names of the labels, and a type that
+//! holds the values ([`value`], [`label`]). `/metrics` ([`text`]) and `docs/metrics.md` ([`page`]) are rendered from the
+//! declarations, so a metric that is not rendered, or that has no help text, does not compile.
+//!
+//! Labels are closed sets, so a family is an array of atomics and counting is one relaxed addition. Names from the
+//! configuration (regions, tenants, deployments) are the exception: their number is bounded by the configuration.
+//!
+//! Written here instead of using a library: the libraries keep a family in a map behind a lock, which costs on the
+//! request path, and `prometheus-client` appends `_total` to every counter, where TEI's dashboards query
+//! `te_request_count`.
+
+pub mod label;
+pub mod page;
+pub mod text;
+pub mod value;
+
+pub use label::{ByIndex, ByName, Family, Label, OneOf, Sparse};
+pub use text::{CONTENT_TYPE, MetricDescription, MetricHead, MetricKind, MetricSet, render};
+pub use value::{Counter, Gauge, Histogram, Info, Seconds, Sizes, TimeCounter, Total};
+
+/// Declares a struct whose fields are metrics: `field: Type = "name" ["label", …]`. The doc comment of a field is the
+/// help text. `field: Type = set` includes another set.
+#[macro_export]
+macro_rules! metric_set {
+    ($(#[$attr:meta])* $vis:vis struct $set:ident $(<$life:lifetime>)? {
+        $($(#[doc = $help:literal])+ $field_vis:vis $field:ident: $type:ty = $name:tt $([$($label:literal),+])?,)+
+    }) => {
+        $(#[$attr])*
+        $vis struct $set $(<$life>)? { $($(#[doc = $help])+ $field_vis $field: $type,)+ }
+
+        impl $(<$life>)? $crate::MetricSet for $set $(<$life>)? {
+            fn describe(all: &mut Vec<$crate::MetricDescription>) {
+                $($crate::metric_set!(@describe all, $type, $name, [$($help),+], [$($($label),+)?]);)+
+            }
+
+            fn render(&self, text: &mut $crate::text::MetricsText) {
+                let $set { $($field),+ } = self;
+                $($crate::metric_set!(@render text, $field, $name, [$($help),+], [$($($label),+)?]);)+
+            }
+        }
+    };
+    (@describe $all:ident, $type:ty, set, $help:tt, $labels:tt) => {
+        <$type as $crate::MetricSet>::describe($all)
+    };
+    (@describe $all:ident, $type:ty, $name:literal, $help:tt, $labels:tt) => {
+        const {
+            let labels: &[&str] = &$labels;
+            assert!(<$type as $crate::text::Metric>::LABELS == labels.len(), "{}", $name);
+        }
+        $all.push($crate::MetricDescription::of::<$type>($crate::metric_set!(@head $name, $help, $labels)))
+    };
+    (@render $text:ident, $field:ident, set, $help:tt, $labels:tt) => {
+        $crate::MetricSet::render($field, $text)
+    };
+    (@render $text:ident, $field:ident, $name:literal, $help:tt, $labels:tt) => {
+        $text.metric($crate::metric_set!(@head $name, $help, $labels), $field)
+    };
+    (@head $name:literal, [$($help:literal),+], $labels:tt) => {
+        $crate::MetricHead { name: $name, help: concat!($($help),+).trim_ascii_start(), labels: &$labels }
+    };
+}

@@ -1,0 +1,177 @@
+//! Declared metrics in the text format and in the documentation.
+
+use metrics::page::{RoleMetrics, markdown};
+use metrics::{
+    ByIndex, ByName, Counter, Family, Gauge, Histogram, Info, MetricSet, OneOf, Sizes, Sparse, Total, labels,
+    labels_of, metric_set, render,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+labels! {
+    /// Priority.
+    enum Priority {
+        /// A person waits.
+        Fast = "fast",
+        Bulk = "bulk",
+    }
+}
+
+/// Enum of another crate, as far as this test is concerned.
+#[derive(Clone, Copy)]
+enum Cause {
+    First,
+    Retry,
+}
+
+impl Cause {
+    const ALL: [Cause; 2] = [Cause::First, Cause::Retry];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Cause::First => "first",
+            Cause::Retry => "retry",
+        }
+    }
+}
+
+struct Here;
+labels_of!(Here: Cause);
+
+metric_set! {
+    /// Shared metrics.
+    #[derive(Default)]
+    struct Sub {
+        /// Panics.
+        panics: Counter = "meridian_{role}_panics_total",
+    }
+}
+
+metric_set! {
+    /// Metrics under test.
+    struct All<'a> {
+        /// Requests, by priority
+        /// and cause.
+        requests: Sparse<Family<Priority, Family<Cause, Counter, Here>, Here>> = "requests_total" ["priority", "cause"],
+        /// Requests in flight.
+        in_flight: Gauge = "in_flight",
+        /// By known or unknown priority.
+        known: Family<Option<Priority>> = "known_total" ["priority"],
+        /// Sizes.
+        sizes: Histogram<Sizes> = "sizes",
+        /// Times.
+        times: ByIndex<Histogram> = "times_seconds" ["region"],
+        /// Age.
+        age: Option<Duration> = "age_seconds",
+        /// State.
+        state: ByName<OneOf<Priority>> = "state" ["region", "state"],
+        /// Total that another component counts.
+        total: &'a Total<f64> = "busy_seconds_total",
+        /// Engine.
+        engine: Info<3> = "engine_info" ["kind", "precision", "gpu"],
+        /// Included.
+        sub: &'a Sub = set,
+        /// Absent.
+        none: Option<&'a Sub> = set,
+    }
+}
+
+fn all<'a>(total: &'a Total<f64>, sub: &'a Sub) -> All<'a> {
+    All {
+        requests: Sparse::default(),
+        in_flight: Gauge::default(),
+        known: Family::default(),
+        sizes: Histogram::default(),
+        times: ByIndex::new(&Arc::from(["a".to_owned(), "b".to_owned()])),
+        age: None,
+        state: [("eu", OneOf::new(Priority::Bulk))].into_iter().collect(),
+        total,
+        engine: Info(vec!["cpu".to_owned(), "f32".to_owned()]),
+        sub,
+        none: None,
+    }
+}
+
+/// Returns the lines of a metric with their `# HELP` and `# TYPE`.
+fn lines(text: &str, name: &str) -> Vec<String> {
+    let of = |line: &&str| line.trim_start_matches("# HELP ").trim_start_matches("# TYPE ").starts_with(name);
+    text.lines().filter(of).map(str::to_owned).collect()
+}
+
+#[test]
+fn metrics_are_rendered_in_the_prometheus_text_format() {
+    let (total, sub) = (Total(1.5), Sub::default());
+    let all = all(&total, &sub);
+    all.requests.0.of(Priority::Bulk).of(Cause::Retry).add(3);
+    (all.in_flight.add(2), all.in_flight.decrement(), sub.panics.add(4));
+    all.known.count(None);
+    all.known.count(Some(Priority::Fast));
+    let text = render("hub", &all);
+    assert_eq!(
+        lines(&text, "requests_total"),
+        [
+            "# HELP requests_total Requests, by priority and cause.",
+            "# TYPE requests_total counter",
+            "requests_total{priority=\"fast\",cause=\"first\"} 0",
+            "requests_total{priority=\"bulk\",cause=\"retry\"} 3",
+        ]
+    );
+    assert_eq!(lines(&text, "in_flight")[1..], ["# TYPE in_flight gauge", "in_flight 1"]);
+    let known =
+        ["unknown\"} 1", "fast\"} 1", "bulk\"} 0"].map(|end| format!("known_total{{priority=\"{end}"));
+    assert_eq!(lines(&text, "known_total")[2..], known);
+    assert_eq!(lines(&text, "age_seconds").len(), 2, "no sample");
+    let state = ["state{region=\"eu\",state=\"fast\"} 0", "state{region=\"eu\",state=\"bulk\"} 1"];
+    assert_eq!(lines(&text, "state")[2..], state);
+    assert_eq!(lines(&text, "busy")[1..], ["# TYPE busy_seconds_total counter", "busy_seconds_total 1.5"]);
+    assert_eq!(lines(&text, "engine_info")[2..], ["engine_info{kind=\"cpu\",precision=\"f32\"} 1"]);
+    assert_eq!(lines(&text, "meridian_hub_panics_total").len(), 3, "the absent set is not rendered");
+    assert!(text.ends_with("meridian_hub_panics_total 4\n"));
+}
+
+#[test]
+fn a_value_is_counted_in_the_first_bucket_that_contains_it() {
+    let (total, sub) = (Total(0.0), Sub::default());
+    let all = all(&total, &sub);
+    [1, 2, 3, 16_384, 16_385].iter().for_each(|size| all.sizes.observe(*size));
+    for us in [0, 100, 101, 60_000_000, 60_000_001] {
+        all.times.of(1).observe(Duration::from_micros(us));
+    }
+    let text = render("hub", &all);
+    let sizes = lines(&text, "sizes");
+    assert_eq!(
+        sizes[2..5],
+        ["sizes_bucket{le=\"1\"} 1", "sizes_bucket{le=\"2\"} 2", "sizes_bucket{le=\"4\"} 3"]
+    );
+    let end =
+        ["sizes_bucket{le=\"16384\"} 4", "sizes_bucket{le=\"+Inf\"} 5", "sizes_sum 32775", "sizes_count 5"];
+    assert_eq!(sizes[sizes.len() - 4..], end);
+    let times = lines(&text, "times_seconds");
+    assert_eq!(times.len(), 2 + 19 + 2, "a region without a value has no sample");
+    assert_eq!(times[2], "times_seconds_bucket{region=\"b\",le=\"0.0001\"} 2");
+    assert_eq!(times[3], "times_seconds_bucket{region=\"b\",le=\"0.0002\"} 3");
+    assert_eq!(times[19], "times_seconds_bucket{region=\"b\",le=\"60\"} 4");
+    assert_eq!(times[20], "times_seconds_bucket{region=\"b\",le=\"+Inf\"} 5");
+    assert_eq!(times[21], "times_seconds_sum{region=\"b\"} 120.000202");
+    let sum = Histogram::sum([&all.sizes, &all.sizes].into_iter());
+    assert!(format!("{sum:?}").contains("65550000000"), "{sum:?}");
+}
+
+#[test]
+fn the_page_has_every_metric_with_its_labels_and_their_values() {
+    fn roles<S: MetricSet>(_: &S) -> [RoleMetrics; 1] {
+        [RoleMetrics::of::<S>("hub")]
+    }
+    let (total, sub) = (Total(0.0), Sub::default());
+    let page = markdown(&roles(&all(&total, &sub)));
+    for line in [
+        "## Role `hub`",
+        "| `requests_total` | counter |  | `priority`, `cause` | Requests, by priority and cause. |",
+        "| `times_seconds` | histogram | seconds | `region` | Times. |",
+        "| `meridian_hub_panics_total` | counter |  |  | Panics. |",
+        "| `priority` | `requests_total` | `fast`, `bulk` |",
+        "| `priority` | `known_total` | `unknown`, `fast`, `bulk` |",
+    ] {
+        assert!(page.lines().any(|given| given == line), "{line} in {page}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Metrics of a hub, and its `/metrics`.
+
+use axum::http::StatusCode;
+use metrics::page::RoleMetrics;
+use metrics::{Counter, Family, Gauge, Histogram, Label, Sparse, labels, metric_set};
+use regions::{Generation, RouteTable};
+use supervision::panics::PanicMetrics;
+
+/// Role in the names of shared metrics.
+const ROLE: &str = "hub";
+
+labels! {
+    /// Path of the hub, as its router has it.
+    pub(super) enum HubPath {
+        Livez = "/livez",
+        Readyz = "/readyz",
+        Metrics = "/metrics",
+        Spokes = "/v1/spokes",
+        KeepAlive = "/v1/leases/{lease}/keepalive",
+        Lease = "/v1/leases/{lease}",
+        Routes = "/v1/routes",
+        Reader = "/v1/readers/{*reader}",
+        Deployments = "/v1/deployments",
+        Tenants = "/v1/tenants",
+        Rollout = "/v1/rollout",
+        Plan = "/v1/plan",
+        Demand = "/v1/demand",
+        Apply = "/v1/apply",
+        Promote = "/v1/deployments/{name}/promote",
+        Drain = "/v1/drains/{cloud}/{name}",
+        /// Path that is not served.
+        Other = "other",
+    }
+}
+
+impl HubPath {
+    /// Returns the path with this text in the router; `None` stands for a path that is not served.
+    pub(super) fn matched(path: Option<&str>) -> HubPath {
+        HubPath::ALL.into_iter().find(|known| path == Some(known.as_str())).unwrap_or(HubPath::Other)
+    }
+}
+
+/// Status codes that the hub sends; the last stands for all others.
+const STATUSES: [&str; 15] = [
+    "200", "202", "204", "400", "401", "403", "404", "405", "409", "413", "422", "429", "500", "503", "other",
+];
+
+/// Status code of a response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StatusLabel(usize);
+
+impl From<StatusCode> for StatusLabel {
+    fn from(status: StatusCode) -> StatusLabel {
+        let known = STATUSES.iter().position(|known| *known == status.as_str());
+        StatusLabel(known.unwrap_or(STATUSES.len() - 1))
+    }
+}
+
+impl<In> Label<In> for StatusLabel {
+    fn values() -> Vec<&'static str> {
+        STATUSES.to_vec()
+    }
+
+    fn index(self) -> usize {
+        self.0
+    }
+}
+
+metric_set! {
+    /// Counters of a hub.
+    #[derive(Debug, Default)]
+    pub(super) struct HubMetrics {
+        /// 1 while this hub is the leader.
+        pub(super) leader: Gauge = "meridian_hub_leader",
+        /// Terms for which this hub was elected.
+        pub(super) terms: Counter = "meridian_hub_terms_total",
+        /// Registered spokes; 0 at a hub that is not the leader.
+        pub(super) spokes: Gauge = "meridian_hub_spokes",
+        /// Leases of spokes that ended, as the leader saw them.
+        pub(super) leases_ended: Counter = "meridian_hub_spoke_leases_ended_total",
+        /// 1 while so many leases have expired at the same time that the store is suspected rather than the regions.
+        pub(super) mass_expiry: Gauge = "meridian_hub_mass_lease_expiry",
+        /// Route tables that this hub published, its own or those of the leader.
+        pub(super) tables_published: Counter = "meridian_hub_tables_published_total",
+        /// Time to compute a traffic plan.
+        pub(super) plan_seconds: Histogram = "meridian_hub_plan_seconds",
+        /// Traffic classes that would not survive the loss of a region.
+        pub(super) uncovered_classes: Gauge = "meridian_hub_uncovered_classes",
+        /// Failed requests to the store by the election, the controller and the followers of the table.
+        pub(super) store_errors: Counter = "meridian_hub_store_errors_total",
+        /// Requests, by path and status.
+        pub(super) requests: Sparse<Family<HubPath, Family<StatusLabel>>, false> =
+            "meridian_hub_requests_total" ["path", "status"],
+    }
+}
+
+metric_set! {
+    /// All metrics of a hub.
+    struct HubScrape<'a> {
+        /// Counters.
+        counted: &'a HubMetrics = set,
+        /// Epoch of the published route table; 0 before the first.
+        route_epoch: u64 = "meridian_hub_route_epoch",
+        /// Generation of the published route table within its epoch.
+        route_generation: u64 = "meridian_hub_route_generation",
+        /// Regions in the published route table.
+        route_regions: usize = "meridian_hub_route_regions",
+        /// Deployments in the published route table.
+        route_deployments: usize = "meridian_hub_route_deployments",
+        /// Regions with gateways that have rows in the published traffic plan.
+        plan_origins: usize = "meridian_hub_plan_origins",
+        /// Open long polls for the route table.
+        polls: usize = "meridian_hub_polls",
+        /// Limit on open long polls.
+        polls_max: usize = "meridian_hub_polls_max",
+        /// Panics.
+        panics: PanicMetrics = set,
+    }
+}
+
+/// Returns the metrics of a hub.
+pub fn metrics() -> RoleMetrics {
+    RoleMetrics::of::<HubScrape<'_>>(ROLE)
+}
+
+impl HubMetrics {
+    /// Renders these metrics and the state of the hub: the published table, the origins of the published plan, and open
+    /// long polls with their limit.
+    pub(super) fn render(
+        &self,
+        table: Option<&RouteTable>,
+        plan_origins: usize,
+        (polls, polls_max): (usize, usize),
+    ) -> String {
+        let generation = table.map_or(Generation { epoch: 0, number: 0 }, |table| table.generation);
+        let scrape = HubScrape {
+            counted: self,
+            route_epoch: generation.epoch,
+            route_generation: generation.number,
+            route_regions: table.map_or(0, |table| table.regions.len()),
+            route_deployments: table.map_or(0, |table| table.deployments.len()),
+            plan_origins,
+            polls,
+            polls_max,
+            panics: PanicMetrics::read(),
+        };
+        metrics::render(ROLE, &scrape)
+    }
+}
