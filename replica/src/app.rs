@@ -8,7 +8,7 @@ use supervision::health::HealthCheck;
 
 use axum::http::HeaderValue;
 use replica_api::identity::IdentityV1;
-use replica_api::info::{AcceleratorV1, BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
+use replica_api::info::{BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
 use replica_api::input::Readable;
 use replica_api::limits::Limits;
 use replica_api::status::{StateV1, StatusV1};
@@ -17,7 +17,6 @@ use replica_core::batch::Backlog;
 use crate::batcher::Batcher;
 use crate::body::BodyBudget;
 use crate::config::{Config, EmbeddingDefaults};
-use crate::engine::Statistics;
 use crate::metrics::Metrics;
 use crate::purpose::Purpose;
 use crate::tokenize::{MAX_JOBS, TokenizerPool};
@@ -137,7 +136,7 @@ impl App {
             identity: service.map(|service| service.identity.clone()),
             engine: service.map(|service| self.engine(service)),
             batch: service.map(|service| service.batch.clone()),
-            limits: self.limits.into(),
+            limits: self.limits,
             counters: self.metrics.read(),
             queue: self.queue(),
             tei: service.map(|service| self.tei(service)),
@@ -148,22 +147,7 @@ impl App {
         let mut engine = service.engine.clone();
         if let (Some(accelerator), Some(statistics)) = (&mut engine.accelerator, self.metrics.gauges().engine)
         {
-            let Statistics { iterations, busy_ms, completed, retried_batches, active, queued, gpu_bytes } =
-                statistics;
-            let AcceleratorV1 { gpu, tensorrt, tensorrt_llm, test_double, .. } = accelerator.clone();
-            *accelerator = AcceleratorV1 {
-                gpu,
-                tensorrt,
-                tensorrt_llm,
-                test_double,
-                iterations,
-                busy_ms,
-                completed,
-                retried_batches,
-                active,
-                queued,
-                gpu_bytes,
-            };
+            accelerator.statistics = statistics;
         }
         engine
     }

@@ -30,7 +30,7 @@ use crate::batcher::{Batcher, Options};
 use crate::cache::{CachedModel, ModelCache, ResolveError, default_root};
 use crate::config::Config;
 use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
-use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, tensorrt};
+use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, Statistics, tensorrt};
 use crate::events::{
     DrainLimitReached, Draining, Listening, ModelReady, TunedSettings, TunedSettingsIgnored,
 };
@@ -283,19 +283,7 @@ fn within(settings: BatchSettings, accelerator: Option<&Accelerator>) -> BatchSe
 /// Converts the description of the device; its counters are read on request.
 fn accelerator(accelerator: Accelerator) -> AcceleratorV1 {
     let Accelerator { gpu, tensorrt, tensorrt_llm, test_double, max_batch_tokens: _ } = accelerator;
-    AcceleratorV1 {
-        gpu,
-        tensorrt,
-        tensorrt_llm,
-        test_double,
-        iterations: 0,
-        busy_ms: 0,
-        completed: 0,
-        retried_batches: 0,
-        active: 0,
-        queued: 0,
-        gpu_bytes: 0,
-    }
+    AcceleratorV1 { gpu, tensorrt, tensorrt_llm, test_double, statistics: Statistics::default() }
 }
 
 fn batch_info(settings: BatchSettings, tuned: Option<PathBuf>) -> BatchV1 {

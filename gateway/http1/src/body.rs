@@ -1,6 +1,7 @@
 //! Body of a response: which of the received bytes belong to it, and where it ends.
 
-use crate::{ChunkDecoder, FramingError};
+use crate::FramingError;
+use crate::chunks::{BodyPart, ChunkDecoder, take};
 
 /// Framing of a body, and the position in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,15 +12,6 @@ pub enum BodyFraming {
     Chunked(ChunkDecoder),
     /// All bytes until the connection closes.
     UntilClosed,
-}
-
-/// Next part of the received bytes. Both numbers are 0 if more bytes are needed first, or the body has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BodyPart {
-    /// Bytes of framing.
-    pub skipped: usize,
-    /// Bytes of the body after them.
-    pub data: usize,
 }
 
 impl BodyFraming {
@@ -53,11 +45,4 @@ impl BodyFraming {
             BodyFraming::UntilClosed => 0,
         }
     }
-}
-
-/// Consumes up to `left` bytes and returns their number.
-pub(crate) fn take(left: &mut u64, bytes: &[u8]) -> usize {
-    let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
-    *left -= taken as u64;
-    taken
 }

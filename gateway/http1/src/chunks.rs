@@ -4,7 +4,6 @@
 //! bodies, and different messages after them (smuggling by `TERM.EXT`). So lines have to end in CRLF here and must not contain
 //! control characters, and trailers must not be about framing, routing or authentication.
 
-use crate::body::{BodyPart, take};
 use crate::{CHUNK_LINE_BYTES_MAX, CHUNK_SIZE_DIGITS_MAX, FramingError, TRAILER_BYTES_MAX};
 
 /// Bytes of a trailer's name that are stored; no forbidden one is longer.
@@ -54,6 +53,22 @@ enum State {
     TrailerLineFeed,
     LastLineFeed,
     Done,
+}
+
+/// Next part of the received bytes. Both numbers are 0 if more bytes are needed first, or the body has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyPart {
+    /// Bytes of framing.
+    pub skipped: usize,
+    /// Bytes of the body after them.
+    pub data: usize,
+}
+
+/// Consumes up to `left` bytes and returns their number.
+pub(crate) fn take(left: &mut u64, bytes: &[u8]) -> usize {
+    let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
+    *left -= taken as u64;
+    taken
 }
 
 /// Decoder of a chunked body, fed with its bytes in pieces of any size.

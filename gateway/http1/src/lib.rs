@@ -19,8 +19,8 @@ mod chunks;
 mod head;
 
 pub use assembler::{ResponseAssembler, ResponseError};
-pub use body::{BodyFraming, BodyPart};
-pub use chunks::ChunkDecoder;
+pub use body::BodyFraming;
+pub use chunks::{BodyPart, ChunkDecoder};
 pub use head::{ResponseHead, head};
 
 /// Maximum bytes of a response head, with the interim responses before it.

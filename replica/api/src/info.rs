@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::identity::IdentityV1;
+use super::limits::Limits;
 use super::status::StateV1;
 
 /// Response of `GET /info`. It contains the members of TEI's response, except for `version`, which is Meridian's.
@@ -26,7 +27,7 @@ pub struct InfoV1 {
     /// Batching settings; absent while the model is being loaded.
     pub batch: Option<BatchV1>,
     /// Limits of requests.
-    pub limits: LimitsV1,
+    pub limits: Limits,
     /// Totals since the start.
     pub counters: CountersV1,
     /// State of the queue.
@@ -58,7 +59,7 @@ pub struct TeiInfo {
     pub max_batch_tokens: u64,
     /// Unlimited, so always absent.
     pub max_batch_requests: Option<usize>,
-    /// [`LimitsV1::max_inputs`].
+    /// [`Limits::max_inputs`].
     pub max_client_batch_size: usize,
     /// Whether inputs that are too long are truncated by default.
     pub auto_truncate: bool,
@@ -162,19 +163,27 @@ pub struct AcceleratorV1 {
     pub tensorrt_llm: String,
     /// Whether the runtime is a test double, whose results are meaningless.
     pub test_double: bool,
-    /// Runs of the model since the start.
+    /// Its counters.
+    #[serde(flatten)]
+    pub statistics: Statistics,
+}
+
+/// Counters of an engine since its start, and its current load; 0 if the engine does not report a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Runs of the model.
     pub iterations: u64,
-    /// Time of the runs in milliseconds; 0 if the runtime does not report it.
+    /// Time of the runs in milliseconds.
     pub busy_ms: u64,
-    /// Computed inputs.
+    /// Computed sequences.
     pub completed: u64,
-    /// Batches that failed and were retried, one input at a time.
+    /// Batches that failed and were retried, one sequence at a time.
     pub retried_batches: u64,
-    /// Inputs in the last run; 0 if the runtime does not report it.
+    /// Sequences in the last run.
     pub active: u64,
-    /// Inputs that are queued in the runtime; 0 if it does not report them.
+    /// Sequences that are queued in the engine.
     pub queued: u64,
-    /// GPU memory in use, in bytes; 0 if the runtime does not report it.
+    /// GPU memory in use, in bytes.
     pub gpu_bytes: u64,
 }
 
@@ -191,56 +200,6 @@ pub struct BatchV1 {
     pub window_max_ms: f64,
     /// File of `meridian tune` with these settings; absent if they come from defaults and the configuration.
     pub tuned: Option<String>,
-}
-
-/// Limits, with the keys of `replica.toml`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LimitsV1 {
-    /// Inputs of one request.
-    pub max_inputs: usize,
-    /// Documents of one rerank request.
-    pub max_documents: usize,
-    /// Texts and pairs of one classification request.
-    pub max_pairs: usize,
-    /// Sentences of one similarity request.
-    pub max_sentences: usize,
-    /// Tokens of one request.
-    pub max_request_tokens: u64,
-    /// Bytes of one body.
-    pub max_body_bytes: usize,
-    /// Bytes of all bodies at once.
-    pub max_buffered_bytes: usize,
-    /// Tokens that are queued for the engine.
-    pub max_queue_tokens: u64,
-    /// Milliseconds within which a body must arrive.
-    pub body_timeout_ms: u64,
-}
-
-impl From<crate::limits::Limits> for LimitsV1 {
-    fn from(limits: crate::limits::Limits) -> LimitsV1 {
-        let crate::limits::Limits {
-            max_inputs,
-            max_documents,
-            max_pairs,
-            max_sentences,
-            max_request_tokens,
-            max_body_bytes,
-            max_buffered_bytes,
-            max_queue_tokens,
-            body_timeout_ms,
-        } = limits;
-        LimitsV1 {
-            max_inputs,
-            max_documents,
-            max_pairs,
-            max_sentences,
-            max_request_tokens,
-            max_body_bytes,
-            max_buffered_bytes,
-            max_queue_tokens,
-            body_timeout_ms,
-        }
-    }
 }
 
 /// Totals since the start.

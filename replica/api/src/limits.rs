@@ -3,6 +3,8 @@
 //! Each limit has a default and its reason here, a key in `replica.toml`, an entry in `/info`, and an error message
 //! that states it. The maximum number of tokens of *one input* is a property of the model and is not defined here.
 
+use serde::{Deserialize, Serialize};
+
 use crate::refusal::{ListLimit, Refusal};
 
 /// OpenAI's own limit, so that a client that splits its lists for OpenAI is never rejected here.
@@ -43,8 +45,8 @@ pub const BATCH_TOKENS: u64 = 512;
 /// Milliseconds within which a body must arrive.
 pub const BODY_TIMEOUT_MS: u64 = 30_000;
 
-/// Limits of a replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Limits of a replica, with the keys of `replica.toml`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Inputs of one request.
     pub max_inputs: usize,

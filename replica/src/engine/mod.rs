@@ -17,6 +17,7 @@ pub mod tensorrt;
 use replica_core::{EngineSpec, Task};
 
 pub use batch::{BatchBuffer, MalformedBatch, RaggedBatch};
+pub use replica_api::info::Statistics;
 
 /// Requested output of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,25 +98,6 @@ pub struct FailedSequence {
     pub sequence: usize,
     /// Error of the sequence.
     pub reason: String,
-}
-
-/// Counters of an engine since its start, and its current load; 0 if the engine does not report a value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// Runs of the model.
-    pub iterations: u64,
-    /// Time of the runs in milliseconds.
-    pub busy_ms: u64,
-    /// Computed sequences.
-    pub completed: u64,
-    /// Batches that failed and were retried, one sequence at a time.
-    pub retried_batches: u64,
-    /// Sequences in the last run.
-    pub active: u64,
-    /// Sequences that are queued in the engine.
-    pub queued: u64,
-    /// GPU memory in use, in bytes.
-    pub gpu_bytes: u64,
 }
 
 /// Accelerator of an engine.

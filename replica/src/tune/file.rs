@@ -169,7 +169,7 @@ struct TunedFileV1 {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SettingsV1 {
+pub(super) struct SettingsV1 {
     precision: String,
     threads: usize,
     batch_tokens: u64,
@@ -177,13 +177,12 @@ struct SettingsV1 {
     bulk_share_percent: u8,
     window_max_ms: f64,
     tokens_per_second: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
     target_met: Option<bool>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct QualityV1 {
+pub(super) struct QualityV1 {
     precision: String,
     texts: usize,
     mean_cosine: f64,
@@ -192,7 +191,7 @@ struct QualityV1 {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PointV1 {
+pub(super) struct PointV1 {
     precision: String,
     threads: usize,
     batch_tokens: u64,
@@ -303,7 +302,7 @@ impl From<&TunedChoice> for SettingsV1 {
 }
 
 impl QualityV1 {
-    fn new(precision: Precision, quality: &Quality) -> QualityV1 {
+    pub(super) fn new(precision: Precision, quality: &Quality) -> QualityV1 {
         let Quality { texts, mean_cosine, min_cosine } = *quality;
         QualityV1 { precision: precision.to_string(), texts, mean_cosine, min_cosine }
     }
@@ -359,12 +358,14 @@ mod tests {
 
     #[test]
     fn written_settings_are_found_for_the_same_model_and_hardware() {
-        let root = tempfile::tempdir().expect("a folder");
-        let tuned = tuned();
-        let find = || find(root.path(), None, &tuned.digest, &tuned.hardware);
-        assert_eq!(find(), Ok(None));
-        let path = write_default(root.path(), &tuned, &text(&tuned, &[], &[]));
-        assert_eq!(find(), Ok(Some((path, tuned.clone()))));
+        for target_met in [Some(true), None] {
+            let (root, mut tuned) = (tempfile::tempdir().expect("a folder"), tuned());
+            tuned.choices[0].target_met = target_met;
+            let find = || find(root.path(), None, &tuned.digest, &tuned.hardware);
+            assert_eq!(find(), Ok(None));
+            let path = write_default(root.path(), &tuned, &text(&tuned, &[], &[]));
+            assert_eq!(find(), Ok(Some((path, tuned.clone()))));
+        }
     }
 
     #[test]

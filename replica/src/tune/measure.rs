@@ -14,7 +14,7 @@ use replica_core::Precision;
 
 use super::TuneError;
 use super::curve::{MeasurementRun, Setting};
-use super::quality::Quality;
+use super::quality::{Quality, cosine};
 use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
 use crate::engine::{BatchBuffer, Engine, Output};
 use crate::model::ModelDir;
@@ -31,7 +31,7 @@ const SEED: u64 = 7;
 
 /// A model with all engines loaded so far.
 pub(super) struct Bench {
-    model: ModelDir,
+    pub(super) model: ModelDir,
     packed: PackedCache,
     engines: BTreeMap<(Precision, NonZeroUsize), CpuEngine>,
 }
@@ -113,11 +113,6 @@ fn rows(engine: &CpuEngine, text: &Tokenized) -> Result<Vec<f32>, TuneError> {
     let mut rows = vec![0.0; numbers];
     engine.compute(&batch.batch(), output, &mut rows).map_err(TuneError::engine)?;
     Ok(rows)
-}
-
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
 }
 
 /// Returns a batch of exactly this many tokens, the same in every call.

@@ -29,7 +29,6 @@ use std::time::{Duration, Instant};
 use replica_api::input::Readable;
 use replica_core::Precision;
 use replica_core::batch::BatchSettings;
-use tokio::runtime;
 
 pub use self::error::TuneError;
 
@@ -42,7 +41,7 @@ use crate::cache::{CachedModel, ModelCache};
 use crate::engine::Engine;
 use crate::engine::cpu::{Isa, PackedCache};
 use crate::model::ModelDir;
-use crate::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
+use crate::tokenize::{TextInput, Tokenized};
 
 /// Minimum time: enough for the threads, a few budgets and the comparison, once each.
 pub const SECONDS_MIN: u64 = 5;
@@ -126,23 +125,17 @@ pub fn run(
     let TuneRequest { model: cached, precisions, target_p99, time, out } = order;
     let model = ModelDir::open(&cached.path).map_err(TuneError::engine)?;
     let max_threads = available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
-    let config = model.tokenizer.clone();
     let mut bench = Bench::new(model, PackedCache::below(cache.root(), &cached.digest));
 
     let read_texts = |bench: &mut Bench| -> Result<Vec<Tokenized>, TuneError> {
         let described = bench.engine(REFERENCE, max_threads)?.describe();
         let readable = Readable { max_input_tokens: described.max_tokens, vocabulary: described.vocabulary };
-        let (pairs, template) = (template.is_some(), template.clone());
-        let tokenizer = TextTokenizer::load_from(
-            &cached.path,
-            &config,
-            lower_case,
-            template,
-            readable,
-            described.token_types,
-        );
-        tokens(tokenizer.map_err(|error| TuneError::Tokenizer(error.to_string()))?, pairs, max_threads)
+        let (token_types, is_pair) = (described.token_types, bench.model.template.is_some());
+        // Models that read pairs only get every text with the same query.
+        let input = |text| if is_pair { TextInput::Pair(QUERY.into(), text) } else { TextInput::One(text) };
+        let inputs = texts::sentences(QUALITY_TEXTS).into_iter().map(input);
+        let read = texts::tokenized(&bench.model, readable, token_types, max_threads.get(), inputs);
+        Ok(read.map_err(TuneError::Tokenizer)?.into_iter().flatten().collect())
     };
     let (mut qualities, mut good) = (Vec::new(), Vec::new());
     for precision in precisions {
@@ -223,25 +216,6 @@ fn write_report(report: &Report) -> Result<(), TuneError> {
 
 /// Query of the pairs, for models that read pairs.
 const QUERY: &str = "who repaired the old lighthouse?";
-
-/// Tokenizes the texts for the accuracy, paired with [`QUERY`] if the model reads pairs only; texts that are too long
-/// for the model are omitted.
-fn tokens(tokenizer: TextTokenizer, pairs: bool, threads: NonZeroUsize) -> Result<Vec<Tokenized>, TuneError> {
-    let broken = |problem: String| TuneError::Tokenizer(problem);
-    let pool = TokenizerPool::start(tokenizer, threads.get()).map_err(|error| broken(error.to_string()))?;
-    let runtime =
-        runtime::Builder::new_current_thread().build().map_err(|error| broken(error.to_string()))?;
-    let mut tokens = Vec::new();
-    for text in texts::sentences(QUALITY_TEXTS) {
-        let text = if pairs { TextInput::Pair(QUERY.into(), text) } else { TextInput::One(text) };
-        match runtime.block_on(pool.encode(vec![text], EncodeOptions::WHOLE)) {
-            Ok(read) => tokens.extend(read),
-            Err(TokenizeError::Unreadable { .. }) => {}
-            Err(error) => return Err(broken(format!("{error:?}"))),
-        }
-    }
-    Ok(tokens)
-}
 
 impl Report {
     /// Returns the recommended settings.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use replica_core::Precision;
 use serde_json::{Value, json};
 
-use super::curve::Point;
-use super::curve::Setting;
+use super::curve::{Point, Setting};
+use super::file::{PointV1, QualityV1, SettingsV1};
 use super::plan::TunedChoice;
 use super::quality::Quality;
 use super::{Report, plot};
@@ -87,37 +87,10 @@ impl Report {
             let Setting { precision, threads, batch_tokens } = setting;
             json!({"precision": precision.as_str(), "threads": threads.get(), "batch_tokens": batch_tokens})
         };
-        let curve: Vec<Value> = points
-            .iter()
-            .map(|point| {
-                let Point { setting: of, tokens_per_second, batch_p50, batch_p99, runs } = point;
-                let mut value = setting(of);
-                value["tokens_per_second"] = json!(tokens_per_second.round());
-                value["batch_p50_ms"] = json!(millis(*batch_p50));
-                value["batch_p99_ms"] = json!(millis(*batch_p99));
-                value["runs"] = json!(runs);
-                value
-            })
-            .collect();
-        let choices: Vec<Value> = tuned
-            .choices
-            .iter()
-            .map(|TunedChoice { precision, threads, batch, tokens_per_second, target_met }| {
-                json!({
-                    "precision": precision.as_str(), "threads": threads.get(), "batch_tokens": batch.batch_tokens,
-                    "interactive_batch_tokens": batch.interactive_batch_tokens,
-                    "bulk_share_percent": batch.bulk_share_percent, "window_max_ms": millis(batch.window_max),
-                    "tokens_per_second": tokens_per_second.round(), "target_met": target_met,
-                })
-            })
-            .collect();
-        let quality: Vec<Value> = qualities
-            .iter()
-            .map(|(precision, Quality { texts, mean_cosine, min_cosine })| {
-                json!({"precision": precision.as_str(), "texts": texts, "mean_cosine": mean_cosine,
-                       "min_cosine": min_cosine})
-            })
-            .collect();
+        let curve: Vec<PointV1> = points.iter().map(PointV1::from).collect();
+        let choices: Vec<SettingsV1> = tuned.choices.iter().map(SettingsV1::from).collect();
+        let quality: Vec<QualityV1> =
+            qualities.iter().map(|(precision, quality)| QualityV1::new(*precision, quality)).collect();
         json!({
             "model": tuned.source, "digest": tuned.digest, "hardware": tuned.hardware, "settings": choices,
             "recommended_precision": self.recommended().map(Precision::as_str), "quality": quality, "curve": curve, "before": setting(before),

@@ -8,6 +8,11 @@
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+use replica_api::input::Readable;
+use tokio::runtime;
+
+use crate::model::ModelDir;
+use crate::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
 
 const SEED: u64 = 5;
 /// Maximum number of sentences of a text: with a dozen words each, about 128 tokens.
@@ -65,6 +70,26 @@ const TIMES: &[&str] = &[
     "in the last week of March",
     "without telling anyone",
 ];
+
+/// Tokenizes inputs for a model on `threads` threads; `None` for an input that the model cannot read, such as one that is
+/// too long.
+pub(crate) fn tokenized(
+    model: &ModelDir,
+    readable: Readable,
+    token_types: usize,
+    threads: usize,
+    inputs: impl IntoIterator<Item = TextInput>,
+) -> Result<Vec<Option<Tokenized>>, String> {
+    let tokenizer = TextTokenizer::load(model, readable, token_types).map_err(|error| error.to_string())?;
+    let pool = TokenizerPool::start(tokenizer, threads).map_err(|error| error.to_string())?;
+    let runtime = runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
+    let encode = |input| match runtime.block_on(pool.encode(vec![input], EncodeOptions::WHOLE)) {
+        Ok(tokens) => Ok(tokens.into_iter().next()),
+        Err(TokenizeError::Unreadable { .. }) => Ok(None),
+        Err(error) => Err(format!("{error:?}")),
+    };
+    inputs.into_iter().map(encode).collect()
+}
 
 /// Returns this many texts.
 pub(crate) fn sentences(count: usize) -> Vec<String> {

@@ -18,14 +18,14 @@ use std::thread::available_parallelism;
 
 use replica_api::input::Readable;
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
-use tokio::runtime;
 
 use self::judge::{DecisionAgreement, EngineVerdict, judge};
 use crate::cache::{CachedModel, ModelCache};
 use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
 use crate::engine::{BatchBuffer, Engine, Output, tensorrt};
 use crate::model::ModelDir;
-use crate::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
+use crate::tokenize::{TextInput, Tokenized};
+use crate::tune::quality::cosine;
 use crate::tune::texts;
 
 /// Engine to which all others are compared.
@@ -152,23 +152,12 @@ fn read(
 ) -> Result<VerificationTexts, VerifyError> {
     let described = reference.describe();
     let readable = Readable { max_input_tokens: most, vocabulary: described.vocabulary };
-    let broken = |problem: String| VerifyError::Model(problem);
-    let tokenizer = TextTokenizer::load(model, readable, described.token_types);
-    let tokenizer = tokenizer.map_err(|error| broken(error.to_string()))?;
-    let pool = TokenizerPool::start(tokenizer, 1).map_err(|error| broken(error.to_string()))?;
-    let runtime =
-        runtime::Builder::new_current_thread().build().map_err(|error| broken(error.to_string()))?;
-    let mut texts = VerificationTexts { tokens: Vec::new(), query_of: Vec::new() };
-    for (query, text) in inputs(texts::sentences(TEXTS), ranks) {
-        match runtime.block_on(pool.encode(vec![text], EncodeOptions::WHOLE)) {
-            Ok(read) => {
-                texts.query_of.extend(read.iter().map(|_| query));
-                texts.tokens.extend(read);
-            }
-            Err(TokenizeError::Unreadable { .. }) => {}
-            Err(error) => return Err(broken(format!("{error:?}"))),
-        }
-    }
+    let (query_of, inputs): (Vec<usize>, Vec<TextInput>) =
+        inputs(texts::sentences(TEXTS), ranks).into_iter().unzip();
+    let read = texts::tokenized(model, readable, described.token_types, 1, inputs);
+    let read = read.map_err(VerifyError::Model)?.into_iter().zip(query_of);
+    let (tokens, query_of) = read.filter_map(|(tokens, query)| Some((tokens?, query))).unzip();
+    let texts = VerificationTexts { tokens, query_of };
     if texts.tokens.is_empty() { Err(VerifyError::NoTexts) } else { Ok(texts) }
 }
 
@@ -218,11 +207,6 @@ fn compute_all(
         }
     }
     Ok(outputs)
-}
-
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
 }
 
 /// Returns the engines of a model that are available on this machine, except for the reference: CPU engines, and those
