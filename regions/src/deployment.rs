@@ -13,15 +13,16 @@ mod write;
 use std::fmt;
 use std::str::FromStr;
 
-pub use read::parse_deployments;
+pub use read::{parse_deployments, read_deployments, reference};
 pub use scaling::Scaling;
 pub use write::{UnwritableDeployment, write_deployments};
+
+use configuration::did_you_mean;
 
 use crate::catalogue::Catalogue;
 use crate::id::{DeploymentName, RegionId};
 use crate::residency::ResidencyPolicy;
 use crate::set::RegionSet;
-use crate::suggest::did_you_mean;
 
 /// Maximum number of deployments in a file: ten times the thousand that routing is measured with.
 pub const MAX_DEPLOYMENTS: usize = 10_000;

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::timetable::TimetableEntry;
 use super::{Deployment, Scaling};
-use crate::duration;
 use crate::residency::ResidencyPolicy;
+use configuration::duration;
 
 /// Error for a deployment that the file format cannot express.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -11,7 +11,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-pub use read::parse_tenants;
+pub use read::{Limits, TenantEntry, parse_tenants, read_tenants, rules};
 pub use write::{UnwritableTenant, write_tenants};
 
 use crate::id::{DeploymentName, TenantId};
@@ -75,6 +75,12 @@ impl TenantPriority {
             TenantPriority::Interactive => "interactive",
             TenantPriority::Bulk => "bulk",
         }
+    }
+}
+
+impl fmt::Display for TenantPriority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 
