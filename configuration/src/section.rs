@@ -132,7 +132,11 @@ impl Table<'_> {
         }
         let example = rule.example;
         rule.default.or_else(T::absent).or_else(|| {
-            let fix = if example.is_empty() { T::type_name() } else { format!("{name} = {example}") };
+            let fix = match T::type_name().as_str() {
+                "list of tables" => format!("tables headed [[{name}]]"),
+                type_name if example.is_empty() => format!("{name} = … ({type_name})"),
+                _ => format!("{name} = {example}"),
+            };
             self.document.problem_at(self.span.clone(), &path, format!("is missing; write {fix}"));
             None
         })

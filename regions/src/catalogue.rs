@@ -7,6 +7,8 @@
 
 mod read;
 
+pub use read::read_regions;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use configuration::Problem;

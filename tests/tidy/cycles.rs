@@ -46,7 +46,6 @@ const KNOWN: &[&[&str]] = &[
     &["replica/src/model/finite.rs", "replica/src/model/tensor.rs"],
     &["replica/src/tune/curve.rs", "replica/src/tune/plan.rs"],
     &["replica/src/tune/measure.rs", "replica/src/tune/mod.rs"],
-    &["scheduler/src/config/scaling.rs", "scheduler/src/config/spoke.rs"],
     &["scheduler/src/events.rs", "scheduler/src/hub/mod.rs"],
     &[
         "scheduler/src/hub/apply.rs",

@@ -12,20 +12,29 @@ use crate::tree::{File, files};
 
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("regions", &[]),
+    ("configuration", &[]),
+    ("regions", &["configuration"]),
     ("gateway-core", &["regions"]),
-    ("scheduler-core", &["regions"]),
-    ("replica-core", &["regions"]),
+    ("scheduler-core", &["regions", "configuration"]),
+    ("replica-core", &["regions", "configuration"]),
     ("supervision", &[]),
     ("scheduler-store", &["scheduler-core", "supervision"]),
     (
         "gateway",
-        &["gateway-core", "scheduler-core", "scheduler-store", "regions", "replica-core", "supervision"],
+        &[
+            "gateway-core",
+            "scheduler-core",
+            "scheduler-store",
+            "regions",
+            "replica-core",
+            "supervision",
+            "configuration",
+        ],
     ),
-    ("scheduler", &["scheduler-core", "scheduler-store", "regions", "supervision"]),
+    ("scheduler", &["scheduler-core", "scheduler-store", "regions", "supervision", "configuration"]),
     ("trtllm", &[]),
-    ("replica", &["replica-core", "regions", "trtllm", "supervision"]),
-    ("loadtest", &["replica-core", "regions"]),
+    ("replica", &["replica-core", "regions", "trtllm", "supervision", "configuration"]),
+    ("loadtest", &["replica-core", "regions", "configuration"]),
 ];
 const ROOT: &str = "meridian";
 

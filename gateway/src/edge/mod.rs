@@ -48,7 +48,7 @@ mod scrape;
 mod snapshot;
 mod table;
 mod tenant_limiters;
-mod tenants;
+pub(crate) mod tenants;
 mod view;
 mod weights;
 

@@ -84,10 +84,11 @@ pub(super) fn reference() -> String {
 
 /// Returns the regions of a file in order of id, at least one and at most [`MAX_REGIONS`].
 pub(super) fn read(text: &str) -> Result<Vec<Region>, Vec<Problem>> {
-    Document::read(text, read_file)
+    Document::read(text, read_regions)
 }
 
-fn read_file(document: &Document<'_>) -> Option<Vec<Region>> {
+/// Reads the regions of a catalogue file, in order of id.
+pub fn read_regions(document: &Document<'_>) -> Option<Vec<Region>> {
     let CatalogueFile { unions, regions } = document.section()?;
     let unions = read_unions(document, unions.flatten());
     let mut read = Vec::new();

@@ -29,6 +29,7 @@ pub mod lease;
 pub mod plan;
 pub mod policy_age;
 pub mod publish;
+pub mod receipts;
 pub mod registry;
 pub mod revisions;
 pub mod rollout;

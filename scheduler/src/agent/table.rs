@@ -305,7 +305,7 @@ mod tests {
         let snapshot = dir.path().join("routes");
         let (region, catalogue) = ("aws/us-east-1".parse().unwrap(), Arc::new(Catalogue::builtin()));
         let spoke = Arc::new(Mutex::new(Spoke::new(region, 255, Vec::new())));
-        let hubs = Hubs::read(serde_json::from_value(serde_json::json!(hub)).unwrap()).unwrap();
+        let hubs = Hubs::one(hub.clone());
         let source = TableFollower {
             hub: hubs,
             fleet: Some(Token::read("token-of-the-fleet").unwrap()),
