@@ -7,7 +7,7 @@
 use crate::cli::CheckFilesOptions;
 use crate::roles::{base, read_spoke};
 use crate::{EXIT_CHECK_FAILED, drill, fail};
-use configuration::{Document, Files, Problem};
+use configuration::{ConfigFile, Files, Problem};
 use gateway::config::{EdgeConfig, read_tenants};
 use regions::Catalogue;
 use scheduler::config::HubConfig;
@@ -63,7 +63,7 @@ pub(crate) fn main(options: &CheckFilesOptions) -> ExitCode {
     };
     let catalogue = catalogue.unwrap_or_else(|found| {
         // A catalogue among the files is checked with them.
-        problems.extend(regions.iter().flat_map(|_| found));
+        problems.extend(found.into_iter().filter(|_| regions.is_some()));
         Catalogue::builtin()
     });
     let environment = environment.then(|| std::env::vars().collect());
@@ -82,7 +82,7 @@ pub(crate) fn main(options: &CheckFilesOptions) -> ExitCode {
 }
 
 fn kind_of_file(file: &PathBuf) -> Option<ConfigKind> {
-    ConfigKind::of(&Document::parse(&read_to_string(file).ok()?).ok()?)
+    ConfigKind::of(&ConfigFile::parse(&read_to_string(file).ok()?).ok()?)
 }
 
 fn read_catalogue(file: &Path) -> Result<Catalogue, Vec<String>> {
@@ -99,7 +99,7 @@ impl Checker {
             Ok(text) => text,
             Err(error) => return (None, problem(format!("cannot be read: {error}"))),
         };
-        let document = match Document::parse(&text) {
+        let document = match ConfigFile::parse(&text) {
             Ok(document) => document,
             Err(found) => return (None, found),
         };
@@ -128,7 +128,7 @@ impl Checker {
 
 impl ConfigKind {
     /// Returns the kind of a file, by a key that only this kind has.
-    fn of(document: &Document<'_>) -> Option<ConfigKind> {
+    fn of(document: &ConfigFile<'_>) -> Option<ConfigKind> {
         // Tenants to apply differ from those of a gateway by a key of some tenant.
         let has_hashes = (0..)
             .map(|at| format!("tenant[{at}]"))
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     fn kind(text: &str) -> Option<ConfigKind> {
-        ConfigKind::of(&Document::parse(text).expect("TOML"))
+        ConfigKind::of(&ConfigFile::parse(text).expect("TOML"))
     }
 
     #[test]

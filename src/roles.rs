@@ -6,7 +6,7 @@
 use crate::cli::{ExecOptions, GatewayOptions, RegionalRoleOptions, RoleOptions, ScriptedReplicaOptions};
 use crate::log::{self, LogWriterThread};
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
-use configuration::{Document, Files};
+use configuration::{ConfigFile, Files};
 use gateway::config::EdgeConfig;
 use gateway::hop::{CredentialFiles, Credentials};
 use gateway::ingress::{IngressConfig, IngressSignals};
@@ -73,7 +73,7 @@ type SpokeParts = (SpokeConfig, Option<ReceiptsConfig>, Option<Arc<Credentials>>
 
 /// Reads the configuration of a spoke, also the parts that the ingress validates.
 pub(crate) fn read_spoke(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     files: &Files<'_>,
     region: Option<&str>,
 ) -> Option<SpokeParts> {
@@ -287,12 +287,15 @@ pub(crate) fn log_to_stderr(level: &str) -> Option<LogWriterThread> {
 }
 
 /// Reads a configuration file; on failure, returns all problems with file and line.
-fn read<T>(file: &Path, read: impl FnOnce(&Document<'_>, &Files<'_>) -> Option<T>) -> Result<T, Vec<String>> {
+fn read<T>(
+    file: &Path,
+    read: impl FnOnce(&ConfigFile<'_>, &Files<'_>) -> Option<T>,
+) -> Result<T, Vec<String>> {
     let text = std::fs::read_to_string(file)
         .map_err(|error| vec![format!("{}: cannot be read: {error}", file.display())])?;
     let environment = std::env::vars().collect();
     let files = Files { base: base(file), environment: Some(&environment) };
-    let parsed = Document::read(&text, |document| read(document, &files));
+    let parsed = ConfigFile::read(&text, |document| read(document, &files));
     parsed.map_err(|found| configuration::named(file, found))
 }
 

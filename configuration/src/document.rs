@@ -45,7 +45,7 @@ pub fn named(file: &Path, problems: Vec<Problem>) -> Vec<String> {
 }
 
 /// Parsed file and the problems found in it so far.
-pub struct Document<'t> {
+pub struct ConfigFile<'t> {
     text: &'t str,
     tree: Spanned<DeTable<'t>>,
     /// Problems of this file, by position, and of files that it names.
@@ -65,15 +65,15 @@ impl<'d> From<&'d DeValue<'d>> for Node<'d> {
     }
 }
 
-impl<'t> Document<'t> {
+impl<'t> ConfigFile<'t> {
     /// Parses `text` as TOML. A duplicate key is recorded as a problem and its first value kept.
     ///
     /// # Errors
     ///
     /// The parser's own errors after any other syntax error, because the tree would be unreliable.
-    pub fn parse(text: &'t str) -> Result<Document<'t>, Vec<Problem>> {
+    pub fn parse(text: &'t str) -> Result<ConfigFile<'t>, Vec<Problem>> {
         let (tree, errors) = DeTable::parse_recoverable(text);
-        let document = Document { text, tree, found: RefCell::default(), elsewhere: RefCell::default() };
+        let document = ConfigFile { text, tree, found: RefCell::default(), elsewhere: RefCell::default() };
         let mut readable = true;
         for error in errors {
             let at = error.span().unwrap_or(0..0);
@@ -93,8 +93,8 @@ impl<'t> Document<'t> {
     /// # Errors
     ///
     /// All problems, in the order of their lines.
-    pub fn read<T>(text: &str, read: impl FnOnce(&Document<'_>) -> Option<T>) -> Result<T, Vec<Problem>> {
-        let document = Document::parse(text)?;
+    pub fn read<T>(text: &str, read: impl FnOnce(&ConfigFile<'_>) -> Option<T>) -> Result<T, Vec<Problem>> {
+        let document = ConfigFile::parse(text)?;
         let value = read(&document);
         let problems = document.problems();
         value.filter(|_| problems.is_empty()).ok_or(problems)
@@ -219,4 +219,111 @@ struct Resolved {
     at: Range<usize>,
     name: String,
     complete: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    crate::section! {
+        /// File of the tests.
+        partial struct File {
+            /// Count.
+            count: u32 = 7, in 1..=9;
+            /// Time.
+            time: Duration, in Duration::from_secs(1).., like "\"5s\"";
+            /// Rows.
+            row: Vec<Row> = Vec::new(), in 0..=3;
+            /// Words.
+            words: Option<Vec<String>>, in 1.., check is_lower;
+        }
+    }
+
+    crate::section! {
+        /// Row.
+        #[derive(Debug, PartialEq, Eq)]
+        struct Row {
+            /// Name.
+            name: String, like "\"a\"";
+            /// Size, with a name that is a keyword.
+            size ("type"): u8 = 1;
+        }
+    }
+
+    fn is_lower(word: &String) -> Result<(), String> {
+        if *word == word.to_lowercase() {
+            Ok(())
+        } else {
+            Err("has capital letters; write small ones".to_owned())
+        }
+    }
+
+    fn problems(text: &str) -> Vec<String> {
+        let read = ConfigFile::read(text, |document| document.section::<File>());
+        read.err().unwrap_or_default().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_valid_file_has_its_values_and_defaults() {
+        let text = "time = \"1d\"\nwords = [\"a\"]\n[[row]]\nname = \"x\"\ntype = 2\n";
+        let file: File = ConfigFile::read(text, |document| document.section()).expect("a valid file");
+        assert_eq!((file.count, file.time), (Some(7), Some(Duration::from_secs(86_400))));
+        assert_eq!(file.row, Some(vec![Row { name: "x".to_owned(), size: 2 }]));
+        assert_eq!(file.words, Some(Some(vec!["a".to_owned()])));
+    }
+
+    #[test]
+    fn all_problems_are_reported_with_line_key_and_fix() {
+        let text = "count = 10\ncuont = 1\nwords = [\"a\",\n  \"B\"]\n[[row]]\ntype = 1\n[[row]]\nname = \"x\"\ntype = \"y\"\n";
+        assert_eq!(
+            problems(text),
+            [
+                "line 1: count: 10 is out of range; write a whole number from 1 to 9",
+                "line 1: time: is missing; write time = \"5s\"",
+                "line 2: cuont: unknown key `cuont`; did you mean count?; the keys are count, time, row, words",
+                "line 4: words: \"B\" has capital letters; write small ones",
+                "line 5: row 1: name: is missing; write name = \"a\"",
+                "line 9: row \"x\": type: is a string; write a whole number from 0 to 255",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_duplicate_key_is_reported_and_invalid_toml_alone() {
+        let found = problems("time = \"5s\"\ntime = \"6s\"\ncount = 0\n");
+        assert_eq!(found.len(), 2, "{found:#?}");
+        assert!(found[0].contains("line 2: time: duplicate key `time`; keep one"), "{found:#?}");
+        let found = problems("time = \n[[row\n");
+        assert!(found.iter().all(|problem| problem.contains("invalid TOML")), "{found:#?}");
+        let rows = "[[row]]\nname = \"a\"\n".repeat(4);
+        assert!(
+            problems(&format!("time = \"5s\"\n{rows}"))[0].contains("row: has 4 entries; write at most 3")
+        );
+    }
+
+    #[test]
+    fn problems_of_a_path_are_at_its_key_or_at_the_table_that_misses_it() {
+        let document = ConfigFile::parse("a = 1\n[b]\nc = [1,\n2]\n\"d.e\" = 3\n").expect("TOML");
+        for path in ["b.c[1]", "b.missing", "a", &format!("b.{}", segment("d.e"))] {
+            document.problem(path, "problem");
+        }
+        document.problems_by_key(["[b] needs a key".to_owned(), "b.c = 1 is odd".to_owned()]);
+        document.problems_elsewhere(
+            Path::new("other.toml"),
+            vec![Problem { file: None, line: 3, message: "x".to_owned() }],
+        );
+        let found: Vec<_> = document.problems().iter().map(ToString::to_string).collect();
+        let expected = [
+            "line 1: a: problem",
+            "line 2: b.missing: problem",
+            "line 2: b: needs a key",
+            "line 3: b.c: 1 is odd",
+            "line 4: b.c: problem",
+            "line 5: b.d.e: problem",
+            "other.toml:3: x",
+        ];
+        assert_eq!(found, expected);
+        assert!(document.has("b.c[1]") && !document.has("b.c[2]") && !document.has("c"));
+    }
 }

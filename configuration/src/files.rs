@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::document::{Document, Problem};
+use crate::document::{ConfigFile, Problem};
 
 /// Surroundings of a configuration file.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ impl Files<'_> {
     }
 
     /// Reads the file that `key` names.
-    pub fn text(&self, document: &Document<'_>, key: &str, path: &Path) -> Option<String> {
+    pub fn text(&self, document: &ConfigFile<'_>, key: &str, path: &Path) -> Option<String> {
         let text = std::fs::read_to_string(self.path(path));
         let problem = |error| {
             document.problem(key, format!("\"{}\" cannot be read: {error}", self.path(path).display()));
@@ -32,7 +32,7 @@ impl Files<'_> {
     /// Reads and parses the file that `key` names; its problems are reported with its name.
     pub fn parsed<T>(
         &self,
-        document: &Document<'_>,
+        document: &ConfigFile<'_>,
         key: &str,
         path: &Path,
         parse: impl FnOnce(&str) -> Result<T, Vec<Problem>>,
@@ -45,7 +45,7 @@ impl Files<'_> {
     /// Problems that `parse` returns must not contain the secret.
     pub fn secret<T>(
         &self,
-        document: &Document<'_>,
+        document: &ConfigFile<'_>,
         name: &str,
         file: Option<&Path>,
         variable: Option<&str>,
@@ -79,5 +79,36 @@ impl Files<'_> {
             }
         };
         parse(&text).map_err(|problem| document.problem(&key, format!("\"{source}\" {problem}"))).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_has_one_source_and_is_not_repeated() {
+        let environment = BTreeMap::from([("KEY".to_owned(), "s3cret".to_owned())]);
+        let read = |file: Option<&str>, variable: Option<&str>, environment| {
+            let document = ConfigFile::parse("").expect("TOML");
+            let files = Files { base: Path::new("/nowhere"), environment };
+            let secret =
+                files.secret(&document, "tls.key", file.map(Path::new), variable, |text| match text {
+                    "s3cret" => Ok(text.len()),
+                    _ => Err("is too short; make it longer".to_owned()),
+                });
+            (secret, document.problems().into_iter().map(|problem| problem.message).collect::<String>())
+        };
+        assert_eq!(read(None, Some("KEY"), Some(&environment)), (Some(6), String::new()));
+        assert_eq!(read(None, None, Some(&environment)), (None, String::new()));
+        assert_eq!(read(None, Some("OTHER"), None), (None, String::new()), "variables are not known");
+        for (file, variable, part) in [
+            (None, Some("OTHER"), "tls.key_env: \"OTHER\" is not set in the environment; set the variable"),
+            (Some("gone"), None, "tls.key_file: \"/nowhere/gone\" cannot be read"),
+            (Some("gone"), Some("KEY"), "key_file and key_env are both set; remove one"),
+        ] {
+            let (secret, problem) = read(file, variable, Some(&environment));
+            assert!(secret.is_none() && problem.contains(part) && !problem.contains("s3cret"), "{problem}");
+        }
     }
 }

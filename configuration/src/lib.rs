@@ -6,9 +6,9 @@
 //!
 //! In reading order:
 //!
-//! - [`Document`]: a parsed file and the problems found in it. A problem names a key by its path (`scaling.ports`,
+//! - [`ConfigFile`]: a parsed file and the problems found in it. A problem names a key by its path (`scaling.ports`,
 //!   `tenant[2].weight`), from which its line follows.
-//! - [`Value`]: a type that can be the value of a key; [`Section`]: a table of such keys.
+//! - [`ConfigValue`]: a type that can be the value of a key; [`Section`]: a table of such keys.
 //! - [`Files`]: the files and environment variables that a configuration names.
 //! - [`duration`]: the one syntax of durations; [`did_you_mean`]: suggestions for misspelt words.
 //!
@@ -23,9 +23,9 @@ mod section;
 mod suggest;
 mod value;
 
-pub use document::{Document, Problem, named, segment};
+pub use document::{ConfigFile, Problem, named, segment};
 pub use files::Files;
 pub use reference::reference;
 pub use section::{Key, Rule, Section, Table, of_defaults};
 pub use suggest::{MAX_SUGGESTIONS, did_you_mean, nearest};
-pub use value::{Field, Limits, NoLimit, OneOrMany, Rows, Value, text_of};
+pub use value::{ConfigField, ConfigValue, Limits, NoLimit, OneOrMany, Rows, text_of};

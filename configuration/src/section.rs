@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use toml::de::DeTable;
 
-use crate::document::Document;
+use crate::document::ConfigFile;
 use crate::suggest::did_you_mean;
-use crate::value::{Field, Value};
+use crate::value::{ConfigField, ConfigValue};
 
 /// Table with declared keys, as [`section!`] defines it.
 pub trait Section: Sized {
@@ -37,7 +37,7 @@ pub struct Key {
 
 impl Key {
     /// Creates the declaration of a key of type `T`.
-    pub fn of<T: Value>(name: &'static str, about: &[&str], rule: &Rule<T>) -> Key {
+    pub fn of<T: ConfigValue>(name: &'static str, about: &[&str], rule: &Rule<T>) -> Key {
         Key {
             name,
             about: about.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" "),
@@ -51,7 +51,7 @@ impl Key {
 }
 
 /// Rule for the value of a key.
-pub struct Rule<T: Value> {
+pub struct Rule<T: ConfigValue> {
     /// Value of an absent key.
     pub default: Option<T>,
     /// Limits.
@@ -64,15 +64,15 @@ pub struct Rule<T: Value> {
     pub fix: &'static str,
 }
 
-impl<T: Value> Default for Rule<T> {
+impl<T: ConfigValue> Default for Rule<T> {
     fn default() -> Rule<T> {
         Rule { default: None, limit: T::Limit::default(), check: None, example: "", fix: "" }
     }
 }
 
-impl<T: Value> Rule<T> {
+impl<T: ConfigValue> Rule<T> {
     /// Returns the rule of the value in an `Option`.
-    pub(crate) fn same<I: Value<Item = T::Item, Limit = T::Limit>>(&self) -> Rule<I> {
+    pub(crate) fn same<I: ConfigValue<Item = T::Item, Limit = T::Limit>>(&self) -> Rule<I> {
         Rule {
             default: None,
             limit: self.limit.clone(),
@@ -83,7 +83,7 @@ impl<T: Value> Rule<T> {
     }
 
     /// Returns the rule of the items of a list.
-    pub(crate) fn items<I: Value<Item = T::Item>>(&self) -> Rule<I> {
+    pub(crate) fn items<I: ConfigValue<Item = T::Item>>(&self) -> Rule<I> {
         Rule { check: self.check, example: self.example, ..Rule::default() }
     }
 
@@ -98,12 +98,12 @@ pub fn of_defaults<T: Section>() -> Option<T> {
     if T::keys().iter().any(|key| key.is_required) {
         return None;
     }
-    Document::read("", |document| document.section()).ok()
+    ConfigFile::read("", |document| document.section()).ok()
 }
 
 /// Table being read.
 pub struct Table<'d> {
-    pub(crate) document: &'d Document<'d>,
+    pub(crate) document: &'d ConfigFile<'d>,
     pub(crate) path: String,
     pub(crate) entries: &'d DeTable<'d>,
     pub(crate) span: Range<usize>,
@@ -125,10 +125,10 @@ impl Table<'_> {
     }
 
     /// Reads the value of a key.
-    pub fn key<T: Value>(&self, name: &'static str, rule: Rule<T>) -> Option<T> {
+    pub fn key<T: ConfigValue>(&self, name: &'static str, rule: Rule<T>) -> Option<T> {
         let path = self.key_path(name);
         if let Some(value) = self.entries.get(name) {
-            return T::read(&Field { document: self.document, path, value }, &rule);
+            return T::read(&ConfigField { document: self.document, path, value }, &rule);
         }
         let example = rule.example;
         rule.default.or_else(T::absent).or_else(|| {
@@ -223,7 +223,7 @@ macro_rules! section {
             }
         }
 
-        impl $crate::Value for $name {
+        impl $crate::ConfigValue for $name {
             type Limit = $crate::NoLimit;
             type Item = $name;
 
@@ -231,7 +231,7 @@ macro_rules! section {
                 "table".to_owned()
             }
 
-            fn read(field: &$crate::Field<'_>, rule: &$crate::Rule<$name>) -> Option<$name> {
+            fn read(field: &$crate::ConfigField<'_>, rule: &$crate::Rule<$name>) -> Option<$name> {
                 field.checked(field.table()?.read::<$name>()?, rule.check)
             }
 

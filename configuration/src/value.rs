@@ -9,14 +9,14 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use crate::document::{Document, segment};
+use crate::document::{ConfigFile, segment};
 use crate::duration;
 use crate::section::{Rule, Table};
 
 /// Value of a key, with its position.
-pub struct Field<'d> {
+pub struct ConfigField<'d> {
     /// File.
-    pub document: &'d Document<'d>,
+    pub document: &'d ConfigFile<'d>,
     /// Path of the key.
     pub path: String,
     /// Value in the file.
@@ -24,7 +24,7 @@ pub struct Field<'d> {
 }
 
 /// Type that can be the value of a key.
-pub trait Value: Sized {
+pub trait ConfigValue: Sized {
     /// Type of the limits that a declaration may set.
     type Limit: fmt::Display + Default + Clone;
     /// Type to which a declaration's check applies: of an optional value or a list, that of the value or of each item.
@@ -34,7 +34,7 @@ pub trait Value: Sized {
     fn type_name() -> String;
 
     /// Reads the value; `None` after a problem, which has been recorded.
-    fn read(field: &Field<'_>, rule: &Rule<Self>) -> Option<Self>;
+    fn read(field: &ConfigField<'_>, rule: &Rule<Self>) -> Option<Self>;
 
     /// Returns the value of an absent key that has no default in its declaration.
     fn absent() -> Option<Self> {
@@ -84,7 +84,7 @@ impl<T: PartialOrd> Limits<T> {
     }
 }
 
-impl<T: Value> Limits<T> {
+impl<T: ConfigValue> Limits<T> {
     /// Returns the limits as the continuation of `a number`.
     fn phrase(&self) -> String {
         match self {
@@ -95,7 +95,7 @@ impl<T: Value> Limits<T> {
     }
 }
 
-impl<T: Value> fmt::Display for Limits<T> {
+impl<T: ConfigValue> fmt::Display for Limits<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.min, &self.max) {
             (Some(min), Some(max)) => write!(f, "{} to {}", min.written(), max.written()),
@@ -116,7 +116,7 @@ impl fmt::Display for NoLimit {
     }
 }
 
-impl<'d> Field<'d> {
+impl<'d> ConfigField<'d> {
     /// Records a problem of this value.
     pub fn problem(&self, message: impl fmt::Display) {
         self.document.problem(&self.path, message);
@@ -165,12 +165,12 @@ impl<'d> Field<'d> {
     }
 
     /// Returns the items of a list, or records a problem.
-    pub fn items(&self, fix: &str) -> Option<Vec<Field<'d>>> {
+    pub fn items(&self, fix: &str) -> Option<Vec<ConfigField<'d>>> {
         let Some(list) = self.value.get_ref().as_array() else {
             self.wrong_type(fix);
             return None;
         };
-        let item = |(index, value)| Field {
+        let item = |(index, value)| ConfigField {
             document: self.document,
             path: format!("{}[{index}]", self.path),
             value,
@@ -188,7 +188,11 @@ impl<'d> Field<'d> {
     }
 
     /// Applies the check of a declaration.
-    pub fn checked<T: Value>(&self, value: T, check: Option<fn(&T) -> Result<(), String>>) -> Option<T> {
+    pub fn checked<T: ConfigValue>(
+        &self,
+        value: T,
+        check: Option<fn(&T) -> Result<(), String>>,
+    ) -> Option<T> {
         match check.map_or(Ok(()), |check| check(&value)) {
             Ok(()) => Some(value),
             Err(problem) => {
@@ -205,19 +209,19 @@ fn shown(text: &str) -> String {
 }
 
 /// Reads a text with [`std::str::FromStr`]; its error states problem and fix.
-pub fn text_of<T: Value<Item = T> + std::str::FromStr<Err: fmt::Display>>(
-    field: &Field<'_>,
+pub fn text_of<T: ConfigValue<Item = T> + std::str::FromStr<Err: fmt::Display>>(
+    field: &ConfigField<'_>,
     rule: &Rule<T>,
 ) -> Option<T> {
     let value = field.text()?.parse().map_err(|error| field.problem(error)).ok()?;
     field.checked(value, rule.check)
 }
 
-/// Implements [`Value`] for types that are written as strings: their `FromStr` states problem and fix.
+/// Implements [`ConfigValue`] for types that are written as strings: their `FromStr` states problem and fix.
 #[macro_export]
 macro_rules! text_values {
     ($($type:ty = $name:expr),* $(,)?) => {$(
-        impl $crate::Value for $type {
+        impl $crate::ConfigValue for $type {
             type Limit = $crate::NoLimit;
             type Item = $type;
 
@@ -225,7 +229,7 @@ macro_rules! text_values {
                 $name.to_string()
             }
 
-            fn read(field: &$crate::Field<'_>, rule: &$crate::Rule<Self>) -> Option<Self> {
+            fn read(field: &$crate::ConfigField<'_>, rule: &$crate::Rule<Self>) -> Option<Self> {
                 $crate::text_of(field, rule)
             }
 
@@ -257,7 +261,7 @@ macro_rules! words {
                 let known = $name::WORDS.iter().find(|(word, _)| *word == text);
                 known.map(|(_, value)| *value).ok_or_else(|| {
                     let near = $crate::did_you_mean(text, $name::WORDS.iter().map(|(word, _)| *word));
-                    format!("{text:?} is unknown{near}; write {}", <$name as $crate::Value>::type_name())
+                    format!("{text:?} is unknown{near}; write {}", <$name as $crate::ConfigValue>::type_name())
                 })
             }
         }
@@ -277,7 +281,7 @@ macro_rules! words {
 
 macro_rules! numbers {
     ($($type:ty),*) => {$(
-        impl Value for $type {
+        impl ConfigValue for $type {
             type Limit = Limits<$type>;
             type Item = $type;
 
@@ -285,7 +289,7 @@ macro_rules! numbers {
                 "whole number".to_owned()
             }
 
-            fn read(field: &Field<'_>, rule: &Rule<$type>) -> Option<$type> {
+            fn read(field: &ConfigField<'_>, rule: &Rule<$type>) -> Option<$type> {
                 let mut limit = rule.limit.clone();
                 limit.min.get_or_insert(0);
                 if <$type>::BITS <= 32 {
@@ -309,7 +313,7 @@ macro_rules! numbers {
 
 numbers!(u8, u16, u32, u64, usize, i64);
 
-impl Value for f64 {
+impl ConfigValue for f64 {
     type Limit = Limits<f64>;
     type Item = f64;
 
@@ -317,7 +321,7 @@ impl Value for f64 {
         "number".to_owned()
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<f64>) -> Option<f64> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<f64>) -> Option<f64> {
         let fix = format!("a number{}{}", rule.limit.phrase(), rule.hint());
         let number = field.number::<f64>(&fix, true)?;
         if !rule.limit.allow(&number) {
@@ -332,7 +336,7 @@ impl Value for f64 {
     }
 }
 
-impl Value for bool {
+impl ConfigValue for bool {
     type Limit = NoLimit;
     type Item = bool;
 
@@ -340,7 +344,7 @@ impl Value for bool {
         "true or false".to_owned()
     }
 
-    fn read(field: &Field<'_>, _: &Rule<bool>) -> Option<bool> {
+    fn read(field: &ConfigField<'_>, _: &Rule<bool>) -> Option<bool> {
         let value = field.value.get_ref().as_bool();
         if value.is_none() {
             field.wrong_type("true or false, without quotes");
@@ -353,7 +357,7 @@ impl Value for bool {
     }
 }
 
-impl Value for Duration {
+impl ConfigValue for Duration {
     type Limit = Limits<Duration>;
     type Item = Duration;
 
@@ -361,7 +365,7 @@ impl Value for Duration {
         "duration".to_owned()
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<Duration>) -> Option<Duration> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<Duration>) -> Option<Duration> {
         let (limit, hint) = (rule.limit.phrase(), rule.hint());
         let fix = format!("a duration{limit}, such as \"500ms\", \"10s\", \"2m\" or \"7d\"{hint}");
         let Some(text) = field.value.get_ref().as_str() else {
@@ -384,7 +388,7 @@ impl Value for Duration {
     }
 }
 
-impl Value for String {
+impl ConfigValue for String {
     type Limit = NoLimit;
     type Item = String;
 
@@ -392,7 +396,7 @@ impl Value for String {
         "string".to_owned()
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<String>) -> Option<String> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<String>) -> Option<String> {
         field.checked(field.text()?.to_owned(), rule.check)
     }
 
@@ -401,7 +405,7 @@ impl Value for String {
     }
 }
 
-impl Value for PathBuf {
+impl ConfigValue for PathBuf {
     type Limit = NoLimit;
     type Item = PathBuf;
 
@@ -409,7 +413,7 @@ impl Value for PathBuf {
         "path".to_owned()
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<PathBuf>) -> Option<PathBuf> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<PathBuf>) -> Option<PathBuf> {
         field.checked(field.text()?.into(), rule.check)
     }
 
@@ -418,7 +422,7 @@ impl Value for PathBuf {
     }
 }
 
-impl Value for SocketAddr {
+impl ConfigValue for SocketAddr {
     type Limit = NoLimit;
     type Item = SocketAddr;
 
@@ -426,7 +430,7 @@ impl Value for SocketAddr {
         "address".to_owned()
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<SocketAddr>) -> Option<SocketAddr> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<SocketAddr>) -> Option<SocketAddr> {
         let text = field.text()?;
         let Ok(address) = text.parse() else {
             let fix = "write \"IP:PORT\", such as \"127.0.0.1:8080\"";
@@ -441,7 +445,7 @@ impl Value for SocketAddr {
     }
 }
 
-impl Value for IpAddr {
+impl ConfigValue for IpAddr {
     type Limit = NoLimit;
     type Item = IpAddr;
 
@@ -449,7 +453,7 @@ impl Value for IpAddr {
         "IP address".to_owned()
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<IpAddr>) -> Option<IpAddr> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<IpAddr>) -> Option<IpAddr> {
         let text = field.text()?;
         let Ok(address) = text.parse() else {
             let fix = "write one such as \"10.0.0.7\", without a port";
@@ -464,7 +468,7 @@ impl Value for IpAddr {
     }
 }
 
-impl<T: Value> Value for Option<T> {
+impl<T: ConfigValue> ConfigValue for Option<T> {
     type Limit = T::Limit;
     type Item = T::Item;
 
@@ -472,7 +476,7 @@ impl<T: Value> Value for Option<T> {
         T::type_name()
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<Option<T>>) -> Option<Option<T>> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<Option<T>>) -> Option<Option<T>> {
         T::read(field, &rule.same()).map(Some)
     }
 
@@ -486,8 +490,8 @@ impl<T: Value> Value for Option<T> {
 }
 
 /// Reads all items of a list, and checks their number.
-fn list<L: Value<Limit = Limits<usize>>, T: Value<Item = L::Item>>(
-    field: &Field<'_>,
+fn list<L: ConfigValue<Limit = Limits<usize>>, T: ConfigValue<Item = L::Item>>(
+    field: &ConfigField<'_>,
     fix: &str,
     rule: &Rule<L>,
 ) -> Option<Vec<T>> {
@@ -504,7 +508,7 @@ fn list<L: Value<Limit = Limits<usize>>, T: Value<Item = L::Item>>(
     read.into_iter().collect()
 }
 
-impl<T: Value> Value for Vec<T> {
+impl<T: ConfigValue> ConfigValue for Vec<T> {
     type Limit = Limits<usize>;
     type Item = T::Item;
 
@@ -515,7 +519,7 @@ impl<T: Value> Value for Vec<T> {
         }
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<Vec<T>>) -> Option<Vec<T>> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<Vec<T>>) -> Option<Vec<T>> {
         let fix = match T::section() {
             Some(_) => format!("a list: [[{}]] above each table", field.path),
             None => "a list in brackets".to_owned(),
@@ -528,7 +532,7 @@ impl<T: Value> Value for Vec<T> {
     }
 
     fn written(&self) -> String {
-        let items: Vec<_> = self.iter().map(Value::written).collect();
+        let items: Vec<_> = self.iter().map(ConfigValue::written).collect();
         format!("[{}]", items.join(", "))
     }
 }
@@ -537,7 +541,7 @@ impl<T: Value> Value for Vec<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OneOrMany<T>(pub Vec<T>);
 
-impl<T: Value> Value for OneOrMany<T> {
+impl<T: ConfigValue> ConfigValue for OneOrMany<T> {
     type Limit = Limits<usize>;
     type Item = T::Item;
 
@@ -545,7 +549,7 @@ impl<T: Value> Value for OneOrMany<T> {
         format!("{}, or a list", T::type_name())
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<OneOrMany<T>>) -> Option<OneOrMany<T>> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<OneOrMany<T>>) -> Option<OneOrMany<T>> {
         if !field.value.get_ref().is_array() {
             return T::read(field, &rule.items()).map(|one| OneOrMany(vec![one]));
         }
@@ -557,7 +561,7 @@ impl<T: Value> Value for OneOrMany<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows<T>(pub Vec<(String, Option<T>)>);
 
-impl<T: Value> Value for Rows<T> {
+impl<T: ConfigValue> ConfigValue for Rows<T> {
     type Limit = NoLimit;
     type Item = T::Item;
 
@@ -568,12 +572,12 @@ impl<T: Value> Value for Rows<T> {
         }
     }
 
-    fn read(field: &Field<'_>, rule: &Rule<Rows<T>>) -> Option<Rows<T>> {
+    fn read(field: &ConfigField<'_>, rule: &Rule<Rows<T>>) -> Option<Rows<T>> {
         let table = field.table()?;
         let row = |(key, value): (&Spanned<toml::de::DeString<'_>>, _)| {
             let key = key.get_ref().to_string();
             let path = format!("{}.{}", field.path, segment(&key));
-            let field = Field { document: field.document, path, value };
+            let field = ConfigField { document: field.document, path, value };
             (key, T::read(&field, &rule.items()))
         };
         Some(Rows(table.entries.iter().map(row).collect()))

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use configuration::{Document, did_you_mean, section};
+use configuration::{ConfigFile, did_you_mean, section};
 
 use crate::catalogue::Catalogue;
 use crate::id::RegionId;
@@ -171,23 +171,23 @@ impl Area {
 
 section! {
     /// Residency policy of a deployment or a tenant.
-    pub struct Residency {
+    pub struct ResidencyEntry {
         /// Areas whose regions may see requests: jurisdictions (`de`, `us-va`, `eu`) or regions (`aws/us-east-1`).
         allow: Vec<String>, in 1.., like "[\"eu\"]", fix "since an empty list permits nothing, or remove `residency` to permit all regions";
     }
 }
 
-impl Residency {
+impl ResidencyEntry {
     /// Validates the key `residency` of the table at `path`: of at most `len_max` bytes, with areas that contain regions.
     /// An absent key permits all regions.
     pub fn policy(
-        given: Option<Residency>,
-        document: &Document<'_>,
+        given: Option<ResidencyEntry>,
+        document: &ConfigFile<'_>,
         path: &str,
         len_max: usize,
         catalogue: &Catalogue,
     ) -> Option<ResidencyPolicy> {
-        let Some(Residency { allow }) = given else { return Some(ResidencyPolicy::Anywhere) };
+        let Some(ResidencyEntry { allow }) = given else { return Some(ResidencyPolicy::Anywhere) };
         let path = format!("{path}.residency.allow");
         let area = |(index, text): (usize, &String)| {
             let area = text.parse::<Area>().map_err(|error| error.to_string());

@@ -14,7 +14,7 @@ use crate::up::fleet::LocalFleet;
 use crate::up::plan::{FleetPlan, ScriptedReplicas};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, apply, fail, models, roles};
 use anyhow::{Context, Result, bail};
-use configuration::Document;
+use configuration::ConfigFile;
 use loadtest::drill::{self, Drill, DrillEngine, DrillResult, DrillStore, ReadContext};
 use observer::Observer;
 use regions::{Catalogue, Deployment, parse_deployments};
@@ -81,7 +81,7 @@ fn read(options: &DrillOptions, catalogue: &Catalogue) -> Result<Drill, Vec<Stri
     let file = &options.file;
     let text = std::fs::read_to_string(file)
         .map_err(|error| vec![format!("{} cannot be read: {error}", file.display())])?;
-    let drill = Document::read(&text, |document| {
+    let drill = ConfigFile::read(&text, |document| {
         read_document(document, base(file), catalogue, options.against.is_some())
     });
     drill.map_err(|problems| configuration::named(file, problems))
@@ -89,7 +89,7 @@ fn read(options: &DrillOptions, catalogue: &Catalogue) -> Result<Drill, Vec<Stri
 
 /// Reads and validates a drill. The load generator's own limits are checked before a fleet is started.
 pub(crate) fn read_document(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     base: &Path,
     catalogue: &Catalogue,
     against: bool,

@@ -1,7 +1,7 @@
 //! `[bodies]` section of `gateway.toml`: memory limits and minimum rate of request bodies.
 
 use crate::request_body::{BODY_BYTES_MAX, BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
-use configuration::{Document, section};
+use configuration::{ConfigFile, section};
 use gateway_core::{memory, progress};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ section! {
 
 impl BodiesSection {
     /// Validates the section. `total` is the timeout for a complete body.
-    pub(super) fn read(self, document: &Document<'_>, total: Duration) -> Option<BodyLimits> {
+    pub(super) fn read(self, document: &ConfigFile<'_>, total: Duration) -> Option<BodyLimits> {
         let of_all = self.bytes_max?;
         for (key, part) in [
             ("bytes_per_tenant_max", self.bytes_per_tenant_max),
@@ -64,7 +64,7 @@ mod tests {
                 bodies: BodiesSection;
             }
         }
-        let read = Document::read(&format!("[bodies]\n{text}"), |document| {
+        let read = ConfigFile::read(&format!("[bodies]\n{text}"), |document| {
             document.section::<File>()?.bodies.read(document, TOTAL)
         });
         read.map_err(|found| found.iter().map(ToString::to_string).collect())

@@ -1,6 +1,6 @@
 //! `[cors]` section of `gateway.toml`: origins whose scripts may call the gateway.
 
-use configuration::{Document, section};
+use configuration::{ConfigFile, section};
 use gateway_core::cors::{Cors, MAX_AGE_DEFAULT_S, MAX_AGE_MAX_S, ORIGINS_MAX};
 
 section! {
@@ -14,7 +14,7 @@ section! {
 }
 
 impl CorsSection {
-    pub(super) fn read(self, document: &Document<'_>) -> Option<Cors> {
+    pub(super) fn read(self, document: &ConfigFile<'_>) -> Option<Cors> {
         let CorsSection { origins, max_age_s } = self;
         Cors::read(origins, max_age_s).map_err(|found| document.problems_by_key(found)).ok()
     }

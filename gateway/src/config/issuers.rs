@@ -1,7 +1,7 @@
 //! `[[issuer]]` sections of `tenants.toml`: issuers of accepted tokens, and the rules for them.
 
 use crate::tokens::{Issuer, Source};
-use configuration::{Document, Files, section};
+use configuration::{ConfigFile, Files, section};
 use gateway_core::jwt::{IssuerRules, LEEWAY_DEFAULT, LEEWAY_MAX, TENANT_CLAIM_DEFAULT};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub(super) struct Issuers {
 }
 
 /// Validates the issuers and reads their keys.
-pub(super) fn read(document: &Document<'_>, files: &Files<'_>, entries: Vec<IssuerEntry>) -> Issuers {
+pub(super) fn read(document: &ConfigFile<'_>, files: &Files<'_>, entries: Vec<IssuerEntry>) -> Issuers {
     let mut issuers = Issuers { names: BTreeSet::new(), open: Vec::new() };
     for (index, entry) in entries.into_iter().enumerate() {
         let path = format!("issuer[{index}]");
@@ -52,7 +52,7 @@ pub(super) fn read(document: &Document<'_>, files: &Files<'_>, entries: Vec<Issu
 }
 
 impl IssuerEntry {
-    fn open(self, document: &Document<'_>, files: &Files<'_>, path: &str) -> Option<Issuer> {
+    fn open(self, document: &ConfigFile<'_>, files: &Files<'_>, path: &str) -> Option<Issuer> {
         let IssuerEntry { name, audience, keys_file, secret_file, tenant_claim, leeway_seconds } = self;
         let (key, source) = match (keys_file?, secret_file?) {
             (Some(path), None) => ("keys_file", Source::Jwks(files.path(path))),
@@ -89,8 +89,9 @@ mod tests {
             }
         }
         let files = Files { base: dir.path(), environment: None };
-        let read =
-            Document::read(text, |document| Some(read(document, &files, document.section::<File>()?.issuer)));
+        let read = ConfigFile::read(text, |document| {
+            Some(read(document, &files, document.section::<File>()?.issuer))
+        });
         read.err().unwrap_or_default().iter().map(ToString::to_string).collect()
     }
 

@@ -19,7 +19,7 @@ use crate::receipts::ReceiptsConfig;
 use crate::tls::TlsIdentity;
 use crate::tokens::Issuer;
 use bodies::BodiesSection;
-use configuration::{Document, Files, Problem, section};
+use configuration::{ConfigFile, Files, Problem, section};
 use cors::CorsSection;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
@@ -178,7 +178,7 @@ impl EdgeConfig {
         environment: &BTreeMap<String, String>,
     ) -> Result<EdgeConfig, Vec<Problem>> {
         let files = Files { base, environment: Some(environment) };
-        Document::read(text, |document| EdgeConfig::read(document, &files))
+        ConfigFile::read(text, |document| EdgeConfig::read(document, &files))
     }
 
     /// Returns the reference of the keys of `gateway.toml` and of a gateway's tenants.
@@ -190,7 +190,7 @@ impl EdgeConfig {
     }
 
     /// Reads the configuration and the files that it names.
-    pub fn read(document: &Document<'_>, files: &Files<'_>) -> Option<EdgeConfig> {
+    pub fn read(document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EdgeConfig> {
         let file: GatewayFile = document.section()?;
         let catalogue = match file.catalogue? {
             None => Some(Catalogue::builtin()),

@@ -4,7 +4,7 @@
 use super::issuers::{self, IssuerEntry};
 use crate::edge::tenants::tenant;
 use crate::tokens::Issuer;
-use configuration::{Document, Files, Problem, section};
+use configuration::{ConfigFile, Files, Problem, section};
 use gateway_core::keys::{Digest, KeyRing};
 use regions::catalogue::Catalogue;
 use regions::tenant::{TenantEntry, rules};
@@ -61,7 +61,7 @@ impl TenantsFile {
         let base = self.path.parent().unwrap_or(Path::new(""));
         let files = Files { base, environment: self.environment.as_deref() };
         let (keys, issuers) =
-            Document::read(text, |document| read_tenants(document, &files, &self.catalogue))?;
+            ConfigFile::read(text, |document| read_tenants(document, &files, &self.catalogue))?;
         // The key digests are sorted, so reordering a key file does not change the digest.
         let digest = Digest::of(&[text.as_bytes(), &keys.fingerprint()].concat());
         Ok(TenantsRead { keys, issuers, digest })
@@ -70,7 +70,7 @@ impl TenantsFile {
 
 /// Reads a gateway's tenants file: the rules, the API keys and the issuers.
 pub fn read_tenants(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     files: &Files<'_>,
     catalogue: &Catalogue,
 ) -> Option<(KeyRing, Vec<Issuer>)> {
@@ -109,7 +109,7 @@ pub fn read_tenants(
 /// Reads the API keys of a tenant: from a file, one a line, or from the environment, never from the TOML. A tenant with
 /// an issuer needs none.
 fn read_keys(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     files: &Files<'_>,
     path: &str,
     entry: &TenantEntry,
@@ -146,7 +146,7 @@ mod tests {
         let environment = [("DOCS_KEY", "s3cret"), ("TWO_KEYS", "old\nnew\n"), ("EMPTY", " ")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let files = Files { base: Path::new("/nowhere"), environment: Some(&environment) };
-        let read = Document::read(text, |document| read_tenants(document, &files, &Catalogue::builtin()));
+        let read = ConfigFile::read(text, |document| read_tenants(document, &files, &Catalogue::builtin()));
         read.map(|(ring, _)| ring).map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 

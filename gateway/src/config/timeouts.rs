@@ -41,10 +41,10 @@ impl Default for Timeouts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use configuration::{Document, Problem};
+    use configuration::{ConfigFile, Problem};
 
     fn read(text: &str) -> Result<Timeouts, Vec<Problem>> {
-        Document::read(text, |document| document.section())
+        ConfigFile::read(text, |document| document.section())
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(crate) use write_ahead::{Receiving, Sending, WriteAhead};
 
 use crate::events::FinishedRequest;
 use crate::metrics::{Kind, LatencyHistogram, MetricsText, RelaxedCounter};
-use configuration::{Document, Files};
+use configuration::{ConfigFile, Files};
 use gateway_core::labels::AttemptResult;
 use gateway_core::receipt::entry::{GapReason, Role};
 use gateway_core::receipt::{AttemptKey, PseudonymKey, ReceiptContent, ReceiptId};
@@ -63,7 +63,7 @@ impl ReceiptsConfig {
     /// Validates the `[receipts]` section, and reads the key from its file or environment variable.
     pub fn read(
         section: ReceiptsSection,
-        document: &Document<'_>,
+        document: &ConfigFile<'_>,
         files: &Files<'_>,
     ) -> Option<ReceiptsConfig> {
         let ReceiptsSection { dir, key_file, key_env, required } = section;

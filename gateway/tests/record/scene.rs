@@ -2,7 +2,7 @@
 
 use crate::address::free_address;
 use crate::hub::{deployment, hub, serve};
-use configuration::{Document, Files};
+use configuration::{ConfigFile, Files};
 use gateway::config::EdgeConfig;
 use gateway::ingress::{IngressConfig, IngressSignals};
 use gateway::receipts::ReceiptsConfig;
@@ -279,7 +279,7 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
     let key_file = Some(PathBuf::from("receipts-key"));
     let section = ReceiptsSection { dir: folder(id), key_file, key_env: None, required };
     let files = Files { base: dir, environment: None };
-    let receipts = Document::read("", |document| ReceiptsConfig::read(section, document, &files)).unwrap();
+    let receipts = ConfigFile::read("", |document| ReceiptsConfig::read(section, document, &files)).unwrap();
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region,

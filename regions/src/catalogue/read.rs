@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-use configuration::{Document, Field, NoLimit, Problem, Rows, Rule, Value, section, segment};
+use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Problem, Rows, Rule, section, segment};
 
 use super::Region;
 use crate::deployment::EngineKind;
@@ -41,7 +41,7 @@ section! {
     }
 }
 
-impl Value for GeoPoint {
+impl ConfigValue for GeoPoint {
     type Limit = NoLimit;
     type Item = GeoPoint;
 
@@ -49,7 +49,7 @@ impl Value for GeoPoint {
         "[latitude, longitude]".to_owned()
     }
 
-    fn read(field: &Field<'_>, _: &Rule<GeoPoint>) -> Option<GeoPoint> {
+    fn read(field: &ConfigField<'_>, _: &Rule<GeoPoint>) -> Option<GeoPoint> {
         let fix = "at = [latitude, longitude] in degrees";
         let numbers = field.items(fix)?;
         let numbers: Vec<_> = numbers.iter().map(|item| f64::read(item, &Rule::default())).collect();
@@ -84,11 +84,11 @@ pub(super) fn reference() -> String {
 
 /// Returns the regions of a file in order of id, at least one and at most [`MAX_REGIONS`].
 pub(super) fn read(text: &str) -> Result<Vec<Region>, Vec<Problem>> {
-    Document::read(text, read_regions)
+    ConfigFile::read(text, read_regions)
 }
 
 /// Reads the regions of a catalogue file, in order of id.
-pub fn read_regions(document: &Document<'_>) -> Option<Vec<Region>> {
+pub fn read_regions(document: &ConfigFile<'_>) -> Option<Vec<Region>> {
     let CatalogueFile { unions, regions } = document.section()?;
     let unions = read_unions(document, unions.flatten());
     let mut read = Vec::new();
@@ -131,7 +131,7 @@ fn region(id: RegionId, row: &RegionRow, unions: &Unions) -> Option<Region> {
 /// Members of each union, as the file lists them.
 type Unions = BTreeMap<Jurisdiction, BTreeSet<Jurisdiction>>;
 
-fn read_unions(document: &Document<'_>, rows: Option<Rows<Vec<String>>>) -> Unions {
+fn read_unions(document: &ConfigFile<'_>, rows: Option<Rows<Vec<String>>>) -> Unions {
     let mut unions = Unions::new();
     let mut mentioned: Vec<(Jurisdiction, String)> = Vec::new();
     let mut named: Vec<(Jurisdiction, String)> = Vec::new();

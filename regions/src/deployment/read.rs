@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use configuration::{Document, Field, NoLimit, Problem, Rule, Value, section, text_values};
+use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Problem, Rule, section, text_values};
 
 use super::scaling::{CONCURRENCY_MAX, DELAY, REPLICAS_MAX, WINDOW, ZERO_AFTER};
 use super::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
@@ -13,7 +13,7 @@ use super::{
 use crate::catalogue::Catalogue;
 use crate::id::{DeploymentName, RegionId};
 use crate::region_list;
-use crate::residency::{MAX_POLICY_LEN, Residency};
+use crate::residency::{MAX_POLICY_LEN, ResidencyEntry};
 
 /// Maximum length of a deployment's residency policy: half of the limit on the wire. The rest is for the policies of a
 /// tenant and a request that narrow it, or for the wider policy that replaces it while not all processes have it.
@@ -39,7 +39,7 @@ section! {
         /// Engine and number format.
         engine: EngineEntry, like "{ kind = \"cpu\", precision = \"f32\" }";
         /// Residency policy: the regions that may see its requests; all if absent.
-        residency: Option<Residency>;
+        residency: Option<ResidencyEntry>;
         /// Placement: the regions that run it; all regions with a spoke if absent.
         regions: Option<Vec<String>>, in 1.., fix "or remove it to run in every region with a spoke";
         /// Autoscaling in each of these regions.
@@ -94,7 +94,7 @@ fn one_of<T: ToString>(all: &[T]) -> String {
 /// Duration, or `None` for `never`.
 struct OrNever(Option<Duration>);
 
-impl Value for OrNever {
+impl ConfigValue for OrNever {
     type Limit = NoLimit;
     type Item = Duration;
 
@@ -102,7 +102,7 @@ impl Value for OrNever {
         "duration or \"never\"".to_owned()
     }
 
-    fn read(field: &Field<'_>, _: &Rule<OrNever>) -> Option<OrNever> {
+    fn read(field: &ConfigField<'_>, _: &Rule<OrNever>) -> Option<OrNever> {
         if field.value.get_ref().as_str() == Some("never") {
             return Some(OrNever(None));
         }
@@ -122,7 +122,7 @@ fn is_model(text: &String) -> Result<(), String> {
 
 /// Parses a deployments file; returns all of its problems on failure. The deployments keep the order of the file.
 pub fn parse_deployments(text: &str, catalogue: &Catalogue) -> Result<Vec<Deployment>, Vec<Problem>> {
-    Document::read(text, |document| read_deployments(document, catalogue))
+    ConfigFile::read(text, |document| read_deployments(document, catalogue))
 }
 
 /// Returns the reference of the keys.
@@ -131,7 +131,7 @@ pub fn reference() -> String {
 }
 
 /// Reads a deployments file; `None` after a problem that leaves no list.
-pub fn read_deployments(document: &Document<'_>, catalogue: &Catalogue) -> Option<Vec<Deployment>> {
+pub fn read_deployments(document: &ConfigFile<'_>, catalogue: &Catalogue) -> Option<Vec<Deployment>> {
     let entries = document.section::<DeploymentsFile>()?.deployment?;
     let mut deployments = Vec::new();
     let mut named: BTreeMap<DeploymentName, usize> = BTreeMap::new();
@@ -149,11 +149,11 @@ pub fn read_deployments(document: &Document<'_>, catalogue: &Catalogue) -> Optio
 }
 
 impl DeploymentEntry {
-    fn validate(self, document: &Document<'_>, path: &str, catalogue: &Catalogue) -> Option<Deployment> {
+    fn validate(self, document: &ConfigFile<'_>, path: &str, catalogue: &Catalogue) -> Option<Deployment> {
         let DeploymentEntry { name, task, model, engine, residency, regions, scaling } = self;
         let engine = engine.and_then(|engine| engine.validate(document, &format!("{path}.engine")));
         let residency = residency
-            .and_then(|given| Residency::policy(given, document, path, RESIDENCY_LEN_MAX, catalogue));
+            .and_then(|given| ResidencyEntry::policy(given, document, path, RESIDENCY_LEN_MAX, catalogue));
         let regions =
             regions.and_then(|names| placement(document, path, names.unwrap_or_default(), catalogue));
         let scaling = scaling.and_then(|scaling| scaling.validate(document, &format!("{path}.scaling")));
@@ -191,7 +191,7 @@ impl DeploymentEntry {
 }
 
 impl EngineEntry {
-    fn validate(self, document: &Document<'_>, path: &str) -> Option<EngineSpec> {
+    fn validate(self, document: &ConfigFile<'_>, path: &str) -> Option<EngineSpec> {
         let EngineEntry { kind, precision, tensor_parallel: _ } = self;
         let engine = EngineSpec { kind: kind?, precision: precision? };
         let supported = engine.kind.precisions();
@@ -205,7 +205,7 @@ impl EngineEntry {
 }
 
 fn placement(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     path: &str,
     names: Vec<String>,
     catalogue: &Catalogue,
@@ -224,7 +224,7 @@ fn placement(
 }
 
 impl ScalingEntry {
-    fn validate(self, document: &Document<'_>, path: &str) -> Option<Scaling> {
+    fn validate(self, document: &ConfigFile<'_>, path: &str) -> Option<Scaling> {
         let (min, max) = (self.min?, self.max?);
         let scaling = Scaling {
             min,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-use configuration::{Document, Field, NoLimit, Problem, Rule, Value, section, text_values};
+use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Problem, Rule, section, text_values};
 
 use super::{
     KeyDigest, MAX_KEYS, MAX_RESIDENCY_LEN, MAX_TENANTS, MAX_WEIGHT, TenantLimits, TenantPriority,
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::catalogue::Catalogue;
 use crate::id::{DeploymentName, TenantId};
-use crate::residency::Residency;
+use crate::residency::ResidencyEntry;
 
 section! {
     /// Tenants to apply.
@@ -20,7 +20,7 @@ section! {
         /// Tenants, one table each.
         tenant: Vec<TenantEntry> = Vec::new(), in 0..=MAX_TENANTS;
         /// Issuers of tokens, which only a gateway's own file has.
-        issuer: Option<NotApplied>;
+        issuer: Option<NotApplicable>;
     }
 }
 
@@ -40,7 +40,7 @@ section! {
         /// Deployments that it may use; all if absent.
         pub deployments: Option<Vec<DeploymentName>>;
         /// Residency policy of its requests, which narrows that of a deployment; all regions if absent.
-        pub residency: Option<Residency>;
+        pub residency: Option<ResidencyEntry>;
         /// Priorities that it may use; both if absent.
         pub priorities: Option<Vec<TenantPriority>>, in 1.., fix "or remove it to permit both";
         /// Weight of its fair share under overload.
@@ -68,17 +68,17 @@ text_values! {
 }
 
 /// Value of a key that cannot be applied.
-struct NotApplied;
+struct NotApplicable;
 
-impl Value for NotApplied {
+impl ConfigValue for NotApplicable {
     type Limit = NoLimit;
-    type Item = NotApplied;
+    type Item = NotApplicable;
 
     fn type_name() -> String {
         "not in a file for `meridian apply`".to_owned()
     }
 
-    fn read(field: &Field<'_>, _: &Rule<NotApplied>) -> Option<NotApplied> {
+    fn read(field: &ConfigField<'_>, _: &Rule<NotApplicable>) -> Option<NotApplicable> {
         field.problem(
             "[[issuer]] cannot be applied, since it names files; leave it in the gateways' own tenants files",
         );
@@ -91,12 +91,12 @@ pub fn parse_tenants(
     text: &str,
     catalogue: &Catalogue,
 ) -> Result<BTreeMap<TenantId, TenantRules>, Vec<Problem>> {
-    Document::read(text, |document| read_tenants(document, catalogue))
+    ConfigFile::read(text, |document| read_tenants(document, catalogue))
 }
 
 /// Reads a tenants file to apply: without names of secrets, and with a key or an issuer for each tenant.
 pub fn read_tenants(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     catalogue: &Catalogue,
 ) -> Option<BTreeMap<TenantId, TenantRules>> {
     let entries = document.section::<AppliedTenants>()?.tenant?;
@@ -132,7 +132,7 @@ pub fn read_tenants(
 
 /// Validates the entries of the key `tenant`; `None` for an invalid one.
 pub fn rules(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     entries: Vec<TenantEntry>,
     catalogue: &Catalogue,
 ) -> Vec<Option<TenantRules>> {
@@ -148,10 +148,10 @@ pub fn rules(
 }
 
 impl TenantEntry {
-    fn rules(self, document: &Document<'_>, path: &str, catalogue: &Catalogue) -> Option<TenantRules> {
+    fn rules(self, document: &ConfigFile<'_>, path: &str, catalogue: &Catalogue) -> Option<TenantRules> {
         let residency = self
             .residency
-            .and_then(|given| Residency::policy(given, document, path, MAX_RESIDENCY_LEN, catalogue));
+            .and_then(|given| ResidencyEntry::policy(given, document, path, MAX_RESIDENCY_LEN, catalogue));
         let Limits { requests_per_second, inputs_per_second, tokens_per_minute } = self.limits?;
         let limit = |limit: Option<u64>| limit.and_then(NonZeroU64::new);
         let mut priorities: BTreeSet<_> = self.priorities?.into_iter().flatten().collect();

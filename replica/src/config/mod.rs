@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use configuration::{Document, Problem, section, text_values};
+use configuration::{ConfigFile, Problem, section, text_values};
 use replica_core::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
 
@@ -183,7 +183,7 @@ impl FromStr for Config {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Config, ConfigError> {
-        Document::read(text, Config::read).map_err(|problems| ConfigError { problems })
+        ConfigFile::read(text, Config::read).map_err(|problems| ConfigError { problems })
     }
 }
 
@@ -194,7 +194,7 @@ impl Config {
     }
 
     /// Reads the configuration.
-    pub fn read(document: &Document<'_>) -> Option<Config> {
+    pub fn read(document: &ConfigFile<'_>) -> Option<Config> {
         let file: ReplicaFile = document.section()?;
         let names = file.names;
         for (index, name) in names.iter().flatten().enumerate() {
@@ -235,7 +235,7 @@ impl Config {
 }
 
 impl EngineSection {
-    fn validate(self, document: &Document<'_>) -> Option<EngineSettings> {
+    fn validate(self, document: &ConfigFile<'_>) -> Option<EngineSettings> {
         let (kind, precision) = (self.kind?, self.precision?);
         let known: Vec<String> = kind.precisions().iter().map(|known| format!("\"{known}\"")).collect();
         let known = known.join(" or ");
@@ -268,7 +268,7 @@ impl ThreadsSection {
 }
 
 impl BatchSection {
-    fn validate(self, document: &Document<'_>, max_queue_tokens: u64) -> Option<BatchOverrides> {
+    fn validate(self, document: &ConfigFile<'_>, max_queue_tokens: u64) -> Option<BatchOverrides> {
         let tokens = [
             ("batch.batch_tokens", self.batch_tokens),
             ("batch.interactive_batch_tokens", self.interactive_batch_tokens),

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use configuration::{Field, NoLimit, OneOrMany, Rule, Value};
+use configuration::{ConfigField, ConfigValue, NoLimit, OneOrMany, Rule};
 
 /// Maximum length of the list: five hubs, and five replacements while they are rolled.
 pub const HUBS_MAX: usize = 10;
@@ -50,7 +50,7 @@ impl Hubs {
     }
 }
 
-impl Value for Hubs {
+impl ConfigValue for Hubs {
     type Limit = NoLimit;
     type Item = Hubs;
 
@@ -58,7 +58,7 @@ impl Value for Hubs {
         "URL, or a list of URLs".to_owned()
     }
 
-    fn read(field: &Field<'_>, _: &Rule<Hubs>) -> Option<Hubs> {
+    fn read(field: &ConfigField<'_>, _: &Rule<Hubs>) -> Option<Hubs> {
         let rule = Rule {
             limit: (1..=HUBS_MAX).into(),
             fix: "URLs such as \"http://HOST:PORT\"",
@@ -110,7 +110,7 @@ fn is_url(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use configuration::{Document, section};
+    use configuration::{ConfigFile, section};
 
     section! {
         /// File with the key.
@@ -121,7 +121,7 @@ mod tests {
     }
 
     fn read(hub: &str) -> Result<Hubs, Vec<String>> {
-        let file = Document::read(&format!("hub = {hub}"), |document| document.section::<File>());
+        let file = ConfigFile::read(&format!("hub = {hub}"), |document| document.section::<File>());
         file.map(|file| file.hub).map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use configuration::{Document, Files, Problem, section};
+use configuration::{ConfigFile, Files, Problem, section};
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
@@ -74,7 +74,7 @@ impl HubConfig {
     pub fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<Problem>> {
         let environment = std::env::vars().collect();
         let files = Files { base, environment: Some(&environment) };
-        Document::read(text, |document| HubConfig::read(document, &files))
+        ConfigFile::read(text, |document| HubConfig::read(document, &files))
     }
 
     /// Returns the reference of the keys.
@@ -83,7 +83,7 @@ impl HubConfig {
     }
 
     /// Reads the configuration and the files that it names.
-    pub fn read(document: &Document<'_>, files: &Files<'_>) -> Option<HubConfig> {
+    pub fn read(document: &ConfigFile<'_>, files: &Files<'_>) -> Option<HubConfig> {
         let file: HubFile = document.section()?;
         let store = store::read(document, files, file.store, file.data);
         let catalogue = match file.catalogue? {

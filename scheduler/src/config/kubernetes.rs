@@ -105,7 +105,7 @@ pub(super) fn account(file: &str) -> PathBuf {
 mod tests {
     use super::super::scaling::ScalingSection;
     use super::*;
-    use configuration::{Document, Files, section};
+    use configuration::{ConfigFile, Files, section};
 
     const NAMESPACE: &str = "namespace = \"meridian\"\n";
 
@@ -118,7 +118,7 @@ mod tests {
             }
         }
         let files = Files { base: Path::new("/etc/meridian"), environment: None };
-        let read = Document::read(
+        let read = ConfigFile::read(
             &format!("[scaling]\ndir = \"x\"\nactuator = \"kubernetes\"\n{keys}"),
             |document| document.section::<File>()?.scaling.kubernetes(document, &files),
         );

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use configuration::{Document, Files, section, words};
+use configuration::{ConfigFile, Files, section, words};
 
 use super::kubernetes::{self, KubernetesConfig, WorkloadKind, is_api, is_label, is_pattern};
 
@@ -112,7 +112,7 @@ impl ScalingSection {
     /// Validates the section; `fixed` is the number of replicas of the file.
     pub(super) fn validate(
         self,
-        document: &Document<'_>,
+        document: &ConfigFile<'_>,
         files: &Files<'_>,
         fixed: usize,
     ) -> Option<ScalingConfig> {
@@ -137,7 +137,7 @@ impl ScalingSection {
     }
 
     /// Validates the keys of the actuator `kubernetes`.
-    pub(super) fn kubernetes(self, document: &Document<'_>, files: &Files<'_>) -> Option<KubernetesConfig> {
+    pub(super) fn kubernetes(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<KubernetesConfig> {
         let namespace = self.namespace?;
         if namespace.is_none() {
             document.problem("scaling.namespace", "is missing; write namespace = \"meridian\"");
@@ -158,7 +158,7 @@ impl ScalingSection {
     }
 }
 
-fn ports(document: &Document<'_>, given: Option<String>, fixed: usize) -> Option<RangeInclusive<u16>> {
+fn ports(document: &ConfigFile<'_>, given: Option<String>, fixed: usize) -> Option<RangeInclusive<u16>> {
     let problem = |problem: String| document.problem("scaling.ports", problem);
     let Some(text) = given else {
         problem("is missing; write ports = \"7300-7399\"".to_owned());
@@ -180,12 +180,12 @@ fn ports(document: &Document<'_>, given: Option<String>, fixed: usize) -> Option
     Some(range)
 }
 
-fn template(document: &Document<'_>, files: &Files<'_>, given: Option<PathBuf>) -> Option<String> {
+fn template(document: &ConfigFile<'_>, files: &Files<'_>, given: Option<PathBuf>) -> Option<String> {
     let Some(path) = given else {
         return Some(String::new());
     };
     let parse = |text: &str| {
-        let template = Document::parse(text)?;
+        let template = ConfigFile::parse(text)?;
         let ours = RESERVED_KEYS.into_iter().filter(|key| template.has(key));
         Ok((text.to_owned(), ours.collect::<Vec<_>>()))
     };
@@ -213,7 +213,7 @@ mod tests {
             }
         }
         let files = Files { base: Path::new("/etc/meridian"), environment: None };
-        let read = Document::read(&format!("[scaling]\n{text}"), |document| {
+        let read = ConfigFile::read(&format!("[scaling]\n{text}"), |document| {
             document.section::<File>()?.scaling.validate(document, &files, fixed)
         });
         read.map_err(|found| found.iter().map(ToString::to_string).collect())

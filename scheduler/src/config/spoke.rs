@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use configuration::{Document, Files, Problem, section};
+use configuration::{ConfigFile, Files, Problem, section};
 use regions::region_list::find_region;
 use regions::{Catalogue, RegionId};
 use scheduler_core::hubs::Hubs;
@@ -138,7 +138,7 @@ impl SpokeConfig {
     pub fn parse(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<Problem>> {
         let environment = std::env::vars().collect();
         let files = Files { base, environment: Some(&environment) };
-        Document::read(text, |document| SpokeConfig::read(document, &files, region)?.config)
+        ConfigFile::read(text, |document| SpokeConfig::read(document, &files, region)?.config)
     }
 
     /// Returns the reference of the keys.
@@ -147,7 +147,7 @@ impl SpokeConfig {
     }
 
     /// Reads the configuration.
-    pub fn read(document: &Document<'_>, files: &Files<'_>, region: Option<&str>) -> Option<ReadSpoke> {
+    pub fn read(document: &ConfigFile<'_>, files: &Files<'_>, region: Option<&str>) -> Option<ReadSpoke> {
         let file: SpokeFile = document.section()?;
         let catalogue = match file.catalogue? {
             None => Some(Catalogue::builtin()),
@@ -200,7 +200,7 @@ impl SpokeConfig {
     }
 }
 
-fn one_region(document: &Document<'_>, written: Option<String>, typed: Option<&str>) -> Option<String> {
+fn one_region(document: &ConfigFile<'_>, written: Option<String>, typed: Option<&str>) -> Option<String> {
     if let (Some(written), Some(typed)) = (&written, typed)
         && written != typed
     {
@@ -218,7 +218,7 @@ fn one_region(document: &Document<'_>, written: Option<String>, typed: Option<&s
 
 /// Requires TLS, unless both addresses are loopback or the file allows plaintext.
 fn tls(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     files: &Files<'_>,
     section: Option<SpokeTlsSection>,
     addresses: [(&str, Option<SocketAddr>); 2],
@@ -249,7 +249,7 @@ fn tls(
     }
 }
 
-fn replicas(document: &Document<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<SocketAddr>> {
+fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<SocketAddr>> {
     let mut known = BTreeSet::new();
     for (index, ReplicaEntry { endpoint }) in entries.iter().enumerate() {
         if let Some(address) = endpoint.filter(|address| !known.insert(*address)) {

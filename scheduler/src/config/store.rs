@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use configuration::{Document, Files, section, words};
+use configuration::{ConfigFile, Files, section, words};
 use scheduler_store::{EtcdConfig, EtcdTls, EtcdUser, KEEP_ALIVE};
 
 /// Default prefix of a hub's keys in etcd.
@@ -16,7 +16,7 @@ const ENDPOINTS_MAX: usize = 16;
 
 words! {
     /// Kind of store.
-    pub(super) enum StoreKind {
+    pub(super) enum HubStoreKind {
         /// File of its own, for a single hub.
         Embedded = "embedded",
         /// An etcd, for one or several hubs.
@@ -28,7 +28,7 @@ section! {
     /// Store of the hub. The keys besides `kind` are for etcd.
     pub(super) partial struct StoreSection {
         /// Embedded in the directory `data`, for a single hub, or an etcd, for one or several.
-        kind: StoreKind, like "\"embedded\" or \"etcd\"";
+        kind: HubStoreKind, like "\"embedded\" or \"etcd\"";
         /// Members of the etcd, `http://HOST:PORT` or `https://HOST:PORT`; required with etcd.
         endpoints: Option<Vec<String>>, in 1..=ENDPOINTS_MAX, check is_endpoint;
         /// Prefix of all keys, so that one etcd can serve several fleets.
@@ -79,14 +79,14 @@ pub enum StoreConfig {
 
 /// Validates `[store]` and `data`.
 pub(super) fn read(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     files: &Files<'_>,
     section: Option<Option<StoreSection>>,
     data: Option<Option<PathBuf>>,
 ) -> Option<StoreConfig> {
     let section = section?;
-    match section.as_ref().map_or(Some(StoreKind::Embedded), |section| section.kind)? {
-        StoreKind::Embedded => {
+    match section.as_ref().map_or(Some(HubStoreKind::Embedded), |section| section.kind)? {
+        HubStoreKind::Embedded => {
             let keys = [
                 "endpoints",
                 "prefix",
@@ -106,7 +106,7 @@ pub(super) fn read(
             }
             Some(StoreConfig::Embedded { data: files.path(data?) })
         }
-        StoreKind::Etcd => {
+        HubStoreKind::Etcd => {
             if document.has("data") {
                 let problem =
                     "has no effect with store.kind = \"etcd\", which stores the hub's state; remove it";
@@ -118,7 +118,7 @@ pub(super) fn read(
 }
 
 impl StoreSection {
-    fn etcd(self, document: &Document<'_>, files: &Files<'_>) -> Option<EtcdConfig> {
+    fn etcd(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EtcdConfig> {
         let StoreSection { kind: _, endpoints, prefix, keep_alive_ms, .. } = &self;
         if let Some(None) = endpoints {
             let example = "store.endpoints = [\"http://10.0.0.1:2379\", …], the members of the etcd";
@@ -168,7 +168,7 @@ impl StoreSection {
         })
     }
 
-    fn user(&self, document: &Document<'_>, files: &Files<'_>) -> Option<EtcdUser> {
+    fn user(&self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EtcdUser> {
         let (file, variable) =
             (self.password_file.as_ref()?.as_deref(), self.password_env.as_ref()?.as_deref());
         let name = self.user.as_ref()?.as_ref();
@@ -204,7 +204,7 @@ mod tests {
         }
         let environment = std::collections::BTreeMap::new();
         let files = Files { base, environment: Some(&environment) };
-        let store = Document::read(&format!("[store]\n{text}"), |document| {
+        let store = ConfigFile::read(&format!("[store]\n{text}"), |document| {
             read(document, &files, Some(Some(document.section::<File>()?.store)), Some(None))
         });
         store.map_err(|found| found.iter().map(ToString::to_string).collect())

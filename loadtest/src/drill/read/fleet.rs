@@ -1,6 +1,6 @@
 //! Reader of the `[fleet]` table.
 
-use configuration::{Document, OneOrMany, section, words};
+use configuration::{ConfigFile, OneOrMany, section, words};
 use regions::{Deployment, region_list};
 
 use super::ReadContext;
@@ -68,7 +68,7 @@ fn is_replica_count(count: &u32) -> Result<(), String> {
 
 /// Validates the fleet and loads its deployments.
 pub(super) fn fleet(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     section: Option<FleetSection>,
     context: &ReadContext<'_>,
 ) -> (DrillFleet, Vec<Deployment>) {

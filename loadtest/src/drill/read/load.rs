@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use configuration::{Document, Field, NoLimit, Rule, Value, section, words};
+use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Rule, section, words};
 use regions::{Deployment, DeploymentName, RegionId};
 use toml::de::DeValue;
 
@@ -28,7 +28,7 @@ section! {
         /// Requests per second, or a share of the capacity such as `80 %`.
         rate: Rate, like "40, or \"80 %\" of the capacity";
         /// Arrival process.
-        arrival: Arrival = Arrival::Poisson;
+        arrival: ArrivalProcess = ArrivalProcess::Poisson;
         /// Inputs of one request.
         inputs: u32 = 1, in 1..=2048;
         /// Timeout of a request.
@@ -38,7 +38,7 @@ section! {
 
 words! {
     /// Arrival process.
-    enum Arrival {
+    enum ArrivalProcess {
         /// Equal intervals.
         Constant = "constant",
         /// Independent arrivals.
@@ -58,7 +58,7 @@ enum Rate {
 const RATE_FIX: &str =
     "write requests per second above 0, such as 40, or a share of the capacity, such as \"80 %\"";
 
-impl Value for Rate {
+impl ConfigValue for Rate {
     type Limit = NoLimit;
     type Item = Rate;
 
@@ -66,7 +66,7 @@ impl Value for Rate {
         "number, or percentage".to_owned()
     }
 
-    fn read(field: &Field<'_>, _: &Rule<Rate>) -> Option<Rate> {
+    fn read(field: &ConfigField<'_>, _: &Rule<Rate>) -> Option<Rate> {
         let rate = match field.value.get_ref() {
             DeValue::Integer(number) => number.as_str().parse().ok().map(Rate::PerSecond),
             DeValue::Float(number) => number.as_str().parse().ok().map(Rate::PerSecond),
@@ -92,7 +92,7 @@ fn is_word(text: &String) -> Result<(), String> {
 
 /// Validates all loads.
 pub(super) fn loads(
-    document: &Document<'_>,
+    document: &ConfigFile<'_>,
     entries: Vec<LoadEntry>,
     fleet: &DrillFleet,
     deployments: &[Deployment],
@@ -113,7 +113,7 @@ pub(super) fn loads(
 impl LoadEntry {
     fn validate(
         self,
-        document: &Document<'_>,
+        document: &ConfigFile<'_>,
         path: &str,
         fleet: &DrillFleet,
         deployments: &[Deployment],
@@ -148,7 +148,7 @@ impl LoadEntry {
             model: model.map_or_else(placeholder_model, |deployment| deployment.name.clone()),
             near: near.unwrap_or_else(placeholder_region),
             rate: rate.unwrap_or(RATE_MAX),
-            arrival: arrival.unwrap_or(Arrival::Poisson).to_string(),
+            arrival: arrival.unwrap_or(ArrivalProcess::Poisson).to_string(),
             inputs: inputs as usize,
             timeout: timeout.unwrap_or(TIMEOUT),
         })
@@ -157,7 +157,13 @@ impl LoadEntry {
 
 impl Rate {
     /// Returns the requests per second. The capacity of scripted replicas is in inputs per second.
-    fn per_second(self, document: &Document<'_>, path: &str, inputs: u32, fleet: &DrillFleet) -> Option<f64> {
+    fn per_second(
+        self,
+        document: &ConfigFile<'_>,
+        path: &str,
+        inputs: u32,
+        fleet: &DrillFleet,
+    ) -> Option<f64> {
         let path = format!("{path}.rate");
         let capacity = match fleet.engine {
             DrillEngine::Cpu => fleet.capacity,

@@ -8,7 +8,7 @@ mod load;
 
 use std::time::Duration;
 
-use configuration::{Document, OneOrMany, Problem, section};
+use configuration::{ConfigFile, OneOrMany, Problem, section};
 use regions::{Catalogue, Deployment, RegionId, duration};
 
 use self::fleet::FleetSection;
@@ -74,7 +74,7 @@ section! {
 ///
 /// All problems, in the order of the file.
 pub fn read(text: &str, context: &ReadContext<'_>) -> Result<Drill, Vec<Problem>> {
-    Document::read(text, |document| read_document(document, context))
+    ConfigFile::read(text, |document| read_document(document, context))
 }
 
 /// Returns the reference of the keys of a drill file.
@@ -83,7 +83,7 @@ pub fn reference() -> String {
 }
 
 /// Reads and validates a drill.
-pub fn read_document(document: &Document<'_>, context: &ReadContext<'_>) -> Option<Drill> {
+pub fn read_document(document: &ConfigFile<'_>, context: &ReadContext<'_>) -> Option<Drill> {
     let file: DrillFile = document.section()?;
     let (fleet, deployments) = fleet::fleet(document, file.fleet, context);
     let loads = load::loads(document, file.load.unwrap_or_default(), &fleet, &deployments);
@@ -114,7 +114,7 @@ impl Drill {
 struct DrillReader<'r> {
     drill: &'r mut Drill,
     context: &'r ReadContext<'r>,
-    document: &'r Document<'r>,
+    document: &'r ConfigFile<'r>,
 }
 
 /// Step whose expectations are parsed once all steps are known.
