@@ -121,12 +121,12 @@ impl<'t> ConfigFile<'t> {
         self.note(at, if name.is_empty() { message.to_string() } else { format!("{name}: {message}") });
     }
 
-    /// Records messages that begin with the path of their key: `tls.key = "a" cannot be read`.
+    /// Records messages that begin with the path of their key: `tls.key = "a" cannot be read`, `[tls] needs a key`.
     pub fn problems_by_key(&self, messages: impl IntoIterator<Item = String>) {
         for message in messages {
             let end = message.find([' ', ':']).unwrap_or(message.len());
             let (path, rest) = message.split_at(end);
-            self.problem(path, rest.trim_start_matches([' ', ':', '=']));
+            self.problem(path.trim_matches(['[', ']']), rest.trim_start_matches([' ', ':', '=']));
         }
     }
 
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    fn is_lower(word: &String) -> Result<(), String> {
+    fn is_lower(word: &str) -> Result<(), String> {
         if *word == word.to_lowercase() {
             Ok(())
         } else {

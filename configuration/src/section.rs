@@ -171,7 +171,7 @@ macro_rules! section {
     ($(#[doc = $about:literal])* $(#[derive($($derive:ident),* $(,)?)])? $vis:vis partial struct $name:ident {$(
         $(#[doc = $doc:literal])*
         $field_vis:vis $key:ident $(($written:literal))? : $type:ty
-            $(= $default:expr)? $(, in $limit:expr)? $(, like $example:literal)? $(, fix $fix:literal)? $(, check $check:expr)?;
+            $(= $default:expr)? $(, in $limit:expr)? $(, like $example:literal)? $(, fix $fix:literal)? $(, check $check:ident)?;
     )*}) => {
         $(#[doc = $about])*
         $(#[derive($($derive),*)])?
@@ -190,7 +190,7 @@ macro_rules! section {
     ($(#[doc = $about:literal])* $(#[derive($($derive:ident),* $(,)?)])? $vis:vis struct $name:ident {$(
         $(#[doc = $doc:literal])*
         $field_vis:vis $key:ident $(($written:literal))? : $type:ty
-            $(= $default:expr)? $(, in $limit:expr)? $(, like $example:literal)? $(, fix $fix:literal)? $(, check $check:expr)?;
+            $(= $default:expr)? $(, in $limit:expr)? $(, like $example:literal)? $(, fix $fix:literal)? $(, check $check:ident)?;
     )*}) => {
         $(#[doc = $about])*
         $(#[derive($($derive),*)])?
@@ -246,13 +246,13 @@ macro_rules! section {
     };
     (@name $key:ident) => { stringify!($key) };
     (@name $key:ident $written:literal) => { $written };
-    (@rule $($default:expr)?; $($limit:expr)?; $($example:literal)?; $($fix:literal)?; $($check:expr)?) => {
+    (@rule $($default:expr)?; $($limit:expr)?; $($example:literal)?; $($fix:literal)?; $($check:ident)?) => {
         $crate::Rule {
             $(default: Some($default),)?
             $(limit: ($limit).into(),)?
             $(example: $example,)?
             $(fix: $fix,)?
-            $(check: Some($check),)?
+            $(check: Some(|value| $check(value)),)?
             ..$crate::Rule::default()
         }
     };

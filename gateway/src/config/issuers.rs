@@ -25,7 +25,7 @@ section! {
     }
 }
 
-fn is_not_empty(text: &String) -> Result<(), String> {
+fn is_not_empty(text: &str) -> Result<(), String> {
     if text.is_empty() { Err("matches no token; write the value in the token".to_owned()) } else { Ok(()) }
 }
 

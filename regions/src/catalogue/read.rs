@@ -68,12 +68,12 @@ fn jurisdiction(text: &str) -> Option<(Jurisdiction, Jurisdiction)> {
     Some((narrowest.country()?, narrowest))
 }
 
-fn is_country(text: &String) -> Result<(), String> {
+fn is_country(text: &str) -> Result<(), String> {
     let fix = "write a country of ISO 3166-1 (de) or a subdivision of one (us-va)";
     jurisdiction(text).map(drop).ok_or_else(|| format!("is no jurisdiction of a region; {fix}"))
 }
 
-fn is_not_empty(text: &String) -> Result<(), String> {
+fn is_not_empty(text: &str) -> Result<(), String> {
     if text.trim().is_empty() { Err("is empty; write the city".to_owned()) } else { Ok(()) }
 }
 
@@ -286,9 +286,9 @@ mod tests {
                 (FIRST_ROW + 3, "regions.x.d.city: is missing; write city = \"Frankfurt\""),
                 (FIRST_ROW + 3, "regions.x.d.in: is missing; write in = \"de\""),
                 (FIRST_ROW + 4, "regions.x.e: is a list; write a table"),
-                (FIRST_ROW + 5, "regions.x.f g: `x/f g` is not a region: write cloud/name"),
                 (FIRST_ROW + 5, "regions.x.f g.at: has 3 numbers and is not a point"),
                 (FIRST_ROW + 5, "regions.x.f g.city: \"\" is empty"),
+                (FIRST_ROW + 5, "regions.x.f g: `x/f g` is not a region: write cloud/name"),
                 (FIRST_ROW + 7, "duplicate key `h`"),
             ],
         );

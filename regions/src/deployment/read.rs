@@ -111,7 +111,7 @@ impl ConfigValue for OrNever {
     }
 }
 
-fn is_model(text: &String) -> Result<(), String> {
+fn is_model(text: &str) -> Result<(), String> {
     let is_known = match text.split_once("://") {
         Some((scheme, rest)) => matches!(scheme, "pypi" | "hf") && !rest.is_empty(),
         None => !text.trim().is_empty(),

@@ -63,14 +63,14 @@ impl KubernetesConfig {
 }
 
 /// Validates a name by the rules of Kubernetes (RFC 1123).
-pub(super) fn is_label(text: &String) -> Result<(), String> {
+pub(super) fn is_label(text: &str) -> Result<(), String> {
     let letters = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let good = (1..=63).contains(&text.len()) && text.bytes().all(letters) && !text.starts_with('-');
     if good { Ok(()) } else { Err("is not a valid name; write 1 to 63 of a-z, 0-9 and -".to_owned()) }
 }
 
 /// Validates the pattern of the workloads' names.
-pub(super) fn is_pattern(text: &String) -> Result<(), String> {
+pub(super) fn is_pattern(text: &str) -> Result<(), String> {
     let problem = "is the same for every deployment";
     if text.contains(DEPLOYMENT) {
         Ok(())
@@ -80,7 +80,7 @@ pub(super) fn is_pattern(text: &String) -> Result<(), String> {
 }
 
 /// Validates the URL of the API server.
-pub(super) fn is_api(text: &String) -> Result<(), String> {
+pub(super) fn is_api(text: &str) -> Result<(), String> {
     api(text)
         .map(drop)
         .ok_or_else(|| "is not the URL of an API server; write \"https://HOST:PORT\"".to_owned())

@@ -50,7 +50,7 @@ section! {
     }
 }
 
-fn is_endpoint(endpoint: &String) -> Result<(), String> {
+fn is_endpoint(endpoint: &str) -> Result<(), String> {
     let rest = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
     let address = rest.and_then(|rest| rest.rsplit_once(':'));
     let plain = |host: &str| !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ']);
@@ -60,7 +60,7 @@ fn is_endpoint(endpoint: &String) -> Result<(), String> {
     if is_valid { Ok(()) } else { Err(format!("is not the URL of an etcd member; {fix}")) }
 }
 
-fn is_prefix(prefix: &String) -> Result<(), String> {
+fn is_prefix(prefix: &str) -> Result<(), String> {
     let problem = "is empty; write the prefix of all keys, such as \"meridian/\"";
     if prefix.is_empty() { Err(problem.to_owned()) } else { Ok(()) }
 }

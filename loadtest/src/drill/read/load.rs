@@ -83,7 +83,7 @@ impl ConfigValue for Rate {
     }
 }
 
-fn is_word(text: &String) -> Result<(), String> {
+fn is_word(text: &str) -> Result<(), String> {
     if text.is_empty() || text.contains(char::is_whitespace) {
         return Err("is not one word; write one word".to_owned());
     }

@@ -303,6 +303,32 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
 }
 
 #[test]
+fn five_mistakes_in_five_tables_are_five_problems_with_their_lines() {
+    let text = "[[deployment]]\nname = \"a\"\ntasks = \"embed\"\ntask = \"embed\"\nmodel = \"hf://a/b\"\n\
+                [deployment.engine]\nkind = \"cpu\"\nprecision = 32\n[deployment.residency]\nallow = [\"uk\",\n\"eur\"]\n\
+                [deployment.scaling]\nmax = 257\n[[deployment.scaling.timetable]]\ndays = \"mon\"\nfrom = \"7\"\nto = \"19:00\"\nmin = 1\n";
+    check(
+        text,
+        &[
+            (
+                3,
+                "deployment \"a\": tasks: unknown key `tasks`; did you mean task?; the keys are name, task, model",
+            ),
+            (8, "deployment \"a\": engine.precision: 32 is a number; write a string in quotes"),
+            (
+                11,
+                "deployment \"a\": residency.allow: no region of the catalogue lies in `eur`; did you mean eu",
+            ),
+            (13, "deployment \"a\": scaling.max: 257 is out of range; write a whole number from 1 to 256"),
+            (
+                16,
+                "deployment \"a\": scaling.timetable 1: from: `7` is not a time of the day: write \"00:00\"",
+            ),
+        ],
+    );
+}
+
+#[test]
 fn problems_of_several_deployments_are_reported_together() {
     let twice = format!("{VALID}{}\n[[deploiment]]\n", changed("task", "task = \"sing\""));
     check(
