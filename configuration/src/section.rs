@@ -50,14 +50,17 @@ impl Key {
     }
 }
 
+/// Check of a value: the error continues a sentence that begins with the value.
+pub type Check<T> = fn(&T) -> Result<(), String>;
+
 /// Rule for the value of a key.
 pub struct Rule<T: ConfigValue> {
     /// Value of an absent key.
     pub default: Option<T>,
     /// Limits.
     pub limit: T::Limit,
-    /// Further check of the value, or of each item: the error continues a sentence that begins with the value.
-    pub check: Option<fn(&T::Item) -> Result<(), String>>,
+    /// Further check of the value, or of each item.
+    pub check: Option<Check<T::Item>>,
     /// Example of a value, as written in a file.
     pub example: &'static str,
     /// Additional fix, which is appended to that of the limits.

@@ -11,7 +11,7 @@ use toml::de::DeValue;
 
 use crate::document::{ConfigFile, segment};
 use crate::duration;
-use crate::section::{Rule, Table};
+use crate::section::{Check, Rule, Table};
 
 /// Value of a key, with its position.
 pub struct ConfigField<'d> {
@@ -188,11 +188,7 @@ impl<'d> ConfigField<'d> {
     }
 
     /// Applies the check of a declaration.
-    pub fn checked<T: ConfigValue>(
-        &self,
-        value: T,
-        check: Option<fn(&T) -> Result<(), String>>,
-    ) -> Option<T> {
+    pub fn checked<T: ConfigValue>(&self, value: T, check: Option<Check<T>>) -> Option<T> {
         match check.map_or(Ok(()), |check| check(&value)) {
             Ok(()) => Some(value),
             Err(problem) => {
