@@ -180,12 +180,18 @@ pub(crate) enum StoreKind {
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckFilesOptions {
-    /// Files of any kind: role configuration, deployments, tenants, catalogue
+    /// Files of any kind: role configuration, deployments, tenants, catalogue, drills
     #[arg(value_name = "FILE", num_args = 1.., required = true)]
     pub files: Vec<PathBuf>,
-    /// Catalogue for validating deployments and tenants; by default the built-in one
+    /// Catalogue for validating deployments, tenants and drills; by default one among the files, or the built-in one
     #[arg(long, value_name = "FILE")]
     pub regions: Option<PathBuf>,
+    /// Also require the environment variables that the files name, as a role does at start
+    #[arg(long)]
+    pub environment: bool,
+    /// Name the kind of each valid file
+    #[arg(long, short)]
+    pub verbose: bool,
 }
 
 #[derive(Debug, Args)]

@@ -6,14 +6,14 @@
 use crate::cli::{ExecOptions, GatewayOptions, RegionalRoleOptions, RoleOptions, ScriptedReplicaOptions};
 use crate::log::{self, LogWriterThread};
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
+use configuration::{ConfigFile, Files};
 use gateway::config::EdgeConfig;
-use gateway::hop::Credentials;
+use gateway::hop::{CredentialFiles, Credentials};
 use gateway::ingress::{IngressConfig, IngressSignals};
-use gateway::receipts::{RawReceipts, ReceiptsConfig};
-use scheduler::config::{HubConfig, SpokeConfig, TlsFiles};
+use gateway::receipts::ReceiptsConfig;
+use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig, TlsFiles};
 use scheduler::heartbeat::{self, HeartbeatFile};
 use scheduler::scaling::{Autoscaler, ScalingSignals};
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -39,11 +39,9 @@ const FAILED_DRAIN: Duration = Duration::from_secs(20);
 
 /// Runs a gateway.
 pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
-    let environment: BTreeMap<_, _> = std::env::vars().collect();
-    let base = base(&options.config);
-    let config = match read(&options.config).and_then(|text| EdgeConfig::parse(&text, base, &environment)) {
+    let config = match read(&options.config, EdgeConfig::read) {
         Ok(config) => EdgeConfig { take_over: options.take_over, ..config },
-        Err(problems) => return invalid(&options.config, problems),
+        Err(problems) => return fail(EXIT_USAGE, &problems),
     };
     run(async |stop| {
         gateway::edge::run(config, stopped(stop), |address| ready("gateway", None, address)).await
@@ -52,9 +50,9 @@ pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
 
 /// Runs a hub.
 pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
-    let config = match read(&options.config).and_then(|text| HubConfig::parse(&text, base(&options.config))) {
+    let config = match read(&options.config, HubConfig::read) {
         Ok(config) => config,
-        Err(problems) => return invalid(&options.config, problems),
+        Err(problems) => return fail(EXIT_USAGE, &problems),
     };
     run(async |stop| scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await)
 }
@@ -62,33 +60,31 @@ pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
 /// Runs a spoke: the region's ingress, agent and scaler, which share one `Spoke`.
 pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
     let region = options.region.as_deref();
-    let config = match read(&options.config)
-        .and_then(|text| SpokeConfig::parse(&text, base(&options.config), region))
-    {
-        Ok(config) => config,
-        Err(problems) => return invalid(&options.config, problems),
-    };
-    let (receipts, tls) = match (spoke_receipts(&config, base(&options.config)), spoke_tls(&config)) {
-        (Ok(receipts), Ok(tls)) => (receipts, tls),
-        (receipts, tls) => {
-            let problems = [receipts.err(), tls.err()];
-            return invalid(&options.config, problems.into_iter().flatten().flatten().collect());
-        }
-    };
+    let (config, receipts, tls) =
+        match read(&options.config, |document, files| read_spoke(document, files, region)) {
+            Ok(config) => config,
+            Err(problems) => return fail(EXIT_USAGE, &problems),
+        };
     run(async |stop| spoke_parts(config, receipts, tls, stop).await)
 }
 
-fn spoke_tls(config: &SpokeConfig) -> Result<Option<Arc<Credentials>>, Vec<String>> {
-    let Some(TlsFiles { certificate, key, client_ca: ca }) = config.tls.clone() else { return Ok(None) };
-    let files = gateway::hop::CredentialFiles { certificate, key, ca };
-    Credentials::of_region(files, &config.region, &config.catalogue).map(|read| Some(Arc::new(read)))
-}
+/// Configuration of a spoke, with that of its ingress.
+type SpokeParts = (SpokeConfig, Option<ReceiptsConfig>, Option<Arc<Credentials>>);
 
-fn spoke_receipts(config: &SpokeConfig, base: &Path) -> Result<Option<ReceiptsConfig>, Vec<String>> {
-    let Some(receipts) = config.receipts.clone() else { return Ok(None) };
-    let scheduler::config::Receipts { dir, key_file, key_env, required } = receipts;
-    let environment = std::env::vars().collect();
-    ReceiptsConfig::read(RawReceipts { dir, key_file, key_env, required }, base, &environment).map(Some)
+/// Reads the configuration of a spoke, also the parts that the ingress validates.
+pub(crate) fn read_spoke(
+    document: &ConfigFile<'_>,
+    files: &Files<'_>,
+    region: Option<&str>,
+) -> Option<SpokeParts> {
+    let ReadSpoke { config, receipts, tls } = SpokeConfig::read(document, files, region)?;
+    let receipts = receipts.and_then(|section| ReceiptsConfig::read(section, document, files));
+    let tls = tls.and_then(|(TlsFiles { certificate, key, client_ca: ca }, region, catalogue)| {
+        let credentials =
+            Credentials::of_region(CredentialFiles { certificate, key, ca }, &region, &catalogue);
+        credentials.map_err(|found| document.problems_by_key(found)).ok().map(Arc::new)
+    });
+    Some((config?, receipts, tls))
 }
 
 async fn spoke_parts(
@@ -141,10 +137,9 @@ async fn spoke_parts(
 
 /// Runs a replica.
 pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
-    let parsed = |text: String| text.parse::<replica::Config>().map_err(|error| error.problems);
-    let config = match read(&options.config).and_then(parsed) {
+    let config = match read(&options.config, |document, _| replica::Config::read(document)) {
         Ok(config) => config,
-        Err(problems) => return invalid(&options.config, problems),
+        Err(problems) => return fail(EXIT_USAGE, &problems),
     };
     let keeper =
         match std::env::var(heartbeat::VARIABLE).ok().map(|value| HeartbeatFile::parse(&value)).transpose() {
@@ -293,16 +288,20 @@ pub(crate) fn log_to_stderr(level: &str) -> Option<LogWriterThread> {
     }
 }
 
-fn read(file: &Path) -> Result<String, Vec<String>> {
-    std::fs::read_to_string(file).map_err(|error| vec![format!("cannot be read: {error}")])
+/// Reads a configuration file; on failure, returns all problems with file and line.
+fn read<T>(
+    file: &Path,
+    read: impl FnOnce(&ConfigFile<'_>, &Files<'_>) -> Option<T>,
+) -> Result<T, Vec<String>> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| vec![format!("{}: cannot be read: {error}", file.display())])?;
+    let environment = std::env::vars().collect();
+    let files = Files { base: base(file), environment: Some(&environment) };
+    let parsed = ConfigFile::read(&text, |document| read(document, &files));
+    parsed.map_err(|found| configuration::named(file, found))
 }
 
 /// Returns the directory to which relative paths in a configuration file refer.
-fn base(file: &Path) -> &Path {
+pub(crate) fn base(file: &Path) -> &Path {
     file.parent().unwrap_or(Path::new("."))
-}
-
-fn invalid(file: &Path, problems: Vec<String>) -> ExitCode {
-    let named: Vec<_> = problems.iter().map(|problem| format!("{}: {problem}", file.display())).collect();
-    fail(EXIT_USAGE, &named)
 }

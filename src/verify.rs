@@ -113,7 +113,7 @@ fn pseudonym_key(file: &Path) -> Result<PseudonymKey, String> {
 fn read_catalogue(file: &Path) -> Result<Catalogue, Vec<String>> {
     let named = |problem: String| format!("{}: {problem}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| vec![named(error.to_string())])?;
-    Catalogue::parse(&text).map_err(|found| found.iter().map(|problem| named(problem.to_string())).collect())
+    Catalogue::parse(&text).map_err(|found| configuration::named(file, found))
 }
 
 fn verify(

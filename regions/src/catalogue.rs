@@ -7,15 +7,17 @@
 
 mod read;
 
+pub use read::read_regions;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::document::Problem;
+use configuration::Problem;
+
 use crate::engine::EngineKind;
 use crate::geography::GeoPoint;
 use crate::id::RegionId;
 use crate::jurisdiction::Jurisdiction;
 use crate::set::{MAX_REGIONS, RegionIndex, RegionSet};
-use crate::suggest;
 
 /// Catalogue that is compiled in.
 const BUILTIN: &str = include_str!("../../configs/regions.toml");
@@ -130,6 +132,11 @@ impl Catalogue {
         self.within.keys()
     }
 
+    /// Returns the reference of the keys of a catalogue file.
+    pub fn reference() -> String {
+        read::reference()
+    }
+
     /// Returns suggestions for the unknown name `text`: similar names, the name without its cloud, or regions in that
     /// city. At most three, best first.
     pub fn nearest_names(&self, text: &str) -> Vec<&str> {
@@ -140,10 +147,10 @@ impl Catalogue {
                 region.id.name().eq_ignore_ascii_case(text) || region.city.eq_ignore_ascii_case(text)
             })
             .map(|region| region.id.as_str())
-            .take(suggest::MAX_SUGGESTIONS)
+            .take(configuration::MAX_SUGGESTIONS)
             .collect();
         if named.is_empty() {
-            suggest::nearest(text, self.regions.iter().map(|region| region.id.as_str()))
+            configuration::nearest(text, self.regions.iter().map(|region| region.id.as_str()))
         } else {
             named
         }

@@ -10,9 +10,10 @@ pub mod scaling;
 pub mod timetable;
 mod write;
 
-pub use read::parse_deployments;
+pub use read::{parse_deployments, read_deployments, reference};
 pub use scaling::Scaling;
 pub use write::write_deployments;
+
 
 use crate::catalogue::Catalogue;
 use crate::engine::{EngineSpec, Task};

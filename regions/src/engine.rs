@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::suggest::did_you_mean;
+use configuration::did_you_mean;
 
 /// Declares an enum with one text form per variant, in files and on the wire.
 macro_rules! named {

@@ -78,6 +78,11 @@ impl FromStr for RegionId {
     }
 }
 
+configuration::text_values! {
+    DeploymentName = "deployment name",
+    TenantId = "tenant name",
+}
+
 /// Returns whether `text` has 1 to `max_len` characters, all of which need no quoting in a URL, a header, a file name or
 /// a label.
 fn is_name(text: &str, max_len: usize) -> bool {

@@ -18,8 +18,6 @@
 
 pub mod catalogue;
 pub mod deployment;
-pub mod document;
-pub mod duration;
 pub mod engine;
 pub mod ewma;
 pub mod geography;
@@ -34,14 +32,13 @@ pub mod region_list;
 pub mod residency;
 pub mod route;
 pub mod set;
-mod suggest;
 pub mod tenant;
 pub mod weights;
 mod written;
 
 pub use catalogue::{Catalogue, Region};
+pub use configuration::{Problem, did_you_mean, duration};
 pub use deployment::{Deployment, MAX_TENSOR_PARALLEL, Scaling, parse_deployments, write_deployments};
-pub use document::Problem;
 pub use engine::{EngineKind, EngineSpec, Precision, Task};
 pub use geography::GeoPoint;
 pub use health::Health;
@@ -56,7 +53,6 @@ pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};
 pub use route::{Generation, RegionRoute, RouteTable, Tenants, Widening};
 pub use set::{RegionIndex, RegionSet};
-pub use suggest::did_you_mean;
 pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};
 pub use weights::Share;
 pub use written::Unwritable;

@@ -14,12 +14,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use configuration::{ConfigFile, did_you_mean, section};
+
 use crate::catalogue::Catalogue;
 use crate::id::RegionId;
 use crate::jurisdiction::Jurisdiction;
 use crate::region_list;
 use crate::set::RegionSet;
-use crate::suggest::did_you_mean;
 
 /// Maximum length of a policy in bytes, both as given and in the canonical form. The canonical form can be the longer
 /// one: `eu&de` becomes `de & eu`. Checking both ensures that every accepted policy is accepted again by every process
@@ -165,6 +166,43 @@ impl Area {
             }
             Area::Jurisdiction(_) => Ok(()),
         }
+    }
+}
+
+section! {
+    /// Residency policy of a deployment or a tenant.
+    pub struct ResidencyEntry {
+        /// Areas whose regions may see requests: jurisdictions (`de`, `us-va`, `eu`) or regions (`aws/us-east-1`).
+        allow: Vec<String>, in 1.., like "[\"eu\"]", fix "since an empty list permits nothing, or remove `residency` to permit all regions";
+    }
+}
+
+impl ResidencyEntry {
+    /// Validates the key `residency` of the table at `path`: of at most `len_max` bytes, with areas that contain regions.
+    /// An absent key permits all regions.
+    pub fn policy(
+        given: Option<ResidencyEntry>,
+        document: &ConfigFile<'_>,
+        path: &str,
+        len_max: usize,
+        catalogue: &Catalogue,
+    ) -> Option<ResidencyPolicy> {
+        let Some(ResidencyEntry { allow }) = given else { return Some(ResidencyPolicy::Anywhere) };
+        let path = format!("{path}.residency.allow");
+        let area = |(index, text): (usize, &String)| {
+            let area = text.parse::<Area>().map_err(|error| error.to_string());
+            area.and_then(|area| area.check(catalogue).map(|()| area))
+                .map_err(|problem| document.problem(&format!("{path}[{index}]"), problem))
+                .ok()
+        };
+        let areas: Vec<_> = allow.iter().enumerate().map(area).collect();
+        let policy = ResidencyPolicy::any_of(areas.into_iter().collect::<Option<Vec<Area>>>()?).ok()?;
+        let len = policy.to_string().len();
+        if len > len_max {
+            let fix = "name jurisdictions instead of regions";
+            document.problem(&path, format!("has {len} bytes, of {len_max} that fit; {fix}"));
+        }
+        (len <= len_max).then_some(policy)
     }
 }
 

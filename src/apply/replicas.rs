@@ -1,7 +1,7 @@
 //! Text output of the replicas of a deployment: ready and target counts, regions, model revisions.
 
 use scheduler_api::apply::{DeploymentReplicasV1, RegionReplicasV1};
-use scheduler_api::revision::EngineV1;
+use scheduler_api::deployment::EngineV1;
 use scheduler_api::revision::{NextRevisionV1, RevisionReplicasV1};
 
 /// Returns the lines of one deployment in `meridian get rollout`.

@@ -8,12 +8,14 @@ mod observer;
 mod run;
 
 use crate::cli::{DrillOptions, StoreKind, UpOptions};
+use crate::roles::base;
 use crate::up::Interrupts;
 use crate::up::fleet::LocalFleet;
 use crate::up::fleet_control::REQUEST_TIMEOUT;
 use crate::up::plan::{FleetPlan, ScriptedReplicas};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, apply, fail, models, roles};
 use anyhow::{Context, Result, bail};
+use configuration::ConfigFile;
 use loadtest::drill::{self, Drill, DrillEngine, DrillResult, DrillStore, ReadContext};
 use observer::Observer;
 use regions::{Catalogue, Deployment, parse_deployments};
@@ -80,7 +82,19 @@ fn read(options: &DrillOptions, catalogue: &Catalogue) -> Result<Drill, Vec<Stri
     let file = &options.file;
     let text = std::fs::read_to_string(file)
         .map_err(|error| vec![format!("{} cannot be read: {error}", file.display())])?;
-    let base = file.parent().unwrap_or(Path::new("."));
+    let drill = ConfigFile::read(&text, |document| {
+        read_document(document, base(file), catalogue, options.against.is_some())
+    });
+    drill.map_err(|problems| configuration::named(file, problems))
+}
+
+/// Reads and validates a drill. The load generator's own limits are checked before a fleet is started.
+pub(crate) fn read_document(
+    document: &ConfigFile<'_>,
+    base: &Path,
+    catalogue: &Catalogue,
+    against: bool,
+) -> Option<Drill> {
     let deployments = |name: Option<&str>| -> Result<Vec<Deployment>, Vec<String>> {
         let text = match name {
             None => DEPLOYMENTS.to_owned(),
@@ -90,15 +104,14 @@ fn read(options: &DrillOptions, catalogue: &Catalogue) -> Result<Drill, Vec<Stri
         parse_deployments(&text, catalogue)
             .map_err(|problems| problems.iter().map(ToString::to_string).collect())
     };
-    let context = ReadContext { catalogue, deployments: &deployments, against: options.against.is_some() };
-    let named = |problem: &regions::Problem| format!("{}: {problem}", file.display());
-    let drill = drill::read(&text, &context);
-    let drill = drill.map_err(|problems| problems.iter().map(named).collect::<Vec<_>>())?;
-    // The load generator's own limits are checked before a fleet is started.
-    run::loads(&drill, "http://127.0.0.1:1", KEY, catalogue).map_err(|problems| {
-        problems.iter().map(|it| format!("{}: {it}", file.display())).collect::<Vec<_>>()
-    })?;
-    Ok(drill)
+    let drill =
+        drill::read_document(document, &ReadContext { catalogue, deployments: &deployments, against })?;
+    if document.is_valid()
+        && let Err(problems) = run::loads(&drill, "http://127.0.0.1:1", KEY, catalogue)
+    {
+        problems.iter().for_each(|problem| document.problem("load", problem));
+    }
+    Some(drill)
 }
 
 /// Returns the options and the plan of the drill's fleet, and fetches its models.

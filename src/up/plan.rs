@@ -72,9 +72,7 @@ impl FleetPlan {
             None => Some(Catalogue::builtin()),
             Some(file) => read(file, &mut problems).and_then(|text| {
                 Catalogue::parse(&text)
-                    .map_err(|found| {
-                        problems.extend(found.iter().map(|problem| format!("{}: {problem}", file.display())))
-                    })
+                    .map_err(|found| problems.extend(configuration::named(file, found)))
                     .ok()
             }),
         };
@@ -99,7 +97,7 @@ impl FleetPlan {
         };
         let text = text.unwrap_or_default();
         let deployments = deployment::parse_deployments(&text, &catalogue)
-            .map_err(|found| problems.extend(found.iter().map(|problem| format!("{name}: {problem}"))))
+            .map_err(|found| problems.extend(configuration::named(Path::new(&name), found)))
             .unwrap_or_default();
         if problems.is_empty() {
             let catalogue_file = options.catalogue.as_ref().and_then(|file| file.canonicalize().ok());

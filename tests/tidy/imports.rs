@@ -10,12 +10,13 @@ use crate::none;
 
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("regions", &[]),
+    ("configuration", &[]),
+    ("regions", &["configuration"]),
     ("http1", &[]),
-    ("replica-api", &["regions"]),
+    ("replica-api", &["configuration", "regions"]),
     ("scheduler-api", &["regions"]),
     ("gateway-core", &["regions", "replica-api", "scheduler-api"]),
-    ("scheduler-core", &["regions", "scheduler-api"]),
+    ("scheduler-core", &["configuration", "regions", "scheduler-api"]),
     ("replica-core", &["regions", "replica-api"]),
     ("metrics", &[]),
     ("supervision", &["metrics"]),
@@ -24,6 +25,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "gateway",
         &[
+            "configuration",
             "gateway-core",
             "http1",
             "scheduler-api",
@@ -38,6 +40,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "scheduler",
         &[
+            "configuration",
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",
@@ -48,8 +51,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         ],
     ),
     ("trtllm", &[]),
-    ("replica", &["replica-api", "replica-core", "metrics", "regions", "trtllm", "supervision"]),
-    ("loadtest", &["http1", "replica-api", "regions"]),
+    ("replica", &["configuration", "replica-api", "replica-core", "metrics", "regions", "trtllm", "supervision"]),
+    ("loadtest", &["configuration", "http1", "replica-api", "regions"]),
 ];
 const ROOT: &str = "meridian";
 

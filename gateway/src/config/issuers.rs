@@ -1,21 +1,32 @@
 //! `[[issuer]]` sections of `tenants.toml`: issuers of accepted tokens, and the rules for them.
 
 use crate::tokens::{Issuer, Source};
+use configuration::{ConfigFile, Files, section};
 use gateway_core::jwt::{IssuerRules, LEEWAY_DEFAULT, LEEWAY_MAX, TENANT_CLAIM_DEFAULT};
-use serde::Deserialize;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawIssuer {
-    name: String,
-    audience: String,
-    keys_file: Option<PathBuf>,
-    secret_file: Option<PathBuf>,
-    tenant_claim: Option<String>,
-    leeway_seconds: Option<u64>,
+section! {
+    /// Issuer of tokens (JWT), instead of keys or in addition.
+    pub(super) partial struct IssuerEntry {
+        /// Exact value of the claim `iss`.
+        name: String, like "\"https://login.example.com/\"", check is_not_empty;
+        /// Required value in the claim `aud`.
+        audience: String, like "\"meridian\"", check is_not_empty;
+        /// JSON Web Key Set with public keys.
+        keys_file: Option<PathBuf>;
+        /// File with a secret for HS256, instead of `keys_file`.
+        secret_file: Option<PathBuf>;
+        /// Claim with the tenant's name.
+        tenant_claim: String = TENANT_CLAIM_DEFAULT.to_owned(), check is_not_empty;
+        /// Permitted clock difference in seconds.
+        leeway_seconds: u64 = LEEWAY_DEFAULT.as_secs(), in 0..=LEEWAY_MAX.as_secs();
+    }
+}
+
+fn is_not_empty(text: &str) -> Result<(), String> {
+    if text.is_empty() { Err("matches no token; write the value in the token".to_owned()) } else { Ok(()) }
 }
 
 /// Validated issuers.
@@ -27,44 +38,40 @@ pub(super) struct Issuers {
     pub(super) open: Vec<Issuer>,
 }
 
-/// Validates the issuers and reads their keys. Relative paths are relative to `base`.
-pub(super) fn read(raw: Vec<RawIssuer>, base: &Path, problems: &mut Vec<String>) -> Issuers {
+/// Validates the issuers and reads their keys.
+pub(super) fn read(document: &ConfigFile<'_>, files: &Files<'_>, entries: Vec<IssuerEntry>) -> Issuers {
     let mut issuers = Issuers { names: BTreeSet::new(), open: Vec::new() };
-    for raw in raw {
-        let name = raw.name.clone();
-        let mut found = Vec::new();
-        if !issuers.names.insert(name.clone()) {
-            found.push("is defined twice; keep one entry".to_owned());
+    for (index, entry) in entries.into_iter().enumerate() {
+        let path = format!("issuer[{index}]");
+        if entry.name.as_ref().is_some_and(|name| !issuers.names.insert(name.clone())) {
+            document.problem(&path, "is defined twice; keep one entry");
         }
-        issuers.open.extend(read_issuer(raw, base, &mut found));
-        problems.extend(found.into_iter().map(|problem| format!("issuer \"{name}\": {problem}")));
+        issuers.open.extend(entry.open(document, files, &path));
     }
     issuers
 }
 
-fn read_issuer(raw: RawIssuer, base: &Path, problems: &mut Vec<String>) -> Option<Issuer> {
-    let RawIssuer { name, audience, keys_file, secret_file, tenant_claim, leeway_seconds } = raw;
-    let tenant_claim = tenant_claim.unwrap_or_else(|| TENANT_CLAIM_DEFAULT.to_owned());
-    for (key, value) in [("name", &name), ("audience", &audience), ("tenant_claim", &tenant_claim)] {
-        if value.is_empty() {
-            problems.push(format!("{key} = \"\" matches no token; write the value in the token"));
-        }
+impl IssuerEntry {
+    fn open(self, document: &ConfigFile<'_>, files: &Files<'_>, path: &str) -> Option<Issuer> {
+        let IssuerEntry { name, audience, keys_file, secret_file, tenant_claim, leeway_seconds } = self;
+        let (key, source) = match (keys_file?, secret_file?) {
+            (Some(path), None) => ("keys_file", Source::Jwks(files.path(path))),
+            (None, Some(path)) => ("secret_file", Source::Secret(files.path(path))),
+            (None, None) | (Some(_), Some(_)) => {
+                document.problem(path, "needs one of keys_file and secret_file");
+                return None;
+            }
+        };
+        // The file is read also where other keys are invalid, so that its problems are reported with theirs.
+        let rules = IssuerRules {
+            issuer: name.unwrap_or_default(),
+            audience: audience.unwrap_or_default(),
+            tenant_claim: tenant_claim.unwrap_or_default(),
+            leeway: leeway_seconds.map_or(LEEWAY_DEFAULT, Duration::from_secs),
+        };
+        let opened = Issuer::open(rules, source);
+        opened.map_err(|problem| document.problem(&format!("{path}.{key}"), problem)).ok()
     }
-    let leeway = leeway_seconds.map_or(LEEWAY_DEFAULT, Duration::from_secs);
-    if leeway > LEEWAY_MAX {
-        let max = LEEWAY_MAX.as_secs();
-        problems.push(format!("leeway_seconds = {}; the maximum is {max}", leeway.as_secs()));
-    }
-    let source = match (keys_file, secret_file) {
-        (Some(path), None) => Some(Source::Jwks(base.join(path))),
-        (None, Some(path)) => Some(Source::Secret(base.join(path))),
-        (None, None) | (Some(_), Some(_)) => {
-            problems.push("needs one of keys_file and secret_file".to_owned());
-            None
-        }
-    };
-    let rules = IssuerRules { issuer: name, audience, tenant_claim, leeway };
-    Issuer::open(rules, source?).map_err(|problem| problems.push(problem)).ok()
 }
 
 #[cfg(test)]
@@ -72,16 +79,20 @@ mod tests {
     use super::*;
 
     fn problems(text: &str) -> Vec<String> {
-        #[derive(Deserialize)]
-        struct File {
-            issuer: Vec<RawIssuer>,
-        }
-        let file: File = toml::from_str(text).expect("TOML");
-        let mut problems = Vec::new();
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("secret"), "a".repeat(32)).expect("a file");
-        read(file.issuer, dir.path(), &mut problems);
-        problems
+        section! {
+            /// File with issuers.
+            struct File {
+                /// Issuers.
+                issuer: Vec<IssuerEntry>;
+            }
+        }
+        let files = Files { base: dir.path(), environment: None };
+        let read = ConfigFile::read(text, |document| {
+            Some(read(document, &files, document.section::<File>()?.issuer))
+        });
+        read.err().unwrap_or_default().iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -99,7 +110,7 @@ mod tests {
         let expected = [
             ("good", "twice"),
             ("bare", "audience"),
-            ("bare", "leeway_seconds = 301; the maximum is 300"),
+            ("bare", "leeway_seconds: 301 is out of range; write a whole number from 0 to 300"),
             ("bare", "keys_file and secret_file"),
             ("both", "keys_file and secret_file"),
             ("gone", "cannot be read"),
@@ -107,8 +118,8 @@ mod tests {
             ("keys", "not JSON"),
         ];
         for (issuer, word) in expected {
-            let prefix = format!("issuer \"{issuer}\": ");
-            let reported = found.iter().any(|problem| problem.starts_with(&prefix) && problem.contains(word));
+            let name = format!("issuer \"{issuer}\": ");
+            let reported = found.iter().any(|problem| problem.contains(&name) && problem.contains(word));
             assert!(reported, "{word} of {issuer} in {found:#?}");
         }
         assert_eq!(found.len(), expected.len(), "{found:#?}");

@@ -3,82 +3,105 @@
 
 mod bodies;
 mod cors;
-mod fleet;
 mod issuers;
 mod tenants;
 mod timeouts;
 
 pub use crate::request_body::BodyLimits;
 pub(crate) use tenants::TenantsRead;
-pub use tenants::{TenantsFile, check_tenants};
+pub use tenants::{TenantsFile, read_tenants};
 pub use timeouts::Timeouts;
 
-use crate::hop::{RawRegionTls, RegionTransport};
+use crate::hop::{RegionTlsSection, RegionTransport};
 pub use crate::listener::AddressLimits;
 use crate::listener::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
-use crate::receipts::{RawReceipts, ReceiptsConfig};
+use crate::receipts::ReceiptsConfig;
 use crate::tls::TlsIdentity;
 use crate::tokens::Issuer;
+use bodies::BodiesSection;
+use configuration::{ConfigFile, Files, Problem, section};
+use cors::CorsSection;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
-use scheduler_core::hubs::{Hubs, RawHubs};
-use scheduler_core::policy_age;
+use regions::region_list::find_region;
+use scheduler_core::hubs::Hubs;
+use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
+use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::token::Token;
-use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tenants::GatewayTenants;
 
-/// Raw file.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawConfig {
-    listen: String,
-    operations: String,
-    region: String,
-    hub: RawHubs,
-    fleet_token_file: Option<PathBuf>,
-    fleet_token_env: Option<String>,
-    snapshot: PathBuf,
-    policy_max_age: Option<String>,
-    #[serde(default)]
-    trusted_peers: Vec<String>,
-    catalogue: Option<PathBuf>,
-    tenants: Option<PathBuf>,
-    receipts: Option<RawReceipts>,
-    tls: Option<RawTls>,
-    region_tls: Option<RawRegionTls>,
-    region_http: Option<i64>,
-    handover: Option<PathBuf>,
-    gzip_min_bytes: Option<i64>,
-    connections_max: Option<i64>,
-    connections_per_address_max: Option<i64>,
-    half_open_per_address_max: Option<i64>,
-    cors: Option<cors::RawCors>,
-    #[serde(default = "yes")]
-    hedge: bool,
-    #[serde(default = "yes")]
-    spill: bool,
-    #[serde(default)]
-    timeouts: timeouts::RawTimeouts,
-    #[serde(default)]
-    bodies: bodies::RawBodies,
+section! {
+    /// Gateway: the edge proxy that clients connect to.
+    partial struct GatewayFile {
+        /// Listener for clients: HTTP/1.1 and HTTP/2.
+        listen: SocketAddr, like "\"127.0.0.1:8080\"";
+        /// Listener for operators: `/livez`, `/readyz`, `/routes`, `/metrics`, `/explain/ID`.
+        operations: SocketAddr, like "\"127.0.0.1:8081\"";
+        /// Region at or near this gateway; distances are measured from it.
+        region: String, like "\"aws/us-east-1\"";
+        /// Hubs that publish the route table.
+        hub: Hubs, like "\"http://HOST:PORT\"";
+        /// File with the token for the hub.
+        fleet_token_file: Option<PathBuf>;
+        /// Environment variable with that token, instead of the file.
+        fleet_token_env: Option<String>;
+        /// File with the last route table, from which a restart serves without a hub.
+        snapshot: PathBuf, like "\"gateway-routes\"";
+        /// Maximum age of the route table for requests of deployments with a residency policy, while no hub responds.
+        policy_max_age: Duration = POLICY_MAX_AGE, in POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX;
+        /// Peers whose client location header is trusted.
+        trusted_peers: Vec<IpAddr> = Vec::new();
+        /// Catalogue of clouds and regions; the built-in one if absent.
+        catalogue: Option<PathBuf>;
+        /// Tenants with their limits; without a file, only those that are applied.
+        tenants: Option<PathBuf>;
+        /// Receipts; none are written without this table.
+        receipts: Option<ReceiptsSection>;
+        /// TLS for clients; plaintext without this table.
+        tls: Option<TlsSection>;
+        /// TLS to the regions.
+        region_tls: Option<RegionTlsSection>;
+        /// HTTP version towards regions.
+        region_http: u8 = 1, in 1..=2;
+        /// Socket for upgrades with `--take-over`.
+        handover: Option<PathBuf>;
+        /// Minimum size in bytes of JSON responses that are compressed; none is if absent.
+        gzip_min_bytes: Option<usize>, in GZIP_MIN_BYTES_MIN.., fix "or remove it to disable compression";
+        /// Maximum number of open client connections.
+        connections_max: usize = CONNECTIONS_MAX, in 1..;
+        /// Maximum number of connections per client address, except `trusted_peers`.
+        connections_per_address_max: usize = CONNECTIONS_PER_ADDRESS_MAX, in 1..;
+        /// The same for connections without a complete request head.
+        half_open_per_address_max: usize = HALF_OPEN_PER_ADDRESS_MAX, in 1..;
+        /// CORS; no other origin is allowed without this table.
+        cors: Option<CorsSection>;
+        /// Whether slow interactive requests are hedged in a second region.
+        hedge: bool = true;
+        /// Whether overflow of the nearest region spills over to a region that has offered credit.
+        spill: bool = true;
+        /// Timeouts.
+        timeouts: Timeouts;
+        /// Limits of request bodies.
+        bodies: BodiesSection;
+    }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawTls {
-    certificate: PathBuf,
-    key: PathBuf,
-}
-
-fn yes() -> bool {
-    true
+section! {
+    /// TLS for clients; both files are checked for changes once a second.
+    struct TlsSection {
+        /// Certificate chain, beginning with the gateway's certificate; PEM.
+        certificate: PathBuf, like "\"gateway.crt\"";
+        /// Private key of that certificate; PEM.
+        key: PathBuf, like "\"gateway.key\"";
+    }
 }
 
 /// Minimum of `gzip_min_bytes`: a smaller response fits into one packet uncompressed.
@@ -153,228 +176,91 @@ impl EdgeConfig {
         text: &str,
         base: &Path,
         environment: &BTreeMap<String, String>,
-    ) -> Result<EdgeConfig, Vec<String>> {
-        let raw: RawConfig = toml::from_str(text).map_err(|error| vec![error.to_string()])?;
-        let RawConfig {
-            listen,
-            operations,
-            region,
-            hub,
-            fleet_token_file,
-            fleet_token_env,
-            snapshot,
-            policy_max_age,
-            trusted_peers,
-            catalogue,
-            tenants,
-            receipts,
-            tls,
-            region_tls,
-            region_http,
-            handover,
-            gzip_min_bytes,
-            connections_max,
-            connections_per_address_max,
-            half_open_per_address_max,
-            cors,
-            hedge,
-            spill,
-            timeouts,
-            bodies,
-        } = raw;
-        let mut problems = Vec::new();
-        let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems).map(Arc::new);
-        let listen = address("listen", &listen, &mut problems);
-        let operations = address("operations", &operations, &mut problems);
-        let region = find_region(&region, catalogue.as_deref(), &mut problems);
-        let hub = Hubs::read(hub).map_err(|found| problems.extend(found)).ok();
-        let fleet = fleet::read(fleet_token_file, fleet_token_env, base, environment);
-        let fleet = fleet.map_err(|problem| problems.push(problem)).ok().flatten();
-        let trusted_peers: Vec<_> =
-            trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
+    ) -> Result<EdgeConfig, Vec<Problem>> {
+        let files = Files { base, environment: Some(environment) };
+        ConfigFile::read(text, |document| EdgeConfig::read(document, &files))
+    }
+
+    /// Returns the reference of the keys of `gateway.toml` and of a gateway's tenants.
+    pub fn reference() -> [String; 2] {
+        [
+            configuration::reference::<GatewayFile>("gateway.toml"),
+            configuration::reference::<GatewayTenants>("tenants.toml"),
+        ]
+    }
+
+    /// Reads the configuration and the files that it names.
+    pub fn read(document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EdgeConfig> {
+        let file: GatewayFile = document.section()?;
+        let catalogue = match file.catalogue? {
+            None => Some(Catalogue::builtin()),
+            Some(path) => files.parsed(document, "catalogue", &path, Catalogue::parse),
+        };
+        let catalogue = catalogue.map(Arc::new);
+        let region = file.region.zip(catalogue.as_ref()).and_then(|(text, catalogue)| {
+            let found = find_region(&text, catalogue).map_err(|problem| document.problem("region", problem));
+            found.ok().and_then(|id| Some((catalogue.get(&id)?.point, id)))
+        });
+        let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(file, variable)| {
+            files.secret(document, "fleet_token", file.as_deref(), variable.as_deref(), Token::read)
+        });
         // Without a tenants file the tenants are those that an operator applies.
-        let tenants = tenants.map(|path| base.join(path)).zip(catalogue.as_ref());
-        let tenants = tenants.map(|(path, catalogue)| TenantsFile::new(path, environment, catalogue));
-        let (keys, issuers) =
-            tenants.as_ref().map(|file| read_tenants(file, &mut problems)).unwrap_or_default();
-        let receipts = receipts.and_then(|raw| {
-            let read = ReceiptsConfig::read(raw, base, environment);
-            read.map_err(|found| problems.extend(found)).ok()
+        let tenants = file.tenants.flatten().zip(catalogue.as_ref()).and_then(|(path, catalogue)| {
+            let tenants = TenantsFile::new(files.path(&path), files, catalogue);
+            let read = files.parsed(document, "tenants", &path, |text| tenants.parse(text))?;
+            Some((tenants, read))
         });
-        let tls = tls.and_then(|RawTls { certificate, key }| {
-            let loaded = TlsIdentity::load(base.join(certificate), base.join(key));
-            loaded.map_err(|found| problems.extend(found)).ok().map(Arc::new)
+        let receipts = file.receipts.flatten();
+        let receipts = receipts.and_then(|section| ReceiptsConfig::read(section, document, files));
+        let tls = file.tls.flatten().and_then(|TlsSection { certificate, key }| {
+            let loaded = TlsIdentity::load(files.path(certificate), files.path(key));
+            loaded.map_err(|found| document.problems_by_key(found)).ok().map(Arc::new)
         });
-        let regions = region.as_ref().zip(catalogue.as_ref()).and_then(|((region, _), catalogue)| {
-            let read = RegionTransport::read(region_tls, base, region, catalogue);
-            read.map_err(|found| problems.extend(found)).ok()
+        let transport = region.as_ref().zip(catalogue.as_ref()).zip(file.region_tls);
+        let regions = transport.and_then(|(((_, region), catalogue), section)| {
+            let read = RegionTransport::read(section, files, region, catalogue);
+            read.map_err(|found| document.problems_by_key(found)).ok()
         });
-        let region_http2 = http_version(region_http, &mut problems);
-        let gzip_min_bytes = at_least(
-            "gzip_min_bytes",
-            GZIP_MIN_BYTES_MIN,
-            "remove it to disable compression",
-            gzip_min_bytes,
-            &mut problems,
-        );
-        let connections_max =
-            at_least("connections_max", 1, "remove it for the default 10000", connections_max, &mut problems);
-        let connections_per_address_max = at_least(
-            "connections_per_address_max",
-            1,
-            "remove it for the default 5000",
-            connections_per_address_max,
-            &mut problems,
-        );
-        let half_open_per_address_max = at_least(
-            "half_open_per_address_max",
-            1,
-            "remove it for the default 1000",
-            half_open_per_address_max,
-            &mut problems,
-        );
-        let cors = cors.and_then(|raw| raw.read().map_err(|found| problems.extend(found)).ok());
-        let timeouts = timeouts.read(&mut problems);
-        let bodies = bodies.read(timeouts.body, &mut problems);
-        let policy_max_age = policy_age::read_max_age(policy_max_age.as_deref());
-        let policy_max_age = policy_max_age.unwrap_or_else(|problem| {
-            problems.push(problem);
-            policy_age::POLICY_MAX_AGE
-        });
-        match (listen, operations, region, hub, catalogue, regions) {
-            (
-                Some(listen),
-                Some(operations),
-                Some((region, point)),
-                Some(hub),
-                Some(catalogue),
-                Some(regions),
-            ) if problems.is_empty() => {
-                let snapshot = base.join(snapshot);
-                let handover = handover.map(|path| base.join(path));
-                Ok(EdgeConfig {
-                    listen,
-                    operations,
-                    region,
-                    point,
-                    hub,
-                    fleet,
-                    snapshot,
-                    policy_max_age,
-                    trusted_peers: trusted_peers.clone(),
-                    tls,
-                    regions,
-                    region_http2,
-                    handover,
-                    take_over: false,
-                    gzip_min_bytes,
-                    connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
-                    addresses: AddressLimits {
-                        connections: connections_per_address_max.unwrap_or(CONNECTIONS_PER_ADDRESS_MAX),
-                        half_open: half_open_per_address_max.unwrap_or(HALF_OPEN_PER_ADDRESS_MAX),
-                        exempt: trusted_peers.iter().map(IpAddr::to_canonical).collect(),
-                    },
-                    cors,
-                    hedge,
-                    spill,
-                    timeouts,
-                    bodies,
-                    tenants,
-                    keys,
-                    issuers,
-                    catalogue,
-                    receipts,
-                })
-            }
-            _ => Err(problems),
-        }
-    }
-}
-
-fn read_catalogue(path: Option<PathBuf>, problems: &mut Vec<String>) -> Option<Catalogue> {
-    let Some(path) = path else {
-        return Some(Catalogue::builtin());
-    };
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| problems.push(format!("catalogue = \"{}\" cannot be read: {error}", path.display())))
-        .ok()?;
-    Catalogue::parse(&text)
-        .map_err(|found| {
-            problems.extend(found.iter().map(|problem| format!("{}: {problem}", path.display())))
+        let cors = file.cors.flatten().and_then(|section| section.read(document));
+        let total = file.timeouts.unwrap_or_default().body;
+        let bodies = file.bodies.and_then(|section| section.read(document, total));
+        let trusted_peers = file.trusted_peers?;
+        let (point, region) = region?;
+        let (tenants, read) = tenants.unzip();
+        let (keys, issuers) = read.map(|read| (read.keys, read.issuers)).unwrap_or_default();
+        Some(EdgeConfig {
+            listen: file.listen?,
+            operations: file.operations?,
+            region,
+            point,
+            hub: file.hub?,
+            fleet,
+            snapshot: files.path(file.snapshot?),
+            policy_max_age: file.policy_max_age?,
+            tls,
+            regions: regions?,
+            region_http2: file.region_http? == 2,
+            handover: file.handover?.map(|path| files.path(path)),
+            take_over: false,
+            gzip_min_bytes: file.gzip_min_bytes?,
+            connections_max: file.connections_max?,
+            addresses: AddressLimits {
+                connections: file.connections_per_address_max?,
+                half_open: file.half_open_per_address_max?,
+                exempt: trusted_peers.iter().map(IpAddr::to_canonical).collect(),
+            },
+            trusted_peers,
+            cors,
+            hedge: file.hedge?,
+            spill: file.spill?,
+            timeouts: file.timeouts?,
+            bodies: bodies?,
+            tenants,
+            keys,
+            issuers,
+            catalogue: catalogue?,
+            receipts,
         })
-        .ok()
-}
-
-/// Validates an optional number with a minimum.
-fn at_least(
-    key: &str,
-    min: usize,
-    alternative: &str,
-    given: Option<i64>,
-    problems: &mut Vec<String>,
-) -> Option<usize> {
-    let given = given?;
-    let checked = usize::try_from(given).ok().filter(|given| *given >= min);
-    if checked.is_none() {
-        problems.push(format!("{key} = {given} is less than {min}; raise it, or {alternative}"));
-    }
-    checked
-}
-
-/// Returns whether HTTP/2 is configured.
-fn http_version(given: Option<i64>, problems: &mut Vec<String>) -> bool {
-    match given {
-        None | Some(1) => false,
-        Some(2) => true,
-        Some(other) => {
-            problems.push(format!("region_http = {other} is not supported; use 1 or 2"));
-            false
-        }
-    }
-}
-
-fn address(key: &str, value: &str, problems: &mut Vec<String>) -> Option<SocketAddr> {
-    value
-        .parse()
-        .map_err(|_| {
-            problems.push(format!(
-                "{key} = \"{value}\" is not an address; write IP:PORT, such as \"127.0.0.1:8080\""
-            ))
-        })
-        .ok()
-}
-
-fn ip(key: &str, value: &str, problems: &mut Vec<String>) -> Option<IpAddr> {
-    value
-        .parse()
-        .map_err(|_| problems.push(format!("{key} contains \"{value}\", which is not an IP address")))
-        .ok()
-}
-
-fn find_region(
-    value: &str,
-    catalogue: Option<&Catalogue>,
-    problems: &mut Vec<String>,
-) -> Option<(RegionId, GeoPoint)> {
-    let catalogue = catalogue?;
-    let known =
-        value.parse::<RegionId>().ok().and_then(|id| catalogue.get(&id).map(|region| (id, region.point)));
-    if known.is_none() {
-        problems.push(format!(
-            "region = \"{value}\" is not in the catalogue; write one such as \"aws/us-east-1\""
-        ));
-    }
-    known
-}
-
-fn read_tenants(file: &TenantsFile, problems: &mut Vec<String>) -> (KeyRing, Vec<Issuer>) {
-    match file.read() {
-        Ok(TenantsRead { keys, issuers, digest: _ }) => (keys, issuers),
-        Err(found) => {
-            let path = file.path().display();
-            problems.extend(found.into_iter().map(|problem| format!("{path}: {problem}")));
-            Default::default()
-        }
     }
 }
 
@@ -385,7 +271,8 @@ mod tests {
     fn parse(text: &str) -> Result<EdgeConfig, Vec<String>> {
         let environment = [("MERIDIAN_KEY", "s3cret"), ("MERIDIAN_RECEIPTS_KEY", "0123456789abcdef")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        EdgeConfig::parse(text, Path::new("../configs"), &environment)
+        let parsed = EdgeConfig::parse(text, Path::new("../configs"), &environment);
+        parsed.map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -475,7 +362,7 @@ mod tests {
         let both = format!("{files}insecure = true");
         for half in ["[region_tls]", "[region_tls]\nkey = \"no.key\"", &both] {
             let problems = with(half).expect_err(half);
-            assert!(problems.len() == 1 && problems[0].contains("[region_tls] needs"), "{problems:#?}");
+            assert!(problems.len() == 1 && problems[0].contains("region_tls: needs"), "{problems:#?}");
         }
         let problems = with(files).expect_err("no files");
         let keys = ["region_tls.certificate", "region_tls.key", "region_tls.region_ca"];
@@ -493,7 +380,9 @@ mod tests {
             (with(""), with("region_http = 1"), with("region_http = 2")),
             (Ok(false), Ok(false), Ok(true))
         );
-        assert!(with("region_http = 3").is_err_and(|problems| problems[0].contains("region_http = 3")));
+        assert!(with("region_http = 3").is_err_and(|problems| {
+            problems[0].contains("region_http: 3 is out of range; write a whole number from 1 to 2")
+        }));
     }
 
     #[test]
@@ -532,6 +421,67 @@ mod tests {
             assert!(problems.iter().any(|problem| problem.contains(key)), "{key} in {problems:#?}");
         }
         assert_eq!(problems.len(), 12, "{problems:#?}");
+    }
+
+    #[test]
+    fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
+        let mut text = include_str!("../../../configs/gateway.toml").to_owned();
+        for (from, to) in [
+            ("listen = \"127.0.0.1:8080\"", "listen = \"8080\""),
+            ("idle = \"75s\"", "idel = \"75s\""),
+            ("dir = \"receipts\"", "dir = 7"),
+            (
+                "# [cors]\n# origins = [\"https://app.example.com\"]",
+                "[cors]\norigins = [\"app.example.com\"]",
+            ),
+            ("# [bodies]\n# bytes_max = 536870912", "[bodies]\nbytes_max = 1024"),
+        ] {
+            assert!(text.contains(from), "{from}");
+            text = text.replace(from, to);
+        }
+        let problems = parse(&text).err().expect("five problems");
+        let expected = [
+            ("listen = \"8080\"", "listen: \"8080\" is not an address; write \"IP:PORT\""),
+            ("origins = [\"app", "cors.origins: \"app.example.com\" is not an origin; write scheme"),
+            ("idel =", "timeouts.idel: unknown key `idel`; did you mean idle?"),
+            (
+                "bytes_max = 1024",
+                "bodies.bytes_max: 1024 is out of range; write a whole number, 33554432 or more",
+            ),
+            ("dir = 7", "receipts.dir: 7 is a number; write a string"),
+        ];
+        assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+        for (problem, (at, part)) in problems.iter().zip(expected) {
+            let line = 1 + text.lines().position(|line| line.starts_with(at)).expect(at);
+            assert!(problem.starts_with(&format!("line {line}: {part}")), "{line} {part} in {problem}");
+        }
+    }
+
+    #[test]
+    fn the_token_of_the_fleet_has_one_source_and_a_minimum_length() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
+        let environment: BTreeMap<_, _> = [("TOKEN", "fedcba9876543210"), ("SHORT", "secret")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
+        let read = |lines: &str| {
+            let text = "listen = \"127.0.0.1:0\"\noperations = \"127.0.0.1:0\"\nregion = \"aws/us-east-1\"\n\
+                        hub = \"http://hub\"\nsnapshot = \"routes\"\n";
+            EdgeConfig::parse(&format!("{text}{lines}"), dir.path(), &environment)
+                .map(|config| config.fleet.map(|token| token.secret().to_owned()))
+        };
+        assert_eq!(read(""), Ok(None));
+        assert_eq!(read("fleet_token_file = \"token\""), Ok(Some("0123456789abcdef".to_owned())));
+        assert_eq!(read("fleet_token_env = \"TOKEN\""), Ok(Some("fedcba9876543210".to_owned())));
+        for (lines, part) in [
+            ("fleet_token_file = \"token\"\nfleet_token_env = \"TOKEN\"", "both set"),
+            ("fleet_token_file = \"gone\"", "cannot be read"),
+            ("fleet_token_env = \"GONE\"", "not set"),
+            ("fleet_token_env = \"SHORT\"", "has 6 bytes"),
+        ] {
+            let problems = format!("{:?}", read(lines).unwrap_err());
+            assert!(problems.contains(part) && !problems.contains("secret"), "{problems}");
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ mod scatter;
 mod scrape;
 mod table;
 mod tenant_limiters;
-mod tenants;
+pub(crate) mod tenants;
 mod view;
 mod weights;
 

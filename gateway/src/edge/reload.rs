@@ -46,6 +46,7 @@ pub(super) async fn follow(
         interval.tick().await;
         let reading = file.clone();
         let Ok(read) = tokio::task::spawn_blocking(move || reading.read()).await else { continue };
+        let read = read.map_err(|found| configuration::named(file.path(), found));
         let read = read.and_then(|read| match same_issuers(&read.issuers, &issuers) {
             true => Ok(read),
             false => Err(vec!["[[issuer]] tables changed; restart the gateway to use them".to_owned()]),

@@ -109,7 +109,8 @@ impl TenantIndexes {
     }
 }
 
-fn tenant(rules: &TenantRules, index: usize) -> Tenant {
+/// Returns the tenant with these rules.
+pub(crate) fn tenant(rules: &TenantRules, index: usize) -> Tenant {
     let TenantRules { id, keys: _, issuer, deployments, residency, priority, weight, limits } = rules;
     let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
     Tenant {

@@ -38,12 +38,12 @@ pub(crate) use stream::TransportStream;
 
 use crate::tls::TlsIdentity;
 use anchors::TrustAnchors;
+use configuration::{Files, section};
 use gateway_core::spiffe::{Role, SpiffeId};
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
 use rustls::pki_types::CertificateDer;
-use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use verify::name_in;
 
@@ -62,37 +62,36 @@ pub enum RegionTransport {
     Tls(Arc<Credentials>),
 }
 
-/// Raw `[region_tls]` section.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RawRegionTls {
-    certificate: Option<PathBuf>,
-    key: Option<PathBuf>,
-    region_ca: Option<PathBuf>,
-    #[serde(default)]
-    insecure: bool,
+section! {
+    /// Mutual TLS 1.3 with the regions; without this table, plaintext to regions on this machine only.
+    pub(crate) struct RegionTlsSection {
+        /// Own certificate chain; PEM.
+        certificate: Option<PathBuf>;
+        /// Private key of that certificate; PEM.
+        key: Option<PathBuf>;
+        /// Certificates of the authorities that sign the regions' certificates; PEM.
+        region_ca: Option<PathBuf>;
+        /// Plaintext over any network, instead of the files.
+        insecure: bool = false;
+    }
 }
 
 impl RegionTransport {
     /// Validates the section and loads its files, for a gateway in `region`.
     pub(crate) fn read(
-        raw: Option<RawRegionTls>,
-        base: &Path,
+        section: Option<RegionTlsSection>,
+        files: &Files<'_>,
         region: &RegionId,
         catalogue: &Arc<Catalogue>,
     ) -> Result<RegionTransport, Vec<String>> {
-        let Some(RawRegionTls { certificate, key, region_ca, insecure }) = raw else {
+        let Some(RegionTlsSection { certificate, key, region_ca, insecure }) = section else {
             return Ok(RegionTransport::Loopback);
         };
         match (certificate, key, region_ca, insecure) {
             (None, None, None, true) => Ok(RegionTransport::Plaintext),
             (Some(certificate), Some(key), Some(ca), false) => {
-                let files = CredentialFiles {
-                    certificate: base.join(certificate),
-                    key: base.join(key),
-                    ca: base.join(ca),
-                };
-                Credentials::of_gateway(files, region, catalogue)
+                let [certificate, key, ca] = [certificate, key, ca].map(|path| files.path(path));
+                Credentials::of_gateway(CredentialFiles { certificate, key, ca }, region, catalogue)
                     .map(|read| RegionTransport::Tls(Arc::new(read)))
             }
             _ => Err(vec![

@@ -22,16 +22,16 @@ pub(crate) use write_ahead::{Receiving, Sending, WriteAhead};
 
 use crate::events::FinishedRequest;
 use crate::metrics::{Counter, Family, Histogram, InGateway};
+use configuration::{ConfigFile, Files};
 use gateway_core::labels::AttemptResult;
 use gateway_core::receipt::entry::{GapReason, Role};
 use gateway_core::receipt::{AttemptKey, PseudonymKey, ReceiptContent, ReceiptId};
 use metrics::{Label, metric_set};
 use rand::Rng;
 use regions::id::{DeploymentName, RegionId};
-use serde::Deserialize;
-use std::collections::BTreeMap;
+use scheduler_core::receipts::ReceiptsSection;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Thread;
@@ -62,59 +62,24 @@ pub struct ReceiptsConfig {
 
 impl ReceiptsConfig {
     /// Validates the `[receipts]` section, and reads the key from its file or environment variable.
-    ///
-    /// # Errors
-    ///
-    /// Returns every problem, each with the key, the value and the fix.
     pub fn read(
-        raw: RawReceipts,
-        base: &Path,
-        environment: &BTreeMap<String, String>,
-    ) -> Result<ReceiptsConfig, Vec<String>> {
-        let RawReceipts { dir, key_file, key_env, required } = raw;
-        let secret = match (&key_file, &key_env) {
-            (Some(path), None) => std::fs::read_to_string(base.join(path)).map_err(|error| {
-                format!("receipts.key_file = \"{}\" cannot be read: {error}", path.display())
-            }),
-            (None, Some(variable)) => environment
-                .get(variable)
-                .cloned()
-                .ok_or_else(|| format!("receipts.key_env = \"{variable}\" is not set in the environment")),
-            (None, None) | (Some(_), Some(_)) => {
-                Err("receipts needs one of key_file and key_env: the key of tenants' pseudonyms".to_owned())
-            }
-        };
-        let key = secret.and_then(|secret| {
+        section: ReceiptsSection,
+        document: &ConfigFile<'_>,
+        files: &Files<'_>,
+    ) -> Option<ReceiptsConfig> {
+        let ReceiptsSection { dir, key_file, key_env, required } = section;
+        if key_file.is_none() && key_env.is_none() {
+            document.problem("receipts", "needs one of key_file and key_env: the key of tenants' pseudonyms");
+        }
+        let key = files.secret(document, "receipts.key", key_file.as_deref(), key_env.as_deref(), |secret| {
             PseudonymKey::new(secret.trim().as_bytes()).ok_or_else(|| {
                 let least = PseudonymKey::SECRET_BYTES_MIN;
-                format!(
-                    "the key of receipts has fewer than {least} bytes and could be guessed; make it longer"
-                )
+                format!("holds a key of fewer than {least} bytes, which could be guessed; make it longer")
             })
         });
-        match key {
-            Ok(key) => {
-                let (queue, file_bytes) = (QUEUE_MAX, FILE_BYTES_MAX);
-                Ok(ReceiptsConfig { dir: base.join(dir), key, required, queue, file_bytes })
-            }
-            Err(problem) => Err(vec![problem]),
-        }
+        let (queue, file_bytes) = (QUEUE_MAX, FILE_BYTES_MAX);
+        Some(ReceiptsConfig { dir: files.path(dir), key: key?, required, queue, file_bytes })
     }
-}
-
-/// Raw `[receipts]` section.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawReceipts {
-    /// Directory of the files.
-    pub dir: PathBuf,
-    /// File with the key of the tenants' pseudonyms.
-    pub key_file: Option<PathBuf>,
-    /// Environment variable with that key.
-    pub key_env: Option<String>,
-    /// [`ReceiptsConfig::required`].
-    #[serde(default)]
-    pub required: bool,
 }
 
 /// Record of a finished request at the ingress.

@@ -2,10 +2,12 @@
 
 use crate::address::free_address;
 use crate::hub::{deployment, hub, serve};
+use configuration::{ConfigFile, Files};
 use gateway::config::EdgeConfig;
 use gateway::ingress::{IngressConfig, IngressSignals};
-use gateway::receipts::{RawReceipts, ReceiptsConfig};
+use gateway::receipts::ReceiptsConfig;
 use regions::catalogue::Catalogue;
+use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -253,7 +255,7 @@ async fn start_edge(
          snapshot = 'routes'\ntenants = 'tenants.toml'\n\
          [receipts]\ndir = 'receipts'\nkey_file = 'receipts-key'"
     );
-    let config = EdgeConfig::parse(&text, dir, &BTreeMap::new()).map_err(|problems| problems.join("\n"));
+    let config = EdgeConfig::parse(&text, dir, &BTreeMap::new()).map_err(|problems| format!("{problems:#?}"));
     let mut config = config.unwrap();
     change(&mut config);
     let (stop, stopped) = oneshot::channel::<()>();
@@ -275,13 +277,15 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
     let replica = replica(script.clone()).await;
     let region = id.parse().unwrap();
     let key_file = Some(PathBuf::from("receipts-key"));
-    let raw = RawReceipts { dir: folder(id), key_file, key_env: None, required };
+    let section = ReceiptsSection { dir: folder(id), key_file, key_env: None, required };
+    let files = Files { base: dir, environment: None };
+    let receipts = ConfigFile::read("", |document| ReceiptsConfig::read(section, document, &files)).unwrap();
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region,
         signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
-        receipts: Some(ReceiptsConfig::read(raw, dir, &BTreeMap::new()).unwrap()),
+        receipts: Some(receipts),
         tls: None,
         operations: None,
     };

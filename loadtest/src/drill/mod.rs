@@ -27,7 +27,7 @@ use regions::{DeploymentName, RegionId};
 pub use action::Action;
 pub use evaluation::{ExpectationResult, evaluate};
 pub use expectation::Expectation;
-pub use read::{DeploymentLoader, ReadContext, read};
+pub use read::{DeploymentLoader, ReadContext, read, read_document, reference};
 pub use timeline::{DrillResult, Event};
 
 /// Validated drill.

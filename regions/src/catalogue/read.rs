@@ -1,13 +1,11 @@
-//! Parser and validator of the catalogue file. Reports all problems at once.
+//! Reader of the catalogue file.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::str::FromStr;
 
-use toml::Spanned;
-use toml::de::{DeString, DeTable, DeValue};
+use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Problem, Rows, Rule, section, segment};
 
 use super::Region;
-use crate::document::{self, Problem, Problems, Table};
 use crate::engine::EngineKind;
 use crate::geography::GeoPoint;
 use crate::id::RegionId;
@@ -17,66 +15,162 @@ use crate::set::MAX_REGIONS;
 /// Maximum cost of a replica per hour. A larger value is probably in another unit.
 const COST_MAX: f64 = 1e6;
 
+section! {
+    /// Catalogue of the known regions, with their coordinates and jurisdictions.
+    partial struct CatalogueFile {
+        /// Unions of countries: their members, which may be unions.
+        unions: Option<Rows<Vec<String>>>;
+        /// Regions, in a table for each cloud, under the provider's name.
+        regions: Rows<Rows<RegionRow>>, like "{ cloud.name = { in, at, city } }";
+    }
+}
+
+section! {
+    /// Region of a cloud.
+    partial struct RegionRow {
+        /// Narrowest known jurisdiction: a country of ISO 3166-1, or a subdivision of one.
+        jurisdiction ("in"): String, like "\"de\"", check is_country;
+        /// Latitude and longitude in degrees.
+        at: GeoPoint, like "[50.11, 8.68]";
+        /// City, as the provider names it.
+        city: String, like "\"Frankfurt\"", check is_not_empty;
+        /// Available engines; none for a location with gateways only.
+        engines: Vec<EngineKind> = vec![EngineKind::Cpu];
+        /// Cost of a replica per hour, in any unit; a region without a cost counts as the most expensive.
+        cost: Option<f64>, in 0.0..=COST_MAX, fix "the cost of a replica per hour, as cost = 0.42";
+    }
+}
+
+impl ConfigValue for GeoPoint {
+    type Limit = NoLimit;
+    type Item = GeoPoint;
+
+    fn type_name() -> String {
+        "[latitude, longitude]".to_owned()
+    }
+
+    fn read(field: &ConfigField<'_>, _: &Rule<GeoPoint>) -> Option<GeoPoint> {
+        let fix = "at = [latitude, longitude] in degrees";
+        let numbers = field.items(fix)?;
+        let numbers: Vec<_> = numbers.iter().map(|item| f64::read(item, &Rule::default())).collect();
+        let numbers = numbers.into_iter().collect::<Option<Vec<f64>>>()?;
+        let [lat, lon] = *numbers else {
+            field.problem(format!("has {} numbers and is not a point; write {fix}", numbers.len()));
+            return None;
+        };
+        GeoPoint::new(lat, lon).map_err(|error| field.problem(error)).ok()
+    }
+}
+
+/// Returns the narrowest jurisdiction of a row and its country.
+fn jurisdiction(text: &str) -> Option<(Jurisdiction, Jurisdiction)> {
+    let narrowest = Jurisdiction::from_str(text).ok()?;
+    Some((narrowest.country()?, narrowest))
+}
+
+fn is_country(text: &str) -> Result<(), String> {
+    let fix = "write a country of ISO 3166-1 (de) or a subdivision of one (us-va)";
+    jurisdiction(text).map(drop).ok_or_else(|| format!("is no jurisdiction of a region; {fix}"))
+}
+
+fn is_not_empty(text: &str) -> Result<(), String> {
+    if text.trim().is_empty() { Err("is empty; write the city".to_owned()) } else { Ok(()) }
+}
+
+/// Returns the reference of the keys.
+pub(super) fn reference() -> String {
+    configuration::reference::<CatalogueFile>("regions.toml")
+}
+
 /// Returns the regions of a file in order of id, at least one and at most [`MAX_REGIONS`].
 pub(super) fn read(text: &str) -> Result<Vec<Region>, Vec<Problem>> {
-    let (tree, mut problems) = document::parse(text)?;
-    let root = Table { what: "the catalogue".to_owned(), entries: tree.get_ref(), span: 0..0 };
-    root.refuse_other_keys(&["unions", "regions"], &mut problems);
+    ConfigFile::read(text, read_regions)
+}
 
-    let unions = read_unions(&root, &mut problems);
-    let mut regions = read_regions(&root, &unions, &mut problems);
-    regions.sort_by(|a, b| a.id.cmp(&b.id));
-    problems.or(|| regions)
+/// Reads the regions of a catalogue file, in order of id.
+pub fn read_regions(document: &ConfigFile<'_>) -> Option<Vec<Region>> {
+    let CatalogueFile { unions, regions } = document.section()?;
+    let unions = read_unions(document, unions.flatten());
+    let mut read = Vec::new();
+    let Rows(clouds) = regions?;
+    let mut rows = 0;
+    for (cloud, table) in &clouds {
+        for (name, row) in table.iter().flat_map(|Rows(rows)| rows) {
+            let path = format!("regions.{}.{}", segment(cloud), segment(name));
+            let id = format!("{cloud}/{name}").parse::<RegionId>();
+            let id = id.map_err(|error| document.problem(&path, error)).ok();
+            read.extend(row.as_ref().and_then(|row| region(id?, row, &unions)));
+            rows += 1;
+            if rows == MAX_REGIONS + 1 {
+                let message = format!("more than {MAX_REGIONS} regions; remove those that you do not use");
+                document.problem(&path, message);
+            }
+        }
+    }
+    if clouds.iter().all(|(_, table)| matches!(table, Some(Rows(rows)) if rows.is_empty())) {
+        let message = "the catalogue has no region; write at least one row under [regions.CLOUD]";
+        document.problem("regions", message);
+    }
+    read.sort_by(|a, b| a.id.cmp(&b.id));
+    Some(read)
+}
+
+fn region(id: RegionId, row: &RegionRow, unions: &Unions) -> Option<Region> {
+    let (country, narrowest) = jurisdiction(row.jurisdiction.as_ref()?)?;
+    Some(Region {
+        id,
+        city: row.city.clone()?,
+        point: row.at?,
+        jurisdictions: containers(&country, narrowest, unions),
+        engines: row.engines.iter().flatten().copied().collect(),
+        country,
+        cost: row.cost?.map(|cost| (cost * 1e6).round() as u64),
+    })
 }
 
 /// Members of each union, as the file lists them.
 type Unions = BTreeMap<Jurisdiction, BTreeSet<Jurisdiction>>;
 
-fn read_unions(root: &Table<'_>, problems: &mut Problems<'_>) -> Unions {
+fn read_unions(document: &ConfigFile<'_>, rows: Option<Rows<Vec<String>>>) -> Unions {
     let mut unions = Unions::new();
-    let mut mentioned: Vec<(Jurisdiction, Range<usize>)> = Vec::new();
-    let Some(value) = root.entries.get("unions") else {
-        return unions;
-    };
-    let Some(table) = Table::of("`unions`".to_owned(), value, problems) else {
-        return unions;
-    };
-    for (key, value) in table.entries {
-        let name = match key.get_ref().parse::<Jurisdiction>() {
+    let mut mentioned: Vec<(Jurisdiction, String)> = Vec::new();
+    let mut named: Vec<(Jurisdiction, String)> = Vec::new();
+    for (key, row) in rows.map(|Rows(rows)| rows).into_iter().flatten() {
+        let path = format!("unions.{}", segment(&key));
+        let name = match key.parse::<Jurisdiction>() {
             Ok(name) if name.is_union() => name,
             Ok(name) => {
-                problems
-                    .note(key.span(), format!("`{name}` is a country's code: give the union another name"));
+                document.problem(&path, format!("`{name}` is a country's code; give the union another name"));
                 continue;
             }
             Err(error) => {
-                problems.note(key.span(), error.to_string());
+                document.problem(&path, error);
                 continue;
             }
         };
+        named.push((name.clone(), path.clone()));
         let members = unions.entry(name).or_default();
-        for (text, at) in table.texts(key.get_ref(), value, problems).unwrap_or_default() {
+        for (index, text) in row.iter().flatten().enumerate() {
+            let path = format!("{path}[{index}]");
             match text.parse::<Jurisdiction>() {
                 Ok(member) if !members.insert(member.clone()) => {
-                    problems.note(at, format!("`{member}` is in `{}` twice: keep one", key.get_ref()));
+                    document.problem(&path, format!("`{member}` is in `{key}` twice; keep one"));
                 }
-                Ok(member) => mentioned.push((member, at)),
-                Err(error) => problems.note(at, error.to_string()),
+                Ok(member) => mentioned.push((member, path)),
+                Err(error) => document.problem(&path, error),
             }
         }
     }
-    for (member, at) in mentioned {
+    for (member, path) in mentioned {
         if member.country().is_none() && !unions.contains_key(&member) {
-            problems
-                .note(at, format!("`{member}` is neither a country of ISO 3166-1 nor a union of this table"));
+            let message =
+                format!("`{member}` is neither a country of ISO 3166-1 nor a union of this table; write one");
+            document.problem(&path, message);
         }
     }
-    for (key, _) in table.entries {
-        let name = key.get_ref().parse::<Jurisdiction>().ok();
-        if name
-            .is_some_and(|name| unions.get(&name).is_some_and(|members| containing(&unions, members, &name)))
-        {
-            problems.note(key.span(), format!("the union `{}` contains itself: remove it", key.get_ref()));
+    for (name, path) in named {
+        if unions.get(&name).is_some_and(|members| containing(&unions, members, &name)) {
+            document.problem(&path, format!("the union `{name}` contains itself; remove it"));
         }
     }
     unions
@@ -95,129 +189,6 @@ fn containing(unions: &Unions, members: &BTreeSet<Jurisdiction>, target: &Jurisd
         }
     }
     false
-}
-
-fn read_regions(root: &Table<'_>, unions: &Unions, problems: &mut Problems<'_>) -> Vec<Region> {
-    let mut regions = Vec::new();
-    let Some(value) = root.need("regions", "{ cloud.name = { in, at, city } }", problems) else {
-        return regions;
-    };
-    let Some(clouds) = Table::of("`regions`".to_owned(), value, problems) else {
-        return regions;
-    };
-    for (cloud, value) in clouds.entries {
-        let what = format!("cloud {}", cloud.get_ref());
-        let Some(table) = Table::of(what, value, problems) else {
-            continue;
-        };
-        for (name, row) in table.entries {
-            regions.extend(read_region(cloud.get_ref(), name, row, unions, problems));
-            if regions.len() == MAX_REGIONS + 1 {
-                let message = format!("more than {MAX_REGIONS} regions: remove those that you do not use");
-                problems.note(name.span(), message);
-            }
-        }
-    }
-    if clouds.entries.values().all(|cloud| cloud.get_ref().as_table().is_some_and(DeTable::is_empty)) {
-        problems
-            .note(clouds.span, "the catalogue has no region: write at least one row under [regions.CLOUD]");
-    }
-    regions
-}
-
-fn read_region<'d>(
-    cloud: &str,
-    name: &Spanned<DeString<'d>>,
-    row: &'d Spanned<DeValue<'d>>,
-    unions: &Unions,
-    problems: &mut Problems<'_>,
-) -> Option<Region> {
-    let text = format!("{cloud}/{}", name.get_ref());
-    let id = text.parse::<RegionId>().map_err(|error| problems.note(name.span(), error.to_string())).ok();
-    let table = Table::of(format!("region {text}"), row, problems)?;
-    table.refuse_other_keys(&["in", "at", "city", "engines", "cost"], problems);
-    let jurisdiction = read_jurisdiction(&table, problems);
-    let engines = read_engines(&table, problems);
-    let point = read_point(&table, problems);
-    let city = table.need_text("city", "\"Frankfurt\"", problems);
-    if let Some((_, at)) = city.as_ref().filter(|(city, _)| city.trim().is_empty()) {
-        problems.note(at.clone(), format!("{}: `city` is empty: write the city", table.what));
-    }
-    let cost = read_cost(&table, problems);
-    let (country, narrowest) = jurisdiction?;
-    Some(Region {
-        id: id?,
-        city: city?.0.to_owned(),
-        point: point?,
-        jurisdictions: containers(&country, narrowest, unions),
-        engines: engines?,
-        country,
-        cost,
-    })
-}
-
-/// Reads the cost of a replica per hour, in millionths; `None` if the row has none.
-fn read_cost(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<u64> {
-    let value = table.entries.get("cost")?;
-    let cost = number(value.get_ref()).filter(|cost| (0.0..=COST_MAX).contains(cost));
-    if cost.is_none() {
-        let fix = format!("write the cost of a replica per hour, from 0 to {COST_MAX}, as cost = 0.42");
-        problems.note(value.span(), format!("{}: `cost` is not a price: {fix}", table.what));
-    }
-    cost.map(|cost| (cost * 1e6).round() as u64)
-}
-
-/// Reads the narrowest jurisdiction of a row; returns its country and itself.
-fn read_jurisdiction(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<(Jurisdiction, Jurisdiction)> {
-    let (text, at) = table.need_text("in", "\"de\"", problems)?;
-    let jurisdiction = text.parse::<Jurisdiction>().ok();
-    match jurisdiction.and_then(|narrowest| Some((narrowest.country()?, narrowest))) {
-        Some(pair) => Some(pair),
-        None => {
-            let fix = "write a country of ISO 3166-1 (de) or a subdivision of one (us-va)";
-            problems.note(at, format!("{}: `in` is `{text}`: {fix}", table.what));
-            None
-        }
-    }
-}
-
-/// Reads the engines of a row. The CPU engine is the default.
-fn read_engines(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<BTreeSet<EngineKind>> {
-    let Some(value) = table.entries.get("engines") else {
-        return Some(BTreeSet::from([EngineKind::Cpu]));
-    };
-    let mut engines = BTreeSet::new();
-    for (text, at) in table.texts("engines", value, problems)? {
-        match text.parse::<EngineKind>() {
-            Ok(engine) => drop(engines.insert(engine)),
-            Err(error) => problems.note(at, format!("{}: `engines`: {error}", table.what)),
-        }
-    }
-    Some(engines)
-}
-
-fn read_point(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<GeoPoint> {
-    let value = table.need("at", "[50.11, 8.68]", problems)?;
-    let numbers: Option<Vec<f64>> =
-        value.get_ref().as_array().and_then(|list| list.iter().map(|item| number(item.get_ref())).collect());
-    let Some([lat, lon]) = numbers.as_deref() else {
-        let message =
-            format!("{}: `at` is not a point: write at = [latitude, longitude] in degrees", table.what);
-        problems.note(value.span(), message);
-        return None;
-    };
-    GeoPoint::new(*lat, *lon)
-        .map_err(|error| problems.note(value.span(), format!("{}: {error}", table.what)))
-        .ok()
-}
-
-fn number(value: &DeValue<'_>) -> Option<f64> {
-    let digits = match value {
-        DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
-        DeValue::Float(float) => float.as_str(),
-        _ => return None,
-    };
-    digits.parse().ok()
 }
 
 /// Returns all jurisdictions of a region: the two codes of its row, and every union with a member among them,
@@ -305,16 +276,19 @@ mod tests {
             &file(&rows.join("\n")),
             &[
                 (FIRST_ROW, "90.5,0 is out of range: write a latitude from -90 to 90"),
-                (FIRST_ROW + 1, "region x/b: `in` is `xx`: write a country of ISO 3166-1"),
-                (FIRST_ROW + 2, "region x/c: `in` is `eu`: write a country"),
-                (FIRST_ROW + 3, "region x/d: `at` is not a point: write at = [latitude, longitude]"),
-                (FIRST_ROW + 3, "region x/d: `city` is missing: write city = \"Frankfurt\""),
-                (FIRST_ROW + 3, "region x/d: `in` is missing: write in = \"de\""),
+                (
+                    FIRST_ROW + 1,
+                    "regions.x.b.in: \"xx\" is no jurisdiction of a region; write a country of ISO 3166-1",
+                ),
+                (FIRST_ROW + 2, "regions.x.c.in: \"eu\" is no jurisdiction of a region; write a country"),
+                (FIRST_ROW + 3, "regions.x.d.at: is a string; write at = [latitude, longitude]"),
                 (FIRST_ROW + 3, "unknown key `citty`; did you mean city?; the keys are in, at, city"),
-                (FIRST_ROW + 4, "region x/e is a list: write a table"),
-                (FIRST_ROW + 5, "`x/f g` is not a region: write cloud/name"),
-                (FIRST_ROW + 5, "region x/f g: `at` is not a point"),
-                (FIRST_ROW + 5, "region x/f g: `city` is empty"),
+                (FIRST_ROW + 3, "regions.x.d.city: is missing; write city = \"Frankfurt\""),
+                (FIRST_ROW + 3, "regions.x.d.in: is missing; write in = \"de\""),
+                (FIRST_ROW + 4, "regions.x.e: is a list; write a table"),
+                (FIRST_ROW + 5, "regions.x.f g.at: has 3 numbers and is not a point"),
+                (FIRST_ROW + 5, "regions.x.f g.city: \"\" is empty"),
+                (FIRST_ROW + 5, "regions.x.f g: `x/f g` is not a region: write cloud/name"),
                 (FIRST_ROW + 7, "duplicate key `h`"),
             ],
         );
@@ -342,7 +316,7 @@ mod tests {
                 (3, "`xx` is neither a country of ISO 3166-1 nor a union of this table"),
                 (4, "the union `one` contains itself"),
                 (5, "the union `two` contains itself"),
-                (6, "`big` is a string: write a list of strings"),
+                (6, "unions.big: is a string; write a list"),
                 (9, "unknown key `region`; did you mean regions?"),
             ],
         );
@@ -350,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_file_without_regions_or_with_invalid_toml_is_rejected() {
-        check("", &[(1, "`regions` is missing")]);
+        check("", &[(1, "regions: is missing")]);
         check("[regions]\n", &[(1, "the catalogue has no region")]);
         check("[regions.x]\n", &[(1, "the catalogue has no region")]);
         check("\n[regions.x\n", &[(2, "invalid TOML")]);

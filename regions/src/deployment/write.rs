@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::timetable::TimetableEntry;
 use super::{Deployment, Scaling};
-use crate::duration;
 use crate::written::{self, Unwritable, list, quoted};
+use configuration::duration;
 
 /// Returns a file that [`super::parse_deployments`] reads as these deployments.
 ///

@@ -11,7 +11,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-pub use read::parse_tenants;
+pub use read::{Limits, TenantEntry, parse_tenants, read_tenants, rules};
 pub use write::write_tenants;
 
 use crate::id::{DeploymentName, TenantId};

@@ -1,200 +1,173 @@
-//! Parser and validator of tenants files. Reports all problems at once.
+//! Reader of tenants files: those that an operator applies, and those of a gateway, which name secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 
-use toml::Spanned;
-use toml::de::DeValue;
+use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Problem, Rule, section, text_values};
 
 use super::{KeyDigest, MAX_KEYS, MAX_RESIDENCY_LEN, MAX_TENANTS, MAX_WEIGHT, TenantLimits, TenantRules};
 use crate::catalogue::Catalogue;
-use crate::document::{self, Problem, Problems, Table, residency};
 use crate::id::{DeploymentName, TenantId};
 use crate::priority::Priority;
+use crate::residency::ResidencyEntry;
 
-const KEYS: [&str; 8] =
-    ["name", "key_sha256", "issuer", "deployments", "residency", "priorities", "weight", "limits"];
-/// Keys that are valid in a gateway's own tenants file only, because they refer to secrets.
-const SECRETS: [&str; 2] = ["key_file", "key_env"];
-const LIMITS: [&str; 3] = ["requests_per_second", "inputs_per_second", "tokens_per_minute"];
+section! {
+    /// Tenants to apply.
+    partial struct AppliedTenants {
+        /// Tenants, one table each.
+        tenant: Vec<TenantEntry> = Vec::new(), in 0..=MAX_TENANTS;
+        /// Issuers of tokens, which only a gateway's own file has.
+        issuer: Option<NotApplicable>;
+    }
+}
 
-/// Parses a tenants file; returns all of its problems on failure.
+section! {
+    /// Tenant: credentials, permitted deployments, residency policy and limits.
+    pub partial struct TenantEntry {
+        /// Name.
+        pub name: TenantId, like "\"acme-search\"";
+        /// SHA-256 of its API keys, for `meridian apply`.
+        pub key_sha256: Option<Vec<KeyDigest>>, in 0..=MAX_KEYS;
+        /// File with its API keys, one per line, for a gateway's own file.
+        pub key_file: Option<PathBuf>;
+        /// Environment variable with its API keys, for a gateway's own file.
+        pub key_env: Option<String>;
+        /// Issuer whose tokens identify the tenant; only keys do if absent.
+        pub issuer: Option<String>;
+        /// Deployments that it may use; all if absent.
+        pub deployments: Option<Vec<DeploymentName>>;
+        /// Residency policy of its requests, which narrows that of a deployment; all regions if absent.
+        pub residency: Option<ResidencyEntry>;
+        /// Priorities that it may use; both if absent.
+        pub priorities: Option<Vec<Priority>>, in 1.., fix "or remove it to permit both";
+        /// Weight of its fair share under overload.
+        pub weight: u32 = 1, in 1..=MAX_WEIGHT;
+        /// Rate limits; unlimited if absent.
+        pub limits: Limits;
+    }
+}
+
+section! {
+    /// Rate limits of a tenant.
+    pub struct Limits {
+        /// Requests per second.
+        requests_per_second: Option<u64>, in 1.., fix "or remove it for no limit";
+        /// Inputs per second.
+        inputs_per_second: Option<u64>, in 1.., fix "or remove it for no limit";
+        /// Tokens per minute.
+        tokens_per_minute: Option<u64>, in 1.., fix "or remove it for no limit";
+    }
+}
+
+text_values! {
+    Priority = "\"interactive\" or \"bulk\"",
+    KeyDigest = "SHA-256 in hexadecimal digits",
+}
+
+/// Value of a key that cannot be applied.
+struct NotApplicable;
+
+impl ConfigValue for NotApplicable {
+    type Limit = NoLimit;
+    type Item = NotApplicable;
+
+    fn type_name() -> String {
+        "not in a file for `meridian apply`".to_owned()
+    }
+
+    fn read(field: &ConfigField<'_>, _: &Rule<NotApplicable>) -> Option<NotApplicable> {
+        field.problem(
+            "[[issuer]] cannot be applied, since it names files; leave it in the gateways' own tenants files",
+        );
+        None
+    }
+}
+
+/// Parses a tenants file to apply; returns all of its problems on failure.
 pub fn parse_tenants(
     text: &str,
     catalogue: &Catalogue,
 ) -> Result<BTreeMap<TenantId, TenantRules>, Vec<Problem>> {
-    let (tree, mut problems) = document::parse(text)?;
-    let root = Table { what: "the file".to_owned(), entries: tree.get_ref(), span: 0..0 };
-    if let Some(issuer) = root.entries.get("issuer") {
-        problems.note(
-            issuer.span(),
-            "[[issuer]] cannot be applied, since it names files: leave it in the gateways' own tenants files",
-        );
-    }
-    root.refuse_other_keys(&["tenant", "issuer"], &mut problems);
-    let tenants = match root.entries.get("tenant") {
-        None => BTreeMap::new(),
-        Some(value) => read_tenants(value, catalogue, &mut problems),
-    };
-    problems.or(|| tenants)
+    ConfigFile::read(text, |document| read_tenants(document, catalogue))
 }
 
-fn read_tenants<'d>(
-    value: &'d Spanned<DeValue<'d>>,
+/// Reads a tenants file to apply: without names of secrets, and with a key or an issuer for each tenant.
+pub fn read_tenants(
+    document: &ConfigFile<'_>,
     catalogue: &Catalogue,
-    problems: &mut Problems<'_>,
-) -> BTreeMap<TenantId, TenantRules> {
-    let mut tenants = BTreeMap::new();
-    let Some(list) = value.get_ref().as_array() else {
-        problems.note(value.span(), "`tenant` is not a list: write [[tenant]] in double brackets above each");
-        return tenants;
-    };
-    if list.len() > MAX_TENANTS {
-        problems.note(value.span(), format!("{} tenants: at most {MAX_TENANTS} fit", list.len()));
-        return tenants;
-    }
-    let mut owners: BTreeMap<KeyDigest, TenantId> = BTreeMap::new();
-    for (index, item) in list.iter().enumerate() {
-        let what = match item.get_ref().get("name").and_then(|name| name.get_ref().as_str()) {
-            Some(name) => format!("tenant `{name}`"),
-            None => format!("tenant {}", index + 1),
-        };
-        let Some(table) = Table::of(what, item, problems) else { continue };
-        let Some(tenant) = read_tenant(&table, catalogue, problems) else { continue };
-        for key in &tenant.keys {
-            if let Some(other) = owners.insert(*key, tenant.id.clone()).filter(|other| *other != tenant.id) {
-                let at = table.entries.get("key_sha256").map_or(table.span.clone(), Spanned::span);
-                problems
-                    .note(at, format!("{}: `{other}` has one of its keys too: use another key", table.what));
+) -> Option<BTreeMap<TenantId, TenantRules>> {
+    let entries = document.section::<AppliedTenants>()?.tenant?;
+    let mut owners: BTreeMap<KeyDigest, &TenantId> = BTreeMap::new();
+    for (index, TenantEntry { name, key_sha256, issuer, .. }) in entries.iter().enumerate() {
+        let path = format!("tenant[{index}]");
+        let mut has_secret = false;
+        for key in ["key_file", "key_env"].map(|key| format!("{path}.{key}")) {
+            if document.has(&key) {
+                has_secret = true;
+                let fix = "write key_sha256 = [\"…\"], printed by `printf %s KEY | sha256sum`";
+                document.problem(&key, format!("secrets are not applied; {fix}"));
             }
         }
-        if tenants.contains_key(&tenant.id) {
-            problems.note(table.span.clone(), format!("{} is in the file twice: keep one entry", table.what));
+        let keys = key_sha256.as_ref().map(|keys| keys.as_deref().unwrap_or_default());
+        if keys.is_some_and(<[_]>::is_empty) && matches!(issuer, Some(None)) && !has_secret {
+            document.problem(
+                &path,
+                "it has neither key_sha256 nor an issuer, so no request can authenticate as it; write one",
+            );
         }
-        tenants.insert(tenant.id.clone(), tenant);
-    }
-    tenants
-}
-
-fn read_tenant(table: &Table<'_>, catalogue: &Catalogue, problems: &mut Problems<'_>) -> Option<TenantRules> {
-    let mut secret = false;
-    for key in SECRETS {
-        if let Some(value) = table.entries.get(key) {
-            secret = true;
-            let fix =
-                "secrets are not applied: write key_sha256 = [\"…\"], printed by `printf %s KEY | sha256sum`";
-            problems.note(value.span(), format!("{}: `{key}`: {fix}", table.what));
+        for (key, name) in keys.unwrap_or_default().iter().zip(std::iter::repeat(name)) {
+            let Some(name) = name else { continue };
+            if let Some(other) = owners.insert(*key, name).filter(|other| *other != name) {
+                let problem = format!("`{other}` has one of its keys too; use another key");
+                document.problem(&format!("{path}.key_sha256"), problem);
+            }
         }
     }
-    table.refuse_other_keys(&[&KEYS[..], &SECRETS].concat(), problems);
-    let id = table.parsed::<TenantId>("name", "\"acme-search\"", problems);
-    let keys = read_keys(table, problems);
-    let issuer = table.optional("issuer", Table::text, problems);
-    let deployments = read_deployments(table, problems);
-    let residency = residency::read(table, MAX_RESIDENCY_LEN, catalogue, problems);
-    let priority = read_priority(table, problems);
-    let weight = table.optional("weight", Table::number, problems);
-    if let Some(Some(given)) =
-        weight.filter(|weight| weight.is_some_and(|it| !(1..=MAX_WEIGHT).contains(&it)))
-    {
-        let at = table.entries.get("weight").map_or(table.span.clone(), Spanned::span);
-        problems.note(at, format!("{}: `weight` is {given}: write 1 to {MAX_WEIGHT}", table.what));
-    }
-    let limits = read_limits(table, problems);
-    let (keys, issuer) = (keys?, issuer?.map(|(text, _)| text.to_owned()));
-    if keys.is_empty() && issuer.is_none() && !secret {
-        let message =
-            "it has neither key_sha256 nor an issuer, so no request can authenticate as it: write one";
-        problems.note(table.span.clone(), format!("{}: {message}", table.what));
-    }
-    Some(TenantRules {
-        id: id?,
-        keys,
-        issuer,
-        deployments: deployments?,
-        residency: residency?,
-        priority: priority?,
-        weight: weight?.unwrap_or(1),
-        limits: limits?,
-    })
+    let rules = rules(document, entries, catalogue);
+    Some(rules.into_iter().flatten().map(|rules| (rules.id.clone(), rules)).collect())
 }
 
-fn read_keys(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<BTreeSet<KeyDigest>> {
-    let Some(list) = table.optional("key_sha256", Table::texts, problems)? else {
-        return Some(BTreeSet::new());
-    };
-    if list.len() > MAX_KEYS {
-        let at = table.entries.get("key_sha256").map_or(table.span.clone(), Spanned::span);
-        problems.note(at, format!("{}: {} keys: at most {MAX_KEYS} fit", table.what, list.len()));
-        return None;
-    }
-    let mut keys = BTreeSet::new();
-    for (text, at) in list {
-        match text.parse::<KeyDigest>() {
-            Ok(key) => drop(keys.insert(key)),
-            Err(error) => problems.note(at, format!("{}: `key_sha256`: {error}", table.what)),
-        }
-    }
-    Some(keys)
-}
-
-fn read_deployments(
-    table: &Table<'_>,
-    problems: &mut Problems<'_>,
-) -> Option<Option<BTreeSet<DeploymentName>>> {
-    let Some(list) = table.optional("deployments", Table::texts, problems)? else {
-        return Some(None);
-    };
+/// Validates the entries of the key `tenant`; `None` for an invalid one.
+pub fn rules(
+    document: &ConfigFile<'_>,
+    entries: Vec<TenantEntry>,
+    catalogue: &Catalogue,
+) -> Vec<Option<TenantRules>> {
     let mut names = BTreeSet::new();
-    for (text, at) in list {
-        match text.parse::<DeploymentName>() {
-            Ok(name) => drop(names.insert(name)),
-            Err(error) => problems.note(at, format!("{}: `deployments`: {error}", table.what)),
+    let mut validate = |(index, entry): (usize, TenantEntry)| {
+        let path = format!("tenant[{index}]");
+        if entry.name.as_ref().is_some_and(|name| !names.insert(name.clone())) {
+            document.problem(&path, "it is in the file twice; keep one entry");
         }
-    }
-    Some(Some(names))
+        entry.rules(document, &path, catalogue)
+    };
+    entries.into_iter().enumerate().map(&mut validate).collect()
 }
 
-fn read_priority(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Option<Priority>> {
-    let Some(list) = table.optional("priorities", Table::texts, problems)? else {
-        return Some(None);
-    };
-    if list.is_empty() {
-        let at = table.entries.get("priorities").map_or(table.span.clone(), Spanned::span);
-        let message = "`priorities` is empty: name one, or remove it to permit both";
-        problems.note(at, format!("{}: {message}", table.what));
+impl TenantEntry {
+    fn rules(self, document: &ConfigFile<'_>, path: &str, catalogue: &Catalogue) -> Option<TenantRules> {
+        let residency = self
+            .residency
+            .and_then(|given| ResidencyEntry::policy(given, document, path, MAX_RESIDENCY_LEN, catalogue));
+        let Limits { requests_per_second, inputs_per_second, tokens_per_minute } = self.limits?;
+        let limit = |limit: Option<u64>| limit.and_then(NonZeroU64::new);
+        let mut priorities: BTreeSet<_> = self.priorities?.into_iter().flatten().collect();
+        Some(TenantRules {
+            id: self.name?,
+            keys: self.key_sha256?.into_iter().flatten().collect(),
+            issuer: self.issuer?,
+            deployments: self.deployments?.map(|names| names.into_iter().collect()),
+            residency: residency?,
+            priority: priorities.pop_first().filter(|_| priorities.is_empty()),
+            weight: self.weight?,
+            limits: TenantLimits {
+                requests_per_second: limit(requests_per_second),
+                inputs_per_second: limit(inputs_per_second),
+                tokens_per_minute: limit(tokens_per_minute),
+            },
+        })
     }
-    let mut priorities = BTreeSet::new();
-    for (text, at) in list {
-        match text.parse::<Priority>() {
-            Ok(priority) => drop(priorities.insert(priority)),
-            Err(error) => problems.note(at, format!("{}: `priorities`: {error}", table.what)),
-        }
-    }
-    Some(priorities.pop_first().filter(|_| priorities.is_empty()))
-}
-
-fn read_limits(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<TenantLimits> {
-    let Some(value) = table.entries.get("limits") else {
-        return Some(TenantLimits::default());
-    };
-    let limits = Table::of(format!("{}: `limits`", table.what), value, problems)?;
-    limits.refuse_other_keys(&LIMITS, problems);
-    let [requests_per_second, inputs_per_second, tokens_per_minute] = LIMITS.map(|key| {
-        let given = limits.optional(key, Table::number, problems)?;
-        let limit = given.map(|given| NonZeroU64::new(given.into()));
-        if limit == Some(None) {
-            let at = limits.entries.get(key).map_or(limits.span.clone(), Spanned::span);
-            let message = format!("`{key}` is 0: write 1 or more, or remove it for no limit");
-            problems.note(at, format!("{}: {message}", limits.what));
-        }
-        Some(limit.flatten())
-    });
-    Some(TenantLimits {
-        requests_per_second: requests_per_second?,
-        inputs_per_second: inputs_per_second?,
-        tokens_per_minute: tokens_per_minute?,
-    })
 }
 
 #[cfg(test)]
@@ -214,7 +187,7 @@ mod tests {
 
     fn read(text: &str) -> Result<BTreeMap<TenantId, TenantRules>, Vec<(usize, String)>> {
         let read = parse_tenants(text, &Catalogue::builtin());
-        read.map_err(|found| found.into_iter().map(|Problem { line, message }| (line, message)).collect())
+        read.map_err(|found| found.into_iter().map(|Problem { line, message, .. }| (line, message)).collect())
     }
 
     #[test]
@@ -244,15 +217,15 @@ mod tests {
         let problems = read(text).unwrap_err();
         for (line, part) in [
             (1, "[[issuer]] cannot be applied"),
-            (3, "`name`"),
+            (3, "name: `a b`"),
             (4, "64 hexadecimal digits"),
-            (5, "`weight` is 1001: write 1 to 1000"),
-            (6, "`priorities` is empty"),
+            (5, "weight: 1001 is out of range; write a whole number from 1 to 1000"),
+            (6, "priorities: has 0 entries; write 1 or more, or remove it"),
             (9, "secrets are not applied"),
-            (10, "`deployments`"),
+            (10, "deployments: `a/b`"),
             (11, "atlantis"),
             (12, "write interactive or bulk"),
-            (13, "`inputs_per_second` is 0"),
+            (13, "limits.inputs_per_second: 0 is out of range; write a whole number, 1 or more"),
             (14, "did you mean weight"),
             (15, "neither key_sha256 nor an issuer"),
         ] {

@@ -3,6 +3,9 @@
 //! Each limit has a default and its reason here, a key in `replica.toml`, an entry in `/info`, and an error message
 //! that states it. The maximum number of tokens of *one input* is a property of the model and is not defined here.
 
+use std::ops::RangeInclusive;
+
+use configuration::section;
 use serde::{Deserialize, Serialize};
 
 use crate::refusal::{ListLimit, Refusal};
@@ -45,42 +48,38 @@ pub const BATCH_TOKENS: u64 = 512;
 /// Milliseconds within which a body must arrive.
 pub const BODY_TIMEOUT_MS: u64 = 30_000;
 
-/// Limits of a replica, with the keys of `replica.toml`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Inputs of one request.
-    pub max_inputs: usize,
-    /// Documents of one rerank request.
-    pub max_documents: usize,
-    /// Texts and pairs of one classification request.
-    pub max_pairs: usize,
-    /// Sentences of one similarity request.
-    pub max_sentences: usize,
-    /// Tokens of one request, all inputs together.
-    pub max_request_tokens: u64,
-    /// Bytes of one body.
-    pub max_body_bytes: usize,
-    /// Bytes of all bodies at once.
-    pub max_buffered_bytes: usize,
-    /// Tokens that are queued for the engine.
-    pub max_queue_tokens: u64,
-    /// Milliseconds within which a body must arrive.
-    pub body_timeout_ms: u64,
+/// Range of a limit. All limits fit into 32 bits, so that a sum of two does not overflow.
+const COUNT: RangeInclusive<usize> = 1..=u32::MAX as usize;
+const TOKENS: RangeInclusive<u64> = 1..=u32::MAX as u64;
+
+section! {
+    /// Limits of requests.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct Limits {
+        /// Inputs of one request.
+        pub max_inputs: usize = MAX_INPUTS, in COUNT;
+        /// Documents of one rerank request.
+        pub max_documents: usize = MAX_DOCUMENTS, in COUNT;
+        /// Texts and pairs of one classification request.
+        pub max_pairs: usize = MAX_PAIRS, in COUNT;
+        /// Sentences of one similarity request.
+        pub max_sentences: usize = MAX_SENTENCES, in COUNT;
+        /// Tokens of one request, all inputs together.
+        pub max_request_tokens: u64 = MAX_REQUEST_TOKENS, in TOKENS;
+        /// Bytes of one body.
+        pub max_body_bytes: usize = MAX_BODY_BYTES, in COUNT;
+        /// Bytes of all bodies at once.
+        pub max_buffered_bytes: usize = MAX_BUFFERED_BYTES, in COUNT;
+        /// Tokens that are queued for the engine.
+        pub max_queue_tokens: u64 = MAX_QUEUE_TOKENS, in TOKENS;
+        /// Milliseconds within which a body must arrive.
+        pub body_timeout_ms: u64 = BODY_TIMEOUT_MS, in TOKENS;
+    }
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits {
-            max_inputs: MAX_INPUTS,
-            max_documents: MAX_DOCUMENTS,
-            max_pairs: MAX_PAIRS,
-            max_sentences: MAX_SENTENCES,
-            max_request_tokens: MAX_REQUEST_TOKENS,
-            max_body_bytes: MAX_BODY_BYTES,
-            max_buffered_bytes: MAX_BUFFERED_BYTES,
-            max_queue_tokens: MAX_QUEUE_TOKENS,
-            body_timeout_ms: BODY_TIMEOUT_MS,
-        }
+        configuration::of_defaults().expect("every limit has a default")
     }
 }
 

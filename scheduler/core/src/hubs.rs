@@ -14,41 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use serde::de::{Deserializer, SeqAccess, Visitor};
-use serde::{Deserialize, de};
+use configuration::{ConfigField, ConfigValue, NoLimit, OneOrMany, Rule};
 
 /// Maximum length of the list: five hubs, and five replacements while they are rolled.
 pub const HUBS_MAX: usize = 10;
-
-/// Value of the configuration key `hub`: one URL, or a list of URLs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RawHubs(Vec<String>);
-
-impl<'de> Deserialize<'de> for RawHubs {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<RawHubs, D::Error> {
-        struct RawHubsVisitor;
-        impl<'de> Visitor<'de> for RawHubsVisitor {
-            type Value = RawHubs;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the URL of a hub, or a list of URLs")
-            }
-
-            fn visit_str<E: de::Error>(self, one: &str) -> Result<RawHubs, E> {
-                Ok(RawHubs(vec![one.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawHubs, A::Error> {
-                let mut raw = Vec::new();
-                while let Some(one) = list.next_element()? {
-                    raw.push(one);
-                }
-                Ok(RawHubs(raw))
-            }
-        }
-        from.deserialize_any(RawHubsVisitor)
-    }
-}
 
 /// Hub URLs with a current one; clones share the position. `Display` shows the current URL.
 #[derive(Clone, Debug)]
@@ -59,34 +28,9 @@ pub struct Hubs {
 }
 
 impl Hubs {
-    /// Validates the hubs of a configuration file.
-    ///
-    /// # Errors
-    ///
-    /// All problems together, each with the key, the value and the fix.
-    pub fn read(RawHubs(raw): RawHubs) -> Result<Hubs, Vec<String>> {
-        let mut problems = Vec::new();
-        if raw.is_empty() {
-            problems.push("hub = [] names no hub; write \"http://HOST:PORT\", or a list of URLs".to_owned());
-        }
-        if raw.len() > HUBS_MAX {
-            problems.push(format!("hub names {} hubs; write at most {HUBS_MAX}", raw.len()));
-        }
-        let mut urls: Vec<String> = Vec::new();
-        for text in raw.iter().take(HUBS_MAX) {
-            let url = text.trim_end_matches('/');
-            if !is_url(url) {
-                problems.push(format!("hub = \"{text}\" is not a hub URL; write \"http://HOST:PORT\""));
-            } else if urls.iter().any(|known| known == url) {
-                problems.push(format!("hub = \"{text}\" is listed twice; remove one"));
-            } else {
-                urls.push(url.to_owned());
-            }
-        }
-        if !problems.is_empty() {
-            return Err(problems);
-        }
-        Ok(Hubs { urls: urls.into(), current: Arc::default() })
+    /// Returns the list of one hub.
+    pub fn one(url: String) -> Hubs {
+        Hubs { urls: [url].into(), current: Arc::default() }
     }
 
     /// Returns the hubs at these URLs; `None` if there is none, or one is not a hub URL.
@@ -113,6 +57,40 @@ impl Hubs {
         let next = (at + 1) % self.urls.len();
         // If another caller advanced first, the exchange fails and the position stays.
         self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed).ok();
+    }
+}
+
+impl ConfigValue for Hubs {
+    type Limit = NoLimit;
+    type Item = Hubs;
+
+    fn type_name() -> String {
+        "URL, or a list of URLs".to_owned()
+    }
+
+    fn read(field: &ConfigField<'_>, _: &Rule<Hubs>) -> Option<Hubs> {
+        let rule = Rule {
+            limit: (1..=HUBS_MAX).into(),
+            fix: "URLs such as \"http://HOST:PORT\"",
+            ..Rule::default()
+        };
+        let OneOrMany(texts) = OneOrMany::<String>::read(field, &rule)?;
+        let mut urls: Vec<String> = Vec::new();
+        let mut is_valid = true;
+        for (index, text) in texts.iter().enumerate() {
+            let url = text.trim_end_matches('/');
+            let problem = match url {
+                url if !is_url(url) => "is not a hub URL; write \"http://HOST:PORT\"",
+                url if urls.iter().any(|known| known == url) => "is listed twice; remove one",
+                url => {
+                    urls.push(url.to_owned());
+                    continue;
+                }
+            };
+            is_valid = false;
+            field.document.problem(&format!("{}[{index}]", field.path), format!("\"{text}\" {problem}"));
+        }
+        is_valid.then(|| Hubs { urls: urls.into(), current: Arc::default() })
     }
 }
 
@@ -199,19 +177,28 @@ fn is_url(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use configuration::{ConfigFile, section};
 
-    fn read(raw: serde_json::Value) -> Result<Hubs, Vec<String>> {
-        Hubs::read(serde_json::from_value(raw).unwrap())
+    section! {
+        /// File with the key.
+        struct File {
+            /// Hubs.
+            hub: Hubs;
+        }
+    }
+
+    fn read(hub: &str) -> Result<Hubs, Vec<String>> {
+        let file = ConfigFile::read(&format!("hub = {hub}"), |document| document.section::<File>());
+        file.map(|file| file.hub).map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn one_url_or_a_list_of_them_may_be_written() {
-        assert_eq!(read(json!("http://127.0.0.1:7000")).unwrap().current(), "http://127.0.0.1:7000");
-        let hubs = read(json!(["http://a:1/", "http://[::1]:7000", "http://hub.internal"])).unwrap();
+        assert_eq!(read("\"http://127.0.0.1:7000\"").unwrap().current(), "http://127.0.0.1:7000");
+        let hubs = read(r#"["http://a:1/", "http://[::1]:7000", "http://hub.internal"]"#).unwrap();
         assert_eq!((hubs.count(), hubs.to_string().as_str()), (3, "http://a:1"));
-        let wrong = serde_json::from_value::<RawHubs>(json!(7)).unwrap_err().to_string();
-        assert!(wrong.contains("the URL of a hub, or a list of URLs"), "{wrong}");
+        let wrong = read("7").unwrap_err();
+        assert!(wrong[0].contains("hub: 7 is a number; write a string"), "{wrong:?}");
     }
 
     #[test]
@@ -229,21 +216,21 @@ mod tests {
             "http://a b",
         ];
         for text in wrong {
-            assert!(Hubs::at(["http://a", text]).is_none(), "{text}");
-            let problems = read(json!(text)).unwrap_err();
+            let problems = read(&format!("{text:?}")).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains(&format!("\"{text}\"")), "{problems:?}");
         }
-        let problems = read(json!(["http://a", "b", "http://a/", "c"])).unwrap_err();
+        let problems = read(r#"["http://a", "b", "http://a/", "c"]"#).unwrap_err();
         assert_eq!(problems.len(), 3, "{problems:?}");
-        assert!(read(json!([])).unwrap_err()[0].contains("no hub"));
-        let many = |count: usize| json!((0..count).map(|n| format!("http://hub-{n}")).collect::<Vec<_>>());
-        assert_eq!(read(many(HUBS_MAX)).unwrap().count(), HUBS_MAX);
-        assert!(read(many(HUBS_MAX + 1)).unwrap_err()[0].contains("at most 10"));
+        assert!(read("[]").unwrap_err()[0].contains("has 0 entries; write 1 to 10"));
+        let many =
+            |count: usize| format!("{:?}", (0..count).map(|n| format!("http://hub-{n}")).collect::<Vec<_>>());
+        assert_eq!(read(&many(HUBS_MAX)).unwrap().count(), HUBS_MAX);
+        assert!(read(&many(HUBS_MAX + 1)).unwrap_err()[0].contains("has 11 entries; write 1 to 10"));
     }
 
     #[test]
     fn one_hub_is_used_until_it_fails_and_then_the_next_round_robin() {
-        let hubs = read(json!(["http://a", "http://b", "http://c"])).unwrap();
+        let hubs = read(r#"["http://a", "http://b", "http://c"]"#).unwrap();
         let (one, other) = (hubs.clone(), hubs.clone());
         one.failed("http://a");
         other.failed("http://a");
@@ -253,7 +240,7 @@ mod tests {
         hubs.failed("http://b");
         hubs.failed("http://c");
         assert_eq!(hubs.current(), "http://a");
-        let only = read(json!("http://a")).unwrap();
+        let only = read("\"http://a\"").unwrap();
         only.failed("http://a");
         assert_eq!(only.current(), "http://a");
     }

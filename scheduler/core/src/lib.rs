@@ -26,6 +26,7 @@ pub mod invariants;
 pub mod plan;
 pub mod policy_age;
 pub mod publish;
+pub mod receipts;
 pub mod registry;
 pub mod revisions;
 pub mod rollout;

@@ -41,26 +41,6 @@ impl Moment {
     }
 }
 
-/// Parses `policy_max_age`: an integer with a unit, such as `7d`, `36h` or `90m`.
-///
-/// # Errors
-///
-/// A message for the operator if the value is not a duration or is outside the limits.
-pub fn read_max_age(text: Option<&str>) -> Result<Duration, String> {
-    let Some(text) = text else { return Ok(POLICY_MAX_AGE) };
-    let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
-    let length = match days {
-        Some(days) => Some(Duration::from_secs(u64::from(days) * 24 * 3600)),
-        None => regions::duration::parse(text),
-    };
-    length.filter(|length| (POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX).contains(length)).ok_or_else(|| {
-        format!(
-            "policy_max_age = \"{text}\" is not a duration from 1m to 365d; write one such as \"7d\", \"36h\" or \
-             \"90m\", or leave it out for 7d"
-        )
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,19 +71,5 @@ mod tests {
             "the clock was set back"
         );
         assert_eq!(Moment::restored(99_000, now).age(now), Duration::ZERO, "confirmed in the future");
-    }
-
-    #[test]
-    fn a_maximum_age_is_accepted_at_its_limits_and_rejected_past_them() {
-        let hours = |hours: u64| Ok(Duration::from_secs(hours * 3600));
-        assert_eq!(read_max_age(None), hours(168));
-        assert_eq!(read_max_age(Some("7d")), hours(168));
-        assert_eq!(read_max_age(Some("36h")), hours(36));
-        assert_eq!(read_max_age(Some("365d")), hours(8760));
-        assert_eq!(read_max_age(Some("1m")), Ok(Duration::from_secs(60)));
-        for text in ["", "d", "59s", "366d", "8761h", "7", "1.5d", "-1d", "99999999999d"] {
-            let problem = read_max_age(Some(text)).expect_err(text);
-            assert!(problem.contains("policy_max_age") && problem.contains("365d"), "{problem}");
-        }
     }
 }

@@ -1,37 +1,45 @@
-//! Parser of `hub.toml`.
+//! Reader of `hub.toml`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use configuration::{ConfigFile, Files, Problem, section};
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
 use scheduler_core::token::Token;
-use serde::Deserialize;
 
-use super::store::{self, RawStore, StoreConfig};
-use super::{Problems, raw};
+use super::store::{self, StoreConfig, StoreSection};
 
 /// Lease time of a registration, and of a leader's term, and so the longest time without a leader after one dies. etcd checks leases twice a second at best, and holds them for at least two seconds;
 /// with less, a short stall of either side would expire them.
 pub const LEASE_TTL: Duration = Duration::from_secs(5);
 
-/// Configuration file, as parsed.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawConfig {
-    listen: Option<String>,
-    data: Option<PathBuf>,
-    deployments: Option<PathBuf>,
-    operator_token_file: Option<PathBuf>,
-    operator_token_env: Option<String>,
-    fleet_token_file: Option<PathBuf>,
-    fleet_token_env: Option<String>,
-    catalogue: Option<PathBuf>,
-    store: Option<RawStore>,
+section! {
+    /// Hub: the control plane, which registers regions and publishes the route table.
+    partial struct HubFile {
+        /// Listener for spokes, gateways and operators.
+        listen: SocketAddr, like "\"IP:PORT\"";
+        /// Directory of the embedded store; required unless `store.kind` is `etcd`.
+        data: Option<PathBuf>;
+        /// Initial deployments, until an operator applies some; none if absent.
+        deployments: Option<PathBuf>;
+        /// File with the operator token, needed for all changes; without it changes are denied.
+        operator_token_file: Option<PathBuf>;
+        /// Environment variable with that token, instead of the file.
+        operator_token_env: Option<String>;
+        /// File with the tokens of gateways and spokes, one per line; without it the hub listens on loopback only.
+        fleet_token_file: Option<PathBuf>;
+        /// Environment variable with these tokens, instead of the file.
+        fleet_token_env: Option<String>;
+        /// Catalogue of clouds and regions; the built-in one if absent.
+        catalogue: Option<PathBuf>;
+        /// Store of the hub; the embedded one without this table.
+        store: Option<StoreSection>;
+    }
 }
 
 /// Configuration of a hub.
@@ -63,56 +71,57 @@ impl HubConfig {
     /// # Errors
     ///
     /// All problems, each with the key, the value and the fix.
-    pub fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<String>> {
-        let raw: RawConfig = raw(text)?;
-        let RawConfig {
-            listen,
-            data,
-            deployments,
-            operator_token_file,
-            operator_token_env,
-            fleet_token_file,
-            fleet_token_env,
-            catalogue,
-            store,
-        } = raw;
-        let mut problems = Problems::default();
-        let listen = problems.address("listen", listen);
-        let store = store::read(&mut problems, store, data, base);
-        let catalogue = problems.catalogue(catalogue, base);
-        let deployments = deployments.map_or(Some(Vec::new()), |path| {
-            let path = base.join(path);
-            let text = problems.file("deployments", &path)?;
-            parse_deployments(&text, catalogue.as_ref()?)
-                .map_err(|found| problems.in_file(&path, &found))
-                .ok()
+    pub fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<Problem>> {
+        let environment = std::env::vars().collect();
+        let files = Files { base, environment: Some(&environment) };
+        ConfigFile::read(text, |document| HubConfig::read(document, &files))
+    }
+
+    /// Returns the reference of the keys.
+    pub fn reference() -> String {
+        configuration::reference::<HubFile>("hub.toml")
+    }
+
+    /// Reads the configuration and the files that it names.
+    pub fn read(document: &ConfigFile<'_>, files: &Files<'_>) -> Option<HubConfig> {
+        let file: HubFile = document.section()?;
+        let store = store::read(document, files, file.store, file.data);
+        let catalogue = match file.catalogue? {
+            None => Some(Catalogue::builtin()),
+            Some(path) => files.parsed(document, "catalogue", &path, Catalogue::parse),
+        };
+        let deployments = file.deployments.and_then(|path| match path {
+            None => Some(Vec::new()),
+            Some(path) => files.parsed(document, "deployments", &path, |text| {
+                // An unreadable catalogue is reported by itself.
+                catalogue.as_ref().map_or(Ok(Vec::new()), |catalogue| parse_deployments(text, catalogue))
+            }),
         });
-        let operator =
-            problems.token("operator_token", operator_token_file, operator_token_env, base, Token::read);
-        let names_fleet_token = fleet_token_file.is_some() || fleet_token_env.is_some();
-        let fleet = problems.token("fleet_token", fleet_token_file, fleet_token_env, base, Token::read_all);
+        let operator = file.operator_token_file.zip(file.operator_token_env).and_then(|(path, variable)| {
+            files.secret(document, "operator_token", path.as_deref(), variable.as_deref(), Token::read)
+        });
+        let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(path, variable)| {
+            files.secret(document, "fleet_token", path.as_deref(), variable.as_deref(), Token::read_all)
+        });
         // An unreadable token is reported by itself.
-        let misses_token = fleet.is_none() && !names_fleet_token;
+        let misses_token = !["fleet_token_file", "fleet_token_env"].into_iter().any(|key| document.has(key));
         let tokens = Tokens { fleet: fleet.unwrap_or_default(), operator };
-        if let Some(Err(problem)) = listen.filter(|_| misses_token).map(|at| tokens.may_listen_at(at.ip())) {
-            problems.note(format!("listen: {problem}"));
+        if let Some(Err(problem)) =
+            file.listen.filter(|_| misses_token).map(|at| tokens.may_listen_at(at.ip()))
+        {
+            document.problem("listen", problem);
         }
-        match (listen, store, deployments, catalogue) {
-            (Some(listen), Some(store), Some(deployments), Some(catalogue)) if problems.0.is_empty() => {
-                Ok(HubConfig {
-                    listen,
-                    store,
-                    deployments,
-                    tokens,
-                    catalogue: Arc::new(catalogue),
-                    lease_ttl: LEASE_TTL,
-                    lapsed_keep: LAPSED_KEEP,
-                    reader_keep: READER_TIMEOUT,
-                    settle: SETTLE_TIME,
-                })
-            }
-            _ => Err(problems.0),
-        }
+        Some(HubConfig {
+            listen: file.listen?,
+            store: store?,
+            deployments: deployments?,
+            tokens,
+            catalogue: Arc::new(catalogue?),
+            lease_ttl: LEASE_TTL,
+            lapsed_keep: LAPSED_KEEP,
+            reader_keep: READER_TIMEOUT,
+            settle: SETTLE_TIME,
+        })
     }
 }
 
@@ -122,13 +131,17 @@ mod tests {
 
     const EXAMPLE: &str = include_str!("../../../configs/hub.toml");
 
+    fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<String>> {
+        HubConfig::parse(text, base).map_err(|found| found.iter().map(ToString::to_string).collect())
+    }
+
     fn configs() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
     }
 
     #[test]
     fn example_configuration_is_valid() {
-        let config = HubConfig::parse(EXAMPLE, &configs()).map_err(|problems| problems.join("\n")).unwrap();
+        let config = parse(EXAMPLE, &configs()).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:7000");
         let StoreConfig::Embedded { data } = config.store else { panic!("{:?}", config.store) };
         assert_eq!(data, configs().join("hub-data"));
@@ -137,8 +150,7 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_rejected_by_name() {
-        let problems =
-            HubConfig::parse(&EXAMPLE.replace("data =", "dta ="), &configs()).unwrap_err().join("\n");
+        let problems = parse(&EXAMPLE.replace("data =", "dta ="), &configs()).unwrap_err().join("\n");
         assert!(problems.contains("dta"), "{problems}");
     }
 
@@ -147,62 +159,79 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
         std::fs::write(dir.path().join("short"), "0123456789abcde").unwrap();
-        let parse = |line: &str| {
+        let parse_line = |line: &str| {
             let text = format!("listen = \"127.0.0.1:0\"\ndata = \"d\"\n{line}");
-            HubConfig::parse(&text, dir.path()).map(|config| config.tokens.operator.is_some())
+            parse(&text, dir.path()).map(|config| config.tokens.operator.is_some())
         };
-        assert_eq!(parse(""), Ok(false));
-        assert_eq!(parse("operator_token_file = \"token\""), Ok(true));
+        assert_eq!(parse_line(""), Ok(false));
+        assert_eq!(parse_line("operator_token_file = \"token\""), Ok(true));
         let check = |line: &str, part: &str| {
-            let problems = parse(line).expect_err(line);
+            let problems = parse_line(line).expect_err(line);
             assert!(problems.len() == 1 && problems[0].contains(part), "{part} in {problems:?}");
         };
         check("operator_token_file = \"short\"", "has 15 bytes, not 16");
         check("operator_token_file = \"gone\"", "cannot be read");
         check("operator_token_env = \"NOT_SET_ANYWHERE\"", "not set in the environment");
         check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both set");
-        check("fleet_token_file = \"short\"", "fleet_token_file = ");
+        check("fleet_token_file = \"short\"", "fleet_token_file: \"short\" has 15 bytes");
     }
 
     #[test]
     fn a_hub_that_other_machines_can_reach_needs_a_fleet_token() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
-        let parse = |listen: &str, more: &str| {
+        let parse_at = |listen: &str, more: &str| {
             let text = format!("listen = \"{listen}\"\ndata = \"d\"\n{more}");
-            HubConfig::parse(&text, dir.path()).map(|config| config.tokens.fleet.len())
+            parse(&text, dir.path()).map(|config| config.tokens.fleet.len())
         };
         for loopback in ["127.0.0.1:7000", "[::1]:7000"] {
-            assert_eq!(parse(loopback, ""), Ok(0), "{loopback}");
+            assert_eq!(parse_at(loopback, ""), Ok(0), "{loopback}");
         }
         for open in ["0.0.0.0:7000", "[::]:7000", "10.0.0.5:7000"] {
-            assert_eq!(parse(open, "fleet_token_file = \"token\""), Ok(1), "{open}");
-            let problems = parse(open, "").unwrap_err();
+            assert_eq!(parse_at(open, "fleet_token_file = \"token\""), Ok(1), "{open}");
+            let problems = parse_at(open, "").unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains("set fleet_token_file"), "{problems:?}");
-            let problems = parse(open, "fleet_token_file = \"gone\"").unwrap_err();
+            let problems = parse_at(open, "fleet_token_file = \"gone\"").unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains("gone"), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn five_mistakes_in_a_file_and_its_section_are_five_problems_with_their_lines() {
+        let text = "listen = \"7000\"\ndata = 1\noperator_token_env = \"NOT_SET_ANYWHERE\"\n[store]\nkind = \"etcdd\"\nprefix = \"\"\n";
+        let problems = parse(text, &configs()).unwrap_err();
+        let expected = [
+            "line 1: listen: \"7000\" is not an address; write \"IP:PORT\"",
+            "line 2: data: 1 is a number; write a string",
+            "line 3: operator_token_env: \"NOT_SET_ANYWHERE\" is not set in the environment; set",
+            "line 5: store.kind: \"etcdd\" is unknown; did you mean etcd?; write \"embedded\" or \"etcd\"",
+            "line 6: store.prefix: \"\" is empty; write the prefix",
+        ];
+        assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+        for (problem, part) in problems.iter().zip(expected) {
+            assert!(problem.starts_with(part), "{part} in {problem}");
         }
     }
 
     #[test]
     fn all_problems_are_reported_together() {
         let check = |text: &str, base: &Path, expected: &[&str]| {
-            let problems = HubConfig::parse(text, base).expect_err(text);
+            let problems = parse(text, base).expect_err(text);
             assert_eq!(problems.len(), expected.len(), "{problems:#?}");
             for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };
-        check("", &configs(), &["listen is missing", "data is missing"]);
+        check("", &configs(), &["data: is missing", "listen: is missing"]);
         let base = tempfile::tempdir().unwrap();
         std::fs::write(base.path().join("wrong.toml"), "[[deployment]]\nname = \"a b\"\ntasc = \"embed\"\n")
             .unwrap();
         let text =
             "listen = \"7000\"\ndata = \"d\"\ncatalogue = \"none.toml\"\ndeployments = \"gone.toml\"\n";
-        check(text, base.path(), &["listen = \"7000\"", "none.toml", "gone.toml"]);
+        check(text, base.path(), &["listen: \"7000\"", "none.toml", "gone.toml"]);
         let text = "listen = \"127.0.0.1:0\"\ndata = \"d\"\ndeployments = \"wrong.toml\"\n";
-        let problems = HubConfig::parse(text, base.path()).unwrap_err().join("\n");
-        for part in ["wrong.toml: line 2", "a b", "wrong.toml: line 3", "tasc", "model"] {
+        let problems = parse(text, base.path()).unwrap_err().join("\n");
+        for part in ["wrong.toml:2", "a b", "wrong.toml:3", "tasc", "model"] {
             assert!(problems.contains(part), "{part} in {problems}");
         }
     }

@@ -2,29 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
+use configuration::words;
 use regions::DeploymentName;
 use reqwest::Url;
 
-use super::Problems;
-
 /// In-cluster address of the API server, and the folder of the pod's token and CA certificate.
-const API: &str = "https://kubernetes.default.svc";
+pub(super) const API: &str = "https://kubernetes.default.svc";
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Placeholder of the deployment in the name of a workload.
-const DEPLOYMENT: &str = "{deployment}";
+pub(super) const DEPLOYMENT: &str = "{deployment}";
 /// The default port of configs/replica.toml.
-const PORT: u16 = 7200;
-
-/// Keys of the actuator, as parsed.
-pub(super) struct RawKubernetes {
-    pub(super) namespace: Option<String>,
-    pub(super) workload: Option<String>,
-    pub(super) name: Option<String>,
-    pub(super) port: Option<u16>,
-    pub(super) api: Option<String>,
-    pub(super) token_file: Option<PathBuf>,
-    pub(super) ca_file: Option<PathBuf>,
-}
+pub(super) const PORT: u16 = 7200;
 
 /// A cluster and its workloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,13 +33,14 @@ pub struct KubernetesConfig {
     pub ca_file: Option<PathBuf>,
 }
 
-/// Kind of the workloads whose pods are replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkloadKind {
-    /// Pods are interchangeable; drained ones are deleted first.
-    Deployment,
-    /// Pods are numbered; the highest number is deleted first.
-    StatefulSet,
+words! {
+    /// Kind of the workloads whose pods are replicas.
+    pub enum WorkloadKind {
+        /// Pods are interchangeable; drained ones are deleted first.
+        Deployment = "deployment",
+        /// Pods are numbered; the highest number is deleted first.
+        StatefulSet = "statefulset",
+    }
 }
 
 impl WorkloadKind {
@@ -73,113 +62,98 @@ impl KubernetesConfig {
     }
 }
 
-impl Problems {
-    pub(super) fn kubernetes(&mut self, raw: RawKubernetes, base: &Path) -> Option<KubernetesConfig> {
-        let RawKubernetes { namespace, workload, name, port, api, token_file, ca_file } = raw;
-        let namespace = self.need("scaling.namespace", namespace, "\"meridian\"");
-        let namespace = namespace.and_then(|text| self.label("namespace", text));
-        let kind = match workload.as_deref() {
-            None | Some("deployment") => Some(WorkloadKind::Deployment),
-            Some("statefulset") => Some(WorkloadKind::StatefulSet),
-            Some(other) => {
-                let expected = "write \"deployment\" or \"statefulset\"";
-                self.note(format!("scaling.workload = \"{other}\" is unknown; {expected}"));
-                None
-            }
-        };
-        let name = name.unwrap_or_else(|| format!("replica-{DEPLOYMENT}"));
-        if !name.contains(DEPLOYMENT) {
-            let problem = "is the same for every deployment";
-            self.note(format!(
-                "scaling.name = \"{name}\" {problem}; write {DEPLOYMENT} in place of the deployment's name"
-            ));
-        }
-        let text = api.unwrap_or_else(|| API.to_owned());
-        let api = Url::parse(&text).ok().filter(|url| {
-            matches!(url.scheme(), "http" | "https")
-                && url.has_host()
-                && url.path() == "/"
-                && url.query().is_none()
-        });
-        if api.is_none() {
-            self.note(format!(
-                "scaling.api = \"{text}\" is not the URL of an API server; write \"https://HOST:PORT\""
-            ));
-        }
-        let api = api?;
-        // No token is sent without TLS.
-        let account = |file: &str| (api.scheme() == "https").then(|| Path::new(ACCOUNT).join(file));
-        let given = |file: Option<PathBuf>| file.map(|file| base.join(file));
-        let token_file = given(token_file).or_else(|| account("token"));
-        let ca_file = given(ca_file).or_else(|| account("ca.crt"));
-        let port = port.unwrap_or(PORT);
-        Some(KubernetesConfig { namespace: namespace?, kind: kind?, name, port, api, token_file, ca_file })
-    }
+/// Validates a name by the rules of Kubernetes (RFC 1123).
+pub(super) fn is_label(text: &str) -> Result<(), String> {
+    let letters = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let good = (1..=63).contains(&text.len()) && text.bytes().all(letters) && !text.starts_with('-');
+    if good { Ok(()) } else { Err("is not a valid name; write 1 to 63 of a-z, 0-9 and -".to_owned()) }
+}
 
-    /// Validates a name by the rules of Kubernetes (RFC 1123).
-    fn label(&mut self, key: &str, text: String) -> Option<String> {
-        let letters = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        let good = (1..=63).contains(&text.len()) && text.bytes().all(letters) && !text.starts_with('-');
-        if !good {
-            self.note(format!(
-                "scaling.{key} = \"{text}\" is not a valid name; write 1 to 63 of a-z, 0-9 and -"
-            ));
-        }
-        good.then_some(text)
+/// Validates the pattern of the workloads' names.
+pub(super) fn is_pattern(text: &str) -> Result<(), String> {
+    let problem = "is the same for every deployment";
+    if text.contains(DEPLOYMENT) {
+        Ok(())
+    } else {
+        Err(format!("{problem}; write {DEPLOYMENT} in place of the deployment's name"))
     }
+}
+
+/// Validates the URL of the API server.
+pub(super) fn is_api(text: &str) -> Result<(), String> {
+    api(text)
+        .map(drop)
+        .ok_or_else(|| "is not the URL of an API server; write \"https://HOST:PORT\"".to_owned())
+}
+
+/// Parses the URL of the API server.
+pub(super) fn api(text: &str) -> Option<Url> {
+    Url::parse(text).ok().filter(|url| {
+        matches!(url.scheme(), "http" | "https")
+            && url.has_host()
+            && url.path() == "/"
+            && url.query().is_none()
+    })
+}
+
+/// Returns a file of the pod's service account.
+pub(super) fn account(file: &str) -> PathBuf {
+    Path::new(ACCOUNT).join(file)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::scaling::ScalingSection;
     use super::*;
+    use configuration::{ConfigFile, Files, section};
 
-    fn raw() -> RawKubernetes {
-        let namespace = Some("meridian".to_owned());
-        RawKubernetes {
-            namespace,
-            workload: None,
-            name: None,
-            port: None,
-            api: None,
-            token_file: None,
-            ca_file: None,
+    const NAMESPACE: &str = "namespace = \"meridian\"\n";
+
+    fn read(keys: &str) -> Result<KubernetesConfig, Vec<String>> {
+        section! {
+            /// File with the section.
+            struct File {
+                /// Section.
+                scaling: ScalingSection;
+            }
         }
-    }
-
-    fn read(raw: RawKubernetes) -> Result<KubernetesConfig, Vec<String>> {
-        let mut problems = Problems::default();
-        let read = problems.kubernetes(raw, Path::new("/etc/meridian"));
-        read.filter(|_| problems.0.is_empty()).ok_or(problems.0)
+        let files = Files { base: Path::new("/etc/meridian"), environment: None };
+        let read = ConfigFile::read(
+            &format!("[scaling]\ndir = \"x\"\nactuator = \"kubernetes\"\n{keys}"),
+            |document| document.section::<File>()?.scaling.kubernetes(document, &files),
+        );
+        read.map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn all_keys_but_the_namespace_have_defaults() {
-        let config = read(raw()).unwrap();
+        let config = read(NAMESPACE).unwrap();
         assert_eq!((config.kind, config.port), (WorkloadKind::Deployment, 7200));
         assert_eq!(config.api.as_str(), "https://kubernetes.default.svc/");
         let [token, ca] = [config.token_file.clone(), config.ca_file.clone()].map(Option::unwrap);
         assert!(token.ends_with("serviceaccount/token") && ca.ends_with("serviceaccount/ca.crt"));
         assert_eq!(config.workload_of(&"Docs_embed.v2".parse().unwrap()), "replica-docs-embed-v2");
-        let clear = read(RawKubernetes { api: Some("http://127.0.0.1:8001".to_owned()), ..raw() }).unwrap();
+        let clear = read(&format!("{NAMESPACE}api = \"http://127.0.0.1:8001\"")).unwrap();
         assert_eq!((clear.token_file, clear.ca_file), (None, None));
     }
 
     #[test]
     fn invalid_values_are_rejected_by_key() {
-        let text = |text: &str| Some(text.to_owned());
+        let long = |length: usize| format!("namespace = \"{}\"", "x".repeat(length));
+        let with = |key: &str| format!("{NAMESPACE}{key}");
         let cases = [
-            (RawKubernetes { namespace: None, ..raw() }, "scaling.namespace is missing"),
-            (RawKubernetes { namespace: text("Mine"), ..raw() }, "scaling.namespace = \"Mine\""),
-            (RawKubernetes { namespace: Some("x".repeat(64)), ..raw() }, "write 1 to 63"),
-            (RawKubernetes { workload: text("job"), ..raw() }, "\"deployment\" or \"statefulset\""),
-            (RawKubernetes { name: text("replica"), ..raw() }, "write {deployment} in place"),
-            (RawKubernetes { api: text("kubernetes:443"), ..raw() }, "scaling.api = \"kubernetes:443\""),
-            (RawKubernetes { api: text("https://host/path"), ..raw() }, "scaling.api"),
+            (String::new(), "scaling.namespace: is missing"),
+            ("namespace = \"Mine\"".to_owned(), "scaling.namespace: \"Mine\" is not a valid name"),
+            (long(64), "write 1 to 63"),
+            (with("workload = \"job\""), "\"deployment\" or \"statefulset\""),
+            (with("name = \"replica\""), "write {deployment} in place"),
+            (with("api = \"kubernetes:443\""), "scaling.api: \"kubernetes:443\""),
+            (with("api = \"https://host/path\""), "scaling.api"),
         ];
-        for (raw, expected) in cases {
-            let problems = read(raw).unwrap_err();
+        for (keys, expected) in cases {
+            let problems = read(&keys).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains(expected), "{expected}: {problems:?}");
         }
-        assert!(read(RawKubernetes { namespace: Some("x".repeat(63)), ..raw() }).is_ok());
+        assert!(read(&long(63)).is_ok());
     }
 }

@@ -1,19 +1,16 @@
 //! `[scaling]` of `spoke.toml`: the actuator, which starts and stops the region's replicas.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use regions::duration;
-use serde::Deserialize;
+use configuration::{ConfigFile, Files, section, words};
 
-use super::Problems;
-use super::kubernetes::{KubernetesConfig, RawKubernetes};
+use super::kubernetes::{self, KubernetesConfig, WorkloadKind, is_api, is_label, is_pattern};
 
 /// Maximum number of replicas of one spoke: one process polls the status of each five times a second.
 pub const REPLICAS_MAX: usize = 256;
-
 /// Default of `scaling.orphan_timeout`.
 const ORPHAN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 /// Range of `scaling.orphan_timeout`: long enough for a restart of the spoke, short enough not to leave replicas
@@ -21,25 +18,61 @@ const ORPHAN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 const ORPHAN_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 /// Keys of a replica's configuration that the spoke writes.
 const RESERVED_KEYS: [&str; 5] = ["listen", "names", "model", "task", "engine"];
+/// Keys of each actuator.
+const OF_PROCESSES: [&str; 5] = ["address", "ports", "program", "template", "orphan_timeout"];
+const OF_KUBERNETES: [&str; 7] = ["namespace", "workload", "name", "port", "api", "token_file", "ca_file"];
 
-/// Keys, as parsed.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawScaling {
-    actuator: Option<String>,
-    dir: Option<PathBuf>,
-    address: Option<String>,
-    ports: Option<String>,
-    program: Option<PathBuf>,
-    template: Option<PathBuf>,
-    orphan_timeout: Option<String>,
-    namespace: Option<String>,
-    workload: Option<String>,
-    name: Option<String>,
-    port: Option<u16>,
-    api: Option<String>,
-    token_file: Option<PathBuf>,
-    ca_file: Option<PathBuf>,
+words! {
+    /// Kind of actuator.
+    pub(super) enum ActuatorKind {
+        /// Processes on the spoke's machine.
+        Process = "process",
+        /// Pods of a Kubernetes cluster.
+        Kubernetes = "kubernetes",
+    }
+}
+
+section! {
+    /// Actuator, which starts and stops replicas according to `scaling` of each deployment.
+    pub(super) partial struct ScalingSection {
+        /// Processes on this machine, or pods of one workload per deployment.
+        pub(super) actuator: ActuatorKind, like "\"process\" or \"kubernetes\"";
+        /// Directory of the state that survives a restart.
+        pub(super) dir: PathBuf, like "\"replicas\"";
+        /// `process`: listen address of the replicas.
+        pub(super) address: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), check is_own_address;
+        /// `process`: port range such as `7300-7399`, which also limits the number of replicas; required.
+        pub(super) ports: Option<String>;
+        /// `process`: program of the replicas; the spoke's own if absent.
+        pub(super) program: Option<PathBuf>;
+        /// `process`: file with further keys for each replica's configuration.
+        pub(super) template: Option<PathBuf>;
+        /// `process`: time for which replicas continue without a spoke.
+        pub(super) orphan_timeout: Duration = ORPHAN_TIMEOUT_DEFAULT, in ORPHAN_TIMEOUT;
+        /// `kubernetes`: namespace of the workloads; required.
+        pub(super) namespace: Option<String>, check is_label;
+        /// `kubernetes`: kind of the workloads.
+        pub(super) workload: WorkloadKind = WorkloadKind::Deployment;
+        /// `kubernetes`: name of the workload, in lower-case letters, digits and `-`.
+        pub(super) name: String = format!("replica-{}", kubernetes::DEPLOYMENT), check is_pattern;
+        /// `kubernetes`: listen port of a replica in its pod.
+        pub(super) port: u16 = kubernetes::PORT;
+        /// `kubernetes`: URL of the API server.
+        pub(super) api: String = kubernetes::API.to_owned(), check is_api;
+        /// `kubernetes`: file with the bearer token; that of the service account if absent and `api` is https.
+        pub(super) token_file: Option<PathBuf>;
+        /// `kubernetes`: certificate of the API server's authority; that of the service account if absent.
+        pub(super) ca_file: Option<PathBuf>;
+    }
+}
+
+fn is_own_address(address: &IpAddr) -> Result<(), String> {
+    if address.is_unspecified() || address.is_multicast() {
+        return Err(
+            "is not an address of this machine; write one such as \"127.0.0.1\", without a port".to_owned()
+        );
+    }
+    Ok(())
 }
 
 /// Configuration of the region's autoscaling.
@@ -75,160 +108,115 @@ pub struct ProcessConfig {
     pub orphan_timeout: Duration,
 }
 
-impl Problems {
-    /// Parses `[scaling]`, if present; `fixed` is the number of replicas of the file.
-    pub(super) fn scaling(
-        &mut self,
-        given: Option<RawScaling>,
-        base: &Path,
+impl ScalingSection {
+    /// Validates the section; `fixed` is the number of replicas of the file.
+    pub(super) fn validate(
+        self,
+        document: &ConfigFile<'_>,
+        files: &Files<'_>,
         fixed: usize,
     ) -> Option<ScalingConfig> {
-        let RawScaling {
-            actuator,
-            dir,
-            address,
-            ports,
-            program,
-            template,
-            orphan_timeout,
-            namespace,
-            workload,
-            name,
-            port,
+        let (dir, kind) = (self.dir.clone(), self.actuator?);
+        let others = if kind == ActuatorKind::Process { &OF_KUBERNETES[..] } else { &OF_PROCESSES };
+        document.without_effect("scaling", others, &format!("with actuator \"{kind}\""));
+        let actuator = match kind {
+            ActuatorKind::Process => {
+                let ports = ports(document, self.ports?, fixed);
+                let template = template(document, files, self.template?);
+                ActuatorConfig::Process(ProcessConfig {
+                    address: self.address?,
+                    ports: ports?,
+                    program: self.program?.map(|program| files.path(program)),
+                    template: template?,
+                    orphan_timeout: self.orphan_timeout?,
+                })
+            }
+            ActuatorKind::Kubernetes => ActuatorConfig::Kubernetes(self.kubernetes(document, files)?),
+        };
+        Some(ScalingConfig { dir: files.path(dir?), actuator })
+    }
+
+    /// Validates the keys of the actuator `kubernetes`.
+    pub(super) fn kubernetes(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<KubernetesConfig> {
+        let namespace = self.namespace?;
+        if namespace.is_none() {
+            document.problem("scaling.namespace", "is missing; write namespace = \"meridian\"");
+        }
+        let api = kubernetes::api(&self.api?)?;
+        // No token is sent without TLS.
+        let account = |file: &str| (api.scheme() == "https").then(|| kubernetes::account(file));
+        let given = |file: Option<PathBuf>| file.map(|file| files.path(file));
+        Some(KubernetesConfig {
+            namespace: namespace?,
+            kind: self.workload?,
+            name: self.name?,
+            port: self.port?,
+            token_file: given(self.token_file?).or_else(|| account("token")),
+            ca_file: given(self.ca_file?).or_else(|| account("ca.crt")),
             api,
-            token_file,
-            ca_file,
-        } = given?;
-        let dir = self.need("scaling.dir", dir, "\"replicas\"").map(|dir| base.join(dir));
-        let actuator = self.need("scaling.actuator", actuator, "\"process\" or \"kubernetes\"")?;
-        let of_processes = [
-            ("address", address.is_some()),
-            ("ports", ports.is_some()),
-            ("program", program.is_some()),
-            ("template", template.is_some()),
-            ("orphan_timeout", orphan_timeout.is_some()),
-        ];
-        let of_kubernetes = [
-            ("namespace", namespace.is_some()),
-            ("workload", workload.is_some()),
-            ("name", name.is_some()),
-            ("port", port.is_some()),
-            ("api", api.is_some()),
-            ("token_file", token_file.is_some()),
-            ("ca_file", ca_file.is_some()),
-        ];
-        let actuator = match actuator.as_str() {
-            "process" => {
-                self.not_of(&actuator, &of_kubernetes);
-                let address = self.replicas_address(address);
-                let ports = self.ports(ports, fixed);
-                let template = self.template(template, base);
-                let orphan_timeout = self.orphan_timeout(orphan_timeout);
-                let program = program.map(|program| base.join(program));
-                let (address, ports, template) = (address?, ports?, template?);
-                let orphan_timeout = orphan_timeout?;
-                ActuatorConfig::Process(ProcessConfig { address, ports, program, template, orphan_timeout })
-            }
-            "kubernetes" => {
-                self.not_of(&actuator, &of_processes);
-                let raw = RawKubernetes { namespace, workload, name, port, api, token_file, ca_file };
-                ActuatorConfig::Kubernetes(self.kubernetes(raw, base)?)
-            }
-            other => {
-                self.note(format!(
-                    "scaling.actuator = \"{other}\" is unknown; write \"process\" or \"kubernetes\""
-                ));
-                return None;
-            }
-        };
-        Some(ScalingConfig { dir: dir?, actuator })
+        })
     }
+}
 
-    /// Reports keys that belong to the other actuator.
-    fn not_of(&mut self, actuator: &str, others: &[(&str, bool)]) {
-        for (key, _) in others.iter().filter(|(_, given)| *given) {
-            self.note(format!("scaling.{key} has no effect with actuator \"{actuator}\"; remove it"));
-        }
-    }
-
-    fn replicas_address(&mut self, given: Option<String>) -> Option<IpAddr> {
-        let text = given.unwrap_or_else(|| "127.0.0.1".to_owned());
-        let address = text.parse::<IpAddr>().ok();
-        let address = address.filter(|address| !address.is_unspecified() && !address.is_multicast());
-        if address.is_none() {
-            self.note(format!(
-                "scaling.address = \"{text}\" is not an address of this machine; write one such as \"127.0.0.1\", without a port"
-            ));
-        }
-        address
-    }
-
-    fn ports(&mut self, given: Option<String>, fixed: usize) -> Option<RangeInclusive<u16>> {
-        let text = self.need("scaling.ports", given, "\"7300-7399\"")?;
-        let range = text.split_once('-').and_then(|(from, to)| Some(from.parse().ok()?..=to.parse().ok()?));
-        let Some(range) = range.filter(|range| *range.start() > 0 && !range.is_empty()) else {
-            self.note(format!(
-                "scaling.ports = \"{text}\" is not a range of ports; write the first and the last, such as \"7300-7399\""
-            ));
-            return None;
-        };
-        if range.len() + fixed > REPLICAS_MAX {
-            self.note(format!(
-                "scaling.ports = \"{text}\" has {} ports and there are {fixed} [[replica]]; a spoke has at most {REPLICAS_MAX} \
-                 replicas",
-                range.len()
-            ));
-            return None;
-        }
-        Some(range)
-    }
-
-    fn template(&mut self, given: Option<PathBuf>, base: &Path) -> Option<String> {
-        let Some(path) = given.map(|path| base.join(path)) else {
-            return Some(String::new());
-        };
-        let text = self.file("scaling.template", &path)?;
-        let table = match text.parse::<toml::Table>() {
-            Ok(table) => table,
-            Err(error) => {
-                self.note(format!("{}: {}", path.display(), error.to_string().trim_end()));
-                return None;
-            }
-        };
-        let ours: Vec<_> = RESERVED_KEYS.into_iter().filter(|key| table.contains_key(*key)).collect();
-        if ours.is_empty() {
-            return Some(text);
-        }
-        self.note(format!(
-            "scaling.template = \"{}\" has {}, which the spoke writes for each replica; remove it",
-            path.display(),
-            ours.join(", ")
+fn ports(document: &ConfigFile<'_>, given: Option<String>, fixed: usize) -> Option<RangeInclusive<u16>> {
+    let problem = |problem: String| document.problem("scaling.ports", problem);
+    let Some(text) = given else {
+        problem("is missing; write ports = \"7300-7399\"".to_owned());
+        return None;
+    };
+    let range = text.split_once('-').and_then(|(from, to)| Some(from.parse().ok()?..=to.parse().ok()?));
+    let Some(range) = range.filter(|range| *range.start() > 0 && !range.is_empty()) else {
+        let fix = "write the first and the last, such as \"7300-7399\"";
+        problem(format!("\"{text}\" is not a range of ports; {fix}"));
+        return None;
+    };
+    if range.len() + fixed > REPLICAS_MAX {
+        problem(format!(
+            "\"{text}\" has {} ports and there are {fixed} [[replica]]; a spoke has at most {REPLICAS_MAX} replicas",
+            range.len()
         ));
-        None
+        return None;
     }
+    Some(range)
+}
 
-    fn orphan_timeout(&mut self, given: Option<String>) -> Option<Duration> {
-        let Some(text) = given else { return Some(ORPHAN_TIMEOUT_DEFAULT) };
-        let time = duration::parse(&text).filter(|time| ORPHAN_TIMEOUT.contains(time));
-        if time.is_none() {
-            let [from, to] = [*ORPHAN_TIMEOUT.start(), *ORPHAN_TIMEOUT.end()].map(duration::write);
-            self.note(format!(
-                "scaling.orphan_timeout = \"{text}\" is not a duration from {from} to {to}; write one such as \"60s\""
-            ));
-        }
-        time
+fn template(document: &ConfigFile<'_>, files: &Files<'_>, given: Option<PathBuf>) -> Option<String> {
+    let Some(path) = given else {
+        return Some(String::new());
+    };
+    let parse = |text: &str| {
+        let template = ConfigFile::parse(text)?;
+        let ours = RESERVED_KEYS.into_iter().filter(|key| template.has(key));
+        Ok((text.to_owned(), ours.collect::<Vec<_>>()))
+    };
+    let (text, ours) = files.parsed(document, "scaling.template", &path, parse)?;
+    if ours.is_empty() {
+        return Some(text);
     }
+    let (path, ours) = (path.display(), ours.join(", "));
+    let problem = format!("\"{path}\" has {ours}, which the spoke writes for each replica; remove it");
+    document.problem("scaling.template", problem);
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     fn read(text: &str, fixed: usize) -> Result<ScalingConfig, Vec<String>> {
-        let raw: RawScaling = toml::from_str(text).map_err(|error| vec![error.to_string()])?;
-        let mut problems = Problems::default();
-        let read = problems.scaling(Some(raw), Path::new("/etc/meridian"), fixed);
-        read.filter(|_| problems.0.is_empty()).ok_or(problems.0)
+        section! {
+            /// File with the section.
+            struct File {
+                /// Section.
+                scaling: ScalingSection;
+            }
+        }
+        let files = Files { base: Path::new("/etc/meridian"), environment: None };
+        let read = ConfigFile::read(&format!("[scaling]\n{text}"), |document| {
+            document.section::<File>()?.scaling.validate(document, &files, fixed)
+        });
+        read.map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 
     #[track_caller]
@@ -257,27 +245,30 @@ mod tests {
 
     #[test]
     fn all_problems_are_reported_together() {
-        check("", &["scaling.dir is missing", "scaling.actuator is missing"]);
+        check("", &["scaling.actuator: is missing", "scaling.dir: is missing"]);
         check("actuator = \"docker\"\ndir = \"x\"\n", &["\"docker\" is unknown; write \"process\""]);
         check(
             "actuator = \"process\"\naddress = \"0.0.0.0\"\nports = \"9-8\"\norphan_timeout = \"never\"\ntemplate = \"/nowhere\"\n",
             &[
                 "scaling.dir",
-                "scaling.address = \"0.0.0.0\"",
-                "scaling.ports = \"9-8\"",
+                "scaling.address: \"0.0.0.0\"",
+                "scaling.ports: \"9-8\"",
+                "scaling.orphan_timeout: \"never\" is not a duration; write a duration from \"1s\" to \"1h\"",
                 "/nowhere",
-                "scaling.orphan_timeout",
             ],
         );
         for ports in ["0-9", "7300", "7300-", "a-b", "1-65536"] {
             check(&VALID.replace("7300-7399", ports), &["is not a range of ports"]);
         }
-        check(&format!("{VALID}prots = \"1-2\""), &["unknown field"]);
+        check(
+            &format!("{VALID}prots = \"1-2\""),
+            &["scaling.prots: unknown key `prots`; did you mean ports?"],
+        );
         let both = format!("{VALID}port = 1\nnamespace = \"x\"\n");
-        check(&both, &["scaling.namespace has no effect", "scaling.port has no effect"]);
+        check(&both, &["scaling.port: has no effect", "scaling.namespace: has no effect"]);
         let other =
             "actuator = \"kubernetes\"\ndir = \"x\"\nports = \"1-2\"\nnamespace = \"x\"\nname = \"a\"\n";
-        check(other, &["scaling.ports has no effect", "scaling.name = \"a\""]);
+        check(other, &["scaling.ports: has no effect", "scaling.name: \"a\""]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Parser of `spoke.toml`.
+//! Reader of `spoke.toml`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -6,66 +6,78 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use configuration::{ConfigFile, Files, Problem, section};
+use regions::region_list::find_region;
 use regions::{Catalogue, RegionId};
-use scheduler_core::hubs::{Hubs, RawHubs};
-use scheduler_core::policy_age;
+use scheduler_core::hubs::Hubs;
+use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
+use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
 use scheduler_core::token::Token;
-use serde::Deserialize;
 
-use super::scaling::{REPLICAS_MAX, RawScaling, ScalingConfig};
-use super::{Problems, raw};
+use super::scaling::{REPLICAS_MAX, ScalingConfig, ScalingSection};
 
-/// Configuration file, as parsed.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawConfig {
-    region: Option<String>,
-    listen: Option<String>,
-    advertise: Option<String>,
-    hub: Option<RawHubs>,
-    fleet_token_file: Option<PathBuf>,
-    fleet_token_env: Option<String>,
-    policy_max_age: Option<String>,
-    catalogue: Option<PathBuf>,
-    receipts: Option<Receipts>,
-    operations: Option<String>,
-    tls: Option<RawTls>,
-    scaling: Option<RawScaling>,
-    #[serde(default)]
-    replica: Vec<RawReplica>,
+section! {
+    /// Spoke: the ingress, agent and scaler of one region.
+    partial struct SpokeFile {
+        /// Id of the region in the catalogue; may be given as `--region` instead.
+        region: Option<String>;
+        /// Listener for gateways.
+        listen: SocketAddr, like "\"IP:PORT\"";
+        /// Address for gateways: that of the listener, unless there is a proxy or NAT in between.
+        advertise: SocketAddr, like "\"IP:PORT\"", check is_reachable;
+        /// Hubs that publish the route table.
+        hub: Hubs, like "\"http://HOST:PORT\", or a list of such";
+        /// File with the token for the hub.
+        fleet_token_file: Option<PathBuf>;
+        /// Environment variable with that token, instead of the file.
+        fleet_token_env: Option<String>;
+        /// Maximum age of the route table for requests of deployments with a residency policy, while no hub responds.
+        policy_max_age: Duration = POLICY_MAX_AGE, in POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX;
+        /// Catalogue of clouds and regions; the built-in one if absent.
+        catalogue: Option<PathBuf>;
+        /// Receipts of the requests that arrive here; none are written without this table.
+        receipts: Option<ReceiptsSection>;
+        /// Listener for operators, plaintext; that of the ingress if absent.
+        operations: Option<SocketAddr>;
+        /// Mutual TLS 1.3 with gateways; without this table the listener is plaintext and must be on loopback.
+        tls: Option<SpokeTlsSection>;
+        /// Actuator; without this table the region has only the replicas below.
+        scaling: Option<ScalingSection>;
+        /// Replicas that are started independently, one table each.
+        replica: Vec<ReplicaEntry> = Vec::new(), in 0..=REPLICAS_MAX;
+    }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawReplica {
-    endpoint: String,
+section! {
+    /// Replica that is started independently.
+    partial struct ReplicaEntry {
+        /// Address of its listener.
+        endpoint: SocketAddr, like "\"127.0.0.1:7200\"", check is_reachable;
+    }
 }
 
-/// `[receipts]`, for the ingress, which validates it.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Receipts {
-    /// Folder of the receipt files.
-    pub dir: PathBuf,
-    /// File with the key for tenants' pseudonyms,
-    pub key_file: Option<PathBuf>,
-    /// or the environment variable with that key.
-    pub key_env: Option<String>,
-    /// Whether requests of locked deployments are rejected when their receipts cannot be stored.
-    #[serde(default)]
-    pub required: bool,
+section! {
+    /// Mutual TLS 1.3 with gateways. The files are checked for changes once a second.
+    struct SpokeTlsSection {
+        /// Certificate of the ingress; PEM.
+        certificate: Option<PathBuf>;
+        /// Private key of that certificate; PEM.
+        key: Option<PathBuf>;
+        /// Certificates of the authorities that sign gateways' certificates; PEM.
+        client_ca: Option<PathBuf>;
+        /// Plaintext on any network, instead of the files.
+        insecure: bool = false;
+    }
 }
 
-/// `[tls]`, as parsed.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawTls {
-    certificate: Option<PathBuf>,
-    key: Option<PathBuf>,
-    client_ca: Option<PathBuf>,
-    #[serde(default)]
-    insecure: bool,
+/// Checks that other machines can reach this address.
+fn is_reachable(address: &SocketAddr) -> Result<(), String> {
+    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
+        let fix = "write an address that they can connect to, such as \"10.0.0.7:7100\"";
+        return Err(format!("is unreachable for other processes; {fix}"));
+    }
+    Ok(())
 }
 
 /// Files of `[tls]`, for the ingress, which reads them.
@@ -98,14 +110,22 @@ pub struct SpokeConfig {
     pub replicas: Vec<SocketAddr>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
-    /// Storage of receipts, if they are stored.
-    pub receipts: Option<Receipts>,
     /// Listen address for operators; by default that of the ingress.
     pub operations: Option<SocketAddr>,
     /// TLS files of the ingress; without them it uses plaintext.
     pub tls: Option<TlsFiles>,
     /// Autoscaling of further replicas, if configured.
     pub scaling: Option<ScalingConfig>,
+}
+
+/// Content of `spoke.toml`, of which the ingress validates a part.
+pub struct ReadSpoke {
+    /// Configuration; `None` after a problem.
+    pub config: Option<SpokeConfig>,
+    /// Storage of receipts, for the ingress.
+    pub receipts: Option<ReceiptsSection>,
+    /// TLS files, with the region that the certificate must name.
+    pub tls: Option<(TlsFiles, RegionId, Arc<Catalogue>)>,
 }
 
 impl SpokeConfig {
@@ -115,62 +135,61 @@ impl SpokeConfig {
     /// # Errors
     ///
     /// All problems, each with the key, the value and the fix.
-    pub fn parse(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<String>> {
-        let RawConfig {
-            region: written,
-            listen,
-            advertise,
-            hub,
-            fleet_token_file,
-            fleet_token_env,
-            policy_max_age,
-            catalogue,
-            receipts,
-            operations,
-            tls,
-            scaling,
-            replica,
-        } = raw(text)?;
-        let mut problems = Problems::default();
-        let catalogue = problems.catalogue(catalogue, base);
-        let region = problems.one_region(written, region);
-        let region = region.and_then(|region| problems.known_region(&region, catalogue.as_ref()?));
-        let listen = problems.address("listen", listen);
-        let advertise = problems.reachable("advertise", advertise);
-        let hub = problems.need("hub", hub, "\"http://HOST:PORT\", or a list of such");
-        let hub = hub.and_then(|hub| Hubs::read(hub).map_err(|found| problems.0.extend(found)).ok());
-        let fleet = problems.token("fleet_token", fleet_token_file, fleet_token_env, base, Token::read);
-        let policy_max_age = policy_age::read_max_age(policy_max_age.as_deref());
-        let policy_max_age = policy_max_age.unwrap_or_else(|problem| {
-            problems.note(problem);
-            policy_age::POLICY_MAX_AGE
+    pub fn parse(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<Problem>> {
+        let environment = std::env::vars().collect();
+        let files = Files { base, environment: Some(&environment) };
+        ConfigFile::read(text, |document| SpokeConfig::read(document, &files, region)?.config)
+    }
+
+    /// Returns the reference of the keys.
+    pub fn reference() -> String {
+        configuration::reference::<SpokeFile>("spoke.toml")
+    }
+
+    /// Reads the configuration.
+    pub fn read(document: &ConfigFile<'_>, files: &Files<'_>, region: Option<&str>) -> Option<ReadSpoke> {
+        let file: SpokeFile = document.section()?;
+        let catalogue = match file.catalogue? {
+            None => Some(Catalogue::builtin()),
+            Some(path) => files.parsed(document, "catalogue", &path, Catalogue::parse),
+        };
+        let catalogue = catalogue.map(Arc::new);
+        let region = file.region.and_then(|written| one_region(document, written, region));
+        let region = region.zip(catalogue.as_ref()).and_then(|(region, catalogue)| {
+            find_region(&region, catalogue).map_err(|problem| document.problem("region", problem)).ok()
         });
-        let operations = operations.and_then(|address| problems.address("operations", Some(address)));
-        let tls = problems.tls(tls, base, [("listen", listen), ("advertise", advertise)]);
-        let replicas = problems.replicas(replica);
-        let scaling = problems.scaling(scaling, base, replicas.len());
-        match (region, listen, advertise, hub, catalogue) {
-            (Some(region), Some(listen), Some(advertise), Some(hub), Some(catalogue))
-                if problems.0.is_empty() =>
-            {
-                let catalogue = Arc::new(catalogue);
-                Ok(SpokeConfig {
-                    region,
-                    listen,
-                    advertise,
-                    hub,
-                    fleet,
-                    policy_max_age,
-                    replicas,
-                    catalogue,
-                    receipts,
-                    operations,
-                    tls,
-                    scaling,
-                })
-            }
-            _ => Err(problems.0),
-        }
+        let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(path, variable)| {
+            files.secret(document, "fleet_token", path.as_deref(), variable.as_deref(), Token::read)
+        });
+        let addresses = [("listen", file.listen), ("advertise", file.advertise)];
+        let tls = file.tls.and_then(|section| tls(document, files, section, addresses));
+        let replicas = file.replica.and_then(|entries| replicas(document, entries));
+        let fixed = replicas.as_ref().map_or(0, Vec::len);
+        let scaling = file.scaling.and_then(|section| match section {
+            None => Some(None),
+            Some(section) => section.validate(document, files, fixed).map(Some),
+        });
+        let identity = tls.clone().flatten().zip(region.clone()).zip(catalogue.clone());
+        let config = || {
+            Some(SpokeConfig {
+                region: region?,
+                listen: file.listen?,
+                advertise: file.advertise?,
+                hub: file.hub?,
+                fleet,
+                policy_max_age: file.policy_max_age?,
+                replicas: replicas?,
+                catalogue: catalogue?,
+                operations: file.operations?,
+                tls: tls?,
+                scaling: scaling?,
+            })
+        };
+        Some(ReadSpoke {
+            config: config(),
+            receipts: file.receipts.flatten(),
+            tls: identity.map(|((files, region), catalogue)| (files, region, catalogue)),
+        })
     }
 
     /// Returns the region's state before any replica has reported. `boot_id` is random at every start of a spoke.
@@ -181,92 +200,64 @@ impl SpokeConfig {
     }
 }
 
-impl Problems {
-    fn one_region(&mut self, written: Option<String>, typed: Option<&str>) -> Option<String> {
-        if let (Some(written), Some(typed)) = (&written, typed)
-            && written != typed
-        {
-            self.note(format!(
-                "region = \"{written}\" but --region {typed}; set one of them, or both to the same region"
-            ));
-            return None;
-        }
-        let region = written.or_else(|| typed.map(str::to_owned));
-        self.need("region", region, "\"CLOUD/NAME\", such as \"gcp/europe-west4\", or pass --region")
+fn one_region(document: &ConfigFile<'_>, written: Option<String>, typed: Option<&str>) -> Option<String> {
+    if let (Some(written), Some(typed)) = (&written, typed)
+        && written != typed
+    {
+        let fix = "set one of them, or both to the same region";
+        document.problem("region", format!("\"{written}\" but --region {typed}; {fix}"));
+        return None;
     }
-
-    fn known_region(&mut self, text: &str, catalogue: &Catalogue) -> Option<RegionId> {
-        let region = text.parse::<RegionId>().ok().filter(|region| catalogue.get(region).is_some());
-        if region.is_none() {
-            let near = catalogue.nearest_names(text);
-            let hint = if near.is_empty() {
-                String::new()
-            } else {
-                format!("; did you mean {}?", near.join(" or "))
-            };
-            self.note(format!(
-                "region = \"{text}\" is not in the catalogue; write the id of one of its regions{hint}"
-            ));
-        }
-        region
+    let region = written.or_else(|| typed.map(str::to_owned));
+    if region.is_none() {
+        let example = "region = \"CLOUD/NAME\", such as \"gcp/europe-west4\", or pass --region";
+        document.problem("region", format!("is missing; write {example}"));
     }
+    region
+}
 
-    /// Requires TLS, unless both addresses are loopback or the file allows plaintext.
-    fn tls(
-        &mut self,
-        given: Option<RawTls>,
-        base: &Path,
-        addresses: [(&str, Option<SocketAddr>); 2],
-    ) -> Option<TlsFiles> {
-        let Some(RawTls { certificate, key, client_ca, insecure }) = given else {
-            for (name, address) in addresses {
-                if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
-                    self.note(format!(
-                        "{name} = \"{address}\" is not a loopback address, and without [tls] requests would be sent in \
-                         plaintext; add [tls] with certificate, key and client_ca, or with insecure = true"
-                    ));
-                }
-            }
-            return None;
-        };
-        match (certificate, key, client_ca, insecure) {
-            (Some(certificate), Some(key), Some(client_ca), false) => {
-                let [certificate, key, client_ca] = [certificate, key, client_ca].map(|path| base.join(path));
-                Some(TlsFiles { certificate, key, client_ca })
-            }
-            (None, None, None, true) => None,
-            _ => {
-                self.note(
-                    "[tls] needs certificate, key and client_ca, or insecure = true and none of the files",
+/// Requires TLS, unless both addresses are loopback or the file allows plaintext.
+fn tls(
+    document: &ConfigFile<'_>,
+    files: &Files<'_>,
+    section: Option<SpokeTlsSection>,
+    addresses: [(&str, Option<SocketAddr>); 2],
+) -> Option<Option<TlsFiles>> {
+    let Some(SpokeTlsSection { certificate, key, client_ca, insecure }) = section else {
+        for (name, address) in addresses {
+            if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
+                let problem = format!(
+                    "\"{address}\" is not a loopback address, and without [tls] requests would be sent in plaintext; \
+                     add [tls] with certificate, key and client_ca, or with insecure = true"
                 );
-                None
+                document.problem(name, problem);
             }
         }
+        return Some(None);
+    };
+    match (certificate, key, client_ca, insecure) {
+        (Some(certificate), Some(key), Some(client_ca), false) => {
+            let [certificate, key, client_ca] = [certificate, key, client_ca].map(|path| files.path(path));
+            Some(Some(TlsFiles { certificate, key, client_ca }))
+        }
+        (None, None, None, true) => Some(None),
+        _ => {
+            let problem = "needs certificate, key and client_ca, or insecure = true and none of the files";
+            document.problem("tls", problem);
+            None
+        }
     }
+}
 
-    fn replicas(&mut self, given: Vec<RawReplica>) -> Vec<SocketAddr> {
-        if given.len() > REPLICAS_MAX {
-            self.note(format!(
-                "{} [[replica]] are too many; a spoke has at most {REPLICAS_MAX}",
-                given.len()
-            ));
-            return Vec::new();
+fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<SocketAddr>> {
+    let mut known = BTreeSet::new();
+    for (index, ReplicaEntry { endpoint }) in entries.iter().enumerate() {
+        if let Some(address) = endpoint.filter(|address| !known.insert(*address)) {
+            let problem = format!("\"{address}\" is the endpoint of another replica; remove one of them");
+            document.problem(&format!("replica[{index}].endpoint"), problem);
         }
-        let mut known = BTreeSet::new();
-        let mut replicas = Vec::new();
-        for (index, RawReplica { endpoint }) in given.into_iter().enumerate() {
-            let key = format!("endpoint of [[replica]] {}", index + 1);
-            let Some(address) = self.reachable(&key, Some(endpoint)) else { continue };
-            if known.insert(address) {
-                replicas.push(address);
-            } else {
-                self.note(format!(
-                    "{key} = \"{address}\" is the endpoint of another replica; remove one of them"
-                ));
-            }
-        }
-        replicas
     }
+    entries.into_iter().map(|entry| entry.endpoint).collect()
 }
 
 #[cfg(test)]
@@ -275,8 +266,13 @@ mod tests {
 
     const EXAMPLE: &str = include_str!("../../../configs/spoke.toml");
 
+    fn all(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<String>> {
+        let parsed = SpokeConfig::parse(text, base, region);
+        parsed.map_err(|found| found.iter().map(ToString::to_string).collect())
+    }
+
     fn parse(text: &str, region: Option<&str>) -> Result<SpokeConfig, String> {
-        SpokeConfig::parse(text, Path::new("."), region).map_err(|problems| problems.join("\n"))
+        all(text, Path::new("."), region).map_err(|problems| problems.join("\n"))
     }
 
     #[test]
@@ -302,25 +298,59 @@ mod tests {
     fn region_is_set_in_the_file_or_on_the_command_line() {
         let without = EXAMPLE.replace("region = \"gcp/europe-west4\"", "");
         assert_eq!(parse(&without, Some("aws/us-east-1")).unwrap().region.as_str(), "aws/us-east-1");
-        assert!(parse(&without, None).unwrap_err().contains("region is missing"));
+        assert!(parse(&without, None).unwrap_err().contains("region: is missing"));
         let problems = parse(EXAMPLE, Some("aws/us-east-1")).unwrap_err();
         assert!(problems.contains("gcp/europe-west4") && problems.contains("aws/us-east-1"), "{problems}");
     }
 
     #[test]
+    fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
+        let text = "region = \"aws/us-esat-1\"\nlisten = \"127.0.0.1:1\"\nadvertise = \"127.0.0.1:1\"\nhub = \"http://hub\"\n\
+                    [receipts]\ndirr = \"r\"\ndir = \"r\"\n[tls]\nkey = \"k\"\n[scaling]\nactuator = \"process\"\ndir = \"d\"\n\
+                    ports = \"7300-7399\"\norphan_timeout = \"2h\"\n[[replica]]\nendpoint = \"0.0.0.0:1\"\n";
+        let problems = all(text, Path::new("."), None).unwrap_err();
+        let expected = [
+            "line 1: region: no region `aws/us-esat-1` in the catalogue; did you mean aws/us-east-1",
+            "line 6: receipts.dirr: unknown key `dirr`; did you mean dir?; the keys are dir, key_file",
+            "line 8: tls: needs certificate, key and client_ca",
+            "line 14: scaling.orphan_timeout: \"2h\" is out of range; write a duration from \"1s\" to \"1h\"",
+            "line 16: replica 1: endpoint: \"0.0.0.0:1\" is unreachable for other processes; write an address",
+        ];
+        assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+        for (problem, part) in problems.iter().zip(expected) {
+            assert!(problem.starts_with(part), "{part} in {problem}");
+        }
+    }
+
+    #[test]
+    fn a_maximum_age_is_accepted_at_its_limits_and_rejected_past_them() {
+        let hours = |hours: u64| Ok(Duration::from_secs(hours * 3600));
+        let read = |line: &str| {
+            parse(&EXAMPLE.replace("policy_max_age = \"7d\"", line), None).map(|config| config.policy_max_age)
+        };
+        let written = |text: &str| read(&format!("policy_max_age = \"{text}\""));
+        assert_eq!((read(""), written("7d"), written("36h")), (hours(168), hours(168), hours(36)));
+        assert_eq!((written("365d"), written("1m")), (hours(8760), Ok(Duration::from_secs(60))));
+        for text in ["", "d", "59s", "366d", "8761h", "7", "1.5d", "-1d", "99999999999d"] {
+            let problem = written(text).expect_err(text);
+            assert!(problem.contains("policy_max_age") && problem.contains("365d"), "{problem}");
+        }
+    }
+
+    #[test]
     fn all_problems_are_reported_together() {
         let check = |text: &str, expected: &[&str]| {
-            let problems = SpokeConfig::parse(text, Path::new("."), None).expect_err(text);
+            let problems = all(text, Path::new("."), None).expect_err(text);
             assert_eq!(problems.len(), expected.len(), "{problems:#?}");
             for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };
-        check("", &["region is missing", "listen is missing", "advertise is missing", "hub is missing"]);
+        check("", &["advertise: is missing", "hub: is missing", "listen: is missing", "region: is missing"]);
         check(
             "region = \"aws/us-esat-1\"\nlisten = \"here\"\nadvertise = \"0.0.0.0:7100\"\nhub = \"hub:7000\"\n\
              catalogue = \"/nowhere.toml\"\n",
-            &["/nowhere.toml", "here", "0.0.0.0:7100", "hub:7000"],
+            &["here", "0.0.0.0:7100", "hub:7000", "/nowhere.toml"],
         );
         check(
             "region = \"aws/us-esat-1\"\nlisten = \"0.0.0.0:7100\"\nadvertise = \"10.0.0.7:7100\"\n\
@@ -328,11 +358,11 @@ mod tests {
              [[replica]]\nendpoint = \"10.0.0.8:9\"\n",
             &[
                 "did you mean aws/us-east-1",
+                "listen: \"0.0.0.0:7100\" is not a loopback address",
+                "advertise: \"10.0.0.7:7100\" is not a loopback address",
                 "https://hub",
-                "listen = \"0.0.0.0:7100\" is not a loopback address",
-                "advertise = \"10.0.0.7:7100\" is not a loopback address",
-                "[[replica]] 1",
-                "[[replica]] 3",
+                "replica 1: endpoint: \"10.0.0.8:0\" is unreachable",
+                "replica 3: endpoint: \"10.0.0.8:9\" is the endpoint of another replica",
             ],
         );
     }
@@ -357,7 +387,7 @@ mod tests {
             let text = EXAMPLE.replace("127.0.0.1:7100", address);
             let (head, replicas) = text.split_once("[[replica]]").unwrap();
             let text = format!("{head}\n{tls}\n[[replica]]{replicas}");
-            SpokeConfig::parse(&text, Path::new("/etc/meridian"), None).map(|config| config.tls)
+            all(&text, Path::new("/etc/meridian"), None).map(|config| config.tls)
         };
         let files = "[tls]\ncertificate = \"spoke.crt\"\nkey = \"spoke.key\"\nclient_ca = \"/ca.crt\"\n";
         assert_eq!(with("127.0.0.1:7100", ""), Ok(None));
@@ -372,7 +402,7 @@ mod tests {
             [format!("{files}insecure = true\n"), "[tls]\nkey = \"spoke.key\"\n".into(), "[tls]\n".into()]
         {
             let problems = with("127.0.0.1:7100", &half).unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains("[tls] needs"), "{half}: {problems:#?}");
+            assert!(problems.len() == 1 && problems[0].contains("tls: needs"), "{half}: {problems:#?}");
         }
     }
 
@@ -383,6 +413,10 @@ mod tests {
             (1..=replicas).fold(head, |text, n| format!("{text}\n[[replica]]\nendpoint = \"10.0.0.8:{n}\"\n"))
         };
         assert_eq!(parse(&text(REPLICAS_MAX), None).unwrap().replicas.len(), REPLICAS_MAX);
-        assert!(parse(&text(REPLICAS_MAX + 1), None).unwrap_err().contains("too many"));
+        assert!(
+            parse(&text(REPLICAS_MAX + 1), None)
+                .unwrap_err()
+                .contains("replica: has 257 entries; write at most 256")
+        );
     }
 }

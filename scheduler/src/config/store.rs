@@ -1,12 +1,10 @@
 //! `[store]` of `hub.toml`: where the hub stores its state.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use configuration::{ConfigFile, Files, section, words};
 use scheduler_store::{EtcdConfig, EtcdTls, EtcdUser, KEEP_ALIVE};
-use serde::Deserialize;
-
-use super::Problems;
 
 /// Default prefix of a hub's keys in etcd.
 const PREFIX: &str = "meridian/";
@@ -16,20 +14,55 @@ const KEEP_ALIVE_MS_MIN: u64 = 100;
 /// leaving.
 const ENDPOINTS_MAX: usize = 16;
 
-/// `[store]`, as parsed.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawStore {
-    kind: Option<String>,
-    endpoints: Option<Vec<String>>,
-    prefix: Option<String>,
-    keep_alive_ms: Option<u64>,
-    user: Option<String>,
-    password_file: Option<PathBuf>,
-    password_env: Option<String>,
-    ca: Option<PathBuf>,
-    certificate: Option<PathBuf>,
-    key: Option<PathBuf>,
+words! {
+    /// Kind of store.
+    pub(super) enum HubStoreKind {
+        /// File of its own, for a single hub.
+        Embedded = "embedded",
+        /// An etcd, for one or several hubs.
+        Etcd = "etcd",
+    }
+}
+
+section! {
+    /// Store of the hub. The keys besides `kind` are for etcd.
+    pub(super) partial struct StoreSection {
+        /// Embedded in the directory `data`, for a single hub, or an etcd, for one or several.
+        kind: HubStoreKind, like "\"embedded\" or \"etcd\"";
+        /// Members of the etcd, `http://HOST:PORT` or `https://HOST:PORT`; required with etcd.
+        endpoints: Option<Vec<String>>, in 1..=ENDPOINTS_MAX, check is_endpoint;
+        /// Prefix of all keys, so that one etcd can serve several fleets.
+        prefix: String = PREFIX.to_owned(), check is_prefix;
+        /// Keep-alive interval of a connection in milliseconds.
+        keep_alive_ms: u64 = KEEP_ALIVE.as_millis() as u64, in KEEP_ALIVE_MS_MIN.., fix "that the members' --grpc-keepalive-min-time allows";
+        /// User, with a password.
+        user: Option<String>;
+        /// File with the password.
+        password_file: Option<PathBuf>;
+        /// Environment variable with the password, instead of the file.
+        password_env: Option<String>;
+        /// Certificate of the authority that signs the members' certificates; PEM; required with https.
+        ca: Option<PathBuf>;
+        /// Client certificate, if the members require one; PEM.
+        certificate: Option<PathBuf>;
+        /// Private key of that certificate; PEM.
+        key: Option<PathBuf>;
+    }
+}
+
+fn is_endpoint(endpoint: &str) -> Result<(), String> {
+    let rest = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
+    let address = rest.and_then(|rest| rest.rsplit_once(':'));
+    let plain = |host: &str| !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ']);
+    let is_valid =
+        address.is_some_and(|(host, port)| plain(host) && port.parse::<u16>().is_ok_and(|port| port > 0));
+    let fix = "write \"http://HOST:PORT\" or \"https://HOST:PORT\"";
+    if is_valid { Ok(()) } else { Err(format!("is not the URL of an etcd member; {fix}")) }
+}
+
+fn is_prefix(prefix: &str) -> Result<(), String> {
+    let problem = "is empty; write the prefix of all keys, such as \"meridian/\"";
+    if prefix.is_empty() { Err(problem.to_owned()) } else { Ok(()) }
 }
 
 /// Where the hub stores its state.
@@ -44,204 +77,137 @@ pub enum StoreConfig {
     Etcd(EtcdConfig),
 }
 
-/// Parses `[store]` and `data`.
+/// Validates `[store]` and `data`.
 pub(super) fn read(
-    problems: &mut Problems,
-    raw: Option<RawStore>,
-    data: Option<PathBuf>,
-    base: &Path,
+    document: &ConfigFile<'_>,
+    files: &Files<'_>,
+    section: Option<Option<StoreSection>>,
+    data: Option<Option<PathBuf>>,
 ) -> Option<StoreConfig> {
-    let raw = raw.unwrap_or(RawStore { kind: Some("embedded".to_owned()), ..RawStore::default() });
-    match problems.need("store.kind", raw.kind.clone(), "\"embedded\" or \"etcd\"")?.as_str() {
-        "embedded" => {
-            raw.refuse_the_rest(problems);
-            let data = problems.need("data", data, "\"FOLDER\", where the hub stores its state")?;
-            Some(StoreConfig::Embedded { data: base.join(data) })
-        }
-        "etcd" => {
-            if data.is_some() {
-                problems.note(
-                    "data has no effect with store.kind = \"etcd\", which stores the hub's state; remove it",
-                );
+    let section = section?;
+    match section.as_ref().map_or(Some(HubStoreKind::Embedded), |section| section.kind)? {
+        HubStoreKind::Embedded => {
+            let keys = [
+                "endpoints",
+                "prefix",
+                "keep_alive_ms",
+                "user",
+                "password_file",
+                "password_env",
+                "ca",
+                "certificate",
+                "key",
+            ];
+            document.without_effect("store", &keys, "with kind = \"embedded\"");
+            let data = data?;
+            if data.is_none() {
+                document
+                    .problem("data", "is missing; write data = \"FOLDER\", where the hub stores its state");
             }
-            raw.etcd(problems, base).map(StoreConfig::Etcd)
+            Some(StoreConfig::Embedded { data: files.path(data?) })
         }
-        other => {
-            problems.note(format!("store.kind = \"{other}\" is unknown; write \"embedded\" or \"etcd\""));
-            None
+        HubStoreKind::Etcd => {
+            if document.has("data") {
+                let problem =
+                    "has no effect with store.kind = \"etcd\", which stores the hub's state; remove it";
+                document.problem("data", problem);
+            }
+            section?.etcd(document, files).map(StoreConfig::Etcd)
         }
     }
 }
 
-impl RawStore {
-    /// Rejects the keys of etcd for an embedded store.
-    fn refuse_the_rest(&self, problems: &mut Problems) {
-        let RawStore {
-            kind: _,
-            endpoints,
-            prefix,
-            keep_alive_ms,
-            user,
-            password_file,
-            password_env,
-            ca,
-            certificate,
-            key,
-        } = self;
-        let written = [
-            ("endpoints", endpoints.is_some()),
-            ("prefix", prefix.is_some()),
-            ("keep_alive_ms", keep_alive_ms.is_some()),
-            ("user", user.is_some()),
-            ("password_file", password_file.is_some()),
-            ("password_env", password_env.is_some()),
-            ("ca", ca.is_some()),
-            ("certificate", certificate.is_some()),
-            ("key", key.is_some()),
-        ];
-        for (key, _) in written.iter().filter(|(_, written)| *written) {
-            problems.note(format!("store.{key} is for kind = \"etcd\"; remove it, or set that kind"));
+impl StoreSection {
+    fn etcd(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EtcdConfig> {
+        let StoreSection { kind: _, endpoints, prefix, keep_alive_ms, .. } = &self;
+        if let Some(None) = endpoints {
+            let example = "store.endpoints = [\"http://10.0.0.1:2379\", …], the members of the etcd";
+            document.problem("store.endpoints", format!("is missing; write {example}"));
         }
-    }
-
-    fn etcd(self, problems: &mut Problems, base: &Path) -> Option<EtcdConfig> {
-        let RawStore {
-            kind: _,
-            endpoints,
-            prefix,
-            keep_alive_ms,
-            user,
-            password_file,
-            password_env,
-            ca,
-            certificate,
-            key,
-        } = self;
-        let before = problems.0.len();
-        let endpoints = problems.need(
-            "store.endpoints",
-            endpoints,
-            "[\"http://10.0.0.1:2379\", …], the members of the etcd",
-        );
-        let endpoints = endpoints.map(|endpoints| problems.endpoints(endpoints)).unwrap_or_default();
-        let prefix = prefix.unwrap_or_else(|| PREFIX.to_owned());
-        if prefix.is_empty() {
-            problems.note("store.prefix is empty; write the prefix of all keys, such as \"meridian/\"");
-        }
-        let keep_alive_ms = keep_alive_ms.map_or(KEEP_ALIVE, Duration::from_millis);
-        if keep_alive_ms < Duration::from_millis(KEEP_ALIVE_MS_MIN) {
-            problems.note(format!(
-                "store.keep_alive_ms = {} is less than {KEEP_ALIVE_MS_MIN}; remove it, or write a value that the members' \
-                 --grpc-keepalive-min-time allows",
-                keep_alive_ms.as_millis()
-            ));
-        }
-        let user = problems.user(user, password_file, password_env, base);
-        let mut pem = |key: &str, path: Option<PathBuf>| {
-            let path = path?;
-            problems.file(&format!("store.{key}"), &base.join(path)).map(String::into_bytes)
+        let endpoints = endpoints.clone().flatten();
+        let user = self.user(document, files);
+        let pem = |key: &str, path: &Option<Option<PathBuf>>| {
+            let path = path.as_ref()?.as_ref()?;
+            files.text(document, &format!("store.{key}"), path).map(String::into_bytes)
         };
-        let (has_ca, has_identity) = (ca.is_some(), certificate.is_some() || key.is_some());
-        let (both, ca) = (certificate.is_some() == key.is_some(), pem("ca", ca));
-        let identity = pem("certificate", certificate).zip(pem("key", key));
-        if !both {
-            problems.note("store.certificate and store.key belong together; set both or neither");
+        let ca = pem("ca", &self.ca);
+        let identity = pem("certificate", &self.certificate).zip(pem("key", &self.key));
+        let [has_ca, has_certificate, has_key] =
+            ["ca", "certificate", "key"].map(|key| document.has(&format!("store.{key}")));
+        if has_certificate != has_key {
+            let problem = "and store.certificate belong together; set both or neither";
+            document.problem("store.key", problem);
         }
-        let https = endpoints.iter().any(|endpoint| endpoint.starts_with("https://"));
-        match (https, has_ca) {
-            (true, false) => problems.note(
-                "store.ca is missing; write the file with the CA certificate that signs the members' certificates",
-            ),
-            (false, true) => problems.note("store.ca is for https:// endpoints, and there are none; remove it"),
-            (true, true) | (false, false) => {}
+        if (has_certificate || has_key) && !has_ca {
+            let key = if has_key { "store.key" } else { "store.certificate" };
+            document.problem(key, "is for https:// endpoints, and requires store.ca; write it");
         }
-        if !has_ca && has_identity {
-            problems.note("store.certificate and store.key are for https:// endpoints, and require store.ca");
+        if let Some(endpoints) = &endpoints {
+            let of = |scheme: &str| endpoints.iter().any(|endpoint| endpoint.starts_with(scheme));
+            let (http, https) = (of("http://"), of("https://"));
+            if http && https {
+                document.problem("store.endpoints", "mixes http:// and https://; use one of them for all");
+            }
+            match (https, has_ca) {
+                (true, false) => document.problem(
+                    "store.ca",
+                    "is missing; write the file with the CA certificate that signs the members' certificates",
+                ),
+                (false, true) => {
+                    document.problem("store.ca", "is for https:// endpoints, and there are none; remove it");
+                }
+                (true, true) | (false, false) => {}
+            }
         }
-        let tls = ca.map(|authority| EtcdTls { authority, identity });
-        (problems.0.len() == before).then_some(EtcdConfig {
-            endpoints,
-            prefix,
-            keep_alive: keep_alive_ms,
+        Some(EtcdConfig {
+            endpoints: endpoints?,
+            prefix: prefix.clone()?,
+            keep_alive: Duration::from_millis((*keep_alive_ms)?),
             user,
-            tls,
+            tls: ca.map(|authority| EtcdTls { authority, identity }),
         })
     }
-}
 
-impl Problems {
-    fn endpoints(&mut self, endpoints: Vec<String>) -> Vec<String> {
-        if endpoints.is_empty() || endpoints.len() > ENDPOINTS_MAX {
-            self.note(format!("store.endpoints has {}; write 1 to {ENDPOINTS_MAX}", endpoints.len()));
+    fn user(&self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EtcdUser> {
+        let (file, variable) =
+            (self.password_file.as_ref()?.as_deref(), self.password_env.as_ref()?.as_deref());
+        let name = self.user.as_ref()?.as_ref();
+        match name {
+            Some(name) if file.is_none() && variable.is_none() => {
+                let problem = format!("\"{name}\" has no password; set password_file or password_env");
+                document.problem("store.user", problem);
+            }
+            None if file.is_some() || variable.is_some() => {
+                let problem = "is missing; write the name of the user with this password";
+                document.problem("store.user", problem);
+            }
+            Some(_) | None => {}
         }
-        let of = |scheme: &str| endpoints.iter().filter(|endpoint| endpoint.starts_with(scheme)).count();
-        if of("http://") > 0 && of("https://") > 0 {
-            self.note("store.endpoints mixes http:// and https://; use one of them for all");
-        }
-        for endpoint in &endpoints {
-            let rest = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
-            let address = rest.and_then(|rest| rest.rsplit_once(':'));
-            let plain = |host: &str| !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ']);
-            let holds = address
-                .is_some_and(|(host, port)| plain(host) && port.parse::<u16>().is_ok_and(|port| port > 0));
-            if !holds {
-                self.note(format!(
-                    "store.endpoints: \"{endpoint}\" is not the URL of an etcd member; write \"http://HOST:PORT\" or \
-                     \"https://HOST:PORT\""
-                ));
-            }
-        }
-        endpoints
-    }
-
-    fn user(
-        &mut self,
-        name: Option<String>,
-        file: Option<PathBuf>,
-        variable: Option<String>,
-        base: &Path,
-    ) -> Option<EtcdUser> {
-        let password = match (file, variable) {
-            (None, None) => None,
-            (Some(file), None) => Some(self.file("store.password_file", &base.join(file))?),
-            (None, Some(variable)) => {
-                let value = std::env::var(&variable).ok();
-                if value.is_none() {
-                    self.note(format!("store.password_env = \"{variable}\" is not set in the environment"));
-                }
-                Some(value?)
-            }
-            (Some(_), Some(_)) => {
-                self.note("store.password_file and store.password_env are both set; set one of them");
-                return None;
-            }
-        };
-        match (name, password) {
-            (None, None) => None,
-            (Some(name), Some(password)) => Some(EtcdUser { name, password: password.trim().to_owned() }),
-            (Some(name), None) => {
-                self.note(format!(
-                    "store.user = \"{name}\" has no password; set password_file or password_env"
-                ));
-                None
-            }
-            (None, Some(_)) => {
-                self.note("store.user is missing; write the name of the user with this password");
-                None
-            }
-        }
+        let password =
+            files.secret(document, "store.password", file, variable, |text| Ok(text.trim().to_owned()));
+        Some(EtcdUser { name: name?.clone(), password: password? })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     fn parse(text: &str, base: &Path) -> Result<StoreConfig, Vec<String>> {
-        let mut problems = Problems::default();
-        let raw = super::super::raw(text)?;
-        let store = read(&mut problems, Some(raw), None, base);
-        store.filter(|_| problems.0.is_empty()).ok_or(problems.0)
+        section! {
+            /// File with the section.
+            struct File {
+                /// Section.
+                store: StoreSection;
+            }
+        }
+        let environment = std::collections::BTreeMap::new();
+        let files = Files { base, environment: Some(&environment) };
+        let store = ConfigFile::read(&format!("[store]\n{text}"), |document| {
+            read(document, &files, Some(Some(document.section::<File>()?.store)), Some(None))
+        });
+        store.map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -280,14 +246,18 @@ mod tests {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };
-        check("", &["store.kind is missing"]);
+        check("", &["store.kind: is missing"]);
         check("kind = \"etdc\"", &["\"etdc\" is unknown"]);
         check(
             "kind = \"embedded\"\nprefix = \"a\"\nuser = \"a\"",
-            &["store.prefix is for", "store.user is for", "data is missing"],
+            &[
+                "data: is missing",
+                "store.prefix: has no effect with kind = \"embedded\"",
+                "store.user: has no effect",
+            ],
         );
-        check("kind = \"embedded\"", &["data is missing"]);
-        check("kind = \"etcd\"", &["store.endpoints is missing"]);
+        check("kind = \"embedded\"", &["data: is missing"]);
+        check("kind = \"etcd\"", &["store.endpoints: is missing"]);
         check("kind = \"etcd\"\nendpoints = []", &["has 0"]);
         let many = vec!["http://a:1"; ENDPOINTS_MAX + 1];
         check(&format!("kind = \"etcd\"\nendpoints = {many:?}"), &["has 17"]);
@@ -297,24 +267,30 @@ mod tests {
             &[
                 "\"a:1\"",
                 "\"http://a\"",
-                "\"http://a:0\"",
                 "\"http://a/b:1\"",
+                "\"http://a:0\"",
                 "store.prefix",
-                "is less than 100",
+                "99 is out of range; write a whole number, 100 or more",
                 "has no password",
                 "none.key",
                 "belong together",
-                "require store.ca",
+                "requires store.ca",
             ],
         );
         check(
             "kind = \"etcd\"\nendpoints = [\"http://a:1\", \"https://a:1\"]\npassword_env = \"NOT_SET_ANYWHERE\"",
-            &["mixes", "NOT_SET_ANYWHERE", "store.ca is missing"],
+            &["store.ca: is missing", "mixes", "NOT_SET_ANYWHERE", "store.user: is missing"],
         );
         check(
             "kind = \"etcd\"\nendpoints = [\"http://a:1\"]\nca = \"none.crt\"",
             &["none.crt", "there are none"],
         );
-        check("kind = \"etcd\"\nendpoint = [\"http://a:1\"]", &["unknown field `endpoint`"]);
+        check(
+            "kind = \"etcd\"\nendpoint = [\"http://a:1\"]",
+            &[
+                "store.endpoint: unknown key `endpoint`; did you mean endpoints?",
+                "store.endpoints: is missing",
+            ],
+        );
     }
 }

@@ -170,7 +170,7 @@ impl Scene {
         let keys = tenants.lines().filter_map(|line| line.strip_prefix("key_env = '")?.strip_suffix('\''));
         let environment: BTreeMap<_, _> = keys.map(|key| (key.to_owned(), key.to_owned())).collect();
         let config = EdgeConfig::parse(&text, dir.path(), &environment);
-        let config = config.map_err(|problems| problems.join("\n")).unwrap();
+        let config = config.map_err(|problems| format!("{problems:#?}")).unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, bound) = tokio::sync::oneshot::channel();
         tokio::spawn(async move {

@@ -76,7 +76,7 @@ impl Scene {
                 free_address()
             );
             let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new());
-            let config = config.map_err(|problems| problems.join("\n")).unwrap();
+            let config = config.map_err(|problems| format!("{problems:#?}")).unwrap();
             let operations = format!("http://{}", config.operations);
             let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
             let (ready, address) = tokio::sync::oneshot::channel();

@@ -143,7 +143,8 @@ impl Scene {
              snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
             self.hub
         );
-        EdgeConfig::parse(&text, self.dir.path(), &BTreeMap::new())
+        let parsed = EdgeConfig::parse(&text, self.dir.path(), &BTreeMap::new());
+        parsed.map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 
     /// Starts a gateway and waits until it sees the region healthy.
@@ -153,7 +154,7 @@ impl Scene {
 
     /// Does the same; the gateway takes the sockets of `running`.
     pub(crate) async fn edge_after(&self, more: &str, running: Option<&Edge>) -> Edge {
-        let mut config = self.config(more).map_err(|problems| problems.join("\n")).unwrap();
+        let mut config = self.config(more).map_err(|problems| format!("{problems:#?}")).unwrap();
         config.take_over = running.is_some();
         let operations = running.map_or(config.operations, |running| running.operations);
         let (stop, stopped) = oneshot::channel::<()>();

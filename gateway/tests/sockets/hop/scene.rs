@@ -147,7 +147,7 @@ impl Scene {
             text += "[region_tls]\ncertificate = 'edge.crt'\nkey = 'edge.key'\nregion_ca = 'edge.ca'\n";
         }
         let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new());
-        let config = config.map_err(|problems| problems.join("\n")).unwrap();
+        let config = config.map_err(|problems| format!("{problems:#?}")).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, address) = oneshot::channel();
         let shutdown = async { drop(stopped.await) };

@@ -84,7 +84,7 @@ async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
          snapshot = 'routes'\ntenants = 'tenants.toml'"
     );
     let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new())
-        .map_err(|problems| problems.join("\n"))
+        .map_err(|problems| format!("{problems:#?}"))
         .unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(gateway::edge::run(config, async { drop(stopped.await) }, |_| {}));

@@ -50,7 +50,7 @@ impl Edge {
              [timeouts]\nlame_duck = '0s'"
         );
         let config = EdgeConfig::parse(&text, dir, &BTreeMap::new());
-        let config = config.map_err(|problems| problems.join("\n")).unwrap();
+        let config = config.map_err(|problems| format!("{problems:#?}")).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, listening) = oneshot::channel();
         let running = tokio::spawn(gateway::edge::run(config, async { drop(stopped.await) }, |address| {

@@ -258,8 +258,8 @@ impl Scene {
             "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{AMERICA}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'\n[receipts]\ndir = 'receipts'\nkey_file = 'receipts-key'"
         );
-        let config =
-            EdgeConfig::parse(&text, dir.path(), &BTreeMap::new()).map_err(|problems| problems.join("\n"));
+        let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new())
+            .map_err(|problems| format!("{problems:#?}"));
         let config = config.unwrap();
         let operations = format!("http://{}", config.operations);
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

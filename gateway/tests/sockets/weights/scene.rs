@@ -149,7 +149,7 @@ impl Edge {
         );
         let environment = BTreeMap::from([("KEY".to_owned(), "KEY".to_owned())]);
         let config =
-            EdgeConfig::parse(&text, dir, &environment).map_err(|problems| problems.join("\n")).unwrap();
+            EdgeConfig::parse(&text, dir, &environment).map_err(|problems| format!("{problems:#?}")).unwrap();
         let (ready, bound) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();
         tokio::spawn(async move {

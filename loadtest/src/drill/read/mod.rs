@@ -6,14 +6,13 @@
 mod fleet;
 mod load;
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use regions::document::{self, Problems, Table};
-use regions::{Catalogue, Deployment, Problem, RegionId, duration};
-use toml::Spanned;
-use toml::de::DeValue;
+use configuration::{ConfigFile, OneOrMany, Problem, section};
+use regions::{Catalogue, Deployment, RegionId, duration};
 
+use self::fleet::FleetSection;
+use self::load::{LOADS_MAX, LoadEntry};
 use super::expectation::{Expectation, ExpectationKind, LatencyBound, ParsedExpectation, Span};
 use super::{Action, Drill, DrillStep};
 
@@ -34,9 +33,40 @@ pub struct ReadContext<'a> {
 const DURATION_MAX: Duration = Duration::from_secs(3600);
 /// Default warm-up.
 const WARM_UP: Duration = Duration::from_secs(2);
-const TOP_KEYS: &[&str] =
-    &["description", "duration", "warm_up", "before", "expect", "fleet", "load", "step"];
-const STEP_KEYS: &[&str] = &["at", "do", "expect"];
+
+section! {
+    /// Drill: a fleet under load, with actions and expectations.
+    partial struct DrillFile {
+        /// Sentence that states the purpose.
+        description: String, like "\"one sentence that states the purpose\"";
+        /// Duration of the run.
+        duration: Duration, in Duration::from_secs(1)..=DURATION_MAX, like "\"30s\"";
+        /// Time before the first measurement.
+        warm_up: Duration = WARM_UP;
+        /// Expectations from the end of the warm-up to the first step.
+        before: Vec<String> = Vec::new();
+        /// Expectations for the whole run.
+        expect: Vec<String> = Vec::new();
+        /// Fleet under test.
+        fleet: FleetSection, like "{ regions = [\"aws/us-east-1\", \"gcp/europe-west4\"] }";
+        /// Loads, one table each.
+        load: Vec<LoadEntry>, in 1..=LOADS_MAX;
+        /// Steps, one table each, in order of time.
+        step: Vec<StepEntry> = Vec::new();
+    }
+}
+
+section! {
+    /// Actions at a time of the run, and expectations from then until the next step.
+    partial struct StepEntry {
+        /// Time since the start of the run.
+        at: Duration, like "\"10s\"";
+        /// Actions; required unless the step has expectations.
+        actions ("do"): Option<OneOrMany<String>>;
+        /// Expectations.
+        expect: Vec<String> = Vec::new();
+    }
+}
 
 /// Parses and validates a drill.
 ///
@@ -44,36 +74,33 @@ const STEP_KEYS: &[&str] = &["at", "do", "expect"];
 ///
 /// All problems, in the order of the file.
 pub fn read(text: &str, context: &ReadContext<'_>) -> Result<Drill, Vec<Problem>> {
-    let (tree, mut problems) = document::parse(text)?;
-    let top = Table { what: "the drill".to_owned(), entries: tree.get_ref(), span: 0..0 };
-    top.refuse_other_keys(TOP_KEYS, &mut problems);
-    let description = top.need_text("description", "\"one sentence that states the purpose\"", &mut problems);
-    let description = description.map(|(description, _)| description.to_owned()).unwrap_or_default();
-    let duration = top.need("duration", "\"30s\"", &mut problems);
-    let duration = duration.and_then(|value| {
-        let duration = top.time("duration", value, &mut problems)?;
-        let fits = (Duration::from_secs(1)..=DURATION_MAX).contains(&duration);
-        if !fits {
-            problems.note(value.span(), "`duration`: write a time from \"1s\" to \"1h\"");
-        }
-        fits.then_some(duration)
-    });
-    let warm_up = top.entries.get("warm_up").and_then(|value| top.time("warm_up", value, &mut problems));
-    let (fleet, deployments) = fleet::fleet(&top, context, &mut problems);
-    let loads = load::loads(&top, &fleet, &deployments, &mut problems);
+    ConfigFile::read(text, |document| read_document(document, context))
+}
+
+/// Returns the reference of the keys of a drill file.
+pub fn reference() -> String {
+    configuration::reference::<DrillFile>("Drill files")
+}
+
+/// Reads and validates a drill.
+pub fn read_document(document: &ConfigFile<'_>, context: &ReadContext<'_>) -> Option<Drill> {
+    let file: DrillFile = document.section()?;
+    let (fleet, deployments) = fleet::fleet(document, file.fleet, context);
+    let loads = load::loads(document, file.load.unwrap_or_default(), &fleet, &deployments);
     let mut drill = Drill {
-        description,
-        duration: duration.unwrap_or(DURATION_MAX),
-        warm_up: warm_up.unwrap_or(WARM_UP),
+        description: file.description.unwrap_or_default(),
+        duration: file.duration.unwrap_or(DURATION_MAX),
+        warm_up: file.warm_up.unwrap_or(WARM_UP),
         fleet,
         loads,
         steps: Vec::new(),
         expectations: Vec::new(),
     };
-    let mut reader = DrillReader { drill: &mut drill, context, problems: &mut problems };
-    let steps = reader.steps(&top);
-    reader.expectations(&top, &steps);
-    problems.or(|| drill)
+    let mut reader = DrillReader { drill: &mut drill, context, document };
+    let steps = reader.steps(file.step.unwrap_or_default());
+    let [before, expect] = [file.before, file.expect].map(Option::unwrap_or_default);
+    reader.expectations(&before, &expect, &steps);
+    Some(drill)
 }
 
 impl Drill {
@@ -84,136 +111,92 @@ impl Drill {
     }
 }
 
-fn number_of(
-    table: &Table<'_>,
-    key: &str,
-    value: &Spanned<DeValue<'_>>,
-    range: RangeInclusive<u32>,
-    problems: &mut Problems<'_>,
-) -> Option<u32> {
-    // Not `Table::number`: the lifetimes of table and value may belong to different trees.
-    let written = match value.get_ref() {
-        DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str().parse().ok(),
-        _ => None,
-    };
-    let number = written.filter(|number| range.contains(number));
-    if number.is_none() {
-        let (least, most) = range.into_inner();
-        problems.note(
-            value.span(),
-            format!("{}: `{key}`: write a whole number from {least} to {most}", table.what),
-        );
-    }
-    number
-}
-
-fn tables<'d>(top: &Table<'d>, key: &str, problems: &mut Problems<'_>) -> Vec<Table<'d>> {
-    let Some(value) = top.entries.get(key) else { return Vec::new() };
-    let Some(list) = value.get_ref().as_array() else {
-        problems.note(value.span(), format!("`{key}`: write tables headed [[{key}]]"));
-        return Vec::new();
-    };
-    let each = list.iter().enumerate();
-    each.filter_map(|(index, item)| Table::of(format!("{key} {}", index + 1), item, problems)).collect()
-}
-
-struct DrillReader<'r, 't> {
+struct DrillReader<'r> {
     drill: &'r mut Drill,
     context: &'r ReadContext<'r>,
-    problems: &'r mut Problems<'t>,
+    document: &'r ConfigFile<'r>,
 }
 
 /// Step whose expectations are parsed once all steps are known.
-struct StepContext<'d> {
-    table: Table<'d>,
+struct StepContext {
+    expect: Vec<String>,
     at: Duration,
     region: Option<RegionId>,
 }
 
-impl DrillReader<'_, '_> {
-    fn steps<'d>(&mut self, top: &Table<'d>) -> Vec<StepContext<'d>> {
+impl DrillReader<'_> {
+    fn steps(&mut self, entries: Vec<StepEntry>) -> Vec<StepContext> {
         let mut contexts = Vec::new();
         let mut before: Option<Duration> = None;
-        for table in tables(top, "step", self.problems) {
-            table.refuse_other_keys(STEP_KEYS, self.problems);
-            let at = table.need("at", "\"10s\"", self.problems);
-            let at = at.and_then(|value| Some((table.time("at", value, self.problems)?, value.span())));
-            if let Some((at, span)) = &at {
-                if *at >= self.drill.duration {
+        for (index, StepEntry { at, actions, expect }) in entries.into_iter().enumerate() {
+            let path = format!("step[{index}]");
+            if let Some(at) = at {
+                if at >= self.drill.duration {
                     let duration = duration::write(self.drill.duration);
                     let message =
-                        format!("{}: `at` is not before the end of the drill at {duration}", table.what);
-                    self.problems.note(span.clone(), message);
+                        format!("is not before the end of the drill at {duration}; write an earlier time");
+                    self.document.problem(&format!("{path}.at"), message);
                 }
-                if before.is_some_and(|before| before > *at) {
-                    let message = format!(
-                        "{}: `at` is before the previous step: write steps in order of time",
-                        table.what
-                    );
-                    self.problems.note(span.clone(), message);
+                if before.is_some_and(|before| before > at) {
+                    let message = "is before the previous step; write steps in order of time";
+                    self.document.problem(&format!("{path}.at"), message);
                 }
-                before = Some(*at);
+                before = Some(at);
             }
-            let actions = self.actions(&table);
+            let actions = self.actions(&path, actions);
             let region = actions.iter().find_map(|(_, action)| action.region().cloned());
-            let at = at.map_or(self.drill.duration, |(at, _)| at);
+            let at = at.unwrap_or(self.drill.duration);
             self.drill.steps.push(DrillStep { at, actions });
-            contexts.push(StepContext { table, at, region });
+            contexts.push(StepContext { expect: expect.unwrap_or_default(), at, region });
         }
         contexts
     }
 
-    fn actions(&mut self, table: &Table<'_>) -> Vec<(String, Action)> {
-        let value = match (table.entries.get("do"), table.entries.get("expect")) {
-            // A step without an action only evaluates expectations.
-            (None, Some(_)) => return Vec::new(),
-            _ => table.need("do", "\"kill region gcp/europe-west4\"", self.problems),
-        };
-        let Some(value) = value else { return Vec::new() };
-        let texts = match value.get_ref().as_array() {
-            Some(_) => table.texts("do", value, self.problems).unwrap_or_default(),
-            None => table.text("do", value, self.problems).into_iter().collect(),
-        };
+    fn actions(&mut self, path: &str, given: Option<Option<OneOrMany<String>>>) -> Vec<(String, Action)> {
+        // A step without an action only evaluates expectations.
+        if matches!(given, Some(None)) && !self.document.has(&format!("{path}.expect")) {
+            let example = "do = \"kill region gcp/europe-west4\"";
+            self.document.problem(&format!("{path}.do"), format!("is missing; write {example}"));
+        }
+        let Some(Some(OneOrMany(texts))) = given else { return Vec::new() };
         let names: Vec<_> = self.drill.loads.iter().map(|load| load.name.as_str()).collect();
         let mut actions = Vec::new();
-        for (text, at) in texts {
-            match Action::read(text, &self.drill.fleet, &names) {
+        for (index, text) in texts.into_iter().enumerate() {
+            let path = format!("{path}.do[{index}]");
+            match Action::read(&text, &self.drill.fleet, &names) {
                 Ok(action) => {
                     if self.context.against && !action.is_possible_on_existing_deployment() {
                         let message = format!(
-                            "{}: `{text}` is not possible on an existing deployment; only surge, drain and undrain are",
-                            table.what
+                            "`{text}` is not possible on an existing deployment; only surge, drain and undrain are"
                         );
-                        self.problems.note(at, message);
+                        self.document.problem(&path, message);
                     }
                     // Kept in any case, so that expectations of the step are parsed with it.
-                    actions.push((text.to_owned(), action));
+                    actions.push((text, action));
                 }
-                Err(problem) => self.problems.note(at, format!("{}: {problem}", table.what)),
+                Err(problem) => self.document.problem(&path, problem),
             }
         }
         actions
     }
 
-    fn expectations(&mut self, top: &Table<'_>, steps: &[StepContext<'_>]) {
+    fn expectations(&mut self, before: &[String], expect: &[String], steps: &[StepContext]) {
         let duration = self.drill.duration;
         let whole_run = Span { anchor: Duration::ZERO, from: Duration::ZERO, to: duration };
-        let before = self.drill.before();
-        self.listed(top, "before", before, None, false);
-        self.listed(top, "expect", whole_run, None, false);
-        for StepContext { table, at, region } in steps {
+        self.listed("before", before, self.drill.before(), None, false);
+        self.listed("expect", expect, whole_run, None, false);
+        for (index, StepContext { expect, at, region }) in steps.iter().enumerate() {
             let until = steps.iter().map(|step| step.at).find(|next| next > at).unwrap_or(duration);
             let span = Span { anchor: *at, from: *at, to: until };
-            self.listed(table, "expect", span, region.as_ref(), true);
+            self.listed(&format!("step[{index}].expect"), expect, span, region.as_ref(), true);
         }
     }
 
-    fn listed(&mut self, table: &Table<'_>, key: &str, span: Span, region: Option<&RegionId>, step: bool) {
-        let Some(value) = table.entries.get(key) else { return };
-        for (text, at) in table.texts(key, value, self.problems).unwrap_or_default() {
+    fn listed(&mut self, path: &str, texts: &[String], span: Span, region: Option<&RegionId>, step: bool) {
+        for (index, text) in texts.iter().enumerate() {
             match self.expectation(text, span, region, step) {
                 Ok(expectation) => self.drill.expectations.push(expectation),
-                Err(problem) => self.problems.note(at, format!("{}: {problem}", table.what)),
+                Err(problem) => self.document.problem(&format!("{path}[{index}]"), problem),
             }
         }
     }

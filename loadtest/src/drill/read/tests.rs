@@ -143,6 +143,33 @@ fn all_problems_are_reported_at_once() {
 }
 
 #[test]
+fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
+    let mut text = GOOD.to_owned();
+    for (from, to) in [
+        ("duration = \"30s\"", "duration = 30"),
+        ("inputs_per_second = 50", "inputs_per_second = \"50\""),
+        ("near = \"gcp/europe-west4\"", "nere = \"gcp/europe-west4\"\nnear = \"gcp/europe-west4\""),
+        ("rate = 20", "rate = true"),
+        ("at = \"20s\"", "at = \"20\""),
+    ] {
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+    }
+    let problems = read(&text, false).unwrap_err();
+    let expected = [
+        "line 2: duration: 30 is a number; write a duration from \"1s\" to \"1h\"",
+        "line 8: fleet.engine.inputs_per_second: is a string; write a whole number from 1 to 10000",
+        "line 19: load \"far\": nere: unknown key `nere`; did you mean near?; the keys are name, model, near",
+        "line 21: load \"far\": rate: is no rate; write requests per second above 0",
+        "line 29: step 2: at: \"20\" is not a duration; write a duration",
+    ];
+    assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+    for (problem, part) in problems.iter().map(ToString::to_string).zip(expected) {
+        assert!(problem.starts_with(part), "{part} in {problem}");
+    }
+}
+
+#[test]
 fn a_share_requires_a_known_capacity() {
     let of = |line: &str| {
         let real = GOOD.replace("engine = { kind = \"scripted\", inputs_per_second = 50 }", line);

@@ -88,9 +88,15 @@ fn a_gpu_engine_is_accepted_with_its_precisions_and_on_one_gpu() {
     assert_eq!(valid[0].engine, EngineSpec { kind: EngineKind::TensorrtLlm, precision: Precision::Fp8 });
     for (engine, part) in [
         ("kind = \"tensorrt-llm\", precision = \"int8\"", "does not support `int8`"),
-        ("kind = \"cpu\", precision = \"bf16\"", "`cpu` does not support `bf16`: write \"f32\" or \"int8\""),
-        ("kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 2", "`tensor_parallel` must be 1"),
-        ("kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 0", "`tensor_parallel` must be 1"),
+        ("kind = \"cpu\", precision = \"bf16\"", "`cpu` does not support `bf16`; write \"f32\" or \"int8\""),
+        (
+            "kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 2",
+            "tensor_parallel: 2 is out of range; write a whole number from 1 to 1",
+        ),
+        (
+            "kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 0",
+            "tensor_parallel: 0 is out of range",
+        ),
     ] {
         let problems = read(engine).unwrap_err();
         assert!(problems.len() == 1 && problems[0].message.contains(part), "{engine}: {problems:?}");
@@ -111,7 +117,7 @@ fn a_residency_at_its_limit_is_accepted_and_one_byte_more_is_rejected() {
             changed("residency", &line).replace("regions = [\"gcp/europe-west4\", \"aws/us-east-1\"]", "");
         let problems = parse_deployments(&text, &catalogue).err().unwrap_or_default();
         assert_eq!(problems.is_empty(), fits, "{problems:?}");
-        assert!(fits || problems[0].message.contains("`allow` has 2049 bytes"), "{problems:?}");
+        assert!(fits || problems[0].message.contains("allow: has 2049 bytes"), "{problems:?}");
     };
     check(1, true);
     check(2, false);
@@ -160,16 +166,20 @@ fn scaling_settings_are_parsed_and_absent_ones_have_defaults() {
 
 #[test]
 fn all_problems_of_scaling_are_reported_at_once() {
-    let line = "scaling = { min = 9, max = 0, target_utilization = 101, zero_after = \"0s\" }";
+    let line = "scaling = { min = -9, max = 0, target_utilization = 101, zero_after = \"0s\" }";
     check(
         &changed("scaling", line),
         &[
-            (9, "`max` is 0"),
-            (9, "`min` (9) is greater than `max` (0)"),
-            (9, "`target_utilization` is 101"),
-            (9, "`zero_after` has no effect"),
-            (9, "`zero_after` is 0s"),
+            (9, "scaling.max: 0 is out of range; write a whole number from 1 to 256"),
+            (9, "scaling.min: -9 is out of range; write a whole number from 0 to"),
+            (9, "scaling.target_utilization: 101 is out of range; write a whole number from 1 to 100"),
+            (9, "scaling.zero_after: \"0s\" is out of range; write a duration from \"1s\" to \"24h\""),
         ],
+    );
+    let line = "scaling = { min = 9, max = 3, zero_after = \"5m\" }";
+    check(
+        &changed("scaling", line),
+        &[(9, "`min` (9) is greater than `max` (3)"), (9, "`zero_after` has no effect")],
     );
 }
 
@@ -180,34 +190,34 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
             "name",
             "name = \"docs embed\"",
             3,
-            "`name`: `docs embed` is not a deployment name: write 1 to 64 letters",
+            "name: `docs embed` is not a deployment name: write 1 to 64 letters",
         ),
-        ("name", "name = 7", 3, "`name` is a number: write a string in quotes"),
+        ("name", "name = 7", 3, "name: 7 is a number; write a string in quotes"),
         (
             "task",
             "task = \"embde\"",
             4,
-            "`task`: unknown `embde`; did you mean embed?; expected one of embed, rerank, classify",
+            "task: unknown `embde`; did you mean embed?; expected one of embed, rerank, classify",
         ),
-        ("task", "", 2, "`task` is missing: write task = \"embed\""),
+        ("task", "", 2, "task: is missing; write task = \"embed\""),
         (
             "model",
             "model = \"https://x\"",
             5,
-            "`model` is `https://x`: write pypi://package, hf://owner/name or a directory",
+            "model: \"https://x\" is not the source of a model; write pypi://package, hf://owner/name or a directory",
         ),
-        ("engine", "engine = \"cpu\"", 6, "`engine` is a string: write a table"),
+        ("engine", "engine = \"cpu\"", 6, "engine: is a string; write a table"),
         (
             "engine",
             "engine = { kind = \"gpu\", precision = \"f32\" }",
             6,
-            "`kind`: unknown `gpu`; did you mean cpu?; expected one of cpu",
+            "engine.kind: unknown `gpu`; did you mean cpu?; expected one of cpu",
         ),
         (
             "engine",
             "engine = { kind = \"cpu\", precision = \"octal\" }",
             6,
-            "`precision`: unknown `octal`; expected one of f32",
+            "engine.precision: unknown `octal`; expected one of f32",
         ),
         ("engine", "engine = { kind = \"cpu\", precision = \"f32\", gpus = 1 }", 6, "unknown key `gpus`"),
         (
@@ -217,7 +227,12 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
             "no region of the catalogue lies in `atlantis`",
         ),
         ("residency", "residency = { allow = [\"eu\", \"aws/us-esat-1\"] }", 7, "did you mean aws/us-east-1"),
-        ("residency", "residency = { allow = [] }", 7, "`allow` is empty and permits nothing"),
+        (
+            "residency",
+            "residency = { allow = [] }",
+            7,
+            "allow: has 0 entries; write 1 or more, since an empty list permits nothing",
+        ),
         ("residency", "residency = { deny = [\"eu\"] }", 7, "unknown key `deny`; the keys are allow"),
         (
             "residency",
@@ -232,39 +247,44 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
             8,
             "`aws/us-east-1` is in `regions` twice",
         ),
-        ("regions", "regions = []", 8, "`regions` is empty: name some, or remove it"),
-        ("scaling", "scaling = 3", 9, "`scaling` is a number: write a table"),
-        ("scaling", "scaling = { mni = 1 }", 9, "`scaling`: unknown key `mni`; did you mean min?"),
-        ("scaling", "scaling = { min = \"1\" }", 9, "`min` is a string: write a whole number"),
-        ("scaling", "scaling = { min = 1.5 }", 9, "`min` is 1.5: write a whole number"),
-        ("scaling", "scaling = { min = -1 }", 9, "`min` is -1: write a whole number from 0 to"),
+        ("regions", "regions = []", 8, "regions: has 0 entries; write 1 or more, or remove it"),
+        ("scaling", "scaling = 3", 9, "scaling: 3 is a number; write a table"),
+        ("scaling", "scaling = { mni = 1 }", 9, "scaling.mni: unknown key `mni`; did you mean min?"),
+        ("scaling", "scaling = { min = \"1\" }", 9, "scaling.min: is a string; write a whole number"),
+        ("scaling", "scaling = { min = 1.5 }", 9, "scaling.min: 1.5 is out of range; write a whole number"),
+        (
+            "scaling",
+            "scaling = { min = -1 }",
+            9,
+            "scaling.min: -1 is out of range; write a whole number from 0 to",
+        ),
         ("scaling", "scaling = { min = 3, max = 2 }", 9, "`min` (3) is greater than `max` (2)"),
         (
             "scaling",
             "scaling = { scale_down_delay = 180 }",
             9,
-            "`scale_down_delay` is a number: write a string",
+            "scale_down_delay: 180 is a number; write a duration",
         ),
         (
             "scaling",
             "scaling = { autoscaling_window = \"1\" }",
             9,
-            "`autoscaling_window` is `1`: write a duration",
+            "autoscaling_window: \"1\" is not a duration; write a duration from \"1s\" to \"1h\"",
         ),
         ("scaling", "scaling = { min = 0, zero_after = \"always\" }", 9, "or \"never\""),
         ("scaling", "scaling = { zero_after = \"5m\" }", 9, "`zero_after` has no effect if `min` is 1"),
-        ("scaling", "scaling = { timetable = 3 }", 9, "`timetable` is not a list: write [{ days"),
+        ("scaling", "scaling = { timetable = 3 }", 9, "scaling.timetable: 3 is a number; write a list"),
         (
             "scaling",
             "scaling = { timetable = [{ days = \"mon\", from = \"07:00\", to = \"7pm\", min = 1 }] }",
             9,
-            "`timetable` 1: `to`: `7pm` is not a time of the day",
+            "scaling.timetable 1: to: `7pm` is not a time of the day",
         ),
         (
             "scaling",
             "scaling = { timetable = [{ from = \"07:00\", to = \"08:00\", min = 1 }] }",
             9,
-            "`timetable` 1: `days` is missing",
+            "scaling.timetable 1: days: is missing",
         ),
         (
             "scaling",
@@ -273,7 +293,7 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
             "min = 2: write 1 to `max`, which is 1",
         ),
         ("scalling", "scalling = { min = 1 }", 9, "unknown key `scalling`; did you mean scaling?"),
-        ("[[deployment", "[deployment]", 2, "`deployment` is not a list: write [[deployment]]"),
+        ("[[deployment", "[deployment]", 2, "deployment: is a table; write a list: [[deployment]]"),
     ];
     for (line, by, at, part) in cases {
         let problems = parse_deployments(&changed(line, by), &Catalogue::builtin()).expect_err(by);
@@ -283,13 +303,39 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
 }
 
 #[test]
+fn five_mistakes_in_five_tables_are_five_problems_with_their_lines() {
+    let text = "[[deployment]]\nname = \"a\"\ntasks = \"embed\"\ntask = \"embed\"\nmodel = \"hf://a/b\"\n\
+                [deployment.engine]\nkind = \"cpu\"\nprecision = 32\n[deployment.residency]\nallow = [\"uk\",\n\"eur\"]\n\
+                [deployment.scaling]\nmax = 257\n[[deployment.scaling.timetable]]\ndays = \"mon\"\nfrom = \"7\"\nto = \"19:00\"\nmin = 1\n";
+    check(
+        text,
+        &[
+            (
+                3,
+                "deployment \"a\": tasks: unknown key `tasks`; did you mean task?; the keys are name, task, model",
+            ),
+            (8, "deployment \"a\": engine.precision: 32 is a number; write a string in quotes"),
+            (
+                11,
+                "deployment \"a\": residency.allow: no region of the catalogue lies in `eur`; did you mean eu",
+            ),
+            (13, "deployment \"a\": scaling.max: 257 is out of range; write a whole number from 1 to 256"),
+            (
+                16,
+                "deployment \"a\": scaling.timetable 1: from: `7` is not a time of the day: write \"00:00\"",
+            ),
+        ],
+    );
+}
+
+#[test]
 fn problems_of_several_deployments_are_reported_together() {
     let twice = format!("{VALID}{}\n[[deploiment]]\n", changed("task", "task = \"sing\""));
     check(
         &twice,
         &[
-            (11, "deployment 1 is named `docs-embed` too: rename one of them"),
-            (12, "deployment `docs-embed`: `task`: unknown `sing`"),
+            (11, "deployment 1 is named `docs-embed` too; rename one of them"),
+            (12, "deployment \"docs-embed\": task: unknown `sing`"),
             (18, "unknown key `deploiment`; did you mean deployment?"),
         ],
     );
@@ -303,5 +349,5 @@ fn a_file_at_its_limit_is_accepted_and_one_deployment_more_is_rejected() {
     };
     let catalogue = Catalogue::builtin();
     assert_eq!(parse_deployments(&file(MAX_DEPLOYMENTS), &catalogue).unwrap().len(), MAX_DEPLOYMENTS);
-    check(&file(MAX_DEPLOYMENTS + 1), &[(1, "10001 deployments: at most 10000 fit")]);
+    check(&file(MAX_DEPLOYMENTS + 1), &[(1, "has 10001 entries; write at most 10000")]);
 }

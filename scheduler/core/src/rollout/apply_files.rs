@@ -48,7 +48,7 @@ fn read<T>(
 }
 
 /// Maps a problem of the joined document to its file.
-fn in_file(Problem { line, message }: Problem, starts: &[(usize, &str)]) -> ProblemV1 {
+fn in_file(Problem { line, message, .. }: Problem, starts: &[(usize, &str)]) -> ProblemV1 {
     let file = starts.iter().rev().find(|(before, _)| *before < line);
     let (before, name) = file.copied().unwrap_or_default();
     ProblemV1 { file: name.to_owned(), line: line - before, message }

@@ -1,10 +1,10 @@
 //! Spelling suggestions ("did you mean …"): the known words closest to an unknown one.
 
 /// Maximum number of suggestions.
-pub(crate) const MAX_SUGGESTIONS: usize = 3;
+pub const MAX_SUGGESTIONS: usize = 3;
 
 /// Returns the words of `known` within a small edit distance of `given`, nearest first, ties in the order of `known`.
-pub(crate) fn nearest<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
+pub fn nearest<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
     // At most a third of the letters may differ, and at least one and at most four.
     let tolerated = (given.chars().count() / 3).clamp(1, 4);
     let mut near: Vec<(usize, &str)> = known

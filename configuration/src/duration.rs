@@ -1,11 +1,13 @@
-//! Durations in files: a whole number with a unit, as `500ms`, `180s`, `5m` or `2h`.
+//! Durations in files: a whole number with a unit, as `500ms`, `180s`, `5m`, `2h` or `7d`.
 //!
 //! Fractions and sums of units are not supported, so each duration has few spellings: `1.5h` is written `90m`.
 
 use std::time::Duration;
 
+/// Milliseconds of a day.
+const DAY: u64 = 86_400_000;
 /// Units, largest first, with their lengths in milliseconds.
-const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+const UNITS: [(&str, u64); 5] = [("d", DAY), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 /// Parses a duration; `None` if the text is not one.
 pub fn parse(text: &str) -> Option<Duration> {
@@ -15,13 +17,14 @@ pub fn parse(text: &str) -> Option<Duration> {
     number.parse::<u64>().ok()?.checked_mul(*millis).map(Duration::from_millis)
 }
 
-/// Formats a duration in the largest unit of which it is a multiple; parts of a millisecond are dropped.
+/// Formats a duration in the largest unit of which it is a multiple; parts of a millisecond are dropped. One day is `24h`.
 pub fn write(length: Duration) -> String {
     let millis = length.as_millis();
     if millis == 0 {
         return "0s".to_owned();
     }
-    let whole = UNITS.iter().find(|(_, unit)| millis.is_multiple_of(u128::from(*unit)));
+    let units = UNITS.iter().skip(usize::from(millis == u128::from(DAY)));
+    let whole = units.into_iter().find(|(_, unit)| millis.is_multiple_of(u128::from(*unit)));
     let (name, unit) = whole.expect("every duration is a multiple of a millisecond");
     format!("{}{name}", millis / u128::from(*unit))
 }
@@ -40,6 +43,9 @@ mod tests {
         check("180s", 180_000, "3m");
         check("90m", 5_400_000, "90m");
         check("24h", 86_400_000, "24h");
+        check("168h", 604_800_000, "7d");
+        check("7d", 604_800_000, "7d");
+        check("36h", 129_600_000, "36h");
         check("0s", 0, "0s");
         for text in [
             "",
