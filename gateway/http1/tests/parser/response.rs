@@ -20,7 +20,8 @@ pub(crate) fn assemble(bytes: &[u8], pieces: &[usize], closed: bool) -> Result<A
         at = end;
         complete = assembler.advance(&mut buffer, |head| head.status)?;
     }
-    if !complete && !(closed && assembler.ends_with_connection()) {
+    let ended = complete || closed && assembler.ends_with_connection();
+    if !ended {
         return Ok(None);
     }
     let (status, body, reusable) = assembler.take(buffer.len()).expect("a complete response");
