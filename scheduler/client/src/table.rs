@@ -62,7 +62,10 @@ impl TableWatch {
         let request = HubRequest::new(Method::GET, path, poll.timeout());
         let polled = hub.call(&request, async |table: Option<RouteTableV1>| match table {
             Some(table) => {
-                let complete = |table: &mut RouteTable| Ok(complete(table));
+                let complete = |table: &mut RouteTable| {
+                    complete(table);
+                    Ok(())
+                };
                 snapshot.accept(table, complete).await.map(TablePoll::Newer)
             }
             None if table_watch::requires_table(reader.role, hubs, after.is_some()) => {
