@@ -192,10 +192,10 @@ impl EdgeConfig {
     /// Reads the configuration and the files that it names.
     pub fn read(document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EdgeConfig> {
         let file: GatewayFile = document.section()?;
-        let catalogue = match file.catalogue? {
+        let catalogue = file.catalogue.and_then(|path| match path {
             None => Some(Catalogue::builtin()),
             Some(path) => files.parsed(document, "catalogue", &path, Catalogue::parse),
-        };
+        });
         let catalogue = catalogue.map(Arc::new);
         let region = file.region.zip(catalogue.as_ref()).and_then(|(text, catalogue)| {
             let found = find_region(&text, catalogue).map_err(|problem| document.problem("region", problem));

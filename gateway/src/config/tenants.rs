@@ -94,14 +94,25 @@ pub fn read_tenants(
             read_keys(document, files, &path, entry)
         })
         .collect();
-    let mut ring = KeyRing::default();
-    for (index, (rules, keys)) in rules(document, entries, catalogue).into_iter().zip(keys).enumerate() {
-        let Some(rules) = rules else { continue };
-        let is_new = ring.add(tenant(&rules, 0));
-        if is_new && !keys.unwrap_or_default().iter().all(|key| ring.add_key(key, &rules.id)) {
+    let mut owners = BTreeMap::new();
+    for (index, (entry, keys)) in entries.iter().zip(&keys).enumerate() {
+        let Some(name) = &entry.name else { continue };
+        let own = keys.iter().flatten().map(|key| (key.clone(), name.clone()));
+        let taken = own.filter_map(|(key, name)| {
+            owners.insert(key, name).filter(|other| Some(other) != entry.name.as_ref())
+        });
+        if taken.count() > 0 {
             let problem = "has the key of another tenant; use a separate key for each";
             document.problem(&format!("tenant[{index}]"), problem);
         }
+    }
+    let mut ring = KeyRing::default();
+    for (rules, keys) in rules(document, entries, catalogue).into_iter().zip(keys) {
+        let Some(rules) = rules else { continue };
+        // A name or a key that occurs twice is a problem already.
+        let is_new = ring.add(tenant(&rules, 0));
+        let keys = keys.filter(|_| is_new).unwrap_or_default();
+        keys.iter().filter(|key| ring.add_key(key, &rules.id)).count();
     }
     Some((ring, issuers.open))
 }

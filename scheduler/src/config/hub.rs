@@ -86,10 +86,10 @@ impl HubConfig {
     pub fn read(document: &ConfigFile<'_>, files: &Files<'_>) -> Option<HubConfig> {
         let file: HubFile = document.section()?;
         let store = store::read(document, files, file.store, file.data);
-        let catalogue = match file.catalogue? {
+        let catalogue = file.catalogue.and_then(|path| match path {
             None => Some(Catalogue::builtin()),
             Some(path) => files.parsed(document, "catalogue", &path, Catalogue::parse),
-        };
+        });
         let deployments = file.deployments.and_then(|path| match path {
             None => Some(Vec::new()),
             Some(path) => files.parsed(document, "deployments", &path, |text| {

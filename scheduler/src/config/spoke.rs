@@ -149,10 +149,10 @@ impl SpokeConfig {
     /// Reads the configuration.
     pub fn read(document: &ConfigFile<'_>, files: &Files<'_>, region: Option<&str>) -> Option<ReadSpoke> {
         let file: SpokeFile = document.section()?;
-        let catalogue = match file.catalogue? {
+        let catalogue = file.catalogue.and_then(|path| match path {
             None => Some(Catalogue::builtin()),
             Some(path) => files.parsed(document, "catalogue", &path, Catalogue::parse),
-        };
+        });
         let catalogue = catalogue.map(Arc::new);
         let region = file.region.and_then(|written| one_region(document, written, region));
         let region = region.zip(catalogue.as_ref()).and_then(|(region, catalogue)| {

@@ -279,7 +279,7 @@ mod tests {
         );
         check(
             "kind = \"etcd\"\nendpoints = [\"http://a:1\", \"https://a:1\"]\npassword_env = \"NOT_SET_ANYWHERE\"",
-            &["store.ca: is missing", "mixes", "NOT_SET_ANYWHERE", "store.user: is missing"],
+            &["store.ca: is missing", "store.user: is missing", "mixes", "NOT_SET_ANYWHERE"],
         );
         check(
             "kind = \"etcd\"\nendpoints = [\"http://a:1\"]\nca = \"none.crt\"",
@@ -288,8 +288,8 @@ mod tests {
         check(
             "kind = \"etcd\"\nendpoint = [\"http://a:1\"]",
             &[
-                "store.endpoint: unknown key `endpoint`; did you mean endpoints?",
                 "store.endpoints: is missing",
+                "store.endpoint: unknown key `endpoint`; did you mean endpoints?",
             ],
         );
     }

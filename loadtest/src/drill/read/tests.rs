@@ -148,7 +148,7 @@ fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
     for (from, to) in [
         ("duration = \"30s\"", "duration = 30"),
         ("inputs_per_second = 50", "inputs_per_second = \"50\""),
-        ("near = \"gcp/europe-west4\"", "nere = \"gcp/europe-west4\"\nnear = \"gcp/europe-west4\""),
+        ("near = \"gcp/europe-west4\"", "nearr = \"gcp/europe-west4\"\nnear = \"gcp/europe-west4\""),
         ("rate = 20", "rate = true"),
         ("at = \"20s\"", "at = \"20\""),
     ] {
@@ -159,7 +159,7 @@ fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
     let expected = [
         "line 2: duration: 30 is a number; write a duration from \"1s\" to \"1h\"",
         "line 8: fleet.engine.inputs_per_second: is a string; write a whole number from 1 to 10000",
-        "line 19: load \"far\": nere: unknown key `nere`; did you mean near?; the keys are name, model, near",
+        "line 19: load \"far\": nearr: unknown key `nearr`; did you mean near?; the keys are name, model, near",
         "line 21: load \"far\": rate: is no rate; write requests per second above 0",
         "line 29: step 2: at: \"20\" is not a duration; write a duration",
     ];
