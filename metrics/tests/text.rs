@@ -103,7 +103,9 @@ fn metrics_are_rendered_in_the_prometheus_text_format() {
     let (total, sub) = (Total(1.5), Sub::default());
     let all = all(&total, &sub);
     all.requests.0.of(Priority::Bulk).of(Cause::Retry).add(3);
-    (all.in_flight.add(2), all.in_flight.decrement(), sub.panics.add(4));
+    all.in_flight.add(2);
+    all.in_flight.decrement();
+    sub.panics.add(4);
     all.known.count(None);
     all.known.count(Some(Priority::Fast));
     let text = render("hub", &all);

@@ -14,7 +14,6 @@ pub use read::{parse_deployments, read_deployments, reference};
 pub use scaling::Scaling;
 pub use write::write_deployments;
 
-
 use crate::catalogue::Catalogue;
 use crate::engine::{EngineSpec, Task};
 use crate::id::{DeploymentName, RegionId};

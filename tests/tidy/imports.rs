@@ -51,7 +51,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         ],
     ),
     ("trtllm", &[]),
-    ("replica", &["configuration", "replica-api", "replica-core", "metrics", "regions", "trtllm", "supervision"]),
+    (
+        "replica",
+        &["configuration", "replica-api", "replica-core", "metrics", "regions", "trtllm", "supervision"],
+    ),
     ("loadtest", &["configuration", "http1", "replica-api", "regions"]),
 ];
 const ROOT: &str = "meridian";

@@ -150,8 +150,8 @@ mod tests {
     use super::*;
     use gateway_core::keys::Credential;
     use gateway_core::priority::Priorities;
-    use replica_api::priority::Priority;
     use gateway_core::tenant::RateLimits;
+    use replica_api::priority::Priority;
     use std::num::NonZeroU64;
 
     fn parse(text: &str) -> Result<KeyRing, Vec<String>> {

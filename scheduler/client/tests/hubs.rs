@@ -1,5 +1,7 @@
 //! Tests with hubs whose responses are scripted.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};

@@ -1,5 +1,7 @@
 //! Tests of snapshots on disk.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+
 use regions::RouteTable;
 use scheduler_api::route::RouteTableV1;
 use scheduler_client::snapshot::{Snapshot, lock_directory, restore};
