@@ -8,8 +8,6 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::section::{Section, Table};
-
 /// Problem in a file: key, problem and fix.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
@@ -47,7 +45,7 @@ pub fn named(file: &Path, problems: Vec<Problem>) -> Vec<String> {
 /// Parsed file and the problems found in it so far.
 pub struct ConfigFile<'t> {
     text: &'t str,
-    tree: Spanned<DeTable<'t>>,
+    pub(crate) tree: Spanned<DeTable<'t>>,
     /// Problems of this file, by position, and of files that it names.
     found: RefCell<Vec<(usize, String)>>,
     elsewhere: RefCell<Vec<Problem>>,
@@ -100,11 +98,6 @@ impl<'t> ConfigFile<'t> {
         value.filter(|_| problems.is_empty()).ok_or(problems)
     }
 
-    /// Reads the whole file as one section.
-    pub fn section<T: Section>(&self) -> Option<T> {
-        Table { document: self, path: String::new(), entries: self.tree.get_ref(), span: 0..0 }.read()
-    }
-
     /// Returns whether the key of this path is in the file.
     pub fn has(&self, path: &str) -> bool {
         self.resolve(path).complete
@@ -126,7 +119,8 @@ impl<'t> ConfigFile<'t> {
         for message in messages {
             let end = message.find([' ', ':']).unwrap_or(message.len());
             let (path, rest) = message.split_at(end);
-            self.problem(path.trim_matches(['[', ']']), rest.trim_start_matches([' ', ':', '=']));
+            let table = path.strip_prefix('[').and_then(|path| path.strip_suffix(']'));
+            self.problem(table.unwrap_or(path), rest.trim_start_matches([' ', ':', '=']));
         }
     }
 
@@ -308,7 +302,7 @@ mod tests {
         for path in ["b.c[1]", "b.missing", "a", &format!("b.{}", segment("d.e"))] {
             document.problem(path, "problem");
         }
-        document.problems_by_key(["[b] needs a key".to_owned(), "b.c = 1 is odd".to_owned()]);
+        document.problems_by_key(["[b] needs a key".to_owned(), "b.c[0] = 1 is odd".to_owned()]);
         document.problems_elsewhere(
             Path::new("other.toml"),
             vec![Problem { file: None, line: 3, message: "x".to_owned() }],

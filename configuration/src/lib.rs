@@ -26,6 +26,6 @@ mod value;
 pub use document::{ConfigFile, Problem, named, segment};
 pub use files::Files;
 pub use reference::reference;
-pub use section::{Check, Key, Rule, Section, Table, of_defaults};
+pub use section::{Check, ConfigField, ConfigValue, Key, Rule, Section, Table, of_defaults};
 pub use suggest::{MAX_SUGGESTIONS, did_you_mean, nearest};
-pub use value::{ConfigField, ConfigValue, Limits, NoLimit, OneOrMany, Rows, text_of};
+pub use value::{Limits, NoLimit, OneOrMany, Rows, text_of};

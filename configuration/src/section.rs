@@ -1,12 +1,13 @@
 //! Tables of a file whose keys are declared: [`section!`].
 
+use std::fmt;
 use std::ops::Range;
 
-use toml::de::DeTable;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
 use crate::document::ConfigFile;
 use crate::suggest::did_you_mean;
-use crate::value::{ConfigField, ConfigValue};
 
 /// Table with declared keys, as [`section!`] defines it.
 pub trait Section: Sized {
@@ -20,6 +21,128 @@ pub trait Section: Sized {
 
     /// Reads the keys; `None` after a problem.
     fn read_keys(table: &Table<'_>) -> Option<Self>;
+}
+
+/// Value of a key, with its position.
+pub struct ConfigField<'d> {
+    /// File.
+    pub document: &'d ConfigFile<'d>,
+    /// Path of the key.
+    pub path: String,
+    /// Value in the file.
+    pub value: &'d Spanned<DeValue<'d>>,
+}
+
+/// Type that can be the value of a key.
+pub trait ConfigValue: Sized {
+    /// Type of the limits that a declaration may set.
+    type Limit: fmt::Display + Default + Clone;
+    /// Type to which a declaration's check applies: of an optional value or a list, that of the value or of each item.
+    type Item;
+
+    /// Returns the type's name in the reference, such as `duration`.
+    fn type_name() -> String;
+
+    /// Reads the value; `None` after a problem, which has been recorded.
+    fn read(field: &ConfigField<'_>, rule: &Rule<Self>) -> Option<Self>;
+
+    /// Returns the value of an absent key that has no default in its declaration.
+    fn absent() -> Option<Self> {
+        None
+    }
+
+    /// Returns the section of the tables that this value consists of, for the reference.
+    fn section() -> Option<(&'static str, Vec<crate::Key>)> {
+        None
+    }
+
+    /// Returns the value as it is written in a file.
+    fn written(&self) -> String {
+        String::new()
+    }
+}
+
+impl<'d> ConfigField<'d> {
+    /// Records a problem of this value.
+    pub fn problem(&self, message: impl fmt::Display) {
+        self.document.problem(&self.path, message);
+    }
+
+    /// Records that the value has the wrong type, with the fix.
+    pub fn wrong_type(&self, fix: &str) {
+        let kind = match self.value.get_ref() {
+            // Not shown: it might be a secret at the wrong place.
+            DeValue::String(_) => "is a string".to_owned(),
+            DeValue::Integer(number) => format!("{} is a number", number.as_str()),
+            DeValue::Float(number) => format!("{} is a number", number.as_str()),
+            DeValue::Boolean(value) => format!("{value} is true or false"),
+            DeValue::Datetime(_) => "is a date".to_owned(),
+            DeValue::Array(_) => "is a list".to_owned(),
+            DeValue::Table(_) => "is a table".to_owned(),
+        };
+        self.problem(format!("{kind}; write {fix}"));
+    }
+
+    /// Returns the value as a string, or records a problem.
+    pub fn text(&self) -> Option<&'d str> {
+        let text = self.value.get_ref().as_str();
+        if text.is_none() {
+            self.wrong_type("a string in quotes");
+        }
+        text
+    }
+
+    /// Returns the value as a number, or records a problem.
+    pub(crate) fn number<T: std::str::FromStr>(&self, fix: &str, fractions: bool) -> Option<T> {
+        let written = match self.value.get_ref() {
+            DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
+            DeValue::Float(float) => float.as_str(),
+            _ => {
+                self.wrong_type(fix);
+                return None;
+            }
+        };
+        let number = written.parse().ok();
+        if number.is_none() {
+            let problem = if fractions { "is not a number" } else { "is out of range" };
+            self.problem(format!("{written} {problem}; write {fix}"));
+        }
+        number
+    }
+
+    /// Returns the items of a list, or records a problem.
+    pub fn items(&self, fix: &str) -> Option<Vec<ConfigField<'d>>> {
+        let Some(list) = self.value.get_ref().as_array() else {
+            self.wrong_type(fix);
+            return None;
+        };
+        let item = |(index, value)| ConfigField {
+            document: self.document,
+            path: format!("{}[{index}]", self.path),
+            value,
+        };
+        Some(list.iter().enumerate().map(item).collect())
+    }
+
+    /// Returns the value as a table, or records a problem.
+    pub fn table(&self) -> Option<Table<'d>> {
+        let Some(entries) = self.value.get_ref().as_table() else {
+            self.wrong_type("a table");
+            return None;
+        };
+        Some(Table { document: self.document, path: self.path.clone(), entries, span: self.value.span() })
+    }
+
+    /// Applies the check of a declaration.
+    pub fn checked<T: ConfigValue>(&self, value: T, check: Option<Check<T>>) -> Option<T> {
+        match check.map_or(Ok(()), |check| check(&value)) {
+            Ok(()) => Some(value),
+            Err(problem) => {
+                self.problem(format!("{} {problem}", value.written()).trim_start());
+                None
+            }
+        }
+    }
 }
 
 /// Declaration of a key, for the reference.
@@ -147,6 +270,13 @@ impl Table<'_> {
 
     fn key_path(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+}
+
+impl ConfigFile<'_> {
+    /// Reads the whole file as one section.
+    pub fn section<T: Section>(&self) -> Option<T> {
+        Table { document: self, path: String::new(), entries: self.tree.get_ref(), span: 0..0 }.read()
     }
 }
 

@@ -9,7 +9,6 @@
 //! the same rate at every moment, with bursts that a constant rate never shows.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -17,33 +16,13 @@ use rand::{Rng, SeedableRng};
 
 use crate::profile::RateProfile;
 
-/// Distribution of the gaps between requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ArrivalProcess {
-    /// Equal gaps.
-    Constant,
-    /// Exponential gaps, as of independent clients.
-    Poisson,
-}
-
-impl FromStr for ArrivalProcess {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<ArrivalProcess, ()> {
-        match text {
-            "constant" => Ok(ArrivalProcess::Constant),
-            "poisson" => Ok(ArrivalProcess::Poisson),
-            _ => Err(()),
-        }
-    }
-}
-
-impl fmt::Display for ArrivalProcess {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ArrivalProcess::Constant => "constant",
-            ArrivalProcess::Poisson => "poisson",
-        })
+configuration::words! {
+    /// Arrival process: distribution of the intervals between requests.
+    pub enum ArrivalProcess {
+        /// Equal intervals.
+        Constant = "constant",
+        /// Exponential intervals, as of independent clients.
+        Poisson = "poisson",
     }
 }
 

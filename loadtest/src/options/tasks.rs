@@ -19,8 +19,7 @@ use crate::workload::{TaskWorkload, WorkloadType};
 pub(super) fn tasks(raw: &RawOptions) -> Result<Vec<Task>, Vec<String>> {
     let mut problems = Problems(Vec::new());
     let arrival = raw.arrival.parse();
-    let arrival = problems
-        .note(arrival.map_err(|()| format!("--arrival {:?}: write `constant` or `poisson`", raw.arrival)));
+    let arrival = problems.note(arrival.map_err(|problem: String| format!("--arrival: {problem}")));
     let duration = raw.duration.as_deref().map(|given| span_at_most("--duration", given, DURATION_MAX));
     // For a single rate, the parser of the profile reports problems of the duration.
     let reported_by_profile = raw.tasks.is_empty() && raw.callers.is_none() && raw.trace.is_none();

@@ -156,7 +156,7 @@ async fn every_replica_path_accepts_the_deployment_in_the_body_or_in_the_path() 
     assert_eq!(scene.requests(), [6, 0, 0]);
     // The residency policy of the deployment in the path applies.
     check("POST", "/deployments/locked/embed", named, Ok("/embed")).await;
-    assert_eq!(scene.requests(), [5, 1, 0]);
+    assert_eq!(scene.requests(), [6, 1, 0]);
 }
 
 #[tokio::test]

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Rule, section, words};
+use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Rule, section};
 use regions::{Deployment, DeploymentName, RegionId};
 use toml::de::DeValue;
 
+use crate::arrival::ArrivalProcess;
 use crate::drill::action::parse_region;
 use crate::drill::{ClientLoad, DrillEngine, DrillFleet};
 
@@ -33,16 +34,6 @@ section! {
         inputs: u32 = 1, in 1..=2048;
         /// Timeout of a request.
         timeout: Duration = TIMEOUT, in Duration::from_millis(1)..;
-    }
-}
-
-words! {
-    /// Arrival process.
-    enum ArrivalProcess {
-        /// Equal intervals.
-        Constant = "constant",
-        /// Independent arrivals.
-        Poisson = "poisson",
     }
 }
 
