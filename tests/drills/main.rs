@@ -93,7 +93,7 @@ fn an_invalid_drill_starts_nothing_and_all_its_problems_are_reported() {
         (9, "unknown key `speed`"),
         (23, "no region `aws/europe-west4` in the fleet"),
     ] {
-        let start = format!("meridian: {}: line {line}: ", file.display());
+        let start = format!("meridian: {}:{line}: ", file.display());
         assert!(err.lines().any(|it| it.starts_with(&start) && it.contains(part)), "{start}{part} in {err}");
     }
     assert!(!err.contains("starting"), "{err}");
