@@ -36,9 +36,6 @@ pub struct Tenant {
     pub limits: RateLimits,
 }
 
-/// Maximum weight: with more, the shares of others would round to zero.
-pub const WEIGHT_MAX: u32 = 1000;
-
 impl Tenant {
     /// Returns whether it may use this deployment.
     pub fn may_use(&self, deployment: &DeploymentName) -> bool {
