@@ -32,12 +32,17 @@ enum ConfigKind {
     Catalogue,
 }
 
-/// Kinds with their names and the keys that only they have. The order decides for a file with keys of several kinds.
+/// Kinds with their names and keys that only they have: several, because one may be misspelt or missing. The order decides
+/// for a file with keys of several kinds.
 const KINDS: &[(ConfigKind, &str, &[&str])] = &[
-    (ConfigKind::Spoke, "spoke", &["advertise"]),
-    (ConfigKind::Gateway, "gateway", &["snapshot"]),
+    (ConfigKind::Spoke, "spoke", &["advertise", "replica", "scaling"]),
+    (
+        ConfigKind::Gateway,
+        "gateway",
+        &["snapshot", "trusted_peers", "timeouts", "bodies", "cors", "region_tls"],
+    ),
     (ConfigKind::Hub, "hub", &["data", "store"]),
-    (ConfigKind::Replica, "replica", &["model"]),
+    (ConfigKind::Replica, "replica", &["model", "names", "engine", "embeddings"]),
     (ConfigKind::Drill, "drill", &["fleet", "step", "load"]),
     (ConfigKind::Deployments, "deployments", &["deployment"]),
     (ConfigKind::AppliedTenants, "tenants to apply", &[]),
@@ -172,6 +177,15 @@ mod tests {
         let applied = "[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\nkey_sha256 = []\n";
         assert_eq!(kind(applied), Some(ConfigKind::AppliedTenants));
         assert_eq!(kind(""), None);
+        for (file, key, expected) in [
+            ("gateway", "snapshot", ConfigKind::Gateway),
+            ("spoke", "advertise", ConfigKind::Spoke),
+            ("replica", "model", ConfigKind::Replica),
+        ] {
+            let text = std::fs::read_to_string(format!("configs/{file}.toml")).expect(file);
+            let text = text.replace(&format!("\n{key} = "), &format!("\n{key}_ = "));
+            assert_eq!(kind(&text), Some(expected), "{key} is misspelt");
+        }
     }
 
     #[test]
