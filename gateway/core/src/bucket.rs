@@ -15,7 +15,7 @@
 //! obvious alternative, granting it from a full bucket and waiting off the debt, would undermine the limit: one request
 //! of a day's worth would pass.
 //!
-//! The charge is an estimate; [`Bucket::settle`] moves *paid until* to where the real cost would have put it, which may
+//! The charge is an estimate; [`TokenBucket::settle`] moves *paid until* to where the real cost would have put it, which may
 //! be beyond the burst: computed work is owed.
 
 use std::num::NonZeroU64;
@@ -40,7 +40,7 @@ impl RateQuota {
 
 /// Token bucket.
 #[derive(Clone, Copy, Debug)]
-pub struct Bucket {
+pub struct TokenBucket {
     rate: RateQuota,
     paid_until: Instant,
 }
@@ -57,10 +57,10 @@ pub enum Shortfall {
     Never,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// Makes a full bucket.
-    pub fn new(rate: RateQuota, now: Instant) -> Bucket {
-        Bucket { rate, paid_until: now }
+    pub fn new(rate: RateQuota, now: Instant) -> TokenBucket {
+        TokenBucket { rate, paid_until: now }
     }
 
     /// Returns the configured rate.
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn a_second_s_worth_may_be_taken_at_once_and_one_more_must_wait() {
         let now = some_instant();
-        let mut bucket = Bucket::new(per_second(10), now);
+        let mut bucket = TokenBucket::new(per_second(10), now);
         for left in (0..10).rev() {
             assert_eq!(bucket.check(1, now), Ok(()));
             bucket.take(1, now);
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_charge_larger_than_the_bucket_is_rejected_for_good_and_usage_is_owed() {
         let now = some_instant();
-        let mut bucket = Bucket::new(per_second(10), now);
+        let mut bucket = TokenBucket::new(per_second(10), now);
         assert_eq!(bucket.check(10, now), Ok(()), "at the limit");
         assert_eq!(bucket.check(11, now), Err(Shortfall::Never), "one past it");
         assert_eq!(bucket.check(11, now + 60 * SECOND), Err(Shortfall::Never), "waiting does not help");
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn an_estimate_is_settled_both_ways() {
         let now = some_instant();
-        let mut bucket = Bucket::new(per_second(10), now);
+        let mut bucket = TokenBucket::new(per_second(10), now);
         bucket.take(8, now);
         bucket.settle(8, 3, now);
         assert_eq!(bucket.left(now), 7);
@@ -170,7 +170,7 @@ mod tests {
             steps in prop::collection::vec((1u64..20, 0u64..300), 1..200),
         ) {
             let start = some_instant();
-            let (mut now, mut bucket, mut passed) = (start, Bucket::new(per_second(rate), start), 0);
+            let (mut now, mut bucket, mut passed) = (start, TokenBucket::new(per_second(rate), start), 0);
             for (units, wait_ms) in steps {
                 now += Duration::from_millis(wait_ms);
                 match bucket.check(units, now) {

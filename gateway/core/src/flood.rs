@@ -8,7 +8,7 @@
 //! [`FloodMeter`] observes the bytes of a connection as they arrive, tracks the start of frames, and charges each idle
 //! one to a token bucket. Requests and bodies are not counted; they have limits of their own.
 
-use crate::bucket::{Bucket, RateQuota};
+use crate::bucket::{RateQuota, TokenBucket};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
@@ -88,14 +88,14 @@ pub struct FloodMeter {
     /// Received bytes of that header.
     header: [u8; HEADER_BYTES],
     header_len: usize,
-    bucket: Bucket,
+    bucket: TokenBucket,
 }
 
 impl FloodMeter {
     /// Makes a meter for a connection without received bytes.
     pub fn new(now: Instant) -> FloodMeter {
         let units = NonZeroU64::new(IDLE_FRAMES_MAX).expect("the limit is not zero");
-        let bucket = Bucket::new(RateQuota { units, period: IDLE_FRAMES_PERIOD }, now);
+        let bucket = TokenBucket::new(RateQuota { units, period: IDLE_FRAMES_PERIOD }, now);
         FloodMeter { skip: PREFACE_BYTES, header: [0; HEADER_BYTES], header_len: 0, bucket }
     }
 

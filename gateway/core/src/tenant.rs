@@ -7,7 +7,7 @@
 //! limit costs nothing; an invalid request has cost us as much as a valid one, and is charged as one. Inputs and tokens
 //! are estimates until the response reports the real numbers.
 
-use crate::bucket::{Bucket, RateQuota, Shortfall};
+use crate::bucket::{RateQuota, Shortfall, TokenBucket};
 use crate::priority::Priorities;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
@@ -110,9 +110,9 @@ pub struct LimitExceeded {
 /// Rate limiter of one tenant.
 #[derive(Clone, Debug)]
 pub struct RateLimiter {
-    requests: Option<Bucket>,
-    inputs: Option<Bucket>,
-    tokens: Option<Bucket>,
+    requests: Option<TokenBucket>,
+    inputs: Option<TokenBucket>,
+    tokens: Option<TokenBucket>,
 }
 
 /// State of one limit, as sent in `x-ratelimit-*`.
@@ -131,7 +131,8 @@ impl RateLimiter {
     pub fn new(limits: &RateLimits, now: Instant) -> RateLimiter {
         let RateLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
         let bucket = |units: Option<NonZeroU64>, seconds| {
-            units.map(|units| Bucket::new(RateQuota { units, period: Duration::from_secs(seconds) }, now))
+            units
+                .map(|units| TokenBucket::new(RateQuota { units, period: Duration::from_secs(seconds) }, now))
         };
         RateLimiter {
             requests: bucket(requests_per_second, 1),
@@ -199,7 +200,7 @@ impl RateLimiter {
 
     /// Returns the state of the limits of requests and tokens, where they are configured.
     pub fn status(&self, now: Instant) -> (Option<LimitStatus>, Option<LimitStatus>) {
-        let left = |bucket: &Bucket| LimitStatus {
+        let left = |bucket: &TokenBucket| LimitStatus {
             limit: bucket.rate().units,
             remaining: bucket.left(now),
             reset: bucket.full_in(now),
@@ -208,7 +209,12 @@ impl RateLimiter {
     }
 }
 
-fn exceeded(kind: LimitKind, bucket: Option<&Bucket>, units: u64, now: Instant) -> Option<LimitExceeded> {
+fn exceeded(
+    kind: LimitKind,
+    bucket: Option<&TokenBucket>,
+    units: u64,
+    now: Instant,
+) -> Option<LimitExceeded> {
     let bucket = bucket?;
     let shortfall = bucket.check(units, now).err()?;
     Some(LimitExceeded { kind, limit: bucket.rate().units, shortfall })

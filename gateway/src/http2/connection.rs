@@ -23,7 +23,8 @@ use tokio::time::MissedTickBehavior;
 /// Flow control window of one response: without stalls, 64 MiB take 2.6 s over a round trip of 80 ms. A response that
 /// is buffered as a whole is smaller.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
-/// Window of all responses on a connection: as many clients as a connection comfortably has may stop reading.
+/// Window of all responses on a connection: as many clients as a connection comfortably has may stop reading, and their
+/// back-pressure delays no other.
 const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_BEFORE_OPENING as u32 * STREAM_WINDOW_BYTES;
 /// Frames for large responses, larger than the minimum that every peer must accept.
 const FRAME_BYTES_MAX: u32 = 64 << 10;

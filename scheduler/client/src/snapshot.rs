@@ -3,7 +3,7 @@
 //!
 //! During a handover two gateways write the same file, because both still receive updates from the hub. So a writer holds
 //! a lock file, reads the existing file, and writes only a newer generation: the generation on disk never decreases, like
-//! the generation in memory (invariant 5, Monotone plans), whichever process is slower. A directory that only one process
+//! the generation in memory (invariant 5, Monotonic plans), whichever process is slower. A directory that only one process
 //! may use is locked for as long as that process runs ([`lock_directory`]).
 
 use std::ffi::OsString;

@@ -109,7 +109,7 @@ fn stored<M: PublishedMessage>(file: &Path) -> Option<M::Content> {
     restore::<M>(file, || {})
 }
 
-/// Invariant 5, Monotone plans.
+/// Invariant 5, Monotonic plans.
 #[tokio::test]
 async fn only_newer_tables_are_accepted_and_each_is_on_disk_before_it_is_used() {
     let dir = tempfile::tempdir().unwrap();

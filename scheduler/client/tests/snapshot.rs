@@ -32,7 +32,7 @@ fn stored(path: &Path) -> (Option<u64>, bool) {
     (table.map(|table| table.generation.number), is_rejected)
 }
 
-/// Invariant 5, Monotone plans.
+/// Invariant 5, Monotonic plans.
 #[tokio::test]
 async fn the_generation_on_disk_never_decreases() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! Limits on published generations: how fast a hub may raise them, and how large a step a reader accepts.
 //!
-//! A reader never goes back to a lower generation (invariant 5, Monotone plans) and keeps the accepted one on disk. One
+//! A reader never goes back to a lower generation (invariant 5, Monotonic plans) and keeps the accepted one on disk. One
 //! response with an absurdly high generation, from a broken hub or from a proxy between hub and reader, would therefore
 //! shut out every later one. To prevent this, the hub limits how often it publishes ([`PublishRateLimiter`]), and a
 //! reader accepts only generations that such a hub can have published since the last accepted one ([`accept`]). The

@@ -13,7 +13,7 @@ pub struct NotMonotone {
     pub next: Generation,
 }
 
-/// **Monotone plans**: (epoch, number) only rises at each reader.
+/// **Monotonic plans**: (epoch, number) only rises at each reader.
 pub fn monotone(previous: Generation, next: Generation) -> Result<(), NotMonotone> {
     if next > previous { Ok(()) } else { Err(NotMonotone { previous, next }) }
 }
@@ -30,7 +30,7 @@ pub struct NotRationed {
     pub given: u64,
 }
 
-/// **Rationed spill**: a grant is taken from spare capacity that no other grant covers.
+/// **Rationed spillover**: a grant is taken from spare capacity that no other grant covers.
 pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), NotRationed> {
     if given <= spare.saturating_sub(held) { Ok(()) } else { Err(NotRationed { spare, held, given }) }
 }

@@ -4,7 +4,7 @@
 //! own tokens in flight there, by tenant. From the two follows a limit of the tokens in flight (see `limit`), and when
 //! it is reached, the order is:
 //!
-//! 1. **Bulk before interactive** (invariant 8, *Bands*). An interactive request is shed only together with the bulk of
+//! 1. **Bulk before interactive** (invariant 8, *Priorities*). An interactive request is shed only together with the bulk of
 //!    its pool,
 //!    which is paused for [`BULK_PAUSE`] after it. So no interactive request is rejected because of a backfill.
 //! 2. **Tenants above their fair share.** The share of a tenant is the part of the limit that its weight is of the

@@ -162,7 +162,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Invariant 8, Bands: after any events, no bulk is admitted to a pool while an interactive request is shed there,
+    /// Invariant 8, Priorities: after any events, no bulk is admitted to a pool while an interactive request is shed there,
     /// nor within the pause after it. And a tenant with no request in flight is never shed for lack of capacity.
     #[test]
     fn no_events_shed_an_interactive_request_while_bulk_is_admitted(

@@ -92,7 +92,7 @@ async fn a_weight_sends_no_request_to_an_excluded_or_failed_region() {
     assert_eq!(edge.far_of(20, "m").await, 0);
 }
 
-/// Invariant 5, Monotone plans.
+/// Invariant 5, Monotonic plans.
 #[tokio::test]
 async fn an_older_or_invalid_plan_is_rejected_and_counted() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@
 //! Because of the floor, all gateways hold equal shares of the spare capacity under low load, so the first moment of a
 //! surge finds credits available and does not wait for a round trip.
 //!
-//! The sum of the grants never exceeds the spare capacity (invariant 7, *Rationed spill*): a grant is limited to what
+//! The sum of the grants never exceeds the spare capacity (invariant 7, *Rationed spillover*): a grant is limited to what
 //! is not granted to others, whatever its share would be. It ends with the next request of the same gateway or after
 //! [`GRANT_TTL`], so the grants of a lost gateway expire. Deployments on the same replicas share their spare capacity
 //! and are counted together.

@@ -383,7 +383,7 @@ fn burst(
     assert_eq!(
         region.latencies.len() + region.lost,
         region.arrivals.len(),
-        "every request ends exactly once (invariant 2, One fate)"
+        "every request ends exactly once (invariant 2, One outcome)"
     );
     assert!(region.replicas.is_empty(), "the deployment is at zero replicas again");
     let mut latencies = region.latencies;

@@ -207,7 +207,7 @@ impl HoldQueue {
             }
             None => {
                 let tokens = queue.released.remove(&position.number);
-                let tokens = tokens.expect("a ticket is returned once (invariant 2, One fate)");
+                let tokens = tokens.expect("a ticket is returned once (invariant 2, One outcome)");
                 self.released_tokens = self.released_tokens.saturating_sub(tokens);
             }
         }
