@@ -13,9 +13,9 @@
 //! Compression yields to the reactor between steps: a response of megabytes must not occupy a thread for the whole
 //! time.
 
+use crate::body_memory::{BodyError, BufferedBody, Reservation, capacity, too_large};
 use crate::cpu::CpuPool;
 use crate::metrics::BodyRejection;
-use crate::request_body::{BodyError, BufferedBody, Reservation, capacity, too_large};
 use crate::respond::Rejection;
 use crate::upstream::{ResponseBody, UpstreamResponse};
 use bytes::buf::Reader;

@@ -18,6 +18,7 @@ pub mod edge;
 pub mod hop;
 pub mod ingress;
 
+mod body_memory;
 mod circuits;
 mod coalesce;
 mod compress;

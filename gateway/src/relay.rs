@@ -2,7 +2,7 @@
 //!
 //! Both directions have an allowlist: other headers (an API key, a cookie, hop-by-hop headers) are not forwarded.
 
-use crate::listener::{self, AfterResponse};
+use crate::listener::notice::{AfterResponse, apply_drain_notice, may_half_close};
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod, is_valid_header_value};
 use crate::respond;
 use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
@@ -94,7 +94,7 @@ pub(crate) async fn client_disconnected(session: &mut ServerSession) {
             Err(error) => break error,
         }
     };
-    if !matches!(error.etype(), ErrorType::ConnectionClosed) || !listener::may_half_close(session) {
+    if !matches!(error.etype(), ErrorType::ConnectionClosed) || !may_half_close(session) {
         return;
     }
     if session.req_header().version == Version::HTTP_11 {
@@ -129,7 +129,7 @@ pub(crate) async fn forward_response(
         ResponseBody::Buffered(body) => return respond::whole(session, head, body).await,
         ResponseBody::Streamed(body) => body,
     };
-    listener::apply_drain_notice(session);
+    apply_drain_notice(session);
     if session.req_header().method == Method::HEAD {
         // A HEAD request has no response body; dropping it closes its connection.
         drop(body);

@@ -15,7 +15,7 @@ use replica_api::headers;
 use replica_api::limits::MAX_BODY_BYTES;
 use std::time::Duration;
 
-use crate::listener::{self, AfterResponse};
+use crate::listener::notice::{AfterResponse, apply_drain_notice};
 use crate::names;
 
 /// Rejection of a request, before it is rendered as an HTTP response.
@@ -255,7 +255,7 @@ async fn json(session: &mut ServerSession, mut head: Head, body: Bytes) -> After
 
 /// Writes a complete response.
 pub(crate) async fn whole(session: &mut ServerSession, head: Head, body: Bytes) -> AfterResponse {
-    listener::apply_drain_notice(session);
+    apply_drain_notice(session);
     // The response to HEAD has the content-length of the omitted body (RFC 9110, 9.3.2).
     let body = if session.req_header().method == Method::HEAD { Bytes::new() } else { body };
     write_all(session, head, body).await

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use replica_api::error::ErrorCode;
 
 use crate::pace::IntendedStart;
-use crate::record::ServingRegions;
+use crate::record::served::ServingRegions;
 use crate::response::ResponseDefect;
 use replica_api::priority::Priority;
 

@@ -23,6 +23,7 @@ mod prepare;
 mod process;
 mod readiness;
 pub(crate) mod scripted;
+mod summary;
 
 use crate::cli::UpOptions;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail, models, roles};

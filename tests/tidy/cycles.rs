@@ -136,7 +136,8 @@ fn resolve<'a>(modules: &Modules<'a>, module: &[String], path: &[String], depth:
         rest = after;
     }
     let file = modules.get(&at)?;
-    let name = rest.first()?;
+    // A module that is imported as a whole.
+    let Some(name) = rest.first() else { return Some(&file.path) };
     // Follows a re-export to the file that defines the name.
     if depth < 4 {
         for line in file.text.split(';').filter_map(|part| part.trim_start().rsplit_once("pub")) {

@@ -1,6 +1,6 @@
 //! `[bodies]` section of `gateway.toml`: memory limits and minimum rate of request bodies.
 
-use crate::request_body::{BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
+use crate::body_memory::{BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
 use configuration::{ConfigFile, section};
 use gateway_core::{memory, progress};
 use replica_api::limits::MAX_BODY_BYTES;

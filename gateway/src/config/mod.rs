@@ -7,14 +7,14 @@ mod issuers;
 mod tenants;
 mod timeouts;
 
-pub use crate::request_body::BodyLimits;
+pub use crate::body_memory::BodyLimits;
 pub(crate) use tenants::TenantsRead;
 pub use tenants::{TenantsFile, read_tenants};
 pub use timeouts::Timeouts;
 
 use crate::hop::{RegionTlsSection, RegionTransport};
-pub use crate::listener::AddressLimits;
-use crate::listener::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
+pub use crate::listener::admission::AddressLimits;
+use crate::listener::admission::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use crate::receipts::ReceiptsConfig;
 use crate::tls::TlsIdentity;
 use crate::tokens::Issuer;

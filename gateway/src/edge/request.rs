@@ -7,13 +7,13 @@
 use super::explain::Explanations;
 use super::region_states::RoutingContext;
 use super::router::{AdmissionPermit, Route};
+use crate::body_memory::BufferedBody;
 use crate::config::EdgeConfig;
 use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
 use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, RequestOutcome};
 use crate::names;
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use crate::relay::ForwardedHeaders;
-use crate::request_body::BufferedBody;
 use crate::respond::Rejection;
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint;

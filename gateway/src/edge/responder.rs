@@ -3,12 +3,12 @@
 use super::forwarder::AttemptResponse;
 use super::request::Request;
 use super::request::RequestContext;
-use super::scatter::JoinedHead;
+use super::scatter::join_buffer::JoinedHead;
 use super::tenant_limiters::TokenReservation;
 use crate::compress;
 use crate::config::EdgeConfig;
 use crate::events::RequestTimes;
-use crate::listener::{self, AfterResponse};
+use crate::listener::notice::{AfterResponse, apply_drain_notice};
 use crate::metrics::RequestOutcome;
 use crate::names;
 use crate::relay;
@@ -183,7 +183,7 @@ impl Responder {
             }
             None => {}
         }
-        listener::apply_drain_notice(session);
+        apply_drain_notice(session);
         respond::begin(session, response).await
     }
 }

@@ -17,6 +17,7 @@ mod replicas;
 mod request;
 mod scrape;
 
+use crate::body_memory::BodyLimits;
 use crate::circuits::random_draw;
 use crate::config::Timeouts;
 use crate::events::HopFailures;
@@ -25,7 +26,7 @@ use crate::listener::{AfterResponse, Listener, RequestHandler, StopReason};
 use crate::metrics::{IngressMetrics, ListenerMetrics, RequestOutcome};
 use crate::receipts::{CommitFailed, ReceiptsConfig, ReceiptsError, Recorder};
 use crate::relay::{self, ForwardedHeaders};
-use crate::request_body::{BodyLimits, BodyReader};
+use crate::request_body::BodyReader;
 use crate::respond::{self, ForwardError, Rejection};
 use crate::upstream::Upstream;
 use arrival::Arrival;

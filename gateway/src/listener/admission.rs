@@ -11,6 +11,9 @@ use std::sync::Arc;
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
+/// Default maximum of open connections. At about 20 KiB each that is 200 MiB; the next one waits in the kernel's queue,
+/// and the connection that has been idle for longest is closed for it.
+pub(crate) const CONNECTIONS_MAX: usize = 10_000;
 /// Limits of connections per client address, and the addresses without a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
@@ -23,9 +26,9 @@ pub struct AddressLimits {
 }
 
 /// Default: half of all connections.
-pub(crate) const CONNECTIONS_PER_ADDRESS_MAX: usize = super::CONNECTIONS_MAX / 2;
+pub(crate) const CONNECTIONS_PER_ADDRESS_MAX: usize = CONNECTIONS_MAX / 2;
 /// Default: more handshakes than a company behind one address has at once, and a tenth of all connections.
-pub(crate) const HALF_OPEN_PER_ADDRESS_MAX: usize = super::CONNECTIONS_MAX / 10;
+pub(crate) const HALF_OPEN_PER_ADDRESS_MAX: usize = CONNECTIONS_MAX / 10;
 
 impl AddressLimits {
     /// No limits, for listeners that only gateways connect to.

@@ -11,14 +11,15 @@
 //! close`, HTTP/2 sends GOAWAY, and new requests are still served, so that a load balancer has time to react (lame
 //! duck). Then it stops accepting, closes idle connections, and waits for the requests in flight, within a bound.
 
-mod admission;
-mod chunked;
+pub(crate) mod admission;
+pub(crate) mod chunked;
 #[cfg(test)]
 mod contained;
 mod filtered;
 mod h1;
 mod h2;
 mod meter;
+pub(crate) mod notice;
 
 use crate::coalesce::CoalescingStream;
 use crate::config::Timeouts;
@@ -26,17 +27,17 @@ use crate::events::{HopFailures, HopRefused};
 use crate::hop::{GatewayAcceptor, HopFailureCause};
 use crate::metrics::{CloseReason, ListenerMetrics};
 use crate::respond;
-pub use admission::AddressLimits;
-pub(crate) use admission::{CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
+use admission::AddressLimits;
 use bytes::Bytes;
-pub(crate) use chunked::chunk_error;
+pub(crate) use notice::AfterResponse;
+use notice::{ConnectionNotice, DrainStage, PeerKind};
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::listener::Listener as Socket;
 use pingora::protocols::{GetSocketDigest, Stream};
 use replica_api::headers;
 
-use admission::{AdmittedConnection, OpenConnections};
+use admission::{AdmittedConnection, CONNECTIONS_MAX, OpenConnections};
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -48,9 +49,6 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Default maximum of open connections. At about 20 KiB each that is 200 MiB; the next one waits in the kernel's queue,
-/// and the connection that has been idle for longest is closed for it.
-pub(crate) const CONNECTIONS_MAX: usize = 10_000;
 /// Connections that the kernel queues until they are accepted; the kernel limits this further by `net.core.somaxconn`.
 /// A SYN beyond it is dropped, and the client retries a second later: with the 128 of `std`, a burst of 10,000
 /// connections blocked all new ones for a second 28 times.
@@ -64,15 +62,6 @@ pub(crate) trait RequestHandler: Send + Sync + 'static {
     fn handle(&self, session: &mut ServerSession) -> impl Future<Output = AfterResponse> + Send;
 }
 
-/// Whether the connection is reused after a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AfterResponse {
-    /// The connection can carry the next request.
-    Reuse,
-    /// The response was truncated, or the client disconnected.
-    Close,
-}
-
 /// Reason why a listener stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopReason {
@@ -80,16 +69,6 @@ pub(crate) enum StopReason {
     Shutdown,
     /// Another process accepts from the same socket now.
     HandedOver,
-}
-
-/// Stage of draining.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum DrainStage {
-    Serving,
-    /// Responses announce that the connection should not be reused.
-    LameDuck,
-    /// Idle connections are closed.
-    Closing,
 }
 
 /// Bound socket that is not served yet.
@@ -102,15 +81,6 @@ pub(crate) struct Listener {
     refused: Arc<HopFailures>,
     peer: PeerKind,
     limits: AddressLimits,
-}
-
-/// Kind of peer that a listener serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PeerKind {
-    /// A client.
-    Client,
-    /// A gateway, which carries the requests of many clients.
-    Gateway,
 }
 
 /// Transport security of a listener.
@@ -418,33 +388,5 @@ impl<D: RequestHandler> Shared<D> {
     async fn closing(&self) {
         // The sender outlives every connection.
         self.stage.clone().wait_for(|stage| *stage == DrainStage::Closing).await.ok();
-    }
-}
-
-/// Request extension that tells whether the connection may be reused, evaluated when the response is written, not when
-/// the request arrives.
-#[derive(Clone)]
-struct ConnectionNotice {
-    stage: watch::Receiver<DrainStage>,
-    peer: PeerKind,
-}
-
-/// Returns whether a client that has closed its side of the connection may still wait for the response (RFC 9112, 9.6).
-/// A gateway never does: its requests end with their connection.
-pub(crate) fn may_half_close(session: &ServerSession) -> bool {
-    let peer = session.req_header().extensions.get::<ConnectionNotice>().map(|notice| notice.peer);
-    !session.is_http2() && peer == Some(PeerKind::Client)
-}
-
-/// Disables keep-alive during draining. Must be called before the head of a response is written, because HTTP/1
-/// announces it there.
-pub(crate) fn apply_drain_notice(session: &mut ServerSession) {
-    let draining = session
-        .req_header()
-        .extensions
-        .get::<ConnectionNotice>()
-        .is_some_and(|notice| *notice.stage.borrow() != DrainStage::Serving);
-    if draining {
-        session.set_keepalive(None);
     }
 }

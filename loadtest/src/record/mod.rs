@@ -11,7 +11,7 @@
 mod group;
 mod latencies;
 mod mark;
-mod served;
+pub(crate) mod served;
 mod snapshot;
 mod window;
 

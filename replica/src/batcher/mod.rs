@@ -20,7 +20,7 @@
 //! 3. `worker`: the engine thread.
 
 mod pending;
-mod sequence;
+pub(crate) mod sequence;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -45,7 +45,6 @@ use crate::metrics::Metrics;
 use crate::tokenize::Tokenized;
 use crate::vectors::RowCache;
 
-pub(crate) use sequence::SequenceKey;
 pub use sequence::TenantKey;
 
 /// Inputs of one request, to be computed.

@@ -18,7 +18,7 @@ use quick_cache::sync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
 use sha2::{Digest, Sha256};
 
-use crate::batcher::SequenceKey;
+use crate::batcher::sequence::SequenceKey;
 use crate::metrics::Metrics;
 
 /// Bytes of an entry besides its numbers: key, pointers, and its slots in the map and the queue.

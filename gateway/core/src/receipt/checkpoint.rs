@@ -7,7 +7,7 @@
 //! An older checkpoint has a valid signature as well, so replacing the file can revert the last ones. So it is
 //! numbered, and an auditor whose file the audited process can replace has to record its number.
 
-use super::audit::{ChainSummary, Report};
+use super::audit::report::{ChainSummary, Report};
 use super::chain::hex;
 use super::entry::Role;
 use super::hmac::HmacKey;

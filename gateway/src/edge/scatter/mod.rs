@@ -26,7 +26,7 @@
 //! a response; a request that is rejected in the end is not charged, like any other, although some parts were computed.
 
 mod capacity;
-mod join_buffer;
+pub(in crate::edge) mod join_buffer;
 mod part;
 mod produce;
 mod split;
@@ -41,7 +41,6 @@ use crate::respond::ForwardError;
 use crate::respond::Rejection;
 pub(super) use capacity::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX, SplitCapacity};
 use gateway_core::trail::Trail;
-pub(super) use join_buffer::JoinedHead;
 use part::PartFailure;
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;

@@ -3,7 +3,7 @@
 use configuration::{ConfigFile, OneOrMany, section, words};
 use regions::{Deployment, region_list};
 
-use super::ReadContext;
+use super::context::ReadContext;
 use crate::drill::{DrillEngine, DrillFleet, DrillStore};
 
 /// Maximum number of regions of a fleet on one machine.

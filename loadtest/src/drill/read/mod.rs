@@ -3,31 +3,20 @@
 //! The fleet and the loads are parsed first, because actions and expectations refer to them. An invalid one is left
 //! out or replaced by its default and the rest is still checked; the result is discarded with the file.
 
+mod context;
 mod fleet;
 mod load;
 
 use std::time::Duration;
 
 use configuration::{ConfigFile, OneOrMany, Problem, section};
-use regions::{Catalogue, Deployment, RegionId, duration};
+use regions::{RegionId, duration};
 
+pub use self::context::{DeploymentLoader, ReadContext};
 use self::fleet::FleetSection;
 use self::load::{LOADS_MAX, LoadEntry};
 use super::expectation::{Expectation, ExpectationKind, LatencyBound, ParsedExpectation, Span};
 use super::{Action, Drill, DrillStep};
-
-/// Loads the deployments of the named file, or the default of `meridian up` for `None`; errors are messages.
-pub type DeploymentLoader<'a> = dyn Fn(Option<&str>) -> Result<Vec<Deployment>, Vec<String>> + 'a;
-
-/// Context that a drill file is checked against.
-pub struct ReadContext<'a> {
-    /// All known regions.
-    pub catalogue: &'a Catalogue,
-    /// Loader of deployment files.
-    pub deployments: &'a DeploymentLoader<'a>,
-    /// Whether the drill runs against an existing deployment.
-    pub against: bool,
-}
 
 /// Longest drill, which an operator watches or waits for.
 const DURATION_MAX: Duration = Duration::from_secs(3600);

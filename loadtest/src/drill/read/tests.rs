@@ -1,6 +1,7 @@
 //! Tests of the parser: a valid drill, and the messages for invalid ones.
 
 use super::*;
+use regions::{Catalogue, Deployment};
 
 const GOOD: &str = r#"description = "A region dies."
 duration = "30s"

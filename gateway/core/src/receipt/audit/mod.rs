@@ -14,7 +14,7 @@
 mod filter;
 mod join;
 mod judge;
-mod report;
+pub(super) mod report;
 
 pub use filter::Filter;
 pub use report::{

@@ -1,0 +1,60 @@
+//! Properties of a connection that its responses depend on: whether it may be reused, and the kind of its peer.
+
+use pingora::protocols::http::ServerSession;
+use tokio::sync::watch;
+
+/// Whether the connection is reused after a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterResponse {
+    /// The connection can carry the next request.
+    Reuse,
+    /// The response was truncated, or the client disconnected.
+    Close,
+}
+
+/// Stage of draining.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum DrainStage {
+    Serving,
+    /// Responses announce that the connection should not be reused.
+    LameDuck,
+    /// Idle connections are closed.
+    Closing,
+}
+
+/// Kind of peer that a listener serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PeerKind {
+    /// A client.
+    Client,
+    /// A gateway, which carries the requests of many clients.
+    Gateway,
+}
+
+/// Request extension that tells whether the connection may be reused, evaluated when the response is written, not when
+/// the request arrives.
+#[derive(Clone)]
+pub(super) struct ConnectionNotice {
+    pub(super) stage: watch::Receiver<DrainStage>,
+    pub(super) peer: PeerKind,
+}
+
+/// Returns whether a client that has closed its side of the connection may still wait for the response (RFC 9112, 9.6).
+/// A gateway never does: its requests end with their connection.
+pub(crate) fn may_half_close(session: &ServerSession) -> bool {
+    let peer = session.req_header().extensions.get::<ConnectionNotice>().map(|notice| notice.peer);
+    !session.is_http2() && peer == Some(PeerKind::Client)
+}
+
+/// Disables keep-alive during draining. Must be called before the head of a response is written, because HTTP/1
+/// announces it there.
+pub(crate) fn apply_drain_notice(session: &mut ServerSession) {
+    let draining = session
+        .req_header()
+        .extensions
+        .get::<ConnectionNotice>()
+        .is_some_and(|notice| *notice.stage.borrow() != DrainStage::Serving);
+    if draining {
+        session.set_keepalive(None);
+    }
+}

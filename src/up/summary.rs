@@ -1,0 +1,48 @@
+//! Summary of a local fleet, which is printed when it is ready.
+
+use super::fleet::LocalFleet;
+use super::plan::FleetPlan;
+use anyhow::{Context, Result};
+use regions::residency::ResidencyPolicy;
+
+impl LocalFleet {
+    /// Prints the regions, addresses and an example request.
+    pub(super) async fn announce(&self, plan: &FleetPlan, key: &str) -> Result<()> {
+        let gateway_region = &plan.regions[0];
+        println!("\n{:<28} {:<16} {:>9} {:>8}  state", "region", "city", "distance", "rtt");
+        for region in &plan.regions {
+            let (distance_km, round_trip) = plan.distance(gateway_region, region);
+            let city = &plan.catalogue.get(region).context("planned above")?.city;
+            let millis = round_trip.as_secs_f64() * 1e3;
+            println!("{:<28} {city:<16} {distance_km:>6.0} km {millis:>5.0} ms  healthy", region.as_str());
+        }
+        let (scheme, curl_option) = match &self.certificate {
+            Some(file) => ("https", format!("--cacert {} ", file.display())),
+            None => ("http", String::new()),
+        };
+        let (url, model) = (format!("{scheme}://{}", self.gateway.1), &plan.deployments[0].name);
+        println!("\nmodels      {}", names(plan));
+        println!("operations  http://{}/routes", self.operations);
+        for (_, hub) in &self.hubs {
+            println!("hub         http://{hub} (--token-file {})", self.operator_token.display());
+        }
+        println!("control     http://{} (cut, slow, heal, kill, stop, pause, restart, drain)", self.control);
+        if let Some(file) = &self.certificate {
+            println!("certificate {}", file.display());
+        }
+        println!("\nready  {url}/v1\n");
+        println!(
+            "curl -s {curl_option}{url}/v1/embeddings -H 'authorization: Bearer {key}' -H 'content-type: application/json' \\\n  \
+             -d '{{\"model\": \"{model}\", \"input\": \"The sea was calm that morning.\"}}'"
+        );
+        Ok(())
+    }
+}
+
+fn names(plan: &FleetPlan) -> String {
+    let each = plan.deployments.iter().map(|deployment| match &deployment.residency {
+        ResidencyPolicy::Anywhere => deployment.name.to_string(),
+        residency => format!("{} (only in {residency})", deployment.name),
+    });
+    each.collect::<Vec<_>>().join(", ")
+}
