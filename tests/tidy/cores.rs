@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::manifests::{Package, graph, locked, made_up, packages, parse};
 use crate::none;
-use crate::tree::{read, root};
+use crate::tree::{File, files, is_source, read, root};
 
 /// Core packages, which are pure.
 const PURE: &[&str] =
@@ -76,6 +76,41 @@ fn ban_complaints(bans: &[(String, Option<String>)]) -> Vec<String> {
         }
     }
     complaints
+}
+
+/// Names that do IO and can be reached from a core: those of the standard library, and the part of the configuration reader
+/// that reads files.
+const IO: &[&str] = &["std::fs", "std::net::Tcp", "std::net::Udp", "configuration::Files", "Files<"];
+
+fn io_complaints(folders: &[String], files: &[File]) -> Vec<String> {
+    let is_core = |path: &str| folders.iter().any(|folder| path.starts_with(&format!("{folder}/src/")));
+    let of_file = |file: &File| {
+        let named = IO.iter().filter(|name| file.code().contains(**name));
+        named.map(|name| format!("{} names {name}; a core does no IO", file.path)).collect::<Vec<_>>()
+    };
+    files.iter().filter(|file| is_core(&file.path)).flat_map(of_file).collect()
+}
+
+#[test]
+fn no_core_does_io() {
+    let packages = packages();
+    let cores = packages.iter().filter(|package| PURE.contains(&package.name.as_str()));
+    let folders: Vec<String> = cores.map(|package| package.folder.clone()).collect();
+    assert_eq!(folders.len(), PURE.len());
+    none(io_complaints(&folders, &files(is_source)));
+}
+
+#[test]
+fn io_in_a_core_is_found() {
+    let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+    let files = [
+        file("a/core/src/b.rs", "fn read(files: &Files<'_>) {}"),
+        file("a/core/src/c.rs", "use std::fs;"),
+        file("a/core/src/d.rs", "fn f() {}\n#[cfg(test)]\nmod tests {\n    use std::fs;\n}"),
+        file("a/src/e.rs", "use std::fs;"),
+    ];
+    let found = io_complaints(&["a/core".to_owned()], &files);
+    assert_eq!(found.len(), 2, "{found:?}");
 }
 
 #[test]
