@@ -26,7 +26,7 @@ RESERVED_DESCRIPTORS = 500
 # Connections that send a large request, of all.
 LARGE_SHARE = 0.1
 WARM_UP_CONNECTIONS = 64
-# Meridian keeps freed memory for ten seconds (src/main.rs).
+# Between the last request and a measurement, for what ends after a response (log lines, receipts).
 SETTLE_SECONDS = 3
 KEEP_SECONDS = 900
 KINDS = {"http/1.1": (False, False), "http/1.1 tls": (True, False), "http/2": (False, True), "http/2 tls": (True, True)}
@@ -68,7 +68,7 @@ class Certificate:
 
 
 def settled(process):
-    """Resident memory in bytes once the allocator has given back what it does not keep."""
+    """Resident memory in bytes after a pause."""
     time.sleep(SETTLE_SECONDS)
     return process.rss_mb() * 1e6
 
@@ -100,8 +100,8 @@ def measure(place, name, kind, certificate, upstream, count):
         return {
             "base_mb": before / 1e6,
             "kb": (idle - before) / count / 1e3,
-            "large_kb": (after_large - idle) / len(large) / 1e3,
-            "left_kb": (after - before) / count / 1e3,
+            "large_mb": (after_large - idle) / 1e6,
+            "left_mb": (after - before) / 1e6,
             "opened_per_second": count / took,
         }
     finally:
@@ -126,8 +126,9 @@ def main():
     address = peers.address()
     upstream = Process("upstream", [os.path.join(place.tools, "world"), "upstream", address, "0"], place.log("upstream"), LOAD_CORE)
     upstream.until(lambda: embeds(address, []), "an answer")
-    print(f"{count} connections; kB of resident memory per connection\n")
-    heads = ("proxy", "connections", "before, MB", "kept", "after a large request", "after the close", "opened/s")
+    print(f"{count} connections, of which {int(count * LARGE_SHARE)} send a large request afterwards\n")
+    heads = ("proxy", "connections", "MB before", "kB per connection", "MB more after large requests")
+    heads += ("MB left after the close", "opened/s")
     print("| " + " | ".join(heads) + " |")
     print("|---|---|" + "---:|" * (len(heads) - 2))
     try:
@@ -140,8 +141,8 @@ def main():
                 except Missing as missing:
                     print(f"{name} is not installed and left out; it comes with: {missing}", file=sys.stderr)
                     continue
-                cells = [name, kind, f"{row['base_mb']:.0f}", f"{row['kb']:.2f}", f"{row['large_kb']:+.2f}"]
-                cells += [f"{row['left_kb']:.2f}", f"{row['opened_per_second']:.0f}"]
+                cells = [name, kind, f"{row['base_mb']:.0f}", f"{row['kb']:.2f}", f"{row['large_mb']:+.0f}"]
+                cells += [f"{row['left_mb']:.0f}", f"{row['opened_per_second']:.0f}"]
                 print("| " + " | ".join(cells) + " |", flush=True)
     finally:
         upstream.end()
