@@ -47,6 +47,8 @@ def haproxy(place, upstreams, tls, connections):
 
 
 def nginx(place, upstreams, tls, connections):
+    # It closes idle connections when less than a sixteenth of them is free.
+    connections += connections // 8
     return peers.nginx(place, upstreams, tls=tls, connections=connections, keep=KEEP_SECONDS)
 
 
@@ -126,7 +128,7 @@ def main():
     address = peers.address()
     upstream = Process("upstream", [os.path.join(place.tools, "world"), "upstream", address, "0"], place.log("upstream"), LOAD_CORE)
     upstream.until(lambda: embeds(address, []), "an answer")
-    print(f"{count} connections, of which {int(count * LARGE_SHARE)} send a large request afterwards\n")
+    print(f"{LARGE_SHARE:.0%} of the connections send a large request after the first measurement\n")
     heads = ("proxy", "connections", "MB before", "kB per connection", "MB more after large requests")
     heads += ("MB left after the close", "opened/s")
     print("| " + " | ".join(heads) + " |")
@@ -136,12 +138,14 @@ def main():
             for name in options.only.split(","):
                 if name != "meridian" and kind not in PEER_KINDS:
                     continue
+                # HAProxy does not start unless it may open two files for each connection.
+                own = min(count, (hard - 2 * RESERVED_DESCRIPTORS) // 2 - RESERVED_DESCRIPTORS) if name == "haproxy" else count
                 try:
-                    row = measure(place, name, kind, certificate, address, count)
+                    row = measure(place, name, kind, certificate, address, own)
                 except Missing as missing:
                     print(f"{name} is not installed and left out; it comes with: {missing}", file=sys.stderr)
                     continue
-                cells = [name, kind, f"{row['base_mb']:.0f}", f"{row['kb']:.2f}", f"{row['large_mb']:+.0f}"]
+                cells = [name, f"{own} {kind}", f"{row['base_mb']:.0f}", f"{row['kb']:.2f}", f"{row['large_mb']:+.0f}"]
                 cells += [f"{row['left_mb']:.0f}", f"{row['opened_per_second']:.0f}"]
                 print("| " + " | ".join(cells) + " |", flush=True)
     finally:

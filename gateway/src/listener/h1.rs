@@ -82,7 +82,7 @@ pub(super) async fn serve<D: RequestHandler>(
             }
         }
         may_be_h2 = false;
-        // In its own allocation, so that it exists only during a request: it is ten times the size of an idle connection.
+        // In its own allocation, so that the connection's task has no space for it between requests.
         match Box::pin(handle_one(shared, stream, std::mem::take(&mut buffer))).await {
             Some((reusable, unread)) => (stream, buffer) = (reusable, unread),
             None => return,
