@@ -10,8 +10,8 @@ use crate::world::World;
 const KEPT: usize = 1_000;
 /// Connections that are opened and closed before, so that caches and the pages of the allocator are not counted.
 const WARM_UP: usize = 200;
-/// Maximum resident memory of a kept connection. It is 3 to 5 kB; when the task of a connection had space for a request,
-/// it was 18 kB, and 55 kB if many requests were served at the same time (gateway/benches/idle, 2026-11-24).
+/// Maximum resident memory of a kept connection. It is 4.2 kB; when the task of a connection had space for a request, it was
+/// 48 kB (two cores of a virtual Zen 5, 2026-11-24).
 pub(crate) const BYTES_MAX: u64 = 8 << 10;
 
 /// Opens the connections, each with a request, and returns the growth of the gateway's memory for each of them.

@@ -333,7 +333,9 @@ impl<D: RequestHandler> Shared<D> {
                 let handshake = Box::pin(acceptor.accept(stream, self.timeouts.head));
                 handshake.await.map(|stream| self.coalescing(stream))
             }
-            TransportSecurity::Clients(acceptor) => Box::pin(self.handshake(acceptor, stream, &admitted)).await,
+            TransportSecurity::Clients(acceptor) => {
+                Box::pin(self.handshake(acceptor, stream, &admitted)).await
+            }
         };
         let Some(stream) = stream else { return };
         match stream.selected_alpn_proto() {
