@@ -9,7 +9,7 @@ use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
 use http::response::Parts as Head;
-use http::{HeaderName, Method, Version};
+use http::{HeaderName, HeaderValue, Method, Version};
 use pingora::http::ResponseHeader;
 use pingora::prelude::{ErrorType, OrErr};
 use pingora::protocols::http::ServerSession;
@@ -124,7 +124,7 @@ pub(crate) async fn forward_response(
     extra: &[(&'static str, &str)],
 ) -> AfterResponse {
     let UpstreamResponse { head, body } = response;
-    let head = forwarded_head(&head, extra);
+    let head = forwarded_head(&head, extra, session.is_http2());
     let mut body = match body {
         ResponseBody::Buffered(body) => return respond::whole(session, head, body).await,
         ResponseBody::Streamed(body) => body,
@@ -156,14 +156,36 @@ pub(crate) async fn forward_response(
     }
 }
 
-fn forwarded_head(received: &Head, extra: &[(&'static str, &str)]) -> Head {
+/// Builds the head for the client. The values of a received head share the buffer that it was read into. HTTP/2 keeps
+/// values in the header table of its connection, and with them that buffer, so it gets copies.
+fn forwarded_head(received: &Head, extra: &[(&'static str, &str)], is_http2: bool) -> Head {
     let mut head = respond::head(received.status.as_u16(), &[]);
     // Iterates over the received headers, which are fewer than the forwarded ones.
     for name in received.headers.keys().filter(|name| RESPONSE_HEADERS.contains(name)) {
         if let Some(value) = received.headers.get(name) {
-            head.headers.insert(name.clone(), value.clone());
+            let copied = if is_http2 { HeaderValue::from_bytes(value.as_bytes()).ok() } else { None };
+            head.headers.insert(name.clone(), copied.unwrap_or_else(|| value.clone()));
         }
     }
     extra.iter().for_each(|(name, value)| respond::put(&mut head, name, value));
     head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_for_http2_does_not_keep_the_buffer_of_the_received_one() {
+        for is_http2 in [false, true] {
+            let buffer = Bytes::from(b"application/json, and the rest of the response".to_vec());
+            let mut received = respond::head(200, &[]);
+            let value = HeaderValue::from_maybe_shared(buffer.slice(..16)).expect("a valid value");
+            received.headers.insert(CONTENT_TYPE, value);
+            let head = forwarded_head(&received, &[], is_http2);
+            drop(received);
+            assert_eq!(head.headers[CONTENT_TYPE], "application/json");
+            assert_eq!(buffer.is_unique(), is_http2);
+        }
+    }
 }

@@ -14,8 +14,10 @@ pub struct Panicked(pub String);
 ///
 /// State that the request shares with others is behind locks, which define the consequence of a panic
 /// ([`crate::lock`]); its own state is dropped.
-pub async fn contain<T>(request: impl Future<Output = T>) -> Result<T, Panicked> {
-    AssertUnwindSafe(request).catch_unwind().await.map_err(panicked)
+///
+/// The future is as large as `request`. An `async fn` would have a second copy of it: its argument.
+pub fn contain<T>(request: impl Future<Output = T>) -> impl Future<Output = Result<T, Panicked>> {
+    AssertUnwindSafe(request).catch_unwind().map(|result| result.map_err(panicked))
 }
 
 /// Like [`contain`], for a part of a request that runs on another thread, such as the computation of its batch.

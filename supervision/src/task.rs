@@ -93,16 +93,15 @@ pub async fn essential<T>(name: &'static str, task: impl Future<Output = T>) -> 
 
 /// Runs one of many short tasks, such as one of the reports that are sent five times a second: a panic is logged and
 /// counted, and the next task takes its place. Returns `None` after a panic.
-pub async fn contained<T>(name: &'static str, task: impl Future<Output = T>) -> Option<T> {
-    AssertUnwindSafe(task)
-        .catch_unwind()
-        .await
-        .inspect_err(|payload| {
+pub fn contained<T>(name: &'static str, task: impl Future<Output = T>) -> impl Future<Output = Option<T>> {
+    AssertUnwindSafe(task).catch_unwind().map(move |result| {
+        let result = result.inspect_err(|payload| {
             panics::count(Scope::Task);
             // A defect. The next run of the task takes its place. Report it with the line `panicked`.
             tracing::error!(task = name, reason = panics::message(&**payload), "task failed");
-        })
-        .ok()
+        });
+        result.ok()
+    })
 }
 
 /// Starts a thread that cannot be restarted: the process fails if it panics.

@@ -12,7 +12,7 @@
 //!
 //! In reading order: `world` — the processes; `case` — scripts and expectations; `run` — sends a case and checks the outcome;
 //! `answers` and `frames` — readers of responses; `cases` — the cases, a file per family; `neighbours` — good clients;
-//! `half_open` — ten thousand connections without a complete request.
+//! `half_open` — ten thousand connections without a complete request; `idle` — a thousand connections that are kept.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
@@ -21,6 +21,7 @@ mod case;
 mod cases;
 mod frames;
 mod half_open;
+mod idle;
 mod neighbours;
 mod run;
 mod world;
@@ -114,5 +115,16 @@ fn ten_thousand_incomplete_heads_do_not_affect_good_clients() {
     let world = World::start();
     let slowest = half_open::flood(&world).unwrap();
     eprintln!("the slowest of the new connections was served after {slowest:?}");
+    world.assert_serves();
+}
+
+#[test]
+fn an_idle_connection_holds_no_memory_of_its_request() {
+    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    half_open::raise_file_limit();
+    let world = World::start();
+    let bytes = idle::bytes_per_connection(&world).unwrap();
+    eprintln!("an idle connection needs {bytes} bytes");
+    assert!(bytes <= idle::BYTES_MAX, "an idle connection needs {bytes} bytes, at most {}", idle::BYTES_MAX);
     world.assert_serves();
 }

@@ -106,6 +106,14 @@ impl World {
         assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
     }
 
+    /// Returns the resident memory of the gateway in bytes.
+    pub(crate) fn gateway_memory(&self) -> u64 {
+        let (_, gateway) = self.processes.iter().find(|(name, _)| *name == "gateway").unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.id())).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    }
+
     /// Returns the ends of the processes' logs.
     fn logs(&self) -> String {
         let end = |name: &str| {

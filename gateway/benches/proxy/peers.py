@@ -18,10 +18,10 @@ REGIONS = ("aws/us-east-1", "gcp/us-east1", "aws/us-west-2")
 class Proxy:
     """A proxy that runs, and how to reach it."""
 
-    def __init__(self, name, address, process, headers=(), beside=()):
+    def __init__(self, name, address, process, headers=(), beside=(), tls=None):
         self.name, self.address, self.process = name, address, process
         self.headers, self.beside = list(headers), list(beside)
-        process.until(lambda: embeds(address, self.headers), "an embedding")
+        process.until(lambda: embeds(address, self.headers, tls is not None), "an embedding")
 
     def end(self):
         for process in (self.process, *self.beside):
@@ -73,19 +73,21 @@ def bare_pingora(place, upstreams, name="pingora"):
     return Proxy(name, listen, place.start(name, command))
 
 
-def nginx(place, upstreams, name="nginx", upstream_options="", location=""):
+def nginx(place, upstreams, name="nginx", upstream_options="", location="", tls=None, connections=8192, keep=75):
     program = place.debian("nginx")
     listen = address()
     servers = "".join(f"    server {upstream} {upstream_options};\n" for upstream in upstreams)
+    files = f"ssl_certificate {tls.certificate}; ssl_certificate_key {tls.key};" if tls else ""
     config = f"""
 worker_processes 1;
 daemon off;
 pid {place.files}/{name}.pid;
 error_log {place.files}/{name}.error.log;
-events {{ worker_connections 8192; }}
+events {{ worker_connections {connections}; }}
 http {{
   access_log off;
   keepalive_requests 100000000;
+  keepalive_timeout {keep}s;
   client_max_body_size 64m;
   client_body_temp_path {place.files}/{name}.body;
   proxy_temp_path {place.files}/{name}.proxy;
@@ -97,7 +99,8 @@ http {{
     keepalive_requests 100000000;
   }}
   server {{
-    listen {listen};
+    listen {listen}{" ssl" if tls else ""};
+    {files}
     location / {{
       proxy_pass http://replicas;
       proxy_http_version 1.1;
@@ -108,30 +111,32 @@ http {{
   }}
 }}
 """
-    return Proxy(name, listen, place.start(name, [program, "-c", place.write(f"{name}.conf", config)]))
+    command = [program, "-c", place.write(f"{name}.conf", config)]
+    return Proxy(name, listen, place.start(name, command), tls=tls)
 
 
-def haproxy(place, upstreams, name="haproxy", backend="", server_options=""):
+def haproxy(place, upstreams, name="haproxy", backend="", server_options="", tls=None, connections=8192, keep=60):
     program = place.debian("haproxy")
     listen = address()
     servers = "".join(f"    server s{number} {at} {server_options}\n" for number, at in enumerate(upstreams))
     config = f"""
 global
     nbthread 1
-    maxconn 8192
+    maxconn {connections}
 defaults
     mode http
     timeout connect 1s
-    timeout client 60s
+    timeout client {keep}s
     timeout server 60s
     option http-keep-alive
 frontend front
-    bind {listen}
+    bind {listen}{f" ssl crt {tls.both}" if tls else ""}
     default_backend replicas
 backend replicas
     http-reuse always
 {backend}{servers}"""
-    return Proxy(name, listen, place.start(name, [program, "-db", "-f", place.write(f"{name}.cfg", config)]))
+    command = [program, "-db", "-f", place.write(f"{name}.cfg", config)]
+    return Proxy(name, listen, place.start(name, command), tls=tls)
 
 
 def envoy(place, upstreams, name="envoy", route=None, cluster=None):
@@ -233,7 +238,7 @@ def litellm(place, upstreams, name="litellm"):
     return Proxy(name, listen, place.start(name, command, environment), [f"authorization: Bearer {key}"])
 
 
-def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_tenants="", more=""):
+def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_tenants="", more="", tls=None):
     """Meridian's edge with everything on: each upstream is a region."""
     listen, operations, hub = address(), address(), address()
     key = place.write("meridian.key", KEY)
@@ -258,7 +263,7 @@ def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_
     teller = Process(f"{name}-hub", [os.path.join(place.tools, "world"), "hub", hub, *routes], place.log(f"{name}-hub"))
     process = place.start(name, [place.meridian, "gateway", "--config", config], {"MERIDIAN_LOG": log})
     process.until(lambda: healthy(operations) == len(upstreams), "the health of its regions")
-    proxy = Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [teller])
+    proxy = Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [teller], tls)
     proxy.operations = operations
     return proxy
 

@@ -72,7 +72,7 @@ const LAME_DUCK: Duration = Duration::from_millis(700);
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 /// Maximum number of open gateway connections: one for each held request; one report connection for each gateway, so
 /// that held requests cannot block reports; and as many requests in flight as an ingress without held requests had. At
-/// about 20 KiB each that is 320 MiB.
+/// 15 kB for an idle one with TLS (docs/benchmarks.md) that is 250 MB.
 const CONNECTIONS_MAX: usize = 16_384;
 const _: () =
     assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have connections beside all held requests");

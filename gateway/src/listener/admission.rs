@@ -11,8 +11,8 @@ use std::sync::Arc;
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-/// Default maximum of open connections. At about 20 KiB each that is 200 MiB; the next one waits in the kernel's queue,
-/// and the connection that has been idle for longest is closed for it.
+/// Default maximum of open connections. At 5 kB for an idle one, 15 kB with TLS (docs/benchmarks.md), that is 50 and
+/// 150 MB; the next one waits in the kernel's queue, and the connection that has been idle for longest is closed for it.
 pub(crate) const CONNECTIONS_MAX: usize = 10_000;
 /// Limits of connections per client address, and the addresses without a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]

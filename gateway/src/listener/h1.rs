@@ -15,13 +15,18 @@ use gateway_core::head::{HeadProblem, HeadScanner, ScannedHead, origin_form};
 use http1::ChunkDecoder;
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
+use std::future::poll_fn;
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Initial buffer of a head: most fit, and an idle connection holds no more.
-const HEAD_BUFFER_BYTES: usize = 2 << 10;
+/// Maximum number of bytes of the first read of a request: most heads fit.
+const FIRST_READ_BYTES: usize = 2 << 10;
 /// HTTP/2 connection preface (RFC 9113, 3.4).
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Maximum number of bytes read from a rejected client before the connection is closed: closing with unread bytes sends
@@ -57,7 +62,9 @@ pub(super) async fn serve<D: RequestHandler>(
         let read = next(shared, &mut stream, &mut buffer, may_be_h2, admitted).await;
         match read {
             HeadRead::Head(head) => stream = prepare(stream, &mut buffer, head),
-            HeadRead::Http2Preface => return h2::serve(shared, stream, buffer.freeze(), admitted).await,
+            HeadRead::Http2Preface => {
+                return Box::pin(h2::serve(shared, stream, buffer.freeze(), admitted)).await;
+            }
             HeadRead::Ended => return,
             HeadRead::TimedOut => {
                 shared.counts.closed.count(CloseReason::HeadTimeout);
@@ -75,7 +82,8 @@ pub(super) async fn serve<D: RequestHandler>(
             }
         }
         may_be_h2 = false;
-        match handle_one(shared, stream, std::mem::take(&mut buffer)).await {
+        // In its own allocation, so that the connection's task has no space for it between requests.
+        match Box::pin(handle_one(shared, stream, std::mem::take(&mut buffer))).await {
             Some((reusable, unread)) => (stream, buffer) = (reusable, unread),
             None => return,
         }
@@ -113,10 +121,9 @@ async fn next<D: RequestHandler>(
     admitted: &mut AdmittedConnection,
 ) -> HeadRead {
     if buffer.is_empty() {
-        buffer.reserve(HEAD_BUFFER_BYTES);
         let read = tokio::select! {
             biased;
-            read = timeout(shared.timeouts.idle, stream.read_buf(buffer)) => read,
+            read = timeout(shared.timeouts.idle, first_read(stream, buffer)) => read,
             () = shared.closing() => return HeadRead::Ended,
             () = admitted.evicted() => {
                 shared.counts.closed.count(CloseReason::HalfOpen);
@@ -171,6 +178,19 @@ async fn next<D: RequestHandler>(
     }
 }
 
+/// Waits for the first bytes of a request and moves them to `buffer`. They are read into the stack, so that an idle
+/// connection has no buffer.
+async fn first_read(stream: &mut Stream, buffer: &mut BytesMut) -> io::Result<usize> {
+    poll_fn(|context| {
+        let mut bytes = [MaybeUninit::uninit(); FIRST_READ_BYTES];
+        let mut read = ReadBuf::uninit(&mut bytes);
+        ready!(Pin::new(&mut *stream).poll_read(context, &mut read))?;
+        buffer.extend_from_slice(read.filled());
+        Poll::Ready(Ok(read.filled().len()))
+    })
+    .await
+}
+
 /// Handles the request whose head is in `buffer`; returns the connection if it can carry another request, with the
 /// bytes of that already read.
 async fn handle_one<D: RequestHandler>(
@@ -199,6 +219,8 @@ async fn handle_one<D: RequestHandler>(
         return None;
     }
     let (stream, over) = session.finish().await.ok()??.into_parts();
+    // An empty rest would keep the buffer of this request.
+    let over = over.filter(|over| !over.is_empty());
     Some((chunked::unwrap(stream), over.unwrap_or_default()))
 }
 

@@ -18,6 +18,8 @@ mod contained;
 mod filtered;
 mod h1;
 mod h2;
+#[cfg(test)]
+mod idle;
 mod meter;
 pub(crate) mod notice;
 
@@ -34,7 +36,7 @@ use notice::{ConnectionNotice, DrainStage, PeerKind};
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::listener::Listener as Socket;
-use pingora::protocols::{GetSocketDigest, Stream};
+use pingora::protocols::{GetSocketDigest, IO, Stream};
 use replica_api::headers;
 
 use admission::{AdmittedConnection, CONNECTIONS_MAX, OpenConnections};
@@ -318,47 +320,62 @@ fn address(stream: &pingora::protocols::l4::stream::Stream) -> IpAddr {
 }
 
 impl<D: RequestHandler> Shared<D> {
-    /// Serves one connection from its first byte to its last.
+    /// Serves one connection from its first byte to its last. Its task exists as long as the connection, so what is
+    /// needed only for a while (handshake, request, HTTP/2) has its own allocation.
     async fn serve(
         self: &Arc<Self>,
         stream: pingora::protocols::l4::stream::Stream,
         mut admitted: AdmittedConnection,
     ) {
         let stream = match &*self.security {
-            TransportSecurity::Plaintext => {
-                return h1::serve(self, Box::new(self.coalescing(stream)), &mut admitted).await;
+            TransportSecurity::Plaintext => Some(self.coalescing(stream)),
+            TransportSecurity::Gateways(acceptor) => {
+                let handshake = Box::pin(acceptor.accept(stream, self.timeouts.head));
+                handshake.await.map(|stream| self.coalescing(stream))
             }
-            TransportSecurity::Gateways(acceptor) => acceptor.accept(stream, self.timeouts.head).await,
-            TransportSecurity::Clients(tls) => tokio::select! {
-                handshake = timeout(self.timeouts.head, tls.tls_handshake(stream)) => match handshake {
-                    Ok(Ok(stream)) => Some(stream),
-                    Ok(Err(error)) => {
-                        self.counts.closed.count(CloseReason::HandshakeFailed);
-                        tracing::debug!(%error, "TLS handshake failed");
-                        None
-                    }
-                    Err(_) => {
-                        self.counts.closed.count(CloseReason::HandshakeTimeout);
-                        tracing::debug!("TLS handshake timed out");
-                        None
-                    }
-                },
-                () = admitted.evicted() => {
-                    self.counts.closed.count(CloseReason::HalfOpen);
-                    None
-                }
-            },
+            TransportSecurity::Clients(acceptor) => {
+                Box::pin(self.handshake(acceptor, stream, &admitted)).await
+            }
         };
         let Some(stream) = stream else { return };
-        let stream: Stream = Box::new(self.coalescing(stream));
         match stream.selected_alpn_proto() {
-            Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new(), &mut admitted).await,
+            Some(pingora::protocols::ALPN::H2) => {
+                Box::pin(h2::serve(self, stream, Bytes::new(), &mut admitted)).await;
+            }
             _ => h1::serve(self, stream, &mut admitted).await,
         }
     }
 
-    fn coalescing<S>(&self, stream: S) -> CoalescingStream<S> {
-        CoalescingStream::new(stream, self.timeouts.write, self.counts.clone())
+    /// Performs the TLS handshake with a client.
+    async fn handshake(
+        &self,
+        acceptor: &Acceptor,
+        stream: pingora::protocols::l4::stream::Stream,
+        admitted: &AdmittedConnection,
+    ) -> Option<Stream> {
+        tokio::select! {
+            handshake = timeout(self.timeouts.head, acceptor.tls_handshake(stream)) => match handshake {
+                Ok(Ok(stream)) => Some(self.coalescing(stream)),
+                Ok(Err(error)) => {
+                    self.counts.closed.count(CloseReason::HandshakeFailed);
+                    tracing::debug!(%error, "TLS handshake failed");
+                    None
+                }
+                Err(_) => {
+                    self.counts.closed.count(CloseReason::HandshakeTimeout);
+                    tracing::debug!("TLS handshake timed out");
+                    None
+                }
+            },
+            () = admitted.evicted() => {
+                self.counts.closed.count(CloseReason::HalfOpen);
+                None
+            }
+        }
+    }
+
+    fn coalescing(&self, stream: impl IO + 'static) -> Stream {
+        Box::new(CoalescingStream::new(stream, self.timeouts.write, self.counts.clone()))
     }
 
     /// Handles one request; returns whether its connection can be reused.

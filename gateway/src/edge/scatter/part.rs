@@ -19,6 +19,7 @@ use gateway_core::scatter::split::{self, SplittableBody, SubRequest};
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
 use gateway_core::trail::Trail;
+use http::HeaderValue;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use regions::ModelRevision;
 use regions::set::RegionIndex;
@@ -133,9 +134,12 @@ impl Splitter {
                 let AttemptResponse { response: UpstreamResponse { head, body }, region, waited } = received;
                 let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
                 let attempt = pending.trail.attempts().last();
+                // A copy: the received value shares the buffer of the response.
+                let content_type = head.headers.get(CONTENT_TYPE);
+                let content_type = content_type.and_then(|it| HeaderValue::from_bytes(it.as_bytes()).ok());
                 let source = Source {
                     region,
-                    content_type: head.headers.get(CONTENT_TYPE).cloned(),
+                    content_type,
                     revision: text(headers::MODEL_REVISION).and_then(|revision| revision.parse().ok()),
                     attempts: pending.trail.count(),
                     waited,

@@ -1,0 +1,156 @@
+"""The idle bench: the memory that a proxy needs for a client connection that is kept and waits for its next request.
+
+Each case has a process of its own. It serves a burst of requests first, so that caches, threads and the allocator's pages
+are there; then the connections are opened, each with one small request, and the figure is the growth of the process's
+resident memory divided by their number. Then a part of the connections sends a large request, and then all are closed:
+what a large request leaves behind, and what is given back.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proxy"))
+
+import clients  # noqa: E402
+import peers  # noqa: E402
+from processes import Failed, Missing, Process, embeds  # noqa: E402
+
+LOAD_CORE, PROXY_CORE = 0, 1
+CONNECTIONS_MAX = 15_000
+# Descriptors beside the connections: the proxy's upstream connections and files.
+RESERVED_DESCRIPTORS = 500
+# Connections that send a large request, of all.
+LARGE_SHARE = 0.1
+WARM_UP_CONNECTIONS = 64
+# Between the last request and a measurement, for what ends after a response (log lines, receipts).
+SETTLE_SECONDS = 3
+KEEP_SECONDS = 900
+KINDS = {"http/1.1": (False, False), "http/1.1 tls": (True, False), "http/2": (False, True), "http/2 tls": (True, True)}
+# The kinds that the peers are measured with.
+PEER_KINDS = ("http/1.1", "http/1.1 tls")
+
+
+def meridian(place, upstreams, tls, connections):
+    more = f"connections_max = {connections}\nconnections_per_address_max = {connections}\n"
+    more += f'[timeouts]\nidle = "{KEEP_SECONDS}s"\n'
+    if tls:
+        more += f'[tls]\ncertificate = "{tls.certificate}"\nkey = "{tls.key}"\n'
+    return peers.meridian(place, upstreams, tls=tls, more=more)
+
+
+def haproxy(place, upstreams, tls, connections):
+    return peers.haproxy(place, upstreams, tls=tls, connections=connections, keep=KEEP_SECONDS)
+
+
+def nginx(place, upstreams, tls, connections):
+    # It closes idle connections when less than a sixteenth of them is free.
+    connections += connections // 8
+    return peers.nginx(place, upstreams, tls=tls, connections=connections, keep=KEEP_SECONDS)
+
+
+PROXIES = {"meridian": meridian, "haproxy": haproxy, "nginx": nginx}
+
+
+class Certificate:
+    """A self-signed certificate and its key, in two files and in one."""
+
+    def __init__(self, place):
+        self.certificate, self.key = (os.path.join(place.files, name) for name in ("idle.crt", "idle.key"))
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
+        made = subprocess.run([*command, "-out", self.certificate, "-keyout", self.key], capture_output=True, check=False)
+        if made.returncode != 0:
+            raise Failed(made.stderr.decode())
+        both = "".join(open(path, encoding="ascii").read() for path in (self.certificate, self.key))
+        self.both = place.write("idle.pem", both)
+
+
+def settled(process):
+    """Resident memory in bytes after a pause."""
+    time.sleep(SETTLE_SECONDS)
+    return process.rss_mb() * 1e6
+
+
+def measure(place, name, kind, certificate, upstream, count):
+    has_tls, http2 = KINDS[kind]
+    tls = certificate if has_tls else None
+    proxy = PROXIES[name](place, [upstream], tls, count + RESERVED_DESCRIPTORS)
+    try:
+        def opened(number):
+            return clients.open_all(number, proxy.address, proxy.headers, tls, http2)
+
+        first = opened(WARM_UP_CONNECTIONS)
+        clients.ask_all(first, clients.LARGE_BODY)
+        for one in first:
+            one.close()
+        before = settled(proxy.process)
+        begun = time.monotonic()
+        kept = opened(count)
+        took = time.monotonic() - begun
+        idle = settled(proxy.process)
+        large = kept[: int(count * LARGE_SHARE)]
+        clients.ask_all(large, clients.LARGE_BODY)
+        after_large = settled(proxy.process)
+        for one in kept:
+            one.ask(clients.SMALL_BODY)
+            one.close()
+        after = settled(proxy.process)
+        return {
+            "base_mb": before / 1e6,
+            "kb": (idle - before) / count / 1e3,
+            "large_mb": (after_large - idle) / 1e6,
+            "left_mb": (after - before) / 1e6,
+            "opened_per_second": count / took,
+        }
+    finally:
+        proxy.end()
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="gateway/benches/idle/run", description="Memory of kept client connections.")
+    parser.add_argument("--made", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--tools", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--meridian", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--only", default=",".join(PROXIES), help="names, by comma")
+    parser.add_argument("--kind", default=",".join(KINDS), help="kinds of connection, by comma")
+    parser.add_argument("--connections", type=int, default=CONNECTIONS_MAX, help="at most (default 15000)")
+    options = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = min(options.connections, hard - RESERVED_DESCRIPTORS)
+
+    place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
+    certificate = Certificate(place)
+    address = peers.address()
+    upstream = Process("upstream", [os.path.join(place.tools, "world"), "upstream", address, "0"], place.log("upstream"), LOAD_CORE)
+    upstream.until(lambda: embeds(address, []), "an answer")
+    print(f"{LARGE_SHARE:.0%} of the connections send a large request after the first measurement\n")
+    heads = ("proxy", "connections", "MB before", "kB per connection", "MB more after large requests")
+    heads += ("MB left after the close", "opened/s")
+    print("| " + " | ".join(heads) + " |")
+    print("|---|---|" + "---:|" * (len(heads) - 2))
+    try:
+        for kind in options.kind.split(","):
+            for name in options.only.split(","):
+                if name != "meridian" and kind not in PEER_KINDS:
+                    continue
+                # HAProxy does not start unless it may open two files for each connection.
+                own = min(count, (hard - 2 * RESERVED_DESCRIPTORS) // 2 - RESERVED_DESCRIPTORS) if name == "haproxy" else count
+                try:
+                    row = measure(place, name, kind, certificate, address, own)
+                except Missing as missing:
+                    print(f"{name} is not installed and left out; it comes with: {missing}", file=sys.stderr)
+                    continue
+                cells = [name, f"{own} {kind}", f"{row['base_mb']:.0f}", f"{row['kb']:.2f}", f"{row['large_mb']:+.0f}"]
+                cells += [f"{row['left_mb']:.0f}", f"{row['opened_per_second']:.0f}"]
+                print("| " + " | ".join(cells) + " |", flush=True)
+    finally:
+        upstream.end()
+
+
+if __name__ == "__main__":
+    main()

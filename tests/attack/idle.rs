@@ -1,0 +1,39 @@
+//! Memory of the gateway for connections that are kept and wait for their next request. Every client can keep some, so
+//! that a large one is an attack at little cost.
+
+use std::net::TcpStream;
+
+use crate::neighbours::ask;
+use crate::world::World;
+
+/// Kept connections.
+const KEPT: usize = 1_000;
+/// Connections that are opened and closed before, so that caches and the pages of the allocator are not counted.
+const WARM_UP: usize = 200;
+/// Maximum resident memory of a kept connection. It is 4.2 kB; when the task of a connection had space for a request, it was
+/// 48 kB (two cores of a virtual Zen 5, 2026-11-24).
+pub(crate) const BYTES_MAX: u64 = 8 << 10;
+
+/// Opens the connections, each with a request, and returns the growth of the gateway's memory for each of them.
+///
+/// # Errors
+///
+/// A request that failed, also the second one of a kept connection.
+pub(crate) fn bytes_per_connection(world: &World) -> Result<u64, String> {
+    drop(open(world, WARM_UP)?);
+    let before = world.gateway_memory();
+    let mut kept = open(world, KEPT)?;
+    let after = world.gateway_memory();
+    for (number, connection) in kept.iter_mut().enumerate() {
+        ask(world.address, connection).map_err(|problem| format!("kept connection {number}: {problem}"))?;
+    }
+    Ok(after.saturating_sub(before) / KEPT as u64)
+}
+
+fn open(world: &World, count: usize) -> Result<Vec<Option<TcpStream>>, String> {
+    let opened = (0..count).map(|_| {
+        let mut connection = None;
+        ask(world.address, &mut connection).map(|()| connection)
+    });
+    opened.collect()
+}
