@@ -88,7 +88,7 @@ impl HedgingSimulation {
             hedge: targets.hedge_after(region, deployment, size),
         };
         let view =
-            RegionView { health: &|_| Health::Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts };
+            RegionView { health: &|_| Health::Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts, instance: &|_, _| None };
         decide(view, budgets, *now)
     }
 

@@ -102,7 +102,7 @@ impl PlanScenario {
         };
         let timeouts =
             |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: Some(HEDGE_AFTER) };
-        let view = RegionView { health: &health, load: &load, timeouts: &timeouts };
+        let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &|_, _| None };
         decide(plan, view, budgets, *now)
     }
 
@@ -145,12 +145,13 @@ impl PlanScenario {
 }
 
 fn send(to: u16, attempt: u32, cause: AttemptCause) -> Step {
-    Step::Send { region: region(to), attempt, cause, instead_of: None }
+    Step::Send { region: region(to), instance: None, attempt, cause, instead_of: None }
 }
 
 fn instead(of: u16, to: u16, attempt: u32) -> Step {
     Step::Send {
         region: region(to),
+        instance: None,
         attempt,
         cause: AttemptCause::FirstByteTimeout,
         instead_of: Some(region(of)),
@@ -363,13 +364,13 @@ proptest! {
         let health = |at: RegionIndex| match mark(at) { 0 => Health::Down, 1 => Health::Suspect, _ => Health::Healthy };
         let load = |at: RegionIndex| match mark(at) { 2 => RegionLoad::Full, 3 => RegionLoad::Busy, _ => RegionLoad::Light };
         let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: Some(HEDGE_AFTER) };
-        let view = RegionView { health: &health, load: &load, timeouts: &timeouts };
+        let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &|_, _| None };
         let mut running: Vec<RegionIndex> = Vec::new();
         let (mut sent, mut extra, mut ended) = (0, 0, false);
         let mut step = plan.start(view, &mut budgets, now);
         for (failure, wakes, wait_ms, which) in events {
             match step {
-                Step::Send { region: to, attempt, cause, instead_of } => {
+                Step::Send { region: to, instance: _, attempt, cause, instead_of } => {
                     sent += 1;
                     extra += u32::from(!matches!(cause, AttemptCause::First | AttemptCause::Replay));
                     prop_assert!(allowed.contains(&(to.as_usize() as u16)), "{:?} is not allowed", to);
