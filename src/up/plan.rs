@@ -39,6 +39,9 @@ const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
 /// Maximum number of hubs on one store.
 const HUBS_MAX: u32 = 5;
 
+/// Maximum number of spokes of a region on one machine.
+const SPOKES_MAX: u32 = 4;
+
 /// Scripted replicas, which replace the deployed ones.
 pub(crate) struct ScriptedReplicas {
     /// Throughput of each replica.
@@ -56,6 +59,8 @@ pub(crate) struct FleetPlan {
     pub deployments_text: String,
     /// Number of hubs.
     pub hubs: usize,
+    /// Number of spokes in each region.
+    pub spokes: usize,
     /// Scripted replicas, if they replace the deployed ones.
     pub scripted: Option<ScriptedReplicas>,
 }
@@ -85,6 +90,9 @@ impl FleetPlan {
                 .push(format!("--hubs {}: several hubs need a shared store; add --store etcd", options.hubs)),
             (hubs, _) => problems.push(format!("--hubs {hubs} is out of range; write 1 to {HUBS_MAX}")),
         }
+        if !(1..=SPOKES_MAX).contains(&options.spokes) {
+            problems.push(format!("--spokes {} is out of range; write 1 to {SPOKES_MAX}", options.spokes));
+        }
         let Some(catalogue) = catalogue else {
             return Err(problems);
         };
@@ -108,6 +116,7 @@ impl FleetPlan {
                 deployments,
                 deployments_text: text,
                 hubs: options.hubs as usize,
+                spokes: options.spokes as usize,
                 scripted: None,
             })
         } else {

@@ -43,6 +43,11 @@ pub struct InstanceIndex {
 }
 
 impl InstanceIndex {
+    /// Returns the instance of `region` with this number.
+    pub fn new(region: RegionIndex, number: u32) -> InstanceIndex {
+        InstanceIndex { region, number }
+    }
+
     /// Returns the region of the instance.
     pub fn region(self) -> RegionIndex {
         self.region

@@ -349,7 +349,7 @@ impl RequestPlan {
     }
 
     /// Returns the instance of the attempt in flight to `region`.
-    fn instance_of(&self, region: RegionIndex) -> Option<InstanceIndex> {
+    pub fn instance_of(&self, region: RegionIndex) -> Option<InstanceIndex> {
         let mut running = self.running.iter().flatten();
         running.find(|running| running.target == region).and_then(|running| running.instance)
     }

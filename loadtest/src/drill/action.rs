@@ -65,7 +65,7 @@ pub enum ProcessTarget {
     /// The spoke and the replicas of a region.
     Region(RegionId),
     /// The spoke of a region.
-    Spoke(RegionId),
+    Spoke(RegionId, Option<u32>),
     /// The replicas of a region.
     Replicas(RegionId),
     /// The gateway.
@@ -171,7 +171,7 @@ impl Action {
             Action::Process(
                 _,
                 ProcessTarget::Region(region)
-                | ProcessTarget::Spoke(region)
+                | ProcessTarget::Spoke(region, _)
                 | ProcessTarget::Replicas(region),
             )
             | Action::Link(region, _)
@@ -197,7 +197,11 @@ impl ProcessTarget {
     fn read(words: &[&str], text: &str, fleet: &DrillFleet) -> Result<ProcessTarget, String> {
         match words {
             ["region", region] => Ok(ProcessTarget::Region(parse_region(region, fleet)?)),
-            ["spoke", region] => Ok(ProcessTarget::Spoke(parse_region(region, fleet)?)),
+            ["spoke", region] => Ok(ProcessTarget::Spoke(parse_region(region, fleet)?, None)),
+            ["spoke", region, number] => {
+                let number = parse_number(number, fleet.spokes, "spoke")?;
+                Ok(ProcessTarget::Spoke(parse_region(region, fleet)?, Some(number)))
+            }
             ["replica", region] => Ok(ProcessTarget::Replicas(parse_region(region, fleet)?)),
             ["gateway"] => Ok(ProcessTarget::Gateway),
             ["hub"] if fleet.hubs == 1 => Ok(ProcessTarget::Hub(1)),
@@ -291,6 +295,7 @@ mod tests {
             regions: regions.map(|region| region.parse().unwrap()).to_vec(),
             store,
             hubs,
+            spokes: 1,
             deployments: None,
             engine: DrillEngine::Cpu,
             capacity: None,

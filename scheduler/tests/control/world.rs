@@ -188,7 +188,7 @@ pub(crate) fn registration(region: &str, port: u16, boot_id: u64, ready: &[&str]
 
 /// Returns the port of a region in the table.
 pub(crate) fn port(table: &RouteTable, region: &str) -> Option<u16> {
-    table.regions.get(region).map(|route| route.endpoint.port())
+    table.regions.get(region)?.instances.values().next().map(|endpoint| endpoint.port())
 }
 
 /// Returns the ready deployments of a region in the table.

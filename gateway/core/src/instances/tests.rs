@@ -38,7 +38,8 @@ impl InstanceTest {
     fn two() -> (InstanceTest, [InstanceIndex; 2]) {
         let mut test = InstanceTest::of(&[("a", 1), ("b", 2)]);
         test.report_all();
-        (test, ["a", "b"].map(|name| test_index(&test.set, name)))
+        let both = ["a", "b"].map(|name| test_index(&test.set, name));
+        (test, both)
     }
 
     fn set_instances(&mut self, all: &[(&str, u16)]) {
@@ -142,7 +143,9 @@ fn a_refused_connection_moves_an_instance_behind_the_others_until_it_reports() {
 #[test]
 fn an_instance_that_was_down_is_readmitted_after_unbroken_reports() {
     let (mut test, [a, b]) = InstanceTest::two();
-    (0..FAILURES_MAX).for_each(|_| drop(test.set.failed(a, test.now)));
+    for _ in 0..FAILURES_MAX {
+        test.set.failed(a, test.now);
+    }
     assert_eq!(test.set.health(a, test.now), Health::Down);
     let periods = RECOVERY_TIME.as_millis() / EXCHANGE_PERIOD.as_millis();
     for _ in 0..periods {
@@ -209,8 +212,6 @@ fn an_instance_without_the_deployment_is_passed_over() {
     let mut test = InstanceTest::of(&[("a", 1), ("b", 2)]);
     let [a, b] = ["a", "b"].map(|name| test_index(&test.set, name));
     test.report(b, false);
-    let mut empty = InstanceTest::of(&[("a", 1)]);
-    empty.now = test.now;
     let report = Report {
         region: "aws/us-east-1".parse().unwrap(),
         instance: "a".parse().unwrap(),
@@ -271,8 +272,12 @@ proptest! {
         for event in events {
             match event {
                 Happens::Reports(at, draining) => test.report(each[at % count], draining),
-                Happens::Fails(at) => drop(test.set.failed(each[at % count], test.now)),
-                Happens::Ejected(at) => drop(test.set.record(each[at % count], failure, Permille::ALL, test.now)),
+                Happens::Fails(at) => {
+                    test.set.failed(each[at % count], test.now);
+                }
+                Happens::Ejected(at) => {
+                    test.set.record(each[at % count], failure, Permille::ALL, test.now);
+                }
                 Happens::Passes(ms) => test.pass(Duration::from_millis(ms)),
             }
             let selected = test.set.select(region(0), &name("d"), &[], Permille::new(draw), test.now).unwrap();
