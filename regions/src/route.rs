@@ -7,9 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::SocketAddr;
 use std::str::FromStr;
 
+use crate::address::HostPort;
 use crate::catalogue::Catalogue;
 use crate::deployment::Deployment;
 use crate::id::{DeploymentName, InstanceName, RegionId, TenantId};
@@ -71,15 +71,15 @@ pub struct Widening {
     pub since: Generation,
 }
 
-/// Maximum number of spoke instances of one region: enough for the connections of a thousand gateways, and few enough that
-/// each of them polls all.
+/// Maximum number of spoke instances of one region: enough for the connections of a thousand gateways, and few
+/// enough that each of them polls all.
 pub const MAX_INSTANCES: usize = 16;
 
 /// One region of a route table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionRoute {
     /// Address of each spoke instance. All of them serve the same replicas.
-    pub instances: BTreeMap<InstanceName, SocketAddr>,
+    pub instances: BTreeMap<InstanceName, HostPort>,
     /// Deployments that had a ready replica at the last report of an instance.
     pub deployments: BTreeSet<DeploymentName>,
     /// Whether an operator drains the region: requests are sent to other allowed regions if there are any.

@@ -291,7 +291,11 @@ impl LocalFleet {
 
     fn specs(&self) -> impl Iterator<Item = &ProcessSpec> {
         let regions = self.regions.iter().flat_map(|region| {
-            region.replicas.iter().map(|(replica, _)| replica).chain(region.spokes.iter().map(|spoke| &spoke.spec))
+            region
+                .replicas
+                .iter()
+                .map(|(replica, _)| replica)
+                .chain(region.spokes.iter().map(|spoke| &spoke.spec))
         });
         let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));
         let hubs = self.hubs.iter().map(|(hub, _)| hub);

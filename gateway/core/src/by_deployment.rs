@@ -20,11 +20,7 @@ impl<T, K> Default for ByDeployment<T, K> {
 
 impl<T, K: Copy + Ord> ByDeployment<T, K> {
     /// Replaces the values of `region`; `values` are in the order of the names.
-    pub fn replace<'a>(
-        &mut self,
-        region: K,
-        values: impl IntoIterator<Item = (&'a DeploymentName, T)>,
-    ) {
+    pub fn replace<'a>(&mut self, region: K, values: impl IntoIterator<Item = (&'a DeploymentName, T)>) {
         let (mut values, mut new) = (values.into_iter().peekable(), Vec::new());
         self.0.retain(|name, regions| {
             while let Some(value) = values.next_if(|(other, _)| *other < name) {

@@ -1,17 +1,18 @@
 //! Spoke instances of each region, as a gateway sees them, and the selection of the instance that gets an attempt.
 //!
-//! The routing decision ([`crate::route`]) selects a region and knows nothing of instances. A region is as healthy as the
-//! best of its instances, because any report of one is a report of the region, and its load is the sum of their reports
-//! ([`InstanceSet::region_report`]). All instances of a region serve the same replicas, so an instance matters only for the
-//! connection: whether it answers, and how long its own queue is.
+//! The routing decision ([`crate::route`]) selects a region and knows nothing of instances. A region is as healthy
+//! as the best of its instances, because any report of one is a report of the region, and its load is the sum of
+//! their reports ([`InstanceSet::region_report`]). All instances of a region serve the same replicas, so an instance
+//! matters only for the connection: whether it answers, and how long its own queue is.
 //!
 //! - **Filter, score, pick.** Of the instances with the best [`Rank`], two are drawn and the one with the lower cost is
-//!   taken (power of two choices): requests in flight, times the measured latency in multiples of the fastest. The obvious
-//!   alternative, the least loaded of all, sends the requests of every gateway to the instance that restarted last.
+//!   taken (power of two choices): requests in flight, times the measured latency in multiples of the fastest. The
+//!   obvious alternative, the least loaded of all, sends the requests of every gateway to the instance that
+//!   restarted last.
 //! - **Loss.** A failed connection or three missed reports move an instance behind the others at once; its next report
-//!   readmits it. One that was [down](Health::Down) is readmitted after [`RECOVERY_TIME`], so that a flapping instance does
-//!   not take its share of the requests up and down with it. Slow or failing instances are ejected by a circuit breaker of
-//!   their own ([`crate::circuit`]), never the last one.
+//!   readmits it. One that was [down](Health::Down) is readmitted after [`RECOVERY_TIME`], so that a flapping
+//!   instance does not take its share of the requests up and down with it. Slow or failing instances are ejected by
+//!   a circuit breaker of their own ([`crate::circuit`]), never the last one.
 //! - **Draining.** An instance that announces in its report that it drains gets no new request while another one is up.
 //!
 //! Nothing here removes the last instance: it stays selectable, and the health of its region decides.
@@ -34,8 +35,8 @@ const SLOWNESS_MAX: u64 = 1000;
 /// Reciprocal of the weight of a new latency in the average: an eighth, as in TCP.
 const AVERAGE_WEIGHT: u32 = 8;
 
-/// Spoke instance of a region. The number is never used again: an instance with another address is another one, so that late
-/// information about the former is not attributed to it.
+/// Spoke instance of a region. The number is never used again: an instance with another address is another one, so
+/// that late information about the former is not attributed to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceIndex {
     region: RegionIndex,
@@ -156,8 +157,10 @@ impl<A> Default for InstanceSet<A> {
 
 impl<A: Clone + PartialEq> InstanceSet<A> {
     /// Replaces the set of instances; the state of those that keep name and address is kept.
-    pub fn set_instances<'a>(&mut self, routed: impl IntoIterator<Item = (RegionIndex, &'a InstanceName, &'a A)>)
-    where
+    pub fn set_instances<'a>(
+        &mut self,
+        routed: impl IntoIterator<Item = (RegionIndex, &'a InstanceName, &'a A)>,
+    ) where
         A: 'a,
     {
         let mut before = std::mem::take(&mut self.regions);
@@ -173,7 +176,10 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
             });
             let instances = self.regions.entry(region).or_insert_with(|| RegionInstances {
                 each: BTreeMap::new(),
-                circuits: before.get_mut(&region).map(|known| std::mem::take(&mut known.circuits)).unwrap_or_default(),
+                circuits: before
+                    .get_mut(&region)
+                    .map(|known| std::mem::take(&mut known.circuits))
+                    .unwrap_or_default(),
             });
             instances.each.insert(index, instance);
         }
@@ -219,8 +225,8 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         instance.known = instance.health(now);
     }
 
-    /// Returns the sum of the reports of a region's instances that are up and do not drain. If none is up, the last reports
-    /// count; if all drain, so does the region.
+    /// Returns the sum of the reports of a region's instances that are up and do not drain. If none is up, the last
+    /// reports count; if all drain, so does the region.
     pub fn region_report(&self, region: RegionIndex, now: Instant) -> RegionReport {
         let Some(instances) = self.regions.get(&region) else { return RegionReport::default() };
         let reported = || instances.each.values().filter(|instance| instance.last_report.is_some());
@@ -240,8 +246,8 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         RegionReport { deployments, draining }
     }
 
-    /// Selects the instance of `region` for an attempt; `tried` have failed this request, `draw` is its random draw. `None` if
-    /// the region has no instance.
+    /// Selects the instance of `region` for an attempt; `tried` have failed this request, `draw` is its random draw.
+    /// `None` if the region has no instance.
     pub fn select(
         &self,
         region: RegionIndex,
@@ -264,7 +270,8 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         };
         let ranked = || each.iter().map(|(index, instance)| (rank(*index, instance), *index, instance));
         let best = ranked().map(|(rank, _, _)| rank).min()?;
-        let fit = || ranked().filter(|(rank, _, _)| *rank == best).map(|(_, index, instance)| (index, instance));
+        let fit =
+            || ranked().filter(|(rank, _, _)| *rank == best).map(|(_, index, instance)| (index, instance));
         let fastest = fit().filter_map(|(_, instance)| Some(instance.latency?.0)).min();
         let count = fit().count();
         let draw = usize::from(draw.get());
@@ -277,8 +284,8 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         Some(SelectedInstance { instance, is_alternative })
     }
 
-    /// Returns whether a failure of this instance is its own: another one of its region is up, does not drain, and its last
-    /// request did not fail. A failure of all instances is one of the region.
+    /// Returns whether a failure of this instance is its own: another one of its region is up, does not drain, and
+    /// its last request did not fail. A failure of all instances is one of the region.
     pub fn has_sound_alternative(&self, index: InstanceIndex, now: Instant) -> bool {
         let Some(RegionInstances { each, circuits }) = self.regions.get(&index.region) else { return false };
         let is_sound = |(other, instance): (&InstanceIndex, &Instance<A>)| {
@@ -337,7 +344,13 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
     }
 
     /// Records evidence about an instance for its circuit breaker. Returns whether it ejects the instance.
-    pub fn record(&mut self, index: InstanceIndex, evidence: OutlierEvidence, draw: Permille, now: Instant) -> bool {
+    pub fn record(
+        &mut self,
+        index: InstanceIndex,
+        evidence: OutlierEvidence,
+        draw: Permille,
+        now: Instant,
+    ) -> bool {
         let region = self.regions.get_mut(&index.region);
         region.is_some_and(|region| region.circuits.record(index, evidence, draw, now))
     }
@@ -443,7 +456,9 @@ fn sum_of(one: &DeploymentLoad, other: &DeploymentLoad) -> DeploymentLoad {
     };
     let interactive_tokens = match (one, other) {
         // An instance without a ready replica has no queue to report.
-        (DeploymentLoad { ready: 0, .. }, load) | (load, DeploymentLoad { ready: 0, .. }) => load.interactive_tokens,
+        (DeploymentLoad { ready: 0, .. }, load) | (load, DeploymentLoad { ready: 0, .. }) => {
+            load.interactive_tokens
+        }
         (one, other) => {
             one.interactive_tokens.zip(other.interactive_tokens).map(|(one, other)| one.saturating_add(other))
         }

@@ -2,14 +2,14 @@
 //!
 //! The plan is made once, from the allowed regions in the order of preference. It never uses a region that is not in
 //! that list, so the residency policy that made the list holds throughout. Each region gets at most one attempt (apart
-//! from the replay after a stale connection, and one at another of its instances), every attempt after the first is paid
-//! from a budget, and the plan ends at the deadline. Where the policy has become narrower meanwhile, regions are removed from the list
-//! ([`RequestPlan::restrict`]); none is added.
+//! from the replay after a stale connection, and one at another of its instances), every attempt after the first is
+//! paid from a budget, and the plan ends at the deadline. Where the policy has become narrower meanwhile, regions
+//! are removed from the list ([`RequestPlan::restrict`]); none is added.
 //!
 //! | event | next attempt | paid from |
 //! |---|---|---|
 //! | stale connection | the same region, once | free: the region has not seen the request |
-//! | unreachable, wrong peer, instance lost, or a first-byte timeout | another instance of the same region ([`crate::instances`]), once | the evacuation budget if there is one, else the retry budget |
+//! | unreachable, wrong peer, or region or instance lost | another instance of the same region ([`crate::instances`]), once | the evacuation budget if there is one, else the retry budget |
 //! | unreachable, wrong peer, or declined | the next region, once | the retry budget |
 //! | first-byte timeout | the next healthy region instead, once | the evacuation budget if there is one, else the retry budget |
 //! | region down | the next region, once | the evacuation budget of that region |
@@ -21,9 +21,9 @@
 //! keeps waiting. So a timeout that is too short costs a few attempts and never a response. While two attempts race,
 //! the failure of one leaves the other in flight.
 //!
-//! The spare instance comes before the next region: the request has been admitted to its region, is near it, and a residency
-//! policy may allow no other. A region that declines is not tried at another instance, because all of its instances have
-//! the same replicas, unless there is no other region.
+//! Another instance comes before the next region: the request has been admitted to its region, is near it, and a
+//! residency policy may allow no other. After a first-byte timeout, or if the region declines, the next region comes
+//! first, because all instances of a region have the same replicas.
 //!
 //! A response that declines the request is relayed to the client when there is no other region: it is more specific
 //! than an error of the gateway.
@@ -276,15 +276,6 @@ impl RequestPlan {
     ) -> Step {
         let healthy = |health, load| health == Health::Healthy && load != RegionLoad::Full;
         let is_only_attempt = self.running.iter().flatten().count() == 1;
-        let instance = self.instance_of(region);
-        if is_only_attempt && instance.is_some() {
-            self.failed_instances.extend(instance);
-            if self.moves_to_other_instance(region, view, budgets, now) {
-                self.remove_attempt(region);
-                return self.send(region, AttemptCause::FirstByteTimeout, Some(region), view, now);
-            }
-            self.failed_instances.pop();
-        }
         match self.next_candidate(view, healthy) {
             Some(next)
                 if is_only_attempt
@@ -292,6 +283,16 @@ impl RequestPlan {
             {
                 self.remove_attempt(region);
                 self.send(next, AttemptCause::FirstByteTimeout, Some(region), view, now)
+            }
+            None if is_only_attempt => {
+                let known = self.failed_instances.len();
+                self.failed_instances.extend(self.instance_of(region));
+                if self.moves_to_other_instance(region, view, budgets, now) {
+                    self.remove_attempt(region);
+                    return self.send(region, AttemptCause::FirstByteTimeout, Some(region), view, now);
+                }
+                self.failed_instances.truncate(known);
+                Step::Wait
             }
             _ => Step::Wait,
         }
@@ -345,7 +346,9 @@ impl RequestPlan {
         let has_alternative = || {
             (view.instance)(region, &self.failed_instances).is_some_and(|selected| selected.is_alternative)
         };
-        self.order.contains(&region) && has_alternative() && self.limits.withdraw_instance(region, budgets, now)
+        self.order.contains(&region)
+            && has_alternative()
+            && self.limits.withdraw_instance(region, budgets, now)
     }
 
     /// Returns the instance of the attempt in flight to `region`.
@@ -354,7 +357,8 @@ impl RequestPlan {
         running.find(|running| running.target == region).and_then(|running| running.instance)
     }
 
-    /// Returns whether to abandon an attempt at an instance that was lost: another instance of its region could take over.
+    /// Returns whether to abandon an attempt at an instance that was lost: another instance of its region could take
+    /// over.
     pub fn should_abandon_instance(&self, instance: InstanceIndex, view: RegionView<'_>) -> bool {
         let mut failed = self.failed_instances.clone();
         failed.push(instance);
@@ -406,8 +410,13 @@ impl RequestPlan {
         let first_byte_deadline = (view.timeouts)(region).first_byte.map(|after| now + after);
         let slot = self.running.iter_mut().find(|running| running.is_none());
         let instance = (view.instance)(region, &self.failed_instances).map(|selected| selected.instance);
-        *slot.expect("at most two attempts race") =
-            Some(RunningAttempt { target: region, instance, sent: now, first_byte_deadline, timed_out: false });
+        *slot.expect("at most two attempts race") = Some(RunningAttempt {
+            target: region,
+            instance,
+            sent: now,
+            first_byte_deadline,
+            timed_out: false,
+        });
         Step::Send { region, instance, attempt, cause, instead_of }
     }
 }

@@ -105,8 +105,8 @@ struct SpillDemand {
 }
 
 impl Spill {
-    /// Replaces the credits of an instance by those of a report, which are in the order of the names; `polled_at` is the time of the
-    /// poll.
+    /// Replaces the credits of an instance by those of a report, which are in the order of the names; `polled_at` is
+    /// the time of the poll.
     pub fn set_credits<'a>(
         &mut self,
         instance: InstanceIndex,

@@ -129,7 +129,12 @@ impl Forwarder {
                     let attempt = OutboundAttempt { region, instance, number, cause, key, began, left };
                     let completion = self.attempt(request, permit.clone(), attempt);
                     let in_flight = next.in_flight.take().expect("a step that sends has an in-flight guard");
-                    race.start(cause, in_flight, AttemptStart { began, key, policy, instance: name }, completion);
+                    race.start(
+                        cause,
+                        in_flight,
+                        AttemptStart { began, key, policy, instance: name },
+                        completion,
+                    );
                 }
                 Step::Wait => {}
                 Step::RelayResponse | Step::NoRegionReachable if policy_rejection.is_some() => {
@@ -229,11 +234,12 @@ impl Forwarder {
         attempt: OutboundAttempt,
     ) -> Result<AttemptResponse, AttemptFailure> {
         let OutboundAttempt { region, instance, number, cause, key, began, left } = attempt;
-        let Permit { view: _, allowed, policy } = permit;
+        let Permit { view, allowed, policy } = permit;
         let address = {
             let states = self.region_monitor.states();
             let routed = instance.and_then(|instance| states.instances.get(instance));
-            routed.map(|(_, address)| *address).ok_or(AttemptFailure::Unreachable)?
+            let address = routed.map(|(_, address)| address).or_else(|| view.address(region));
+            address.cloned().ok_or(AttemptFailure::Unreachable)?
         };
         let to = allowed.open(region, address);
         let to = to.expect("a plan targets only allowed regions (invariant 1, Residency)");

@@ -19,8 +19,8 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use gateway_core::instances::InstanceStatus;
 use metrics::CONTENT_TYPE;
+use regions::HostPort;
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 use std::time::Instant;
 use tokio::net::TcpListener;
 
@@ -108,7 +108,7 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
 }
 
 /// Returns the state of a spoke instance as JSON.
-fn instance_json(status: &InstanceStatus<'_, SocketAddr>) -> Value {
+fn instance_json(status: &InstanceStatus<'_, HostPort>) -> Value {
     let InstanceStatus { index: _, name, address, health, draining, circuit, in_flight, report_age } = status;
     json!({
         "name": name.as_str(),

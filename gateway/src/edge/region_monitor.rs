@@ -224,8 +224,8 @@ impl RegionMonitor {
         NextStep::WAIT
     }
 
-    /// Returns whether a request in flight to `region` should abandon that attempt, because of the health of the region or of
-    /// the instance there.
+    /// Returns whether a request in flight to `region` should abandon that attempt, because of the health of the
+    /// region or of the instance there.
     pub(crate) fn should_abandon(
         &self,
         plan: &RequestPlan,
@@ -257,8 +257,8 @@ impl RegionMonitor {
         }
     }
 
-    /// Lets the requests in flight to lost instances continue at others of their region. Without another one, the health of
-    /// the region decides.
+    /// Lets the requests in flight to lost instances continue at others of their region. Without another one, the
+    /// health of the region decides.
     fn instances_worsened(
         &self,
         states: &mut RegionStates,

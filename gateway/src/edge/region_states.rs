@@ -22,6 +22,7 @@ use gateway_core::queue::RegionQueue;
 use gateway_core::shed::QueueWaits;
 use gateway_core::spill::Spill;
 use gateway_core::targets::{LatencyBaseline, TargetTracker};
+use regions::HostPort;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::health::Health;
@@ -31,7 +32,6 @@ use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
 use scheduler_api::report::{DeploymentLoad, Report};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ pub(crate) struct RegionStates {
     pub(crate) latency: LatencyModel,
     pub(crate) targets: TargetTracker<RegionIndex>,
     /// Spoke instances of the regions.
-    pub(crate) instances: InstanceSet<SocketAddr>,
+    pub(crate) instances: InstanceSet<HostPort>,
     /// Last reported load of each region.
     pub(super) loads: ByDeployment<DeploymentBacklog>,
     /// Regions that would hold a request until a replica is ready, and for how long.
@@ -125,12 +125,12 @@ impl RegionStates {
     }
 
     /// Replaces the set of regions and of their instances. Returns all instances.
-    pub(super) fn set_routes(&mut self, view: &View) -> Vec<(InstanceIndex, InstanceName, SocketAddr)> {
+    pub(super) fn set_routes(&mut self, view: &View) -> Vec<(InstanceIndex, InstanceName, HostPort)> {
         self.set_regions(view.regions().collect::<Vec<_>>());
         self.instances.set_instances(view.instances());
         let instances = &self.instances;
         self.spill.retain_instances(|instance| instances.get(instance).is_some());
-        self.instances.each().map(|(index, name, address)| (index, name.clone(), *address)).collect()
+        self.instances.each().map(|(index, name, address)| (index, name.clone(), address.clone())).collect()
     }
 
     fn set_regions(&mut self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
@@ -141,8 +141,8 @@ impl RegionStates {
         self.cold.retain_regions(|region| regions.contains(region));
     }
 
-    /// Applies the report of an instance and its spillover credits; `requested_at` is when the exchange was sent. Returns the
-    /// sum of the reports of its region.
+    /// Applies the report of an instance and its spillover credits; `requested_at` is when the exchange was sent.
+    /// Returns the sum of the reports of its region.
     pub(super) fn load_reported(
         &mut self,
         instance: InstanceIndex,
@@ -166,8 +166,8 @@ impl RegionStates {
         combined
     }
 
-    /// Returns the spillover demand of the last period in tokens, for each deployment that the region of an instance serves.
-    /// Each of its instances is asked for the whole and grants its share.
+    /// Returns the spillover demand of the last period in tokens, for each deployment that the region of an instance
+    /// serves. Each of its instances is asked for the whole and grants its share.
     pub(super) fn spillover_demand(
         &self,
         instance: InstanceIndex,
@@ -306,8 +306,8 @@ impl RegionStates {
         ResponseEstimate { responds_in: without_queue + queue.unwrap_or_default(), held_for: load.ready_in }
     }
 
-    /// Records the evidence of an attempt; if that ejects the region, its requests in flight get an evacuation budget. A
-    /// failure of an instance beside a sound one is no evidence about the region.
+    /// Records the evidence of an attempt; if that ejects the region, its requests in flight get an evacuation
+    /// budget. A failure of an instance beside a sound one is no evidence about the region.
     pub(super) fn record_evidence(
         &mut self,
         region: RegionIndex,
@@ -360,7 +360,7 @@ mod tests {
         let now = Instant::now();
         let mut states = RegionStates::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue, now);
         let deployment: DeploymentName = "d".parse().unwrap();
-        let (name, address) = ("a".parse::<InstanceName>().unwrap(), SocketAddr::from(([10, 0, 0, 1], 1)));
+        let (name, address) = ("a".parse::<InstanceName>().unwrap(), HostPort::from(([10, 0, 0, 1], 1)));
         states.set_regions([region]);
         states.instances.set_instances([(region, &name, &address)]);
         let index = states.instances.each().next().unwrap().0;
@@ -374,8 +374,14 @@ mod tests {
             };
             let deployments = BTreeMap::from([(deployment.clone(), load)]);
             let instance = name.clone();
-            let report =
-                Report { region: id.clone(), instance, boot_id: 1, sequence: 1, deployments, draining: false };
+            let report = Report {
+                region: id.clone(),
+                instance,
+                boot_id: 1,
+                sequence: 1,
+                deployments,
+                draining: false,
+            };
             states.load_reported(index, &report, Duration::ZERO, now, now);
             [Priority::Interactive, Priority::Bulk].map(|priority| {
                 let routing = RoutingContext {

@@ -4,8 +4,9 @@
 //! the time from request to response is the round trip, and a region that is unreachable in either direction sends no
 //! reports. Requests are sent at a fixed interval, whether or not earlier ones were responded to: across an ocean two
 //! or three are in flight at once, and a stall is detected within one interval. They use the same connections as client
-//! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either. A report of
-//! another region or of another instance, at whose address the spoke of the route table no longer runs, is rejected.
+//! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either. A
+//! report of another region or of another instance, at whose address the spoke of the route table no longer runs, is
+//! rejected.
 
 use super::region_monitor::RegionMonitor;
 use super::router::AdmissionPools;
@@ -132,7 +133,7 @@ impl ReportReceiver {
         head.put(HOST.as_str(), AUTHORITY);
         head.put(CONTENT_TYPE.as_str(), "application/json");
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
-        let received = self.upstream.send_own(self.key, &head, &body, REPORT_BYTES_MAX).await;
+        let received = self.upstream.send_own(&self.key, &head, &body, REPORT_BYTES_MAX).await;
         let (UpstreamResponse { head, body }, round_trip) =
             received.map_err(|failure| format!("{failure:?}"))?;
         match body {
@@ -149,7 +150,7 @@ impl ReportReceiver {
         let report = match Report::try_from(report) {
             Ok(report) => report,
             Err(error) => {
-                let address = self.key.address;
+                let address = &self.key.address;
                 // The spoke at this address runs another version. Upgrade the older one.
                 return tracing::warn!(%address, %error, "invalid region report rejected");
             }

@@ -4,15 +4,14 @@ use gateway_core::keys::KeyRing;
 use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::PolicyVersion;
-use regions::ModelRevision;
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::{DeploymentName, InstanceName};
 use regions::residency::{PolicyError, ResidencyPolicy};
 use regions::route::{Generation, RouteTable};
 use regions::set::{RegionIndex, RegionSet};
+use regions::{HostPort, ModelRevision};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use supervision::Mutex;
 
@@ -25,7 +24,7 @@ pub(crate) struct View {
     pub(crate) routed: RegionSet,
     /// Those of them that are draining.
     pub(crate) draining: RegionSet,
-    instances: BTreeMap<RegionIndex, BTreeMap<InstanceName, SocketAddr>>,
+    instances: BTreeMap<RegionIndex, BTreeMap<InstanceName, HostPort>>,
     deployments: BTreeMap<DeploymentName, RoutedDeployment>,
 }
 
@@ -169,8 +168,13 @@ impl View {
         self.instances.keys().copied()
     }
 
+    /// Returns the address of a spoke of `region`, before its instances are followed.
+    pub(crate) fn address(&self, region: RegionIndex) -> Option<&HostPort> {
+        self.instances.get(&region)?.values().next()
+    }
+
     /// Returns the spoke instances of all regions, with their addresses.
-    pub(crate) fn instances(&self) -> impl Iterator<Item = (RegionIndex, &InstanceName, &SocketAddr)> {
+    pub(crate) fn instances(&self) -> impl Iterator<Item = (RegionIndex, &InstanceName, &HostPort)> {
         let each = self.instances.iter();
         each.flat_map(|(region, all)| all.iter().map(|(name, address)| (*region, name, address)))
     }

@@ -34,8 +34,8 @@ impl RegionHealthWorsened<'_> {
     }
 }
 
-/// The connections to a spoke failed or its responses were slow, and it gets only probes until they succeed; the other spokes
-/// of its region get its requests. See the log of that spoke.
+/// The connections to a spoke failed or its responses were slow, and it gets only probes until they succeed; the
+/// other spokes of its region get its requests. See the log of that spoke.
 pub(crate) struct InstanceEjected<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) instance: &'a InstanceName,
@@ -49,8 +49,8 @@ impl InstanceEjected<'_> {
     }
 }
 
-/// The reports of a spoke stopped or a connection to it failed, and its requests are sent to the other spokes of its region.
-/// Expected while it restarts; otherwise check the spoke and the network.
+/// The reports of a spoke stopped or a connection to it failed, and its requests are sent to the other spokes of its
+/// region. Expected while it restarts; otherwise check the spoke and the network.
 pub(crate) struct InstanceHealthWorsened<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) instance: &'a InstanceName,
@@ -65,8 +65,8 @@ impl InstanceHealthWorsened<'_> {
     }
 }
 
-/// Another spoke runs at the address of this one than the route table says, and its reports are ignored. Expected for a moment
-/// when spokes are replaced; otherwise check `advertise` and `instance` of both.
+/// Another spoke runs at the address of this one than the route table says, and its reports are ignored. Expected
+/// for a moment when spokes are replaced; otherwise check `advertise` and `instance` of both.
 pub(crate) struct ForeignReport<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) instance: &'a InstanceName,

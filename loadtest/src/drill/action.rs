@@ -3,7 +3,7 @@
 //! | syntax | effect |
 //! |---|---|
 //! | `kill`, `stop`, `start`, `restart`, `pause`, `resume` | SIGKILL; graceful shutdown; start; graceful shutdown and start; SIGSTOP; SIGCONT |
-//! | … `region R`, `spoke R`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | target processes: a region is its spoke and its replicas, the store all its members |
+//! | … `region R`, `spoke R`, `spoke R 2`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | target processes: a region is its spokes and its replicas, `spoke R` all its spokes, the store all its members |
 //! | `cut link R`, `cut link to R`, `cut link from R` | drops all traffic, or all traffic in one direction |
 //! | `slow link R 10x`, `delay link R 200ms` | multiplies the round-trip time; adds to it |
 //! | `lose 5% on link R` | packet loss as TCP shows it: the segment and everything behind it is late |
@@ -62,9 +62,9 @@ pub enum ProcessAction {
 /// Processes that an action applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessTarget {
-    /// The spoke and the replicas of a region.
+    /// The spokes and the replicas of a region.
     Region(RegionId),
-    /// The spoke of a region.
+    /// All spokes of a region, or the one with this number, from 1.
     Spoke(RegionId, Option<u32>),
     /// The replicas of a region.
     Replicas(RegionId),
@@ -107,7 +107,7 @@ pub const STORE_MEMBERS: u32 = 3;
 /// Largest factor of a slowdown or surge.
 pub const TIMES_MAX: u32 = 1000;
 /// Syntax summary for error messages.
-const SYNTAX: &str = "`kill|stop|start|restart|pause|resume region R|spoke R|replica R|gateway|hub N|store`, \
+const SYNTAX: &str = "`kill|stop|start|restart|pause|resume region R|spoke R [N]|replica R|gateway|hub N|store`, \
     `cut link R`, `cut link to R`, `cut link from R`, `heal link R`, `slow link R 10x`, `delay link R 200ms`, `lose 5% on link R`, \
     `slow replica R 10x`, `surge 3x for 10s`, `surge 3x on NAME for 10s`, `drain region R` or `undrain region R`";
 

@@ -1,19 +1,18 @@
 //! Registration of a spoke at the hub: its address, and the deployments that are ready in its region.
 //!
-//! A region has one or more spokes, which serve the same replicas. Each has a name, its *instance*, which no other spoke of
-//! the region may use while its lease is valid.
+//! A region has one or more spokes, which serve the same replicas. Each has a name, its *instance*, which no other
+//! spoke of the region may use while its lease is valid.
 //!
 //! A registration is valid as long as its lease is kept alive. The same type is the stored record of a spoke.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 
-use regions::{DeploymentName, InstanceName, RegionId};
+use regions::{DeploymentName, HostPort, InstanceName, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1, RegionCapacity};
 use super::revision::{ReplicaRevisions, ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
-use super::{MessageVersion, VERSION, WireError, endpoint, names, parsed, to_strings};
+use super::{MessageVersion, VERSION, WireError, names, parsed, to_strings};
 
 /// Registration of a spoke.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +22,7 @@ pub struct Registration {
     /// Name of the spoke within its region.
     pub instance: InstanceName,
     /// Address at which gateways reach it.
-    pub endpoint: SocketAddr,
+    pub endpoint: HostPort,
     /// Random number drawn at each start of the spoke.
     pub boot_id: u64,
     /// Deployments that have a ready replica, or would start one on demand.
@@ -34,6 +33,8 @@ pub struct Registration {
     pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
     /// Whether the spoke finishes its requests and stops.
     pub draining: bool,
+    /// Whether the spoke starts replicas, which only this spoke knows. Such a spoke is the only one of its region.
+    pub scales: bool,
 }
 
 /// `POST /v1/spokes`.
@@ -60,6 +61,9 @@ pub struct RegisterV1 {
     /// Whether the spoke finishes its requests and stops. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
+    /// Whether the spoke starts replicas. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scales: bool,
 }
 
 /// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
@@ -112,8 +116,17 @@ pub struct LeaseV1 {
 
 impl From<&Registration> for RegisterV1 {
     fn from(registration: &Registration) -> RegisterV1 {
-        let Registration { region, instance, endpoint, boot_id, deployments, capacity, models, draining } =
-            registration;
+        let Registration {
+            region,
+            instance,
+            endpoint,
+            boot_id,
+            deployments,
+            capacity,
+            models,
+            draining,
+            scales,
+        } = registration;
         RegisterV1 {
             version: VERSION,
             region: region.to_string(),
@@ -124,6 +137,7 @@ impl From<&Registration> for RegisterV1 {
             capacity: capacity.into(),
             models: replica_revisions_v1(models),
             draining: *draining,
+            scales: *scales,
         }
     }
 }
@@ -136,22 +150,24 @@ impl TryFrom<RegisterV1> for Registration {
             version: _,
             region,
             instance,
-            endpoint: at,
+            endpoint,
             boot_id,
             deployments,
             capacity,
             models,
             draining,
+            scales,
         } = wire;
         Ok(Registration {
             region: parsed("region", &region)?,
             instance: parsed("instance", &instance)?,
-            endpoint: endpoint("endpoint", &at)?,
+            endpoint: parsed("endpoint", &endpoint)?,
             boot_id,
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
             models: read_replica_revisions("models", models)?,
             draining,
+            scales,
         })
     }
 }
@@ -198,11 +214,11 @@ mod tests {
     prop_compose! {
         fn registration()(
             region in any::region(), instance in any::instance(), endpoint in any::endpoint(), boot_id: u64,
-            deployments in any::names(), speed: u64, draining: bool,
+            deployments in any::names(), speed: u64, draining: bool, scales: bool,
         ) -> Registration {
             let capacity = capacity(&deployments, speed);
             let models = models(&deployments);
-            Registration { region, instance, endpoint, boot_id, deployments, capacity, models, draining }
+            Registration { region, instance, endpoint, boot_id, deployments, capacity, models, draining, scales }
         }
     }
 
@@ -271,7 +287,9 @@ mod tests {
         check("region", json!("us-east-1"), "region");
         check("instance", json!(""), "instance");
         check("instance", json!("a/b"), "instance");
-        check("endpoint", json!("0.0.0.0:7100"), "endpoint");
+        for unreachable in ["0.0.0.0:7100", "[::]:7100", "spoke.internal", "10.0.0.7:0", ""] {
+            check("endpoint", json!(unreachable), "endpoint");
+        }
         check("deployments", json!(["a", "b/c"]), "deployments[1]");
         check("deployments", json!(["a", "a"]), "deployments[1]");
     }

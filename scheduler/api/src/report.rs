@@ -46,8 +46,8 @@ pub struct ExchangeRequest {
     pub requested: BTreeMap<DeploymentName, u64>,
 }
 
-/// Report of a spoke instance to a gateway. The instances of a region serve the same replicas, and each reports its share of
-/// their load, so that the sum of the reports is the load of the region.
+/// Report of a spoke instance to a gateway. The instances of a region serve the same replicas, and each reports its
+/// share of their load, so that the sum of the reports is the load of the region.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Region of the instance.
@@ -209,7 +209,15 @@ impl From<Report> for ReportV1 {
             }
         });
         let (region, instance) = (region.to_string(), instance.to_string());
-        ReportV1 { version: VERSION, region, instance, boot_id, sequence, deployments: each.collect(), draining }
+        ReportV1 {
+            version: VERSION,
+            region,
+            instance,
+            boot_id,
+            sequence,
+            deployments: each.collect(),
+            draining,
+        }
     }
 }
 

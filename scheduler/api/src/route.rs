@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::net::SocketAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -12,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::deployment::{DeploymentV1, read_deployments};
 use super::revision::{ServedRevisionV1, read_served, served_v1};
 use super::tenant::{TenantV1, read_tenants};
-use super::{MessageVersion, VERSION, WireError, endpoint, entries, names, parsed, to_strings};
-use regions::set::MAX_REGIONS;
+use super::{MessageVersion, VERSION, WireError, entries, names, parsed, to_strings};
 use regions::route::MAX_INSTANCES;
-use regions::{Generation, InstanceName, RegionRoute, RouteTable, Tenants, Widening};
+use regions::set::MAX_REGIONS;
+use regions::{Generation, HostPort, InstanceName, RegionRoute, RouteTable, Tenants, Widening};
 
 /// Response of `GET /v1/routes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,12 +133,12 @@ fn read_widening<Name: FromStr<Err: Display> + Ord + Display, Known>(
 fn read_instances(
     field: &str,
     instances: Vec<InstanceRouteV1>,
-) -> Result<BTreeMap<InstanceName, SocketAddr>, WireError> {
+) -> Result<BTreeMap<InstanceName, HostPort>, WireError> {
     if instances.is_empty() {
         return Err(WireError::new(field, "is empty; a region in the table has at least one instance"));
     }
-    entries(field, ".name", instances, MAX_INSTANCES, |at, InstanceRouteV1 { name, endpoint: reached }| {
-        Ok((parsed(format!("{at}.name"), &name)?, endpoint(format!("{at}.endpoint"), &reached)?))
+    entries(field, ".name", instances, MAX_INSTANCES, |at, InstanceRouteV1 { name, endpoint }| {
+        Ok((parsed(format!("{at}.name"), &name)?, parsed(format!("{at}.endpoint"), &endpoint)?))
     })
 }
 

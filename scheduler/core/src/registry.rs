@@ -3,29 +3,28 @@
 //! A spoke's key is attached to its lease, so the store decides which spokes are alive. This module decides what that
 //! means for routing:
 //!
-//! - All spokes of a region are its *instances* and get traffic. They serve the same replicas, so the region's capacity and
-//!   model revisions are those that one of them reports ([`representatives`]), never a sum.
+//! - All spokes of a region are its *instances* and get traffic. They serve the same replicas, so the region's
+//!   capacity and model revisions are those that one of them reports ([`representatives`]), never a sum.
 //! - A spoke that drains leaves the table at once if its region has another one.
-//! - A spoke that is gone without having drained *lapses*: it keeps its route for [`LAPSED_KEEP`]. Gateways judge the health
-//!   of each instance by its own reports, five per second, and do not need the hub for that. A stalling store, on the other
-//!   hand, can revoke every lease at once (etcd issue 15247), and a table without regions would turn that stall into an
-//!   outage.
+//! - A spoke that is gone without having drained *lapses*: it keeps its route for [`LAPSED_KEEP`]. Gateways judge
+//!   the health of each instance by its own reports, five per second, and do not need the hub for that. A stalling
+//!   store, on the other hand, can revoke every lease at once (etcd issue 15247), and a table without regions would
+//!   turn that stall into an outage.
 //! - If many leases end at once ([`MASS_LOSS`]), the cause is the store, not the spokes. These spokes are *held*
 //!   beyond `LAPSED_KEEP`, until so many spokes are back that the remaining losses are credible. Their time then
 //!   starts.
 //! - Gateways exchange reports with regions directly and report to the hub which regions they reach
 //!   ([`Registry::gateway_reported`]). A region that any gateway reaches keeps its route regardless of its lease. A
-//!   region that no gateway reaches loses its route when its time is over, even if it would be held ([`Reachability`]). For
-//!   a lapsed spoke beside others that are registered, this says nothing: its time counts.
+//!   region that no gateway reaches loses its route when its time is over, even if it would be held
+//!   ([`Reachability`]). For a lapsed spoke beside others that are registered, this says nothing: its time counts.
 //!   A gateway that reaches no region may be isolated itself and does not count.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::revisions::Reports;
 use regions::route::MAX_INSTANCES;
-use regions::{DeploymentName, InstanceName, RegionId, RegionRoute};
+use regions::{DeploymentName, HostPort, InstanceName, RegionId, RegionRoute};
 use scheduler_api::plan::GatewayBoot;
 use scheduler_api::registration::Registration;
 
@@ -81,7 +80,7 @@ pub struct Registry {
 /// Spoke that is gone, and has not drained before.
 #[derive(Debug)]
 struct Lapsed {
-    endpoint: SocketAddr,
+    endpoint: HostPort,
     deployments: BTreeSet<DeploymentName>,
     since: Instant,
     /// End of its route while reachability is unknown.
@@ -121,8 +120,8 @@ pub fn reachability<'a>(
 }
 
 impl Lapsed {
-    /// Returns the time at which the route ends; `None` while a gateway reaches the region. With `others` registered in its
-    /// region, reachability says nothing about this spoke.
+    /// Returns the time at which the route ends; `None` while a gateway reaches the region. With `others` registered
+    /// in its region, reachability says nothing about this spoke.
     fn ends(&self, others: bool, reachability: Reachability, keep: Duration) -> Option<Instant> {
         let earliest = self.unreachable_since.unwrap_or(self.since) + keep;
         match reachability {
@@ -150,7 +149,12 @@ impl Registry {
         let mut registry = Registry { lapsed_keep, spokes, lapsed, gateways, recent_losses, hold: None };
         for (region, RegionRoute { instances, deployments, draining: _ }) in published {
             for (instance, endpoint) in instances {
-                registry.lapse((region.clone(), instance.clone()), *endpoint, deployments.clone(), now);
+                registry.lapse(
+                    (region.clone(), instance.clone()),
+                    endpoint.clone(),
+                    deployments.clone(),
+                    now,
+                );
             }
         }
         registry
@@ -209,9 +213,11 @@ impl Registry {
             reachability(gateways.values(), region) == Reachability::Reachable
         };
         let regions = self.lapsed.keys().map(|(region, _)| region);
-        let before: BTreeSet<_> = regions.filter(|region| is_reachable(&self.gateways, region)).cloned().collect();
+        let before: BTreeSet<_> =
+            regions.filter(|region| is_reachable(&self.gateways, region)).cloned().collect();
         change(&mut self.gateways);
-        for ((region, _), lapsed) in self.lapsed.iter_mut().filter(|((region, _), _)| before.contains(region)) {
+        for ((region, _), lapsed) in self.lapsed.iter_mut().filter(|((region, _), _)| before.contains(region))
+        {
             if !is_reachable(&self.gateways, region) {
                 lapsed.unreachable_since = Some(now);
             }
@@ -256,8 +262,8 @@ impl Registry {
         self.lapsed.iter().filter_map(ends).min()
     }
 
-    /// Returns the route of each region with a registered or lapsed spoke. Of more than [`MAX_INSTANCES`], lapsed ones are
-    /// left out first.
+    /// Returns the route of each region with a registered or lapsed spoke. Of more than [`MAX_INSTANCES`], lapsed
+    /// ones are left out first.
     pub fn routes(&self) -> BTreeMap<RegionId, RegionRoute> {
         let mut routes: BTreeMap<RegionId, RegionRoute> = BTreeMap::new();
         let mut registered: Vec<_> = self.spokes.values().collect();
@@ -268,14 +274,14 @@ impl Registry {
             let is_replaced = *draining && self.of(region).any(|other| !other.registration.draining);
             if !is_replaced {
                 let route = routes.entry(region.clone()).or_insert_with(no_route);
-                route.instances.insert(instance.clone(), *endpoint);
+                route.instances.insert(instance.clone(), endpoint.clone());
                 route.deployments.extend(deployments.iter().cloned());
             }
         }
         for ((region, instance), lapsed) in &self.lapsed {
             let route = routes.entry(region.clone()).or_insert_with(no_route);
             if route.instances.len() < MAX_INSTANCES {
-                route.instances.entry(instance.clone()).or_insert(lapsed.endpoint);
+                route.instances.entry(instance.clone()).or_insert_with(|| lapsed.endpoint.clone());
             }
             // The deployments of registered spokes are newer.
             if self.of(region).next().is_none() {
@@ -303,7 +309,7 @@ impl Registry {
     fn lapse(
         &mut self,
         spoke: (RegionId, InstanceName),
-        endpoint: SocketAddr,
+        endpoint: HostPort,
         deployments: BTreeSet<DeploymentName>,
         now: Instant,
     ) {
@@ -353,8 +359,8 @@ fn spokes_of<'a>(
     spokes.range((region.clone(), 0)..=(region.clone(), u64::MAX)).map(|(_, spoke)| spoke)
 }
 
-/// Returns the spoke of each region that knows the most ready replicas, of several the latest: one that has just started has
-/// no status of them yet. It reports for its region, whose spokes serve the same replicas.
+/// Returns the spoke of each region that knows the most ready replicas, of several the latest: one that has just
+/// started has no status of them yet. It reports for its region, whose spokes serve the same replicas.
 pub fn representatives<'a>(
     spokes: impl IntoIterator<Item = &'a RegisteredSpoke>,
 ) -> BTreeMap<&'a RegionId, &'a RegisteredSpoke> {

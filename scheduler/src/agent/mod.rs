@@ -136,7 +136,12 @@ impl Agent {
             let Ok((lease, response)) = registered.await else { continue };
             let Registration { instance, deployments, capacity, models, draining, .. } = registration;
             let reported = RegionState { deployments, capacity, models, draining };
-            RegionRegistered { region: &self.config.region, instance: &instance, hub: self.config.hub.current() }.emit();
+            RegionRegistered {
+                region: &self.config.region,
+                instance: &instance,
+                hub: self.config.hub.current(),
+            }
+            .emit();
             self.lease = Some(lease);
             self.apply_response(&response, &reported.deployments);
             let period = Duration::from_millis(response.ttl_ms).mul_f64(KEEP_ALIVE_PART);
@@ -162,7 +167,8 @@ impl Agent {
                 }
                 Ok(None) => {
                     self.lease = None;
-                    return LeaseExpired { region: &self.config.region, instance: &self.config.instance }.emit();
+                    return LeaseExpired { region: &self.config.region, instance: &self.config.instance }
+                        .emit();
                 }
                 // Logged by the connection.
                 Err(_) => {}
@@ -208,12 +214,13 @@ impl Agent {
         Registration {
             region: self.config.region.clone(),
             instance: self.config.instance.clone(),
-            endpoint: self.config.advertise,
+            endpoint: self.config.advertise.clone(),
             boot_id,
             deployments,
             capacity,
             models,
             draining,
+            scales: self.config.scaling.is_some(),
         }
     }
 

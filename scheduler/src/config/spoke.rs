@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use configuration::{ConfigFile, Files, Problem, section};
 use regions::region_list::find_region;
-use regions::{Catalogue, InstanceName, RegionId};
+use regions::{Catalogue, HostPort, InstanceName, RegionId};
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
@@ -22,13 +22,13 @@ section! {
     partial struct SpokeFile {
         /// Id of the region in the catalogue; may be given as `--region` instead.
         region: Option<String>;
-        /// Name of this spoke among those of its region; by default the host name and the port of `listen`. The spokes of a
-        /// region serve the same replicas: each lists all of them.
+        /// Name of this spoke among those of its region; by default the host name and the port of `listen`. The
+        /// spokes of a region serve the same replicas: each lists all of them.
         instance: Option<InstanceName>;
         /// Listener for gateways.
         listen: SocketAddr, like "\"IP:PORT\"";
-        /// Address for gateways: that of the listener, unless there is a proxy or NAT in between.
-        advertise: SocketAddr, like "\"IP:PORT\"", check is_reachable;
+        /// Address for gateways, with a name or an IP address: that of the listener, or of a load balancer in front.
+        advertise: HostPort, like "\"HOST:PORT\"";
         /// Hubs that publish the route table.
         hub: Hubs, like "\"http://HOST:PORT\", or a list of such";
         /// File with the token for the hub.
@@ -56,7 +56,7 @@ section! {
     /// Replica that is started independently.
     partial struct ReplicaEntry {
         /// Address of its listener.
-        endpoint: SocketAddr, like "\"127.0.0.1:7200\"", check is_reachable;
+        endpoint: HostPort, like "\"127.0.0.1:7200\"";
     }
 }
 
@@ -79,15 +79,6 @@ const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 /// Maximum length of the host name in a default instance name: that and a port are shorter than the longest name.
 const HOST_CHARS_MAX: usize = 58;
 
-/// Checks that other machines can reach this address.
-fn is_reachable(address: &SocketAddr) -> Result<(), String> {
-    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
-        let fix = "write an address that they can connect to, such as \"10.0.0.7:7100\"";
-        return Err(format!("is unreachable for other processes; {fix}"));
-    }
-    Ok(())
-}
-
 /// Files of `[tls]`, for the ingress, which reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -109,7 +100,7 @@ pub struct SpokeConfig {
     /// Listen address of the ingress.
     pub listen: SocketAddr,
     /// Address at which gateways reach the ingress.
-    pub advertise: SocketAddr,
+    pub advertise: HostPort,
     /// The hubs.
     pub hub: Hubs,
     /// Token sent to the hubs.
@@ -117,7 +108,7 @@ pub struct SpokeConfig {
     /// Requests of locked deployments are rejected if no hub has confirmed the route table for longer.
     pub policy_max_age: Duration,
     /// Addresses of the replicas in the file.
-    pub replicas: Vec<SocketAddr>,
+    pub replicas: Vec<HostPort>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Listen address for operators; by default that of the ingress.
@@ -171,7 +162,7 @@ impl SpokeConfig {
         let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(path, variable)| {
             files.secret(document, "fleet_token", path.as_deref(), variable.as_deref(), Token::read)
         });
-        let addresses = [("listen", file.listen), ("advertise", file.advertise)];
+        let addresses = [("listen", file.listen.map(HostPort::from)), ("advertise", file.advertise.clone())];
         let tls = file.tls.and_then(|section| tls(document, files, section, addresses));
         let replicas = file.replica.and_then(|entries| replicas(document, entries));
         let fixed = replicas.as_ref().map_or(0, Vec::len);
@@ -205,8 +196,8 @@ impl SpokeConfig {
 
     /// Returns the region's state before any replica has reported. `boot_id` is random at every start of a spoke.
     pub fn spoke(&self, boot_id: u64) -> Spoke {
-        let mut spoke = Spoke::new(self.region.clone(), boot_id, self.replicas.clone());
-        spoke.set_instance(self.instance.clone());
+        let spoke = Spoke::new(self.region.clone(), boot_id, self.replicas.clone());
+        let mut spoke = spoke.with_instance(self.instance.clone());
         spoke.limit_policy_age(self.policy_max_age, Instant::now());
         spoke
     }
@@ -242,11 +233,11 @@ fn tls(
     document: &ConfigFile<'_>,
     files: &Files<'_>,
     section: Option<SpokeTlsSection>,
-    addresses: [(&str, Option<SocketAddr>); 2],
+    addresses: [(&str, Option<HostPort>); 2],
 ) -> Option<Option<TlsFiles>> {
     let Some(SpokeTlsSection { certificate, key, client_ca, insecure }) = section else {
         for (name, address) in addresses {
-            if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
+            if let Some(address) = address.filter(|address| !address.is_loopback()) {
                 let problem = format!(
                     "\"{address}\" is not a loopback address, and without [tls] requests would be sent in plaintext; \
                      add [tls] with certificate, key and client_ca, or with insecure = true"
@@ -270,10 +261,10 @@ fn tls(
     }
 }
 
-fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<SocketAddr>> {
+fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<HostPort>> {
     let mut known = BTreeSet::new();
     for (index, ReplicaEntry { endpoint }) in entries.iter().enumerate() {
-        if let Some(address) = endpoint.filter(|address| !known.insert(*address)) {
+        if let Some(address) = endpoint.as_ref().filter(|&address| !known.insert(address.clone())) {
             let problem = format!("\"{address}\" is the endpoint of another replica; remove one of them");
             document.problem(&format!("replica[{index}].endpoint"), problem);
         }
@@ -335,7 +326,7 @@ mod tests {
             "line 6: receipts.dirr: unknown key `dirr`; did you mean dir?; the keys are dir, key_file",
             "line 8: tls: needs certificate, key and client_ca",
             "line 14: scaling.orphan_timeout: \"2h\" is out of range; write a duration from \"1s\" to \"1h\"",
-            "line 16: replica 1: endpoint: \"0.0.0.0:1\" is unreachable for other processes; write an address",
+            "line 16: replica 1: endpoint: \"0.0.0.0:1\" is unreachable for other processes; write HOST:PORT",
         ];
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");
         for (problem, part) in problems.iter().zip(expected) {
@@ -382,7 +373,7 @@ mod tests {
                 "listen: \"0.0.0.0:7100\" is not a loopback address",
                 "advertise: \"10.0.0.7:7100\" is not a loopback address",
                 "https://hub",
-                "replica 1: endpoint: \"10.0.0.8:0\" is unreachable",
+                "replica 1: endpoint: \"10.0.0.8:0\" has the port 0",
                 "replica 3: endpoint: \"10.0.0.8:9\" is the endpoint of another replica",
             ],
         );

@@ -1,8 +1,8 @@
 //! Registration, keep-alive and deregistration of spokes: the writes to the store, and the response with the lease and
 //! the replica floors of the plan.
 //!
-//! An instance name belongs to one spoke of its region at a time: a second one is rejected until the lease of the first has
-//! ended, since gateways and operators would take the two for one.
+//! An instance name belongs to one spoke of its region at a time: a second one is rejected until the lease of the
+//! first has ended, since gateways and operators would take the two for one.
 //!
 //! A spoke is one key under one lease. The response is sent when the store has the write on disk; the route table
 //! follows shortly after, when the leader's watch delivers the change.
@@ -44,6 +44,17 @@ pub(super) async fn register<S: Store>(
         );
         return Err(ErrorResponse::new(Code::Overloaded, message).with_field("region"));
     }
+    let others = registered.iter().filter(|entry| entry.key != key);
+    // A record that cannot be read belongs to a hub of another version; the controller logs it.
+    let mut others = others.filter_map(|entry| records::spoke(entry).ok());
+    if let Some(other) = others.find(|other| registration.scales || other.registration.scales) {
+        let message = format!(
+            "A spoke with [scaling] is the only one of its region, since others do not know the replicas that it starts; {region} \
+             has {instance} and {}. Stop one of them, or wait until its lease has expired.",
+            other.registration.instance
+        );
+        return Err(ErrorResponse::new(Code::Conflict, message).with_field("scales"));
+    }
     let name_key = keys::instance(region, instance);
     let name = api.store.get(&name_key).await?;
     let own_name = format!("{boot_id:016x}").into_bytes();
@@ -67,7 +78,7 @@ pub(super) async fn register<S: Store>(
         // It holds no key any more; if the revocation fails, it expires.
         api.store.lease_revoke(previous).await.ok();
     }
-    SpokeRegistered { region, instance, boot_id: *boot_id, endpoint: *endpoint, lease: lease.0 }.emit();
+    SpokeRegistered { region, instance, boot_id: *boot_id, endpoint, lease: lease.0 }.emit();
     Ok(Json(lease_response(&api, id, region, deployments)))
 }
 

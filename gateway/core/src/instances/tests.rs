@@ -48,7 +48,12 @@ impl InstanceTest {
     }
 
     fn report(&mut self, index: InstanceIndex, draining: bool) {
-        let load = DeploymentLoad { ready: 1, tokens_per_second: 10.0, granted_tokens: 5, ..DeploymentLoad::default() };
+        let load = DeploymentLoad {
+            ready: 1,
+            tokens_per_second: 10.0,
+            granted_tokens: 5,
+            ..DeploymentLoad::default()
+        };
         let report = Report {
             region: "aws/us-east-1".parse().unwrap(),
             instance: "a".parse().unwrap(),
@@ -69,7 +74,8 @@ impl InstanceTest {
     fn selected(&self, tried: &[InstanceIndex]) -> BTreeMap<InstanceIndex, u32> {
         let mut counts = BTreeMap::new();
         for draw in 0..1000 {
-            let selected = self.set.select(region(0), &name("d"), tried, Permille::new(draw), self.now).unwrap();
+            let selected =
+                self.set.select(region(0), &name("d"), tried, Permille::new(draw), self.now).unwrap();
             *counts.entry(selected.instance).or_default() += 1;
         }
         counts
@@ -193,7 +199,8 @@ fn failures_of_one_instance_eject_it_and_failures_of_all_are_those_of_the_region
     assert!(test.set.record(a, failure, Permille::ALL, test.now), "ejected");
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
     assert!(!test.set.has_sound_alternative(b, test.now));
-    (0..10).for_each(|_| assert!(!test.set.record(b, failure, Permille::ALL, test.now), "never the last one"));
+    (0..10)
+        .for_each(|_| assert!(!test.set.record(b, failure, Permille::ALL, test.now), "never the last one"));
 }
 
 #[test]
@@ -256,8 +263,8 @@ fn happens() -> impl Strategy<Value = Happens> {
 }
 
 proptest! {
-    /// After any events an instance is selected, one that drains only if no other instance is up, and the sum of the requests
-    /// in flight and of the credits is that of the instances.
+    /// After any events an instance is selected, one that drains only if no other instance is up, and the sum of the
+    /// requests in flight and of the credits is that of the instances.
     #[test]
     fn any_history_leaves_an_instance_and_prefers_those_that_are_up(
         count in 1usize..5,

@@ -24,6 +24,7 @@ fn spoke(region: &str, created: u64) -> RegisteredSpoke {
         capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
         draining: false,
+        scales: false,
     };
     RegisteredSpoke { registration, created }
 }

@@ -18,6 +18,7 @@ fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
         capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
         draining: false,
+        scales: false,
     };
     RegisteredSpoke { registration, created }
 }

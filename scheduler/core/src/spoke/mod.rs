@@ -33,7 +33,6 @@ mod scaling_status;
 mod selection;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use arrivals::Arrivals;
@@ -47,7 +46,7 @@ use hold::HoldQueue;
 use model::ServedModels;
 pub use model::{RequestedRevision, RevisionMismatch};
 use provisioning::Provisioning;
-use regions::{Catalogue, DeploymentName, InstanceName, RegionId, ReportedModel, RouteTable};
+use regions::{Catalogue, DeploymentName, HostPort, InstanceName, RegionId, ReportedModel, RouteTable};
 use replica::ReplicaState;
 pub use replica::{RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 use residency::ResidencyState;
@@ -88,8 +87,8 @@ pub struct Spoke {
     region: RegionId,
     /// Name of this spoke among those of its region.
     instance: InstanceName,
-    /// Spokes of this region in the newest route table. All of them serve the same replicas, and each reports and grants its
-    /// share.
+    /// Spokes of this region in the newest route table. All of them serve the same replicas, and each reports and
+    /// grants its share.
     instances: u32,
     boot_id: u64,
     draining: bool,
@@ -106,9 +105,9 @@ pub struct Spoke {
 }
 
 impl Spoke {
-    /// Creates a region with replicas at these endpoints, without any status yet. Its name is derived from the boot id until
-    /// [`Spoke::set_instance`].
-    pub fn new(region: RegionId, boot_id: u64, replicas: Vec<SocketAddr>) -> Spoke {
+    /// Creates a region with replicas at these endpoints, without any status yet. Its name is derived from the boot
+    /// id until [`Spoke::with_instance`].
+    pub fn new(region: RegionId, boot_id: u64, replicas: Vec<HostPort>) -> Spoke {
         let replicas = ReplicaFleet::of(replicas);
         let (arrivals, demand_counters, grants) =
             (Arrivals::default(), DemandCounters::default(), Grants::default());
@@ -147,8 +146,9 @@ impl Spoke {
     }
 
     /// Sets the name of this spoke among those of its region.
-    pub fn set_instance(&mut self, instance: InstanceName) {
-        self.instance = instance;
+    #[must_use]
+    pub fn with_instance(self, instance: InstanceName) -> Spoke {
+        Spoke { instance, ..self }
     }
 
     /// Returns the number of spokes of this region in the newest route table, with this one.

@@ -68,8 +68,8 @@ impl Spoke {
     }
 
     /// Returns the spare capacity of these replicas in one period, beyond the local traffic of their deployments, in
-    /// tokens. It is this spoke's share: what the spokes of a region grant together is at most the spare capacity of their
-    /// common replicas, since each subtracts the traffic that arrives at itself.
+    /// tokens. It is this spoke's share: what the spokes of a region grant together is at most the spare capacity of
+    /// their common replicas, since each subtracts the traffic that arrives at itself.
     fn spare(&self, deployments: &[&DeploymentName], replicas: &BTreeSet<usize>, now: Instant) -> u64 {
         if self.draining {
             return 0;

@@ -33,7 +33,7 @@ fn status(pending_tokens: u64, tokens_per_second: f64) -> ReplicaStatus {
 
 impl SpokeTest {
     fn of(replicas: u16) -> SpokeTest {
-        let at = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        let at = |port| HostPort::from(([10, 0, 0, 1], port));
         let spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=replicas).map(at).collect());
         SpokeTest { spoke, now: some_instant() }
     }
@@ -375,7 +375,7 @@ fn the_spokes_of_a_region_together_report_its_load_and_grant_at_most_its_spare_c
     let (mut granted, mut pending, mut speed) = (0, 0, 0.0);
     for instance in names {
         let mut region = SpokeTest::with(&[(900, 3000.0), (0, 3000.0)]);
-        region.spoke.set_instance(instance.parse().unwrap());
+        region.spoke = region.spoke.with_instance(instance.parse().unwrap());
         region.spoke.apply_route_table(&routed(&names), &catalogue);
         assert_eq!(region.spoke.instances(), 3);
         for gateway in 1..=4 {
@@ -393,7 +393,7 @@ fn the_spokes_of_a_region_together_report_its_load_and_grant_at_most_its_spare_c
 #[test]
 fn a_spoke_counts_itself_before_the_table_does() {
     let mut region = SpokeTest::of(1);
-    region.spoke.set_instance("c".parse().unwrap());
+    region.spoke = region.spoke.with_instance("c".parse().unwrap());
     region.spoke.apply_route_table(&routed(&["a", "b"]), &Catalogue::builtin());
     assert_eq!(region.spoke.instances(), 3);
     region.spoke.apply_route_table(&routed(&["c"]), &Catalogue::builtin());

@@ -46,6 +46,7 @@ fn spoke(name: &str, tokens_per_second: u64) -> RegisteredSpoke {
         capacity,
         models: BTreeMap::new(),
         draining: false,
+        scales: false,
     };
     RegisteredSpoke { registration, created: 1 }
 }
