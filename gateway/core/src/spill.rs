@@ -277,6 +277,11 @@ mod tests {
         RegionIndex::new(number).expect("a small number")
     }
 
+    /// Returns the only instance of a region.
+    fn of(number: usize) -> InstanceIndex {
+        InstanceIndex::new(at(number), 0)
+    }
+
     fn name() -> DeploymentName {
         "d".parse().unwrap()
     }
@@ -295,7 +300,7 @@ mod tests {
         fn with(granted: &[u64]) -> SpillScenario {
             let (mut spill, now) = (Spill::default(), some_instant());
             for (candidate, tokens) in granted.iter().enumerate() {
-                spill.set_credits(InstanceIndex::new(at(candidate + 1), 0), [(&name(), *tokens)], now);
+                spill.set_credits(of(candidate + 1), [(&name(), *tokens)], now);
             }
             SpillScenario { spill, now }
         }
@@ -378,7 +383,7 @@ mod tests {
         let mut scenario = SpillScenario::with(&[250]);
         let now = scenario.now;
         assert!(leaves(&mut scenario, now) && leaves(&mut scenario, now) && !leaves(&mut scenario, now));
-        scenario.spill.set_credits(at(1), [(&name, 100)], now);
+        scenario.spill.set_credits(of(1), [(&name, 100)], now);
         assert!(
             leaves(&mut scenario, now) && !leaves(&mut scenario, now),
             "a new grant replaces the old one"
@@ -388,8 +393,28 @@ mod tests {
         assert!(leaves(&mut scenario, last));
         assert!(!leaves(&mut scenario, last + MS), "the credit has expired");
         let mut scenario = SpillScenario::with(&[1000]);
-        scenario.spill.retain_regions(|region| region != at(1));
+        scenario.spill.retain_instances(|instance| instance.region() != at(1));
         assert!(!leaves(&mut scenario, now));
+    }
+
+    #[test]
+    fn the_credits_of_the_instances_of_a_region_add_up_and_each_is_spent_once() {
+        let name = name();
+        let request = interactive(&name);
+        let leaves = |scenario: &mut SpillScenario, now| {
+            scenario.spill.leaves(&request, candidate(0, 20, 400), &[candidate(1, 60, 0)], now).is_some()
+        };
+        let mut scenario = SpillScenario::with(&[150]);
+        let now = scenario.now;
+        let other = InstanceIndex::new(at(1), 7);
+        scenario.spill.set_credits(other, [(&name, 60)], now);
+        assert_eq!(scenario.spill.credit(at(1), &name, now), 210);
+        assert!(leaves(&mut scenario, now) && leaves(&mut scenario, now) && !leaves(&mut scenario, now));
+        // A report of one instance does not renew the credit of the other.
+        scenario.spill.set_credits(other, [(&name, 60)], now);
+        assert_eq!(scenario.spill.credit(at(1), &name, now), 60);
+        scenario.spill.retain_instances(|instance| instance != other);
+        assert_eq!(scenario.spill.credit(at(1), &name, now), 0);
     }
 
     #[test]
@@ -415,8 +440,8 @@ mod tests {
         assert_eq!(scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now), None);
         assert!(!scenario.spill.would_take(&name, 0, [at(1), at(2)], scenario.now));
         // No credit for this deployment, and then a credit of zero.
-        scenario.spill.set_credits(at(1), [], scenario.now);
-        scenario.spill.set_credits(at(2), [(&name, 0)], scenario.now);
+        scenario.spill.set_credits(of(1), [], scenario.now);
+        scenario.spill.set_credits(of(2), [(&name, 0)], scenario.now);
         assert_eq!(
             scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now),
             Some(at(2))

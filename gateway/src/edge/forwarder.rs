@@ -55,6 +55,10 @@ const CONNECT_MAX: Duration = Duration::from_millis(400);
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Event that a request waits for while attempts are in flight.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time on the stack; a box would be an allocation for each attempt"
+)]
 enum ForwardEvent<'a> {
     AttemptEnded(InFlight<'a>, Result<AttemptResponse, AttemptFailure>),
     /// Health of a region got worse.

@@ -282,7 +282,7 @@ mod tests {
             .map(|n: u64| format!("tenant-{:x}.embed-{n:04}", n.wrapping_mul(2_654_435_761)).parse().unwrap())
             .collect();
         let route = |at: u8| RegionRoute {
-            endpoint: ([10, 0, 0, at], 7100).into(),
+            instances: [("spoke-a".parse().unwrap(), ([10, 0, 0, at], 7100).into())].into(),
             deployments: names.iter().cloned().collect(),
             draining: false,
         };

@@ -296,7 +296,7 @@ proptest! {
             prop_assert!(status.iter().find(is_better).is_none(), "{:?} of {:?}", chosen, status);
             let sum = test.set.region_report(region(0), test.now);
             let granted = sum.deployments.get("d").map_or(0, |load| load.granted_tokens);
-            prop_assert!(granted <= 5 * count as u64 && granted % 5 == 0);
+            prop_assert!(granted <= 5 * count as u64 && granted.is_multiple_of(5));
         }
     }
 }
