@@ -15,7 +15,7 @@
 //!   a circuit breaker of their own ([`crate::circuit`]), never the last one.
 //! - **Draining.** An instance that announces in its report that it drains gets no new request while another one is up.
 //!
-//! Nothing here removes the last instance: it stays selectable, and the health of its region decides.
+//! The last instance stays selectable, whatever its state, and the health of its region decides.
 
 use crate::circuit::{BreakerState, Circuits, Permille};
 use crate::health::{DOWN_AFTER, FAILURES_MAX, RECOVERY_TIME, SUSPECT_AFTER, TICK_PERIOD_MAX};

@@ -196,7 +196,8 @@ impl RequestPlan {
         now: Instant,
     ) -> Step {
         let instance = self.remove_attempt(region).and_then(|running| running.instance);
-        if failure != AttemptFailure::StaleConnection {
+        // An instance that also closes the connection of the replay is lost.
+        if failure != AttemptFailure::StaleConnection || self.is_replayed {
             self.failed_instances.extend(instance);
         }
         if self.limits.is_past_deadline(now) || failure == AttemptFailure::DeadlineExceeded {
@@ -216,7 +217,11 @@ impl RequestPlan {
             return self.send(region, AttemptCause::Replay, None, view, now);
         }
         if failure != AttemptFailure::Declined && self.moves_to_other_instance(region, view, budgets, now) {
-            return self.send(region, AttemptCause::after(failure), None, view, now);
+            let cause = match failure {
+                AttemptFailure::StaleConnection => AttemptCause::Retry,
+                failure => AttemptCause::after(failure),
+            };
+            return self.send(region, cause, None, view, now);
         }
         match self.next_candidate(view, |health, load| health != Health::Down && load != RegionLoad::Full) {
             Some(next) if self.limits.withdraw(failure, region, budgets, now) => {

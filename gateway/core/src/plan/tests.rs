@@ -475,7 +475,9 @@ fn a_request_continues_at_another_instance_of_its_region_and_then_in_the_next_re
     assert_eq!(sent(&[0, 1], &[Passes(LATE_AFTER)]), [Some((0, 0)), Some((1, 0))]);
     assert_eq!(sent(&[0], &[Fails(0, Declined)]), [Some((0, 0)), Some((0, 1))]);
     assert_eq!(sent(&[0], &[Passes(LATE_AFTER), Passes(LATE_AFTER)]), [Some((0, 0)), Some((0, 1)), None]);
-    // A replay is no failure of the instance.
+    // A replay is no failure of the instance, but a second closed connection is: it was killed.
+    let killed = [Fails(0, StaleConnection), Fails(0, StaleConnection)];
+    assert_eq!(sent(&[0], &killed), [Some((0, 0)), Some((0, 0)), Some((0, 1))]);
     assert_eq!(sent(&[0], &[Fails(0, StaleConnection)]), [Some((0, 0)), Some((0, 0))]);
 }
 
