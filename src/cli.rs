@@ -159,6 +159,9 @@ pub(crate) struct UpOptions {
     /// Number of hubs; more than one needs --store etcd
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub hubs: u32,
+    /// Number of spokes in each region, which serve the same replicas
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub spokes: u32,
     /// Deployments file; by default all-MiniLM-L6-v2 everywhere, and once restricted to the EU. Replicas of deployments
     /// with `scaling` are started and stopped by the spokes
     #[arg(long, value_name = "FILE")]
@@ -249,7 +252,7 @@ pub(crate) enum ResourceKind {
     Deployments,
     /// Applied tenants, as a tenants file; keys are hashes
     Tenants,
-    /// Endpoints of regions and their ready deployments
+    /// Spokes of the regions with their addresses, and the ready deployments
     Regions,
     /// Traffic shares of the regions, with reasons, optionally of one deployment
     Plan,

@@ -106,8 +106,11 @@ async fn spoke_parts(
         signals: IngressSignals { wake: signals.wake.clone(), changed: signals.changed.clone() },
     };
     let region = config.region.to_string();
+    // The agent and scaling stop last: the hub is to know that the spoke drains, and replicas are needed until the last
+    // response.
+    let (ingress_done, ingress_stopped) = watch::channel(false);
     let agent = tokio::spawn(supervise_until_done("agent", {
-        let (spoke, stop) = (spoke.clone(), stop.clone());
+        let (spoke, stop) = (spoke.clone(), ingress_stopped.clone());
         move || {
             let run = scheduler::agent::run(config.clone(), spoke.clone(), stopped(stop.clone()));
             async move {
@@ -117,8 +120,6 @@ async fn spoke_parts(
             }
         }
     }));
-    // Scaling stops last: replicas are needed until the last response.
-    let (ingress_done, ingress_stopped) = watch::channel(false);
     let scaling = scaling.map(|it| {
         tokio::spawn(essential("scaling", it.run(spoke.clone(), signals, stopped(ingress_stopped))))
     });

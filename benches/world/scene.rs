@@ -313,9 +313,12 @@ async fn forward(
     };
     let Ok(mut routes) = serde_json::from_slice::<Value>(&body) else { return (status, body) };
     for region in routes["regions"].as_array_mut().into_iter().flatten() {
-        let link = region["endpoint"].as_str().and_then(|endpoint| table.links.get(endpoint)).cloned();
+        let link = region["instances"][0]["endpoint"]
+            .as_str()
+            .and_then(|endpoint| table.links.get(endpoint))
+            .cloned();
         if let Some(link) = link {
-            region["endpoint"] = link.into();
+            region["instances"][0]["endpoint"] = link.into();
         }
     }
     (status, routes.to_string().into())

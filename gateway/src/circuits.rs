@@ -32,6 +32,11 @@ impl Label<InGateway> for BreakerState {
     }
 }
 
+/// Returns the name of the state of a circuit breaker.
+pub(crate) fn state_name(state: BreakerState) -> &'static str {
+    STATE_NAMES[state.index()]
+}
+
 /// Returns the state of a circuit breaker as JSON.
 pub(crate) fn to_json<K>(state: &TargetStatus<K>, now: Instant) -> Value {
     let TargetStatus { target: _, state: breaker, in_flight, in_flight_max, first_byte_timeouts } = state;
@@ -50,7 +55,7 @@ pub(crate) fn to_json<K>(state: &TargetStatus<K>, now: Instant) -> Value {
         })
         .collect();
     json!({
-        "state": STATE_NAMES[breaker.index()],
+        "state": state_name(*breaker),
         "ejected_for_ms": until.map(|until| until.saturating_duration_since(now).as_millis() as u64),
         "traffic_share_permille": share,
         "in_flight": in_flight,

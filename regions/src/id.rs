@@ -1,4 +1,4 @@
-//! Names of regions, deployments and tenants.
+//! Names of regions, spoke instances, deployments and tenants.
 //!
 //! A region is named `cloud/name` with the provider's own name for it, which is also on the provider's invoices and in
 //! its documentation; the cloud makes it unique (`us-east-1` alone is a region of several clouds). Names are case
@@ -81,6 +81,7 @@ impl FromStr for RegionId {
 configuration::text_values! {
     DeploymentName = "deployment name",
     TenantId = "tenant name",
+    InstanceName = "instance name",
 }
 
 /// Returns whether `text` has 1 to `max_len` characters, all of which need no quoting in a URL, a header, a file name or
@@ -127,6 +128,11 @@ name_type! {
     TenantId, "tenant name", "acme-search"
 }
 
+name_type! {
+    /// Name of a spoke instance, unique within its region.
+    InstanceName, "instance name", "spoke-a"
+}
+
 macro_rules! impl_text_traits {
     ($($type:ident),+) => {$(
         impl fmt::Display for $type {
@@ -150,7 +156,7 @@ macro_rules! impl_text_traits {
     )+};
 }
 
-impl_text_traits!(RegionId, DeploymentName, TenantId);
+impl_text_traits!(RegionId, DeploymentName, TenantId, InstanceName);
 
 #[cfg(test)]
 mod tests {

@@ -45,7 +45,7 @@ pub use deployment::{Deployment, MAX_TENSOR_PARALLEL, Scaling, parse_deployments
 pub use engine::{EngineKind, EngineSpec, Precision, Task};
 pub use geography::GeoPoint;
 pub use health::Health;
-pub use id::{DeploymentName, RegionId, TenantId};
+pub use id::{DeploymentName, InstanceName, RegionId, TenantId};
 pub use identity::{
     ModelIdentity, ModelMatch, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
 };

@@ -12,7 +12,7 @@ use std::str::FromStr;
 use crate::address::HostPort;
 use crate::catalogue::Catalogue;
 use crate::deployment::Deployment;
-use crate::id::{DeploymentName, RegionId, TenantId};
+use crate::id::{DeploymentName, InstanceName, RegionId, TenantId};
 use crate::identity::ServedRevision;
 use crate::residency::ResidencyPolicy;
 use crate::set::RegionSet;
@@ -71,12 +71,16 @@ pub struct Widening {
     pub since: Generation,
 }
 
+/// Maximum number of spoke instances of one region: enough for the connections of a thousand gateways, and few
+/// enough that each of them polls all.
+pub const MAX_INSTANCES: usize = 16;
+
 /// One region of a route table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionRoute {
-    /// Address of the region's spoke.
-    pub endpoint: HostPort,
-    /// Deployments that had a ready replica at the region's last report.
+    /// Address of each spoke instance. All of them serve the same replicas.
+    pub instances: BTreeMap<InstanceName, HostPort>,
+    /// Deployments that had a ready replica at the last report of an instance.
     pub deployments: BTreeSet<DeploymentName>,
     /// Whether an operator drains the region: requests are sent to other allowed regions if there are any.
     pub draining: bool,
@@ -174,7 +178,7 @@ mod tests {
         let catalogue = Catalogue::builtin();
         let minilm: DeploymentName = "minilm".parse().unwrap();
         let ready = RegionRoute {
-            endpoint: "127.0.0.1:1".parse().unwrap(),
+            instances: BTreeMap::from([("a".parse().unwrap(), "127.0.0.1:1".parse().unwrap())]),
             deployments: BTreeSet::from([minilm.clone()]),
             draining: false,
         };

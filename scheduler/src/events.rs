@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 
 use crate::config::StoreConfig;
-use regions::{DeploymentName, Generation, HostPort, ModelRevision, RegionId};
+use regions::{DeploymentName, Generation, HostPort, InstanceName, ModelRevision, RegionId};
 use scheduler_api::plan::TrafficClass;
 use scheduler_core::access::Denied;
 use scheduler_store::EtcdConfig;
@@ -61,8 +61,8 @@ crate::log::events! {
     ReaderLimitReached { limit: usize }
 
     /// A spoke registered.
-    info!(%region, boot_id, %endpoint, lease, "spoke registered")
-    SpokeRegistered<'a> { region: &'a RegionId, boot_id: u64, endpoint: &'a HostPort, lease: u64 }
+    info!(%region, %instance, boot_id, %endpoint, lease, "spoke registered")
+    SpokeRegistered<'a> { region: &'a RegionId, instance: &'a InstanceName, boot_id: u64, endpoint: &'a HostPort, lease: u64 }
 
     /// An operator requested that a region is drained.
     info!(%region, "drain requested")
@@ -73,7 +73,7 @@ crate::log::events! {
     DrainCancelled<'a> { region: &'a RegionId }
 
     /// The lease of a spoke expired or was revoked.
-    info!(%region, boot_id, "spoke lease ended; region keeps its route for the grace period")
+    info!(%region, boot_id, "spoke lease ended; unless it drained or is replaced, it keeps its route for the grace period")
     SpokeLeaseEnded<'a> { region: &'a RegionId, boot_id: u64 }
 
     /// A record in the store is unreadable and ignored. Another version wrote it, or it was changed by hand: upgrade

@@ -35,6 +35,8 @@ pub(crate) enum Code {
     InvalidFiles,
     /// Another writer has changed the same record.
     Conflict,
+    /// Another spoke of the region has the same instance name.
+    InstanceInUse,
     /// The lease has ended; register again.
     LeaseNotFound,
     /// A limit on the number of requests or records is reached.
@@ -62,6 +64,7 @@ impl Code {
             Code::OperatorOnly => ("operator_only", StatusCode::FORBIDDEN, "permission_error"),
             Code::InvalidFiles => ("invalid_files", StatusCode::UNPROCESSABLE_ENTITY, CALLER),
             Code::Conflict => ("conflict", StatusCode::CONFLICT, CALLER),
+            Code::InstanceInUse => ("instance_in_use", StatusCode::CONFLICT, CALLER),
             Code::LeaseNotFound => ("lease_not_found", StatusCode::NOT_FOUND, CALLER),
             Code::Overloaded => ("overloaded", StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
             Code::StoreUnavailable => ("store_unavailable", StatusCode::SERVICE_UNAVAILABLE, CAPACITY),

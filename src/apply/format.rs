@@ -6,7 +6,7 @@ use scheduler_api::apply::{
     ResidencyChange, RolloutV1,
 };
 use scheduler_api::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
-use scheduler_api::route::RegionRouteV1;
+use scheduler_api::route::{InstanceRouteV1, RegionRouteV1};
 
 /// Formats the changes, one line per field.
 pub(super) fn difference(applied: &AppliedV1) -> String {
@@ -51,9 +51,14 @@ fn format_field(FieldV1 { field, before, after, residency_change }: &FieldV1) ->
 
 /// Formats the regions of the route table, with the replicas that run another model than their deployment.
 pub(super) fn regions(regions: &[RegionRouteV1], replicas: &[DeploymentReplicasV1]) -> String {
-    let mut lines = vec![format!("{:<28} {:<22} ready", "region", "endpoint")];
-    for RegionRouteV1 { id, endpoint, deployments, .. } in regions {
-        lines.push(format!("{id:<28} {endpoint:<22} {}", deployments.join(", ")));
+    let mut lines = vec![format!("{:<28} {:<16} {:<22} ready", "region", "instance", "endpoint")];
+    for RegionRouteV1 { id, instances, deployments, .. } in regions {
+        // The spokes of a region serve the same deployments, which are in the line of the first.
+        let mut region = (id.as_str(), deployments.join(", "));
+        for InstanceRouteV1 { name, endpoint } in instances {
+            let (id, ready) = std::mem::take(&mut region);
+            lines.push(format!("{id:<28} {name:<16} {endpoint:<22} {ready}").trim_end().to_owned());
+        }
         lines.extend(replicas::mismatches(id, replicas).map(|line| format!("  {line}")));
     }
     lines.join("\n")
@@ -160,5 +165,16 @@ mod tests {
         {
             assert!(text.contains(line), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn the_spokes_of_a_region_are_listed_with_their_addresses() {
+        let spoke = |name: &str, port: u16| json!({"name": name, "endpoint": format!("10.0.0.1:{port}")});
+        let routes = json!([{"id": "aws/us-east-1", "instances": [spoke("a", 1), spoke("b", 2)], "deployments": ["m"]}]);
+        let routes: Vec<RegionRouteV1> = serde_json::from_value(routes).expect("routes");
+        let text = regions(&routes, &[]);
+        let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[1], ["aws/us-east-1", "a", "10.0.0.1:1", "m"]);
+        assert_eq!(words[2], ["b", "10.0.0.1:2"]);
     }
 }

@@ -128,6 +128,7 @@ fn prepared(options: &DrillOptions, drill: &Drill) -> Result<(UpOptions, FleetPl
             DrillStore::Etcd => StoreKind::Etcd,
         },
         hubs: drill.fleet.hubs,
+        spokes: drill.fleet.spokes,
         deployments: drill.fleet.deployments.as_ref().map(|file| base.join(file)),
         catalogue: None,
         dir: options.dir.clone(),

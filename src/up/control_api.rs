@@ -75,8 +75,10 @@ pub(crate) async fn serve(socket: TcpListener, control: FleetControl) {
 }
 
 async fn show(State(control): State<FleetControl>) -> Json<Value> {
+    // All links of a region are changed together.
+    let links = control.links.iter();
     let links: BTreeMap<_, _> =
-        control.links.iter().map(|(region, link)| (region.as_str(), state(link.conditions()))).collect();
+        links.filter_map(|(region, all)| Some((region.as_str(), state(all.first()?.conditions())))).collect();
     let processes = control.processes.lock().clone();
     Json(json!({"processes": processes, "links": links}))
 }

@@ -171,16 +171,20 @@ impl FleetFiles {
         region: &RegionId,
         settings: &SpokeSettings<'_>,
     ) -> Result<ProcessSpec> {
-        let SpokeSettings { listen, advertise, operations, hubs, replicas, replica_ports, authority } =
+        let SpokeSettings { number, listen, advertise, operations, hubs, replicas, replica_ports, authority } =
             settings;
         let mut document = TomlDocument::new(&format!("Spoke of {region}."))
             .text("region", region)
+            .text("instance", format!("spoke-{}", number + 1))
             .text("listen", listen)
             .text("advertise", advertise)
             .text("operations", operations)
             .text("fleet_token_file", self.fleet_token()?.display())
             .line(&hub_line(hubs));
-        let name = format!("spoke-{}", region.as_str().replace('/', "-"));
+        let mut name = format!("spoke-{}", region.as_str().replace('/', "-"));
+        if *number > 0 {
+            name = format!("{name}-{}", number + 1);
+        }
         document = self.receipts(Self::catalogue(document, plan), &name)?;
         let IssuedCertificate { certificate, key } =
             authority.region(plan.catalogue.get(region).context("a planned region is in the catalogue")?)?;
@@ -200,7 +204,7 @@ impl FleetFiles {
                 .text("ports", format!("{}-{}", ports.start(), ports.end()))
                 .text("orphan_timeout", ORPHAN_TIMEOUT);
         }
-        Ok(self.spec("spoke", Some(region), 0, &self.write(&name, document)?))
+        Ok(self.spec("spoke", Some(region), *number, &self.write(&name, document)?))
     }
 
     pub(super) fn gateway(
@@ -259,6 +263,8 @@ pub(super) struct GatewaySettings<'a> {
 
 /// Settings of a spoke: its address, the link's address for gateways, the operations address, and its replicas.
 pub(super) struct SpokeSettings<'a> {
+    /// Number within its region, counted from zero.
+    pub(super) number: usize,
     pub(super) listen: SocketAddr,
     pub(super) advertise: SocketAddr,
     pub(super) operations: SocketAddr,

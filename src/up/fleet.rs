@@ -27,12 +27,18 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(32);
 /// Process specifications and addresses of one region.
 pub(super) struct PreparedRegion {
     pub(super) region: RegionId,
-    pub(super) spoke: ProcessSpec,
-    pub(super) spoke_address: SocketAddr,
-    pub(super) operations: SocketAddr,
-    pub(super) link_address: SocketAddr,
+    pub(super) spokes: Vec<PreparedSpoke>,
     pub(super) one_way: Duration,
     pub(super) replicas: Vec<(ProcessSpec, SocketAddr)>,
+}
+
+/// Process specification and addresses of one spoke; gateways reach it over the link.
+#[derive(Clone)]
+pub(super) struct PreparedSpoke {
+    pub(super) spec: ProcessSpec,
+    pub(super) address: SocketAddr,
+    pub(super) operations: SocketAddr,
+    pub(super) link_address: SocketAddr,
 }
 
 /// Local fleet, prepared or running.
@@ -94,19 +100,16 @@ impl LocalFleet {
         for (hub, address) in self.hubs.clone() {
             self.start(hub, address, begun).await?;
         }
-        let regions: Vec<_> = self
-            .regions
-            .iter()
-            .map(|region| {
-                (region.spoke.clone(), region.spoke_address, region.operations, region.replicas.clone())
-            })
-            .collect();
-        for (spoke, spoke_address, operations, replicas) in regions {
+        let regions: Vec<_> =
+            self.regions.iter().map(|region| (region.spokes.clone(), region.replicas.clone())).collect();
+        for (spokes, replicas) in regions {
             for (replica, address) in replicas {
                 self.start(replica, address, begun).await?;
             }
-            drop(self.ports.take(operations));
-            self.start(spoke, spoke_address, begun).await?;
+            for PreparedSpoke { spec, address, operations, link_address: _ } in spokes {
+                drop(self.ports.take(operations));
+                self.start(spec, address, begun).await?;
+            }
         }
         let links = self.open_links()?;
         let (gateway, gateway_address) = self.gateway.clone();
@@ -123,14 +126,14 @@ impl LocalFleet {
 
     fn control_handle(
         &self,
-        links: Arc<BTreeMap<RegionId, EmulatedLink>>,
+        links: Arc<BTreeMap<RegionId, Vec<EmulatedLink>>>,
         commands: mpsc::Sender<ProcessCommand>,
         plan: &FleetPlan,
     ) -> Result<FleetControl> {
         let processes = |prepared: &PreparedRegion| {
             let replicas = prepared.replicas.iter().map(|(spec, address)| (spec.name.clone(), *address));
-            let spoke = prepared.spoke.name.clone();
-            (prepared.region.clone(), RegionProcesses { spoke, replicas: replicas.collect() })
+            let spokes = prepared.spokes.iter().map(|spoke| spoke.spec.name.clone()).collect();
+            (prepared.region.clone(), RegionProcesses { spokes, replicas: replicas.collect() })
         };
         let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));
         Ok(FleetControl {
@@ -165,16 +168,19 @@ impl LocalFleet {
         self.processes.lock().insert(name.to_owned(), id);
     }
 
-    fn open_links(&mut self) -> Result<Arc<BTreeMap<RegionId, EmulatedLink>>> {
-        let mut links = BTreeMap::new();
+    /// Opens a link to each spoke.
+    fn open_links(&mut self) -> Result<Arc<BTreeMap<RegionId, Vec<EmulatedLink>>>> {
+        let mut links: BTreeMap<RegionId, Vec<EmulatedLink>> = BTreeMap::new();
         let regions: Vec<_> = self
             .regions
             .iter()
-            .map(|region| (region.region.clone(), region.link_address, region.spoke_address, region.one_way))
+            .map(|region| (region.region.clone(), region.spokes.clone(), region.one_way))
             .collect();
-        for (region, link_address, target, one_way) in regions {
-            let socket = self.listener(link_address)?;
-            links.insert(region, EmulatedLink::open(socket, target, one_way));
+        for (region, spokes, one_way) in regions {
+            for PreparedSpoke { link_address, address, .. } in spokes {
+                let socket = self.listener(link_address)?;
+                links.entry(region.clone()).or_default().push(EmulatedLink::open(socket, address, one_way));
+            }
         }
         Ok(Arc::new(links))
     }
@@ -285,7 +291,11 @@ impl LocalFleet {
 
     fn specs(&self) -> impl Iterator<Item = &ProcessSpec> {
         let regions = self.regions.iter().flat_map(|region| {
-            region.replicas.iter().map(|(replica, _)| replica).chain(std::iter::once(&region.spoke))
+            region
+                .replicas
+                .iter()
+                .map(|(replica, _)| replica)
+                .chain(region.spokes.iter().map(|spoke| &spoke.spec))
         });
         let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));
         let hubs = self.hubs.iter().map(|(hub, _)| hub);

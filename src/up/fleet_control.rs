@@ -37,14 +37,15 @@ pub(crate) struct ProcessCommand {
 
 /// Process names of one region, with the addresses of its replicas.
 pub(crate) struct RegionProcesses {
-    pub spoke: String,
+    pub spokes: Vec<String>,
     pub replicas: Vec<(String, SocketAddr)>,
 }
 
 /// Handle for actions on the fleet.
 #[derive(Clone)]
 pub(crate) struct FleetControl {
-    pub links: Arc<BTreeMap<RegionId, EmulatedLink>>,
+    /// Links to the spokes of each region.
+    pub links: Arc<BTreeMap<RegionId, Vec<EmulatedLink>>>,
     pub commands: mpsc::Sender<ProcessCommand>,
     /// Process ids by name; `None` after the process has ended.
     pub processes: Arc<Mutex<BTreeMap<String, Option<u32>>>>,
@@ -88,33 +89,37 @@ impl FleetControl {
 
     /// Changes a link.
     pub(crate) fn change(&self, region: &RegionId, change: LinkChange) -> Result<(), String> {
-        let link = self.links.get(region).ok_or_else(|| {
+        let links = self.links.get(region).ok_or_else(|| {
             let known: Vec<_> = self.links.keys().map(RegionId::as_str).collect();
             format!("no link to '{region}'; the links are: {}", known.join(", "))
         })?;
-        link.set(|conditions| apply_change(conditions, change));
+        links.iter().for_each(|link| link.set(|conditions| apply_change(conditions, change)));
         Ok(())
     }
 
-    /// Returns the processes in dependency order: a spoke is stopped before its replicas, and started after them.
+    /// Returns the processes in dependency order: spokes are stopped before their replicas, and started after them.
     fn processes_of(&self, action: ProcessAction, target: &ProcessTarget) -> Result<Vec<String>, String> {
         let place = |region: &RegionId| self.region_processes(region);
         let replicas =
             |place: &RegionProcesses| place.replicas.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         match target {
-            ProcessTarget::Spoke(region) => Ok(vec![place(region)?.spoke.clone()]),
+            ProcessTarget::Spoke(region, None) => Ok(place(region)?.spokes.clone()),
+            ProcessTarget::Spoke(region, Some(number)) => {
+                let spoke = place(region)?.spokes.get((*number as usize).saturating_sub(1));
+                spoke.map(|name| vec![name.clone()]).ok_or_else(|| format!("no spoke {number} in {region}"))
+            }
             ProcessTarget::Replicas(region) => Ok(replicas(place(region)?)),
             ProcessTarget::Region(region) => {
                 let place = place(region)?;
                 let mut all = replicas(place);
                 match action {
-                    ProcessAction::Start => all.push(place.spoke.clone()),
+                    ProcessAction::Start => all.extend(place.spokes.clone()),
                     ProcessAction::Kill
                     | ProcessAction::Stop
                     | ProcessAction::Restart
                     | ProcessAction::Pause
                     | ProcessAction::Resume => {
-                        all.insert(0, place.spoke.clone());
+                        all.splice(0..0, place.spokes.clone());
                     }
                 }
                 Ok(all)

@@ -39,6 +39,9 @@ const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
 /// Maximum number of hubs on one store.
 const HUBS_MAX: u32 = 5;
 
+/// Maximum number of spokes of a region on one machine.
+const SPOKES_MAX: u32 = 4;
+
 /// Scripted replicas, which replace the deployed ones.
 pub(crate) struct ScriptedReplicas {
     /// Throughput of each replica.
@@ -56,6 +59,8 @@ pub(crate) struct FleetPlan {
     pub deployments_text: String,
     /// Number of hubs.
     pub hubs: usize,
+    /// Number of spokes in each region.
+    pub spokes: usize,
     /// Scripted replicas, if they replace the deployed ones.
     pub scripted: Option<ScriptedReplicas>,
 }
@@ -85,6 +90,9 @@ impl FleetPlan {
                 .push(format!("--hubs {}: several hubs need a shared store; add --store etcd", options.hubs)),
             (hubs, _) => problems.push(format!("--hubs {hubs} is out of range; write 1 to {HUBS_MAX}")),
         }
+        if !(1..=SPOKES_MAX).contains(&options.spokes) {
+            problems.push(format!("--spokes {} is out of range; write 1 to {SPOKES_MAX}", options.spokes));
+        }
         let Some(catalogue) = catalogue else {
             return Err(problems);
         };
@@ -99,6 +107,13 @@ impl FleetPlan {
         let deployments = deployment::parse_deployments(&text, &catalogue)
             .map_err(|found| problems.extend(configuration::named(Path::new(&name), found)))
             .unwrap_or_default();
+        if options.spokes > 1 && is_autoscaled(&deployments) {
+            problems.push(format!(
+                "--spokes {}: the replicas that one spoke starts are unknown to the others; use one spoke for deployments with \
+                 `scaling`",
+                options.spokes
+            ));
+        }
         if problems.is_empty() {
             let catalogue_file = options.catalogue.as_ref().and_then(|file| file.canonicalize().ok());
             Ok(FleetPlan {
@@ -108,6 +123,7 @@ impl FleetPlan {
                 deployments,
                 deployments_text: text,
                 hubs: options.hubs as usize,
+                spokes: options.spokes as usize,
                 scripted: None,
             })
         } else {
@@ -151,8 +167,7 @@ impl FleetPlan {
     /// Returns whether the fleet is autoscaled, which one deployment with `scaling` suffices for. Then spokes start and stop
     /// all replicas: if both `up` and the spoke started replicas, neither would know their number.
     pub(crate) fn is_autoscaled(&self) -> bool {
-        self.scripted.is_none()
-            && self.deployments.iter().any(|deployment| deployment.scaling != Scaling::default())
+        self.scripted.is_none() && is_autoscaled(&self.deployments)
     }
 
     /// Returns the maximum number of replicas in `region`; during a rollout, each deployment has two sets of replicas.
@@ -172,6 +187,10 @@ impl FleetPlan {
         let distance_km = self.point(one).distance_km(self.point(other));
         (distance_km, prior_rtt(distance_km))
     }
+}
+
+fn is_autoscaled(deployments: &[Deployment]) -> bool {
+    deployments.iter().any(|deployment| deployment.scaling != Scaling::default())
 }
 
 fn select_regions(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String>> {
@@ -271,6 +290,26 @@ mod tests {
         assert!(check(&["--regions", "0"]).is_err());
         assert!(check(&["--regions", "13"]).is_err());
         assert!(check(&["--regions", ""]).is_err());
+    }
+
+    #[test]
+    fn several_spokes_per_region_are_limited_and_need_replicas_that_all_of_them_know() {
+        let problem = |arguments: &[&str]| check(arguments).err().map(|problems| problems.join("\n"));
+        assert_eq!(check(&["--spokes", "2"]).map(|plan| plan.spokes), Ok(2));
+        for spokes in ["0", "5"] {
+            assert!(
+                problem(&["--spokes", spokes]).expect("out of range").contains("write 1 to 4"),
+                "{spokes}"
+            );
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let scaled = "[[deployment]]\nname = \"a\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
+                      engine = { kind = \"cpu\", precision = \"f32\" }\nscaling = { min = 0, max = 3 }";
+        std::fs::write(file.path(), scaled).unwrap();
+        let deployments = ["--deployments", file.path().to_str().unwrap()];
+        assert_eq!(problem(&deployments), None);
+        let both = problem(&[&["--spokes", "2"][..], &deployments].concat());
+        assert!(both.expect("unknown replicas").contains("use one spoke"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::certificates::{self, Authority};
 use super::etcd::EtcdCluster;
 use super::files::{FleetFiles, GatewaySettings, SpokeSettings, state_dir};
-use super::fleet::{LocalFleet, PreparedRegion};
+use super::fleet::{LocalFleet, PreparedRegion, PreparedSpoke};
 use super::plan::FleetPlan;
 use super::ports::Ports;
 use super::process::ProcessSpec;
@@ -48,7 +48,7 @@ impl LocalFleet {
         let mut regions = Vec::new();
         for (index, region) in plan.regions.iter().enumerate() {
             let (_, round_trip) = plan.distance(&gateway_region, region);
-            let (listen, advertise, operations) = (ports.reserve(0)?, ports.reserve(0)?, ports.reserve(0)?);
+            let one_way = round_trip / 2;
             let replica_ports = match plan.is_autoscaled() {
                 true => Some(ports.range(plan.replicas_max(region))?),
                 false => None,
@@ -58,27 +58,24 @@ impl LocalFleet {
                 None => replicas(&files, plan, index, &mut ports)?,
             };
             let replica_addresses: Vec<_> = replicas.iter().map(|(_, address)| *address).collect();
-            let settings = SpokeSettings {
-                listen,
-                advertise,
-                operations,
-                hubs: &hub_addresses,
-                replicas: &replica_addresses,
-                replica_ports,
-                authority: &authority,
-            };
-            let spoke = files.spoke(plan, region, &settings)?;
-            let (region, one_way) = (region.clone(), round_trip / 2);
-            let (spoke_address, link_address) = (listen, advertise);
-            regions.push(PreparedRegion {
-                region,
-                spoke,
-                spoke_address,
-                operations,
-                link_address,
-                one_way,
-                replicas,
-            });
+            let mut spokes = Vec::new();
+            for number in 0..plan.spokes {
+                let (listen, advertise, operations) =
+                    (ports.reserve(0)?, ports.reserve(0)?, ports.reserve(0)?);
+                let settings = SpokeSettings {
+                    number,
+                    listen,
+                    advertise,
+                    operations,
+                    hubs: &hub_addresses,
+                    replicas: &replica_addresses,
+                    replica_ports: replica_ports.clone(),
+                    authority: &authority,
+                };
+                let spec = files.spoke(plan, region, &settings)?;
+                spokes.push(PreparedSpoke { spec, address: listen, operations, link_address: advertise });
+            }
+            regions.push(PreparedRegion { region: region.clone(), spokes, one_way, replicas });
         }
         let certificate = options.tls.then(|| certificates::self_signed(&files.dir)).transpose()?;
         let (key, for_clients) = (options.key.as_str(), certificate.as_ref());

@@ -54,7 +54,7 @@ impl World {
         write(
             "spoke.toml",
             format!(
-                "region = 'aws/us-east-1'\nlisten = '{spoke}'\nadvertise = '{spoke}'\nhub = 'http://{hub}'\n\
+                "region = 'aws/us-east-1'\ninstance = 'a'\nlisten = '{spoke}'\nadvertise = '{spoke}'\nhub = 'http://{hub}'\n\
                  [[replica]]\nendpoint = '{replica}'\n"
             ),
         );
@@ -161,7 +161,7 @@ fn get(address: SocketAddr, path: &str) -> String {
 fn hub(region: SocketAddr) -> SocketAddr {
     let table = format!(
         r#"{{"version": 1, "epoch": 1, "generation": 1,
-            "regions": [{{"id": "aws/us-east-1", "endpoint": "{region}", "deployments": ["anywhere"]}}],
+            "regions": [{{"id": "aws/us-east-1", "instances": [{{"name": "a", "endpoint": "{region}"}}], "deployments": ["anywhere"]}}],
             "deployments": [{{"name": "anywhere", "task": "embed", "model": "pypi://m",
                 "engine": {{"kind": "cpu", "precision": "f32"}}, "residency": null, "regions": []}}]}}"#
     );

@@ -47,18 +47,18 @@ impl Hub {
 
     /// Registers a spoke of a region; returns whether the hub has accepted it.
     async fn register(&self, region: &str, port: u16, boot_id: u64) -> bool {
-        let body = json!({"version": 1, "region": region, "endpoint": format!("127.0.0.1:{port}"), "boot_id": boot_id,
-                          "deployments": []});
+        let body = json!({"version": 1, "region": region, "instance": boot_id.to_string(), "boot_id": boot_id,
+                          "endpoint": format!("127.0.0.1:{port}"), "deployments": []});
         let request = self.client.post(format!("{}/v1/spokes", self.url)).bearer_auth(&self.fleet_token);
         let request = request.body(body.to_string());
         request.timeout(Duration::from_secs(8)).send().await.is_ok_and(|answer| answer.status().is_success())
     }
 
-    /// Returns the endpoint of a region in its route table.
+    /// Returns the endpoint of a region's last spoke in its route table.
     async fn endpoint(&self, region: &str) -> Option<String> {
         let routes = self.routes().await?;
         let found = routes["regions"].as_array()?.iter().find(|route| route["id"] == region)?;
-        found["endpoint"].as_str().map(str::to_owned)
+        found["instances"].as_array()?.last()?["endpoint"].as_str().map(str::to_owned)
     }
 }
 

@@ -13,6 +13,7 @@ use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
 use gateway_core::health::{HealthReport, RegionHealthTracker};
+use gateway_core::instances::InstanceIndex;
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::route::{Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route};
 use gateway_core::spill::{Spill, SpillRequest};
@@ -169,7 +170,7 @@ impl DecisionScenario {
         let sorted: BTreeSet<DeploymentName> = names.iter().cloned().collect();
         let mut credits = Spill::default();
         for region in &routed {
-            credits.set_credits(*region, sorted.iter().map(|name| (name, 1000)), now);
+            credits.set_credits(InstanceIndex::new(*region, 0), sorted.iter().map(|name| (name, 1000)), now);
         }
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();

@@ -1,4 +1,4 @@
-//! Values by deployment and region, such as reported loads and credits.
+//! Values by deployment and region, or by deployment and spoke instance, such as reported loads and credits.
 //!
 //! Regions report all of their deployments at once, and a request needs one deployment in all regions. So the deployment comes
 //! first: a request finds its deployment with one search over names, and each region of it by a number.
@@ -6,24 +6,21 @@
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
-/// Values of each deployment by region.
+/// Values of each deployment by region (or instance).
 #[derive(Clone, Debug)]
-pub struct ByDeployment<T>(BTreeMap<DeploymentName, BTreeMap<RegionIndex, T>>);
+pub struct ByDeployment<T, K = RegionIndex>(BTreeMap<DeploymentName, BTreeMap<K, T>>);
 
-impl<T> Default for ByDeployment<T> {
-    fn default() -> ByDeployment<T> {
+impl<T, K> Default for ByDeployment<T, K> {
+    fn default() -> ByDeployment<T, K> {
         ByDeployment(BTreeMap::new())
     }
 }
 
-impl<T> ByDeployment<T> {
+impl<T, K: Copy + Ord> ByDeployment<T, K> {
     /// Replaces the values of `region`; `values` are in the order of the names.
-    pub fn replace<'a>(
-        &mut self,
-        region: RegionIndex,
-        values: impl IntoIterator<Item = (&'a DeploymentName, T)>,
-    ) {
+    pub fn replace<'a>(&mut self, region: K, values: impl IntoIterator<Item = (&'a DeploymentName, T)>) {
         let (mut values, mut new) = (values.into_iter().peekable(), Vec::new());
         self.0.retain(|name, regions| {
             while let Some(value) = values.next_if(|(other, _)| *other < name) {
@@ -41,7 +38,7 @@ impl<T> ByDeployment<T> {
     }
 
     /// Removes the values of other regions.
-    pub fn retain_regions(&mut self, is_retained: impl Fn(RegionIndex) -> bool) {
+    pub fn retain_regions(&mut self, is_retained: impl Fn(K) -> bool) {
         self.0.retain(|_, regions| {
             regions.retain(|region, _| is_retained(*region));
             !regions.is_empty()
@@ -49,22 +46,27 @@ impl<T> ByDeployment<T> {
     }
 
     /// Returns the values of a deployment by region; `None` if no region has one.
-    pub fn of(&self, deployment: &DeploymentName) -> Option<&BTreeMap<RegionIndex, T>> {
+    pub fn of(&self, deployment: &DeploymentName) -> Option<&BTreeMap<K, T>> {
         self.0.get(deployment)
     }
 
     /// Returns the value of a deployment in a region.
-    pub fn get(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<&T> {
+    pub fn get(&self, region: K, deployment: &DeploymentName) -> Option<&T> {
         self.of(deployment)?.get(&region)
     }
 
-    /// Returns the same, to be changed.
-    pub fn get_mut(&mut self, region: RegionIndex, deployment: &DeploymentName) -> Option<&mut T> {
-        self.0.get_mut(deployment)?.get_mut(&region)
+    /// Returns the values of a deployment for a range of keys, to be changed.
+    pub fn range_mut(
+        &mut self,
+        keys: RangeInclusive<K>,
+        deployment: &DeploymentName,
+    ) -> impl Iterator<Item = &mut T> {
+        let all = self.0.get_mut(deployment);
+        all.into_iter().flat_map(move |all| all.range_mut(keys.clone()).map(|(_, value)| value))
     }
 
     /// Returns the deployments that have a value in `region`.
-    pub fn in_region(&self, region: RegionIndex) -> impl Iterator<Item = (&DeploymentName, &T)> {
+    pub fn in_region(&self, region: K) -> impl Iterator<Item = (&DeploymentName, &T)> {
         self.0.iter().filter_map(move |(name, regions)| Some((name, regions.get(&region)?)))
     }
 }

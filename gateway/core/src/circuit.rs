@@ -230,21 +230,30 @@ impl<K: Copy + Ord> Circuits<K> {
 
     /// Returns whether `key` may be ejected: another target is healthy, and fewer than a third are ejected already.
     fn may_eject(&self, key: K, now: Instant) -> bool {
-        let is_ejected = |circuit: &Circuit| match circuit.state(now) {
-            BreakerState::Ejected { .. } | BreakerState::HalfOpen { .. } => true,
-            BreakerState::Closed | BreakerState::Recovering { .. } => false,
-        };
-        let others = || self.circuits.iter().filter(|(other, _)| **other != key).map(|(_, circuit)| circuit);
-        let other_is_healthy =
-            others().any(|circuit| !is_ejected(circuit) && circuit.timeouts == 0 && circuit.failures == 0);
+        let others = self.circuits.iter().filter(|(other, _)| **other != key);
         let limit = (self.circuits.len() / 3).max(1);
-        other_is_healthy && others().filter(|circuit| is_ejected(circuit)).count() < limit
+        let is_other_sound = self.circuits.keys().any(|other| *other != key && self.is_sound(*other, now));
+        is_other_sound && others.filter(|(_, circuit)| circuit.is_ejected(now)).count() < limit
+    }
+
+    /// Returns whether `key` is not ejected and its last outcome was no failure.
+    pub fn is_sound(&self, key: K, now: Instant) -> bool {
+        let is_sound =
+            |circuit: &Circuit| !circuit.is_ejected(now) && circuit.timeouts == 0 && circuit.failures == 0;
+        self.circuits.get(&key).is_some_and(is_sound)
     }
 }
 
 impl Circuit {
     fn new() -> Circuit {
         Circuit { state: State::Closed { since: None }, timeouts: 0, failures: 0, ejections: 0, window: None }
+    }
+
+    fn is_ejected(&self, now: Instant) -> bool {
+        match self.state(now) {
+            BreakerState::Ejected { .. } | BreakerState::HalfOpen { .. } => true,
+            BreakerState::Closed | BreakerState::Recovering { .. } => false,
+        }
     }
 
     fn state(&self, now: Instant) -> BreakerState {

@@ -132,7 +132,12 @@ mod tests {
     fn the_first_byte_timeout_of_a_held_request_can_be_extended() {
         let (now, region, ms) = (some_instant(), RegionIndex::new(0).unwrap(), Duration::from_millis);
         let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(ms(100)), hedge: None };
-        let view = RegionView { health: &|_| Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts };
+        let view = RegionView {
+            health: &|_| Healthy,
+            load: &|_| RegionLoad::Light,
+            timeouts: &timeouts,
+            instance: &|_, _| None,
+        };
         let mut plan = RequestPlan::new(vec![region], false, now + ms(10_000));
         assert!(matches!(plan.start(view, &mut Budgets::new(now), now), Step::Send { .. }));
         assert_eq!(plan.expired_timer(now + ms(100)), Some(ExpiredTimer::FirstByte(region)));

@@ -15,7 +15,8 @@
 //! 6. [`health`]: health of each region from its reports. [`queue`]: its queueing delay. [`targets`]: observations of
 //!    this gateway's own requests: [`latency`] and circuit breakers ([`circuit`]), with evidence from the upstream and
 //!    never from the client ([`outlier`]). [`cold`]: ranking of regions that would hold a request until a replica is
-//!    ready. [`weights`]: the hub's traffic plan. [`demand`]: the demand that is reported to the hub.
+//!    ready. [`instances`]: spoke instances of each region, and the selection of one. [`weights`]: the hub's traffic
+//!    plan. [`demand`]: the demand that is reported to the hub.
 //! 7. [`plan`]: attempts, until there is a response or an error, at the edge and at the ingress. [`outcome`]: failures of an attempt. [`budget`]: retry
 //!    budget. [`hedge`]: hedge budget. [`scatter`]: split of a request with very many inputs into sub-requests, and
 //!    join of their responses. [`multiplex`]: selection among a region's HTTP/2 connections.
@@ -42,6 +43,7 @@ pub mod flood;
 pub mod head;
 pub mod health;
 pub mod hedge;
+pub mod instances;
 pub mod jwt;
 pub mod keys;
 pub mod labels;

@@ -69,6 +69,11 @@ impl OutlierEvidence {
         self.0 == AttemptOutcome::ConnectionFailure
     }
 
+    /// Whether it is such a failure or a missed first byte: what a lost or slow process causes.
+    pub fn is_adverse(self) -> bool {
+        matches!(self.0, AttemptOutcome::ConnectionFailure | AttemptOutcome::Timeout)
+    }
+
     /// Evidence for tests of a circuit breaker.
     #[cfg(test)]
     pub(crate) fn of(outcome: AttemptOutcome) -> OutlierEvidence {

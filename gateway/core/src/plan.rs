@@ -2,13 +2,14 @@
 //!
 //! The plan is made once, from the allowed regions in the order of preference. It never uses a region that is not in
 //! that list, so the residency policy that made the list holds throughout. Each region gets at most one attempt (apart
-//! from the replay after a stale connection), every attempt after the first is paid from a budget, and the plan ends at
-//! the deadline. Where the policy has become narrower meanwhile, regions are removed from the list
-//! ([`RequestPlan::restrict`]); none is added.
+//! from the replay after a stale connection, and one at another of its instances), every attempt after the first is
+//! paid from a budget, and the plan ends at the deadline. Where the policy has become narrower meanwhile, regions
+//! are removed from the list ([`RequestPlan::restrict`]); none is added.
 //!
 //! | event | next attempt | paid from |
 //! |---|---|---|
 //! | stale connection | the same region, once | free: the region has not seen the request |
+//! | unreachable, wrong peer, or region or instance lost | another instance of the same region ([`crate::instances`]), once | the evacuation budget if there is one, else the retry budget |
 //! | unreachable, wrong peer, or declined | the next region, once | the retry budget |
 //! | first-byte timeout | the next healthy region instead, once | the evacuation budget if there is one, else the retry budget |
 //! | region down | the next region, once | the evacuation budget of that region |
@@ -20,6 +21,10 @@
 //! keeps waiting. So a timeout that is too short costs a few attempts and never a response. While two attempts race,
 //! the failure of one leaves the other in flight.
 //!
+//! Another instance comes before the next region: the request has been admitted to its region, is near it, and a
+//! residency policy may allow no other. After a first-byte timeout, or if the region declines, the next region comes
+//! first, because all instances of a region have the same replicas.
+//!
 //! A response that declines the request is relayed to the client when there is no other region: it is more specific
 //! than an error of the gateway.
 //!
@@ -30,6 +35,7 @@ mod limits;
 pub mod replica;
 
 use crate::budget::Budgets;
+use crate::instances::{InstanceIndex, SelectedInstance};
 use crate::outcome::AttemptFailure;
 use crate::trail::AttemptCause;
 use limits::{RetryLimits, RunningAttempt};
@@ -47,6 +53,8 @@ pub struct RegionView<'a> {
     pub load: &'a dyn Fn(RegionIndex) -> RegionLoad,
     /// Timeouts of an attempt at a region.
     pub timeouts: &'a dyn Fn(RegionIndex) -> AttemptTimeouts,
+    /// Instance of a region for the next attempt of a request that has failed at the given ones; `None` if it has none.
+    pub instance: &'a dyn Fn(RegionIndex, &[InstanceIndex]) -> Option<SelectedInstance>,
 }
 
 /// Load of a region.
@@ -87,6 +95,8 @@ pub enum Step {
     Send {
         /// Region of the attempt.
         region: RegionIndex,
+        /// Instance of that region; `None` if the route table has none any more.
+        instance: Option<InstanceIndex>,
         /// Number of the attempt, from 1.
         attempt: u32,
         /// Cause of the attempt.
@@ -125,6 +135,8 @@ pub enum ExpiredTimer {
 pub struct RequestPlan {
     order: Vec<RegionIndex>,
     attempted: RegionSet,
+    /// Instances at which an attempt has failed.
+    failed_instances: Vec<InstanceIndex>,
     running: [Option<RunningAttempt<RegionIndex>>; 2],
     /// Whether it may be hedged.
     hedges: bool,
@@ -134,7 +146,7 @@ pub struct RequestPlan {
 }
 
 /// Maximum attempts of one request: the first, and one for each kind that is allowed once.
-pub const ATTEMPTS_MAX: u32 = 6;
+pub const ATTEMPTS_MAX: u32 = 7;
 
 impl RequestPlan {
     /// Makes a plan over the allowed regions in order of preference, until `deadline`; `hedges` states whether it may
@@ -143,6 +155,7 @@ impl RequestPlan {
         RequestPlan {
             order,
             attempted: RegionSet::EMPTY,
+            failed_instances: Vec::new(),
             running: [None; 2],
             hedges,
             hedge_at: None,
@@ -182,7 +195,11 @@ impl RequestPlan {
         budgets: &mut Budgets<RegionIndex>,
         now: Instant,
     ) -> Step {
-        self.remove_attempt(region);
+        let instance = self.remove_attempt(region).and_then(|running| running.instance);
+        // An instance that also closes the connection of the replay is lost.
+        if failure != AttemptFailure::StaleConnection || self.is_replayed {
+            self.failed_instances.extend(instance);
+        }
         if self.limits.is_past_deadline(now) || failure == AttemptFailure::DeadlineExceeded {
             return Step::DeadlineExceeded;
         }
@@ -199,9 +216,21 @@ impl RequestPlan {
         {
             return self.send(region, AttemptCause::Replay, None, view, now);
         }
+        if failure != AttemptFailure::Declined && self.moves_to_other_instance(region, view, budgets, now) {
+            let cause = match failure {
+                AttemptFailure::StaleConnection => AttemptCause::Retry,
+                failure => AttemptCause::after(failure),
+            };
+            return self.send(region, cause, None, view, now);
+        }
         match self.next_candidate(view, |health, load| health != Health::Down && load != RegionLoad::Full) {
             Some(next) if self.limits.withdraw(failure, region, budgets, now) => {
                 self.send(next, AttemptCause::after(failure), None, view, now)
+            }
+            None if failure == AttemptFailure::Declined
+                && self.moves_to_other_instance(region, view, budgets, now) =>
+            {
+                self.send(region, AttemptCause::after(failure), None, view, now)
             }
             _ if failure == AttemptFailure::Declined => Step::RelayResponse,
             _ => Step::NoRegionReachable,
@@ -260,6 +289,16 @@ impl RequestPlan {
                 self.remove_attempt(region);
                 self.send(next, AttemptCause::FirstByteTimeout, Some(region), view, now)
             }
+            None if is_only_attempt => {
+                let known = self.failed_instances.len();
+                self.failed_instances.extend(self.instance_of(region));
+                if self.moves_to_other_instance(region, view, budgets, now) {
+                    self.remove_attempt(region);
+                    return self.send(region, AttemptCause::FirstByteTimeout, Some(region), view, now);
+                }
+                self.failed_instances.truncate(known);
+                Step::Wait
+            }
             _ => Step::Wait,
         }
     }
@@ -299,6 +338,37 @@ impl RequestPlan {
             }
             Health::Healthy | Health::Unknown => false,
         }
+    }
+
+    /// Returns whether the request may continue at another instance of `region`, and pays for it.
+    fn moves_to_other_instance(
+        &mut self,
+        region: RegionIndex,
+        view: RegionView<'_>,
+        budgets: &mut Budgets<RegionIndex>,
+        now: Instant,
+    ) -> bool {
+        let has_alternative = || {
+            (view.instance)(region, &self.failed_instances).is_some_and(|selected| selected.is_alternative)
+        };
+        self.order.contains(&region)
+            && has_alternative()
+            && self.limits.withdraw_instance(region, budgets, now)
+    }
+
+    /// Returns the instance of the attempt in flight to `region`.
+    pub fn instance_of(&self, region: RegionIndex) -> Option<InstanceIndex> {
+        let mut running = self.running.iter().flatten();
+        running.find(|running| running.target == region).and_then(|running| running.instance)
+    }
+
+    /// Returns whether to abandon an attempt at an instance that was lost: another instance of its region could take
+    /// over.
+    pub fn should_abandon_instance(&self, instance: InstanceIndex, view: RegionView<'_>) -> bool {
+        let mut failed = self.failed_instances.clone();
+        failed.push(instance);
+        let selected = (view.instance)(instance.region(), &failed);
+        self.limits.allows_instance() && selected.is_some_and(|selected| selected.is_alternative)
     }
 
     /// Returns the number of attempts so far.
@@ -344,9 +414,15 @@ impl RequestPlan {
         self.attempted.insert(region);
         let first_byte_deadline = (view.timeouts)(region).first_byte.map(|after| now + after);
         let slot = self.running.iter_mut().find(|running| running.is_none());
-        *slot.expect("at most two attempts race") =
-            Some(RunningAttempt { target: region, sent: now, first_byte_deadline, timed_out: false });
-        Step::Send { region, attempt, cause, instead_of }
+        let instance = (view.instance)(region, &self.failed_instances).map(|selected| selected.instance);
+        *slot.expect("at most two attempts race") = Some(RunningAttempt {
+            target: region,
+            instance,
+            sent: now,
+            first_byte_deadline,
+            timed_out: false,
+        });
+        Step::Send { region, instance, attempt, cause, instead_of }
     }
 }
 

@@ -20,6 +20,7 @@
 
 use crate::by_deployment::ByDeployment;
 use crate::circuit::Permille;
+use crate::instances::InstanceIndex;
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
@@ -85,7 +86,8 @@ pub struct Departure {
 /// Spillover state of a gateway: credits of the regions, and demand.
 #[derive(Clone, Debug, Default)]
 pub struct Spill {
-    credits: ByDeployment<Credit>,
+    /// Each instance of a region grants its share; together they are the credit of the region.
+    credits: ByDeployment<Credit, InstanceIndex>,
     demand: BTreeMap<DeploymentName, SpillDemand>,
 }
 
@@ -103,21 +105,21 @@ struct SpillDemand {
 }
 
 impl Spill {
-    /// Replaces the credits of a region by those of a report, which are in the order of the names; `polled_at` is the time of the
-    /// poll.
+    /// Replaces the credits of an instance by those of a report, which are in the order of the names; `polled_at` is
+    /// the time of the poll.
     pub fn set_credits<'a>(
         &mut self,
-        region: RegionIndex,
+        instance: InstanceIndex,
         granted: impl IntoIterator<Item = (&'a DeploymentName, u64)>,
         polled_at: Instant,
     ) {
         let until = polled_at + CREDIT_LIFETIME;
         let credits = granted.into_iter().map(|(name, tokens)| (name, Credit { tokens, until }));
-        self.credits.replace(region, credits);
+        self.credits.replace(instance, credits);
     }
 
-    /// Drops the credits of other regions.
-    pub fn retain_regions(&mut self, is_retained: impl Fn(RegionIndex) -> bool) {
+    /// Drops the credits of other instances.
+    pub fn retain_instances(&mut self, is_retained: impl Fn(InstanceIndex) -> bool) {
         self.credits.retain_regions(is_retained);
     }
 
@@ -135,7 +137,7 @@ impl Spill {
     /// Returns the same, and `None` without an offer: a request without cost (`/info`) spills over only to a region
     /// that has made one.
     fn offered(&self, region: RegionIndex, deployment: &DeploymentName, now: Instant) -> Option<u64> {
-        valid(self.credits.get(region, deployment), now)
+        valid(self.credits.of(deployment)?, region, now)
     }
 
     /// Decides whether a request spills over from `primary`, and to which of `others`: healthy allowed regions with their round
@@ -172,7 +174,7 @@ impl Spill {
             let there = queue_wait(region).unwrap_or_default();
             (there < wait || request.turned_away)
                 && rtt + there < request.left
-                && valid(credits.get(&region), now).is_some_and(|tokens| tokens >= request.tokens)
+                && valid(credits, region, now).is_some_and(|tokens| tokens >= request.tokens)
         };
         let mut nearest: Option<(Duration, RegionIndex)> = None;
         for (region, rtt) in others {
@@ -189,8 +191,13 @@ impl Spill {
     /// Counts the demand of a spillover decision, and spends the credit that it uses.
     pub fn commit(&mut self, deployment: &DeploymentName, departure: Departure, now: Instant) {
         self.add_demand(deployment, departure.demand, now);
-        if let Some(credit) = departure.to.and_then(|region| self.credits.get_mut(region, deployment)) {
-            credit.tokens = credit.tokens.saturating_sub(departure.tokens);
+        let Some(region) = departure.to else { return };
+        let mut left = departure.tokens;
+        for credit in self.credits.range_mut(InstanceIndex::all_of(region), deployment) {
+            if now < credit.until {
+                let spent = left.min(credit.tokens);
+                (credit.tokens, left) = (credit.tokens - spent, left - spent);
+            }
         }
     }
 
@@ -238,9 +245,10 @@ impl SpillRequest<'_> {
     }
 }
 
-/// Returns the tokens of a credit that has not expired.
-fn valid(credit: Option<&Credit>, now: Instant) -> Option<u64> {
-    credit.filter(|credit| now < credit.until).map(|credit| credit.tokens)
+/// Returns the tokens of the credits of a region that have not expired; `None` if there are none.
+fn valid(credits: &BTreeMap<InstanceIndex, Credit>, region: RegionIndex, now: Instant) -> Option<u64> {
+    let each = credits.range(InstanceIndex::all_of(region)).map(|(_, credit)| credit);
+    each.filter(|credit| now < credit.until).map(|credit| credit.tokens).reduce(u64::saturating_add)
 }
 
 /// Returns the share of such requests that spills over; `None` below the threshold.
@@ -269,6 +277,11 @@ mod tests {
         RegionIndex::new(number).expect("a small number")
     }
 
+    /// Returns the only instance of a region.
+    fn of(number: usize) -> InstanceIndex {
+        InstanceIndex::new(at(number), 0)
+    }
+
     fn name() -> DeploymentName {
         "d".parse().unwrap()
     }
@@ -287,7 +300,7 @@ mod tests {
         fn with(granted: &[u64]) -> SpillScenario {
             let (mut spill, now) = (Spill::default(), some_instant());
             for (candidate, tokens) in granted.iter().enumerate() {
-                spill.set_credits(at(candidate + 1), [(&name(), *tokens)], now);
+                spill.set_credits(of(candidate + 1), [(&name(), *tokens)], now);
             }
             SpillScenario { spill, now }
         }
@@ -370,7 +383,7 @@ mod tests {
         let mut scenario = SpillScenario::with(&[250]);
         let now = scenario.now;
         assert!(leaves(&mut scenario, now) && leaves(&mut scenario, now) && !leaves(&mut scenario, now));
-        scenario.spill.set_credits(at(1), [(&name, 100)], now);
+        scenario.spill.set_credits(of(1), [(&name, 100)], now);
         assert!(
             leaves(&mut scenario, now) && !leaves(&mut scenario, now),
             "a new grant replaces the old one"
@@ -380,8 +393,28 @@ mod tests {
         assert!(leaves(&mut scenario, last));
         assert!(!leaves(&mut scenario, last + MS), "the credit has expired");
         let mut scenario = SpillScenario::with(&[1000]);
-        scenario.spill.retain_regions(|region| region != at(1));
+        scenario.spill.retain_instances(|instance| instance.region() != at(1));
         assert!(!leaves(&mut scenario, now));
+    }
+
+    #[test]
+    fn the_credits_of_the_instances_of_a_region_add_up_and_each_is_spent_once() {
+        let name = name();
+        let request = interactive(&name);
+        let leaves = |scenario: &mut SpillScenario, now| {
+            scenario.spill.leaves(&request, candidate(0, 20, 400), &[candidate(1, 60, 0)], now).is_some()
+        };
+        let mut scenario = SpillScenario::with(&[150]);
+        let now = scenario.now;
+        let other = InstanceIndex::new(at(1), 7);
+        scenario.spill.set_credits(other, [(&name, 60)], now);
+        assert_eq!(scenario.spill.credit(at(1), &name, now), 210);
+        assert!(leaves(&mut scenario, now) && leaves(&mut scenario, now) && !leaves(&mut scenario, now));
+        // A report of one instance does not renew the credit of the other.
+        scenario.spill.set_credits(other, [(&name, 60)], now);
+        assert_eq!(scenario.spill.credit(at(1), &name, now), 60);
+        scenario.spill.retain_instances(|instance| instance != other);
+        assert_eq!(scenario.spill.credit(at(1), &name, now), 0);
     }
 
     #[test]
@@ -407,8 +440,8 @@ mod tests {
         assert_eq!(scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now), None);
         assert!(!scenario.spill.would_take(&name, 0, [at(1), at(2)], scenario.now));
         // No credit for this deployment, and then a credit of zero.
-        scenario.spill.set_credits(at(1), [], scenario.now);
-        scenario.spill.set_credits(at(2), [(&name, 0)], scenario.now);
+        scenario.spill.set_credits(of(1), [], scenario.now);
+        scenario.spill.set_credits(of(2), [(&name, 0)], scenario.now);
         assert_eq!(
             scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now),
             Some(at(2))

@@ -7,6 +7,7 @@
 use crate::outcome::AttemptFailure;
 use crate::residency::Residency;
 use crate::route::RouteDecision;
+use regions::id::InstanceName;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
@@ -79,6 +80,8 @@ pub struct AttemptRecord {
     pub number: u32,
     /// Region of the attempt.
     pub region: RegionIndex,
+    /// Spoke instance of the attempt; `None` if the region had none any more.
+    pub instance: Option<InstanceName>,
     /// Cause of the attempt.
     pub cause: AttemptCause,
     /// Start of the attempt.
@@ -116,10 +119,17 @@ impl Trail {
     }
 
     /// Records the start of an attempt with this number among all of the process.
-    pub fn began(&mut self, region: RegionIndex, cause: AttemptCause, key: u64, now: Instant) -> AttemptId {
+    pub fn began(
+        &mut self,
+        region: RegionIndex,
+        instance: Option<InstanceName>,
+        cause: AttemptCause,
+        key: u64,
+        now: Instant,
+    ) -> AttemptId {
         let number = self.attempts.len() as u32 + 1;
         let (took, end, policy) = (Duration::ZERO, AttemptEnd::Cancelled, None);
-        let attempt = AttemptRecord { number, region, cause, began: now, took, end, key, policy };
+        let attempt = AttemptRecord { number, region, instance, cause, began: now, took, end, key, policy };
         self.attempts.push((attempt, true));
         AttemptId(self.attempts.len() - 1)
     }
@@ -179,10 +189,10 @@ mod tests {
         let (now, second) = (some_instant(), Duration::from_secs(1));
         let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));
         let (mut whole, mut part) = (Trail::default(), Trail::default());
-        whole.began(region(0), AttemptCause::First, 0, now + second);
-        let first = part.began(region(1), AttemptCause::First, 0, now);
+        whole.began(region(0), None, AttemptCause::First, 0, now + second);
+        let first = part.began(region(1), None, AttemptCause::First, 0, now);
         part.ended(first, AttemptEnd::Responded { status: 200 }, now + second);
-        part.began(region(2), AttemptCause::Retry, 0, now + 2 * second);
+        part.began(region(2), None, AttemptCause::Retry, 0, now + 2 * second);
         assert_eq!((whole.count(), whole.parts()), (1, 1));
         whole.merge(part);
         assert_eq!((whole.count(), whole.parts()), (3, 2), "a part is not a retry");
@@ -199,9 +209,9 @@ mod tests {
         let (now, second) = (some_instant(), Duration::from_secs(1));
         let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));
         let mut trail = Trail::default();
-        let first = trail.began(region(0), AttemptCause::First, 0, now);
+        let first = trail.began(region(0), None, AttemptCause::First, 0, now);
         trail.ended(first, AttemptEnd::Failed(AttemptFailure::Unreachable), now + second);
-        trail.began(region(1), AttemptCause::after(AttemptFailure::Unreachable), 0, now + second);
+        trail.began(region(1), None, AttemptCause::after(AttemptFailure::Unreachable), 0, now + second);
         trail.close(now + 3 * second);
         trail.close(now + 9 * second);
         assert!(trail.attempts().map(|attempt| attempt.number).eq([1, 2]));

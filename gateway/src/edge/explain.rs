@@ -9,7 +9,7 @@ use gateway_core::labels::AttemptResult;
 use gateway_core::trail::{AttemptEnd, AttemptRecord, Trail};
 use regions::catalogue::Catalogue;
 use regions::health::Health;
-use regions::id::TenantId;
+use regions::id::{InstanceName, TenantId};
 use regions::set::RegionIndex;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -112,7 +112,7 @@ fn regions_json(trail: &Trail, catalogue: &Catalogue) -> Value {
 }
 
 fn attempt_json(attempt: &AttemptRecord, arrived: Instant, catalogue: &Catalogue) -> Value {
-    let AttemptRecord { number, region, cause, began, took, end, key: _, policy } = attempt;
+    let AttemptRecord { number, region, instance, cause, began, took, end, key: _, policy } = attempt;
     let status = match end {
         AttemptEnd::Responded { status } => Some(status),
         AttemptEnd::Failed(_) | AttemptEnd::Cancelled => None,
@@ -120,6 +120,7 @@ fn attempt_json(attempt: &AttemptRecord, arrived: Instant, catalogue: &Catalogue
     json!({
         "attempt": number,
         "region": catalogue.region(*region).id.as_str(),
+        "instance": instance.as_ref().map(InstanceName::as_str),
         "cause": cause.as_str(),
         "end": AttemptResult::from(*end).as_str(),
         "status": status,

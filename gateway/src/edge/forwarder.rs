@@ -30,10 +30,12 @@ use crate::names;
 use crate::receipts::{CommitFailed, Recorder, Sending, WriteAhead};
 use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
+use gateway_core::instances::InstanceIndex;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::residency::AllowedRegions;
 use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, PolicyVersion, Trail};
+use regions::id::InstanceName;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::{ErrorCode, Remedy};
 use replica_api::headers;
@@ -53,6 +55,10 @@ const CONNECT_MAX: Duration = Duration::from_millis(400);
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Event that a request waits for while attempts are in flight.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time on the stack; a box would be an allocation for each attempt"
+)]
 enum ForwardEvent<'a> {
     AttemptEnded(InFlight<'a>, Result<AttemptResponse, AttemptFailure>),
     /// Health of a region got worse.
@@ -64,6 +70,8 @@ enum ForwardEvent<'a> {
 /// One attempt, as it is sent.
 struct OutboundAttempt {
     region: RegionIndex,
+    /// Instance of the region; `None` if it has none any more.
+    instance: Option<InstanceIndex>,
     /// Number within the request, from 1.
     number: u32,
     cause: AttemptCause,
@@ -108,7 +116,7 @@ impl Forwarder {
         let (mut last_response, mut policy_rejection, mut race) = (None, None, Race::new(trail));
         loop {
             match next.step {
-                Step::Send { region, attempt, cause, instead_of } => {
+                Step::Send { region, instance, attempt, cause, instead_of } => {
                     if let Some(late) = instead_of {
                         drop(race.cancel(late, AttemptEnd::Failed(AttemptFailure::FirstByteTimeout)));
                     }
@@ -116,15 +124,21 @@ impl Forwarder {
                         AttemptCause::First if before > 0 => (attempt + before, AttemptCause::Retry),
                         cause => (attempt + before, cause),
                     };
+                    let name = instance.and_then(|instance| self.instance_name(instance));
                     let spills_over = cause == AttemptCause::First && request.spills_over_to(region);
                     let cause = if spills_over { AttemptCause::Spillover } else { cause };
                     let (began, key) = (Instant::now(), self.next_attempt_key());
                     let left = plan.time_left(began);
                     let policy = permit.newer_than(request);
-                    let attempt = OutboundAttempt { region, number, cause, key, began, left };
+                    let attempt = OutboundAttempt { region, instance, number, cause, key, began, left };
                     let completion = self.attempt(request, permit.clone(), attempt);
                     let in_flight = next.in_flight.take().expect("a step that sends has an in-flight guard");
-                    race.start(cause, in_flight, AttemptStart { began, key, policy }, completion);
+                    race.start(
+                        cause,
+                        in_flight,
+                        AttemptStart { began, key, policy, instance: name },
+                        completion,
+                    );
                 }
                 Step::Wait => {}
                 Step::RelayResponse | Step::NoRegionReachable if policy_rejection.is_some() => {
@@ -206,6 +220,10 @@ impl Forwarder {
         }
     }
 
+    fn instance_name(&self, instance: InstanceIndex) -> Option<InstanceName> {
+        self.region_monitor.states().instances.get(instance).map(|(name, _)| name.clone())
+    }
+
     /// Number of the next attempt, unique in the process.
     fn next_attempt_key(&self) -> u64 {
         self.recorder.as_ref().map_or(0, |recorder| recorder.number())
@@ -219,9 +237,14 @@ impl Forwarder {
         permit: Permit,
         attempt: OutboundAttempt,
     ) -> Result<AttemptResponse, AttemptFailure> {
-        let OutboundAttempt { region, number, cause, key, began, left } = attempt;
+        let OutboundAttempt { region, instance, number, cause, key, began, left } = attempt;
         let Permit { view, allowed, policy } = permit;
-        let address = view.address(region).ok_or(AttemptFailure::Unreachable)?.clone();
+        let address = {
+            let states = self.region_monitor.states();
+            let routed = instance.and_then(|instance| states.instances.get(instance));
+            let address = routed.map(|(_, address)| address).or_else(|| view.address(region));
+            address.cloned().ok_or(AttemptFailure::Unreachable)?
+        };
         let to = allowed.open(region, address);
         let to = to.expect("a plan targets only allowed regions (invariant 1, Residency)");
         let locked = policy.residency.is_locked();
@@ -302,7 +325,7 @@ impl Forwarder {
         let named = |region: RegionIndex| catalogue.region(region).id.to_string();
         let mut allowed: Vec<_> =
             attempted.clone().map(|region| format!("{} (tried)", named(region))).collect();
-        for (region, _) in view.regions().filter(|(region, _)| permitted.contains(*region)) {
+        for region in view.regions().filter(|region| permitted.contains(*region)) {
             if let Some(reason) = route.rejected.reason(region) {
                 allowed.push(format!("{} ({})", named(region), reject_reason_text(reason)));
             }
@@ -424,6 +447,8 @@ pub(super) struct AttemptStart {
     pub(super) key: u64,
     /// Policy under which it is sent, if it differs from the one that the request was admitted under.
     pub(super) policy: Option<Arc<PolicyVersion>>,
+    /// Name of the instance that it is sent to.
+    pub(super) instance: Option<InstanceName>,
 }
 
 struct RacingAttempt<'a> {
@@ -442,10 +467,10 @@ impl<'a> Race<'a> {
         &mut self,
         cause: AttemptCause,
         in_flight: InFlight<'a>,
-        AttemptStart { began, key, policy }: AttemptStart,
+        AttemptStart { began, key, policy, instance }: AttemptStart,
         attempt: impl Future<Output = AttemptCompletion> + Send + 'a,
     ) {
-        let attempt_id = self.trail.began(in_flight.region(), cause, key, began);
+        let attempt_id = self.trail.began(in_flight.region(), instance, cause, key, began);
         if let Some(policy) = policy {
             self.trail.set_policy(attempt_id, policy);
         }

@@ -17,7 +17,9 @@ use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use gateway_core::instances::InstanceStatus;
 use metrics::CONTENT_TYPE;
+use regions::HostPort;
 use serde_json::{Value, json};
 use std::time::Instant;
 use tokio::net::TcpListener;
@@ -81,11 +83,12 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
     let region_states = region_monitor.states();
     let regions: Vec<_> = view
         .regions()
-        .map(|(region, address)| {
+        .map(|region| {
+            let instances = region_states.instances.status(region, now);
             let (health, age) = region_states.fleet.state(region, now);
             json!({
                 "region": config.catalogue.region(region).id.as_str(),
-                "endpoint": address.to_string(),
+                "instances": instances.iter().map(instance_json).collect::<Vec<_>>(),
                 "health": health_name(health),
                 "draining": view.draining.contains(region),
                 "report_age_ms": age.map(|age| age.as_millis() as u64),
@@ -102,4 +105,18 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
         .collect();
     let generation = view.generation.to_string();
     Json(json!({"generation": generation, "plan": plan, "regions": regions, "deployments": deployments}))
+}
+
+/// Returns the state of a spoke instance as JSON.
+fn instance_json(status: &InstanceStatus<'_, HostPort>) -> Value {
+    let InstanceStatus { index: _, name, address, health, draining, circuit, in_flight, report_age } = status;
+    json!({
+        "name": name.as_str(),
+        "endpoint": address.to_string(),
+        "health": health_name(*health),
+        "draining": draining,
+        "circuit": circuits::state_name(*circuit),
+        "in_flight": in_flight,
+        "report_age_ms": report_age.map(|age| age.as_millis() as u64),
+    })
 }

@@ -6,9 +6,10 @@
 
 use super::region_states::{RegionStates, RoutingContext};
 use crate::circuits::random_draw;
-use crate::events::RegionHealthWorsened;
+use crate::events::{InstanceHealthWorsened, RegionHealthWorsened};
 use gateway_core::circuit::Permille;
 use gateway_core::health::{HealthChange, HealthReport, TICK_PERIOD_MAX};
+use gateway_core::instances::InstanceIndex;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
 use gateway_core::plan::{ExpiredTimer, RequestPlan, Step};
@@ -97,10 +98,11 @@ impl RegionMonitor {
         now: Instant,
     ) -> NextStep<'_> {
         let in_flight = match step {
-            Step::Send { region, .. } => {
+            Step::Send { region, instance, .. } => {
                 let queue_wait = states.queue_wait(region, routing);
                 let request = Some(states.targets.began(region, now));
-                Some(InFlight { monitor: self, region, queue_wait, request })
+                let instance = instance.map(|index| (index, states.instances.began(index, now)));
+                Some(InFlight { monitor: self, region, instance, queue_wait, request })
             }
             Step::Wait
             | Step::RelayResponse
@@ -122,24 +124,30 @@ impl RegionMonitor {
         elapsed: Duration,
     ) {
         let now = Instant::now();
-        let region = attempt.region();
+        let (region, instance) = (attempt.region(), attempt.instance());
         let states = &mut *self.states();
         states.fleet.responded(region, now);
         states.budgets.retry.succeeded();
         let is_before_timeout = plan.responded(region);
         let mut action = UpstreamAction::Responded { status };
+        let mut measured = None;
         // An error response is fast in any region and says nothing about the time of the computation.
         if (200..300).contains(&status) && routing.uses_engine {
             let (deployment, size) = (routing.deployment, routing.size);
             // Time in the queue does not make a region slow.
             let computed = elapsed.saturating_sub(attempt.queue_wait);
+            measured = Some(computed);
             if states.targets.is_too_slow_for_probe(region, deployment, size, computed, now) {
                 action = UpstreamAction::RespondedSlowlyToProbe;
             }
             states.targets.record_latency(region, deployment, size, elapsed, now);
         }
+        if let Some(instance) = instance {
+            states.instances.responded(instance, measured, now);
+        }
         if is_before_timeout {
-            states.record_evidence(region, evidence(DeadlineSetBy::Measurement, action), random_draw(), now);
+            let evidence = evidence(DeadlineSetBy::Measurement, action);
+            states.record_evidence(region, instance, evidence, random_draw(), now);
         }
         attempt.finish(states, now);
     }
@@ -162,14 +170,17 @@ impl RegionMonitor {
         routing: &RoutingContext<'_>,
     ) -> NextStep<'_> {
         let now = Instant::now();
-        let region = attempt.region();
+        let (region, instance) = (attempt.region(), attempt.instance());
         let states = &mut *self.states();
         let evidence = failure.evidence(status);
         if evidence.is_some_and(OutlierEvidence::is_failure) {
-            let changes = states.fleet.failed(region);
+            let is_of_instance = states.is_fault_of_instance(instance, now);
+            let worse = instance.filter(|instance| states.instances.failed(*instance, now));
+            self.instances_worsened(states, worse, now);
+            let changes = if is_of_instance { None } else { states.fleet.failed(region) };
             self.health_worsened(states, changes, now);
         }
-        states.record_evidence(region, evidence, random_draw(), now);
+        states.record_evidence(region, instance, evidence, random_draw(), now);
         attempt.finish(states, now);
         // A connection that breaks because its region is down belongs to the evacuation and is not a retry.
         let is_down = states.fleet.health(region, routing.deployment) == Health::Down;
@@ -198,12 +209,8 @@ impl RegionMonitor {
                     plan.extend_first_byte_timeout(region, deadline);
                     continue;
                 }
-                states.record_evidence(
-                    region,
-                    AttemptFailure::FirstByteTimeout.evidence(None),
-                    random_draw(),
-                    now,
-                );
+                let evidence = AttemptFailure::FirstByteTimeout.evidence(None);
+                states.record_evidence(region, plan.instance_of(region), evidence, random_draw(), now);
             }
             let step = states.decide(routing, now, |view, budgets| match due {
                 ExpiredTimer::Deadline => Step::DeadlineExceeded,
@@ -217,16 +224,22 @@ impl RegionMonitor {
         NextStep::WAIT
     }
 
-    /// Returns whether a request in flight to `region` should abandon that attempt.
+    /// Returns whether a request in flight to `region` should abandon that attempt, because of the health of the
+    /// region or of the instance there.
     pub(crate) fn should_abandon(
         &self,
         plan: &RequestPlan,
         region: RegionIndex,
         routing: &RoutingContext<'_>,
     ) -> bool {
+        let now = Instant::now();
         let states = &mut *self.states();
         let health = states.fleet.health(region, routing.deployment);
-        states.decide(routing, Instant::now(), |view, _| plan.should_abandon(health, view))
+        let lost = plan.instance_of(region).filter(|it| states.instances.health(*it, now) >= Health::Suspect);
+        states.decide(routing, now, |view, _| {
+            plan.should_abandon(health, view)
+                || lost.is_some_and(|instance| plan.should_abandon_instance(instance, view))
+        })
     }
 
     /// Detects regions whose reports have stopped; never returns.
@@ -239,6 +252,31 @@ impl RegionMonitor {
             let states = &mut *self.states();
             let changes = states.fleet.tick(now);
             self.health_worsened(states, changes, now);
+            let worse = states.instances.tick(now);
+            self.instances_worsened(states, worse, now);
+        }
+    }
+
+    /// Lets the requests in flight to lost instances continue at others of their region. Without another one, the
+    /// health of the region decides.
+    fn instances_worsened(
+        &self,
+        states: &mut RegionStates,
+        worse: impl IntoIterator<Item = InstanceIndex>,
+        now: Instant,
+    ) {
+        for instance in worse {
+            let region = instance.region();
+            if states.instances.has_sound_alternative(instance, now)
+                && let Some((name, _)) = states.instances.get(instance)
+            {
+                let health = states.instances.health(instance, now);
+                let id = &states.catalogue.region(region).id;
+                InstanceHealthWorsened { region: id, instance: name, health }.record();
+                let in_flight = states.instances.in_flight(instance);
+                states.budgets.evacuate(region, in_flight, now);
+                self.health_changes.send_replace(());
+            }
         }
     }
 
@@ -261,6 +299,8 @@ impl RegionMonitor {
 pub(crate) struct InFlight<'a> {
     monitor: &'a RegionMonitor,
     region: RegionIndex,
+    /// Its instance, and whether this request is the probe of the instance.
+    instance: Option<(InstanceIndex, bool)>,
     /// Expected wait in the queue of the region when it was sent.
     queue_wait: Duration,
     /// Registration as in flight; `None` once ended.
@@ -272,18 +312,30 @@ impl InFlight<'_> {
         self.region
     }
 
+    pub(crate) fn instance(&self) -> Option<InstanceIndex> {
+        self.instance.map(|(instance, _)| instance)
+    }
+
     /// Ends the attempt after its outcome was recorded, under the held lock.
     fn finish(mut self, states: &mut RegionStates, now: Instant) {
+        self.end(states, now);
+    }
+
+    fn end(&mut self, states: &mut RegionStates, now: Instant) {
         if let Some(request) = self.request.take() {
             states.targets.ended(&request, now);
+            if let Some((instance, is_probe)) = self.instance {
+                states.instances.ended(instance, is_probe, now);
+            }
         }
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        if let Some(request) = self.request.take() {
-            self.monitor.states().targets.ended(&request, Instant::now());
+        if self.request.is_some() {
+            let monitor = self.monitor;
+            self.end(&mut monitor.states(), Instant::now());
         }
     }
 }
@@ -301,7 +353,7 @@ mod tests {
         let [region, other] =
             ["aws/us-east-1", "gcp/europe-west4"].map(|id| catalogue.index_of(&id.parse().unwrap()).unwrap());
         let monitor = RegionMonitor::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue);
-        monitor.states().set_regions([region, other]);
+        monitor.states().targets.set_targets([region, other]);
         let log = Arc::new(tempfile::tempfile().unwrap());
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {
@@ -309,7 +361,7 @@ mod tests {
             monitor.health_worsened(states, [HealthChange { region, health: Health::Down }], now);
             for _ in 0..CONSECUTIVE_FAILURES_MAX {
                 let failure = evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable);
-                states.record_evidence(region, failure, Permille::ALL, now);
+                states.record_evidence(region, None, failure, Permille::ALL, now);
             }
         });
         let (mut text, mut file): (_, &File) = (String::new(), &log);

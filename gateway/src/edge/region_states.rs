@@ -5,7 +5,8 @@
 //! A region without a ready replica reports how long it would hold a request ([`gateway_core::cold`]). Most deployments have no
 //! such region, so a request whose regions are all warm costs one map lookup.
 
-use crate::events::RegionEjected;
+use super::view::View;
+use crate::events::{InstanceEjected, RegionEjected};
 use gateway_core::budget::Budgets;
 use gateway_core::by_deployment::ByDeployment;
 use gateway_core::candidate::Candidate;
@@ -13,6 +14,7 @@ use gateway_core::circuit::Permille;
 use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::health::RegionHealthTracker;
 use gateway_core::hedge::is_lightly_loaded;
+use gateway_core::instances::{InstanceIndex, InstanceSet, RegionReport};
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::outlier::OutlierEvidence;
 use gateway_core::plan::{AttemptTimeouts, RegionLoad, RegionView};
@@ -20,10 +22,11 @@ use gateway_core::queue::RegionQueue;
 use gateway_core::shed::QueueWaits;
 use gateway_core::spill::Spill;
 use gateway_core::targets::{LatencyBaseline, TargetTracker};
+use regions::HostPort;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::health::Health;
-use regions::id::DeploymentName;
+use regions::id::{DeploymentName, InstanceName};
 use regions::latency::LatencyModel;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
@@ -42,6 +45,8 @@ pub(crate) struct RegionStates {
     pub(crate) fleet: RegionHealthTracker,
     pub(crate) latency: LatencyModel,
     pub(crate) targets: TargetTracker<RegionIndex>,
+    /// Spoke instances of the regions.
+    pub(crate) instances: InstanceSet<HostPort>,
     /// Last reported load of each region.
     pub(super) loads: ByDeployment<DeploymentBacklog>,
     /// Regions that would hold a request until a replica is ready, and for how long.
@@ -111,6 +116,7 @@ impl RegionStates {
                 LatencyBaseline::Own,
                 REGION_IN_FLIGHT_MAX,
             ),
+            instances: InstanceSet::default(),
             loads: ByDeployment::default(),
             cold: ByDeployment::default(),
             budgets: Budgets::new(now),
@@ -118,42 +124,56 @@ impl RegionStates {
         }
     }
 
-    /// Replaces the set of regions.
-    pub(super) fn set_regions(&mut self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
+    /// Replaces the set of regions and of their instances. Returns all instances.
+    pub(super) fn set_routes(&mut self, view: &View) -> Vec<(InstanceIndex, InstanceName, HostPort)> {
+        self.set_regions(view.regions().collect::<Vec<_>>());
+        self.instances.set_instances(view.instances());
+        let instances = &self.instances;
+        self.spill.retain_instances(|instance| instances.get(instance).is_some());
+        self.instances.each().map(|(index, name, address)| (index, name.clone(), address.clone())).collect()
+    }
+
+    fn set_regions(&mut self, regions: impl IntoIterator<Item = RegionIndex> + Clone) {
         self.fleet.set_regions(regions.clone());
         self.targets.set_targets(regions.clone());
         let regions: RegionSet = regions.into_iter().collect();
         self.loads.retain_regions(|region| regions.contains(region));
         self.cold.retain_regions(|region| regions.contains(region));
-        self.spill.retain_regions(|region| regions.contains(region));
     }
 
-    /// Applies the load report of `region` and its spillover credits; `requested_at` is when the exchange was sent.
+    /// Applies the report of an instance and its spillover credits; `requested_at` is when the exchange was sent.
+    /// Returns the sum of the reports of its region.
     pub(super) fn load_reported(
         &mut self,
-        region: RegionIndex,
+        instance: InstanceIndex,
         report: &Report,
+        round_trip: Duration,
         requested_at: Instant,
         now: Instant,
-    ) {
-        let reported = report.deployments.iter();
-        let granted = reported.clone().map(|(name, load)| (name, load.granted_tokens));
-        self.spill.set_credits(region, granted, requested_at);
+    ) -> RegionReport {
+        let region = instance.region();
+        let granted = report.deployments.iter().map(|(name, load)| (name, load.granted_tokens));
+        self.spill.set_credits(instance, granted, requested_at);
+        self.instances.reported(instance, report, round_trip, now);
+        let combined = self.instances.region_report(region, now);
+        let reported = combined.deployments.iter();
         let cold = reported.clone().filter_map(|(name, load)| Some((name, load.ready_in?)));
         self.cold.replace(region, cold);
         let updated =
             |(name, load)| (name, DeploymentBacklog::updated(self.loads.get(region, name), load, now));
         let backlogs: Vec<_> = reported.map(updated).collect();
         self.loads.replace(region, backlogs);
+        combined
     }
 
-    /// Returns the spillover demand of the last period in tokens, for each deployment that `region` serves.
+    /// Returns the spillover demand of the last period in tokens, for each deployment that the region of an instance
+    /// serves. Each of its instances is asked for the whole and grants its share.
     pub(super) fn spillover_demand(
         &self,
-        region: RegionIndex,
+        instance: InstanceIndex,
         now: Instant,
     ) -> BTreeMap<DeploymentName, u64> {
-        let served = self.loads.in_region(region);
+        let served = self.loads.in_region(instance.region());
         served.map(|(name, _)| (name.clone(), self.spill.demand(name, now))).collect()
     }
 
@@ -174,7 +194,7 @@ impl RegionStates {
         now: Instant,
         decide: impl FnOnce(RegionView<'_>, &mut Budgets<RegionIndex>) -> T,
     ) -> T {
-        let RegionStates { catalogue: _, fleet, latency: _, targets, loads, cold, budgets, spill: _ } = self;
+        let RegionStates { fleet, targets, instances, loads, cold, budgets, .. } = self;
         let backlog = |region| loads.get(region, routing.deployment);
         let is_light = |region| {
             backlog(region).is_none_or(|backlog| {
@@ -204,7 +224,11 @@ impl RegionStates {
                 health => health,
             }
         };
-        decide(RegionView { health: &health, load: &load, timeouts: &timeouts }, budgets)
+        let instance = |region, failed: &[InstanceIndex]| {
+            instances.select(region, routing.deployment, failed, routing.target_draw, now)
+        };
+        let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &instance };
+        decide(view, budgets)
     }
 
     /// Returns the first-byte deadline of an attempt sent at `sent_at`, computed from the current state of the region; `None` if
@@ -282,20 +306,34 @@ impl RegionStates {
         ResponseEstimate { responds_in: without_queue + queue.unwrap_or_default(), held_for: load.ready_in }
     }
 
-    /// Records the evidence of an attempt about `region`; if that ejects the region, its requests in flight get an evacuation
-    /// budget.
+    /// Records the evidence of an attempt; if that ejects the region, its requests in flight get an evacuation
+    /// budget. A failure of an instance beside a sound one is no evidence about the region.
     pub(super) fn record_evidence(
         &mut self,
         region: RegionIndex,
+        instance: Option<InstanceIndex>,
         evidence: Option<OutlierEvidence>,
         draw: Permille,
         now: Instant,
     ) {
         let Some(evidence) = evidence else { return };
-        if self.targets.record(region, evidence, draw, now) {
+        let is_of_instance = evidence.is_adverse() && self.is_fault_of_instance(instance, now);
+        if let Some(instance) = instance
+            && self.instances.record(instance, evidence, draw, now)
+            && let Some((name, _)) = self.instances.get(instance)
+        {
+            let region = &self.catalogue.region(region).id;
+            InstanceEjected { region, instance: name, evidence }.record();
+        }
+        if !is_of_instance && self.targets.record(region, evidence, draw, now) {
             RegionEjected { region: &self.catalogue.region(region).id, evidence }.record();
             self.budgets.evacuate(region, self.targets.in_flight(region), now);
         }
+    }
+
+    /// Returns whether a failure at this instance is its own and not that of its region.
+    pub(super) fn is_fault_of_instance(&self, instance: Option<InstanceIndex>, now: Instant) -> bool {
+        instance.is_some_and(|instance| self.instances.has_sound_alternative(instance, now))
     }
 }
 
@@ -322,6 +360,10 @@ mod tests {
         let now = Instant::now();
         let mut states = RegionStates::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue, now);
         let deployment: DeploymentName = "d".parse().unwrap();
+        let (name, address) = ("a".parse::<InstanceName>().unwrap(), HostPort::from(([10, 0, 0, 1], 1)));
+        states.set_regions([region]);
+        states.instances.set_instances([(region, &name, &address)]);
+        let index = states.instances.each().next().unwrap().0;
         let mut waits = |interactive_tokens| {
             let load = DeploymentLoad {
                 ready: 1,
@@ -331,8 +373,16 @@ mod tests {
                 ..DeploymentLoad::default()
             };
             let deployments = BTreeMap::from([(deployment.clone(), load)]);
-            let report = Report { region: id.clone(), boot_id: 1, sequence: 1, deployments, draining: false };
-            states.load_reported(region, &report, now, now);
+            let instance = name.clone();
+            let report = Report {
+                region: id.clone(),
+                instance,
+                boot_id: 1,
+                sequence: 1,
+                deployments,
+                draining: false,
+            };
+            states.load_reported(index, &report, Duration::ZERO, now, now);
             [Priority::Interactive, Priority::Bulk].map(|priority| {
                 let routing = RoutingContext {
                     deployment: &deployment,

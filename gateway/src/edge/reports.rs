@@ -1,30 +1,33 @@
-//! Polls a report from every region five times a second.
+//! Polls a report from every spoke instance of every region five times a second.
 //!
 //! The gateway sends a request and the region responds with its report. So the gateway needs no listener for regions,
 //! the time from request to response is the round trip, and a region that is unreachable in either direction sends no
 //! reports. Requests are sent at a fixed interval, whether or not earlier ones were responded to: across an ocean two
 //! or three are in flight at once, and a stall is detected within one interval. They use the same connections as client
-//! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either.
+//! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either. A
+//! report of another region or of another instance, at whose address the spoke of the route table no longer runs, is
+//! rejected.
 
 use super::region_monitor::RegionMonitor;
 use super::router::AdmissionPools;
 use super::table::Current;
 use crate::config::EdgeConfig;
+use crate::events::ForeignReport;
 use crate::hop::UpstreamKey;
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::health::HealthReport;
+use gateway_core::instances::InstanceIndex;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
-use regions::HostPort;
-use regions::set::RegionIndex;
+use regions::id::InstanceName;
 use scheduler_api::paths;
 use scheduler_api::report::{
     DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, Report, ReportV1,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use supervision::task::{contained, supervise};
 use tokio::sync::watch;
@@ -45,28 +48,33 @@ pub(crate) async fn listen(
     region_monitor: Arc<RegionMonitor>,
     pools: Arc<AdmissionPools>,
 ) {
-    let mut receivers: BTreeMap<(RegionIndex, HostPort), tokio::task::AbortHandle> = BTreeMap::new();
+    let mut receivers: BTreeMap<InstanceIndex, tokio::task::AbortHandle> = BTreeMap::new();
     let mut tasks = JoinSet::new();
     let gateway = Gateway { location: config.region.to_string(), boot_id: rand::random() };
     loop {
-        let desired: Vec<_> = views.borrow_and_update().iter().flat_map(|view| view.regions()).collect();
-        region_monitor.states().set_regions(desired.iter().map(|(region, _)| *region));
-        receivers.retain(|region, task| {
-            let stays = desired.contains(region);
+        let instances = match &*views.borrow_and_update() {
+            Some(view) => region_monitor.states().set_routes(view),
+            None => Vec::new(),
+        };
+        receivers.retain(|index, task| {
+            let stays = instances.iter().any(|(other, _, _)| other == index);
             if !stays {
                 task.abort();
             }
             stays
         });
-        for (region, address) in desired {
-            receivers.entry((region, address.clone())).or_insert_with(|| {
+        for (index, name, address) in instances {
+            receivers.entry(index).or_insert_with(|| {
                 let receiver = ReportReceiver {
-                    key: UpstreamKey { region, address },
+                    index,
+                    name,
+                    key: UpstreamKey { region: index.region(), address },
                     gateway: gateway.clone(),
                     upstream: upstream.clone(),
                     region_monitor: region_monitor.clone(),
                     pools: pools.clone(),
                     newest: AtomicU64::new(0),
+                    is_foreign: AtomicBool::new(false),
                 };
                 let receiver = Arc::new(receiver);
                 tasks.spawn(supervise("reports of a region", move || receiver.clone().listen()))
@@ -78,8 +86,10 @@ pub(crate) async fn listen(
     }
 }
 
-/// Receiver of the reports of one region.
+/// Receiver of the reports of one instance.
 struct ReportReceiver {
+    index: InstanceIndex,
+    name: InstanceName,
     key: UpstreamKey,
     gateway: Gateway,
     upstream: Arc<Upstream>,
@@ -87,6 +97,8 @@ struct ReportReceiver {
     pools: Arc<AdmissionPools>,
     /// Sequence number of the newest accepted report; an older one that arrives later is ignored.
     newest: AtomicU64,
+    /// Whether the last report was one of another spoke.
+    is_foreign: AtomicBool,
 }
 
 impl ReportReceiver {
@@ -105,7 +117,7 @@ impl ReportReceiver {
 
     async fn exchange(self: Arc<ReportReceiver>, sequence: u64) {
         let sent_at = Instant::now();
-        let desired = self.region_monitor.states().spillover_demand(self.key.region, Instant::now());
+        let desired = self.region_monitor.states().spillover_demand(self.index, Instant::now());
         let request = ExchangeRequest { gateway: self.gateway.clone(), sequence, requested: desired };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.send(&ExchangeRequestV1::from(request))).await {
             Ok(Ok((report, round_trip))) => self.accept(report, round_trip, sent_at),
@@ -147,13 +159,28 @@ impl ReportReceiver {
             return;
         }
         let region = self.key.region;
-        self.region_monitor.states().load_reported(region, &report, sent_at, Instant::now());
-        self.pools.reported(region, &report);
+        let combined = {
+            let now = Instant::now();
+            let states = &mut *self.region_monitor.states();
+            let region = &states.catalogue.region(region).id;
+            let is_foreign = report.instance != self.name || report.region != *region;
+            let was_foreign = self.is_foreign.swap(is_foreign, Ordering::Relaxed);
+            if is_foreign {
+                let (instance, address, reported) =
+                    (&self.name, &self.key.address, (&report.region, &report.instance));
+                if !was_foreign {
+                    ForeignReport { region, instance, address, reported }.record();
+                }
+                return;
+            }
+            states.load_reported(self.index, &report, round_trip, sent_at, now)
+        };
+        self.pools.reported(region, &combined);
         // A deployment whose requests the region holds until a replica is ready counts as served.
         let serves = |load: &DeploymentLoad| load.ready > 0 || load.ready_in.is_some();
-        let ready = report.deployments.iter().filter(|(_, load)| serves(load));
+        let ready = combined.deployments.iter().filter(|(_, load)| serves(load));
         let ready = ready.map(|(name, _)| name.clone()).collect();
         self.region_monitor
-            .health_reported(region, HealthReport { round_trip, ready, draining: report.draining });
+            .health_reported(region, HealthReport { round_trip, ready, draining: combined.draining });
     }
 }

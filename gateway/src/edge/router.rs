@@ -21,6 +21,7 @@ use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
 use gateway_core::endpoint::ForwardTarget;
+use gateway_core::instances::RegionReport;
 use gateway_core::latency::SizeClass;
 use gateway_core::request_options::RequestOptions;
 use gateway_core::residency::Residency;
@@ -33,7 +34,7 @@ use regions::health::Health;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
-use scheduler_api::report::{DeploymentLoad, Report};
+use scheduler_api::report::DeploymentLoad;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -303,7 +304,7 @@ impl Drop for AdmissionPermit {
 
 impl AdmissionPools {
     /// Applies the load that a region reports.
-    pub(super) fn reported(&self, region: RegionIndex, report: &Report) {
+    pub(super) fn reported(&self, region: RegionIndex, report: &RegionReport) {
         let waits = report.deployments.iter().map(|(name, load)| (name.clone(), waits(load)));
         self.lock().report(region, waits, Instant::now());
     }

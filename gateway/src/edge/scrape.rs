@@ -176,8 +176,7 @@ fn regions(operations: &Operations) -> RegionScrape {
     let now = Instant::now();
     let states = region_monitor.states();
     let evacuations: Vec<_> = states.budgets.evacuations_left(now).collect();
-    let regions: Vec<RegionIndex> =
-        view.iter().flat_map(|view| view.regions()).map(|(region, _)| region).collect();
+    let regions: Vec<RegionIndex> = view.iter().flat_map(|view| view.regions()).collect();
     let id = |region: RegionIndex| &config.catalogue.region(region).id;
     let evacuations_left =
         |region| evacuations.iter().find(|(lost, _)| *lost == region).map_or(0, |(_, left)| *left);

@@ -6,7 +6,7 @@ use gateway_core::tenant::Tenant;
 use gateway_core::trail::PolicyVersion;
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
-use regions::id::DeploymentName;
+use regions::id::{DeploymentName, InstanceName};
 use regions::residency::{PolicyError, ResidencyPolicy};
 use regions::route::{Generation, RouteTable};
 use regions::set::{RegionIndex, RegionSet};
@@ -24,7 +24,7 @@ pub(crate) struct View {
     pub(crate) routed: RegionSet,
     /// Those of them that are draining.
     pub(crate) draining: RegionSet,
-    regions: BTreeMap<RegionIndex, HostPort>,
+    instances: BTreeMap<RegionIndex, BTreeMap<InstanceName, HostPort>>,
     deployments: BTreeMap<DeploymentName, RoutedDeployment>,
 }
 
@@ -92,10 +92,10 @@ impl View {
     /// Resolves `table`. A region that is not in the catalogue is left out: no residency policy can be checked without its
     /// jurisdictions.
     pub(crate) fn new(table: &RouteTable, catalogue: &Catalogue, keys: Arc<KeyRing>) -> View {
-        let mut regions = BTreeMap::new();
+        let mut instances = BTreeMap::new();
         for (id, route) in &table.regions {
             match catalogue.index_of(id) {
-                Some(index) => drop(regions.insert(index, route.endpoint.clone())),
+                Some(index) => drop(instances.insert(index, route.instances.clone())),
                 None => {
                     // It receives no requests of this gateway. Give the gateway the `catalogue` of the hub.
                     tracing::warn!(region = %id, "region of the route table ignored because it is not in the catalogue")
@@ -113,7 +113,7 @@ impl View {
         let deployments =
             table.deployments.iter().map(|(name, entry)| (name.clone(), routed(entry))).collect();
         let (routed, draining) = (table.routed(catalogue), table.draining(catalogue));
-        View { generation: table.generation, keys, routed, draining, regions, deployments }
+        View { generation: table.generation, keys, routed, draining, instances, deployments }
     }
 
     /// Returns the same routes with other tenants.
@@ -128,8 +128,8 @@ impl View {
             deployment: routed.deployment.clone(),
         };
         let deployments = self.deployments.iter().map(|(name, it)| (name.clone(), routed(it))).collect();
-        let View { generation, keys: _, routed, draining, ref regions, deployments: _ } = *self;
-        View { generation, keys, routed, draining, regions: regions.clone(), deployments }
+        let View { generation, keys: _, routed, draining, ref instances, deployments: _ } = *self;
+        View { generation, keys, routed, draining, instances: instances.clone(), deployments }
     }
 
     /// Returns the deployment of this name if it exists and the tenant may use it.
@@ -163,11 +163,19 @@ impl View {
         self.deployments.values().map(|routed| &routed.deployment)
     }
 
-    pub(crate) fn address(&self, region: RegionIndex) -> Option<&HostPort> {
-        self.regions.get(&region)
+    /// Returns the regions.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = RegionIndex> {
+        self.instances.keys().copied()
     }
 
-    pub(crate) fn regions(&self) -> impl Iterator<Item = (RegionIndex, HostPort)> {
-        self.regions.iter().map(|(region, address)| (*region, address.clone()))
+    /// Returns the address of a spoke of `region`, before its instances are followed.
+    pub(crate) fn address(&self, region: RegionIndex) -> Option<&HostPort> {
+        self.instances.get(&region)?.values().next()
+    }
+
+    /// Returns the spoke instances of all regions, with their addresses.
+    pub(crate) fn instances(&self) -> impl Iterator<Item = (RegionIndex, &InstanceName, &HostPort)> {
+        let each = self.instances.iter();
+        each.flat_map(|(region, all)| all.iter().map(|(name, address)| (*region, name, address)))
     }
 }

@@ -16,7 +16,9 @@ pub(crate) use arrival::ArrivalEnded;
 pub(crate) use finished::{FinishedRequest, ResolvedRequest, at, began_ms};
 pub(crate) use hop::{HopFailed, HopFailures, HopRefused};
 pub(crate) use model::{ReplicaMismatch, RevisionChanged};
-pub(crate) use region::{RegionEjected, RegionHealthWorsened};
+pub(crate) use region::{
+    ForeignReport, InstanceEjected, InstanceHealthWorsened, RegionEjected, RegionHealthWorsened,
+};
 pub(crate) use request::{RequestEnded, RequestTimes};
 
 /// Log target of access lines.

@@ -99,7 +99,7 @@ impl Scene {
         for &id in places {
             let region = start_region(id, dir.path(), required).await;
             let endpoint = region.address.to_string();
-            rows.push(json!({"id": id, "endpoint": endpoint, "deployments": ["anywhere", "locked"]}));
+            rows.push(json!({"id": id, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["anywhere", "locked"]}));
             regions.insert(id, region);
         }
         let hub = hub(rows).await;
@@ -289,7 +289,9 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
         tls: None,
         operations: None,
     };
-    let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica.into()])));
+    let spoke = Arc::new(Mutex::new(
+        Spoke::new(id.parse().unwrap(), 1, vec![replica.into()]).with_instance("a".parse().unwrap()),
+    ));
     let (stop, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
     let shutdown = async { drop(stopped.await) };

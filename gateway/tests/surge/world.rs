@@ -1,6 +1,7 @@
 //! Simulated world of a surge: events in order of time, with all randomness drawn from the seed.
 
 use gateway_core::circuit::Permille;
+use gateway_core::instances::InstanceIndex;
 use gateway_core::spill::{Spill, SpillCandidate, SpillRequest};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -236,7 +237,7 @@ impl Running {
                 let load = report.deployments.get(&self.name).copied().unwrap_or_default();
                 edge.loads[region] = load;
                 let granted = [(&self.name, load.granted_tokens)];
-                edge.spill.set_credits(self.regions[region].index, granted, asked);
+                edge.spill.set_credits(InstanceIndex::new(self.regions[region].index, 0), granted, asked);
             }
             Event::Says { region } => {
                 let waits = self.waits(region);

@@ -3,7 +3,7 @@
 //! | syntax | effect |
 //! |---|---|
 //! | `kill`, `stop`, `start`, `restart`, `pause`, `resume` | SIGKILL; graceful shutdown; start; graceful shutdown and start; SIGSTOP; SIGCONT |
-//! | … `region R`, `spoke R`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | target processes: a region is its spoke and its replicas, the store all its members |
+//! | … `region R`, `spoke R`, `spoke R 2`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | target processes: a region is its spokes and its replicas, `spoke R` all its spokes, the store all its members |
 //! | `cut link R`, `cut link to R`, `cut link from R` | drops all traffic, or all traffic in one direction |
 //! | `slow link R 10x`, `delay link R 200ms` | multiplies the round-trip time; adds to it |
 //! | `lose 5% on link R` | packet loss as TCP shows it: the segment and everything behind it is late |
@@ -62,10 +62,10 @@ pub enum ProcessAction {
 /// Processes that an action applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessTarget {
-    /// The spoke and the replicas of a region.
+    /// The spokes and the replicas of a region.
     Region(RegionId),
-    /// The spoke of a region.
-    Spoke(RegionId),
+    /// All spokes of a region, or the one with this number, from 1.
+    Spoke(RegionId, Option<u32>),
     /// The replicas of a region.
     Replicas(RegionId),
     /// The gateway.
@@ -107,7 +107,7 @@ pub const STORE_MEMBERS: u32 = 3;
 /// Largest factor of a slowdown or surge.
 pub const TIMES_MAX: u32 = 1000;
 /// Syntax summary for error messages.
-const SYNTAX: &str = "`kill|stop|start|restart|pause|resume region R|spoke R|replica R|gateway|hub N|store`, \
+const SYNTAX: &str = "`kill|stop|start|restart|pause|resume region R|spoke R [N]|replica R|gateway|hub N|store`, \
     `cut link R`, `cut link to R`, `cut link from R`, `heal link R`, `slow link R 10x`, `delay link R 200ms`, `lose 5% on link R`, \
     `slow replica R 10x`, `surge 3x for 10s`, `surge 3x on NAME for 10s`, `drain region R` or `undrain region R`";
 
@@ -171,7 +171,7 @@ impl Action {
             Action::Process(
                 _,
                 ProcessTarget::Region(region)
-                | ProcessTarget::Spoke(region)
+                | ProcessTarget::Spoke(region, _)
                 | ProcessTarget::Replicas(region),
             )
             | Action::Link(region, _)
@@ -197,7 +197,11 @@ impl ProcessTarget {
     fn read(words: &[&str], text: &str, fleet: &DrillFleet) -> Result<ProcessTarget, String> {
         match words {
             ["region", region] => Ok(ProcessTarget::Region(parse_region(region, fleet)?)),
-            ["spoke", region] => Ok(ProcessTarget::Spoke(parse_region(region, fleet)?)),
+            ["spoke", region] => Ok(ProcessTarget::Spoke(parse_region(region, fleet)?, None)),
+            ["spoke", region, number] => {
+                let number = parse_number(number, fleet.spokes, "spoke")?;
+                Ok(ProcessTarget::Spoke(parse_region(region, fleet)?, Some(number)))
+            }
             ["replica", region] => Ok(ProcessTarget::Replicas(parse_region(region, fleet)?)),
             ["gateway"] => Ok(ProcessTarget::Gateway),
             ["hub"] if fleet.hubs == 1 => Ok(ProcessTarget::Hub(1)),
@@ -291,6 +295,7 @@ mod tests {
             regions: regions.map(|region| region.parse().unwrap()).to_vec(),
             store,
             hubs,
+            spokes: 1,
             deployments: None,
             engine: DrillEngine::Cpu,
             capacity: None,

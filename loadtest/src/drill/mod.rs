@@ -58,6 +58,8 @@ pub struct DrillFleet {
     pub store: DrillStore,
     /// Number of hubs.
     pub hubs: u32,
+    /// Number of spokes in each region.
+    pub spokes: u32,
     /// File in the format of configs/deployments.toml, as written in the drill; `None` for the default of `meridian
     /// up`.
     pub deployments: Option<String>,

@@ -5,6 +5,7 @@
 //! desired/deployments           DeploymentsV1        desired deployments, compressed if large
 //! desired/tenants               TenantsV1            desired tenants, if any were applied
 //! spokes/{region}/{boot id}     RegisterV1           registration, under the spoke's lease
+//! instances/{region}/{name}     boot id              spoke with this instance name, under its lease
 //! leases/{region}/{boot id}     32 hex digits        identifier of the spoke's lease, under that lease
 //! readers/{reader}              ReaderV1             table that a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         last published table, compressed if large
@@ -18,7 +19,7 @@
 //! All deployments have one key, because they are applied as a whole and one key changes atomically in every store. A
 //! transaction of etcd is limited to 128 operations.
 
-use regions::RegionId;
+use regions::{InstanceName, RegionId};
 
 use crate::lease::LeaseHolder;
 use crate::reader::Reader;
@@ -33,6 +34,8 @@ pub const TENANTS: &str = "desired/tenants";
 pub const READERS: &str = "readers/";
 /// Prefix of the spokes.
 pub const SPOKES: &str = "spokes/";
+/// Prefix of the spokes' instance names.
+const INSTANCES: &str = "instances/";
 /// Prefix of the identifiers of spokes' leases.
 const LEASES: &str = "leases/";
 /// Last published route table.
@@ -67,6 +70,11 @@ pub fn spoke(region: &RegionId, boot_id: u64) -> String {
 /// Returns the prefix of this region's spokes.
 pub fn spokes_of(region: &RegionId) -> String {
     format!("{SPOKES}{region}/")
+}
+
+/// Returns the key of an instance name, which one spoke of `region` at a time has.
+pub fn instance(region: &RegionId, instance: &InstanceName) -> String {
+    format!("{INSTANCES}{region}/{instance}")
 }
 
 /// Returns the key of the identifier of a spoke's lease ([`crate::lease`]).

@@ -145,10 +145,14 @@ mod any {
     use super::*;
     use proptest::collection::btree_set;
     use proptest::prelude::*;
-    use regions::{HostPort, RegionId};
+    use regions::{HostPort, InstanceName, RegionId};
 
     pub(super) fn region() -> impl Strategy<Value = RegionId> {
         "[a-z]{1,8}/[a-z0-9-]{1,20}".prop_map(|text| text.parse().unwrap())
+    }
+
+    pub(super) fn instance() -> impl Strategy<Value = InstanceName> {
+        "[a-z0-9.-]{1,64}".prop_map(|text| text.parse().unwrap())
     }
 
     pub(super) fn name() -> impl Strategy<Value = DeploymentName> {

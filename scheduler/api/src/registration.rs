@@ -1,10 +1,13 @@
-//! Registration of a spoke at the hub: the address of its region, and the deployments that are ready there.
+//! Registration of a spoke at the hub: its address, and the deployments that are ready in its region.
+//!
+//! A region has one or more spokes, which serve the same replicas. Each has a name, its *instance*, which no other
+//! spoke of the region may use while its lease is valid.
 //!
 //! A registration is valid as long as its lease is kept alive. The same type is the stored record of a spoke.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regions::{DeploymentName, HostPort, RegionId};
+use regions::{DeploymentName, HostPort, InstanceName, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1, RegionCapacity};
@@ -16,6 +19,8 @@ use super::{MessageVersion, VERSION, WireError, names, parsed, to_strings};
 pub struct Registration {
     /// Region of the spoke.
     pub region: RegionId,
+    /// Name of the spoke within its region.
+    pub instance: InstanceName,
     /// Address at which gateways reach it.
     pub endpoint: HostPort,
     /// Random number drawn at each start of the spoke.
@@ -26,6 +31,10 @@ pub struct Registration {
     pub capacity: RegionCapacity,
     /// Model revisions that its replicas run.
     pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
+    /// Whether the spoke finishes its requests and stops.
+    pub draining: bool,
+    /// Whether the spoke starts replicas, which only this spoke knows. Such a spoke is the only one of its region.
+    pub scales: bool,
 }
 
 /// `POST /v1/spokes`.
@@ -35,6 +44,8 @@ pub struct RegisterV1 {
     pub version: MessageVersion,
     /// Region of the spoke.
     pub region: String,
+    /// Name of the spoke within its region.
+    pub instance: String,
     /// Address at which gateways reach it.
     pub endpoint: String,
     /// Random number drawn at each start of the spoke.
@@ -47,6 +58,12 @@ pub struct RegisterV1 {
     /// Model revisions that its replicas run. Absent from spokes that do not report them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ReplicaRevisionsV1>,
+    /// Whether the spoke finishes its requests and stops. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
+    /// Whether the spoke starts replicas. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scales: bool,
 }
 
 /// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
@@ -62,6 +79,9 @@ pub struct KeepAliveV1 {
     /// Model revisions that its replicas run, as in the registration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ReplicaRevisionsV1>,
+    /// Whether the spoke finishes its requests and stops. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
 }
 
 /// Changing part of a registration.
@@ -73,6 +93,8 @@ pub struct RegionState {
     pub capacity: RegionCapacity,
     /// Model revisions that its replicas run.
     pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
+    /// Whether the spoke finishes its requests and stops.
+    pub draining: bool,
 }
 
 /// Response to both: the registration is valid.
@@ -94,15 +116,28 @@ pub struct LeaseV1 {
 
 impl From<&Registration> for RegisterV1 {
     fn from(registration: &Registration) -> RegisterV1 {
-        let Registration { region, endpoint, boot_id, deployments, capacity, models } = registration;
+        let Registration {
+            region,
+            instance,
+            endpoint,
+            boot_id,
+            deployments,
+            capacity,
+            models,
+            draining,
+            scales,
+        } = registration;
         RegisterV1 {
             version: VERSION,
             region: region.to_string(),
+            instance: instance.to_string(),
             endpoint: endpoint.to_string(),
             boot_id: *boot_id,
             deployments: to_strings(deployments),
             capacity: capacity.into(),
             models: replica_revisions_v1(models),
+            draining: *draining,
+            scales: *scales,
         }
     }
 }
@@ -111,14 +146,28 @@ impl TryFrom<RegisterV1> for Registration {
     type Error = WireError;
 
     fn try_from(wire: RegisterV1) -> Result<Registration, WireError> {
-        let RegisterV1 { version: _, region, endpoint, boot_id, deployments, capacity, models } = wire;
+        let RegisterV1 {
+            version: _,
+            region,
+            instance,
+            endpoint,
+            boot_id,
+            deployments,
+            capacity,
+            models,
+            draining,
+            scales,
+        } = wire;
         Ok(Registration {
             region: parsed("region", &region)?,
+            instance: parsed("instance", &instance)?,
             endpoint: parsed("endpoint", &endpoint)?,
             boot_id,
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
             models: read_replica_revisions("models", models)?,
+            draining,
+            scales,
         })
     }
 }
@@ -126,12 +175,13 @@ impl TryFrom<RegisterV1> for Registration {
 impl KeepAliveV1 {
     /// Creates the message from this state.
     pub fn new(state: &RegionState) -> KeepAliveV1 {
-        let RegionState { deployments, capacity, models } = state;
+        let RegionState { deployments, capacity, models, draining } = state;
         KeepAliveV1 {
             version: VERSION,
             deployments: to_strings(deployments),
             capacity: capacity.into(),
             models: replica_revisions_v1(models),
+            draining: *draining,
         }
     }
 
@@ -141,11 +191,12 @@ impl KeepAliveV1 {
     ///
     /// The first invalid field.
     pub fn into_state(self) -> Result<RegionState, WireError> {
-        let KeepAliveV1 { version: _, deployments, capacity, models } = self;
+        let KeepAliveV1 { version: _, deployments, capacity, models, draining } = self;
         Ok(RegionState {
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
             models: read_replica_revisions("models", models)?,
+            draining,
         })
     }
 }
@@ -162,11 +213,12 @@ mod tests {
 
     prop_compose! {
         fn registration()(
-            region in any::region(), endpoint in any::endpoint(), boot_id: u64, deployments in any::names(), speed: u64,
+            region in any::region(), instance in any::instance(), endpoint in any::endpoint(), boot_id: u64,
+            deployments in any::names(), speed: u64, draining: bool, scales: bool,
         ) -> Registration {
             let capacity = capacity(&deployments, speed);
             let models = models(&deployments);
-            Registration { region, endpoint, boot_id, deployments, capacity, models }
+            Registration { region, instance, endpoint, boot_id, deployments, capacity, models, draining, scales }
         }
     }
 
@@ -179,8 +231,9 @@ mod tests {
         }
 
         #[test]
-        fn what_is_ready_survives_a_round_trip(ready in any::names(), speed: u64) {
-            let state = RegionState { capacity: capacity(&ready, speed), models: models(&ready), deployments: ready };
+        fn what_is_ready_survives_a_round_trip(ready in any::names(), speed: u64, draining: bool) {
+            let (capacity, models) = (capacity(&ready, speed), models(&ready));
+            let state = RegionState { capacity, models, deployments: ready, draining };
             let text = serde_json::to_string(&KeepAliveV1::new(&state)).unwrap();
             let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(wire.into_state(), Ok(state));
@@ -224,14 +277,16 @@ mod tests {
     #[test]
     fn a_registration_that_is_invalid_is_rejected_with_its_field() {
         let check = |field: &str, value: Value, named: &str| {
-            let mut message = json!({"version": 1, "region": "aws/us-east-1", "endpoint": "10.0.0.7:7100",
-                                     "boot_id": 1, "deployments": ["a"]});
+            let mut message = json!({"version": 1, "region": "aws/us-east-1", "instance": "a",
+                                     "endpoint": "10.0.0.7:7100", "boot_id": 1, "deployments": ["a"]});
             message[field] = value;
             let wire: RegisterV1 = serde_json::from_value(message).unwrap();
             let error = Registration::try_from(wire).unwrap_err();
             assert_eq!(error.field, named, "{error}");
         };
         check("region", json!("us-east-1"), "region");
+        check("instance", json!(""), "instance");
+        check("instance", json!("a/b"), "instance");
         for unreachable in ["0.0.0.0:7100", "[::]:7100", "spoke.internal", "10.0.0.7:0", ""] {
             check("endpoint", json!(unreachable), "endpoint");
         }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MessageVersion, VERSION, WireError, entries, parsed};
 use regions::deployment::MAX_DEPLOYMENTS;
-use regions::{DeploymentName, RegionId};
+use regions::{DeploymentName, InstanceName, RegionId};
 
 /// Interval of the exchanges of a gateway with a region. A grant is sized for it, and a region's health is judged by the
 /// reports that are missing.
@@ -46,18 +46,21 @@ pub struct ExchangeRequest {
     pub requested: BTreeMap<DeploymentName, u64>,
 }
 
-/// Report of a region to a gateway.
+/// Report of a spoke instance to a gateway. The instances of a region serve the same replicas, and each reports its
+/// share of their load, so that the sum of the reports is the load of the region.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// The reporting region.
+    /// Region of the instance.
     pub region: RegionId,
+    /// Name of the reporting instance.
+    pub instance: InstanceName,
     /// Random number drawn at each start of the spoke.
     pub boot_id: u64,
     /// Sequence number of the request.
     pub sequence: u64,
     /// Load of every deployment that this region serves, or would serve on demand.
     pub deployments: BTreeMap<DeploymentName, DeploymentLoad>,
-    /// Whether the region is draining.
+    /// Whether the instance is draining.
     pub draining: bool,
 }
 
@@ -112,13 +115,15 @@ pub struct ReportV1 {
     pub version: MessageVersion,
     /// Region that responds.
     pub region: String,
+    /// Name of its instance that responds.
+    pub instance: String,
     /// Random number drawn at each start of the spoke.
     pub boot_id: u64,
     /// Sequence number of the request.
     pub sequence: u64,
     /// Deployments that the region serves, or would serve on demand.
     pub deployments: Vec<DeploymentReportV1>,
-    /// Whether the region is draining.
+    /// Whether the instance is draining.
     pub draining: bool,
 }
 
@@ -180,7 +185,7 @@ impl TryFrom<ExchangeRequestV1> for ExchangeRequest {
 
 impl From<Report> for ReportV1 {
     fn from(report: Report) -> ReportV1 {
-        let Report { region, boot_id, sequence, deployments, draining } = report;
+        let Report { region, instance, boot_id, sequence, deployments, draining } = report;
         let each = deployments.into_iter().map(|(name, load)| {
             let DeploymentLoad {
                 ready,
@@ -203,8 +208,16 @@ impl From<Report> for ReportV1 {
                 granted_tokens,
             }
         });
-        let region = region.to_string();
-        ReportV1 { version: VERSION, region, boot_id, sequence, deployments: each.collect(), draining }
+        let (region, instance) = (region.to_string(), instance.to_string());
+        ReportV1 {
+            version: VERSION,
+            region,
+            instance,
+            boot_id,
+            sequence,
+            deployments: each.collect(),
+            draining,
+        }
     }
 }
 
@@ -212,7 +225,7 @@ impl TryFrom<ReportV1> for Report {
     type Error = WireError;
 
     fn try_from(wire: ReportV1) -> Result<Report, WireError> {
-        let ReportV1 { version: _, region, boot_id, sequence, deployments, draining } = wire;
+        let ReportV1 { version: _, region, instance, boot_id, sequence, deployments, draining } = wire;
         let deployments = entries("deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, deployment| {
             let DeploymentReportV1 {
                 name,
@@ -243,7 +256,8 @@ impl TryFrom<ReportV1> for Report {
             };
             Ok((parsed(at("name"), &name)?, load))
         })?;
-        Ok(Report { region: parsed("region", &region)?, boot_id, sequence, deployments, draining })
+        let (region, instance) = (parsed("region", &region)?, parsed("instance", &instance)?);
+        Ok(Report { region, instance, boot_id, sequence, deployments, draining })
     }
 }
 
@@ -269,12 +283,13 @@ mod tests {
     prop_compose! {
         fn report()(
             region in any::region(),
+            instance in any::instance(),
             boot_id: u64,
             sequence: u64,
             deployments in proptest::collection::btree_map(any::name(), load(), 0..4),
             draining: bool,
         ) -> Report {
-            Report { region, boot_id, sequence, deployments, draining }
+            Report { region, instance, boot_id, sequence, deployments, draining }
         }
     }
 
@@ -304,7 +319,7 @@ mod tests {
         let load =
             |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 2, "tokens_per_second": 3.0});
         let deployments = [load("a"), load("b")];
-        json!({"version": 1, "region": "aws/us-east-1", "boot_id": 1, "sequence": 2, "deployments": deployments,
+        json!({"version": 1, "region": "aws/us-east-1", "instance": "a", "boot_id": 1, "sequence": 2, "deployments": deployments,
                "draining": false})
     }
 
@@ -317,6 +332,7 @@ mod tests {
             assert_eq!(Report::try_from(wire).unwrap_err().field, field);
         };
         check("/region", json!("nowhere"), "region");
+        check("/instance", json!("a b"), "instance");
         check("/deployments/1/name", json!("a"), "deployments[1].name");
         check("/deployments/1/name", json!("b c"), "deployments[1].name");
         check("/deployments/0/tokens_per_second", json!(-1.0), "deployments[0].tokens_per_second");

@@ -12,8 +12,9 @@ use super::deployment::{DeploymentV1, read_deployments};
 use super::revision::{ServedRevisionV1, read_served, served_v1};
 use super::tenant::{TenantV1, read_tenants};
 use super::{MessageVersion, VERSION, WireError, entries, names, parsed, to_strings};
+use regions::route::MAX_INSTANCES;
 use regions::set::MAX_REGIONS;
-use regions::{Generation, RegionRoute, RouteTable, Tenants, Widening};
+use regions::{Generation, HostPort, InstanceName, RegionRoute, RouteTable, Tenants, Widening};
 
 /// Response of `GET /v1/routes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,13 +59,22 @@ pub struct WideningV1 {
 pub struct RegionRouteV1 {
     /// Region, as `cloud/name`.
     pub id: String,
-    /// Address at which gateways reach it.
-    pub endpoint: String,
-    /// Deployments with a ready replica, by the last report of the region.
+    /// Its spoke instances.
+    pub instances: Vec<InstanceRouteV1>,
+    /// Deployments with a ready replica, by the last reports of the region.
     pub deployments: Vec<String>,
     /// Whether an operator drains the region. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
+}
+
+/// Route of one spoke instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceRouteV1 {
+    /// Name of the instance.
+    pub name: String,
+    /// Address at which gateways reach it.
+    pub endpoint: String,
 }
 
 impl From<&RouteTable> for RouteTableV1 {
@@ -73,10 +83,13 @@ impl From<&RouteTable> for RouteTableV1 {
         let Generation { epoch, number } = generation;
         let announced = tenants.iter().flat_map(|tenants| &tenants.widening);
         let regions = regions.iter().map(|(id, route)| {
-            let RegionRoute { endpoint, deployments, draining } = route;
+            let RegionRoute { instances, deployments, draining } = route;
+            let instances = instances
+                .iter()
+                .map(|(name, at)| InstanceRouteV1 { name: name.to_string(), endpoint: at.to_string() });
             RegionRouteV1 {
                 id: id.to_string(),
-                endpoint: endpoint.to_string(),
+                instances: instances.collect(),
                 deployments: to_strings(deployments),
                 draining: *draining,
             }
@@ -116,6 +129,19 @@ fn read_widening<Name: FromStr<Err: Display> + Ord + Display, Known>(
     })
 }
 
+/// Parses the instances of a region: at least one.
+fn read_instances(
+    field: &str,
+    instances: Vec<InstanceRouteV1>,
+) -> Result<BTreeMap<InstanceName, HostPort>, WireError> {
+    if instances.is_empty() {
+        return Err(WireError::new(field, "is empty; a region in the table has at least one instance"));
+    }
+    entries(field, ".name", instances, MAX_INSTANCES, |at, InstanceRouteV1 { name, endpoint }| {
+        Ok((parsed(format!("{at}.name"), &name)?, parsed(format!("{at}.endpoint"), &endpoint)?))
+    })
+}
+
 impl TryFrom<RouteTableV1> for RouteTable {
     type Error = WireError;
 
@@ -132,10 +158,10 @@ impl TryFrom<RouteTableV1> for RouteTable {
             tenant_widening,
         } = wire;
         let regions = entries("regions", ".id", regions, MAX_REGIONS, |at, region| {
-            let RegionRouteV1 { id, endpoint, deployments, draining } = region;
+            let RegionRouteV1 { id, instances, deployments, draining } = region;
             let at = |field: &str| format!("{at}.{field}");
             let route = RegionRoute {
-                endpoint: parsed(at("endpoint"), &endpoint)?,
+                instances: read_instances(&at("instances"), instances)?,
                 deployments: names(&at("deployments"), &deployments)?,
                 draining,
             };
@@ -167,8 +193,10 @@ mod tests {
     use serde_json::{Value, json};
 
     prop_compose! {
-        fn route()(endpoint in any::endpoint(), deployments in any::names(), draining: bool) -> RegionRoute {
-            RegionRoute { endpoint, deployments, draining }
+        fn route()(
+            instances in btree_map(any::instance(), any::endpoint(), 1..4), deployments in any::names(), draining: bool,
+        ) -> RegionRoute {
+            RegionRoute { instances, deployments, draining }
         }
     }
 
@@ -223,7 +251,10 @@ mod tests {
     }
 
     fn message() -> Value {
-        let region = |id: &str| json!({"id": id, "endpoint": "10.0.0.7:7100", "deployments": ["minilm"]});
+        let region = |id: &str| {
+            json!({"id": id, "instances": [{"name": "a", "endpoint": "10.0.0.7:7100"}, {"name": "b", "endpoint": "10.0.0.8:7100"}],
+                   "deployments": ["minilm"]})
+        };
         let deployment = |name: &str| {
             let engine = json!({"kind": "cpu", "precision": "f32"});
             json!({"name": name, "task": "embed", "model": "pypi://m", "engine": engine, "residency": null,
@@ -246,7 +277,12 @@ mod tests {
         };
         check("/regions/1/id", json!("europe-west4"), "regions[1].id");
         check("/regions/1/id", json!("aws/us-east-1"), "regions[1].id");
-        check("/regions/0/endpoint", json!("here"), "regions[0].endpoint");
+        check("/regions/0/instances/1/endpoint", json!("here"), "regions[0].instances[1].endpoint");
+        check("/regions/0/instances/1/name", json!("a"), "regions[0].instances[1].name");
+        check("/regions/0/instances/1/name", json!("a/b"), "regions[0].instances[1].name");
+        check("/regions/1/instances", json!([]), "regions[1].instances");
+        let instance = message()["regions"][0]["instances"][0].clone();
+        check("/regions/1/instances", json!(vec![instance; MAX_INSTANCES + 1]), "regions[1].instances");
         check("/regions/0/deployments/0", json!(""), "regions[0].deployments[0]");
         check("/deployments/1/name", json!("minilm"), "deployments[1].name");
         check("/deployments/0/task", json!("embroider"), "deployments[0].task");

@@ -13,7 +13,7 @@ fn table(number: u64) -> RouteTableV1 {
         "version": 1, "epoch": 1, "generation": number, "deployments": [],
         // Long enough for a torn write to be visible.
         "regions": (0..200).map(|at| serde_json::json!({
-            "id": format!("aws/region-{at}"), "endpoint": "127.0.0.1:1", "deployments": [],
+            "id": format!("aws/region-{at}"), "instances": [{"name": "a", "endpoint": "127.0.0.1:1"}], "deployments": [],
         })).collect::<Vec<_>>(),
     });
     serde_json::from_value(table).unwrap()

@@ -96,8 +96,8 @@ mod tests {
 
     fn routes(region: &str, ready: &[&str]) -> BTreeMap<RegionId, RegionRoute> {
         let ready = ready.iter().map(|name| name.parse().unwrap()).collect();
-        let endpoint = ([10, 0, 0, 1], 1).into();
-        let route = RegionRoute { endpoint, deployments: ready, draining: false };
+        let instances = BTreeMap::from([("a".parse().unwrap(), ([10, 0, 0, 1], 1).into())]);
+        let route = RegionRoute { instances, deployments: ready, draining: false };
         BTreeMap::from([(region.parse().unwrap(), route)])
     }
 

@@ -3,29 +3,32 @@
 //! A spoke's key is attached to its lease, so the store decides which spokes are alive. This module decides what that
 //! means for routing:
 //!
-//! - Of several spokes of one region, the latest registration gets the traffic. During a rolling restart the new spoke
-//!   takes over when it registers; if it crashes at once, the old one takes over again. The two need no coordination.
-//! - A region whose last spoke is gone *lapses*: it keeps its route for [`LAPSED_KEEP`]. Gateways judge the health of a
-//!   region by its own reports, five per second, and do not need the hub for that. A stalling store, on the other hand,
-//!   can revoke every lease at once (etcd issue 15247), and a table without regions would turn that stall into an
-//!   outage.
-//! - If many leases end at once ([`MASS_LOSS`]), the cause is the store, not the regions. These regions are *held*
+//! - All spokes of a region are its *instances* and get traffic. They serve the same replicas, so the region's
+//!   capacity and model revisions are those that one of them reports ([`representatives`]), never a sum.
+//! - A spoke that drains leaves the table at once if its region has another one.
+//! - A spoke that is gone without having drained *lapses*: it keeps its route for [`LAPSED_KEEP`]. Gateways judge
+//!   the health of each instance by its own reports, five per second, and do not need the hub for that. A stalling
+//!   store, on the other hand, can revoke every lease at once (etcd issue 15247), and a table without regions would
+//!   turn that stall into an outage.
+//! - If many leases end at once ([`MASS_LOSS`]), the cause is the store, not the spokes. These spokes are *held*
 //!   beyond `LAPSED_KEEP`, until so many spokes are back that the remaining losses are credible. Their time then
 //!   starts.
 //! - Gateways exchange reports with regions directly and report to the hub which regions they reach
 //!   ([`Registry::gateway_reported`]). A region that any gateway reaches keeps its route regardless of its lease. A
-//!   region that no gateway reaches loses its route when its time is over, even if it would be held ([`Reachability`]).
+//!   region that no gateway reaches loses its route when its time is over, even if it would be held
+//!   ([`Reachability`]). For a lapsed spoke beside others that are registered, this says nothing: its time counts.
 //!   A gateway that reaches no region may be isolated itself and does not count.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::revisions::Reports;
-use regions::{RegionId, RegionRoute};
+use regions::route::MAX_INSTANCES;
+use regions::{DeploymentName, HostPort, InstanceName, RegionId, RegionRoute};
 use scheduler_api::plan::GatewayBoot;
 use scheduler_api::registration::Registration;
 
-/// Time for which a region keeps its route after its last lease ended: a dozen lease periods. Every running spoke has
+/// Time for which a spoke keeps its route after its lease ended: a dozen lease periods. Every running spoke has
 /// registered again by then, and gateways stop polling a region that was shut down.
 pub const LAPSED_KEEP: Duration = Duration::from_secs(60);
 
@@ -48,9 +51,8 @@ pub struct MassLoss {
 /// Maximum time for which regions are held. An operator has inspected or removed them by then.
 pub const HOLD_MAX: Duration = Duration::from_secs(3600);
 
-/// Maximum number of spokes of one region at a time: an old and a new one, and some failed starts whose leases still
-/// run.
-pub const SPOKES_PER_REGION_MAX: usize = 8;
+/// Maximum number of registered spokes of one region.
+pub const SPOKES_PER_REGION_MAX: usize = MAX_INSTANCES;
 
 /// Registered spoke.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,12 +63,12 @@ pub struct RegisteredSpoke {
     pub created: u64,
 }
 
-/// Registered spokes and lapsed regions.
+/// Registered and lapsed spokes.
 #[derive(Debug)]
 pub struct Registry {
     lapsed_keep: Duration,
     spokes: BTreeMap<(RegionId, u64), RegisteredSpoke>,
-    lapsed: BTreeMap<RegionId, Lapsed>,
+    lapsed: BTreeMap<(RegionId, InstanceName), Lapsed>,
     /// Regions that each gateway reaches, if it reports them.
     gateways: GatewayReach,
     /// Times of the recent lease losses.
@@ -75,10 +77,11 @@ pub struct Registry {
     hold: Option<MassLossHold>,
 }
 
-/// Region whose last spoke is gone.
+/// Spoke that is gone, and has not drained before.
 #[derive(Debug)]
 struct Lapsed {
-    route: RegionRoute,
+    endpoint: HostPort,
+    deployments: BTreeSet<DeploymentName>,
     since: Instant,
     /// End of its route while reachability is unknown.
     until: Instant,
@@ -117,10 +120,12 @@ pub fn reachability<'a>(
 }
 
 impl Lapsed {
-    /// Returns the time at which the route ends; `None` while a gateway reaches the region.
-    fn ends(&self, reachability: Reachability, keep: Duration) -> Option<Instant> {
+    /// Returns the time at which the route ends; `None` while a gateway reaches the region. With `others` registered
+    /// in its region, reachability says nothing about this spoke.
+    fn ends(&self, others: bool, reachability: Reachability, keep: Duration) -> Option<Instant> {
         let earliest = self.unreachable_since.unwrap_or(self.since) + keep;
         match reachability {
+            _ if others => Some(self.until),
             Reachability::Reachable => None,
             Reachability::Unreachable => Some(earliest),
             Reachability::Unknown => Some(self.until.max(earliest)),
@@ -128,7 +133,7 @@ impl Lapsed {
     }
 }
 
-/// Hold of the regions that lapsed since the start of a mass loss.
+/// Hold of the spokes that lapsed since the start of a mass loss.
 #[derive(Debug)]
 struct MassLossHold {
     since: Instant,
@@ -142,16 +147,23 @@ impl Registry {
         let (spokes, lapsed, gateways) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let recent_losses = VecDeque::new();
         let mut registry = Registry { lapsed_keep, spokes, lapsed, gateways, recent_losses, hold: None };
-        for (region, route) in published {
-            registry.lapse(region.clone(), route.clone(), now);
+        for (region, RegionRoute { instances, deployments, draining: _ }) in published {
+            for (instance, endpoint) in instances {
+                registry.lapse(
+                    (region.clone(), instance.clone()),
+                    endpoint.clone(),
+                    deployments.clone(),
+                    now,
+                );
+            }
         }
         registry
     }
 
     /// Adds a spoke, or updates its registration.
     pub fn put(&mut self, spoke: RegisteredSpoke, now: Instant) {
-        let Registration { region, boot_id, .. } = &spoke.registration;
-        self.lapsed.remove(region);
+        let Registration { region, instance, boot_id, .. } = &spoke.registration;
+        self.lapsed.remove(&(region.clone(), instance.clone()));
         self.spokes.insert((region.clone(), *boot_id), spoke);
         self.release_hold(now);
     }
@@ -161,10 +173,14 @@ impl Registry {
         let Some(last) = self.spokes.remove(&(region.clone(), boot_id)) else {
             return;
         };
-        if self.of(region).next().is_none() {
-            self.lapse(region.clone(), route(&last), now);
+        let Registration { instance, endpoint, deployments, draining, .. } = last.registration;
+        let is_replaced = self.of(region).any(|other| other.registration.instance == instance);
+        if !(is_replaced || draining && self.of(region).next().is_some()) {
+            self.lapse((region.clone(), instance), endpoint, deployments, now);
         }
-        self.detect_mass_loss(now);
+        if !draining {
+            self.detect_mass_loss(now);
+        }
     }
 
     /// Stores the regions that a gateway reaches; `None` if it does not report them.
@@ -196,10 +212,12 @@ impl Registry {
         let is_reachable = |gateways: &GatewayReach, region: &RegionId| {
             reachability(gateways.values(), region) == Reachability::Reachable
         };
+        let regions = self.lapsed.keys().map(|(region, _)| region);
         let before: BTreeSet<_> =
-            self.lapsed.keys().filter(|region| is_reachable(&self.gateways, region)).cloned().collect();
+            regions.filter(|region| is_reachable(&self.gateways, region)).cloned().collect();
         change(&mut self.gateways);
-        for (region, lapsed) in self.lapsed.iter_mut().filter(|(region, _)| before.contains(*region)) {
+        for ((region, _), lapsed) in self.lapsed.iter_mut().filter(|((region, _), _)| before.contains(region))
+        {
             if !is_reachable(&self.gateways, region) {
                 lapsed.unreachable_since = Some(now);
             }
@@ -222,11 +240,12 @@ impl Registry {
         }
     }
 
-    /// Removes the lapsed regions whose time is over.
+    /// Removes the lapsed spokes whose time is over.
     pub fn expire(&mut self, now: Instant) {
-        let Registry { lapsed, gateways, lapsed_keep, .. } = self;
-        lapsed.retain(|region, lapsed| {
-            let ends = lapsed.ends(reachability(gateways.values(), region), *lapsed_keep);
+        let Registry { lapsed, gateways, lapsed_keep, spokes, .. } = self;
+        lapsed.retain(|(region, _), lapsed| {
+            let others = spokes_of(spokes, region).next().is_some();
+            let ends = lapsed.ends(others, reachability(gateways.values(), region), *lapsed_keep);
             ends.is_none_or(|ends| ends > now)
         });
         if self.hold.as_ref().is_some_and(|hold| hold.since + HOLD_MAX <= now) {
@@ -236,45 +255,67 @@ impl Registry {
 
     /// Returns the next time at which [`Registry::expire`] has an effect.
     pub fn next_expiry(&self) -> Option<Instant> {
-        let ends = |(region, lapsed): (&RegionId, &Lapsed)| {
-            lapsed.ends(reachability(self.gateways.values(), region), self.lapsed_keep)
+        let ends = |((region, _), lapsed): (&(RegionId, InstanceName), &Lapsed)| {
+            let others = self.of(region).next().is_some();
+            lapsed.ends(others, reachability(self.gateways.values(), region), self.lapsed_keep)
         };
         self.lapsed.iter().filter_map(ends).min()
     }
 
-    /// Returns the route of each region, registered or lapsed.
+    /// Returns the route of each region with a registered or lapsed spoke. Of more than [`MAX_INSTANCES`], lapsed
+    /// ones are left out first.
     pub fn routes(&self) -> BTreeMap<RegionId, RegionRoute> {
-        let newest = self.newest().into_iter();
-        let registered = newest.map(|(region, registered)| (region.clone(), route(registered)));
-        let lapsed = self.lapsed.iter().map(|(region, lapsed)| (region.clone(), lapsed.route.clone()));
-        registered.chain(lapsed).collect()
-    }
-
-    /// Returns the latest spoke of each region.
-    pub fn newest(&self) -> BTreeMap<&RegionId, &RegisteredSpoke> {
-        let mut newest: BTreeMap<&RegionId, &RegisteredSpoke> = BTreeMap::new();
-        for ((region, _), spoke) in &self.spokes {
-            let known = newest.entry(region).or_insert(spoke);
-            if spoke.created > known.created {
-                *known = spoke;
+        let mut routes: BTreeMap<RegionId, RegionRoute> = BTreeMap::new();
+        let mut registered: Vec<_> = self.spokes.values().collect();
+        // Of two with one name, the later one is routed to.
+        registered.sort_by_key(|spoke| spoke.created);
+        for spoke in &registered {
+            let Registration { region, instance, endpoint, deployments, draining, .. } = &spoke.registration;
+            let is_replaced = *draining && self.of(region).any(|other| !other.registration.draining);
+            if !is_replaced {
+                let route = routes.entry(region.clone()).or_insert_with(no_route);
+                route.instances.insert(instance.clone(), endpoint.clone());
+                route.deployments.extend(deployments.iter().cloned());
             }
         }
-        newest
+        for ((region, instance), lapsed) in &self.lapsed {
+            let route = routes.entry(region.clone()).or_insert_with(no_route);
+            if route.instances.len() < MAX_INSTANCES {
+                route.instances.entry(instance.clone()).or_insert_with(|| lapsed.endpoint.clone());
+            }
+            // The deployments of registered spokes are newer.
+            if self.of(region).next().is_none() {
+                route.deployments.extend(lapsed.deployments.iter().cloned());
+            }
+        }
+        routes
+    }
+
+    /// Returns the [representative](representatives) of each region.
+    pub fn representatives(&self) -> BTreeMap<&RegionId, &RegisteredSpoke> {
+        representatives(self.spokes.values())
     }
 
     /// Returns the model reports of all regions with a spoke.
     pub fn reports(&self) -> Reports<'_> {
-        let newest = self.newest().into_iter();
-        newest.map(|(region, spoke)| (region, &spoke.registration.models)).collect()
+        let each = self.representatives().into_iter();
+        each.map(|(region, spoke)| (region, &spoke.registration.models)).collect()
     }
 
     fn of(&self, region: &RegionId) -> impl Iterator<Item = &RegisteredSpoke> {
-        self.spokes.range((region.clone(), 0)..=(region.clone(), u64::MAX)).map(|(_, spoke)| spoke)
+        spokes_of(&self.spokes, region)
     }
 
-    fn lapse(&mut self, region: RegionId, route: RegionRoute, now: Instant) {
+    fn lapse(
+        &mut self,
+        spoke: (RegionId, InstanceName),
+        endpoint: HostPort,
+        deployments: BTreeSet<DeploymentName>,
+        now: Instant,
+    ) {
         let keep = if self.hold.is_some() { HOLD_MAX } else { self.lapsed_keep };
-        self.lapsed.insert(region, Lapsed { route, since: now, until: now + keep, unreachable_since: None });
+        let (until, unreachable_since) = (now + keep, None);
+        self.lapsed.insert(spoke, Lapsed { endpoint, deployments, since: now, until, unreachable_since });
     }
 
     /// Records a lost lease. If that makes a mass loss, the regions that lapsed in it are held.
@@ -311,10 +352,35 @@ impl Registry {
     }
 }
 
-fn route(spoke: &RegisteredSpoke) -> RegionRoute {
-    let Registration { region: _, endpoint, boot_id: _, deployments, capacity: _, models: _ } =
-        &spoke.registration;
-    RegionRoute { endpoint: endpoint.clone(), deployments: deployments.clone(), draining: false }
+fn spokes_of<'a>(
+    spokes: &'a BTreeMap<(RegionId, u64), RegisteredSpoke>,
+    region: &RegionId,
+) -> impl Iterator<Item = &'a RegisteredSpoke> {
+    spokes.range((region.clone(), 0)..=(region.clone(), u64::MAX)).map(|(_, spoke)| spoke)
+}
+
+/// Returns the spoke of each region that knows the most ready replicas, of several the latest: one that has just
+/// started has no status of them yet. It reports for its region, whose spokes serve the same replicas.
+pub fn representatives<'a>(
+    spokes: impl IntoIterator<Item = &'a RegisteredSpoke>,
+) -> BTreeMap<&'a RegionId, &'a RegisteredSpoke> {
+    let rank = |spoke: &RegisteredSpoke| {
+        let Registration { capacity, draining, .. } = &spoke.registration;
+        let ready = capacity.pools.iter().fold(0u64, |sum, pool| sum.saturating_add(pool.ready.into()));
+        (!draining, ready, spoke.created)
+    };
+    let mut best: BTreeMap<&RegionId, &RegisteredSpoke> = BTreeMap::new();
+    for spoke in spokes {
+        let known = best.entry(&spoke.registration.region).or_insert(spoke);
+        if rank(spoke) > rank(known) {
+            *known = spoke;
+        }
+    }
+    best
+}
+
+fn no_route() -> RegionRoute {
+    RegionRoute { instances: BTreeMap::new(), deployments: BTreeSet::new(), draining: false }
 }
 
 #[cfg(test)]

@@ -2,16 +2,16 @@
 
 use std::fmt::Display;
 
-use regions::{DeploymentName, Generation, RegionId};
+use regions::{DeploymentName, Generation, InstanceName, RegionId};
 
 crate::log::events! {
-    /// The region is registered with the hub.
-    info!(%region, hub, "region registered")
-    RegionRegistered<'a> { region: &'a RegionId, hub: &'a str }
+    /// The spoke is registered with the hub.
+    info!(%region, %instance, hub, "region registered")
+    RegionRegistered<'a> { region: &'a RegionId, instance: &'a InstanceName, hub: &'a str }
 
-    /// The hub no longer knows the lease of this region.
-    info!(%region, "region lease expired, registering again")
-    LeaseExpired<'a> { region: &'a RegionId }
+    /// The hub no longer knows the lease of this spoke.
+    info!(%region, %instance, "region lease expired, registering again")
+    LeaseExpired<'a> { region: &'a RegionId, instance: &'a InstanceName }
 
     /// The hub does not know these deployments, which are ready in this region. Apply them, or correct their names.
     warn!(

@@ -1,6 +1,6 @@
 //! The agent: client of the hub in each region.
 //!
-//! It registers the region, keeps the lease alive, reports at once when other deployments are ready, and registers
+//! It registers this spoke, keeps the lease alive, reports at once when other deployments are ready, and registers
 //! again when the hub no longer knows the lease. A keep-alive carries the region's capacity, and its response the
 //! replica floors of the hub's plan. While the hub is unreachable, the agent retries with backoff without limit;
 //! no request waits for it, and the failure is logged once, not at every attempt.
@@ -134,9 +134,14 @@ impl Agent {
                 Ok((lease.map_err(|error: LeaseIdError| HubFailure::Invalid(error.to_string()))?, response))
             });
             let Ok((lease, response)) = registered.await else { continue };
-            let Registration { deployments, capacity, models, .. } = registration;
-            let reported = RegionState { deployments, capacity, models };
-            RegionRegistered { region: &self.config.region, hub: self.config.hub.current() }.emit();
+            let Registration { instance, deployments, capacity, models, draining, .. } = registration;
+            let reported = RegionState { deployments, capacity, models, draining };
+            RegionRegistered {
+                region: &self.config.region,
+                instance: &instance,
+                hub: self.config.hub.current(),
+            }
+            .emit();
             self.lease = Some(lease);
             self.apply_response(&response, &reported.deployments);
             let period = Duration::from_millis(response.ttl_ms).mul_f64(KEEP_ALIVE_PART);
@@ -162,7 +167,8 @@ impl Agent {
                 }
                 Ok(None) => {
                     self.lease = None;
-                    return LeaseExpired { region: &self.config.region }.emit();
+                    return LeaseExpired { region: &self.config.region, instance: &self.config.instance }
+                        .emit();
                 }
                 // Logged by the connection.
                 Err(_) => {}
@@ -177,8 +183,11 @@ impl Agent {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 timer.tick().await;
-                let RegionState { deployments, capacity: _, models } = self.state();
-                if deployments != reported.deployments || models != reported.models {
+                let RegionState { deployments, capacity: _, models, draining } = self.state();
+                if deployments != reported.deployments
+                    || models != reported.models
+                    || draining != reported.draining
+                {
                     return;
                 }
             }
@@ -201,14 +210,17 @@ impl Agent {
 
     fn registration(&self) -> Registration {
         let boot_id = self.with_spoke(|spoke| spoke.boot_id());
-        let RegionState { deployments, capacity, models } = self.state();
+        let RegionState { deployments, capacity, models, draining } = self.state();
         Registration {
             region: self.config.region.clone(),
+            instance: self.config.instance.clone(),
             endpoint: self.config.advertise.clone(),
             boot_id,
             deployments,
             capacity,
             models,
+            draining,
+            scales: self.config.scaling.is_some(),
         }
     }
 
@@ -223,6 +235,7 @@ impl Agent {
             deployments: spoke.deployments_servable(now),
             capacity: spoke.capacity(now),
             models: spoke.models(now),
+            draining: spoke.is_draining(),
         })
     }
 

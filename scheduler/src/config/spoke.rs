@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use configuration::{ConfigFile, Files, Problem, section};
 use regions::region_list::find_region;
-use regions::{Catalogue, HostPort, RegionId};
+use regions::{Catalogue, HostPort, InstanceName, RegionId};
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
@@ -18,10 +18,13 @@ use scheduler_core::token::Token;
 use super::scaling::{REPLICAS_MAX, ScalingConfig, ScalingSection};
 
 section! {
-    /// Spoke: the ingress, agent and scaler of one region.
+    /// Spoke: an ingress and agent of one region, and its scaler.
     partial struct SpokeFile {
         /// Id of the region in the catalogue; may be given as `--region` instead.
         region: Option<String>;
+        /// Name of this spoke among those of its region; by default the host name and the port of `listen`. The
+        /// spokes of a region serve the same replicas: each lists all of them.
+        instance: Option<InstanceName>;
         /// Listener for gateways.
         listen: SocketAddr, like "\"IP:PORT\"";
         /// Address for gateways, with a name or an IP address: that of the listener, or of a load balancer in front.
@@ -71,6 +74,11 @@ section! {
     }
 }
 
+/// File in which the kernel names the host.
+const HOST_NAME: &str = "/proc/sys/kernel/hostname";
+/// Maximum length of the host name in a default instance name: that and a port are shorter than the longest name.
+const HOST_CHARS_MAX: usize = 58;
+
 /// Files of `[tls]`, for the ingress, which reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -87,6 +95,8 @@ pub struct TlsFiles {
 pub struct SpokeConfig {
     /// Region of the spoke.
     pub region: RegionId,
+    /// Name of the spoke within its region.
+    pub instance: InstanceName,
     /// Listen address of the ingress.
     pub listen: SocketAddr,
     /// Address at which gateways reach the ingress.
@@ -164,6 +174,7 @@ impl SpokeConfig {
         let config = || {
             Some(SpokeConfig {
                 region: region?,
+                instance: file.instance?.unwrap_or_else(|| default_instance(file.listen.as_ref())),
                 listen: file.listen?,
                 advertise: file.advertise?,
                 hub: file.hub?,
@@ -185,10 +196,20 @@ impl SpokeConfig {
 
     /// Returns the region's state before any replica has reported. `boot_id` is random at every start of a spoke.
     pub fn spoke(&self, boot_id: u64) -> Spoke {
-        let mut spoke = Spoke::new(self.region.clone(), boot_id, self.replicas.clone());
+        let spoke = Spoke::new(self.region.clone(), boot_id, self.replicas.clone());
+        let mut spoke = spoke.with_instance(self.instance.clone());
         spoke.limit_policy_age(self.policy_max_age, Instant::now());
         spoke
     }
+}
+
+/// Returns the host name and the port, which differ between the spokes of a region without any configuration.
+fn default_instance(listen: Option<&SocketAddr>) -> InstanceName {
+    let allowed = |letter: &char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    let host = std::fs::read_to_string(HOST_NAME).unwrap_or_default();
+    let host: String = host.chars().filter(allowed).take(HOST_CHARS_MAX).collect();
+    let port = listen.map_or(0, SocketAddr::port);
+    format!("{host}-{port}").parse().expect("a cut host name of allowed letters, with a port")
 }
 
 fn one_region(document: &ConfigFile<'_>, written: Option<String>, typed: Option<&str>) -> Option<String> {

@@ -327,6 +327,7 @@ mod tests {
     use super::super::Current;
     use super::super::term_start::start;
     use super::*;
+    use regions::HostPort;
     use scheduler_store::SimStore;
     use tokio::sync::watch;
 
@@ -359,7 +360,7 @@ mod tests {
     fn spoke(boot_id: u64) -> (String, Vec<u8>) {
         let region = "aws/us-east-1".parse().unwrap();
         let value = format!(
-            r#"{{"version":1,"region":"{region}","endpoint":"10.0.0.1:{boot_id}","boot_id":{boot_id},"deployments":[]}}"#
+            r#"{{"version":1,"region":"{region}","instance":"{boot_id}","endpoint":"10.0.0.1:{boot_id}","boot_id":{boot_id},"deployments":[]}}"#
         );
         (keys::spoke(&region, boot_id), value.into_bytes())
     }
@@ -500,7 +501,13 @@ mod tests {
         controller.apply_changes(changes);
         controller.execute().await.unwrap();
         let ports = current.borrow().as_ref().map(|published| {
-            published.table.regions.values().map(|route| route.endpoint.port()).collect::<Vec<_>>()
+            published
+                .table
+                .regions
+                .values()
+                .flat_map(|route| route.instances.values())
+                .map(HostPort::port)
+                .collect::<Vec<_>>()
         });
         assert_eq!(ports, Some(vec![2]));
     }

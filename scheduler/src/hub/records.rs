@@ -245,8 +245,7 @@ mod tests {
         KeyValue { key: key.to_owned(), value, create_revision: 3, mod_revision: 4, lease: None }
     }
 
-    const SPOKE: &str =
-        r#"{"version":1,"region":"aws/us-east-1","endpoint":"10.0.0.7:7100","boot_id":255,"deployments":[]}"#;
+    const SPOKE: &str = r#"{"version":1,"region":"aws/us-east-1","instance":"a","endpoint":"10.0.0.7:7100","boot_id":255,"deployments":[]}"#;
 
     #[test]
     fn a_spoke_is_read_from_its_own_key_only() {
@@ -283,7 +282,7 @@ mod tests {
             .map(|n: u64| format!("tenant-{:x}.embed-{n:04}", n.wrapping_mul(2_654_435_761)).parse().unwrap())
             .collect();
         let route = |at: u8| RegionRoute {
-            endpoint: ([10, 0, 0, at], 7100).into(),
+            instances: [("spoke-a".parse().unwrap(), ([10, 0, 0, at], 7100).into())].into(),
             deployments: names.iter().cloned().collect(),
             draining: false,
         };

@@ -1,22 +1,14 @@
 //! Replicas of each deployment for `GET /v1/rollout`: target and ready count by region and model.
 
-use std::collections::BTreeMap;
-
 use regions::{DeploymentName, NextRevision, RegionId, RouteTable};
 use scheduler_api::apply::{DeploymentReplicasV1, RegionReplicasV1};
 use scheduler_api::deployment::engine_v1;
 use scheduler_api::revision::{ReplicaRevisions, next_v1, revision_replicas_v1};
-use scheduler_core::registry::RegisteredSpoke;
+use scheduler_core::registry::{RegisteredSpoke, representatives};
 
 /// Returns the replicas of each deployment of a table, from the latest reports of the regions.
 pub(super) fn list(table: &RouteTable, spokes: Vec<RegisteredSpoke>) -> Vec<DeploymentReplicasV1> {
-    let mut newest: BTreeMap<RegionId, RegisteredSpoke> = BTreeMap::new();
-    for standing in spokes {
-        let region = standing.registration.region.clone();
-        if newest.get(&region).is_none_or(|known| known.created < standing.created) {
-            newest.insert(region, standing);
-        }
-    }
+    let reporting = representatives(&spokes);
     let each = table.deployments.iter().map(|(name, deployment)| {
         let served = table.revision(name);
         DeploymentReplicasV1 {
@@ -25,7 +17,7 @@ pub(super) fn list(table: &RouteTable, spokes: Vec<RegisteredSpoke>) -> Vec<Depl
             engine: engine_v1(deployment.engine),
             revision: served.map(|served| served.current.to_string()),
             next: served.and_then(|served| served.next.as_ref()).map(|next: &NextRevision| next_v1(next)),
-            regions: newest
+            regions: reporting
                 .iter()
                 .filter_map(|(region, standing)| in_region(name, region, standing))
                 .collect(),

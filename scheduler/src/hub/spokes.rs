@@ -1,6 +1,9 @@
 //! Registration, keep-alive and deregistration of spokes: the writes to the store, and the response with the lease and
 //! the replica floors of the plan.
 //!
+//! An instance name belongs to one spoke of its region at a time: a second one is rejected until the lease of the
+//! first has ended, since gateways and operators would take the two for one.
+//!
 //! A spoke is one key under one lease. The response is sent when the store has the write on disk; the route table
 //! follows shortly after, when the leader's watch delivers the change.
 
@@ -30,7 +33,7 @@ pub(super) async fn register<S: Store>(
     body: Body,
 ) -> Result<Json<LeaseV1>, ErrorResponse> {
     let registration = Registration::try_from(json::<RegisterV1>(body)?)?;
-    let Registration { region, endpoint, boot_id, deployments, capacity: _, models: _ } = &registration;
+    let Registration { region, instance, endpoint, boot_id, deployments, .. } = &registration;
     api.check_region(region)?;
     let key = keys::spoke(region, *boot_id);
     let registered = api.store.range(&keys::spokes_of(region)).await?.entries;
@@ -41,6 +44,23 @@ pub(super) async fn register<S: Store>(
         );
         return Err(ErrorResponse::new(Code::Overloaded, message).with_field("region"));
     }
+    let others = registered.iter().filter(|entry| entry.key != key);
+    // A record that cannot be read belongs to a hub of another version; the controller logs it.
+    let mut others = others.filter_map(|entry| records::spoke(entry).ok());
+    if let Some(other) = others.find(|other| registration.scales || other.registration.scales) {
+        let message = format!(
+            "A spoke with [scaling] is the only one of its region, since others do not know the replicas that it starts; {region} \
+             has {instance} and {}. Stop one of them, or wait until its lease has expired.",
+            other.registration.instance
+        );
+        return Err(ErrorResponse::new(Code::Conflict, message).with_field("scales"));
+    }
+    let name_key = keys::instance(region, instance);
+    let name = api.store.get(&name_key).await?;
+    let own_name = format!("{boot_id:016x}").into_bytes();
+    if name.as_ref().is_some_and(|name| *name.value != *own_name) {
+        return Err(instance_in_use(&registration));
+    }
     let lease = api.store.lease_grant(api.lease_ttl, Instant::now()).await?;
     let id = LeaseId::from_random(rand::random());
     let holder = LeaseHolder { region: region.clone(), boot_id: *boot_id };
@@ -48,13 +68,17 @@ pub(super) async fn register<S: Store>(
     let then = vec![
         put(key, records::packed(&RegisterV1::from(&registration))),
         put(keys::lease(&holder), id.to_string().into_bytes()),
+        put(name_key.clone(), own_name),
     ];
-    api.store.txn(Txn { when: Vec::new(), then }).await?;
+    let when = vec![Compare::ModRevision(name_key, name.map_or(0, |name| name.mod_revision))];
+    if !api.store.txn(Txn { when, then }).await?.succeeded {
+        return Err(instance_in_use(&registration));
+    }
     if let Some(previous) = before.and_then(|entry| entry.lease) {
         // It holds no key any more; if the revocation fails, it expires.
         api.store.lease_revoke(previous).await.ok();
     }
-    SpokeRegistered { region, boot_id: *boot_id, endpoint, lease: lease.0 }.emit();
+    SpokeRegistered { region, instance, boot_id: *boot_id, endpoint, lease: lease.0 }.emit();
     Ok(Json(lease_response(&api, id, region, deployments)))
 }
 
@@ -85,13 +109,15 @@ async fn update<S: Store>(
 ) -> Result<RegionId, ErrorResponse> {
     let mut registration = records::spoke(&entry)?.registration;
     let region = registration.region.clone();
-    let RegionState { deployments, capacity, models } = state;
-    let same = registration.deployments == deployments && registration.models == models;
+    let RegionState { deployments, capacity, models, draining } = state;
+    let same = registration.deployments == deployments
+        && registration.models == models
+        && registration.draining == draining;
     if same && are_similar(&capacity, &registration.capacity) {
         return Ok(region);
     }
     (registration.deployments, registration.capacity) = (deployments, capacity);
-    registration.models = models;
+    (registration.models, registration.draining) = (models, draining);
     let value = records::packed(&RegisterV1::from(&registration));
     let KeyValue { key, mod_revision, .. } = entry;
     let when = vec![Compare::ModRevision(key.clone(), mod_revision)];
@@ -136,6 +162,14 @@ async fn lease_of<S: Store>(
         entry.lease.filter(|_| given.matches(id))
     });
     lease.ok_or_else(lease_not_found)
+}
+
+fn instance_in_use(Registration { region, instance, .. }: &Registration) -> ErrorResponse {
+    let message = format!(
+        "{region} has another spoke with the instance name {instance}; give each spoke of a region its own `instance`. If \
+         the other one is this spoke before it was killed, the name is free when that lease has expired."
+    );
+    ErrorResponse::new(Code::InstanceInUse, message).with_field("instance")
 }
 
 fn lease_not_found() -> ErrorResponse {

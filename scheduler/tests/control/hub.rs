@@ -1,6 +1,6 @@
 //! Tests of the hub over HTTP.
 
-use super::world::{AMERICA, EUROPE, Hub, Lease, config, port, ready, registration, table, until};
+use super::world::{AMERICA, EUROPE, Hub, Lease, config, port, ports, ready, registration, table, until};
 use regions::Generation;
 use scheduler_api::paths;
 use scheduler_core::registry::SPOKES_PER_REGION_MAX;
@@ -75,22 +75,23 @@ async fn a_region_keeps_its_route_for_the_grace_period_after_its_last_spoke() {
 }
 
 #[tokio::test]
-async fn of_two_spokes_of_a_region_the_latest_is_in_the_route_table() {
+async fn all_spokes_of_a_region_are_in_the_route_table_until_they_drain() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let old = hub.register(EUROPE, 7100, 1, &[]).await;
     let new = hub.register(EUROPE, 7200, 2, &[]).await;
-    let routes = hub.until_routes("the new one has it", |table| port(table, EUROPE) == Some(7200)).await;
-    assert_eq!(hub.keep_alive(&old, &["minilm"]).await.0, 200, "the lease of the old one is unaffected");
-    assert_eq!(hub.routes().await.generation, routes.generation);
+    hub.until_routes("both are there", |table| ports(table, EUROPE) == [7100, 7200]).await;
+    assert_eq!(hub.keep_alive(&old, &["minilm"]).await.0, 200, "their leases are independent");
+    let draining = json!({"version": 1, "deployments": [], "draining": true}).to_string();
+    assert_eq!(hub.post(&new.keep_alive_path(), draining).await.0, 200);
+    hub.until_routes("it drains", |table| ports(table, EUROPE) == [7100]).await;
     assert_eq!(hub.deregister(&new).await, 204);
-    hub.until_routes("the old one has it back", |table| port(table, EUROPE) == Some(7100)).await;
     assert_eq!(hub.deregister(&new).await, 404);
 
     let again = hub.register(EUROPE, 7101, 1, &[]).await;
     assert_ne!(again, old);
     assert_eq!(hub.keep_alive(&old, &[]).await.0, 404, "registering again replaces the lease");
-    hub.until_routes("it has moved", |table| port(table, EUROPE) == Some(7101)).await;
+    hub.until_routes("it has moved", |table| ports(table, EUROPE) == [7101]).await;
     hub.stop().await;
 }
 
@@ -183,6 +184,56 @@ async fn limit_of_spokes_per_region_is_enforced() {
     hub.stop().await;
 }
 
+/// Two spokes with one name would take each other's place in the table and in the views of operators.
+#[tokio::test]
+async fn an_instance_name_belongs_to_one_spoke_until_its_lease_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let named = |boot_id: u64| {
+        let mut message: Value = serde_json::from_str(&registration(EUROPE, 7100, boot_id, &[])).unwrap();
+        message["instance"] = json!("a");
+        message.to_string()
+    };
+    let (status, _, first) = hub.post(paths::SPOKES, named(1)).await;
+    assert_eq!(status, 200);
+    let (status, code, body) = hub.post(paths::SPOKES, named(2)).await;
+    assert_eq!(
+        (status, code.as_str(), &body["error"]["param"]),
+        (409, "instance_in_use", &json!("instance"))
+    );
+    let (status, _, again) = hub.post(paths::SPOKES, named(1)).await;
+    assert_eq!(status, 200, "the same process registers again");
+    assert_ne!(first["lease"], again["lease"]);
+    // The lease of the first registration has been revoked, and the name stays.
+    let (status, ..) = hub.post(paths::SPOKES, named(2)).await;
+    assert_eq!(status, 409);
+    assert_eq!(hub.deregister(&Lease::of(EUROPE, 1, &again)).await, 204);
+    let (status, ..) = hub.post(paths::SPOKES, named(2)).await;
+    assert_eq!(status, 200, "it was deregistered");
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_spoke_that_starts_replicas_is_the_only_one_of_its_region() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let with = |boot_id: u64, scales: bool| {
+        let mut message: Value = serde_json::from_str(&registration(EUROPE, 7100, boot_id, &[])).unwrap();
+        message["scales"] = json!(scales);
+        message.to_string()
+    };
+    let (status, _, first) = hub.post(paths::SPOKES, with(1, true)).await;
+    assert_eq!(status, 200);
+    for scales in [false, true] {
+        let (status, code, body) = hub.post(paths::SPOKES, with(2, scales)).await;
+        assert_eq!((status, code.as_str(), &body["error"]["param"]), (409, "conflict", &json!("scales")));
+    }
+    assert_eq!(hub.deregister(&Lease::of(EUROPE, 1, &first)).await, 204);
+    assert_eq!(hub.post(paths::SPOKES, with(2, false)).await.0, 200);
+    assert_eq!(hub.post(paths::SPOKES, with(3, true)).await.0, 409);
+    hub.stop().await;
+}
+
 #[tokio::test]
 async fn invalid_input_is_a_4xx_that_names_the_field() {
     let dir = tempfile::tempdir().unwrap();
@@ -209,6 +260,7 @@ async fn invalid_input_is_a_4xx_that_names_the_field() {
         "gcp/europe-west4",
     );
     check(with("region", json!("europe")).await, 400, invalid, json!("region"), "cloud/name");
+    check(with("instance", json!("a b")).await, 400, invalid, json!("instance"), "spoke-a");
     check(with("endpoint", json!("here")).await, 400, invalid, json!("endpoint"), "HOST:PORT");
     check(with("deployments", json!(["a b"])).await, 400, invalid, json!("deployments[0]"), "a b");
     check(with("version", json!(2)).await, 400, "invalid_json", json!(null), "version 2");

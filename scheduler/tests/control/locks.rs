@@ -25,7 +25,7 @@ impl Subject for Hub {
     const FAILED_MAX: usize = 2;
 
     async fn drive(&self) -> usize {
-        let spoke = json!({"version": 1, "region": AMERICA, "endpoint": "10.0.0.1:8081", "boot_id": 1,
+        let spoke = json!({"version": 1, "region": AMERICA, "instance": "a", "endpoint": "10.0.0.1:8081", "boot_id": 1,
                            "deployments": ["minilm"]});
         let class =
             json!({"deployment": "minilm", "residency": null, "origin": AMERICA, "tokens_per_second": 1});

@@ -25,7 +25,7 @@ fn capacity(tokens_per_second: u64) -> Value {
 }
 
 async fn register(hub: &Hub, region: &str, port: u16, tokens_per_second: u64) -> Lease {
-    let message = json!({"version": 1, "region": region, "endpoint": format!("10.0.0.1:{port}"), "boot_id": port,
+    let message = json!({"version": 1, "region": region, "instance": port.to_string(), "endpoint": format!("10.0.0.1:{port}"), "boot_id": port,
                          "deployments": ["minilm", "minilm-eu"], "capacity": capacity(tokens_per_second)});
     let (status, _, body) = hub.post(paths::SPOKES, message.to_string()).await;
     assert_eq!(status, 200, "{body}");

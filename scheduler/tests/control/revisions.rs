@@ -32,7 +32,7 @@ async fn report(hub: &Hub, boot_id: u64, models: &[(&str, &str, u32)]) {
                "engine": {"kind": "cpu", "precision": precision}, "replicas": ready, "ready": ready})
     };
     let models: Vec<_> = models.iter().map(model).collect();
-    let body = json!({"version": 1, "region": AMERICA, "endpoint": "10.0.0.1:7100", "boot_id": boot_id,
+    let body = json!({"version": 1, "region": AMERICA, "instance": boot_id.to_string(), "endpoint": "10.0.0.1:7100", "boot_id": boot_id,
                       "deployments": ["d"], "models": [{"name": "d", "models": models}]});
     let (status, _, body) = hub.post(paths::SPOKES, body.to_string()).await;
     assert_eq!(status, 200, "{body}");

@@ -181,14 +181,20 @@ impl Hub {
 }
 
 pub(crate) fn registration(region: &str, port: u16, boot_id: u64, ready: &[&str]) -> String {
-    json!({"version": 1, "region": region, "endpoint": format!("10.0.0.1:{port}"), "boot_id": boot_id,
+    json!({"version": 1, "region": region, "instance": boot_id.to_string(), "endpoint": format!("10.0.0.1:{port}"), "boot_id": boot_id,
            "deployments": ready})
     .to_string()
 }
 
-/// Returns the port of a region in the table.
+/// Returns the ports of a region's spokes in the table.
+pub(crate) fn ports(table: &RouteTable, region: &str) -> Vec<u16> {
+    let instances = table.regions.get(region).map(|route| &route.instances);
+    instances.into_iter().flat_map(|all| all.values().map(|endpoint| endpoint.port())).collect()
+}
+
+/// Returns the port of the first spoke of a region in the table.
 pub(crate) fn port(table: &RouteTable, region: &str) -> Option<u16> {
-    table.regions.get(region).map(|route| route.endpoint.port())
+    ports(table, region).first().copied()
 }
 
 /// Returns the ready deployments of a region in the table.

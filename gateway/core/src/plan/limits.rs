@@ -2,6 +2,7 @@
 //! number of attempts.
 
 use crate::budget::Budgets;
+use crate::instances::InstanceIndex;
 use crate::outcome::AttemptFailure;
 use std::time::{Duration, Instant};
 
@@ -15,12 +16,16 @@ pub(super) struct RetryLimits {
     retry: bool,
     first_byte: bool,
     evacuation: bool,
+    /// The attempt at another instance of the same region.
+    instance: bool,
 }
 
 /// Attempt in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunningAttempt<K> {
     pub(super) target: K,
+    /// Instance of the region; `None` for a replica.
+    pub(super) instance: Option<InstanceIndex>,
     pub(super) sent: Instant,
     pub(super) first_byte_deadline: Option<Instant>,
     pub(super) timed_out: bool,
@@ -49,6 +54,7 @@ impl RetryLimits {
             retry: false,
             first_byte: false,
             evacuation: false,
+            instance: false,
         }
     }
 
@@ -103,6 +109,23 @@ impl RetryLimits {
         let used = self.used(failure);
         let is_paid = !*used && budgets.pay(failure, target, now);
         *used |= is_paid;
+        is_paid
+    }
+
+    /// Returns whether the attempt at another instance was not used.
+    pub(super) fn allows_instance(&self) -> bool {
+        !self.instance
+    }
+
+    /// Pays for the attempt at another instance of `target`; returns whether it was allowed and paid.
+    pub(super) fn withdraw_instance<K: Copy + Ord>(
+        &mut self,
+        target: K,
+        budgets: &mut Budgets<K>,
+        now: Instant,
+    ) -> bool {
+        let is_paid = !self.instance && budgets.pay(AttemptFailure::FirstByteTimeout, target, now);
+        self.instance |= is_paid;
         is_paid
     }
 

@@ -92,8 +92,13 @@ impl<K: Copy + Ord> ReplicaPlan<K> {
         self.attempted.push(replica);
         (self.is_replayed, self.is_released) = (false, false);
         let first_byte_deadline = first_byte.map(|after| now + after);
-        self.running =
-            Some(RunningAttempt { target: replica, sent: now, first_byte_deadline, timed_out: false });
+        self.running = Some(RunningAttempt {
+            target: replica,
+            instance: None,
+            sent: now,
+            first_byte_deadline,
+            timed_out: false,
+        });
     }
 
     /// Returns the step after no replica was selected; `may_become_ready`: one may be, so that the request can be held.

@@ -26,7 +26,12 @@ fn after(
     (0..1000).for_each(|_| budgets.hedge.deposit());
     let timeouts =
         |_: RegionIndex| AttemptTimeouts { first_byte: Some(SECOND / 10), hedge: Some(SECOND / 20) };
-    let view = RegionView { health: &|_| Health::Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts };
+    let view = RegionView {
+        health: &|_| Health::Healthy,
+        load: &|_| RegionLoad::Light,
+        timeouts: &timeouts,
+        instance: &|_, _| None,
+    };
     let mut plan = RequestPlan::new(vec![region(0), region(1), region(2)], true, now + SECOND);
     let first = plan.start(view, &mut budgets, now);
     assert!(matches!(first, Step::Send { region: to, .. } if to == region(0)), "{first:?}");

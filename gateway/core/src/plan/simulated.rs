@@ -87,8 +87,12 @@ impl HedgingSimulation {
                 .filter(|_| remedies != Remedies::None),
             hedge: targets.hedge_after(region, deployment, size),
         };
-        let view =
-            RegionView { health: &|_| Health::Healthy, load: &|_| RegionLoad::Light, timeouts: &timeouts };
+        let view = RegionView {
+            health: &|_| Health::Healthy,
+            load: &|_| RegionLoad::Light,
+            timeouts: &timeouts,
+            instance: &|_, _| None,
+        };
         decide(view, budgets, *now)
     }
 

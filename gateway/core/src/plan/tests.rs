@@ -102,7 +102,7 @@ impl PlanScenario {
         };
         let timeouts =
             |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: Some(HEDGE_AFTER) };
-        let view = RegionView { health: &health, load: &load, timeouts: &timeouts };
+        let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &|_, _| None };
         decide(plan, view, budgets, *now)
     }
 
@@ -145,12 +145,13 @@ impl PlanScenario {
 }
 
 fn send(to: u16, attempt: u32, cause: AttemptCause) -> Step {
-    Step::Send { region: region(to), attempt, cause, instead_of: None }
+    Step::Send { region: region(to), instance: None, attempt, cause, instead_of: None }
 }
 
 fn instead(of: u16, to: u16, attempt: u32) -> Step {
     Step::Send {
         region: region(to),
+        instance: None,
         attempt,
         cause: AttemptCause::FirstByteTimeout,
         instead_of: Some(region(of)),
@@ -363,13 +364,13 @@ proptest! {
         let health = |at: RegionIndex| match mark(at) { 0 => Health::Down, 1 => Health::Suspect, _ => Health::Healthy };
         let load = |at: RegionIndex| match mark(at) { 2 => RegionLoad::Full, 3 => RegionLoad::Busy, _ => RegionLoad::Light };
         let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: Some(HEDGE_AFTER) };
-        let view = RegionView { health: &health, load: &load, timeouts: &timeouts };
+        let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &|_, _| None };
         let mut running: Vec<RegionIndex> = Vec::new();
         let (mut sent, mut extra, mut ended) = (0, 0, false);
         let mut step = plan.start(view, &mut budgets, now);
         for (failure, wakes, wait_ms, which) in events {
             match step {
-                Step::Send { region: to, attempt, cause, instead_of } => {
+                Step::Send { region: to, instance: _, attempt, cause, instead_of } => {
                     sent += 1;
                     extra += u32::from(!matches!(cause, AttemptCause::First | AttemptCause::Replay));
                     prop_assert!(allowed.contains(&(to.as_usize() as u16)), "{:?} is not allowed", to);
@@ -412,4 +413,89 @@ proptest! {
             prop_assert_eq!(extra, 0);
         }
     }
+}
+
+/// Scenario of a request whose first region has two instances, of which the others than the failed ones are
+/// alternatives.
+fn with_instances(order: &[u16], events: &[Event]) -> Vec<(Step, Option<InstanceIndex>)> {
+    let now = some_instant();
+    let (mut budgets, mut at) = (budgets(Rich, now), now);
+    let order = order.iter().copied().map(region).collect();
+    let mut plan = RequestPlan::new(order, false, now + SECOND);
+    let instance = |of: RegionIndex, failed: &[InstanceIndex]| {
+        let both = [0, 1].map(|number| InstanceIndex::new(of, number));
+        let left = both.into_iter().find(|instance| !failed.contains(instance));
+        Some(SelectedInstance { instance: left.unwrap_or(both[0]), is_alternative: left.is_some() })
+    };
+    let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: None };
+    let view = RegionView {
+        health: &|_| Health::Healthy,
+        load: &|_| RegionLoad::Light,
+        timeouts: &timeouts,
+        instance: &instance,
+    };
+    let mut steps = vec![plan.start(view, &mut budgets, now)];
+    for event in events {
+        steps.push(match *event {
+            Fails(of, failure) => plan.failed(region(of), failure, view, &mut budgets, at),
+            Passes(time) => {
+                at += time;
+                match plan.expired_timer(at) {
+                    Some(ExpiredTimer::FirstByte(late)) => {
+                        plan.first_byte_timed_out(late, view, &mut budgets, at)
+                    }
+                    _ => Step::Wait,
+                }
+            }
+        });
+    }
+    let instance_of = |step: &Step| match step {
+        Step::Send { instance, .. } => *instance,
+        _ => None,
+    };
+    steps.iter().map(|step| (*step, instance_of(step))).collect()
+}
+
+#[test]
+fn a_request_continues_at_another_instance_of_its_region_and_then_in_the_next_region() {
+    let sent = |order: &[u16], events: &[Event]| -> Vec<Option<(u16, u32)>> {
+        let at = |instance: InstanceIndex| {
+            let number = u32::from(instance != InstanceIndex::new(instance.region(), 0));
+            (instance.region().as_usize() as u16, number)
+        };
+        with_instances(order, events).into_iter().map(|(_, instance)| instance.map(at)).collect()
+    };
+    for failure in [Unreachable, WrongPeer, RegionDown] {
+        let steps = sent(&[0, 1], &[Fails(0, failure), Fails(0, Unreachable), Fails(1, Unreachable)]);
+        assert_eq!(steps, [Some((0, 0)), Some((0, 1)), Some((1, 0)), None], "{failure:?}");
+        assert_eq!(sent(&[0], &[Fails(0, failure), Fails(0, failure)]), [Some((0, 0)), Some((0, 1)), None]);
+    }
+    // All instances have the same replicas, so another region is better.
+    assert_eq!(sent(&[0, 1], &[Fails(0, Declined)]), [Some((0, 0)), Some((1, 0))]);
+    assert_eq!(sent(&[0, 1], &[Passes(LATE_AFTER)]), [Some((0, 0)), Some((1, 0))]);
+    assert_eq!(sent(&[0], &[Fails(0, Declined)]), [Some((0, 0)), Some((0, 1))]);
+    assert_eq!(sent(&[0], &[Passes(LATE_AFTER), Passes(LATE_AFTER)]), [Some((0, 0)), Some((0, 1)), None]);
+    // A replay is no failure of the instance, but a second closed connection is: it was killed.
+    let killed = [Fails(0, StaleConnection), Fails(0, StaleConnection)];
+    assert_eq!(sent(&[0], &killed), [Some((0, 0)), Some((0, 0)), Some((0, 1))]);
+    assert_eq!(sent(&[0], &[Fails(0, StaleConnection)]), [Some((0, 0)), Some((0, 0))]);
+}
+
+#[test]
+fn without_a_budget_no_request_moves_to_another_instance() {
+    let now = some_instant();
+    let mut poor = budgets(Poor, now);
+    let mut plan = RequestPlan::new(vec![region(0)], false, now + SECOND);
+    let instance = |of: RegionIndex, _: &[InstanceIndex]| {
+        Some(SelectedInstance { instance: InstanceIndex::new(of, 0), is_alternative: true })
+    };
+    let timeouts = |_: RegionIndex| AttemptTimeouts::default();
+    let view = RegionView {
+        health: &|_| Health::Healthy,
+        load: &|_| RegionLoad::Light,
+        timeouts: &timeouts,
+        instance: &instance,
+    };
+    plan.start(view, &mut poor, now);
+    assert_eq!(plan.failed(region(0), Unreachable, view, &mut poor, now), Step::NoRegionReachable);
 }

@@ -3,6 +3,7 @@
 use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
+use gateway_core::instances::InstanceIndex;
 use gateway_core::route::{
     Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, departure, route,
 };
@@ -120,7 +121,11 @@ impl Situation {
         let mut credits = Spill::default();
         for (number, state) in self.regions.iter().enumerate() {
             if let Some(tokens) = state.credit {
-                credits.set_credits(at(number), [(&self.deployment, tokens)], self.now);
+                credits.set_credits(
+                    InstanceIndex::new(at(number), 0),
+                    [(&self.deployment, tokens)],
+                    self.now,
+                );
             }
         }
         credits

@@ -49,7 +49,7 @@ impl Scene {
         let mut trail = Trail::default();
         for _ in 0..attempts {
             let attempt =
-                trail.began(region, AttemptCause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
+                trail.began(region, None, AttemptCause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
             trail.ended(attempt, AttemptEnd::Responded { status: 200 }, arrived + Duration::from_millis(1));
         }
         WriterMessage::Finished(Arc::new(FinishedRequest {

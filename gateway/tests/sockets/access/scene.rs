@@ -83,7 +83,7 @@ impl Region {
         let lookups = Queues::tokens(&queues.lookups);
         let load = json!({"name": "m", "ready": 1, "pending_tokens": lookups + Queues::tokens(&queues.bulk),
                           "interactive_tokens": lookups, "tokens_per_second": self.speed as f64});
-        json!({"version": 1, "region": PLACE, "boot_id": 1, "sequence": sequence, "draining": false, "deployments": [load]})
+        json!({"version": 1, "region": PLACE, "instance": "a", "boot_id": 1, "sequence": sequence, "draining": false, "deployments": [load]})
     }
 
     /// Computes the queue, interactive requests first, one after another; never returns.
@@ -154,7 +154,8 @@ impl Scene {
             .fallback(compute)
             .with_state(region.clone());
         let endpoint = hub::serve(door).await.to_string();
-        let regions = [json!({"id": PLACE, "endpoint": endpoint, "deployments": ["m"]})];
+        let regions =
+            [json!({"id": PLACE, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m"]})];
         let hub = hub::hub(1, 1, &regions, &[hub::deployment("m", Value::Null)]).await;
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in

@@ -104,7 +104,9 @@ impl Region {
 
     async fn start(id: &str, ready: bool) -> Region {
         let (replica, at) = Replica::start(ready).await;
-        let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![at.into()])));
+        let spoke = Arc::new(Mutex::new(
+            Spoke::new(id.parse().unwrap(), 1, vec![at.into()]).with_instance("a".parse().unwrap()),
+        ));
         let signals = IngressSignals::default();
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
@@ -236,7 +238,7 @@ pub(crate) struct Edge {
 
 impl Edge {
     pub(crate) async fn before(regions: &[(&str, &Region)]) -> Edge {
-        let route = |(id, region): &(&str, &Region)| json!({"id": id, "endpoint": region.door.to_string(), "deployments": ["m"]});
+        let route = |(id, region): &(&str, &Region)| json!({"id": id, "instances": [{"name": "a", "endpoint": region.door.to_string()}], "deployments": ["m"]});
         let routes: Vec<_> = regions.iter().map(route).collect();
         let hub = hub::hub(1, 1, &routes, &[hub::deployment("m", Value::Null)]).await;
         let dir = tempfile::tempdir().unwrap();

@@ -262,7 +262,7 @@ impl Region {
         let speed = if queue > 0 { 1000.0 } else { 0.0 };
         let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": queue, "tokens_per_second": speed});
         let report = json!({
-            "version": 1, "region": self.id, "boot_id": 1, "sequence": sequence, "draining": false,
+            "version": 1, "region": self.id, "instance": "a", "boot_id": 1, "sequence": sequence, "draining": false,
             "deployments": [load("anywhere"), load("locked")],
         });
         let wire: ReportV1 = serde_json::from_value(report).expect("a report as a spoke sends it");

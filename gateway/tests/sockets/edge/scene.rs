@@ -60,7 +60,7 @@ impl Scene {
             regions.insert(id, region);
             addresses.insert(id, address);
             rows.push(
-                json!({"id": id, "endpoint": address.to_string(), "deployments": ["anywhere", "locked"]}),
+                json!({"id": id, "instances": [{"name": "a", "endpoint": address.to_string()}], "deployments": ["anywhere", "locked"]}),
             );
         }
         let hub = hub(rows).await;

@@ -84,7 +84,7 @@ impl Region {
 
 async fn report(axum::Json(question): axum::Json<ExchangeRequestV1>) -> axum::Json<ReportV1> {
     let report = json!({
-        "version": 1, "region": REGION, "boot_id": 1, "sequence": question.sequence, "draining": false,
+        "version": 1, "region": REGION, "instance": "a", "boot_id": 1, "sequence": question.sequence, "draining": false,
         "deployments": [{"name": "anywhere", "ready": 1, "pending_tokens": 0, "tokens_per_second": 0.0}],
     });
     axum::Json(serde_json::from_value(report).expect("a report as a spoke sends it"))
@@ -126,7 +126,9 @@ pub(crate) struct Edge {
 impl Scene {
     pub(crate) async fn new() -> Scene {
         let (region, address) = Region::start().await;
-        let regions = [json!({"id": REGION, "endpoint": address.to_string(), "deployments": ["anywhere"]})];
+        let regions = [
+            json!({"id": REGION, "instances": [{"name": "a", "endpoint": address.to_string()}], "deployments": ["anywhere"]}),
+        ];
         let hub = hub::hub(1, 1, &regions, &[hub::deployment("anywhere", Value::Null)]).await;
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("key"), "k").unwrap();

@@ -130,7 +130,7 @@ impl Scene {
                 Link::Direct => region.network.door,
             };
             let endpoint = endpoint.to_string();
-            rows.push(json!({"id": id, "endpoint": endpoint, "deployments": ["anywhere", "locked"]}));
+            rows.push(json!({"id": id, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["anywhere", "locked"]}));
             regions.insert(id, region);
         }
         std::fs::write(dir.path().join("key"), "k").unwrap();
@@ -283,7 +283,9 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
         tls,
         operations: Some(operations),
     };
-    let spoke = Arc::new(Mutex::new(Spoke::new(region.clone(), 1, vec![replica.into()])));
+    let spoke = Arc::new(Mutex::new(
+        Spoke::new(region.clone(), 1, vec![replica.into()]).with_instance("a".parse().unwrap()),
+    ));
     let (stop, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
     let shutdown = async { drop(stopped.await) };

@@ -33,8 +33,10 @@ impl Liar {
             let question: Value = serde_json::from_slice(&body).unwrap();
             let load = json!({"name": "m", "ready": 1_000_000, "pending_tokens": 0, "interactive_tokens": 0,
                               "tokens_per_second": 1e300, "granted_tokens": u64::MAX});
-            axum::Json(json!({"version": 1, "region": FAR, "boot_id": 1, "sequence": question["sequence"],
-                              "draining": false, "deployments": [load]}))
+            axum::Json(
+                json!({"version": 1, "region": FAR, "instance": "a", "boot_id": 1, "sequence": question["sequence"],
+                              "draining": false, "deployments": [load]}),
+            )
         };
         let takes = liar.clone();
         let compute = move || async move {

@@ -67,7 +67,9 @@ async fn region(
     replica: SocketAddr,
     stopped: impl Future<Output = ()> + Send + 'static,
 ) -> SocketAddr {
-    let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica.into()])));
+    let spoke = Arc::new(Mutex::new(
+        Spoke::new(id.parse().unwrap(), 1, vec![replica.into()]).with_instance("a".parse().unwrap()),
+    ));
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: id.parse().unwrap(),
@@ -85,7 +87,7 @@ async fn region(
 }
 
 async fn hub(near: SocketAddr, far: SocketAddr) -> SocketAddr {
-    let at = |id: &str, at: SocketAddr| json!({"id": id, "endpoint": at.to_string(), "deployments": ["m"]});
+    let at = |id: &str, at: SocketAddr| json!({"id": id, "instances": [{"name": "a", "endpoint": at.to_string()}], "deployments": ["m"]});
     let deployment = json!({"name": "m", "task": "embed", "model": "pypi://m",
         "engine": {"kind": "cpu", "precision": "f32"}, "residency": null, "regions": []});
     let table = json!({"version": 1, "epoch": 1, "generation": 1, "regions": [at(NEAR, near), at(FAR, far)],

@@ -172,7 +172,7 @@ impl Region {
         let load =
             |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "tokens_per_second": SPEED});
         let report = json!({
-            "version": 1, "region": self.id, "boot_id": 1, "sequence": sequence, "draining": false,
+            "version": 1, "region": self.id, "instance": "a", "boot_id": 1, "sequence": sequence, "draining": false,
             "deployments": [load("anywhere"), load("locked")],
         });
         let wire: ReportV1 = serde_json::from_value(report).expect("a report as a spoke sends it");
@@ -243,7 +243,7 @@ impl Scene {
             let (region, address) = Region::start(id, script).await;
             regions.insert(id, region);
             rows.push(
-                json!({"id": id, "endpoint": address.to_string(), "deployments": ["anywhere", "locked"]}),
+                json!({"id": id, "instances": [{"name": "a", "endpoint": address.to_string()}], "deployments": ["anywhere", "locked"]}),
             );
         }
         let hub =

@@ -50,7 +50,7 @@ pub(crate) fn plan(generation: u64, rows: &[Value]) -> Value {
 
 /// Returns a table in which these regions drain.
 pub(crate) fn table(generation: u64, regions: [SocketAddr; 2], draining: &[&str]) -> Value {
-    let at = |id: &str, at: SocketAddr| json!({"id": id, "endpoint": at.to_string(), "deployments": ["m", "m-us"], "draining": draining.contains(&id)});
+    let at = |id: &str, at: SocketAddr| json!({"id": id, "instances": [{"name": "a", "endpoint": at.to_string()}], "deployments": ["m", "m-us"], "draining": draining.contains(&id)});
     let deployment = |name: &str, residency: Value| {
         json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
                "residency": residency, "regions": []})
@@ -75,7 +75,7 @@ pub(crate) async fn region(id: &'static str) -> SocketAddr {
             tokio::time::sleep(AWAY).await;
         }
         axum::Json(
-            json!({"version": 1, "region": id, "boot_id": 1, "sequence": question.sequence, "draining": false,
+            json!({"version": 1, "region": id, "instance": "a", "boot_id": 1, "sequence": question.sequence, "draining": false,
                           "deployments": [load("m"), load("m-us")]}),
         )
     };

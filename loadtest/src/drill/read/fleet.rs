@@ -10,6 +10,8 @@ use crate::drill::{DrillEngine, DrillFleet, DrillStore};
 const REGIONS_MAX: usize = 12;
 /// Maximum number of hubs.
 const HUBS_MAX: u32 = 5;
+/// Maximum number of spokes per region.
+const SPOKES_MAX: u32 = 4;
 /// Maximum number of replicas per region.
 const REPLICAS_MAX: u32 = 16;
 
@@ -22,6 +24,8 @@ section! {
         store: StoreName = StoreName::Embedded;
         /// Number of hubs.
         hubs: u32 = 1, in 1..=HUBS_MAX;
+        /// Number of spokes in each region.
+        spokes: u32 = 1, in 1..=SPOKES_MAX;
         /// Deployments file; that of `meridian up` if absent.
         deployments: Option<String>;
         /// Scripted replicas; replicas run the deployed models without this table.
@@ -76,6 +80,7 @@ pub(super) fn fleet(
         regions: Vec::new(),
         store: DrillStore::Embedded,
         hubs: 1,
+        spokes: 1,
         deployments: None,
         engine: DrillEngine::Cpu,
         capacity: None,
@@ -96,6 +101,7 @@ pub(super) fn fleet(
         fleet.store = DrillStore::Etcd;
     }
     fleet.hubs = section.hubs.unwrap_or(1);
+    fleet.spokes = section.spokes.unwrap_or(1);
     if fleet.hubs > 1 && section.store == Some(StoreName::Embedded) {
         document.problem("fleet.hubs", "several hubs need a shared store; set store = \"etcd\"");
     }

@@ -77,6 +77,10 @@ fn every_shipped_drill_can_be_read() {
             include_str!("../../../../configs/drills/rolling-restart.toml"),
         ),
         (
+            "configs/drills/rolling-upgrade.toml",
+            include_str!("../../../../configs/drills/rolling-upgrade.toml"),
+        ),
+        (
             "configs/drills/silent-partition.toml",
             include_str!("../../../../configs/drills/silent-partition.toml"),
         ),

@@ -315,7 +315,7 @@ impl HubState {
 
     /// Returns the number of regions with a registered spoke.
     pub fn registered_spokes(&self) -> usize {
-        self.registry.newest().len()
+        self.registry.representatives().len()
     }
 
     /// Returns whether so many leases ended at once that the hub suspects the store and holds their regions.

@@ -320,7 +320,7 @@ impl Planner {
     /// Updates the capacities from the registered spokes. While a mass loss is suspected, those of the lost regions
     /// stay.
     fn refresh_capacities(&mut self, registry: &Registry) {
-        let newest = registry.newest();
+        let newest = registry.representatives();
         if !registry.is_holding() {
             self.capacities.retain(|region, _| newest.contains_key(region));
         }

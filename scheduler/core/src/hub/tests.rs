@@ -17,11 +17,14 @@ const AMERICA: &str = "aws/us-east-1";
 fn spoke(region: &str, created: u64) -> RegisteredSpoke {
     let registration = Registration {
         region: region.parse().unwrap(),
+        instance: "a".parse().unwrap(),
         endpoint: ([10, 0, 0, 1], 7100).into(),
         boot_id: created,
         deployments: BTreeSet::from(["minilm".parse().unwrap()]),
         capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
+        draining: false,
+        scales: false,
     };
     RegisteredSpoke { registration, created }
 }

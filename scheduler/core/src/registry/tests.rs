@@ -2,20 +2,23 @@
 
 use super::*;
 use crate::some_instant;
-use scheduler_api::plan::RegionCapacity;
+use scheduler_api::plan::{RegionCapacity, ReplicaPool};
 
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
 
-/// Returns the spoke of `region` at `port`, which is also its boot id.
+/// Returns the spoke of `region` at `port`, which is also its boot id and its name.
 fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
     let registration = Registration {
         region: region.parse().unwrap(),
+        instance: port.to_string().parse().unwrap(),
         endpoint: ([10, 0, 0, 1], port).into(),
         boot_id: port.into(),
         deployments: BTreeSet::new(),
         capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
+        draining: false,
+        scales: false,
     };
     RegisteredSpoke { registration, created }
 }
@@ -24,10 +27,19 @@ fn empty(now: Instant) -> Registry {
     Registry::new(&BTreeMap::new(), LAPSED_KEEP, now)
 }
 
-/// Returns the routed ports, ordered by region.
+/// Returns the routed ports, ordered by region and instance.
 fn routed(registry: &Registry) -> Vec<(String, u16)> {
     let routes = registry.routes().into_iter();
-    routes.map(|(region, route)| (region.to_string(), route.endpoint.port())).collect()
+    let ports = routes.flat_map(|(region, route)| {
+        route.instances.into_values().map(move |endpoint| (region.to_string(), endpoint.port()))
+    });
+    ports.collect()
+}
+
+/// Returns the same spoke, draining.
+fn draining(mut spoke: RegisteredSpoke) -> RegisteredSpoke {
+    spoke.registration.draining = true;
+    spoke
 }
 
 fn of(region: &str, port: u16) -> (String, u16) {
@@ -35,16 +47,90 @@ fn of(region: &str, port: u16) -> (String, u16) {
 }
 
 #[test]
-fn the_latest_spoke_of_a_region_is_routed_to_and_the_other_is_the_fallback() {
+fn all_spokes_of_a_region_are_routed_to() {
     let now = some_instant();
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 9, 1), now);
     registry.put(spoke(EUROPE, 3, 2), now);
-    assert_eq!(routed(&registry), [of(EUROPE, 3)]);
+    assert_eq!(routed(&registry), [of(EUROPE, 3), of(EUROPE, 9)]);
     registry.put(spoke(EUROPE, 9, 1), now);
-    assert_eq!(routed(&registry), [of(EUROPE, 3)], "the old one updated its registration");
-    registry.remove(&EUROPE.parse().unwrap(), 3, now);
-    assert_eq!(routed(&registry), [of(EUROPE, 9)]);
+    assert_eq!(routed(&registry), [of(EUROPE, 3), of(EUROPE, 9)], "one updated its registration");
+}
+
+#[test]
+fn a_spoke_that_drains_leaves_the_table_at_once_unless_it_is_the_last() {
+    let now = some_instant();
+    let mut registry = empty(now);
+    registry.put(spoke(EUROPE, 1, 1), now);
+    registry.put(spoke(EUROPE, 2, 2), now);
+    registry.put(draining(spoke(EUROPE, 1, 1)), now);
+    assert_eq!(routed(&registry), [of(EUROPE, 2)]);
+    registry.remove(&EUROPE.parse().unwrap(), 1, now);
+    assert_eq!((routed(&registry), registry.next_expiry()), (vec![of(EUROPE, 2)], None));
+    registry.put(draining(spoke(EUROPE, 2, 2)), now);
+    assert_eq!(routed(&registry), [of(EUROPE, 2)]);
+    registry.remove(&EUROPE.parse().unwrap(), 2, now);
+    assert_eq!(routed(&registry), [of(EUROPE, 2)], "a region keeps its route for a while");
+    assert!(!registry.is_holding());
+}
+
+#[test]
+fn a_spoke_that_is_lost_beside_another_keeps_its_route_for_a_while_whatever_gateways_reach() {
+    let now = some_instant();
+    let mut registry = empty(now);
+    registry.put(spoke(EUROPE, 1, 1), now);
+    registry.put(spoke(EUROPE, 2, 2), now);
+    registry.gateway_reported(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
+    registry.remove(&EUROPE.parse().unwrap(), 1, now);
+    assert_eq!(registry.next_expiry(), Some(now + LAPSED_KEEP));
+    registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
+    assert_eq!(routed(&registry), [of(EUROPE, 1), of(EUROPE, 2)]);
+    registry.expire(now + LAPSED_KEEP);
+    assert_eq!(routed(&registry), [of(EUROPE, 2)]);
+}
+
+#[test]
+fn a_spoke_that_restarts_under_its_name_replaces_the_former() {
+    let now = some_instant();
+    let mut registry = empty(now);
+    registry.put(spoke(EUROPE, 1, 1), now);
+    let mut restarted = spoke(EUROPE, 5, 7);
+    restarted.registration.instance = "1".parse().unwrap();
+    registry.put(restarted, now);
+    assert_eq!(routed(&registry), [of(EUROPE, 5)]);
+    registry.remove(&EUROPE.parse().unwrap(), 1, now);
+    assert_eq!((routed(&registry), registry.next_expiry()), (vec![of(EUROPE, 5)], None));
+}
+
+#[test]
+fn more_lapsed_spokes_than_a_region_may_have_instances_are_left_out() {
+    let now = some_instant();
+    let mut registry = empty(now);
+    for port in 1..=u16::try_from(2 * MAX_INSTANCES).unwrap() {
+        registry.put(spoke(EUROPE, port, port.into()), now);
+        if usize::from(port) < 2 * MAX_INSTANCES {
+            registry.remove(&EUROPE.parse().unwrap(), port.into(), now);
+        }
+    }
+    let last = of(EUROPE, u16::try_from(2 * MAX_INSTANCES).unwrap());
+    let routed = routed(&registry);
+    assert!(routed.len() == MAX_INSTANCES && routed.contains(&last), "{routed:?}");
+}
+
+#[test]
+fn the_spoke_that_knows_most_replicas_reports_for_its_region() {
+    let ready = |mut spoke: RegisteredSpoke, ready| {
+        let pool = ReplicaPool { ready, ..ReplicaPool::default() };
+        spoke.registration.capacity = RegionCapacity { pools: vec![pool] };
+        spoke
+    };
+    let check = |spokes: &[RegisteredSpoke], expected: u64| {
+        let found: Vec<_> = representatives(spokes).into_values().map(|it| it.registration.boot_id).collect();
+        assert_eq!(found, [expected]);
+    };
+    check(&[ready(spoke(EUROPE, 1, 1), 2), ready(spoke(EUROPE, 2, 2), 0)], 1);
+    check(&[ready(spoke(EUROPE, 1, 1), 2), ready(spoke(EUROPE, 2, 2), 2)], 2);
+    check(&[draining(ready(spoke(EUROPE, 1, 1), 2)), ready(spoke(EUROPE, 2, 2), 1)], 2);
 }
 
 #[test]
@@ -69,9 +155,9 @@ fn a_region_that_comes_back_has_not_lapsed() {
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 1, 1), now);
     registry.remove(&EUROPE.parse().unwrap(), 1, now);
-    registry.put(spoke(EUROPE, 2, 5), now);
+    registry.put(spoke(EUROPE, 1, 5), now);
     registry.expire(now + 2 * LAPSED_KEEP);
-    assert_eq!(routed(&registry), [of(EUROPE, 2)]);
+    assert_eq!(routed(&registry), [of(EUROPE, 1)]);
 }
 
 #[test]
@@ -81,10 +167,10 @@ fn a_hub_that_starts_gives_every_published_region_time_to_register() {
     before.put(spoke(EUROPE, 1, 1), now);
     before.put(spoke(AMERICA, 2, 2), now);
     let mut registry = Registry::new(&before.routes(), LAPSED_KEEP, now);
-    registry.put(spoke(AMERICA, 3, 9), now);
-    assert_eq!(routed(&registry), [of(AMERICA, 3), of(EUROPE, 1)]);
+    registry.put(spoke(AMERICA, 2, 9), now);
+    assert_eq!(routed(&registry), [of(AMERICA, 2), of(EUROPE, 1)]);
     registry.expire(now + LAPSED_KEEP);
-    assert_eq!(routed(&registry), [of(AMERICA, 3)]);
+    assert_eq!(routed(&registry), [of(AMERICA, 2)]);
 }
 
 #[test]
@@ -95,9 +181,10 @@ fn a_list_of_all_spokes_removes_the_others() {
     registry.put(spoke(EUROPE, 2, 2), now);
     registry.put(spoke(AMERICA, 3, 3), now);
     registry.replace(vec![spoke(EUROPE, 1, 1), spoke(EUROPE, 4, 4)], now);
-    assert_eq!(routed(&registry), [of(AMERICA, 3), of(EUROPE, 4)]);
+    let lapsed = vec![of(AMERICA, 3), of(EUROPE, 1), of(EUROPE, 2), of(EUROPE, 4)];
+    assert_eq!(routed(&registry), lapsed);
     registry.expire(now + LAPSED_KEEP);
-    assert_eq!(routed(&registry), [of(EUROPE, 4)]);
+    assert_eq!(routed(&registry), [of(EUROPE, 1), of(EUROPE, 4)]);
 }
 
 /// Creates ten regions with a spoke each, of which `lost` lose their leases one after another, `apart`.
@@ -175,7 +262,7 @@ fn lapsed_regions_keep_their_routes_while_a_gateway_reaches_them() {
     for lost in [2, 10] {
         let (mut registry, now) = ten_lose(lost, Duration::ZERO);
         registry.gateway_reported(gateway(1), Some(some.clone()), now);
-        let dead = lost - registry.lapsed.keys().filter(|region| some.contains(*region)).count();
+        let dead = lost - registry.lapsed.keys().filter(|(region, _)| some.contains(region)).count();
         registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
         assert_eq!(registry.routes().len(), 10, "{lost}: each is kept for a while");
         registry.expire(now + LAPSED_KEEP);

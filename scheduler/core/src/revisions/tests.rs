@@ -133,7 +133,7 @@ fn a_region_without_a_spoke_is_waited_for_as_long_as_it_keeps_its_route() {
     test.apply(deployment(M, INT8));
     test.report(EUROPE, None, &[ready("a", M, F32, 1), ready("b", M, INT8, 1)]);
     let route = RegionRoute {
-        endpoint: ([10, 0, 0, 1], 1).into(),
+        instances: BTreeMap::from([("a".parse().unwrap(), ([10, 0, 0, 1], 1).into())]),
         deployments: BTreeSet::from([name()]),
         draining: false,
     };

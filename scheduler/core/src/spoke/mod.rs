@@ -46,7 +46,7 @@ use hold::HoldQueue;
 use model::ServedModels;
 pub use model::{RequestedRevision, RevisionMismatch};
 use provisioning::Provisioning;
-use regions::{Catalogue, DeploymentName, HostPort, RegionId, ReportedModel, RouteTable};
+use regions::{Catalogue, DeploymentName, HostPort, InstanceName, RegionId, ReportedModel, RouteTable};
 use replica::ReplicaState;
 pub use replica::{RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 use residency::ResidencyState;
@@ -81,10 +81,15 @@ pub enum TrafficOrigin {
     Spillover,
 }
 
-/// State of one region.
+/// State of one region, at one of its spokes.
 #[derive(Debug)]
 pub struct Spoke {
     region: RegionId,
+    /// Name of this spoke among those of its region.
+    instance: InstanceName,
+    /// Spokes of this region in the newest route table. All of them serve the same replicas, and each reports and
+    /// grants its share.
+    instances: u32,
     boot_id: u64,
     draining: bool,
     replicas: ReplicaFleet,
@@ -100,7 +105,8 @@ pub struct Spoke {
 }
 
 impl Spoke {
-    /// Creates a region with replicas at these endpoints, without any status yet.
+    /// Creates a region with replicas at these endpoints, without any status yet. Its name is derived from the boot
+    /// id until [`Spoke::with_instance`].
     pub fn new(region: RegionId, boot_id: u64, replicas: Vec<HostPort>) -> Spoke {
         let replicas = ReplicaFleet::of(replicas);
         let (arrivals, demand_counters, grants) =
@@ -109,8 +115,11 @@ impl Spoke {
             (Provisioning::default(), HoldQueue::default(), BTreeMap::new());
         let (policy, models, capacity) =
             (ResidencyState::default(), ServedModels::default(), capacity::ReplicaTargets::default());
+        let instance = format!("spoke-{boot_id:016x}").parse().expect("letters, digits and a hyphen");
         Spoke {
             region,
+            instance,
+            instances: 1,
             boot_id,
             draining: false,
             replicas,
@@ -129,6 +138,22 @@ impl Spoke {
     /// Returns the region of this spoke.
     pub fn region(&self) -> &RegionId {
         &self.region
+    }
+
+    /// Returns the name of this spoke among those of its region.
+    pub fn instance(&self) -> &InstanceName {
+        &self.instance
+    }
+
+    /// Sets the name of this spoke among those of its region.
+    #[must_use]
+    pub fn with_instance(self, instance: InstanceName) -> Spoke {
+        Spoke { instance, ..self }
+    }
+
+    /// Returns the number of spokes of this region in the newest route table, with this one.
+    pub fn instances(&self) -> u32 {
+        self.instances
     }
 
     /// Returns the random number drawn at the start of the spoke.
@@ -197,6 +222,9 @@ impl Spoke {
     pub fn apply_route_table(&mut self, table: &RouteTable, catalogue: &Catalogue) {
         self.policy.apply_route_table(table, &self.region, catalogue);
         self.models.apply_route_table(table);
+        let routed = table.regions.get(&self.region).map(|route| &route.instances);
+        let others = routed.map_or(0, |routed| routed.keys().filter(|name| **name != self.instance).count());
+        self.instances = u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1);
         self.update_chosen_revisions();
     }
 
@@ -234,7 +262,12 @@ impl Spoke {
         self.policy.forbids(deployment)
     }
 
-    /// Starts to drain the region: it reports that it accepts nothing new, but still serves requests of gateways that
+    /// Returns whether this spoke drains.
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Starts to drain this spoke: it reports that it accepts nothing new, but still serves requests of gateways that
     /// do not know yet.
     pub fn set_draining(&mut self) {
         self.draining = true;

@@ -68,7 +68,8 @@ impl Spoke {
     }
 
     /// Returns the spare capacity of these replicas in one period, beyond the local traffic of their deployments, in
-    /// tokens.
+    /// tokens. It is this spoke's share: what the spokes of a region grant together is at most the spare capacity of
+    /// their common replicas, since each subtracts the traffic that arrives at itself.
     fn spare(&self, deployments: &[&DeploymentName], replicas: &BTreeSet<usize>, now: Instant) -> u64 {
         if self.draining {
             return 0;
@@ -78,7 +79,8 @@ impl Spoke {
         let backlog: u64 = replicas.iter().map(backlog).sum();
         let per_period = (speed * EXCHANGE_PERIOD.as_secs_f64()) as u64;
         let local: u64 = deployments.iter().map(|name| self.arrivals.per_period(name, now)).sum();
-        let spare = (per_period / 100 * OFFERED_PERCENT).saturating_sub(local);
+        let share = per_period / u64::from(self.instances) / 100 * OFFERED_PERCENT;
+        let spare = share.saturating_sub(local);
         if backlog > per_period { spare / 100 * OFFERED_BUSY_PERCENT } else { spare }
     }
 }

@@ -8,7 +8,8 @@ use scheduler_api::report::{DeploymentLoad, Report};
 use super::Spoke;
 
 impl Spoke {
-    /// Returns the region's report for the request `sequence`, without a grant.
+    /// Returns this spoke's report for the request `sequence`, without a grant: its share of the load of the region's
+    /// replicas, rounded up, so that the reports of all spokes of the region add up to its load.
     pub fn report(&self, sequence: u64, now: Instant) -> Report {
         let known =
             self.replicas.each().flat_map(|(_, replica)| replica.names()).chain(self.provisioning.names());
@@ -23,10 +24,15 @@ impl Spoke {
                 load.pending_tokens = load.pending_tokens.saturating_add(replica.backlog_tokens());
                 load.tokens_per_second += replica.speed().unwrap_or(0.0);
             }
+            load.ready = load.ready.div_ceil(self.instances);
+            load.pending_tokens = load.pending_tokens.div_ceil(self.instances.into());
+            load.interactive_tokens = load.interactive_tokens.map(|all| all.div_ceil(self.instances.into()));
+            load.tokens_per_second /= f64::from(self.instances);
             load.ready_in = self.wait_estimate(name, now);
         }
         Report {
             region: self.region.clone(),
+            instance: self.instance.clone(),
             boot_id: self.boot_id,
             sequence,
             deployments,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::some_instant;
+use regions::RegionRoute;
 use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway, Report};
 use std::time::Duration;
 
@@ -255,7 +256,8 @@ fn a_report_contains_every_deployment_of_the_region() {
         (name("minilm-eu"), load(1, 12, Some(5), 500.0)),
     ]);
     let of = "aws/us-east-1".parse().unwrap();
-    let expected = Report { region: of, boot_id: 7, sequence: 3, deployments, draining: false };
+    let instance = region.spoke.instance().clone();
+    let expected = Report { region: of, instance, boot_id: 7, sequence: 3, deployments, draining: false };
     assert_eq!(region.spoke.report(3, region.now), expected);
     let ready = BTreeSet::from([name("minilm"), name("minilm-eu")]);
     assert_eq!(region.spoke.deployments_ready(region.now), ready);
@@ -345,4 +347,55 @@ fn deployments_on_the_same_replicas_share_their_spare_capacity() {
         400,
         "traffic of one deployment reduces the spare capacity of the other"
     );
+}
+
+/// Returns a table with these instances in the region of the tests.
+fn routed(instances: &[&str]) -> RouteTable {
+    let at = |name: &&str| (name.parse().unwrap(), ([10, 0, 0, 9], 7100).into());
+    let route = RegionRoute {
+        instances: instances.iter().map(at).collect(),
+        deployments: BTreeSet::new(),
+        draining: false,
+    };
+    RouteTable { regions: [("aws/us-east-1".parse().unwrap(), route)].into(), ..RouteTable::empty() }
+}
+
+/// Invariant 7 (Rationed spillover) with several spokes on the same replicas.
+#[test]
+fn the_spokes_of_a_region_together_report_its_load_and_grant_at_most_its_spare_capacity() {
+    let (catalogue, names) = (Catalogue::builtin(), ["a", "b", "c"]);
+    let exchange = |region: &mut SpokeTest, gateway: u64| {
+        let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id: gateway };
+        let requested = BTreeMap::from([(name("minilm"), 1_000_000)]);
+        let request = ExchangeRequest { gateway, sequence: 1, requested };
+        region.spoke.exchange(&request, region.now).deployments[&name("minilm")]
+    };
+    let mut alone = SpokeTest::with(&[(900, 3000.0), (0, 3000.0)]);
+    let whole = exchange(&mut alone, 1);
+    let (mut granted, mut pending, mut speed) = (0, 0, 0.0);
+    for instance in names {
+        let mut region = SpokeTest::with(&[(900, 3000.0), (0, 3000.0)]);
+        region.spoke = region.spoke.with_instance(instance.parse().unwrap());
+        region.spoke.apply_route_table(&routed(&names), &catalogue);
+        assert_eq!(region.spoke.instances(), 3);
+        for gateway in 1..=4 {
+            let load = exchange(&mut region, gateway);
+            granted += load.granted_tokens;
+            if gateway == 1 {
+                (pending, speed) = (pending + load.pending_tokens, speed + load.tokens_per_second);
+            }
+        }
+    }
+    assert!(granted > whole.granted_tokens / 2 && granted <= whole.granted_tokens, "{granted} of {whole:?}");
+    assert_eq!((pending, speed.round()), (whole.pending_tokens, whole.tokens_per_second));
+}
+
+#[test]
+fn a_spoke_counts_itself_before_the_table_does() {
+    let mut region = SpokeTest::of(1);
+    region.spoke = region.spoke.with_instance("c".parse().unwrap());
+    region.spoke.apply_route_table(&routed(&["a", "b"]), &Catalogue::builtin());
+    assert_eq!(region.spoke.instances(), 3);
+    region.spoke.apply_route_table(&routed(&["c"]), &Catalogue::builtin());
+    assert_eq!(region.spoke.instances(), 1);
 }

@@ -59,13 +59,13 @@ async fn until_leads(store: &SimStore, name: &str) {
 async fn register(store: &SimStore, boot_id: u64) {
     let region = "aws/us-east-1".parse().unwrap();
     let value = format!(
-        r#"{{"version":1,"region":"{region}","endpoint":"10.0.0.1:{boot_id}","boot_id":{boot_id},"deployments":[]}}"#
+        r#"{{"version":1,"region":"{region}","instance":"{boot_id}","endpoint":"10.0.0.1:{boot_id}","boot_id":{boot_id},"deployments":[]}}"#
     );
     store.put(&keys::spoke(&region, boot_id), value.into_bytes(), None).await.unwrap();
 }
 
 fn at(table: &RouteTable, port: u16) -> bool {
-    table.regions.values().any(|route| route.endpoint.port() == port)
+    table.regions.values().flat_map(|route| route.instances.values()).any(|endpoint| endpoint.port() == port)
 }
 
 #[tokio::test(start_paused = true)]

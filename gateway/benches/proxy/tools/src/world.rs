@@ -247,7 +247,7 @@ fn table(regions: &[&str]) -> String {
         .iter()
         .filter_map(|region| region.split_once('='))
         .map(|(id, address)| {
-            format!("{{\"id\":\"{id}\",\"endpoint\":\"{address}\",\"deployments\":[\"{MODEL}\"]}}")
+            format!("{{\"id\":\"{id}\",\"instances\":[{{\"name\":\"a\",\"endpoint\":\"{address}\"}}],\"deployments\":[\"{MODEL}\"]}}")
         })
         .collect();
     format!(

@@ -36,7 +36,7 @@ impl Scene {
         let (reply, durable) = oneshot::channel();
         let message = WriterMessage::WriteAhead(Box::new(WriteAhead::Sending(sending)), reply);
         let mut trail = Trail::default();
-        let index = trail.began(attempt.region, attempt.cause, attempt.key, attempt.began);
+        let index = trail.began(attempt.region, None, attempt.cause, attempt.key, attempt.began);
         trail.ended(index, end, attempt.began);
         let finished = Arc::new(FinishedRequest {
             id: id.clone(),

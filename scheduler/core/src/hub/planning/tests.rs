@@ -39,11 +39,14 @@ fn spoke(name: &str, tokens_per_second: u64) -> RegisteredSpoke {
     let capacity = RegionCapacity { pools: vec![ReplicaPool { ready: 2, tokens_per_second, deployments }] };
     let registration = Registration {
         region: region(name),
+        instance: "a".parse().unwrap(),
         endpoint: ([10, 0, 0, 1], 7100).into(),
         boot_id: 1,
         deployments: names,
         capacity,
         models: BTreeMap::new(),
+        draining: false,
+        scales: false,
     };
     RegisteredSpoke { registration, created: 1 }
 }

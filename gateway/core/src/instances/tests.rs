@@ -1,0 +1,302 @@
+//! Tests of the instances of a region.
+
+use super::*;
+use crate::circuit::CONSECUTIVE_FAILURES_MAX;
+use crate::outlier::{DeadlineSetBy, UpstreamAction, evidence};
+use crate::some_instant;
+use proptest::prelude::*;
+use scheduler_api::report::EXCHANGE_PERIOD;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn region(number: usize) -> RegionIndex {
+    RegionIndex::new(number).unwrap()
+}
+
+fn name(text: &str) -> DeploymentName {
+    text.parse().unwrap()
+}
+
+/// Instances of region 0, whose addresses are numbers.
+struct InstanceTest {
+    set: InstanceSet<u16>,
+    now: Instant,
+}
+
+fn route(all: &[(&str, u16)]) -> Vec<(InstanceName, u16)> {
+    all.iter().map(|(name, address)| (name.parse().unwrap(), *address)).collect()
+}
+
+impl InstanceTest {
+    fn of(all: &[(&str, u16)]) -> InstanceTest {
+        let mut test = InstanceTest { set: InstanceSet::default(), now: some_instant() };
+        test.set_instances(all);
+        test
+    }
+
+    /// Creates two instances that report.
+    fn two() -> (InstanceTest, [InstanceIndex; 2]) {
+        let mut test = InstanceTest::of(&[("a", 1), ("b", 2)]);
+        test.report_all();
+        let both = ["a", "b"].map(|name| test_index(&test.set, name));
+        (test, both)
+    }
+
+    fn set_instances(&mut self, all: &[(&str, u16)]) {
+        let routed = route(all);
+        self.set.set_instances(routed.iter().map(|(name, address)| (region(0), name, address)));
+    }
+
+    fn report(&mut self, index: InstanceIndex, draining: bool) {
+        let load = DeploymentLoad {
+            ready: 1,
+            tokens_per_second: 10.0,
+            granted_tokens: 5,
+            ..DeploymentLoad::default()
+        };
+        let report = Report {
+            region: "aws/us-east-1".parse().unwrap(),
+            instance: "a".parse().unwrap(),
+            boot_id: 1,
+            sequence: 1,
+            deployments: BTreeMap::from([(name("d"), load)]),
+            draining,
+        };
+        self.set.reported(index, &report, MS, self.now);
+    }
+
+    fn report_all(&mut self) {
+        let all: Vec<_> = self.set.each().map(|(index, _, _)| index).collect();
+        all.into_iter().for_each(|index| self.report(index, false));
+    }
+
+    /// Returns the instances that a thousand requests are sent to.
+    fn selected(&self, tried: &[InstanceIndex]) -> BTreeMap<InstanceIndex, u32> {
+        let mut counts = BTreeMap::new();
+        for draw in 0..1000 {
+            let selected =
+                self.set.select(region(0), &name("d"), tried, Permille::new(draw), self.now).unwrap();
+            *counts.entry(selected.instance).or_default() += 1;
+        }
+        counts
+    }
+
+    fn is_alternative(&self, tried: &[InstanceIndex]) -> bool {
+        self.set.select(region(0), &name("d"), tried, Permille::new(1), self.now).unwrap().is_alternative
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+    }
+}
+
+fn test_index(set: &InstanceSet<u16>, wanted: &str) -> InstanceIndex {
+    set.each().find(|(_, name, _)| name.as_str() == wanted).unwrap().0
+}
+
+#[test]
+fn equal_instances_get_equal_shares_and_one_with_more_requests_in_flight_gets_fewer() {
+    let (mut test, [a, b]) = InstanceTest::two();
+    assert_eq!(test.selected(&[]), BTreeMap::from([(a, 500), (b, 500)]));
+    test.set.began(a, test.now);
+    assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+    test.set.ended(a, false, test.now);
+    assert_eq!(test.selected(&[]).len(), 2);
+}
+
+#[test]
+fn an_instance_that_is_several_times_slower_gets_requests_again_after_a_while() {
+    let (mut test, [a, b]) = InstanceTest::two();
+    test.set.responded(a, Some(40 * MS), test.now);
+    test.set.responded(b, Some(10 * MS), test.now);
+    assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+    for _ in 0..3 {
+        test.set.began(b, test.now);
+    }
+    assert_eq!(test.selected(&[]).len(), 2, "four times as slow, with a quarter of the requests");
+    for _ in 0..3 {
+        test.set.ended(b, false, test.now);
+    }
+    test.pass(3 * SLOWNESS_HALF_LIFE);
+    test.report_all();
+    assert_eq!(test.selected(&[]).len(), 2);
+}
+
+#[test]
+fn an_instance_that_drains_gets_nothing_while_another_one_is_up() {
+    let (mut test, [a, b]) = InstanceTest::two();
+    test.report(a, true);
+    assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+    assert!(!test.set.region_report(region(0), test.now).draining);
+    assert!(!test.is_alternative(&[b]), "a failed request is not moved to it");
+    test.report(b, true);
+    assert_eq!(test.selected(&[]).len(), 2, "the last ones stay selectable");
+    assert!(test.set.region_report(region(0), test.now).draining);
+    test.report(a, false);
+    assert_eq!(test.selected(&[]), BTreeMap::from([(a, 1000)]), "it has restarted");
+}
+
+#[test]
+fn a_refused_connection_moves_an_instance_behind_the_others_until_it_reports() {
+    let (mut test, [a, b]) = InstanceTest::two();
+    assert!(test.set.failed(a, test.now), "it got worse");
+    assert!(!test.set.failed(a, test.now), "once");
+    assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+    test.report(a, false);
+    assert_eq!(test.selected(&[]).len(), 2);
+}
+
+#[test]
+fn an_instance_that_was_down_is_readmitted_after_unbroken_reports() {
+    let (mut test, [a, b]) = InstanceTest::two();
+    for _ in 0..FAILURES_MAX {
+        test.set.failed(a, test.now);
+    }
+    assert_eq!(test.set.health(a, test.now), Health::Down);
+    let periods = RECOVERY_TIME.as_millis() / EXCHANGE_PERIOD.as_millis();
+    for _ in 0..periods {
+        test.report_all();
+        assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+        test.pass(EXCHANGE_PERIOD);
+    }
+    test.report_all();
+    assert_eq!(test.selected(&[]).len(), 2);
+}
+
+#[test]
+fn a_silent_instance_is_noticed_once_and_its_load_is_not_counted() {
+    let (mut test, [a, b]) = InstanceTest::two();
+    assert_eq!(test.set.region_report(region(0), test.now).deployments[&name("d")].granted_tokens, 10);
+    let mut noticed = Vec::new();
+    for _ in 0..40 {
+        test.pass(TICK_PERIOD_MAX);
+        test.report(b, false);
+        noticed.extend(test.set.tick(test.now));
+    }
+    assert_eq!(noticed, [a, a], "suspect, then down");
+    let sum = test.set.region_report(region(0), test.now).deployments[&name("d")];
+    assert_eq!((sum.ready, sum.granted_tokens), (1, 5));
+    assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+}
+
+#[test]
+fn a_pause_of_the_gateway_is_no_silence_of_an_instance() {
+    let (mut test, _) = InstanceTest::two();
+    assert!(test.set.tick(test.now).is_empty());
+    test.pass(60 * Duration::from_secs(1));
+    assert!(test.set.tick(test.now).is_empty());
+    assert_eq!(test.selected(&[]).len(), 2);
+}
+
+#[test]
+fn failures_of_one_instance_eject_it_and_failures_of_all_are_those_of_the_region() {
+    let (mut test, [a, b]) = InstanceTest::two();
+    let failure = evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable).unwrap();
+    for _ in 0..CONSECUTIVE_FAILURES_MAX - 1 {
+        assert!(test.set.has_sound_alternative(a, test.now));
+        assert!(!test.set.record(a, failure, Permille::ALL, test.now));
+    }
+    assert!(test.set.record(a, failure, Permille::ALL, test.now), "ejected");
+    assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+    assert!(!test.set.has_sound_alternative(b, test.now));
+    (0..10)
+        .for_each(|_| assert!(!test.set.record(b, failure, Permille::ALL, test.now), "never the last one"));
+}
+
+#[test]
+fn a_failed_request_moves_to_the_other_instance_and_to_none_after_that() {
+    let (test, [a, b]) = InstanceTest::two();
+    assert_eq!(test.selected(&[a]), BTreeMap::from([(b, 1000)]));
+    assert!(test.is_alternative(&[a]) && !test.is_alternative(&[a, b]));
+    let alone = InstanceTest::of(&[("a", 1)]);
+    let only = test_index(&alone.set, "a");
+    assert!(alone.is_alternative(&[]) && !alone.is_alternative(&[only]));
+    assert_eq!(alone.set.select(region(1), &name("d"), &[], Permille::new(0), alone.now), None);
+}
+
+#[test]
+fn an_instance_without_the_deployment_is_passed_over() {
+    let mut test = InstanceTest::of(&[("a", 1), ("b", 2)]);
+    let [a, b] = ["a", "b"].map(|name| test_index(&test.set, name));
+    test.report(b, false);
+    let report = Report {
+        region: "aws/us-east-1".parse().unwrap(),
+        instance: "a".parse().unwrap(),
+        boot_id: 1,
+        sequence: 1,
+        deployments: BTreeMap::new(),
+        draining: false,
+    };
+    test.set.reported(a, &report, MS, test.now);
+    assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+}
+
+#[test]
+fn an_instance_with_another_address_is_another_one() {
+    let (mut test, [a, b]) = InstanceTest::two();
+    test.set.began(a, test.now);
+    test.set_instances(&[("a", 1), ("b", 3), ("c", 2)]);
+    assert_eq!((test_index(&test.set, "a"), test.set.in_flight(a)), (a, 1));
+    assert!(test_index(&test.set, "b") != b && test.set.get(b).is_none());
+    // Late information about the former one changes nothing.
+    test.set.failed(b, test.now);
+    test.set.ended(b, true, test.now);
+    test.report(b, false);
+    assert_eq!(test.set.each().count(), 3);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    Reports(usize, bool),
+    Fails(usize),
+    Ejected(usize),
+    Passes(u64),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        (0usize..4, any::<bool>()).prop_map(|(at, draining)| Happens::Reports(at, draining)),
+        (0usize..4).prop_map(Happens::Fails),
+        (0usize..4).prop_map(Happens::Ejected),
+        (0u64..900).prop_map(Happens::Passes),
+    ]
+}
+
+proptest! {
+    /// After any events an instance is selected, one that drains only if no other instance is up, and the sum of the
+    /// requests in flight and of the credits is that of the instances.
+    #[test]
+    fn any_history_leaves_an_instance_and_prefers_those_that_are_up(
+        count in 1usize..5,
+        events in prop::collection::vec(happens(), 0..60),
+        draw in 0u16..1000,
+    ) {
+        let names = ["a", "b", "c", "d"];
+        let all: Vec<_> = names[..count].iter().zip(1u16..).map(|(name, at)| (*name, at)).collect();
+        let mut test = InstanceTest::of(&all);
+        let each: Vec<_> = test.set.each().map(|(index, _, _)| index).collect();
+        let failure = evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable).unwrap();
+        for event in events {
+            match event {
+                Happens::Reports(at, draining) => test.report(each[at % count], draining),
+                Happens::Fails(at) => {
+                    test.set.failed(each[at % count], test.now);
+                }
+                Happens::Ejected(at) => {
+                    test.set.record(each[at % count], failure, Permille::ALL, test.now);
+                }
+                Happens::Passes(ms) => test.pass(Duration::from_millis(ms)),
+            }
+            let selected = test.set.select(region(0), &name("d"), &[], Permille::new(draw), test.now).unwrap();
+            let status = test.set.status(region(0), test.now);
+            let chosen = status.iter().find(|one| one.index == selected.instance).unwrap();
+            let is_better = |one: &&InstanceStatus<'_, u16>| {
+                one.health != Health::Down && !one.draining && (chosen.draining || chosen.health == Health::Down)
+            };
+            prop_assert!(status.iter().find(is_better).is_none(), "{:?} of {:?}", chosen, status);
+            let sum = test.set.region_report(region(0), test.now);
+            let granted = sum.deployments.get("d").map_or(0, |load| load.granted_tokens);
+            prop_assert!(granted <= 5 * count as u64 && granted.is_multiple_of(5));
+        }
+    }
+}
