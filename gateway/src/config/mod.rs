@@ -27,6 +27,7 @@ use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::region_list::find_region;
+use resolver::DnsSection;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
@@ -69,6 +70,8 @@ section! {
         tls: Option<TlsSection>;
         /// TLS to the regions.
         region_tls: Option<RegionTlsSection>;
+        /// Resolution of the names of regions and hubs.
+        dns: DnsSection;
         /// HTTP version towards regions.
         region_http: u8 = 1, in 1..=2;
         /// Socket for upgrades with `--take-over`.
@@ -132,6 +135,8 @@ pub struct EdgeConfig {
     pub tls: Option<Arc<TlsIdentity>>,
     /// TLS to regions.
     pub regions: RegionTransport,
+    /// Resolution of names.
+    pub dns: DnsSection,
     /// Whether HTTP/2 is used to regions that support it.
     pub region_http2: bool,
     /// Socket through which the next process takes over the listening sockets.
@@ -239,6 +244,7 @@ impl EdgeConfig {
             policy_max_age: file.policy_max_age?,
             tls,
             regions: regions?,
+            dns: file.dns?,
             region_http2: file.region_http? == 2,
             handover: file.handover?.map(|path| files.path(path)),
             take_over: false,

@@ -47,6 +47,7 @@ use replica_api::headers;
 use replica_api::priority::Priority;
 use replicas::Replicas;
 use request::{ForwardedRequest, deployment, milliseconds, revision, text, unreadable};
+use resolver::Resolver;
 use scheduler_api::paths;
 use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, GATEWAYS_MAX, ReportV1};
 use scheduler_core::spoke::hold::HELD_MAX;
@@ -95,6 +96,8 @@ pub struct IngressConfig {
     pub operations: Option<SocketAddr>,
     /// Signals between the ingress and the scaler.
     pub signals: IngressSignals,
+    /// Resolver of the names of replicas.
+    pub resolver: Resolver,
 }
 
 /// Signals between the ingress of a region and its scaler, in place of polling.
@@ -147,7 +150,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, signals, catalogue, receipts, tls, operations } = config;
+    let IngressConfig { listen, region, signals, catalogue, receipts, tls, operations, resolver } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
@@ -168,7 +171,7 @@ pub async fn run(
         }
         None => (None, None),
     };
-    let client = reqwest::Client::builder().no_proxy().build()?;
+    let client = reqwest::Client::builder().no_proxy().dns_resolver(resolver.clone()).build()?;
     let IngressSignals { wake, changed } = signals;
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
@@ -190,7 +193,7 @@ pub async fn run(
         replicas: Arc::new(Replicas::new(spoke.clone(), hold.clone())),
         hold,
         health: HealthCheck::default(),
-        upstream: Upstream::within_the_region(),
+        upstream: Upstream::within_the_region(resolver),
         body_reader: BodyReader::new(BodyLimits::from_gateways(timeouts.body))
             .map_err(IngressError::Threads)?,
         metrics: IngressMetrics::default(),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use configuration::{ConfigFile, Files, Problem, section};
 use regions::region_list::find_region;
 use regions::{Catalogue, HostPort, RegionId};
+use resolver::DnsSection;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
@@ -40,6 +41,8 @@ section! {
         receipts: Option<ReceiptsSection>;
         /// Listener for operators, plaintext; that of the ingress if absent.
         operations: Option<SocketAddr>;
+        /// Resolution of the names of hubs and replicas.
+        dns: DnsSection;
         /// Mutual TLS 1.3 with gateways; without this table the listener is plaintext and must be on loopback.
         tls: Option<SpokeTlsSection>;
         /// Actuator; without this table the region has only the replicas below.
@@ -103,6 +106,8 @@ pub struct SpokeConfig {
     pub catalogue: Arc<Catalogue>,
     /// Listen address for operators; by default that of the ingress.
     pub operations: Option<SocketAddr>,
+    /// Resolution of names.
+    pub dns: DnsSection,
     /// TLS files of the ingress; without them it uses plaintext.
     pub tls: Option<TlsFiles>,
     /// Autoscaling of further replicas, if configured.
@@ -172,6 +177,7 @@ impl SpokeConfig {
                 replicas: replicas?,
                 catalogue: catalogue?,
                 operations: file.operations?,
+                dns: file.dns?,
                 tls: tls?,
                 scaling: scaling?,
             })

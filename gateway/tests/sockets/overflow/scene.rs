@@ -69,6 +69,7 @@ async fn region(
 ) -> SocketAddr {
     let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica.into()])));
     let config = IngressConfig {
+        resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
         listen: "127.0.0.1:0".parse().unwrap(),
         region: id.parse().unwrap(),
         signals: IngressSignals::default(),
