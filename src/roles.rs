@@ -106,6 +106,7 @@ async fn spoke_parts(
         tls,
         operations: config.operations,
         resolver: resolver.clone(),
+        proxy_protocol_from: config.proxy_protocol_from.clone(),
         signals: IngressSignals { wake: signals.wake.clone(), changed: signals.changed.clone() },
     };
     let region = config.region.to_string();

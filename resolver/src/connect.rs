@@ -11,14 +11,14 @@ use resolver_core::race::{ConnectRace, RaceStep};
 use tokio::net::TcpStream;
 use tokio::time::{sleep_until, timeout};
 
-use crate::{ResolveError, Resolver};
+use crate::{ResolutionError, Resolver};
 
 /// Error of a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The name has no known address.
     #[error("{0}")]
-    Name(#[from] ResolveError),
+    Name(#[from] ResolutionError),
     /// Every address of the name is one that the caller does not connect to.
     #[error("none of the addresses is permitted")]
     NotPermitted,

@@ -103,11 +103,11 @@ fn answer(
                 Ok(Answer { addresses, ttl })
             }
         }
-        Err(NetError::Dns(DnsError::NoRecordsFound(NoRecords { response_code, negative_ttl, .. })))
-            if matches!(response_code, ResponseCode::NXDomain | ResponseCode::NoError) =>
-        {
-            Err(QueryFailure::NoAddresses(negative_ttl.map(|ttl| Duration::from_secs(ttl.into()))))
-        }
+        Err(NetError::Dns(DnsError::NoRecordsFound(NoRecords {
+            response_code: ResponseCode::NXDomain | ResponseCode::NoError,
+            negative_ttl,
+            ..
+        }))) => Err(QueryFailure::NoAddresses(negative_ttl.map(|ttl| Duration::from_secs(ttl.into())))),
         Err(error) => {
             tracing::debug!(%name, %error, "DNS query failed");
             Err(QueryFailure::Unavailable)

@@ -58,7 +58,7 @@ struct Shared {
     QueryFailure::NoAddresses(_) => "has no address",
     QueryFailure::Unavailable => "cannot be resolved: no DNS server answers",
 })]
-pub struct ResolveError {
+pub struct ResolutionError {
     name: HostName,
     failure: QueryFailure,
 }
@@ -67,7 +67,7 @@ impl Resolver {
     /// Creates a resolver; must be called in the runtime in which its tasks run.
     pub fn new(section: &DnsSection) -> Resolver {
         let shared = Arc::new(Shared {
-            cache: Mutex::independent(NameCache::default()),
+            cache: Mutex::new(NameCache::default()),
             client: DnsClient::new(section),
             queries: Arc::new(Semaphore::new(QUERIES_MAX)),
             ended: watch::Sender::new(0),
@@ -101,7 +101,7 @@ impl Resolver {
 
     /// Returns the addresses of a host in the order in which connections to them are attempted. Waits for the first
     /// answer if there is none.
-    async fn addresses(&self, host: &Host) -> Result<Vec<IpAddr>, ResolveError> {
+    async fn addresses(&self, host: &Host) -> Result<Vec<IpAddr>, ResolutionError> {
         let name = match host {
             Host::Ip(ip) => return Ok(vec![*ip]),
             Host::Name(name) if name.is_localhost() => {
@@ -121,7 +121,7 @@ impl Resolver {
                         Instant::now(),
                     ));
                 }
-                NameLookup::Failed(failure) => return Err(ResolveError { name: name.clone(), failure }),
+                NameLookup::Failed(failure) => return Err(ResolutionError { name: name.clone(), failure }),
                 NameLookup::Unknown { query } => {
                     if query {
                         self.0.query(name.clone());

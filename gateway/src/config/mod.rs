@@ -23,6 +23,7 @@ use configuration::{ConfigFile, Files, Problem, section};
 use cors::CorsSection;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
+use regions::IpNetwork;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
@@ -60,6 +61,9 @@ section! {
         policy_max_age: Duration = POLICY_MAX_AGE, in POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX;
         /// Peers whose client location header is trusted.
         trusted_peers: Vec<IpAddr> = Vec::new();
+        /// Load balancers in front, each of whose connections begins with a PROXY protocol header, version 2. If there are any,
+        /// no other peer may connect.
+        proxy_protocol_from: Vec<IpNetwork> = Vec::new();
         /// Catalogue of clouds and regions; the built-in one if absent.
         catalogue: Option<PathBuf>;
         /// Tenants with their limits; without a file, only those that are applied.
@@ -131,6 +135,8 @@ pub struct EdgeConfig {
     pub policy_max_age: Duration,
     /// Peers whose x-meridian-client-geo header is trusted.
     pub trusted_peers: Vec<IpAddr>,
+    /// Load balancers whose connections begin with a PROXY protocol header; without one, clients connect directly.
+    pub proxy_protocol_from: Vec<IpNetwork>,
     /// Certificate for clients; without it, clients connect over plaintext HTTP.
     pub tls: Option<Arc<TlsIdentity>>,
     /// TLS to regions.
@@ -256,6 +262,7 @@ impl EdgeConfig {
                 exempt: trusted_peers.iter().map(IpAddr::to_canonical).collect(),
             },
             trusted_peers,
+            proxy_protocol_from: file.proxy_protocol_from?,
             cors,
             hedge: file.hedge?,
             spill: file.spill?,

@@ -248,7 +248,7 @@ mod dns_server;
 
 #[cfg(test)]
 mod tests {
-    use super::dns_server::{DnsServer, addresses};
+    use super::dns_server::{DnsServer, Zone, addresses};
     use super::*;
     use crate::request_head::UpstreamMethod;
     use pool::OPENING_MAX;
@@ -494,6 +494,12 @@ mod tests {
                 "a connection to the former address was reused"
             );
             first.abort();
+            // The requests continue while the server fails.
+            dns.set("spoke.example", Zone::Silence);
+            let (queries, requests) = (dns.queries(), by_second.load(Ordering::Relaxed));
+            while dns.queries() < queries + 4 || by_second.load(Ordering::Relaxed) < requests + 100 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
             has_moved.store(true, Ordering::Relaxed);
         };
         let load = futures_util::future::join_all(load);

@@ -38,6 +38,7 @@ use gateway_core::timing;
 use hold::Hold;
 use operations::OperationsHandler;
 use pingora::protocols::http::ServerSession;
+use regions::IpNetwork;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
 use regions::residency::ResidencyPolicy;
@@ -98,6 +99,8 @@ pub struct IngressConfig {
     pub signals: IngressSignals,
     /// Resolver of the names of replicas.
     pub resolver: Resolver,
+    /// Load balancers whose connections begin with a PROXY protocol header; without one, gateways connect directly.
+    pub proxy_protocol_from: Vec<IpNetwork>,
 }
 
 /// Signals between the ingress of a region and its scaler, in place of polling.
@@ -150,7 +153,17 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, signals, catalogue, receipts, tls, operations, resolver } = config;
+    let IngressConfig {
+        listen,
+        region,
+        signals,
+        catalogue,
+        receipts,
+        tls,
+        operations,
+        resolver,
+        proxy_protocol_from,
+    } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
@@ -159,7 +172,7 @@ pub async fn run(
     let acceptor =
         tls.clone().map(|credentials| GatewayAcceptor::new(credentials, refused.clone())).transpose()?;
     let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(refused.clone());
-    let listener = listener.with_connections_max(CONNECTIONS_MAX);
+    let listener = listener.with_connections_max(CONNECTIONS_MAX).with_proxy_protocol(proxy_protocol_from);
     let operations = match operations {
         Some(address) => Some(bind(address).await?),
         None => None,

@@ -63,7 +63,7 @@ pub enum QueryFailure {
 pub enum NameLookup {
     /// Its addresses, in ascending order.
     Known(Arc<[IpAddr]>),
-    /// Nothing yet. The caller sends a query if `query`, or else waits for the one that was sent.
+    /// No answer has arrived yet. The caller sends a query if `query`, or else waits for the one that was sent.
     Unknown {
         /// Whether the caller must send a query and call [`NameCache::ended`].
         query: bool,
@@ -379,7 +379,7 @@ mod tests {
             let (mut cache, name) = known(&["10.0.0.1"], ttl, now);
             let due = now + SECOND * after;
             assert_eq!(cache.due(now), DueQueries { names: Vec::new(), next: Some(due) }, "{ttl}");
-            assert_eq!(cache.due(due).names, [name.clone()], "{ttl}");
+            assert_eq!(cache.due(due).names, std::slice::from_ref(&name), "{ttl}");
             assert!(cache.due(due).names.is_empty(), "the query is on its way");
             assert_eq!(addresses(&mut cache, &name, due), ips(&["10.0.0.1"]), "the answer is used meanwhile");
         }
@@ -408,7 +408,7 @@ mod tests {
             let next = cache.due(at).next.unwrap();
             delays.push((next - at).as_secs());
             at = next;
-            assert_eq!(cache.due(at).names, [name.clone()]);
+            assert_eq!(cache.due(at).names, std::slice::from_ref(&name));
             assert_eq!(cache.ended(&name, FAILED, at), NameChange::None, "logged once");
             addresses(&mut cache, &name, at);
         }
@@ -481,7 +481,7 @@ mod tests {
         let (mut cache, name) = known(&["10.0.0.1"], 300, now);
         addresses(&mut cache, &name, now + SECOND * 10);
         let end = now + SECOND * 10 + UNUSED_KEEP;
-        assert_eq!(cache.due(now + SECOND * 300).names, [name.clone()]);
+        assert_eq!(cache.due(now + SECOND * 300).names, std::slice::from_ref(&name));
         cache.ended(&name, answer(&["10.0.0.1"], 300), now + SECOND * 300);
         assert_eq!(cache.due(end - SECOND), DueQueries { names: vec![name.clone()], next: None });
         cache.ended(&name, answer(&["10.0.0.1"], 300), end - SECOND);

@@ -69,6 +69,7 @@ async fn region(
 ) -> SocketAddr {
     let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica.into()])));
     let config = IngressConfig {
+        proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
         listen: "127.0.0.1:0".parse().unwrap(),
         region: id.parse().unwrap(),
