@@ -11,6 +11,7 @@ use gateway::config::EdgeConfig;
 use gateway::hop::{CredentialFiles, Credentials};
 use gateway::ingress::{IngressConfig, IngressSignals};
 use gateway::receipts::ReceiptsConfig;
+use resolver::Resolver;
 use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig, TlsFiles};
 use scheduler::heartbeat::{self, HeartbeatFile};
 use scheduler::scaling::{Autoscaler, ScalingSignals};
@@ -94,7 +95,8 @@ async fn spoke_parts(
     stop: watch::Receiver<bool>,
 ) -> Result<(), anyhow::Error> {
     let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
-    let scaling = Autoscaler::prepare(&config)?;
+    let resolver = Resolver::new(&config.dns);
+    let scaling = Autoscaler::prepare(&config, &resolver)?;
     let signals = ScalingSignals::default();
     let ingress = IngressConfig {
         listen: config.listen,
@@ -103,6 +105,8 @@ async fn spoke_parts(
         receipts,
         tls,
         operations: config.operations,
+        resolver: resolver.clone(),
+        proxy_protocol_from: config.proxy_protocol_from.clone(),
         signals: IngressSignals { wake: signals.wake.clone(), changed: signals.changed.clone() },
     };
     let region = config.region.to_string();
@@ -112,7 +116,8 @@ async fn spoke_parts(
     let agent = tokio::spawn(supervise_until_done("agent", {
         let (spoke, stop) = (spoke.clone(), ingress_stopped.clone());
         move || {
-            let run = scheduler::agent::run(config.clone(), spoke.clone(), stopped(stop.clone()));
+            let run =
+                scheduler::agent::run(config.clone(), spoke.clone(), resolver.clone(), stopped(stop.clone()));
             async move {
                 if let Err(error) = run.await {
                     process::fail(&format!("agent: {error}"));

@@ -22,6 +22,7 @@ use http::header::CONTENT_LENGTH;
 use http::response::Parts as Head;
 use regions::HostPort;
 use regions::catalogue::Catalogue;
+use resolver::{Resolver, ResolverMetrics};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -84,16 +85,17 @@ impl Upstream {
         regions: &RegionTransport,
         http2: bool,
         catalogue: &Arc<Catalogue>,
+        resolver: Resolver,
     ) -> Result<Upstream, rustls::Error> {
-        let connector = Arc::new(Connector::to_regions(regions, http2, catalogue)?);
+        let connector = Arc::new(Connector::to_regions(regions, http2, catalogue, resolver)?);
         let http2_client = http2.then(|| Http2Client::over(connector.clone()));
         Ok(Upstream { http1_client: Arc::new(Http1Client::over(connector.clone())), connector, http2_client })
     }
 
     /// Creates the client of an ingress for its replicas: plaintext, since the network between them already carries the
     /// request unencrypted.
-    pub(crate) fn within_the_region() -> Upstream {
-        let connector = Arc::new(Connector::within_the_region());
+    pub(crate) fn within_the_region(resolver: Resolver) -> Upstream {
+        let connector = Arc::new(Connector::within_the_region(resolver));
         Upstream {
             http1_client: Arc::new(Http1Client::over(connector.clone())),
             connector,
@@ -104,6 +106,11 @@ impl Upstream {
     /// Returns the counters of connections that failed before a request was sent.
     pub(crate) fn hop_failures(&self) -> &HopFailures {
         self.connector.failures()
+    }
+
+    /// Returns the metrics of the resolution of upstreams' names.
+    pub(crate) fn names(&self) -> ResolverMetrics<'_> {
+        self.connector.resolver().metrics()
     }
 
     /// Returns the HTTP/2 connection events, the number of open connections and of requests on them; `None` without

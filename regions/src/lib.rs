@@ -4,7 +4,7 @@
 //!
 //! - [`id`], [`geography`], [`jurisdiction`]: value types. A region has a name, coordinates, and jurisdictions that
 //!   contain it.
-//! - [`address`]: host and port of an endpoint.
+//! - [`address`]: host and port of an endpoint; [`network`]: IP network of trusted peers.
 //! - [`catalogue`]: the known regions, read from `configs/regions.toml`, validated, sorted and immutable. Each region
 //!   has an ordinal in it, and a [`RegionSet`] is a bit set of a few machine words.
 //! - [`residency`]: residency policies. A policy names areas and permits a set of regions; sets are only intersected.
@@ -29,6 +29,7 @@ pub mod identity;
 pub mod invariants;
 pub mod jurisdiction;
 pub mod latency;
+pub mod network;
 pub mod priority;
 pub mod region_list;
 pub mod residency;
@@ -51,6 +52,7 @@ pub use identity::{
 };
 pub use jurisdiction::Jurisdiction;
 pub use latency::LatencyModel;
+pub use network::IpNetwork;
 pub use priority::Priority;
 pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};

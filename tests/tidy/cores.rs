@@ -7,8 +7,16 @@ use crate::none;
 use crate::tree::{File, files, is_source, read, root};
 
 /// Core packages, which are pure.
-const PURE: &[&str] =
-    &["regions", "http1", "gateway-core", "scheduler-api", "scheduler-core", "replica-api", "replica-core"];
+const PURE: &[&str] = &[
+    "regions",
+    "http1",
+    "gateway-core",
+    "resolver-core",
+    "scheduler-api",
+    "scheduler-core",
+    "replica-api",
+    "replica-core",
+];
 
 /// Crates that provide a runtime, a socket, a file, a clock or randomness to their direct and indirect dependents.
 const NOT_IN_A_CORE: &[&str] = &[

@@ -17,7 +17,7 @@ const ROLES: &[(&str, &[&str])] = &[
         "Spoke",
         &["gateway/src/events/arrival", "gateway/src/events/model", "gateway/src/ingress/", "scheduler/src/"],
     ),
-    ("Gateway and spoke", &["gateway/", "scheduler/client/"]),
+    ("Gateway and spoke", &["gateway/", "resolver/", "scheduler/client/"]),
     ("Hub", &["scheduler/src/events.rs", "scheduler/src/hub/", "scheduler/core/", "scheduler/store/"]),
     ("Replica", &["replica/"]),
     ("All processes", &["supervision/", "src/roles.rs", "regions/", "scheduler/api/"]),

@@ -55,6 +55,7 @@ pub mod outlier;
 pub mod plan;
 pub mod priority;
 pub mod progress;
+pub mod proxy_header;
 pub mod queue;
 pub mod receipt;
 pub mod request_options;

@@ -23,10 +23,12 @@ use configuration::{ConfigFile, Files, Problem, section};
 use cors::CorsSection;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
+use regions::IpNetwork;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::region_list::find_region;
+use resolver::DnsSection;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
@@ -59,6 +61,9 @@ section! {
         policy_max_age: Duration = POLICY_MAX_AGE, in POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX;
         /// Peers whose client location header is trusted.
         trusted_peers: Vec<IpAddr> = Vec::new();
+        /// Load balancers in front, each of whose connections begins with a PROXY protocol header, version 2. If there are any,
+        /// no other peer may connect.
+        proxy_protocol_from: Vec<IpNetwork> = Vec::new();
         /// Catalogue of clouds and regions; the built-in one if absent.
         catalogue: Option<PathBuf>;
         /// Tenants with their limits; without a file, only those that are applied.
@@ -69,6 +74,8 @@ section! {
         tls: Option<TlsSection>;
         /// TLS to the regions.
         region_tls: Option<RegionTlsSection>;
+        /// Resolution of the names of regions and hubs.
+        dns: DnsSection;
         /// HTTP version towards regions.
         region_http: u8 = 1, in 1..=2;
         /// Socket for upgrades with `--take-over`.
@@ -128,10 +135,14 @@ pub struct EdgeConfig {
     pub policy_max_age: Duration,
     /// Peers whose x-meridian-client-geo header is trusted.
     pub trusted_peers: Vec<IpAddr>,
+    /// Load balancers whose connections begin with a PROXY protocol header; without one, clients connect directly.
+    pub proxy_protocol_from: Vec<IpNetwork>,
     /// Certificate for clients; without it, clients connect over plaintext HTTP.
     pub tls: Option<Arc<TlsIdentity>>,
     /// TLS to regions.
     pub regions: RegionTransport,
+    /// Resolution of names.
+    pub dns: DnsSection,
     /// Whether HTTP/2 is used to regions that support it.
     pub region_http2: bool,
     /// Socket through which the next process takes over the listening sockets.
@@ -239,6 +250,7 @@ impl EdgeConfig {
             policy_max_age: file.policy_max_age?,
             tls,
             regions: regions?,
+            dns: file.dns?,
             region_http2: file.region_http? == 2,
             handover: file.handover?.map(|path| files.path(path)),
             take_over: false,
@@ -250,6 +262,7 @@ impl EdgeConfig {
                 exempt: trusted_peers.iter().map(IpAddr::to_canonical).collect(),
             },
             trusted_peers,
+            proxy_protocol_from: file.proxy_protocol_from?,
             cors,
             hedge: file.hedge?,
             spill: file.spill?,

@@ -28,6 +28,7 @@ use crate::request_body::BodyReader;
 use crate::tokens::TokenVerifier;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
+use resolver::Resolver;
 use scheduler_api::reader::Reader;
 use scheduler_client::hub::ControlPlaneClient;
 use std::sync::Arc;
@@ -76,8 +77,9 @@ impl Gateway {
             current_weights: current_weights.subscribe(),
             demand_recorder: demand_recorder.clone(),
         };
+        let resolver = Resolver::new(&config.dns);
         Ok(Gateway {
-            client: ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?,
+            client: ControlPlaneClient::resolving(&config.hub, config.fleet.as_ref(), resolver.clone())?,
             table_reader: table::reader(&config),
             views: channel::Sender::new(table::restore(&config, &tenants, &metrics)),
             tokens: Arc::new(TokenVerifier::new(&config.issuers)),
@@ -87,6 +89,7 @@ impl Gateway {
                 &config.regions,
                 config.region_http2,
                 &config.catalogue,
+                resolver,
             )?),
             body_reader: Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?),
             split_capacity: Arc::new(SplitCapacity::new()),

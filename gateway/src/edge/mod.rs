@@ -148,6 +148,7 @@ pub async fn run(
     let listener =
         listener.with_connections_max(config.connections_max).with_failure_counters(Arc::clone(&refused));
     let listener = listener.with_address_limits(config.addresses.clone());
+    let listener = listener.with_proxy_protocol(config.proxy_protocol_from.clone());
     let gateway = Gateway::new(config)?;
     let (recorder, receipt_writer) = gateway.start_receipts()?;
     let draining = channel::Sender::new(false);

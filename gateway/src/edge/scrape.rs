@@ -12,6 +12,7 @@ use metrics::{ByName, Label, OneOf, Total, metric_set};
 use regions::Generation;
 use regions::health::Health;
 use regions::set::RegionIndex;
+use resolver::ResolverMetrics;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
 
@@ -75,6 +76,8 @@ metric_set! {
         hop_connections: Option<usize> = "meridian_gateway_region_connections",
         /// Requests in flight on HTTP/2 connections to regions.
         hop_requests: Option<usize> = "meridian_gateway_region_connections_requests",
+        /// Resolution of the names of regions and hubs.
+        names: ResolverMetrics<'a> = set,
         /// Regions.
         regions: RegionScrape = set,
         /// State of the circuit breakers.
@@ -158,6 +161,7 @@ pub(super) fn text(operations: &Operations) -> String {
         parts_bytes: split_capacity.bytes(),
         parts_bytes_max: PART_BODIES_BYTES_MAX,
         hop_failures: &upstream.hop_failures().counts,
+        names: upstream.names(),
         hop_events: hop_connections.map(|(events, _)| events),
         hop_connections: hop_connections.map(|(_, (open, _))| open),
         hop_requests: hop_connections.map(|(_, (_, requests))| requests),

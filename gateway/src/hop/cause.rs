@@ -24,6 +24,10 @@ labels! {
         RejectedByPeer = "rejected_by_peer",
         /// The handshake timed out.
         TimedOut = "timed_out",
+        /// The connection of a load balancer does not begin with a valid PROXY protocol header.
+        ProxyHeader = "proxy_header",
+        /// The peer is not one of the load balancers from which connections are accepted.
+        ProxyUntrusted = "proxy_untrusted",
         /// Any other cause, such as a missing certificate or no common TLS version; the log contains the library's message.
         Other = "other",
     }

@@ -12,6 +12,7 @@ use gateway_core::residency::Peer;
 use regions::HostPort;
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
+use resolver::{ConnectError, Resolver};
 use rustls::client::Resumption;
 use rustls::pki_types::UnixTime;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -19,6 +20,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, HandshakeKind, RootCertStore};
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use supervision::{Mutex, RwLock};
@@ -40,6 +42,7 @@ pub(crate) struct Connector {
     http2: bool,
     /// Names of the regions for logs; `None` within a region.
     catalogue: Option<Arc<Catalogue>>,
+    resolver: Resolver,
     failures: HopFailures,
     /// Last logged failure of each region, removed when the region responds again.
     last_failures: Mutex<BTreeMap<RegionIndex, HopFailureCause>>,
@@ -58,6 +61,8 @@ pub(crate) struct PeerConnection {
     pub(crate) stream: TransportStream,
     pub(crate) peer: Peer,
     pub(crate) http2: bool,
+    /// Address of the peer: one of those of the upstream's name.
+    pub(crate) remote: IpAddr,
 }
 
 enum Mode {
@@ -85,8 +90,8 @@ struct TlsConnectors {
 
 impl Connector {
     /// Creates a connector for replicas within a region.
-    pub(crate) fn within_the_region() -> Connector {
-        Connector::new(Mode::Plaintext, false, None)
+    pub(crate) fn within_the_region(resolver: Resolver) -> Connector {
+        Connector::new(Mode::Plaintext, false, None, resolver)
     }
 
     /// Creates a connector from a gateway to regions.
@@ -94,6 +99,7 @@ impl Connector {
         regions: &RegionTransport,
         http2: bool,
         catalogue: &Arc<Catalogue>,
+        resolver: Resolver,
     ) -> Result<Connector, rustls::Error> {
         let mode = match regions {
             RegionTransport::Loopback => Mode::Loopback,
@@ -102,12 +108,12 @@ impl Connector {
                 Mode::Tls(Box::new(TlsClient::new(credentials.clone(), http2)?))
             }
         };
-        Ok(Connector::new(mode, http2, Some(catalogue.clone())))
+        Ok(Connector::new(mode, http2, Some(catalogue.clone()), resolver))
     }
 
-    fn new(mode: Mode, http2: bool, catalogue: Option<Arc<Catalogue>>) -> Connector {
+    fn new(mode: Mode, http2: bool, catalogue: Option<Arc<Catalogue>>, resolver: Resolver) -> Connector {
         let last_failures = Mutex::independent(BTreeMap::new());
-        Connector { mode, http2, catalogue, failures: HopFailures::default(), last_failures }
+        Connector { mode, http2, catalogue, resolver, failures: HopFailures::default(), last_failures }
     }
 
     /// Returns the failure counters.
@@ -123,26 +129,23 @@ impl Connector {
         limit: Duration,
     ) -> Result<PeerConnection, AttemptFailure> {
         let UpstreamKey { region, address } = key;
-        if matches!(self.mode, Mode::Loopback) && !address.is_loopback() {
-            let error = "without [region_tls] requests are sent to loopback addresses only; configure certificates, or \
-                         set insecure = true";
-            return Err(self.failed(key, HopFailureCause::PlaintextForbidden, &error));
-        }
-        let tcp = reach(address, limit).await?;
+        let (tcp, remote) = self.reach(key, limit).await?;
         let Mode::Tls(tls) = &self.mode else {
             // Plaintext has no handshake to negotiate the protocol.
             return Ok(PeerConnection {
                 stream: TransportStream::Plaintext(tcp),
                 peer: Peer::UNPROVEN,
                 http2: self.http2,
+                remote,
             });
         };
         let connectors = tls.connectors();
         let limit_tls = limit.max(HANDSHAKE_MIN);
-        let mut connected = timeout(limit_tls, tls.handshake(&connectors.resuming, *region, tcp)).await;
+        let mut connected =
+            timeout(limit_tls, tls.handshake(&connectors.resuming, *region, tcp, remote)).await;
         if matches!(connected, Ok(Ok(None))) {
-            let tcp = reach(address, limit).await?;
-            connected = timeout(limit_tls, tls.handshake(&connectors.fresh, *region, tcp)).await;
+            let (tcp, remote) = self.reach(key, limit).await?;
+            connected = timeout(limit_tls, tls.handshake(&connectors.fresh, *region, tcp, remote)).await;
         }
         match connected {
             Ok(Ok(Some(connected))) => Ok(connected),
@@ -156,6 +159,38 @@ impl Connector {
             },
             Err(elapsed) => Err(self.failed(key, HopFailureCause::TimedOut, &elapsed)),
         }
+    }
+
+    /// Opens a TCP connection to one of the addresses of an upstream, and returns which one it is.
+    async fn reach(&self, key: &UpstreamKey, limit: Duration) -> Result<(TcpStream, IpAddr), AttemptFailure> {
+        let loopback_only = matches!(self.mode, Mode::Loopback);
+        let permitted = |address: IpAddr| !loopback_only || address.is_loopback();
+        let reached = self.resolver.connect(&key.address, limit, permitted).await;
+        let reached = reached.and_then(|tcp| {
+            let remote = tcp.peer_addr()?.ip();
+            Ok((tcp, remote))
+        });
+        reached.map_err(|error| match error {
+            ConnectError::NotPermitted => {
+                let error = "without [region_tls] requests are sent to loopback addresses only; configure certificates, \
+                             or set insecure = true";
+                self.failed(key, HopFailureCause::PlaintextForbidden, &error)
+            }
+            error => {
+                tracing::debug!(address = %key.address, %error, "next hop unreachable");
+                AttemptFailure::Unreachable
+            }
+        })
+    }
+
+    /// Returns whether this is still an address of the upstream, so that its connections may get new requests.
+    pub(crate) fn is_current(&self, key: &UpstreamKey, remote: IpAddr) -> bool {
+        self.resolver.is_current(&key.address, remote)
+    }
+
+    /// Returns the resolver of the upstreams' names.
+    pub(crate) fn resolver(&self) -> &Resolver {
+        &self.resolver
     }
 
     /// Records a response of the region: an earlier failure is over.
@@ -199,18 +234,6 @@ impl Connector {
     }
 }
 
-async fn reach(address: &HostPort, limit: Duration) -> Result<TcpStream, AttemptFailure> {
-    let reached = async {
-        let stream = timeout(limit, TcpStream::connect(address.to_string())).await??;
-        stream.set_nodelay(true)?;
-        Ok::<_, io::Error>(stream)
-    };
-    reached.await.map_err(|error| {
-        tracing::debug!(%address, %error, "next hop unreachable");
-        AttemptFailure::Unreachable
-    })
-}
-
 impl TlsClient {
     fn new(credentials: Arc<Credentials>, http2: bool) -> Result<TlsClient, rustls::Error> {
         let verifier = Verifier(credentials);
@@ -238,6 +261,7 @@ impl TlsClient {
         connector: &TlsConnector,
         region: RegionIndex,
         tcp: TcpStream,
+        remote: IpAddr,
     ) -> io::Result<Option<PeerConnection>> {
         let stream = connector.connect(server_name(region), tcp).await?;
         let (_, session) = stream.get_ref();
@@ -256,7 +280,7 @@ impl TlsClient {
             _ => self.verifier.named(certificate, region).map_err(io::Error::other)?,
         };
         let http2 = session.alpn_protocol() == Some(HTTP2);
-        Ok(Some(PeerConnection { stream: TransportStream::Tls(Box::new(stream)), peer, http2 }))
+        Ok(Some(PeerConnection { stream: TransportStream::Tls(Box::new(stream)), peer, http2, remote }))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::request_head::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
 use gateway_core::outcome::AttemptFailure;
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+use resolver::{DnsSection, Resolver};
 use rustls::HandshakeKind;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -88,8 +89,13 @@ async fn serve(credentials: Arc<Credentials>) -> Served {
 
 fn client(credentials: Arc<Credentials>) -> Http1Client {
     Http1Client::over(Arc::new(
-        Connector::to_regions(&RegionTransport::Tls(credentials), false, &Arc::new(Catalogue::builtin()))
-            .unwrap(),
+        Connector::to_regions(
+            &RegionTransport::Tls(credentials),
+            false,
+            &Arc::new(Catalogue::builtin()),
+            Resolver::new(&DnsSection::default()),
+        )
+        .unwrap(),
     ))
 }
 
@@ -254,7 +260,13 @@ async fn a_region_without_tls_and_an_unresponsive_region_are_distinguished() {
 async fn plaintext_leaves_this_machine_only_if_configured() {
     let check = async |regions: RegionTransport, address: &str, cause: &[&str]| {
         let client = Http1Client::over(Arc::new(
-            Connector::to_regions(&regions, false, &Arc::new(Catalogue::builtin())).unwrap(),
+            Connector::to_regions(
+                &regions,
+                false,
+                &Arc::new(Catalogue::builtin()),
+                Resolver::new(&DnsSection::default()),
+            )
+            .unwrap(),
         ));
         let opened = client.open(&key(address.parse().unwrap()), Duration::from_millis(1)).await;
         assert!(opened.is_err(), "the port is closed");

@@ -109,7 +109,7 @@ impl Http1Client {
 
     /// Returns an idle connection.
     pub(crate) fn take_idle(&self, key: &UpstreamKey) -> Option<Http1Connection<'_>> {
-        let connection = self.pool.take(key)?;
+        let connection = self.pool.take(key, |remote| self.connector.is_current(key, remote))?;
         Some(Http1Connection { client: self, connection, reused: true })
     }
 
@@ -243,12 +243,20 @@ async fn read_head(connection: &mut PooledConnection) -> Result<UpstreamHead, Ht
 }
 
 #[cfg(test)]
+#[path = "../../../resolver/tests/dns_server/mod.rs"]
+mod dns_server;
+
+#[cfg(test)]
 mod tests {
+    use super::dns_server::{DnsServer, Zone, addresses};
     use super::*;
     use crate::request_head::UpstreamMethod;
     use pool::OPENING_MAX;
+    use regions::HostPort;
     use regions::set::RegionIndex;
+    use resolver::{DnsSection, Resolver};
     use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use tokio::net::TcpListener;
 
     const BODY: &[u8] = b"{\"input\":\"x\"}";
@@ -290,7 +298,7 @@ mod tests {
     }
 
     fn client() -> Http1Client {
-        Http1Client::over(Arc::new(Connector::within_the_region()))
+        Http1Client::over(Arc::new(Connector::within_the_region(Resolver::new(&DnsSection::default()))))
     }
 
     async fn post(client: &Http1Client, address: SocketAddr) -> Result<(u16, Vec<u8>), AttemptFailure> {
@@ -421,6 +429,84 @@ mod tests {
             let (address, _server) = server(Vec::leak(vec![response])).await;
             assert_eq!(post(&client(), address).await, Err(AttemptFailure::Unreachable), "{response}");
         }
+    }
+
+    /// Serves requests until it is dropped; returns the number of requests.
+    async fn endless_server(listener: TcpListener, served: Arc<AtomicUsize>) {
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let served = served.clone();
+            connections.spawn(async move {
+                let mut read = Vec::new();
+                while stream.read_buf(&mut read).await.unwrap_or(0) > 0 {
+                    if read.ends_with(BODY) {
+                        read.clear();
+                        served.fetch_add(1, Ordering::Relaxed);
+                        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                    }
+                }
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_addresses_under_load_moves_all_requests_and_loses_none() {
+        let dns = DnsServer::start().await;
+        let client = Http1Client::over(Arc::new(Connector::within_the_region(Resolver::new(&DnsSection {
+            servers: vec![dns.address],
+        }))));
+        let first = TcpListener::bind("127.0.0.2:0").await.unwrap();
+        let port = first.local_addr().unwrap().port();
+        let second = TcpListener::bind(("127.0.0.3", port)).await.unwrap();
+        let (by_first, by_second) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let first = tokio::spawn(endless_server(first, by_first.clone()));
+        let _second = tokio::spawn(endless_server(second, by_second.clone()));
+        dns.set("spoke.example", addresses(&["127.0.0.2"], 1));
+        let address: HostPort = format!("spoke.example:{port}").parse().unwrap();
+        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
+        let has_moved = AtomicBool::new(false);
+        let load = (0..8).map(|_| async {
+            let mut sent = 0;
+            while !has_moved.load(Ordering::Relaxed) {
+                let opened = client.open(&key, Duration::from_secs(5)).await.expect("a connection");
+                let response = opened.send(&request(), BODY).await.expect("a response");
+                response.body.finish(&client);
+                sent += 1;
+            }
+            sent
+        });
+        let change = async {
+            while by_first.load(Ordering::Relaxed) < 100 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert_eq!(by_second.load(Ordering::Relaxed), 0);
+            dns.set("spoke.example", addresses(&["127.0.0.3"], 1));
+            while by_second.load(Ordering::Relaxed) < 100 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // Whatever was in flight at the change has ended.
+            let before = by_first.load(Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert_eq!(
+                by_first.load(Ordering::Relaxed),
+                before,
+                "a connection to the former address was reused"
+            );
+            first.abort();
+            // The requests continue while the server fails.
+            dns.set("spoke.example", Zone::Silence);
+            let (queries, requests) = (dns.queries(), by_second.load(Ordering::Relaxed));
+            while dns.queries() < queries + 4 || by_second.load(Ordering::Relaxed) < requests + 100 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            has_moved.store(true, Ordering::Relaxed);
+        };
+        let load = futures_util::future::join_all(load);
+        let timed = tokio::time::timeout(Duration::from_secs(30), futures_util::future::join(load, change));
+        let (sent, ()) = timed.await.expect("the requests move");
+        let served = by_first.load(Ordering::Relaxed) + by_second.load(Ordering::Relaxed);
+        assert_eq!(sent.iter().sum::<usize>(), served);
     }
 
     /// More bytes arrived than the response has: the next response on this connection would not belong to the next

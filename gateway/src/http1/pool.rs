@@ -9,6 +9,7 @@ use crate::hop::{PeerConnection, TransportStream, UpstreamKey};
 use bytes::BytesMut;
 use gateway_core::residency::Peer;
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -34,12 +35,14 @@ pub(super) struct PooledConnection {
     pub(super) key: UpstreamKey,
     /// Identity of the peer.
     pub(super) peer: Peer,
+    /// Address of the peer.
+    pub(super) remote: IpAddr,
 }
 
 impl PooledConnection {
     pub(super) fn new(key: UpstreamKey, connected: PeerConnection) -> PooledConnection {
-        let PeerConnection { stream, peer, http2: _ } = connected;
-        PooledConnection { stream, buffer: BytesMut::new(), key, peer }
+        let PeerConnection { stream, peer, http2: _, remote } = connected;
+        PooledConnection { stream, buffer: BytesMut::new(), key, peer, remote }
     }
 }
 
@@ -58,6 +61,7 @@ struct IdleConnections {
 struct IdleConnection {
     stream: TransportStream,
     peer: Peer,
+    remote: IpAddr,
     since: Instant,
 }
 
@@ -103,23 +107,34 @@ impl ConnectionPool {
         }))
     }
 
-    /// Takes an open connection to this upstream.
-    pub(super) fn take(&self, key: &UpstreamKey) -> Option<PooledConnection> {
+    /// Takes an open connection to this upstream; one to an address that is not `current` any more is closed.
+    pub(super) fn take(
+        &self,
+        key: &UpstreamKey,
+        current: impl Fn(IpAddr) -> bool,
+    ) -> Option<PooledConnection> {
         let now = Instant::now();
         loop {
-            let IdleConnection { mut stream, peer, since } = self.lock().pop(key)?;
-            if now.saturating_duration_since(since) < IDLE_TIMEOUT && stream.is_idle() {
-                return Some(PooledConnection { stream, buffer: BytesMut::new(), key: key.clone(), peer });
+            let IdleConnection { mut stream, peer, remote, since } = self.lock().pop(key)?;
+            let is_young = now.saturating_duration_since(since) < IDLE_TIMEOUT;
+            if is_young && stream.is_idle() && current(remote) {
+                return Some(PooledConnection {
+                    stream,
+                    buffer: BytesMut::new(),
+                    key: key.clone(),
+                    peer,
+                    remote,
+                });
             }
         }
     }
 
     /// Returns a connection whose response was read to its end. If it has unread bytes, it is closed.
     pub(super) fn put(&self, connection: PooledConnection) {
-        let PooledConnection { stream, buffer, key, peer } = connection;
+        let PooledConnection { stream, buffer, key, peer, remote } = connection;
         if buffer.is_empty() {
             let since = Instant::now();
-            let expired = self.lock().push(key, IdleConnection { stream, peer, since });
+            let expired = self.lock().push(key, IdleConnection { stream, peer, remote, since });
             drop(expired);
         }
     }
@@ -187,7 +202,17 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let stream = TransportStream::Plaintext(TcpStream::connect(address).await.unwrap());
         let (other, _) = listener.accept().await.unwrap();
-        (PooledConnection { stream, buffer: BytesMut::new(), key: key(address), peer: Peer::UNPROVEN }, other)
+        let remote = address.ip();
+        (
+            PooledConnection {
+                stream,
+                buffer: BytesMut::new(),
+                key: key(address),
+                peer: Peer::UNPROVEN,
+                remote,
+            },
+            other,
+        )
     }
 
     async fn listener() -> (TcpListener, SocketAddr) {
@@ -212,13 +237,13 @@ mod tests {
             pool.put(connection);
             others.push(other);
         }
-        assert!(pool.take(&key("127.0.0.1:1".parse().unwrap())).is_none());
+        assert!(pool.take(&key("127.0.0.1:1".parse().unwrap()), |_| true).is_none());
         let moved = UpstreamKey { region: RegionIndex::new(1).expect("a number"), address: address.into() };
-        assert!(pool.take(&moved).is_none(), "the address belongs to another region now");
+        assert!(pool.take(&moved, |_| true).is_none(), "the address belongs to another region now");
         for expected in ports.into_iter().rev() {
-            assert_eq!(port(&pool.take(&key(address)).unwrap()), expected);
+            assert_eq!(port(&pool.take(&key(address), |_| true).unwrap()), expected);
         }
-        assert!(pool.take(&key(address)).is_none());
+        assert!(pool.take(&key(address), |_| true).is_none());
     }
 
     #[tokio::test]
@@ -234,13 +259,13 @@ mod tests {
             }
             connection.stream.tcp().readable().await.unwrap();
             pool.put(connection);
-            assert!(pool.take(&key(address)).is_none(), "closed: {closes}");
+            assert!(pool.take(&key(address), |_| true).is_none(), "closed: {closes}");
         }
         let (mut connection, _other) = pair(&listener).await;
         connection.buffer.extend_from_slice(b"more than the response");
         let pool = ConnectionPool::new();
         pool.put(connection);
-        assert!(pool.take(&key(address)).is_none());
+        assert!(pool.take(&key(address), |_| true).is_none());
     }
 
     #[tokio::test]
@@ -249,9 +274,9 @@ mod tests {
         let begin = Instant::now();
         let mut others = Vec::new();
         let mut idle = async |since| {
-            let (PooledConnection { stream, peer, .. }, other) = pair(&listener).await;
+            let (PooledConnection { stream, peer, remote, .. }, other) = pair(&listener).await;
             others.push(other);
-            IdleConnection { stream, peer, since }
+            IdleConnection { stream, peer, remote, since }
         };
         let (first, second) = (idle(begin).await, idle(begin + IDLE_TIMEOUT).await);
         let third = idle(begin + IDLE_TIMEOUT).await;

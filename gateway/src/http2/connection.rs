@@ -12,6 +12,7 @@ use h2::client::{Builder, SendRequest};
 use h2::{Ping, Reason, RecvStream, SendStream};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -45,6 +46,7 @@ pub(super) struct Connection {
 struct State {
     key: UpstreamKey,
     peer: Peer,
+    remote: IpAddr,
     started: Instant,
     /// Time of the last received byte, in milliseconds since `started`.
     last_received_ms: AtomicU64,
@@ -84,10 +86,11 @@ impl Connection {
         connector: Arc<Connector>,
         counts: Arc<Family<HopEvent>>,
     ) -> Result<(Arc<Connection>, impl Future<Output = ()> + Send + use<>), h2::Error> {
-        let PeerConnection { stream, peer, http2: _ } = connected;
+        let PeerConnection { stream, peer, http2: _, remote } = connected;
         let state = Arc::new(State {
             key,
             peer,
+            remote,
             started: Instant::now(),
             last_received_ms: AtomicU64::new(0),
             requests: AtomicUsize::new(0),
@@ -111,11 +114,13 @@ impl Connection {
         self.state.unresponsive.load(Relaxed)
     }
 
-    /// Reserves a slot for one more request; `None` if the peer drains the connection, it is not needed any more, or it
-    /// is older than `age_max`.
+    /// Reserves a slot for one more request; `None` if the peer drains the connection, it is not needed any more, it is
+    /// older than `age_max`, or the upstream's name has other addresses now.
     pub(super) fn reserve(&self, now: Instant, age_max: Duration) -> Option<Http2Stream> {
         let state = &self.state;
-        if state.retiring.load(Relaxed) || now.saturating_duration_since(state.started) >= age_max {
+        let is_too_old = now.saturating_duration_since(state.started) >= age_max;
+        if state.retiring.load(Relaxed) || is_too_old || !state.connector.is_current(&state.key, state.remote)
+        {
             return None;
         }
         let mut send = self.send.clone();

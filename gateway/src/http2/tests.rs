@@ -9,6 +9,7 @@ use h2::{Reason, RecvStream};
 use http::{Request, Response};
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
+use resolver::{DnsSection, Resolver};
 use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -129,7 +130,13 @@ struct TestClient {
 
 fn client() -> Arc<TestClient> {
     let connector = Arc::new(
-        Connector::to_regions(&RegionTransport::Plaintext, true, &Arc::new(Catalogue::builtin())).unwrap(),
+        Connector::to_regions(
+            &RegionTransport::Plaintext,
+            true,
+            &Arc::new(Catalogue::builtin()),
+            Resolver::new(&DnsSection::default()),
+        )
+        .unwrap(),
     );
     Arc::new(TestClient {
         http2: Http2Client::over(connector.clone()),

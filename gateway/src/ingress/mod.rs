@@ -38,6 +38,7 @@ use gateway_core::timing;
 use hold::Hold;
 use operations::OperationsHandler;
 use pingora::protocols::http::ServerSession;
+use regions::IpNetwork;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
 use regions::residency::ResidencyPolicy;
@@ -47,6 +48,7 @@ use replica_api::headers;
 use replica_api::priority::Priority;
 use replicas::Replicas;
 use request::{ForwardedRequest, deployment, milliseconds, revision, text, unreadable};
+use resolver::Resolver;
 use scheduler_api::paths;
 use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, GATEWAYS_MAX, ReportV1};
 use scheduler_core::spoke::hold::HELD_MAX;
@@ -95,6 +97,10 @@ pub struct IngressConfig {
     pub operations: Option<SocketAddr>,
     /// Signals between the ingress and the scaler.
     pub signals: IngressSignals,
+    /// Resolver of the names of replicas.
+    pub resolver: Resolver,
+    /// Load balancers whose connections begin with a PROXY protocol header; without one, gateways connect directly.
+    pub proxy_protocol_from: Vec<IpNetwork>,
 }
 
 /// Signals between the ingress of a region and its scaler, in place of polling.
@@ -147,7 +153,17 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, signals, catalogue, receipts, tls, operations } = config;
+    let IngressConfig {
+        listen,
+        region,
+        signals,
+        catalogue,
+        receipts,
+        tls,
+        operations,
+        resolver,
+        proxy_protocol_from,
+    } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
@@ -156,7 +172,7 @@ pub async fn run(
     let acceptor =
         tls.clone().map(|credentials| GatewayAcceptor::new(credentials, refused.clone())).transpose()?;
     let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(refused.clone());
-    let listener = listener.with_connections_max(CONNECTIONS_MAX);
+    let listener = listener.with_connections_max(CONNECTIONS_MAX).with_proxy_protocol(proxy_protocol_from);
     let operations = match operations {
         Some(address) => Some(bind(address).await?),
         None => None,
@@ -168,7 +184,7 @@ pub async fn run(
         }
         None => (None, None),
     };
-    let client = reqwest::Client::builder().no_proxy().build()?;
+    let client = reqwest::Client::builder().no_proxy().dns_resolver(resolver.clone()).build()?;
     let IngressSignals { wake, changed } = signals;
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
@@ -190,7 +206,7 @@ pub async fn run(
         replicas: Arc::new(Replicas::new(spoke.clone(), hold.clone())),
         hold,
         health: HealthCheck::default(),
-        upstream: Upstream::within_the_region(),
+        upstream: Upstream::within_the_region(resolver),
         body_reader: BodyReader::new(BodyLimits::from_gateways(timeouts.body))
             .map_err(IngressError::Threads)?,
         metrics: IngressMetrics::default(),

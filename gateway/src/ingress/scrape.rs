@@ -12,6 +12,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use metrics::page::RoleMetrics;
 use metrics::{ByName, Label, OneOf, Sparse, Total, metric_set};
 use pingora::protocols::http::ServerSession;
+use resolver::ResolverMetrics;
 use scheduler_core::scale::ScalingReason;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
 use std::time::{Duration, Instant};
@@ -67,6 +68,8 @@ metric_set! {
         policy_max_age: Option<Duration> = "meridian_ingress_policy_max_age_seconds",
         /// Connections of gateways.
         listener: ListenerScrape<'a> = set,
+        /// Resolution of the names of replicas and hubs.
+        names: ResolverMetrics<'a> = set,
         /// Retries that the budget allows now.
         retries_left: u32 = "meridian_ingress_retry_budget",
         /// Requests in flight at a replica, by its number.
@@ -163,6 +166,7 @@ impl Ingress {
                 bodies_bytes,
                 bodies_bytes_max: bodies_max.total,
             },
+            names: self.upstream.names(),
             retries_left,
             replica_in_flight: replicas.iter().map(|state| (state.target, state.in_flight)).collect(),
             replica_in_flight_max: REPLICA_IN_FLIGHT_MAX,

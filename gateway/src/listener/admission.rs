@@ -68,7 +68,16 @@ impl OpenConnections {
 
     /// Admits a connection unless its address has reached its limit.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Option<AdmittedConnection> {
-        let (source, exempt) = (Source::of(address), self.exempt.contains(&address.to_canonical()));
+        self.admit_source(address, self.exempt.contains(&address.to_canonical()))
+    }
+
+    /// Admits a connection of a load balancer, whose client is not known yet.
+    pub(super) fn admit_load_balancer(self: &Arc<Self>, address: IpAddr) -> AdmittedConnection {
+        self.admit_source(address, true).expect("an exempt source has no limit")
+    }
+
+    fn admit_source(self: &Arc<Self>, address: IpAddr, exempt: bool) -> Option<AdmittedConnection> {
+        let source = Source::of(address);
         let state = &mut *self.state();
         let Admission::Admitted { id, evicts } = state.connections.open(source, exempt) else { return None };
         state.evict(evicts);

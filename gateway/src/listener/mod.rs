@@ -22,6 +22,7 @@ mod h2;
 mod idle;
 mod meter;
 pub(crate) mod notice;
+mod proxied;
 
 use crate::coalesce::CoalescingStream;
 use crate::config::Timeouts;
@@ -31,12 +32,14 @@ use crate::metrics::{CloseReason, ListenerMetrics};
 use crate::respond;
 use admission::AddressLimits;
 use bytes::Bytes;
+use gateway_core::proxy_header::ProxiedPeer;
 pub(crate) use notice::AfterResponse;
 use notice::{ConnectionNotice, DrainStage, PeerKind};
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::listener::Listener as Socket;
 use pingora::protocols::{GetSocketDigest, IO, Stream};
+use regions::IpNetwork;
 use replica_api::headers;
 
 use admission::{AdmittedConnection, CONNECTIONS_MAX, OpenConnections};
@@ -83,6 +86,7 @@ pub(crate) struct Listener {
     refused: Arc<HopFailures>,
     peer: PeerKind,
     limits: AddressLimits,
+    load_balancers: Arc<[IpNetwork]>,
 }
 
 /// Transport security of a listener.
@@ -102,6 +106,8 @@ struct Shared<D> {
     security: Arc<TransportSecurity>,
     refused: Arc<HopFailures>,
     peer: PeerKind,
+    /// If there are any, only they connect, with a PROXY protocol header.
+    load_balancers: Arc<[IpNetwork]>,
     stage: watch::Receiver<DrainStage>,
     /// Wakes the connection that has been idle for longest, to be closed.
     evict_idle: Notify,
@@ -131,6 +137,7 @@ impl Listener {
             refused,
             peer: PeerKind::Client,
             limits: AddressLimits::NONE,
+            load_balancers: Arc::default(),
         })
     }
 
@@ -161,6 +168,11 @@ impl Listener {
         Listener { limits, ..self }
     }
 
+    /// Accepts only connections of these load balancers, which begin with a PROXY protocol header, unless there are none.
+    pub(crate) fn with_proxy_protocol(self, from: Vec<IpNetwork>) -> Listener {
+        Listener { load_balancers: from.into(), ..self }
+    }
+
     /// Returns the semaphore that has one permit for each connection that can still be opened.
     pub(crate) fn permits(&self) -> Arc<Semaphore> {
         self.permits.clone()
@@ -184,7 +196,8 @@ impl Listener {
         timeouts: Timeouts,
     ) {
         let (stage, stage_receiver) = watch::channel(DrainStage::Serving);
-        let Listener { socket, address: _, security, permits, counts, refused, peer, limits } = self;
+        let Listener { socket, address: _, security, permits, counts, refused, peer, limits, load_balancers } =
+            self;
         let open = Arc::new(OpenConnections::new(limits, counts.clone()));
         let evict_idle = Notify::new();
         let shared = Arc::new(Shared {
@@ -194,6 +207,7 @@ impl Listener {
             counts,
             refused,
             peer,
+            load_balancers,
             stage: stage_receiver,
             evict_idle,
             open,
@@ -290,7 +304,16 @@ async fn accept<D: RequestHandler>(
 ) -> io::Result<AcceptedConnection> {
     while pending.is_none() {
         let stream = socket.accept().await?;
-        match shared.open.admit(address(&stream)) {
+        let address = address(&stream);
+        let admitted = match shared.is_load_balancer(address) {
+            None => shared.open.admit(address),
+            Some(true) => Some(shared.open.admit_load_balancer(address)),
+            Some(false) => {
+                shared.reject_untrusted();
+                continue;
+            }
+        };
+        match admitted {
             Some(admitted) => *pending = Some(PendingConnection { stream, admitted, has_evicted: false }),
             None => shared.counts.closed.count(CloseReason::AddressLimit),
         }
@@ -327,6 +350,13 @@ impl<D: RequestHandler> Shared<D> {
         stream: pingora::protocols::l4::stream::Stream,
         mut admitted: AdmittedConnection,
     ) {
+        let stream = match self.load_balancers.is_empty() {
+            true => stream,
+            false => match Box::pin(self.identify(stream, &mut admitted)).await {
+                Some(stream) => stream,
+                None => return,
+            },
+        };
         let stream = match &*self.security {
             TransportSecurity::Plaintext => Some(self.coalescing(stream)),
             TransportSecurity::Gateways(acceptor) => {
@@ -372,6 +402,57 @@ impl<D: RequestHandler> Shared<D> {
                 None
             }
         }
+    }
+
+    /// Returns whether an address is one of the load balancers; `None` if clients connect directly.
+    fn is_load_balancer(&self, address: IpAddr) -> Option<bool> {
+        let is_known = |network: &IpNetwork| network.contains(address);
+        (!self.load_balancers.is_empty()).then(|| self.load_balancers.iter().any(is_known))
+    }
+
+    /// Reads the header of a load balancer and makes the client in it the peer of the connection, whose limits it counts
+    /// against from now on. Returns `None` if the connection is rejected.
+    async fn identify(
+        self: &Arc<Self>,
+        mut stream: pingora::protocols::l4::stream::Stream,
+        admitted: &mut AdmittedConnection,
+    ) -> Option<pingora::protocols::l4::stream::Stream> {
+        let read = tokio::select! {
+            read = timeout(self.timeouts.head, proxied::read_origin(&mut stream)) => read,
+            () = admitted.evicted() => {
+                self.counts.closed.count(CloseReason::HalfOpen);
+                return None;
+            }
+        };
+        match read {
+            Ok(Ok(Some(ProxiedPeer::LoadBalancer))) => Some(stream),
+            Ok(Ok(Some(ProxiedPeer::Client(client)))) => {
+                let Some(of_client) = self.open.admit(client.ip()) else {
+                    self.counts.closed.count(CloseReason::AddressLimit);
+                    return None;
+                };
+                *admitted = of_client;
+                proxied::set_peer(&mut stream, client);
+                Some(stream)
+            }
+            Ok(Ok(None)) => None,
+            Ok(Err(error)) => {
+                let reason = error.to_string();
+                HopRefused { cause: HopFailureCause::ProxyHeader, reason: &reason }.record(&self.refused);
+                None
+            }
+            Err(_) => {
+                let reason = "the PROXY protocol header timed out";
+                HopRefused { cause: HopFailureCause::ProxyHeader, reason }.record(&self.refused);
+                None
+            }
+        }
+    }
+
+    /// Counts a connection of a peer that is no load balancer.
+    fn reject_untrusted(&self) {
+        let reason = "the peer is not in proxy_protocol_from";
+        HopRefused { cause: HopFailureCause::ProxyUntrusted, reason }.record(&self.refused);
     }
 
     fn coalescing(&self, stream: impl IO + 'static) -> Stream {

@@ -131,6 +131,8 @@ impl Scene {
         let addresses = vec![at.into(), beside.into()];
         let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
         let config = IngressConfig {
+            proxy_protocol_from: Vec::new(),
+            resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
             listen: "127.0.0.1:0".parse().unwrap(),
             region: REGION.parse().unwrap(),
             signals: IngressSignals::default(),

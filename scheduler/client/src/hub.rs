@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use reqwest::dns::Resolve;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
 use scheduler_core::hubs::{Backoff, Failover, Hubs};
@@ -103,7 +104,28 @@ impl ControlPlaneClient {
     ///
     /// When the HTTP client cannot be created.
     pub fn new(hubs: &Hubs, token: Option<&Token>) -> Result<ControlPlaneClient, reqwest::Error> {
-        let http = reqwest::Client::builder().no_proxy().build()?;
+        ControlPlaneClient::build(hubs, token, reqwest::Client::builder())
+    }
+
+    /// Creates a client that resolves the names of the hubs with `resolver`.
+    ///
+    /// # Errors
+    ///
+    /// When the HTTP client cannot be created.
+    pub fn resolving(
+        hubs: &Hubs,
+        token: Option<&Token>,
+        resolver: impl Resolve + 'static,
+    ) -> Result<ControlPlaneClient, reqwest::Error> {
+        ControlPlaneClient::build(hubs, token, reqwest::Client::builder().dns_resolver(resolver))
+    }
+
+    fn build(
+        hubs: &Hubs,
+        token: Option<&Token>,
+        client: reqwest::ClientBuilder,
+    ) -> Result<ControlPlaneClient, reqwest::Error> {
+        let http = client.no_proxy().build()?;
         Ok(ControlPlaneClient { http, hubs: hubs.clone(), token: token.cloned() })
     }
 

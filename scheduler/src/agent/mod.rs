@@ -23,6 +23,7 @@ use supervision::Mutex;
 
 use regions::DeploymentName;
 use reqwest::Method;
+use resolver::Resolver;
 use scheduler_api::lease::{LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_api::paths;
 use scheduler_api::plan::floors_from_wire;
@@ -67,9 +68,10 @@ pub enum AgentError {
 pub async fn run(
     config: SpokeConfig,
     spoke: Arc<Mutex<Spoke>>,
+    resolver: Resolver,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
-    let client = ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?;
+    let client = ControlPlaneClient::resolving(&config.hub, config.fleet.as_ref(), resolver)?;
     let policy = TableFollower {
         client: client.clone(),
         snapshot: None,

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use configuration::{ConfigFile, Files, Problem, section};
 use regions::region_list::find_region;
-use regions::{Catalogue, HostPort, InstanceName, RegionId};
+use regions::{Catalogue, HostPort, InstanceName, IpNetwork, RegionId};
+use resolver::DnsSection;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
@@ -43,6 +44,11 @@ section! {
         receipts: Option<ReceiptsSection>;
         /// Listener for operators, plaintext; that of the ingress if absent.
         operations: Option<SocketAddr>;
+        /// Load balancers in front of `listen`, each of whose connections begins with a PROXY protocol header, version 2. If
+        /// there are any, no other peer may connect.
+        proxy_protocol_from: Vec<IpNetwork> = Vec::new();
+        /// Resolution of the names of hubs and replicas.
+        dns: DnsSection;
         /// Mutual TLS 1.3 with gateways; without this table the listener is plaintext and must be on loopback.
         tls: Option<SpokeTlsSection>;
         /// Actuator; without this table the region has only the replicas below.
@@ -113,6 +119,10 @@ pub struct SpokeConfig {
     pub catalogue: Arc<Catalogue>,
     /// Listen address for operators; by default that of the ingress.
     pub operations: Option<SocketAddr>,
+    /// Load balancers whose connections begin with a PROXY protocol header.
+    pub proxy_protocol_from: Vec<IpNetwork>,
+    /// Resolution of names.
+    pub dns: DnsSection,
     /// TLS files of the ingress; without them it uses plaintext.
     pub tls: Option<TlsFiles>,
     /// Autoscaling of further replicas, if configured.
@@ -183,6 +193,8 @@ impl SpokeConfig {
                 replicas: replicas?,
                 catalogue: catalogue?,
                 operations: file.operations?,
+                proxy_protocol_from: file.proxy_protocol_from?,
+                dns: file.dns?,
                 tls: tls?,
                 scaling: scaling?,
             })

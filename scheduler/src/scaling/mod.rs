@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
+use resolver::Resolver;
 use scheduler_client::hub::ControlPlaneClient;
 use scheduler_client::snapshot::lock_directory;
 use scheduler_core::scale::TICK;
@@ -100,7 +101,7 @@ impl Autoscaler {
     /// # Errors
     ///
     /// When it cannot run.
-    pub fn prepare(config: &SpokeConfig) -> Result<Option<Autoscaler>, ScalingError> {
+    pub fn prepare(config: &SpokeConfig, resolver: &Resolver) -> Result<Option<Autoscaler>, ScalingError> {
         let Some(ScalingConfig { dir, actuator }) = config.scaling.clone() else {
             return Ok(None);
         };
@@ -108,7 +109,7 @@ impl Autoscaler {
             .and_then(|()| dir.canonicalize())
             .and_then(|dir| Ok((lock_directory(&dir)?, dir)));
         let (lock, dir) = usable.map_err(|error| ScalingError::Folder { dir, error })?;
-        let client = ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?;
+        let client = ControlPlaneClient::resolving(&config.hub, config.fleet.as_ref(), resolver.clone())?;
         let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
             ActuatorConfig::Process(process) => {

@@ -38,7 +38,12 @@ impl Agent {
         let spoke = Arc::new(Mutex::new(config.spoke(7)));
         let (stop, stopped) = oneshot::channel();
         let shutdown = async { stopped.await.unwrap_or_default() };
-        Agent { spoke: spoke.clone(), stop, task: tokio::spawn(agent::run(config, spoke, shutdown)) }
+        let resolver = resolver::Resolver::new(&resolver::DnsSection::default());
+        Agent {
+            spoke: spoke.clone(),
+            stop,
+            task: tokio::spawn(agent::run(config, spoke, resolver, shutdown)),
+        }
     }
 
     /// Sets the ready deployments in the replica's status.
@@ -212,12 +217,13 @@ async fn a_second_spoke_cannot_use_the_directory_of_a_running_one() {
         dir.path()
     );
     let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
-    let first = Autoscaler::prepare(&config).unwrap();
-    let problem = Autoscaler::prepare(&config).err().unwrap().to_string();
+    let resolver = resolver::Resolver::new(&resolver::DnsSection::default());
+    let first = Autoscaler::prepare(&config, &resolver).unwrap();
+    let problem = Autoscaler::prepare(&config, &resolver).err().unwrap().to_string();
     assert!(
         problem.contains("scaling.dir") && problem.contains("another process uses this directory"),
         "{problem}"
     );
     drop(first);
-    assert!(Autoscaler::prepare(&config).is_ok());
+    assert!(Autoscaler::prepare(&config, &resolver).is_ok());
 }

@@ -109,6 +109,8 @@ impl Region {
         ));
         let signals = IngressSignals::default();
         let config = IngressConfig {
+            proxy_protocol_from: Vec::new(),
+            resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
             listen: "127.0.0.1:0".parse().unwrap(),
             region: id.parse().unwrap(),
             catalogue: Arc::new(Catalogue::builtin()),

@@ -275,6 +275,8 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
     let (replica, seen) = replica(takes).await;
     let operations = free_address();
     let config = IngressConfig {
+        proxy_protocol_from: Vec::new(),
+        resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
         listen: "127.0.0.1:0".parse().unwrap(),
         region: region.clone(),
         signals: IngressSignals::default(),
