@@ -9,9 +9,11 @@
 //! readers/{reader}              ReaderV1             table that a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         last published table, compressed if large
 //! demand/{region}/{boot id}     DemandV1             demand of a gateway, under a lease of its own
+//! tenant-demand/{region}/{id}   TenantDemandV1       demand of tenants at a gateway, under a lease of its own
 //! drains/{region}               DrainV1              region that an operator drains
 //! plan/weights/{region}         WeightsV1            rows of the gateways in a region, compressed if large
 //! plan/floors/{region}          RegionFloorsV1       minimum numbers of replicas of a region
+//! plan/shares/{region}/{id}     TenantSharesV1       a gateway's shares of the tenants' limits, compressed if large
 //! leader                        a hub's address      hub that writes `routes`, under its lease
 //! ```
 //!
@@ -21,6 +23,7 @@
 use regions::RegionId;
 
 use crate::lease::LeaseHolder;
+use crate::plan::GatewayInstance;
 use crate::reader::Reader;
 
 /// Epoch of the store, raised when the store is replaced or restored.
@@ -40,6 +43,8 @@ pub const ROUTES: &str = "routes";
 
 /// Prefix of the gateways' demand reports.
 pub const DEMAND: &str = "demand/";
+/// Prefix of the demand of tenants at the gateways.
+pub const TENANT_DEMAND: &str = "tenant-demand/";
 /// Prefix of the drains.
 pub const DRAINS: &str = "drains/";
 /// Prefix of the plan. Each part has its own key, so that no value grows with the whole fleet and unchanged parts are
@@ -49,6 +54,8 @@ pub const PLAN: &str = "plan/";
 pub const WEIGHTS: &str = "plan/weights/";
 /// Prefix of the plan's floors.
 pub const FLOORS: &str = "plan/floors/";
+/// Prefix of the gateways' shares of the tenants' limits.
+pub const SHARES: &str = "plan/shares/";
 
 /// Address of the leading hub.
 pub const LEADER: &str = "leader";
@@ -77,6 +84,16 @@ pub fn lease(LeaseHolder { region, boot_id }: &LeaseHolder) -> String {
 /// Returns the key of a gateway's demand report. Each instance has its own key, like a spoke's.
 pub fn demand(region: &RegionId, boot_id: u64) -> String {
     format!("{DEMAND}{region}/{boot_id:016x}")
+}
+
+/// Returns the key of the demand of tenants at a gateway.
+pub fn tenant_demand(GatewayInstance { region, id }: &GatewayInstance) -> String {
+    format!("{TENANT_DEMAND}{region}/{id:016x}")
+}
+
+/// Returns the key of a gateway's shares of the tenants' limits.
+pub fn shares(GatewayInstance { region, id }: &GatewayInstance) -> String {
+    format!("{SHARES}{region}/{id:016x}")
 }
 
 /// Returns the key of a drain.
@@ -109,6 +126,18 @@ pub fn demand_of(key: &str) -> Option<(RegionId, u64)> {
     instance_of(key.strip_prefix(DEMAND)?)
 }
 
+/// Parses the key of the demand of tenants at a gateway.
+pub fn tenant_demand_of(key: &str) -> Option<GatewayInstance> {
+    let (region, id) = instance_of(key.strip_prefix(TENANT_DEMAND)?)?;
+    Some(GatewayInstance { region, id })
+}
+
+/// Parses the key of a gateway's shares of the tenants' limits.
+pub fn shares_of(key: &str) -> Option<GatewayInstance> {
+    let (region, id) = instance_of(key.strip_prefix(SHARES)?)?;
+    Some(GatewayInstance { region, id })
+}
+
 /// Parses the key of a drain.
 pub fn drain_of(key: &str) -> Option<RegionId> {
     key.strip_prefix(DRAINS)?.parse().ok()
@@ -133,6 +162,9 @@ mod tests {
             prop_assert!(key.starts_with(&spokes_of(&region)));
             prop_assert_eq!(spoke_of(&key), Some((region.clone(), boot_id)));
             prop_assert_eq!(demand_of(&demand(&region, boot_id)), Some((region.clone(), boot_id)));
+            let gateway = GatewayInstance { region: region.clone(), id: boot_id };
+            prop_assert_eq!(tenant_demand_of(&tenant_demand(&gateway)), Some(gateway.clone()));
+            prop_assert_eq!(shares_of(&shares(&gateway)), Some(gateway.clone()));
             prop_assert_eq!(drain_of(&drain(&region)), Some(region.clone()));
             let gateway = Reader { role: Role::Gateway, region, boot_id };
             prop_assert_eq!(reader_of(&reader(&gateway)), Some(gateway));

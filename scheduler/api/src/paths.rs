@@ -37,6 +37,10 @@ pub const ROLLOUT: &str = "/v1/rollout";
 pub const PLAN: &str = "/v1/plan";
 /// Demand of a gateway (`POST`); the response has its rows of the plan.
 pub const DEMAND: &str = "/v1/demand";
+/// Demand of tenants at a gateway (`POST`); the response has its shares of their rate limits.
+pub const TENANT_DEMAND: &str = "/v1/tenant-demand";
+/// Shares of all gateways in the tenants' rate limits.
+pub const TENANT_SHARES: &str = "/v1/tenant-shares";
 /// Change of deployments and tenants (`POST`).
 pub const APPLY: &str = "/v1/apply";
 /// Promotion of the next model of a deployment (`POST`).
@@ -160,7 +164,20 @@ mod tests {
         assert_eq!(promote(&"a.b".parse().unwrap()), "/v1/deployments/a.b/promote");
         assert_eq!(drain(&region), "/v1/drains/aws/us-east-1");
         assert_eq!(
-            [LIVEZ, READYZ, METRICS, SPOKES, DEPLOYMENTS, TENANTS, ROLLOUT, PLAN, APPLY, EXCHANGE],
+            [
+                LIVEZ,
+                READYZ,
+                METRICS,
+                SPOKES,
+                DEPLOYMENTS,
+                TENANTS,
+                ROLLOUT,
+                PLAN,
+                TENANT_DEMAND,
+                TENANT_SHARES,
+                APPLY,
+                EXCHANGE
+            ],
             [
                 "/livez",
                 "/readyz",
@@ -170,6 +187,8 @@ mod tests {
                 "/v1/tenants",
                 "/v1/rollout",
                 "/v1/plan",
+                "/v1/tenant-demand",
+                "/v1/tenant-shares",
                 "/v1/apply",
                 "/spoke/v1/exchange"
             ]

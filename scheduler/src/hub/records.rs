@@ -18,7 +18,8 @@ use scheduler_api::apply::ReaderV1;
 use scheduler_api::deployment::DeploymentsV1;
 use scheduler_api::deployment::DesiredDeployments;
 use scheduler_api::plan::{
-    DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1, WeightsV1,
+    DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1,
+    TenantDemand, TenantDemandV1, TenantShares, TenantSharesV1, WeightsV1,
 };
 use scheduler_api::reader::Reader;
 use scheduler_api::registration::RegisterV1;
@@ -154,6 +155,16 @@ pub(super) fn demand(entry: &KeyValue) -> Result<GatewayDemand, RecordError> {
     Ok(demand)
 }
 
+/// Parses the demand of tenants of an entry under `tenant-demand/`.
+pub(super) fn tenant_demand(entry: &KeyValue) -> Result<TenantDemand, RecordError> {
+    let demand = read::<TenantDemandV1, TenantDemand>(entry)?;
+    if entry.key != keys::tenant_demand(&demand.gateway) {
+        let problem = format!("the value belongs to {}", keys::tenant_demand(&demand.gateway));
+        return Err(unreadable(entry, problem));
+    }
+    Ok(demand)
+}
+
 /// Parses the region of an entry under `drains/`.
 pub(super) fn drain(entry: &KeyValue) -> Result<RegionId, RecordError> {
     let region = read::<DrainV1, RegionId>(entry)?;
@@ -167,6 +178,8 @@ pub(super) fn drain(entry: &KeyValue) -> Result<RegionId, RecordError> {
 pub(super) fn part(entry: &KeyValue) -> Result<PlanPart, RecordError> {
     let part = if entry.key.starts_with(keys::WEIGHTS) {
         read::<WeightsV1, GatewayWeights>(entry).map(PlanPart::Weights)
+    } else if entry.key.starts_with(keys::SHARES) {
+        read::<TenantSharesV1, TenantShares>(entry).map(PlanPart::Shares)
     } else {
         read::<RegionFloorsV1, RegionFloors>(entry).map(PlanPart::Floors)
     }?;
@@ -181,6 +194,7 @@ pub(super) fn key_of(part: &PlanPart) -> String {
     match part {
         PlanPart::Weights(weights) => keys::weights(&weights.gateway),
         PlanPart::Floors(floors) => keys::floors(&floors.region),
+        PlanPart::Shares(shares) => keys::shares(&shares.gateway),
     }
 }
 
@@ -189,6 +203,7 @@ pub(super) fn packed_part(part: &PlanPart) -> Vec<u8> {
     match part {
         PlanPart::Weights(weights) => packed(&WeightsV1::from(weights)),
         PlanPart::Floors(floors) => packed(&RegionFloorsV1::from(floors)),
+        PlanPart::Shares(shares) => packed(&TenantSharesV1::from(shares)),
     }
 }
 
@@ -215,6 +230,9 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
         store::Event::Put(entry) if key.starts_with(keys::DEMAND) => {
             Some(demand(entry).map(Event::DemandReported))
         }
+        store::Event::Put(entry) if key.starts_with(keys::TENANT_DEMAND) => {
+            Some(tenant_demand(entry).map(Event::TenantDemandReported))
+        }
         store::Event::Put(entry) if key.starts_with(keys::DRAINS) => {
             Some(drain(entry).map(Event::DrainStarted))
         }
@@ -230,6 +248,7 @@ fn deleted(key: &str) -> Option<Event> {
     let gateway = || keys::demand_of(key).map(|(region, boot_id)| GatewayBoot { region, boot_id });
     spoke()
         .or_else(|| gateway().map(Event::GatewayExpired))
+        .or_else(|| keys::tenant_demand_of(key).map(Event::TenantDemandExpired))
         .or_else(|| keys::drain_of(key).map(Event::DrainCancelled))
         .or_else(|| keys::reader_of(key).map(Event::ReaderExpired))
 }
