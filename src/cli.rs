@@ -253,6 +253,8 @@ pub(crate) enum ResourceKind {
     Regions,
     /// Traffic shares of the regions, with reasons, optionally of one deployment
     Plan,
+    /// Shares of the gateways in the rate limits of tenants, optionally of one tenant
+    Shares,
     /// Replicas and model revisions of each deployment, and pending changes with what they wait for
     Rollout,
 }
