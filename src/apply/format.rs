@@ -39,7 +39,9 @@ pub(super) fn shares(shares: &AllSharesV1) -> String {
     let mut lines = Vec::new();
     for TenantSharesV1 { epoch, generation, gateway, instance, default, tenants, .. } in &shares.gateways {
         let every = percent(*default);
-        lines.push(format!("{gateway} {instance:016x}: {every} of each limit (generation {epoch}.{generation})"));
+        lines.push(format!(
+            "{gateway} {instance:016x}: {every} of each limit (generation {epoch}.{generation})"
+        ));
         for TenantShareV1 { tenant, requests, inputs, tokens, since: _ } in tenants {
             let [requests, inputs, tokens] = [requests, inputs, tokens].map(|share| percent(*share));
             lines.push(format!("  {tenant}: requests {requests}, inputs {inputs}, tokens {tokens}"));

@@ -13,7 +13,7 @@
 
 mod apportion;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use apportion::{Claim, apportion, floor};
@@ -27,6 +27,8 @@ const FLOOR: u64 = 10_000;
 const FLOORS_MAX: u64 = 50_000;
 /// Time for which the shares of a gateway stay reserved after its report has expired: three reports.
 pub const SHARE_RETENTION: Duration = Duration::from_secs(3);
+/// Maximum number of shares that a gateway has not acknowledged; older ones are counted together.
+const UNACKNOWLEDGED_MAX: usize = 8;
 /// Minimum time between two divisions. One follows soon after a gateway has acknowledged smaller shares, so that others grow.
 const DIVISION_PERIOD_MIN: Duration = Duration::from_millis(200);
 
@@ -78,19 +80,17 @@ impl UsableShares {
         UsableShares { default: shares.default.millionths(), tenants: listed.collect() }
     }
 
-    /// Adds shares that may be applied from now on, too.
-    fn extend(&mut self, shares: &TenantShares) {
-        let new = UsableShares::exactly(shares);
-        let names: BTreeSet<TenantId> = self.tenants.keys().chain(new.tenants.keys()).cloned().collect();
-        let larger = |(one, other): (u32, u32)| one.max(other);
-        self.tenants = names
-            .into_iter()
-            .map(|name| {
-                let both = self.of(Some(&name)).zip(new.of(Some(&name))).map(larger);
-                (name, both)
-            })
-            .collect();
-        self.default = self.default.max(new.default);
+    /// Returns the larger share of each tenant.
+    fn max(&self, other: &UsableShares) -> UsableShares {
+        let names: BTreeSet<&TenantId> = self.tenants.keys().chain(other.tenants.keys()).collect();
+        let larger = |name: &TenantId| {
+            let both = self.of(Some(name)).zip(other.of(Some(name)));
+            (name.clone(), both.map(|(one, other)| one.max(other)))
+        };
+        UsableShares {
+            tenants: names.into_iter().map(larger).collect(),
+            default: self.default.max(other.default),
+        }
     }
 }
 
@@ -99,12 +99,46 @@ struct GatewayState {
     demand: BTreeMap<TenantId, PerLimit<u64>>,
     /// Shares in the store.
     issued: Option<TenantShares>,
+    /// Shares that were issued since the acknowledged ones, which are the first.
+    unacknowledged: VecDeque<(Generation, UsableShares)>,
+    /// Largest of them.
     usable: UsableShares,
     /// Time at which its report expired.
     silent_since: Option<Instant>,
 }
 
 impl GatewayState {
+    /// Adds shares that the gateway may apply from now on.
+    fn issue(&mut self, shares: &TenantShares) {
+        self.unacknowledged.push_back((shares.generation, UsableShares::exactly(shares)));
+        if self.unacknowledged.len() > UNACKNOWLEDGED_MAX
+            && let Some((_, oldest)) = self.unacknowledged.pop_front()
+            && let Some((_, next)) = self.unacknowledged.front_mut()
+        {
+            *next = next.max(&oldest);
+        }
+        self.find_usable();
+    }
+
+    /// Takes the acknowledgement of a generation. Returns whether the gateway applies less than before.
+    fn acknowledge(&mut self, running: Generation) -> bool {
+        let Some(at) = self.unacknowledged.iter().position(|(generation, _)| *generation == running) else {
+            return false;
+        };
+        if at == 0 {
+            return false;
+        }
+        self.unacknowledged.drain(..at);
+        let before = self.usable.clone();
+        self.find_usable();
+        self.usable != before
+    }
+
+    fn find_usable(&mut self) {
+        let all = self.unacknowledged.iter().map(|(_, shares)| shares);
+        self.usable = all.fold(UsableShares::default(), |sum, shares| sum.max(shares));
+    }
+
     fn issued(&self, tenant: Option<&TenantId>) -> PerLimit<u32> {
         let Some(issued) = &self.issued else { return PerLimit::default() };
         match tenant {
@@ -118,10 +152,10 @@ impl ShareAllocator {
     /// Creates an allocator that continues from the shares in the store. Gateways count as silent until they report.
     pub fn new(epoch: u64, stored: impl IntoIterator<Item = TenantShares>, now: Instant) -> ShareAllocator {
         let state = |shares: TenantShares| {
-            let usable = UsableShares::exactly(&shares);
+            let mut state = GatewayState { silent_since: Some(now), ..GatewayState::default() };
+            state.issue(&shares);
             let gateway = shares.gateway.clone();
-            let silent_since = Some(now);
-            (gateway, GatewayState { usable, issued: Some(shares), silent_since, ..GatewayState::default() })
+            (gateway, GatewayState { issued: Some(shares), ..state })
         };
         let gateways: BTreeMap<_, _> = stored.into_iter().map(state).collect();
         let generations = gateways.values().filter_map(|state| state.issued.as_ref());
@@ -136,11 +170,7 @@ impl ShareAllocator {
         let state = self.gateways.entry(gateway).or_default();
         state.silent_since = None;
         state.demand = tenants;
-        let issued = state.issued.as_ref().filter(|issued| running == Some(issued.generation));
-        let acknowledged = issued.map(UsableShares::exactly);
-        let has_acknowledged = acknowledged.filter(|shares| *shares != state.usable);
-        let frees_shares = has_acknowledged.is_some();
-        state.usable = has_acknowledged.unwrap_or(std::mem::take(&mut state.usable));
+        let frees_shares = running.is_some_and(|running| state.acknowledge(running));
         if is_new || frees_shares {
             self.due = self.due.min(self.last + DIVISION_PERIOD_MIN).max(now);
         }
@@ -187,7 +217,8 @@ impl ShareAllocator {
             self.gateways.remove(gateway);
         }
         for state in self.gateways.values_mut().filter(|state| is_over(state, now)) {
-            state.usable = UsableShares::default();
+            state.unacknowledged.clear();
+            state.find_usable();
         }
         let live: Vec<GatewayInstance> = self
             .gateways
@@ -286,7 +317,7 @@ impl ShareAllocator {
         }
         for shares in &issued {
             if let Some(state) = self.gateways.get_mut(&shares.gateway) {
-                state.usable.extend(shares);
+                state.issue(shares);
             }
         }
         issued

@@ -129,6 +129,17 @@ fn steady_demand_with_noise_keeps_its_shares() {
 }
 
 #[test]
+fn shares_move_while_demand_keeps_changing() {
+    let mut test = ShareTest::new(4);
+    test.run(6, &[(1, 100), (2, 100), (3, 100), (4, 100)]);
+    for step in 0..8 {
+        test.run(1, &[(1, 300), (2, 100 >> step), (3, 100 >> step), (4, 100 >> step)]);
+    }
+    test.run(2, &[(1, 300), (2, 0), (3, 0), (4, 0)]);
+    assert!(test.share(1) > 900_000, "{}", test.share(1));
+}
+
+#[test]
 fn the_shares_of_a_lost_gateway_are_reserved_and_then_given_to_others() {
     let mut test = ShareTest::new(2);
     test.run(5, &[(1, 300), (2, 300)]);
