@@ -144,7 +144,7 @@ pub struct RateLimiter {
 }
 
 /// Half-life of a tenant's reported demand: it follows a shift of traffic within seconds and ignores a single request.
-const DEMAND_HALF_LIFE: Duration = Duration::from_secs(1);
+const DEMAND_HALF_LIFE: Duration = Duration::from_millis(500);
 /// Demand in units per minute below which a tenant is not reported: less than one request in ten minutes.
 const DEMAND_MIN: f64 = 0.1;
 
@@ -470,7 +470,7 @@ pub(crate) mod tests {
             assert_eq!(second(&mut limiter, at), first);
         }
         let later = begin + Duration::from_secs(11);
-        assert_eq!(limiter.demand(later).unwrap().requests, 1200, "one half-life later");
+        assert_eq!(limiter.demand(later).unwrap().requests, 600, "two half-lives later");
         for at in 12..60 {
             limiter.demand(begin + Duration::from_secs(at));
         }

@@ -21,6 +21,8 @@ struct SimulatedGateway {
     admitted: u64,
     /// Requests that are due, in thousandths.
     due_permille: u64,
+    /// Steps until it acknowledges new shares.
+    acknowledges_in: Option<u64>,
 }
 
 /// Gateways and a hub.
@@ -47,6 +49,7 @@ impl SimulatedFleet {
             shares: None,
             admitted: 0,
             due_permille: 0,
+            acknowledges_in: None,
         };
         SimulatedFleet {
             tenant: "acme".parse().unwrap(),
@@ -87,7 +90,9 @@ impl SimulatedFleet {
                     }
                 }
                 let count = demand.len() as u64;
-                if step == at as u64 * STEPS_PER_SECOND / count {
+                let acknowledges_in = gateway.acknowledges_in.map(|steps| steps - 1);
+                gateway.acknowledges_in = acknowledges_in.filter(|steps| *steps > 0);
+                if step == at as u64 * STEPS_PER_SECOND / count || acknowledges_in == Some(0) {
                     self.exchange(at);
                 }
             }
@@ -117,6 +122,7 @@ impl SimulatedFleet {
             Some(shares) => {
                 gateway.limiter.set_shares(shares.of(&self.tenant), self.now);
                 gateway.shares = Some(shares);
+                gateway.acknowledges_in = Some(10);
             }
             None if gateway.shares.is_none() => {
                 let known = u32::try_from(self.published.len()).expect("few") + 1;
