@@ -1,8 +1,10 @@
 //! Command-line options.
 
+mod key;
 mod load;
 mod model;
 
+pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
 
@@ -40,6 +42,9 @@ pub(crate) enum CliCommand {
     Get(GetOptions),
     /// Explain the routing decision of a request
     Explain(ExplainOptions),
+    /// Create, list and revoke API keys of tenants
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Drain a region: move its traffic to other allowed regions
     Drain(DrainOptions),
     /// Audit receipts: verify that every request stayed in its allowed regions

@@ -56,6 +56,76 @@ impl FurtherGateway {
     }
 }
 
+/// Runs `meridian key` as the operator of this fleet; returns the JSON that it prints.
+fn key(world: &World, arguments: &[&str]) -> serde_json::Value {
+    let mut command = meridian();
+    command.arg("key").args(arguments);
+    command.args(["--json", "--hub", &world.hub, "--token-file", &world.operator_token]);
+    let output = command.output().expect("the binary starts");
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// Returns the status of `GET /v1/models` with this key.
+async fn status(client: &reqwest::Client, url: &str, key: &str) -> u16 {
+    let response = client.get(format!("{url}/v1/models")).bearer_auth(key).send().await;
+    response.map_or(0, |response| response.status().as_u16())
+}
+
+/// Waits until all gateways respond with this status; returns the time.
+async fn until_all(world: &World, urls: &[String], key: &str, expected: u16) -> Duration {
+    let (client, begun) = (reqwest::Client::builder().no_proxy().build().expect("a client"), Instant::now());
+    for url in urls {
+        world
+            .until(&format!("{url} responds with {expected}"), async || {
+                status(&client, url, key).await == expected
+            })
+            .await;
+    }
+    begun.elapsed()
+}
+
+#[tokio::test]
+async fn a_created_key_is_accepted_and_a_revoked_one_rejected_by_three_gateways_within_two_seconds() {
+    let world = World::up(&["--regions", "1"]);
+    let further: Vec<_> = (2..=3).map(|number| FurtherGateway::start(&world, number)).collect();
+    let urls: Vec<String> =
+        std::iter::once(world.url.clone()).chain(further.iter().map(|gateway| gateway.url.clone())).collect();
+    let file = world.file("tenants-to-apply.toml");
+    std::fs::write(&file, format!("[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{KEY_SHA256}\"]\n"))
+        .expect("written");
+    apply(&world, &file);
+    until_all(&world, &urls, KEY, 200).await;
+
+    let created =
+        key(&world, &["create", "--tenant", "acme", "--name", "ci", "--owner", "team", "--expires", "3s"]);
+    let (short_lived, begun) = (created["key"].as_str().expect("a key").to_owned(), Instant::now());
+    let accepted = until_all(&world, &urls, &short_lived, 200).await;
+    let created = key(&world, &["create", "--tenant", "acme"]);
+    let lasting = created["key"].as_str().expect("a key").to_owned();
+    until_all(&world, &urls, &lasting, 200).await;
+    until_all(&world, &urls, &short_lived, 401).await;
+    let expired = begun.elapsed();
+    let listed = key(&world, &["list"]).to_string();
+    assert!(!listed.contains(&lasting) && listed.contains("\"owner\":\"team\""), "{listed}");
+
+    key(&world, &["revoke", created["created"]["id"].as_str().expect("an identifier")]);
+    let revoked = until_all(&world, &urls, &lasting, 401).await;
+    println!("three gateways: created {accepted:?}, expired (3 s) {expired:?}, revoked {revoked:?}");
+    assert!(accepted < Duration::from_secs(2) && revoked < Duration::from_secs(2));
+    assert!((2..6).contains(&expired.as_secs()), "{expired:?}");
+    until_all(&world, &urls, KEY, 200).await;
+}
+
+fn apply(world: &World, file: &std::path::Path) {
+    let applied = meridian()
+        .args(["apply", "--yes", "--hub", &world.hub, "--token-file", &world.operator_token])
+        .arg(file)
+        .output()
+        .expect("the binary starts");
+    assert!(applied.status.success(), "{applied:?}");
+}
+
 /// Load on all gateways.
 struct GatewayLoad {
     /// Requests per second at each gateway.
@@ -131,12 +201,7 @@ async fn four_gateways_admit_the_limit_of_a_tenant_together() {
     let limits = format!("limits = {{ requests_per_second = {LIMIT} }}");
     let text = format!("[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{KEY_SHA256}\"]\n{limits}\n");
     std::fs::write(&file, text).expect("written");
-    let applied = meridian()
-        .args(["apply", "--yes", "--hub", &world.hub, "--token-file", &world.operator_token])
-        .arg(&file)
-        .output()
-        .expect("the binary starts");
-    assert!(applied.status.success(), "{applied:?}");
+    apply(&world, &file);
     let urls: Vec<String> =
         std::iter::once(world.url.clone()).chain(further.iter().map(|gateway| gateway.url.clone())).collect();
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");

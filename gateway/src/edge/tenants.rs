@@ -18,7 +18,7 @@ use gateway_core::priority::Priorities;
 use gateway_core::tenant::{GatewayShares, RateLimits, Tenant};
 use regions::id::TenantId;
 use regions::route::{self, RouteTable};
-use regions::tenant::{TenantLimits, TenantRules};
+use regions::tenant::{ApiKey, TenantLimits, TenantRules};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -90,6 +90,10 @@ impl Tenants {
             let is_unique = added && rules.keys.iter().all(|key| ring.add_digest((*key).into(), &rules.id));
             assert!(is_unique, "a table with a duplicate tenant name or key is refused when it is read");
         }
+        for (digest, ApiKey { tenant, expires_at }) in &tenants.keys {
+            let added = ring.add_expiring_digest((*digest).into(), tenant, *expires_at);
+            assert!(added, "a table with a key of two tenants or of none is refused when it is read");
+        }
         indexes.applied = Some(tenants.clone());
         self.limiters.update(&ring, TenantSource::Table, Instant::now());
         self.metrics.tenants.adopt(&ring);
@@ -149,7 +153,7 @@ mod tests {
     fn index(ring: &KeyRing, key: &str) -> Option<usize> {
         let header = format!("Bearer {key}");
         let credential = Credential::read(Some(header.as_bytes())).expect("a credential");
-        ring.tenant(&credential).ok().map(|tenant| tenant.index)
+        ring.tenant(&credential, || std::time::Duration::ZERO).ok().map(|tenant| tenant.index)
     }
 
     #[test]

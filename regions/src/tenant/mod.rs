@@ -3,6 +3,7 @@
 //! The rules contain no secrets: a key is represented by its SHA-256, so reading the rules does not grant access. The
 //! gateway's runtime form is `gateway_core::tenant`; this module defines the file format and its validation.
 
+mod key;
 mod read;
 mod share;
 mod write;
@@ -12,6 +13,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
+pub use key::{ApiKey, MAX_CREATED_KEYS, MAX_CREATED_KEYS_PER_TENANT};
 pub use read::{Limits, TenantEntry, parse_tenants, read_tenants, rules};
 pub use share::{LimitShare, PerLimit};
 pub use write::write_tenants;

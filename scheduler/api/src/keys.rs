@@ -4,6 +4,7 @@
 //! meta/epoch                    decimal digits       raised when the store is replaced or restored
 //! desired/deployments           DeploymentsV1        desired deployments, compressed if large
 //! desired/tenants               TenantsV1            desired tenants, if any were applied
+//! desired/keys                  CreatedKeysV1        created API keys, compressed if large
 //! spokes/{region}/{boot id}     RegisterV1           registration, under the spoke's lease
 //! leases/{region}/{boot id}     32 hex digits        identifier of the spoke's lease, under that lease
 //! readers/{reader}              ReaderV1             table that a gateway or a spoke runs, under a lease of its own
@@ -32,6 +33,8 @@ pub const EPOCH: &str = "meta/epoch";
 pub const DEPLOYMENTS: &str = "desired/deployments";
 /// Desired tenants.
 pub const TENANTS: &str = "desired/tenants";
+/// Created API keys.
+pub const CREATED_KEYS: &str = "desired/keys";
 /// Prefix of the readers.
 pub const READERS: &str = "readers/";
 /// Prefix of the spokes.

@@ -21,7 +21,7 @@ use super::access::guarded;
 use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
 use super::readers::ReaderReport;
 use super::scrape::{HubMetrics, HubPath};
-use super::{Current, LONG_POLLS_MAX, apply, drains, health, promote, shares, spokes, stopped};
+use super::{Current, LONG_POLLS_MAX, api_keys, apply, drains, health, promote, shares, spokes, stopped};
 use crate::events::ReaderAhead;
 use crate::respond::{Code, ErrorResponse};
 
@@ -46,6 +46,8 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
         .route(paths::TENANT_SHARES, get(shares::all::<S>));
     let operator = Router::new()
         .route(paths::APPLY, post(apply::apply::<S>).layer(DefaultBodyLimit::max(apply::BYTES_MAX)))
+        .route(paths::KEYS, get(api_keys::list::<S>).post(api_keys::create::<S>))
+        .route(paths::KEY, delete(api_keys::revoke::<S>))
         .route(paths::PROMOTE, post(promote::promote::<S>))
         .route(paths::DRAIN, put(drains::drain::<S>).delete(drains::undrain::<S>));
     probes

@@ -24,6 +24,7 @@
 
 mod access;
 mod api;
+mod api_keys;
 mod apply;
 mod controller;
 mod demands;

@@ -13,7 +13,9 @@ use std::io::{Read, Write};
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
+use regions::tenant::{ApiKey, KeyDigest};
 use regions::{Generation, RegionId, RouteTable, TenantId, TenantRules};
+use scheduler_api::api_key::{CreatedKeys, CreatedKeysV1};
 use scheduler_api::apply::ReaderV1;
 use scheduler_api::deployment::DeploymentsV1;
 use scheduler_api::deployment::DesiredDeployments;
@@ -129,6 +131,17 @@ pub(super) fn tenants(entry: &KeyValue) -> Result<BTreeMap<TenantId, TenantRules
     read::<TenantsV1, BTreeMap<TenantId, TenantRules>>(entry)
 }
 
+/// Parses the API keys of the entry `desired/keys`.
+pub(super) fn created_keys(entry: &KeyValue) -> Result<CreatedKeys, RecordError> {
+    read::<CreatedKeysV1, CreatedKeys>(entry)
+}
+
+/// Parses the API keys of the entry `desired/keys`, as gateways need them.
+pub(super) fn api_keys(entry: &KeyValue) -> Result<BTreeMap<KeyDigest, ApiKey>, RecordError> {
+    let keys = created_keys(entry)?;
+    Ok(keys.into_iter().map(|(digest, created)| (digest, created.key)).collect())
+}
+
 /// Parses the reader of an entry under `readers/`, and the generation of its table.
 pub(super) fn reader(entry: &KeyValue) -> Result<(Reader, Generation), RecordError> {
     let wire: ReaderV1 = serde_json::from_slice(&entry.value).map_err(|error| unreadable(entry, error))?;
@@ -227,6 +240,9 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
             Some(wanted(entry).map(Event::DeploymentsChanged))
         }
         store::Event::Put(entry) if key == keys::TENANTS => Some(tenants(entry).map(Event::TenantsChanged)),
+        store::Event::Put(entry) if key == keys::CREATED_KEYS => {
+            Some(api_keys(entry).map(Event::ApiKeysChanged))
+        }
         store::Event::Put(entry) if key.starts_with(keys::DEMAND) => {
             Some(demand(entry).map(Event::DemandReported))
         }
@@ -373,7 +389,7 @@ mod tests {
         let alone = packed(&TenantsV1::from(&all));
         let read = tenants(&KeyValue { value: alone.clone().into(), ..entry(keys::TENANTS, "") });
         assert_eq!(read.as_ref(), Ok(&all));
-        let tenants = Some(regions::Tenants { all, widening: BTreeMap::new() });
+        let tenants = Some(regions::Tenants { all, ..regions::Tenants::default() });
         let table = packed(&RouteTableV1::from(&RouteTable { tenants, ..large_table() }));
         println!(
             "{MAX_TENANTS} tenants of two keys: {} bytes in the store, {} with a large table",

@@ -29,6 +29,8 @@ labels! {
         TenantDemand = paths::TENANT_DEMAND,
         TenantShares = paths::TENANT_SHARES,
         Apply = paths::APPLY,
+        Keys = paths::KEYS,
+        Key = paths::KEY,
         Promote = paths::PROMOTE,
         Drain = paths::DRAIN,
         /// Path that is not served.

@@ -24,6 +24,7 @@ use crate::revisions;
 use crate::rollout::Rollout;
 use crate::shares::{ShareAllocator, ShareChanges};
 use planning::{HubView, PlanPart, Planner};
+use regions::tenant::{ApiKey, KeyDigest};
 use regions::{
     Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable, TenantId, TenantRules,
 };
@@ -52,6 +53,8 @@ pub enum Event {
     DeploymentsChanged(DesiredDeployments),
     /// The complete set of tenants changed.
     TenantsChanged(BTreeMap<TenantId, TenantRules>),
+    /// The complete set of created API keys changed.
+    ApiKeysChanged(BTreeMap<KeyDigest, ApiKey>),
     /// A reader runs the table of this generation.
     Acknowledged(Reader, Generation),
     /// A reader has not been heard of for longer than its timeout.
@@ -94,6 +97,8 @@ pub struct StoreState {
     pub deployments: Option<DesiredDeployments>,
     /// All tenants, if any were ever applied and can be read.
     pub tenants: Option<BTreeMap<TenantId, TenantRules>>,
+    /// Created API keys, if they can be read.
+    pub api_keys: Option<BTreeMap<KeyDigest, ApiKey>>,
     /// Regions that are being drained.
     pub drains: Vec<RegionId>,
     /// Demand reports of all gateways.
@@ -157,6 +162,8 @@ pub struct HubState {
     orders: Orders,
     /// Desired tenants; `None` until an operator has applied some.
     tenants: Option<BTreeMap<TenantId, TenantRules>>,
+    /// Created API keys.
+    api_keys: BTreeMap<KeyDigest, ApiKey>,
     rollout: Rollout,
     registry: Registry,
     /// Table in the store.
@@ -225,6 +232,7 @@ impl HubState {
             deployments: persisted.deployments.clone(),
             orders: Orders::default(),
             tenants: persisted.tenants.as_ref().map(|tenants| tenants.all.clone()),
+            api_keys: persisted.tenants.as_ref().map(|tenants| tenants.keys.clone()).unwrap_or_default(),
             rollout,
             registry,
             persisted,
@@ -253,6 +261,7 @@ impl HubState {
                 spokes,
                 deployments,
                 tenants,
+                api_keys,
                 drains,
                 demand,
                 tenant_demand,
@@ -268,12 +277,14 @@ impl HubState {
                     (self.deployments, self.orders) = (deployments, orders);
                 }
                 self.tenants = tenants.or(self.tenants.take());
+                self.api_keys = api_keys.unwrap_or(std::mem::take(&mut self.api_keys));
             }
             Event::SpokeRegistered(spoke) => self.registry.put(spoke, now),
             Event::SpokeRemoved { region, boot_id } => self.registry.remove(&region, boot_id, now),
             Event::DeploymentsChanged(DesiredDeployments { applied: _, deployments, orders }) => {
                 (self.deployments, self.orders) = (deployments, orders);
             }
+            Event::ApiKeysChanged(keys) => self.api_keys = keys,
             Event::TenantsChanged(tenants) => self.tenants = Some(tenants),
             Event::Acknowledged(reader, generation) => self.rollout.acknowledged(reader, generation),
             Event::ReaderExpired(reader) => self.rollout.remove_reader(&reader),
@@ -347,7 +358,8 @@ impl HubState {
                 let mut staged = rollout.stage(&deployments, last, next, in_doubt);
                 staged.revisions = revisions;
                 let tenants = self.tenants.as_ref();
-                staged.tenants = tenants.map(|tenants| rollout.stage_tenants(tenants, last, next, in_doubt));
+                staged.tenants = tenants
+                    .map(|tenants| rollout.stage_tenants(tenants, &self.api_keys, last, next, in_doubt));
                 let routes = self.registry.routes();
                 let next = publish(&self.persisted, self.epoch, routes, staged, &self.drains)?;
                 self.table_write = TableWrite::InFlight;
